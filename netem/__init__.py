@@ -1,0 +1,1 @@
+"""WAN emulation, scenarios, baselines, the simulator. May import everything; nothing imports it."""

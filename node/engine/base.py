@@ -1,0 +1,149 @@
+"""The Engine port, in its two halves. Must not know peers, manifests or the learner.
+
+`EngineCore` is synchronous and lives in the engine's own child process; adapters (transformers, vLLM, scripted fake)
+implement it. `Engine` is the agent's asynchronous view of one: `EngineProcess` (a child process behind a socket) or
+`InlineEngine` (a core stepped inside trio, for tests on a mock clock).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import trio
+
+from p2p.layout import Layout
+from p2p.protocol.rollout import Generate, TokenEvent
+from p2p.version import Version
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """A whole state on local disk: a flat file in `layout`'s form holding `version`. Engines map it read-only.
+
+    `changed` are the names of the tensors that differ from the version the engine serves now; None means all.
+    """
+
+    path: Path
+    layout: Layout
+    version: Version
+    changed: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    running: int
+    """sequences being decoded"""
+    waiting: int
+    """sequences accepted and not yet prefilled"""
+    tokens: int
+    """tokens generated since the engine started"""
+    tokens_per_s: float
+    """over the last few seconds"""
+    kv_bytes: int
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    version: Version
+    pause_s: float
+    """from the last token under the old version to the moment the engine could make the first under the new one"""
+    apply_s: float
+    """time spent copying weights inside that pause"""
+
+
+class EngineCore:
+    """What an adapter implements. One thread calls it; no call blocks longer than one decoding step or one commit."""
+
+    def load(self, model_dir: Path, state: StateFile) -> None:
+        """Build the model from `model_dir` (config.json, tokenizer files; no weights) and fill it from `state`.
+        Refusal when the architecture is unknown or a tensor is missing, unexpected or of another shape."""
+        raise NotImplementedError
+
+    def add(self, request: Generate) -> None:
+        """Accept a sequence. Refusal (retryable) when the engine's version < request.min_version; Refusal when the
+        prompt is empty, over the context length, holds a token id outside the vocabulary, or the id is in use."""
+        raise NotImplementedError
+
+    def step(self) -> list[TokenEvent]:
+        """Admit what waits, decode one token for every running sequence, retire what ended. [] when idle."""
+        raise NotImplementedError
+
+    def has_work(self) -> bool:
+        raise NotImplementedError
+
+    def interrupt(self, request_ids: Sequence[str] | None = None) -> list[TokenEvent]:
+        """Stop these sequences (None: all) at the token boundary; one event each with finish="interrupt". Every token
+        they made has already been returned by `step`. Unknown ids are ignored (they may have just finished)."""
+        raise NotImplementedError
+
+    def abort(self, request_ids: Sequence[str] | None = None) -> None:
+        """Forget these sequences (None: all) without an event."""
+        raise NotImplementedError
+
+    def stage(self, state: StateFile) -> None:
+        """Prepare `state` beside the served weights, without touching them. Replaces an earlier stage."""
+        raise NotImplementedError
+
+    def commit(self) -> CommitResult:
+        """Put the staged weights in place, between two tokens. Running sequences go on: tokens from here on carry the new
+        version, their KV is recomputed under the new weights (exact) unless the adapter was set to keep it.
+        RuntimeError when nothing is staged. On any failure the old weights serve on and the stage is dropped."""
+        raise NotImplementedError
+
+    def score(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], temperature: float = 1.0) -> np.ndarray:
+        """float32 [len(completion_ids)]: log probability of each completion token under the served weights."""
+        raise NotImplementedError
+
+    def stats(self) -> EngineStats:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+class EngineDied(Exception):
+    """The engine process ended or stopped answering; the message says how. Every sequence it ran is lost here."""
+
+
+class Engine:
+    """The agent's view of one engine. Every method raises EngineDied once the engine is gone."""
+
+    async def load(self, model_dir: Path, state: StateFile) -> None:
+        raise NotImplementedError
+
+    async def add(self, request: Generate) -> None:
+        """As EngineCore.add; a Refusal crosses the process boundary as a Refusal."""
+        raise NotImplementedError
+
+    @property
+    def events(self) -> trio.MemoryReceiveChannel[list[TokenEvent]]:
+        """Batches of token events, in order, closed when the engine is gone. The consumer must keep up: the buffer is
+        bounded and the engine waits when it is full."""
+        raise NotImplementedError
+
+    async def interrupt(self, request_ids: Sequence[str] | None = None) -> None:
+        """The interrupted sequences' last events arrive through `events`."""
+        raise NotImplementedError
+
+    async def abort(self, request_ids: Sequence[str] | None = None) -> None:
+        raise NotImplementedError
+
+    async def stage(self, state: StateFile) -> None:
+        raise NotImplementedError
+
+    async def commit(self) -> CommitResult:
+        raise NotImplementedError
+
+    async def score(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], temperature: float = 1.0) -> np.ndarray:
+        raise NotImplementedError
+
+    async def stats(self) -> EngineStats:
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        """End the engine: politely, then SIGKILL after a few seconds. Idempotent, never raises."""
+        raise NotImplementedError

@@ -1,0 +1,93 @@
+"""The Channel and Network ports. Must not know what the messages mean.
+
+A `Network` is one peer's way to others: it listens, dials, and hands over `Channel`s on which the remote peer's
+identity is already proven by the transport (Noise, Ed25519). A channel carries whole messages of at most MAX_FRAME
+bytes, in order, each way, under application credits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+import trio
+
+CONTROL, BULK = "control", "bulk"
+"""Channel kinds. Control messages never queue behind chunks: the two are separate streams with separate credits."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelStats:
+    """Counted since the channel opened. `outstanding` is what was sent and not yet credited back (bytes)."""
+
+    sent_messages: int
+    sent_bytes: int
+    received_messages: int
+    received_bytes: int
+    outstanding: int
+    queued: int
+    """messages accepted by `send` and not yet written to the transport"""
+
+
+class Channel:
+    """Ordered messages to one peer."""
+
+    peer: str
+    """the remote peer id, proven by the transport"""
+    kind: str
+    """CONTROL or BULK"""
+
+    async def send(self, message: bytes) -> None:
+        """Queue one message; returns once credit is taken and the message is in the writer's bounded queue.
+
+        Cancel-safe: a cancelled send either queued the whole message or none of it, and never disturbs the stream.
+        ValueError over MAX_FRAME; ChannelClosed when the channel is or becomes closed. Several tasks may send.
+        """
+        raise NotImplementedError
+
+    def try_send(self, message: bytes) -> bool:
+        """Queue without waiting; False when there is no credit or no room right now."""
+        raise NotImplementedError
+
+    async def receive(self) -> bytes:
+        """The next message, which also returns its credit to the sender. ChannelClosed at the end or on a fault
+        (an oversized or malformed frame, credits overrun, silence): everything received before is delivered first.
+        One task receives."""
+        raise NotImplementedError
+
+    async def aclose(self, reason: str = "") -> None:
+        """Close both directions; queued messages may be lost. Idempotent, never raises, safe from any task: a task
+        blocked in send or receive gets ChannelClosed."""
+        raise NotImplementedError
+
+    def statistics(self) -> ChannelStats:
+        raise NotImplementedError
+
+
+class Network:
+    """One peer's host. Made by an adapter's async context manager, which owns all its tasks."""
+
+    peer_id: str
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Where others can dial this peer, full multiaddrs with /p2p/PEER for libp2p."""
+        raise NotImplementedError
+
+    async def open(self, peer: str, addresses: Sequence[str], kind: str) -> Channel:
+        """A new channel to `peer`, over a live connection if there is one, else by dialling `addresses` in turn.
+        ChannelClosed with the reason when none of them works within HANDSHAKE_S."""
+        raise NotImplementedError
+
+    @property
+    def incoming(self) -> trio.MemoryReceiveChannel[Channel]:
+        """Channels that others opened to this peer."""
+        raise NotImplementedError
+
+    async def drop(self, peer: str, reason: str) -> None:
+        """Close every channel and the connection to `peer`."""
+        raise NotImplementedError
+
+
+NetworkFactory = AbstractAsyncContextManager[Network]

@@ -1,0 +1,53 @@
+"""The errors that cross module seams. Every refusal names the peer, the version, the chunk and the reason."""
+
+from __future__ import annotations
+
+from p2p.version import Version
+
+
+class ShoalError(Exception):
+    """Base of every error Shoal raises on purpose."""
+
+
+class UsageError(ShoalError):
+    """Bad input from the person at the keyboard: printed as one line, exit status 2."""
+
+
+class Refusal(ShoalError):
+    """Something a peer sent is not accepted; what was held before stays whole.
+
+    `peer` is the peer id as text ("" when local), `version` and `chunk` are what the refused bytes claimed to be,
+    `fatal` says whether the connection to that peer must be dropped.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        peer: str = "",
+        version: Version | None = None,
+        chunk: int | None = None,
+        fatal: bool = False,
+    ) -> None:
+        self.reason, self.peer, self.version, self.chunk, self.fatal = reason, peer, version, chunk, fatal
+        super().__init__(reason)
+
+    def __str__(self) -> str:
+        peer = self.peer or "local"
+        version = "-" if self.version is None else str(self.version)
+        chunk = "-" if self.chunk is None else str(self.chunk)
+        return f"refused: peer={peer} version={version} chunk={chunk}: {self.reason}"
+
+    def at(self, *, peer: str = "", version: Version | None = None, chunk: int | None = None) -> Refusal:
+        """The same refusal with what was unknown further down filled in."""
+        return Refusal(
+            self.reason,
+            peer=self.peer or peer,
+            version=self.version if self.version is not None else version,
+            chunk=self.chunk if self.chunk is not None else chunk,
+            fatal=self.fatal,
+        )
+
+
+class ChannelClosed(ShoalError):
+    """The channel is gone: closed here, closed by the peer, or broken. The message says which and why."""

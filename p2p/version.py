@@ -1,0 +1,28 @@
+"""A version of the weights: (epoch, step). Must not know how versions are made or moved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Version:
+    """One state of the weights, ordered first by learner epoch, then by optimizer steps done.
+
+    `epoch` grows by one each time a learner starts on a run (it fences out a dead learner's messages);
+    `step` is the number of optimizer steps behind these weights, never a count of publications.
+    """
+
+    epoch: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}.{self.step}"
+
+    @classmethod
+    def parse(cls, text: str) -> Version:
+        """Read "EPOCH.STEP". ValueError on anything else."""
+        epoch, dot, step = text.partition(".")
+        if not dot or not epoch.isdigit() or not step.isdigit():
+            raise ValueError(f"not a version: {text!r} (want EPOCH.STEP)")
+        return cls(int(epoch), int(step))
