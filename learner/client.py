@@ -15,3 +15,182 @@ files there (micro-batches, chunks), never through the socket.
         client.log(step, metrics)
     client.finish()
 """
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgpack
+import numpy as np
+
+from learner.local import (
+    SILENCE_S, Batch, Begin, Begun, Commit, Error, Finish, Log, NextBatch, Ok, Resume, SealVersion, SegmentDone, Start,
+    Wait, socket_path,
+)  # fmt: skip
+from learner.trainer_client import ResumeInfo
+from learner.trajectory import MicroBatch, unpack_groups
+from p2p.errors import ShoalError
+from p2p.layout import Layout
+from p2p.limits import MAX_FRAME
+from p2p.protocol.wire import decode, encode
+from p2p.publish import encode_version
+from p2p.state import FlatState, state_digest
+from p2p.store import ChunkStore
+
+Answer = TypeVar("Answer")
+
+
+class HeadGone(ShoalError):
+    """The head closed the socket, stopped answering, or refused a request (the message says which)."""
+
+
+class LearnerClient:
+    """Implements `learner.trainer_client.TrainerClient` over the head's socket. One thread drives it."""
+
+    def __init__(self, sock: socket.socket, run_dir: Path) -> None:
+        self._sock, self.run_dir = sock, run_dir
+        self._start: Start | None = None
+        # The head decides what is dropped: this side only adds, so it must never evict.
+        self._store = ChunkStore(run_dir / "versions" / "chunks", limit=1 << 62)
+        self._published: tuple[int, FlatState] | None = None
+        self._spare: FlatState | None = None
+        self._since_anchor = 0
+
+    @classmethod
+    def connect(cls, run_dir: str | os.PathLike[str], timeout: float = 30.0) -> LearnerClient:
+        """Connect to the head that runs on `run_dir`. HeadGone when none answers within `timeout` seconds."""
+        path, deadline = Path(run_dir), time.monotonic() + timeout
+        while True:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock.settimeout(SILENCE_S)
+            try:
+                with socket_path(path) as name:
+                    sock.connect(name)
+                return cls(sock, path)
+            except OSError as error:
+                sock.close()
+                if time.monotonic() > deadline:
+                    raise HeadGone(f"no learner answers in {path}: {error} (is `shoal learner` running there?)") from None
+                time.sleep(0.05)
+
+    # --- the port ----------------------------------------------------------------------------------------------------
+
+    def resume(self) -> ResumeInfo:
+        """Where to go on: call once, first."""
+        start = self._ask(Resume(os.getpid()), Start)
+        self._start = start
+        return ResumeInfo(start.epoch, start.step, Path(start.checkpoint) if start.checkpoint else None)
+
+    def batches(self, step: int) -> Iterator[MicroBatch]:
+        """Micro-batches of this step as their groups finish; blocks between them, ends after the last one."""
+        seen = 0
+        while True:
+            answer = self._ask(NextBatch(step, seen), Batch)
+            path = self.run_dir / answer.file
+            groups = unpack_groups(path.read_bytes())
+            path.unlink()
+            seen += len(groups)
+            yield MicroBatch(step, groups, answer.last, answer.total)
+            if answer.last:
+                return
+
+    def commit(self, step: int, checkpoint: Path) -> None:
+        """`checkpoint` is whole and synced: name it, and mark what steps before `step` consumed as trained on."""
+        self._ask(Commit(step, str(Path(checkpoint).resolve())), Ok)
+
+    def publish(self, step: int, tensors: Mapping[str, tuple[str, np.ndarray]]) -> None:
+        """Send out the weights after `step` steps: name -> (dtype name, unsigned integer bits).
+
+        The first version of an epoch is an anchor; later ones are deltas against the one before, and every
+        `anchor_every` publications an anchor besides, for joiners.
+        """
+        if self._start is None:
+            raise RuntimeError("call resume() first")
+        layout = Layout.build([(name, dtype, bits.shape) for name, (dtype, bits) in tensors.items()])
+        if self._published is not None and self._published[1].layout.digest != layout.digest:
+            raise ValueError("the tensor table changed within an epoch")
+        state = self._spare or FlatState.in_memory(layout)
+        self._spare = None
+        for name, (_, bits) in tensors.items():
+            state.write_tensor(name, bits)
+        base = self._published
+        if base is None:
+            self._send_version(step, "anchor", state, None)
+        else:
+            self._send_version(step, "delta", state, base)
+            self._since_anchor += 1
+            if self._since_anchor >= self._start.anchor_every:
+                self._since_anchor = 0
+                self._send_version(step, "anchor", state, None)
+            self._spare = base[1]
+        self._published = (step, state)
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """One line of metrics.jsonl; the head adds the network's own."""
+        self._ask(Log(step, json.dumps(dict(metrics), default=float)), Ok)
+
+    def finish(self) -> None:
+        """Training is complete: the head says goodbye to the nodes."""
+        self._ask(Finish(self._published[0] if self._published else 0), Ok)
+
+    def close(self) -> None:
+        self._sock.close()
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _send_version(self, step: int, kind: str, state: FlatState, base: tuple[int, FlatState] | None) -> None:
+        assert self._start is not None
+        started = time.perf_counter()
+        folder = self.run_dir / "versions"
+        table = folder / f"layout-{state.layout.digest.hex()[:16]}.msgpack"
+        if not table.exists():
+            temporary = table.with_suffix(".tmp")
+            temporary.write_bytes(msgpack.packb(state.layout.to_wire()))
+            os.replace(temporary, table)
+        begun = self._ask(Begin(step, kind, base[0] if base else None, str(table.relative_to(self.run_dir))), Begun)
+        segments = encode_version(
+            state, base[1] if base else None, self._store,
+            segment_bytes=self._start.segment_bytes, chunk_bytes=self._start.chunk_bytes,
+        )  # fmt: skip
+        for s in segments:
+            self._ask(SegmentDone(begun.mid, s.index, s.size, b"".join(s.digests), s.changed, s.words), Ok)
+        digests = state.tensor_digests()
+        spent = time.perf_counter() - started
+        self._ask(SealVersion(begun.mid, b"".join(digests), state_digest(state.layout, digests), spent), Ok)
+
+    def _ask(self, request: object, expect: type[Answer]) -> Answer:
+        try:
+            data = encode(request)
+            self._sock.sendall(struct.pack(">I", len(data)) + data)
+            while True:
+                (size,) = struct.unpack(">I", self._read(4))
+                if size > MAX_FRAME:
+                    raise HeadGone(f"the head sent a frame of {size} bytes")
+                answer = decode(self._read(size))
+                if not isinstance(answer, Wait):
+                    break
+        except TimeoutError:
+            raise HeadGone(f"the head has not answered {type(request).__name__} for {SILENCE_S:.0f} s") from None
+        except OSError as error:
+            raise HeadGone(f"the head is gone: {error}") from None
+        if isinstance(answer, Error):
+            raise HeadGone(f"the head refused {type(request).__name__}: {answer.reason}")
+        if not isinstance(answer, expect):
+            raise HeadGone(f"the head answered {type(request).__name__} with {type(answer).__name__}")
+        return answer
+
+    def _read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            piece = self._sock.recv(size - len(data))
+            if not piece:
+                raise HeadGone("the head closed the connection")
+            data += piece
+        return data

@@ -51,3 +51,10 @@ class Refusal(ShoalError):
 
 class ChannelClosed(ShoalError):
     """The channel is gone: closed here, closed by the peer, or broken. The message says which and why."""
+
+
+def first_of(error: BaseException) -> BaseException:
+    """The first leaf of an exception group, or the exception itself: what a one-line message is made of."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

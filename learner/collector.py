@@ -1,0 +1,441 @@
+"""Gathers the tokens of every outstanding trajectory, whichever nodes they come from.
+
+Pure: no clock, network, ledger, reward or tokenizer. Events in (`tokens`, `declined`, `node_lost`), outcomes out.
+
+A trajectory is a member of a group. It is worked on by at most one node at a time; each hand-over is a new
+**attempt**, and a request id is "{group_id}.{member}.{attempt}", so tokens of an earlier attempt that are still under
+way are recognised and ignored. What a node sent before it was lost stays: the next attempt carries it as a prefix
+(token-level collection and migration, RLBoost, arXiv 2510.19225), so a dead node costs one prefill, never a token.
+
+Whether a trajectory has ended follows from its tokens (a stop token, or the budget used up), never from a node's word
+alone: a node that claims an end the tokens do not show is refused, and one that dies between its last token and its
+last event costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from learner.dispatch import Request
+from learner.tasks.base import Score
+from learner.trajectory import Group, Trajectory
+from p2p.errors import Refusal
+from p2p.protocol.rollout import Completion, Generate, Span, TokenEvent
+from p2p.version import Version
+
+FAILURE_BUDGET = 8
+"""Refusals of misbehaving nodes that one trajectory survives. Its own prompt may be what breaks them, so it must end;
+eight failures on a healthy one are not chance, since the dispatcher avoids nodes that failed it before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    max_new_tokens: int
+    stop_ids: tuple[int, ...]
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One finished member of a group, not rewarded yet."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    spans: tuple[Span, ...]
+    finish: str
+    """"stop" or "length" """
+    node: str
+    """who made the last token"""
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedGroup:
+    group_id: int
+    task_index: int
+    version: Version
+    """the version it was reserved at"""
+    prompt_ids: tuple[int, ...]
+    samples: tuple[Sample, ...]
+
+    @property
+    def oldest(self) -> Version:
+        return min(span.version for sample in self.samples for span in sample.spans)
+
+    def rewarded(self, scores: Sequence[Score]) -> Group:
+        """The group as the trainer takes it, with one score a sample in order."""
+        return Group(
+            self.group_id,
+            self.task_index,
+            tuple(
+                Trajectory(
+                    self.prompt_ids, s.ids, s.logprobs, s.spans, score.reward, s.finish, s.node, s.seed, score.exact
+                )
+                for s, score in zip(self.samples, scores, strict=True)
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """Tokens were appended; `tokens` of them. `finished` is the group when this was its last token."""
+
+    request_id: str
+    tokens: int
+    finished: FinishedGroup | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """A late event of an attempt or group that is over: nobody's fault."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The event is not used and nothing else changed: it came from a node that does not hold this request."""
+
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Requeued:
+    """The node gave the trajectory up, or was refused (`refusal` says why). `request_id` is the new attempt, waiting
+    for a node; `cancel` is the old one, which that node must stop. `tokens` were still accepted from it."""
+
+    request_id: str
+    cancel: tuple[str, str]
+    """(node, old request id)"""
+    refusal: Refusal | None = None
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAborted:
+    """The failure budget of one member is used up. `cancel` are the (node, request id) still running in the group."""
+
+    group_id: int
+    reason: str
+    cancel: tuple[tuple[str, str], ...]
+    refusal: Refusal
+
+
+Outcome = Accepted | Ignored | Refused | Requeued | GroupAborted
+
+
+@dataclass(slots=True)
+class _Member:
+    seed: int
+    completion: Completion = field(default_factory=Completion)
+    attempt: int = 0
+    node: str = ""
+    """who works on it; "" when it waits or is finished"""
+    last_node: str = ""
+    failures: int = 0
+    failed_on: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Group:
+    group_id: int
+    task_index: int
+    version: Version
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+    members: list[_Member]
+
+
+class Collector:
+    """All outstanding groups. `vocab_size` bounds token ids; versions are known once `published` was told of them.
+
+    Group ids below `first_group` belong to an earlier epoch: their late tokens are ignored.
+    """
+
+    def __init__(
+        self, vocab_size: int | None = None, failure_budget: int = FAILURE_BUDGET, first_group: int = 0
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.failure_budget = failure_budget
+        self.tokens_by_node: dict[str, int] = {}
+        self.failures_by_node: dict[str, int] = {}
+        """what the head weighs before it drops a node"""
+        self._groups: dict[int, _Group] = {}
+        self._last_group = first_group - 1
+        self._published: set[Version] = set()
+        self._by_node: dict[str, set[tuple[int, int]]] = {}
+        """node -> (group id, member) it works on"""
+
+    # ---- work to do
+
+    def published(self, version: Version) -> None:
+        """Tokens of this version may arrive from now on. Tokens of a version never published are refused: a node
+        could otherwise claim to be fresher than it is."""
+        self._published.add(version)
+
+    def open_group(
+        self,
+        group_id: int,
+        task_index: int,
+        prompt_ids: Sequence[int],
+        version: Version,
+        seeds: Sequence[int],
+        sampling: Sampling,
+    ) -> tuple[str, ...]:
+        """Start a reserved group with one member a seed. Its request ids, all waiting for a node.
+
+        Group ids must grow, so that any smaller unknown id is known to be over. ValueError otherwise.
+        """
+        if group_id <= self._last_group:
+            raise ValueError(f"group {group_id} comes after group {self._last_group}")
+        if not seeds or not prompt_ids or sampling.max_new_tokens < 1:
+            raise ValueError(f"group {group_id} has no members, no prompt or no token budget")
+        if version not in self._published:
+            raise ValueError(f"group {group_id}: version {version} was not published")
+        self._last_group = group_id
+        members = [_Member(seed) for seed in seeds]
+        self._groups[group_id] = _Group(group_id, task_index, version, tuple(prompt_ids), sampling, members)
+        return tuple(_name(group_id, m, 0) for m in range(len(members)))
+
+    def pending(self) -> list[Request]:
+        """What waits for a node, for the dispatcher."""
+        return [
+            Request(
+                _name(group.group_id, index, member.attempt),
+                group.group_id,
+                group.version,
+                _min_version(group, member),
+                tokens=len(member.completion.ids),
+                attempt=member.attempt,
+                avoid=frozenset(member.failed_on),
+            )
+            for group in self._groups.values()
+            for index, member in enumerate(group.members)
+            if not member.node and not member.completion.finish
+        ]
+
+    def assign(self, request_id: str, node: str) -> Generate:
+        """`node` works on this request from now on; what to send it. KeyError when it does not wait for a node."""
+        group, index, member = self._waiting(request_id)
+        member.node = node
+        self._by_node.setdefault(node, set()).add((group.group_id, index))
+        return _generate(group, index, member)
+
+    def to_generate(self, request_id: str) -> Generate:
+        """The request as a node would get it: seed and sampling as in every attempt, the tokens so far as a prefix."""
+        return _generate(*self._waiting(request_id))
+
+    def working(self, node: str) -> list[str]:
+        """Request ids that `node` holds."""
+        return [self._current(key) for key in sorted(self._by_node.get(node, ()))]
+
+    @property
+    def outstanding(self) -> tuple[int, ...]:
+        """Group ids opened and neither finished nor aborted."""
+        return tuple(self._groups)
+
+    # ---- events
+
+    def tokens(self, node: str, event: TokenEvent) -> Outcome:
+        """Take one event from `node`. Never raises on anything a node can send."""
+        where = _parse(event.request_id)
+        if where is None or where[0] > self._last_group:
+            return Refused(self._refuse(node, event, f"no such request {event.request_id!r:.80}"))
+        group_id, index, attempt = where
+        group = self._groups.get(group_id)
+        if group is None:
+            return Ignored(event.request_id)
+        if index >= len(group.members) or attempt > group.members[index].attempt:
+            return Refused(self._refuse(node, event, f"request {event.request_id} was never made"))
+        member = group.members[index]
+        if attempt < member.attempt or member.completion.finish:
+            return Ignored(event.request_id)
+        if member.node != node:
+            return Refused(self._refuse(node, event, f"request {event.request_id} is not with this node"))
+
+        fault = self._fault(group, member, event)
+        if fault is None:
+            try:
+                # The end is ours to tell (see the module's docstring), so the flag is checked and not stored.
+                member.completion.add(replace(event, finish=""))
+            except ValueError as error:
+                fault = str(error)
+        if fault is not None:
+            return self._failed(group, index, self._refuse(node, event, f"request {event.request_id}: {fault}"))
+        count = len(event.ids)
+        if count:
+            member.last_node = node
+            self.tokens_by_node[node] = self.tokens_by_node.get(node, 0) + count
+        if _ended(group, member):
+            return Accepted(event.request_id, count, self._finish(group, index))
+        if event.finish == "interrupt":
+            old = self._release(group, index)
+            return Requeued(_name(group_id, index, member.attempt), old, None, count)
+        if event.finish in ("error", "abort"):
+            what = f"gave up with {event.finish}: {event.message:.200}"
+            return self._failed(group, index, self._refuse(node, event, f"request {event.request_id}: {what}"), count)
+        return Accepted(event.request_id, count)
+
+    def declined(self, node: str, request_id: str, reason: str, *, retryable: bool) -> Outcome:
+        """`node` would not take the request. Retryable (it is full, draining, or behind `min_version`) costs nothing;
+        otherwise it counts against the trajectory, whose request may be at fault."""
+        where = _parse(request_id)
+        group = self._groups.get(where[0]) if where else None
+        if where is None or group is None or where[1] >= len(group.members):
+            return Ignored(request_id)
+        member = group.members[where[1]]
+        if member.attempt != where[2] or member.node != node:
+            return Ignored(request_id)
+        if not retryable:
+            what = f"request {request_id} declined: {reason}"
+            refusal = Refusal(what, peer=node, version=_min_version(group, member))
+            return self._failed(group, where[1], refusal)
+        old = self._release(group, where[1])
+        return Requeued(self._current((group.group_id, where[1])), old)
+
+    def node_lost(self, node: str) -> list[str]:
+        """The node is gone. Every trajectory it held waits again, with all its tokens: their new request ids."""
+        keys = sorted(self._by_node.get(node, ()))
+        for group_id, index in keys:
+            self._release(self._groups[group_id], index)
+        self._by_node.pop(node, None)
+        return [self._current(key) for key in keys]
+
+    def abort_group(self, group_id: int) -> tuple[tuple[str, str], ...]:
+        """Forget a group: the (node, request id) that still work on it. KeyError when it is not outstanding."""
+        group = self._groups.pop(group_id)
+        cancel = []
+        for index, member in enumerate(group.members):
+            if member.node:
+                cancel.append((member.node, _name(group_id, index, member.attempt)))
+                self._by_node[member.node].discard((group_id, index))
+        return tuple(cancel)
+
+    # ---- inside
+
+    def _fault(self, group: _Group, member: _Member, event: TokenEvent) -> str | None:
+        """What is wrong with an event of the node that holds this member, beyond what Completion.add checks."""
+        held, sampling = member.completion.ids, group.sampling
+        if not isinstance(event.logprobs, np.ndarray) or event.logprobs.ndim != 1:
+            return "logprobs are not a vector"
+        if event.ids:
+            if event.version not in self._published:
+                return f"version {event.version} was never published"
+            if event.version < _min_version(group, member):
+                return f"version {event.version} is older than {_min_version(group, member)}"
+            if len(held) + len(event.ids) > sampling.max_new_tokens:
+                return f"{len(held) + len(event.ids)} tokens of {sampling.max_new_tokens} asked for"
+            if any(token in sampling.stop_ids for token in event.ids[:-1]):
+                return "tokens after a stop token"
+            if any(not 0 <= t < (self.vocab_size or 1 << 31) for t in event.ids):
+                return "a token id outside the vocabulary"
+        last = event.ids[-1] if event.ids else None
+        if event.finish == "stop" and last not in sampling.stop_ids:
+            return "finished with stop and made no stop token"
+        if event.finish == "length" and len(held) + len(event.ids) < sampling.max_new_tokens:
+            return f"finished with length at {len(held) + len(event.ids)} of {sampling.max_new_tokens} tokens"
+        if event.finish not in ("", "stop", "length", "interrupt", "abort", "error"):
+            return f"unknown finish {event.finish!r:.40}"
+        return None
+
+    def _refuse(self, node: str, event: TokenEvent, reason: str) -> Refusal:
+        return Refusal(reason, peer=node, version=event.version)
+
+    def _failed(self, group: _Group, index: int, refusal: Refusal, tokens: int = 0) -> Requeued | GroupAborted:
+        member = group.members[index]
+        member.failures += 1
+        member.failed_on.add(refusal.peer)
+        self.failures_by_node[refusal.peer] = self.failures_by_node.get(refusal.peer, 0) + 1
+        if member.failures >= self.failure_budget:
+            reason = f"member {index} failed {member.failures} times, last on {refusal.peer}: {refusal.reason}"
+            return GroupAborted(group.group_id, reason, self.abort_group(group.group_id), refusal)
+        old = self._release(group, index)
+        return Requeued(_name(group.group_id, index, member.attempt), old, refusal, tokens)
+
+    def _release(self, group: _Group, index: int) -> tuple[str, str]:
+        """Take the member from its node and start a new attempt: the (node, request id) that is over."""
+        member = group.members[index]
+        old = (member.node, _name(group.group_id, index, member.attempt))
+        self._by_node[member.node].discard((group.group_id, index))
+        member.node = ""
+        member.attempt += 1
+        return old
+
+    def _finish(self, group: _Group, index: int) -> FinishedGroup | None:
+        member = group.members[index]
+        stopped = member.completion.ids[-1] in group.sampling.stop_ids
+        member.completion.finish = "stop" if stopped else "length"
+        self._by_node[member.node].discard((group.group_id, index))
+        member.node = ""
+        if not all(m.completion.finish for m in group.members):
+            return None
+        del self._groups[group.group_id]
+        return FinishedGroup(
+            group.group_id,
+            group.task_index,
+            group.version,
+            group.prompt_ids,
+            tuple(
+                Sample(
+                    tuple(m.completion.ids),
+                    tuple(m.completion.logprobs),
+                    tuple(m.completion.spans),
+                    m.completion.finish,
+                    m.last_node,
+                    m.seed,
+                )
+                for m in group.members
+            ),
+        )
+
+    def _current(self, key: tuple[int, int]) -> str:
+        return _name(key[0], key[1], self._groups[key[0]].members[key[1]].attempt)
+
+    def _waiting(self, request_id: str) -> tuple[_Group, int, _Member]:
+        where = _parse(request_id)
+        group = self._groups.get(where[0]) if where else None
+        if where and group and where[1] < len(group.members):
+            member = group.members[where[1]]
+            if member.attempt == where[2] and not member.node and not member.completion.finish:
+                return group, where[1], member
+        raise KeyError(f"request {request_id} does not wait for a node")
+
+
+def _name(group_id: int, member: int, attempt: int) -> str:
+    return f"{group_id}.{member}.{attempt}"
+
+
+def _parse(request_id: str) -> tuple[int, int, int] | None:
+    """The three numbers of a request id in their one spelling, None for any other text."""
+    parts = request_id.split(".")
+    if len(request_id) > 64 or len(parts) != 3 or not all(p.isascii() and p.isdigit() for p in parts):
+        return None
+    group_id, member, attempt = (int(p) for p in parts)
+    return (group_id, member, attempt) if _name(group_id, member, attempt) == request_id else None
+
+
+def _min_version(group: _Group, member: _Member) -> Version:
+    return member.completion.spans[-1].version if member.completion.spans else group.version
+
+
+def _ended(group: _Group, member: _Member) -> bool:
+    ids = member.completion.ids
+    return bool(ids) and (len(ids) >= group.sampling.max_new_tokens or ids[-1] in group.sampling.stop_ids)
+
+
+def _generate(group: _Group, index: int, member: _Member) -> Generate:
+    return Generate(
+        _name(group.group_id, index, member.attempt),
+        group.prompt_ids,
+        group.sampling.max_new_tokens,
+        group.sampling.stop_ids,
+        member.seed,
+        _min_version(group, member),
+        group.sampling.temperature,
+        group.sampling.top_p,
+        tuple(member.completion.ids),
+    )

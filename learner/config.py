@@ -1,0 +1,197 @@
+"""The learner's configuration: TOML file, then dotted flags, strict. Must import without torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from learner.trainer_config import TrainerConfig
+from p2p.errors import UsageError
+from p2p.limits import DEFAULT_SEGMENT, MAX_CHUNK, MAX_SEGMENT
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class TaskSection(Section):
+    name: str = "reverse"
+    """a built-in task, or reasoning_gym:DATASET"""
+    seed: int = 0
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class RolloutSection(Section):
+    max_staleness: int = Field(2, ge=0, le=64)
+    """learner steps between a trajectory's oldest token and the step that trains on it"""
+    groups_per_step: int = Field(16, ge=1)
+    """prompts per optimizer step"""
+    samples: int = Field(16, ge=1)
+    """completions per prompt: one group"""
+    max_new_tokens: int = Field(64, ge=1)
+    temperature: float = Field(1.0, gt=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    micro_batch_groups: int = Field(4, ge=1)
+
+
+class SwarmSection(Section):
+    listen: list[str] = Field(default_factory=lambda: ["/ip4/0.0.0.0/tcp/0"])
+    """multiaddrs; port 0 is chosen once and kept with the run, so that tickets stay good"""
+    announce: list[str] = Field(default_factory=list)
+    """addresses to put into tickets instead of those found (a public address, a forwarded port)"""
+    segment_bytes: int = Field(DEFAULT_SEGMENT, ge=1024, le=MAX_SEGMENT)
+    chunk_bytes: int = Field(MAX_CHUNK, ge=1024, le=MAX_CHUNK)
+    anchor_every: int = Field(20, ge=1)
+    """publications between anchors: bounds a joiner's chain"""
+
+
+class StatusSection(Section):
+    port: int = Field(0, ge=0, le=65535)
+    """loopback port of /status and /metrics; 0: any free one"""
+
+
+OWNED = ("checkpoint_dir", "task", "task_seed", "task_options", "max_staleness", "temperature", "max_new_tokens", "model")
+"""Trainer settings that follow from other sections."""
+
+
+def _trainer_section() -> type[Section]:
+    hints = typing.get_type_hints(TrainerConfig)
+    fields: dict[str, Any] = {}
+    for f in dataclasses.fields(TrainerConfig):
+        if f.name in OWNED:
+            continue
+        kind = hints[f.name]
+        if typing.get_origin(kind) is tuple:  # TOML has lists
+            fields[f.name] = (list[typing.get_args(kind)[0]], list(f.default))  # type: ignore[misc, call-overload]
+        else:
+            fields[f.name] = (kind, f.default)
+    return create_model("TrainerSection", __base__=Section, **fields)
+
+
+TrainerSection = _trainer_section()
+
+
+class LearnerConfig(Section):
+    """Everything a run is made of. Saved, resolved, as config.toml in the run directory."""
+
+    run_dir: str
+    model: str
+    """local folder or hub id of a Hugging Face causal LM"""
+    seed: int = 0
+    external_trainer: bool = False
+    """wait for a trainer of yours (learner.client) instead of starting ours"""
+    task: TaskSection = Field(default_factory=TaskSection)
+    rollout: RolloutSection = Field(default_factory=RolloutSection)
+    swarm: SwarmSection = Field(default_factory=SwarmSection)
+    status: StatusSection = Field(default_factory=StatusSection)
+    trainer: Any = Field(default_factory=lambda: TrainerSection())
+
+    def trainer_config(self) -> TrainerConfig:
+        """The trainer process's settings."""
+        values = self.trainer.model_dump()
+        values |= {
+            "model": self.model,
+            "checkpoint_dir": str(Path(self.run_dir) / "checkpoints"),
+            "task": self.task.name,
+            "task_seed": self.task.seed,
+            "task_options": dict(self.task.options),
+            "max_staleness": self.rollout.max_staleness,
+            "temperature": self.rollout.temperature,
+            "max_new_tokens": self.rollout.max_new_tokens,
+        }
+        return TrainerConfig.from_dict(values)
+
+
+def load_config(file: str | Path, overrides: Sequence[str] = ()) -> LearnerConfig:
+    """Read a TOML file and apply `--section.key value` flags. UsageError, one line, for anything wrong."""
+    path = Path(file)
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"no such config file: {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path} is not TOML: {error}") from None
+    for key, text in _pairs(overrides):
+        _set(values, key, _parse(text))
+    return build_config(values, str(path))
+
+
+def build_config(values: dict[str, Any], source: str) -> LearnerConfig:
+    """Check a dictionary of settings. UsageError names the first wrong key."""
+    values = dict(values)
+    try:
+        if "trainer" in values:
+            values["trainer"] = TrainerSection.model_validate(values["trainer"])
+        config = LearnerConfig.model_validate(values)
+        config.trainer_config()
+    except ValidationError as error:
+        first = error.errors()[0]
+        prefix = ["trainer"] if error.title == "TrainerSection" else []
+        key = ".".join([*prefix, *(str(p) for p in first["loc"])])
+        what = "unknown key" if first["type"] == "extra_forbidden" else first["msg"].lower()
+        raise UsageError(f"{source}: {key}: {what}") from None
+    return config
+
+
+def _pairs(overrides: Sequence[str]) -> list[tuple[str, str]]:
+    pairs = []
+    items = list(overrides)
+    while items:
+        flag = items.pop(0)
+        if not flag.startswith("--") or len(flag) < 3:
+            raise UsageError(f"unexpected argument {flag!r} (settings are given as --section.key VALUE)")
+        key, equals, value = flag[2:].partition("=")
+        if not equals:
+            if not items:
+                raise UsageError(f"--{key} needs a value")
+            value = items.pop(0)
+        pairs.append((key.replace("-", "_"), value))
+    return pairs
+
+
+def _parse(text: str) -> Any:
+    """A flag's value as TOML would read it; text when it is not TOML."""
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _set(values: dict[str, Any], key: str, value: Any) -> None:
+    *path, last = key.split(".")
+    for name in path:
+        values = values.setdefault(name, {})
+        if not isinstance(values, dict):
+            raise UsageError(f"--{key}: {name} is not a section")
+    values[last] = value
+
+
+def dump_toml(values: dict[str, Any]) -> str:
+    """Nested dictionaries of plain values as TOML (what a resolved config needs, no more)."""
+    lines = [f"{k} = {_toml(v)}" for k, v in values.items() if not isinstance(v, dict)]
+    for name, table in values.items():
+        if isinstance(table, dict):
+            lines += ["", f"[{name}]", *(f"{k} = {_toml(v)}" for k, v in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_toml(v) for v in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + "}"
+    raise TypeError(f"no TOML for {type(value).__name__}")

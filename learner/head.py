@@ -1,0 +1,376 @@
+"""The head: the swarm's root and the run's keeper, one trio process. Wires the parts together; decides little itself.
+
+Nodes join and report here; the publisher signs versions; the rollouts keep trajectories; the trainer asks for batches.
+Must not know torch.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from learner.config import LearnerConfig
+from learner.dispatch import NodeView
+from learner.journal import Journal
+from learner.local import Batch, Begin, Begun, Commit, Finish, Log, NextBatch, Resume, SealVersion, SegmentDone, Start
+from learner.metrics import MetricsLog, network_metrics
+from learner.publisher import Publisher
+from learner.rollouts import Rollouts
+from learner.trainer_port import TrainerHandler
+from learner.trajectory import pack_groups
+from p2p.broadcast.exchange import Exchange
+from p2p.channel.base import Network
+from p2p.errors import Refusal, ShoalError
+from p2p.identity import Identity
+from p2p.peering import Link, Peering
+from p2p.protocol.messages import (
+    Bye, GetCatalog, GetParts, Installed, Member, NodeStatus, Rejected, Report, Roster, Tokens,
+)  # fmt: skip
+from p2p.store import ChunkStore
+from p2p.version import Version
+
+log = logging.getLogger("shoal.head")
+
+STATUS_SILENCE_S = 30.0
+"""A node whose link lives but which has not reported for so long gets no new work."""
+
+FAREWELL_S = 30.0
+"""At the end of the run: how long nodes may take to install the last version before the head says goodbye."""
+
+
+@dataclass
+class NodeState:
+    """What the head knows of one live node."""
+
+    link: Link
+    joined: float
+    reading_from: Version | None
+    """oldest version it may still ask for while it catches up"""
+    version: Version = Version(0, 0)
+    digest_ok: bool = False
+    ready: bool = False
+    capacity: int = 0
+    tokens_per_s: float = 0.0
+    tokens: int = 0
+    pause_s: float = 0.0
+    apply_s: float = 0.0
+    bytes_from_head: int = 0
+    bytes_from_peers: int = 0
+    pid: int = 0
+    rss_bytes: int = 0
+    heard: float = 0.0
+    draining: bool = False
+
+
+class Head(TrainerHandler):
+    """One epoch of one run. `rollouts` is made by `open_rollouts` once the tokenizer is there."""
+
+    def __init__(
+        self,
+        config: LearnerConfig,
+        run: str,
+        run_dir: Path,
+        identity: Identity,
+        network: Network,
+        journal: Journal,
+        *,
+        now: Callable[[], float] = trio.current_time,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.config, self.run_id, self.run_dir, self.identity = config, run, run_dir, identity
+        self._network, self.journal, self._now, self._wall = network, journal, now, wall
+        self.epoch = journal.new_epoch()
+        self.store = ChunkStore(run_dir / "versions" / "chunks", limit=1 << 62)
+        me = identity.peer_id
+        self.peering = Peering(
+            network, identity, run=run, head=me, name="learner", agent="shoal/0.1", wall=wall,
+            on_up=self._on_up, on_down=self._on_down, on_message=self._on_message, on_refusal=self._on_refusal,
+        )  # fmt: skip
+        self.peering.epoch = self.epoch
+        self.exchange = Exchange(
+            me=me, run=run, head=me, head_key=identity.public_key, store=self.store, is_source=True, now=now, wall=wall,
+            on_refusal=self._on_refusal,
+        )  # fmt: skip
+        self.publisher = Publisher(
+            identity, run, run_dir, self.exchange, epoch=self.epoch, segment_bytes=config.swarm.segment_bytes,
+            chunk_bytes=config.swarm.chunk_bytes, now=now, wall=wall,
+        )  # fmt: skip
+        self.rollouts: Rollouts | None = None
+        self.nodes: dict[str, NodeState] = {}
+        self.gone: dict[str, dict[str, Any]] = {}
+        self.reports: list[str] = []
+        self.metrics = MetricsLog(run_dir)
+        self.step = 0
+        self.steps = config.trainer_config().steps
+        self.started = now()
+        self.trainer_pid = 0
+        self.latest: dict[str, Any] = {}
+        self.finished = trio.Event()
+        self.trainer_gone = trio.Event()
+        self._batch_files = 0
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        assert self.rollouts is not None
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.exchange.run)
+            await nursery.start(self.peering.run)
+            nursery.start_soon(self.rollouts.score_finished)
+            nursery.start_soon(self._tick)
+            task_status.started()
+
+    async def _tick(self) -> None:
+        """Catches what no event announces: a node that went quiet, room that a timeout opened."""
+        while True:
+            await trio.sleep(0.5)
+            if self.rollouts is not None:
+                self.rollouts.dispatch()
+
+    # --- nodes -------------------------------------------------------------------------------------------------------
+
+    def node_views(self) -> list[NodeView]:
+        """The dispatcher's view of the nodes."""
+        assert self.rollouts is not None
+        views = []
+        for peer, node in self.nodes.items():
+            load = len(self.rollouts.collector.working(peer))
+            live = node.ready and node.version.epoch == self.epoch and self._now() - node.heard < STATUS_SILENCE_S
+            views.append(NodeView(
+                peer, node.version, min(load, node.capacity), max(0, load - node.capacity), node.capacity,
+                node.tokens_per_s, live=live, draining=node.draining,
+            ))  # fmt: skip
+        return views
+
+    def send(self, peer: str, message: object) -> None:
+        node = self.nodes.get(peer)
+        if node is not None:
+            node.link.post(message)
+
+    def report(self, peer: str, refusal: Refusal) -> None:
+        """Something a node did was refused: said once in the log, kept for the status page."""
+        text = str(refusal.at(peer=peer))
+        log.warning("%s", text)
+        self.reports = [*self.reports[-99:], text]
+
+    async def _on_up(self, link: Link) -> None:
+        old = self.nodes.pop(link.peer, None)
+        if old is not None and self.rollouts is not None:
+            self.rollouts.on_node_lost(link.peer)
+        catalog = self.publisher.catalog()
+        oldest = min((e.version for e in catalog.entries if e.kind != "descriptor"), default=None) if catalog else None
+        self.nodes[link.peer] = NodeState(link, self._now(), oldest, heard=self._now())
+        self.gone.pop(link.peer, None)
+        self.journal.record_node(link.peer, link.name)
+        log.info("node %s (%s) joined", link.name, link.peer)
+        self.exchange.add_peer(link.peer, link.post, link.bulk)
+        if catalog is not None:
+            link.post(catalog)
+        self._send_roster()
+
+    async def _on_down(self, link: Link, reason: str) -> None:
+        node = self.nodes.get(link.peer)
+        if node is None or node.link is not link:
+            return  # a newer link has taken its place
+        del self.nodes[link.peer]
+        self.exchange.remove_peer(link.peer)
+        self.gone[link.peer] = self._describe(node) | {"alive": False, "reason": reason}
+        self.journal.record_node(link.peer, link.name, node.tokens, node.bytes_from_peers + node.bytes_from_head)
+        moved = self.rollouts.on_node_lost(link.peer) if self.rollouts is not None else 0
+        log.info("node %s (%s) is gone: %s; %d sequences go elsewhere", link.name, link.peer, reason, moved)
+        self._send_roster()
+
+    def _send_roster(self) -> None:
+        members = tuple(Member(n.link.peer, n.link.addresses, n.link.name) for n in self.nodes.values())
+        for node in self.nodes.values():
+            node.link.post(Roster(self.epoch, members))
+
+    async def _on_refusal(self, peer: str, refusal: Refusal) -> None:
+        self.report(peer, refusal)
+        if refusal.fatal:
+            await self.peering.close(peer, str(refusal))
+
+    async def _on_message(self, link: Link, message: object) -> None:
+        node = self.nodes.get(link.peer)
+        if node is None or node.link is not link or self.rollouts is None:
+            return
+        if isinstance(message, GetParts) and self.publisher.manifest(message.mid) is None:
+            self._send_catalog(link)
+            return
+        if await self.exchange.handle(link.peer, message):
+            return
+        match message:
+            case Tokens():
+                accepted = self.rollouts.on_tokens(link.peer, message)
+                node.tokens += accepted
+            case NodeStatus():
+                self._on_status(node, message)
+            case Installed():
+                self._on_installed(node, message)
+            case Rejected():
+                self.rollouts.on_rejected(link.peer, message)
+            case GetCatalog():
+                self._send_catalog(link)
+            case Report():
+                # Weighed by a person for now: one node's word never evicts another.
+                what = Refusal(f"{link.name} reports: {message.reason}", peer=message.peer, version=message.version)
+                self.report(message.peer, what)
+            case Bye():
+                node.draining = True
+            case _:
+                await self._on_refusal(link.peer, Refusal(f"a node does not send {type(message).__name__}", fatal=True))
+
+    def _send_catalog(self, link: Link) -> None:
+        catalog = self.publisher.catalog()
+        if catalog is not None:
+            link.post(catalog)
+
+    def _on_status(self, node: NodeState, message: NodeStatus) -> None:
+        was_ready = node.ready and node.version == message.version
+        node.ready, node.capacity, node.heard = message.ready, message.capacity, self._now()
+        node.version, node.tokens_per_s = message.version, message.tokens_per_s
+        node.pid, node.rss_bytes = message.pid, message.rss_bytes
+        if node.ready and not was_ready and self.rollouts is not None:
+            self.rollouts.dispatch()
+
+    def _on_installed(self, node: NodeState, message: Installed) -> None:
+        expected = self.publisher.state_digest(message.version)
+        node.digest_ok = expected is not None and expected == message.state_digest
+        if not node.digest_ok:
+            self.report(node.link.peer, Refusal("installed state has another digest", version=message.version))
+        node.pause_s, node.apply_s = message.pause_s, message.apply_s
+        node.bytes_from_head += message.bytes_from_head
+        node.bytes_from_peers += message.bytes_from_peers
+        self.publisher.installed(node.link.peer, message.version, message.bytes_from_peers)
+        current = self.publisher.current
+        node.reading_from = None if current is not None and message.version >= current else message.version
+
+    # --- the trainer -------------------------------------------------------------------------------------------------
+
+    async def on_resume(self, message: Resume) -> Start:
+        if self.trainer_pid:
+            # A second trainer of one epoch would train on groups the first has taken: only a new epoch fences it.
+            raise ShoalError("this epoch had its trainer already; start the learner again with --resume")
+        self.trainer_pid = message.pid
+        last = self.journal.last_commit()
+        self.step = last.step if last else 0
+        swarm = self.config.swarm
+        return Start(
+            self.epoch, self.step, last.checkpoint if last else "", swarm.segment_bytes, swarm.chunk_bytes, swarm.anchor_every
+        )  # fmt: skip
+
+    async def on_begin(self, message: Begin) -> Begun:
+        self._rollouts.advance(message.step)
+        return Begun(self.publisher.begin(message))
+
+    async def on_segment(self, message: SegmentDone) -> None:
+        self.publisher.segment(message)
+
+    async def on_seal(self, message: SealVersion) -> None:
+        published = self.publisher.seal(message)
+        base = str(published.base) if published.base is not None else ""
+        self.journal.record_version(published.version, published.kind, published.mid.hex(), base, published.size)
+        self._rollouts.published(published.version)
+        if len(self.publisher.history) == 1:  # the epoch's first anchor: those who wait for it hear of it now
+            for node in self.nodes.values():
+                self._send_catalog(node.link)
+        # Here, while the trainer waits for this answer: it must not be writing a chunk that is being dropped.
+        self.publisher.prune(node.reading_from or node.version for node in self.nodes.values())
+        self._rollouts.dispatch()
+
+    async def on_next(self, message: NextBatch) -> Batch:
+        groups, last = await self._rollouts.next_groups(message.step, message.seen)
+        self._batch_files += 1
+        name = f"batches/{self.epoch}-{message.step}-{self._batch_files}.msgpack"
+        path = self.run_dir / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(pack_groups(groups))
+        return Batch(name, last, self.config.rollout.groups_per_step)
+
+    async def on_commit(self, message: Commit) -> None:
+        self._rollouts.commit(message.step, message.checkpoint)
+        self.step = message.step
+
+    async def on_log(self, message: Log) -> None:
+        trained: dict[str, Any] = json.loads(message.metrics)
+        self.publisher.count_traffic()
+        network = network_metrics(self.publisher.history, list(self.nodes.values()), self.publisher.current)
+        network["off_policy/dropped"] = self._rollouts.dropped
+        self.latest = {"step": message.step, "epoch": self.epoch, "time": self._wall(), **trained, **network}
+        self.metrics.write(self.latest)
+
+    async def on_finish(self, message: Finish) -> None:
+        self.finished.set()
+
+    async def on_trainer_gone(self, reason: str) -> None:
+        if not self.finished.is_set() and self.trainer_pid:
+            log.error("the trainer is gone: %s", reason)
+            self.trainer_gone.set()
+
+    @property
+    def _rollouts(self) -> Rollouts:
+        if self.rollouts is None:
+            raise ShoalError("the head is not ready yet")
+        return self.rollouts
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    async def farewell(self, reason: str) -> None:
+        """Let the nodes reach the last version, then tell them that the run is over."""
+        with trio.move_on_after(FAREWELL_S):
+            while any(not n.draining and n.version != self.publisher.current for n in self.nodes.values()):
+                await trio.sleep(0.05)
+        self.final_nodes = {p: self._describe(n) for p, n in self.nodes.items()}
+        for node in self.nodes.values():
+            node.link.post(Bye(reason, done=True))
+        with trio.move_on_after(5.0):
+            while self.nodes:
+                await trio.sleep(0.05)
+
+    # --- what a person sees ------------------------------------------------------------------------------------------
+
+    def _describe(self, node: NodeState) -> dict[str, Any]:
+        return {
+            "peer": node.link.peer, "name": node.link.name, "alive": True, "version": str(node.version),
+            "digest_ok": node.digest_ok, "ready": node.ready, "tokens": node.tokens, "tokens_per_s": node.tokens_per_s,
+            "bytes_from_learner": node.bytes_from_head, "bytes_from_peers": node.bytes_from_peers,
+            "pause_s": node.pause_s, "apply_s": node.apply_s, "capacity": node.capacity, "pid": node.pid,
+            "rss_bytes": node.rss_bytes, "draining": node.draining,
+        }  # fmt: skip
+
+    def status(self) -> dict[str, Any]:
+        """Everything `shoal status` shows, as plain values."""
+        self.publisher.count_traffic()
+        history = self.publisher.history
+        sent = [p for p in history if p.size and p.sealed and p.sent]
+        deltas = [p for p in history if p.kind == "delta" and p.sealed]
+        anchors = [p for p in history if p.kind == "anchor" and p.sealed]
+        tally = self.journal.counts().trajectories
+        live = {p: self._describe(n) for p, n in self.nodes.items()}
+        nodes = getattr(self, "final_nodes", None) or live
+        return {
+            "run": self.run_id, "epoch": self.epoch, "pid": os.getpid(), "trainer_pid": self.trainer_pid,
+            "step": self.step, "steps": self.steps, "seconds": self._now() - self.started,
+            "version": str(self.publisher.current) if self.publisher.current else None,
+            "versions_published": len({p.version for p in history if p.sealed}),
+            "nodes": [*nodes.values(), *(g for p, g in self.gone.items() if p not in nodes)],
+            "max_staleness": self.config.rollout.max_staleness,
+            "max_staleness_seen": self.rollouts.max_staleness_seen if self.rollouts else 0,
+            "trajectories": {
+                "reserved": tally.reserved, "consumed": tally.consumed, "aborted": tally.aborted,
+                "outstanding": tally.outstanding + tally.finished, "lost": tally.lost,
+            },
+            "delta_bytes_mean": sum(p.size for p in deltas) / len(deltas) if deltas else 0,
+            "delta_density_mean": sum(p.changed for p in deltas) / max(1, sum(p.words for p in deltas)),
+            "anchor_bytes": anchors[-1].size if anchors else 0,
+            "learner_egress_ratio": sum(p.sent / p.size for p in sent) / len(sent) if sent else 0.0,
+            "learner_egress_bytes": sum(p.sent for p in history),
+            "peer_bytes": sum(p.peer_bytes for p in history),
+            "metrics": self.latest, "reports": self.reports[-10:],
+        }  # fmt: skip

@@ -1,0 +1,370 @@
+"""The staleness ledger: no group is generated unless there is room to train on it in time.
+
+Pure: no clock, disk, network, trajectory contents or epochs (steps are plain ints; a new epoch restores a new ledger).
+
+The protocol is StaleFlow's (arXiv 2601.12784, section 3): one buffer per future learner step, reserve at dispatch,
+occupy when generated and rewarded, consume when full. Buffer `b` holds what the optimizer step from version `b` to
+`b + 1` trains on; an entry is one whole GRPO group, EMPTY, RESERVED or OCCUPIED. Invariant: `b - oldest <= S`.
+
+**Placement.** The paper gives each reservation a slot (the latest with room), and repairs that choice at each
+completion by back-filling one hole. Two reservations differ only in their deadline `v + S`, so this ledger keeps
+deadlines and derives slots: RESERVED entries lie as late as their deadlines allow. That is the closure of "latest
+candidate" and "back-fill" under any number of moves, so a slot is never lost to the order in which things happened.
+With O[b] occupied entries, R[d] reservations of deadline d and G entries a buffer, all is decided by
+
+    slack(j) = sum over b <= j of (G - O[b])  -  sum over d <= j of R[d]      for j = step .. step + S
+
+which is >= 0 for every j exactly when every reservation still fits (Hall's condition for deadlines).
+
+    reserve at v     iff slack(j) >= 1 for every j >= v + S
+    occupy           frees deadline d, takes the earliest b in [oldest, d] with O[b] < G and slack(j) >= 1 on [b, d)
+
+**Safe.** Some b <= d always fits: if buffer d has an open entry, b = d does. If it is full, slack(d) >= 0 implies
+slack(d - 1) >= R[d] >= 1, and the same argument holds at d - 1; it ends since slack(step - 1) = 0. So a reserved
+group is never refused and lands no later than v_reserved + S <= oldest + S.
+
+**Live.** Let buffer t be the current one, not full; no weights newer than t exist then (they come from training on
+t). (1) If slack(j) >= 1 for every j, any reservation with v >= t - S is granted, and any completion lands in t, since
+t <= every deadline and [t, d) has slack. (2) If slack(j) = 0 for a smallest j, the reservations with deadline <= j
+are as many as the open entries of t..j, so at least one exists; the completion of any of them lands in t, and the
+abort of one makes slack. Every reservation resolves in the end, so t fills. (3) With nothing reserved, slack(j) >=
+G - O[t] >= 1 for all j, so (1) holds even when every later buffer is full: latest-first placement cannot starve t.
+(4) An abort may open an entry of t while groups that t could take sit in later buffers; they are pulled forward, so t
+never waits for new work that is already done. This pull is the one rule the paper lacks: without it t still fills,
+but only by generating anew. What stays outside: nodes whose weights are older than t - S get nothing until they
+install newer ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+
+class StalenessViolation(RuntimeError):
+    """A group was about to be trained on outside the bound: a bug in the ledger or its caller, never load."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Room for one group. `buffer` is the latest step that may train on it (version + S)."""
+
+    group_id: int
+    version: int
+    buffer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """No room: back-pressure, to be tried again when the ledger or the weights have moved."""
+
+    group_id: int
+    version: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """How the entries of one buffer stand; they sum to groups_per_step."""
+
+    empty: int
+    reserved: int
+    occupied: int
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerCounts:
+    """Groups since this ledger was made. `lost` is what the books miss: anything but 0 is a bug."""
+
+    reserved: int
+    """reservations ever granted, and groups taken over by `restore`"""
+    consumed: int
+    aborted: dict[str, int]
+    """by reason"""
+    outstanding: int
+    """reserved or occupied now, counted from the buffers and not from the other numbers"""
+
+    @property
+    def lost(self) -> int:
+        return self.reserved - self.consumed - sum(self.aborted.values()) - self.outstanding
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSnapshot:
+    """Everything a resume needs. Occupied groups are (group_id, oldest_step), in order of buffer and arrival."""
+
+    step: int
+    occupied: tuple[tuple[int, int], ...]
+    reserved: tuple[tuple[int, int], ...]
+    """(group_id, version_step)"""
+
+
+@dataclass
+class Ledger:
+    """Buffers for learner steps `step` .. `step + max_staleness`, each of `groups_per_step` groups.
+
+    `step` is the number of optimizer steps done: the version that trains next. Group ids are the caller's, unique.
+    """
+
+    max_staleness: int
+    groups_per_step: int
+    step: int
+    _reserved: dict[int, int] = field(default_factory=dict, init=False, repr=False)
+    """group id -> version it was reserved at"""
+    _by_version: Counter[int] = field(default_factory=Counter, init=False, repr=False)
+    """how many of `_reserved` have each version"""
+    _buffers: dict[int, list[tuple[int, int]]] = field(init=False, repr=False)
+    """step -> (group id, oldest step) in arrival order"""
+    _granted: int = field(default=0, init=False, repr=False)
+    _consumed: int = field(default=0, init=False, repr=False)
+    _aborted: Counter[str] = field(default_factory=Counter, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.max_staleness < 0 or self.groups_per_step < 1 or self.step < 0:
+            raise ValueError(f"no ledger with S={self.max_staleness}, G={self.groups_per_step}, step={self.step}")
+        self._buffers = {b: [] for b in range(self.step, self.step + self.max_staleness + 1)}
+
+    # ---- the protocol
+
+    def reserve(self, group_id: int, version_step: int) -> Reservation | Refused:
+        """Room for a group that will be generated under `version_step` or newer.
+
+        ValueError for an id already in the ledger, or a version that cannot exist yet.
+        """
+        if group_id in self._reserved or self._buffer_of(group_id) is not None:
+            raise ValueError(f"group {group_id} is already in the ledger")
+        self._check_exists(group_id, version_step)
+        if version_step < self.step - self.max_staleness:
+            oldest = self.step - self.max_staleness
+            reason = f"version {version_step} is stale: step {self.step} needs >= {oldest}"
+            return Refused(group_id, version_step, reason)
+        if self.room(version_step) < 1:
+            reason = f"no room in buffers {max(self.step, version_step)} to {self._deadline(version_step)}"
+            return Refused(group_id, version_step, reason)
+        self._reserved[group_id] = version_step
+        self._by_version[version_step] += 1
+        self._granted += 1
+        return Reservation(group_id, version_step, version_step + self.max_staleness)
+
+    def room(self, version_step: int) -> int:
+        """How many reservations at `version_step` would be granted now."""
+        last = self.step + self.max_staleness
+        if not self.step - self.max_staleness <= version_step <= self.newest_version or version_step > last:
+            return 0
+        slack = self._slack()
+        return min(slack[b] for b in slack if b >= self._deadline(version_step))
+
+    def occupy(self, group_id: int, oldest_step: int) -> int:
+        """The reserved group is generated and rewarded, its oldest span made by `oldest_step`. The buffer it fills.
+
+        KeyError when it holds no reservation (it was aborted or is already here: the caller drops it). ValueError when
+        it is older than it was reserved at, or newer than any version that can exist; the reservation then stands.
+        """
+        version = self._reserved.get(group_id)
+        if version is None:
+            raise KeyError(f"group {group_id} holds no reservation")
+        if oldest_step < version:
+            raise ValueError(f"group {group_id} was reserved at version {version} and has a span of {oldest_step}")
+        self._check_exists(group_id, oldest_step)
+        deadline = self._deadline(version)
+        del self._reserved[group_id]
+        self._by_version[version] -= 1
+        slack = self._slack()
+        # Freeing the deadline raised slack from there on; the new entry lowers it from its buffer on.
+        for b in range(max(self.step, oldest_step), deadline + 1):
+            if self._open(b) and all(slack[j] >= 1 for j in range(b, deadline)):
+                self._buffers[b].append((group_id, oldest_step))
+                return b
+        self._reserved[group_id] = version
+        self._by_version[version] += 1
+        raise StalenessViolation(f"group {group_id}, oldest {oldest_step}, fits no buffer up to {deadline}")
+
+    def ready(self, step: int) -> bool:
+        """Whether buffer `step` is full of finished groups."""
+        return step in self._buffers and not self._open(step)
+
+    def occupied(self, step: int) -> list[int]:
+        """Finished groups of buffer `step` in order of arrival. For the current step it only ever grows, unless
+        the caller aborts finished groups, so what was streamed to the trainer stays a prefix of it."""
+        return [group_id for group_id, _ in self._buffers.get(step, ())]
+
+    def consume(self, step: int) -> tuple[int, ...]:
+        """The trainer took the optimizer step on buffer `step`: drop it, open `step + 1 + S`. The groups, in order.
+
+        ValueError unless `step` is current and its buffer full. StalenessViolation if the bound is broken after all.
+        """
+        if step != self.step:
+            raise ValueError(f"step {step} is not current: the ledger stands at {self.step}")
+        if not self.ready(step):
+            raise ValueError(f"step {step} holds {len(self._buffers[step])} of {self.groups_per_step} groups")
+        for group_id, oldest in self._buffers[step]:
+            if not 0 <= step - oldest <= self.max_staleness:
+                raise StalenessViolation(f"group {group_id} of version {oldest} at step {step}, S={self.max_staleness}")
+        taken = tuple(self.occupied(step))
+        del self._buffers[step]
+        self.step += 1
+        self._buffers[self.step + self.max_staleness] = []
+        self._consumed += len(taken)
+        self._by_version = +self._by_version  # versions nobody holds any more
+        return taken
+
+    def abort(self, group_ids: Iterable[int], reason: str, *, finished: bool = False) -> None:
+        """Give up reservations, and with `finished` also groups that already occupy an entry (orphaned by a crash).
+
+        All or nothing: KeyError for an id not here, ValueError for a finished one without `finished`. A finished group
+        of the current step must not have been handed to the trainer.
+        """
+        ids = list(dict.fromkeys(group_ids))
+        homes: dict[int, int | None] = {}
+        for group_id in ids:
+            home = None if group_id in self._reserved else self._buffer_of(group_id)
+            if group_id not in self._reserved and home is None:
+                raise KeyError(f"group {group_id} is not in the ledger")
+            if home is not None and not finished:
+                raise ValueError(f"group {group_id} is finished: it waits in buffer {home}")
+            homes[group_id] = home
+        for group_id, home in homes.items():
+            if home is None:
+                self._by_version[self._reserved.pop(group_id)] -= 1
+            else:
+                self._buffers[home] = [entry for entry in self._buffers[home] if entry[0] != group_id]
+            self._aborted[reason] += 1
+        self._pull_forward()
+
+    # ---- what it can say
+
+    @property
+    def newest_version(self) -> int:
+        """The newest version that can exist: one past `step` when the trainer has all it needs to make it."""
+        return self.step + 1 if self.ready(self.step) else self.step
+
+    def entries(self, step: int) -> Entries:
+        """The buffer's entries, with reservations placed as late as their deadlines allow."""
+        if step not in self._buffers:
+            raise KeyError(f"buffer {step} is not open: {self.step} to {self.step + self.max_staleness} are")
+        carry, reserved = 0, 0
+        due = self._due()
+        for b in range(self.step + self.max_staleness, step - 1, -1):
+            carry += due[b]
+            reserved = min(carry, self.groups_per_step - len(self._buffers[b]))
+            carry -= reserved
+        occupied = len(self._buffers[step])
+        return Entries(self.groups_per_step - occupied - reserved, reserved, occupied)
+
+    def stuck(self, step: int) -> bool:
+        """Not ready, and no entry is left to reserve: only unfinished work can fill it (see `blockers`)."""
+        entries = self.entries(step)
+        return not entries.empty and entries.reserved > 0
+
+    def blockers(self) -> list[int]:
+        """Reserved groups of which the next to finish fills the current buffer; others go to later buffers.
+        Oldest first. Empty when the current buffer is full."""
+        if self.ready(self.step):
+            return []
+        tight = [j for j, slack in self._slack().items() if slack == 0]
+        until = min(tight) if tight else self.step + self.max_staleness
+        ids = [g for g, version in self._reserved.items() if self._deadline(version) <= until]
+        return sorted(ids, key=lambda g: self._reserved[g])
+
+    def is_reserved(self, group_id: int) -> bool:
+        return group_id in self._reserved
+
+    def counts(self) -> LedgerCounts:
+        outstanding = len(self._reserved) + sum(len(entries) for entries in self._buffers.values())
+        return LedgerCounts(self._granted, self._consumed, dict(self._aborted), outstanding)
+
+    # ---- resume
+
+    def snapshot(self) -> LedgerSnapshot:
+        occupied = tuple(entry for b in sorted(self._buffers) for entry in self._buffers[b])
+        return LedgerSnapshot(self.step, occupied, tuple(self._reserved.items()))
+
+    @classmethod
+    def restore(
+        cls, max_staleness: int, groups_per_step: int, step: int, finished: Sequence[tuple[int, int]]
+    ) -> tuple[Ledger, tuple[int, ...]]:
+        """A ledger at `step` holding finished groups (group_id, oldest_step), and the ids that do not fit.
+
+        Stalest first into the earliest buffer with room, which places as many as can be placed. Those left over are
+        stale, newer than `step`, or too many (S or the batch was made smaller); the caller aborts them in its journal.
+        """
+        ledger = cls(max_staleness, groups_per_step, step)
+        misfits: list[int] = []
+        for group_id, oldest in sorted(finished, key=lambda entry: entry[1]):
+            if ledger._buffer_of(group_id) is not None:
+                raise ValueError(f"group {group_id} is listed twice")
+            last = min(oldest, step) + max_staleness
+            home = next((b for b in range(step, last + 1) if ledger._open(b)), None)
+            if oldest > step or home is None:
+                misfits.append(group_id)
+                continue
+            ledger._buffers[home].append((group_id, oldest))
+            ledger._granted += 1
+        return ledger, tuple(misfits)
+
+    # ---- inside
+
+    def _open(self, b: int) -> bool:
+        return len(self._buffers[b]) < self.groups_per_step
+
+    def _deadline(self, version: int) -> int:
+        """The last open buffer that may take a group of `version` (one ahead of `step`: the last that is open)."""
+        return min(version, self.step) + self.max_staleness
+
+    def _due(self) -> Counter[int]:
+        due: Counter[int] = Counter()
+        for version, count in self._by_version.items():
+            due[self._deadline(version)] += count
+        return due
+
+    def _slack(self) -> dict[int, int]:
+        due = self._due()
+        slack, total = {}, 0
+        for b in range(self.step, self.step + self.max_staleness + 1):
+            total += self.groups_per_step - len(self._buffers[b]) - due[b]
+            slack[b] = total
+        return slack
+
+    def _buffer_of(self, group_id: int) -> int | None:
+        for b, entries in self._buffers.items():
+            if any(g == group_id for g, _ in entries):
+                return b
+        return None
+
+    def _check_exists(self, group_id: int, version: int) -> None:
+        if version < 0 or version > self.newest_version:
+            raise ValueError(f"group {group_id}: version {version} does not exist (newest is {self.newest_version})")
+
+    def _pull_forward(self) -> None:
+        """Move finished groups into entries that an abort opened in earlier buffers, where no reservation needs them.
+
+        Only aborts call for it: reserve and occupy never raise slack, and consume raises none but the last buffer's.
+        """
+        last = self.step + self.max_staleness
+        for b in range(self.step, last):
+            while self._open(b):
+                slack = self._slack()
+                source = self._pullable(b, last, slack)
+                if source is None:
+                    break
+                home, entry = source
+                self._buffers[home].remove(entry)
+                self._buffers[b].append(entry)
+
+    def _pullable(self, b: int, last: int, slack: dict[int, int]) -> tuple[int, tuple[int, int]] | None:
+        """The nearest finished group that may move to buffer `b` without taking the place of a reservation."""
+        for later in range(b + 1, last + 1):
+            if slack[later - 1] < 1:
+                return None
+            for entry in self._buffers[later]:
+                if entry[1] <= b:
+                    return later, entry
+        return None
+
+
+def check_staleness(step: int, oldest_steps: Collection[int], max_staleness: int) -> None:
+    """The trainer's own check of the invariant, so that a bug in the ledger cannot train on stale data unseen."""
+    for oldest in oldest_steps:
+        if not 0 <= step - oldest <= max_staleness:
+            raise StalenessViolation(f"a group of version {oldest} at step {step}, S={max_staleness}")

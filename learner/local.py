@@ -1,0 +1,142 @@
+"""Messages between the head and its trainer, over a Unix socket in the run directory. Must not know torch or trio.
+
+Small messages only: micro-batches, tensor tables and chunks go through files. One request at a time; the head answers
+every request, and sends `Wait` every few seconds while an answer is not ready, so silence always means trouble.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2p.protocol.wire import message
+
+SOCKET = "trainer.sock"
+HEARTBEAT_S = 2.0
+SILENCE_S = 30.0
+
+
+@message("t.resume")
+@dataclass(frozen=True, slots=True)
+class Resume:
+    pid: int
+
+
+@message("t.start")
+@dataclass(frozen=True, slots=True)
+class Start:
+    """`checkpoint` is a folder, "" for a fresh run. `anchor_every` in publications."""
+
+    epoch: int
+    step: int
+    checkpoint: str
+    segment_bytes: int
+    chunk_bytes: int
+    anchor_every: int
+
+
+@message("t.begin")
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """A version is about to come. `base` is a step of this epoch for a delta. `layout_file` holds the tensor table."""
+
+    step: int
+    kind: str
+    base: int | None
+    layout_file: str
+
+
+@message("t.begun")
+@dataclass(frozen=True, slots=True)
+class Begun:
+    mid: bytes
+
+
+@message("t.segment")
+@dataclass(frozen=True, slots=True)
+class SegmentDone:
+    mid: bytes
+    index: int
+    size: int
+    digests: bytes
+    changed: int
+    words: int
+
+
+@message("t.seal")
+@dataclass(frozen=True, slots=True)
+class SealVersion:
+    mid: bytes
+    tensor_digests: bytes
+    state_digest: bytes
+    encode_s: float
+
+
+@message("t.next")
+@dataclass(frozen=True, slots=True)
+class NextBatch:
+    """`seen` groups of this step were handed over already."""
+
+    step: int
+    seen: int
+
+
+@message("t.batch")
+@dataclass(frozen=True, slots=True)
+class Batch:
+    file: str
+    last: bool
+    total: int
+
+
+@message("t.commit")
+@dataclass(frozen=True, slots=True)
+class Commit:
+    step: int
+    checkpoint: str
+
+
+@message("t.log")
+@dataclass(frozen=True, slots=True)
+class Log:
+    """`metrics` is a JSON object of numbers."""
+
+    step: int
+    metrics: str
+
+
+@message("t.finish")
+@dataclass(frozen=True, slots=True)
+class Finish:
+    step: int
+
+
+@message("t.ok")
+@dataclass(frozen=True, slots=True)
+class Ok:
+    pass
+
+
+@message("t.wait")
+@dataclass(frozen=True, slots=True)
+class Wait:
+    pass
+
+
+@message("t.error")
+@dataclass(frozen=True, slots=True)
+class Error:
+    reason: str
+
+
+@contextmanager
+def socket_path(run_dir: Path) -> Iterator[str]:
+    """A short name for the run directory's socket: a Unix socket path holds at most 107 bytes, a run directory may not."""
+    fd = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}/{SOCKET}"
+    finally:
+        os.close(fd)

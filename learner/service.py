@@ -1,0 +1,212 @@
+"""`shoal learner`: prepares the run directory, starts head and trainer, and brings both to a good end.
+
+Thin shell. Must not know torch; the tokenizer is the one thing it takes from transformers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import trio
+
+from learner.collector import Sampling
+from learner.config import LearnerConfig, dump_toml
+from learner.head import Head
+from learner.journal import Journal
+from learner.rollouts import Rollouts, RolloutSettings
+from learner.status import serve_status
+from learner.tasks.registry import make_task
+from learner.text import stop_ids
+from learner.trainer_port import serve_trainer
+from p2p.admission import make_ticket
+from p2p.errors import ShoalError, UsageError
+from p2p.identity import Identity
+from p2p.protocol.descriptor import FILES, pack_descriptor
+
+log = logging.getLogger("shoal.learner")
+
+Announce = Callable[[str, dict[str, Any]], None]
+"""Hears ("ready", {ticket, status_port, run, run_dir}) once nodes can join."""
+
+
+def prepare_run(config: LearnerConfig, *, resume: bool) -> tuple[str, Path]:
+    """Make or check the run directory; (run id, directory). UsageError when it does not fit the wish."""
+    run_dir = Path(config.run_dir)
+    marker = run_dir / "run.json"
+    if resume:
+        if not marker.exists():
+            raise UsageError(f"nothing to resume: {run_dir} holds no run")
+        return str(json.loads(marker.read_text())["run"]), run_dir
+    if marker.exists():
+        raise UsageError(f"{run_dir} holds a run already: add --resume to go on with it, or choose another run_dir")
+    try:
+        for folder in ("logs", "checkpoints", "versions", "batches"):
+            (run_dir / folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the run directory {run_dir}: {error.strerror}") from None
+    run = secrets.token_hex(8)
+    marker.write_text(json.dumps({"run": run}))
+    return run, run_dir
+
+
+def find_model(model: str) -> Path:
+    """The local folder of a model: as given, or a hub id's config and tokenizer (weights are the trainer's business)."""
+    path = Path(model)
+    if path.is_dir():
+        return path
+    if model.startswith((".", "/", "~")) or model.count("/") > 1:
+        raise UsageError(f"no model folder {model}")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=list(FILES)))
+    except Exception as error:
+        raise UsageError(f"{model} is neither a local folder nor a model on the hub: {str(error).splitlines()[0]}") from None
+
+
+def vocab_size(folder: Path) -> int:
+    """Number of token ids the model knows."""
+    values = json.loads((folder / "config.json").read_text())
+    size = values.get("vocab_size") or values.get("text_config", {}).get("vocab_size")
+    if not isinstance(size, int):
+        raise UsageError(f"{folder}/config.json names no vocab_size")
+    return size
+
+
+def _listen(run_dir: Path, config: LearnerConfig) -> list[str]:
+    """Where to listen: as configured the first time, on the very same ports after that (tickets name them)."""
+    kept = run_dir / "listen.json"
+    if kept.exists():
+        return [str(a) for a in json.loads(kept.read_text())]
+    return list(config.swarm.listen)
+
+
+def _keep_ports(run_dir: Path, listen: list[str], addresses: list[str]) -> None:
+    ports = [a.split("/tcp/")[1].split("/")[0] for a in addresses if "/tcp/" in a]
+    fixed = [a.replace("/tcp/0", f"/tcp/{ports[0]}") if ports else a for a in listen]
+    (run_dir / "listen.json").write_text(json.dumps(fixed))
+
+
+async def run_learner(config: LearnerConfig, *, resume: bool = False, announce: Announce | None = None) -> dict[str, Any]:
+    """Run to the configured number of steps; the final status. UsageError for bad input, ShoalError when the run cannot go on
+    (it can be resumed)."""
+    from p2p.channel.libp2p import open_libp2p_network
+
+    run, run_dir = prepare_run(config, resume=resume)
+    folder = find_model(config.model)
+    tokenizer, stops = _tokenizer(folder)
+    trainer_config = config.trainer_config()
+    (run_dir / "config.toml").write_text(dump_toml(config.model_dump()))
+    (run_dir / "trainer.json").write_text(json.dumps(trainer_config.to_dict(), indent=1))
+    identity = Identity.load_or_create(run_dir / "head.key")
+    task = make_task(config.task.name, config.task.seed, dict(config.task.options))
+    listen = _listen(run_dir, config)
+    rollout = config.rollout
+    with Journal.open(run_dir / "journal.sqlite", run) as journal:
+        last = journal.last_commit()
+        if last is not None and last.step >= trainer_config.steps:
+            raise UsageError(f"nothing left to do: step {last.step} of {trainer_config.steps} is committed")
+        async with open_libp2p_network(identity, listen) as network:
+            _keep_ports(run_dir, listen, list(network.addresses))
+            head = Head(config, run, run_dir, identity, network, journal)
+            settings = RolloutSettings(
+                rollout.max_staleness, rollout.groups_per_step, rollout.samples, config.seed,
+                Sampling(rollout.max_new_tokens, stops, rollout.temperature, rollout.top_p), rollout.micro_batch_groups,
+            )  # fmt: skip
+            head.rollouts = Rollouts(
+                settings, journal, task, tokenizer, vocab_size(folder), epoch=head.epoch, send=head.send,
+                nodes=head.node_views, report=head.report,
+            )  # fmt: skip
+            head.rollouts.stop_at(trainer_config.steps)
+            head.publisher.offer_descriptor(pack_descriptor(folder))
+            addresses = tuple(config.swarm.announce) or tuple(network.addresses)
+            ticket = make_ticket(identity, run, addresses).encode()
+            (run_dir / "ticket.txt").write_text(ticket + "\n")
+            return await _run(config, head, run_dir, ticket, announce)
+
+
+async def _run(config: LearnerConfig, head: Head, run_dir: Path, ticket: str, announce: Announce | None) -> dict[str, Any]:
+    token = trio.lowlevel.current_trio_token()
+    result: dict[str, Any] = {}
+    with serve_status(config.status.port, lambda: trio.from_thread.run_sync(head.status, trio_token=token)) as port:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(head.run)
+            await nursery.start(serve_trainer, run_dir, head)
+            (run_dir / "status.json").write_text(json.dumps({"port": port, "pid": os.getpid()}))
+            if announce is not None:
+                announce("ready", {"ticket": ticket, "status_port": port, "run": head.run_id, "run_dir": str(run_dir)})
+            if config.external_trainer:
+                nursery.start_soon(_watch_external, head)
+            else:
+                nursery.start_soon(_keep_trainer, head, run_dir)
+            await head.finished.wait()
+            await head.farewell("training is complete")
+            result = head.status()
+            (run_dir / "summary.json").write_text(json.dumps(result, indent=1))
+            nursery.cancel_scope.cancel()
+    return result
+
+
+async def _watch_external(head: Head) -> None:
+    await head.trainer_gone.wait()
+    if not head.finished.is_set():
+        raise ShoalError("the trainer is gone; start the learner again with --resume")
+
+
+async def _keep_trainer(head: Head, run_dir: Path) -> None:
+    """Our trainer, a process of its own that dies with us. Its end before the run's is the run's end."""
+    with _log_file(run_dir / "logs" / "trainer.log") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "learner.trainer", str(run_dir)],
+            stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, process_group=0, preexec_fn=_die_with_parent,
+        )  # fmt: skip
+    head.trainer_process = process  # type: ignore[attr-defined]
+    try:
+        while process.poll() is None:
+            await trio.sleep(0.2)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    if not head.finished.is_set():
+        tail = (run_dir / "logs" / "trainer.log").read_text(errors="replace").strip().splitlines()
+        last = tail[-1] if tail else "it said nothing"
+        reason = f"the trainer ended with status {process.returncode}: {last}"
+        if process.returncode == 2:
+            raise UsageError(reason)
+        raise ShoalError(f"{reason} (more in {run_dir}/logs/trainer.log; go on with --resume)")
+
+
+@contextmanager
+def _log_file(path: Path) -> Any:
+    file: IO[bytes]
+    with open(path, "ab") as file:
+        yield file
+
+
+def _die_with_parent() -> None:
+    """PR_SET_PDEATHSIG: a trainer without its head would train on nothing."""
+    ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
+
+
+def _tokenizer(folder: Path) -> tuple[Any, tuple[int, ...]]:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    except Exception as error:
+        raise UsageError(f"{folder} has no tokenizer that loads: {str(error).splitlines()[0]}") from None
+    generation = folder / "generation_config.json"
+    eos = json.loads(generation.read_text()).get("eos_token_id") if generation.exists() else None
+    return tokenizer, stop_ids(tokenizer, eos)

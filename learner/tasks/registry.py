@@ -1,0 +1,31 @@
+"""Tasks by name. The one place that knows them all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from learner.tasks.base import Task
+from learner.tasks.reasoning_gym import ReasoningGymTask
+from learner.tasks.text import AddTask, ReverseTask
+from p2p.errors import UsageError
+
+BUILT_IN: dict[str, type[ReverseTask] | type[AddTask]] = {"reverse": ReverseTask, "add": AddTask}
+
+
+def known_tasks() -> tuple[str, ...]:
+    return (*BUILT_IN, "reasoning_gym:DATASET")
+
+
+def make_task(name: str, seed: int = 0, options: Mapping[str, Any] | None = None) -> Task:
+    """The task called `name`, its problems drawn from `seed`. UsageError on an unknown name or option."""
+    kwargs = dict(options or {})
+    family, colon, dataset = name.partition(":")
+    if family == "reasoning_gym" and dataset:
+        return ReasoningGymTask(dataset, seed, **kwargs)
+    if colon or family not in BUILT_IN:
+        raise UsageError(f"unknown task {name!r}; known: {', '.join(known_tasks())}")
+    try:
+        return BUILT_IN[family](seed, **kwargs)
+    except TypeError as error:
+        raise UsageError(f"task {name}: {error}") from None

@@ -1,0 +1,55 @@
+"""What a trainer needs of the network: the TrainerClient port. Must not know torch, sockets or files.
+
+`learner.client.LearnerClient` is the real adapter; tests drive the trainer with an in-memory one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from learner.trajectory import MicroBatch
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeInfo:
+    epoch: int
+    """this learner's own epoch; spans of a later one do not exist yet"""
+    step: int
+    """optimizer steps behind the checkpoint (0 on a fresh run)"""
+    checkpoint: Path | None
+    """the last committed checkpoint folder; None: start from the model itself"""
+
+
+class TrainerClient(Protocol):
+    """Calls are made by one thread, in this order: resume, publish, then per step batches, commit, publish, log."""
+
+    def resume(self) -> ResumeInfo:
+        """Where to go on. Called once, first."""
+        ...
+
+    def batches(self, step: int) -> Iterator[MicroBatch]:
+        """The micro-batches that version `step` consumes, as their groups finish; blocks between them. Ends after the
+        one with `last` set."""
+        ...
+
+    def commit(self, step: int, checkpoint: Path) -> None:
+        """`checkpoint` (synced) holds the state after `step` steps: name it, and mark every group consumed by steps
+        before `step` as trained on, in one transaction."""
+        ...
+
+    def publish(self, step: int, tensors: Mapping[str, tuple[str, np.ndarray]]) -> None:
+        """The weights after `step` steps: name -> (dtype name, unsigned integer bits). The arrays are only valid
+        during the call."""
+        ...
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        ...
+
+    def finish(self) -> None:
+        """Training is complete."""
+        ...

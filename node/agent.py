@@ -1,0 +1,318 @@
+"""The agent: one node's life in the swarm. Joins, relays, installs versions, runs the engine, streams tokens back.
+
+Thin shell around the exchange (relay), the installer (versions) and the engine port (tokens). Must not know rewards, the
+ledger or the trainer. Whatever goes wrong with a version, the one before stays whole and serves.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import trio
+
+from node.engine.base import Engine, EngineDied
+from node.installer import Installer
+from node.shadow import Shadow
+from p2p.admission import Ticket
+from p2p.broadcast.exchange import Exchange
+from p2p.channel.base import Network
+from p2p.errors import ChannelClosed, Refusal, UsageError, first_of
+from p2p.identity import Identity
+from p2p.peering import REDIAL_S, JoinRefused, Link, Peering
+from p2p.protocol.messages import (
+    Abort, Assign, Bye, Catalog, Installed, NodeStatus, Rejected, Report, Request, Roster, TokenRun, Tokens,
+)  # fmt: skip
+from p2p.protocol.rollout import TokenEvent
+from p2p.store import ChunkStore
+from p2p.version import Version
+
+log = logging.getLogger("shoal.node")
+
+STATUS_S = 1.0
+ENGINE_RESTART_S = 1.0
+MAX_ENGINE_FAILURES = 5
+"""Engine deaths in a row, without one token between them, before the node gives up with the last reason."""
+
+TOKENS_PER_MESSAGE = 20_000
+"""Tokens in one message: about 160 KiB, far below a frame."""
+
+EngineFactory = Callable[[], AbstractAsyncContextManager[Engine]]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """What one node was told to do. `capacity` is how many sequences its engine decodes at once."""
+
+    ticket: Ticket
+    ticket_text: str
+    directory: Path
+    name: str
+    capacity: int
+    store_limit: int
+    dialable: bool = True
+    exit_when_done: bool = True
+    agent: str = "shoal/0.1"
+
+
+class Agent:
+    """One node. `run()` returns when the run is over (the head said so), and raises UsageError when the head refuses."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        identity: Identity,
+        network: Network,
+        engine_factory: EngineFactory,
+        *,
+        wall: Callable[[], float] = time.time,
+        in_thread: Callable[..., Awaitable[object]] = trio.to_thread.run_sync,
+    ) -> None:
+        s = settings
+        self.settings, self._identity, self._network, self._engine_factory = s, identity, network, engine_factory
+        s.directory.mkdir(parents=True, exist_ok=True)
+        self.store = ChunkStore(s.directory / "chunks", s.store_limit)
+        self.shadow = Shadow.open(s.directory / "shadow", s.ticket.run)
+        self.peering = Peering(
+            network, identity, run=s.ticket.run, head=s.ticket.head, name=s.name, agent=s.agent, wall=wall,
+            ticket=s.ticket_text, dialable=s.dialable, on_up=self._on_up, on_down=self._on_down,
+            on_message=self._on_message, on_refusal=self._on_refusal,
+        )  # fmt: skip
+        self.exchange = Exchange(
+            me=identity.peer_id, run=s.ticket.run, head=s.ticket.head, head_key=self.peering.head_key, store=self.store,
+            is_source=False, now=trio.current_time, wall=wall, on_refusal=self._on_refusal,
+        )  # fmt: skip
+        self.installer = Installer(self.exchange, self.shadow, s.directory / "model", in_thread, self._on_installed)
+        self.engine: Engine | None = None
+        self._assigned: dict[str, Version] = {}
+        self._ready = False
+        self.tokens = 0
+        self._failures = 0
+        self._done = trio.Event()
+        self._done_reason = ""
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self) -> str:
+        """Take part until the run is over; returns the reason the head gave."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            await nursery.start(self.exchange.run)
+            await nursery.start(self.peering.run)
+            nursery.start_soon(self._keep_head)
+            nursery.start_soon(self.installer.run)
+            nursery.start_soon(self._keep_engine)
+            nursery.start_soon(self._report_status)
+            await self._done.wait()
+            await self._goodbye()
+            nursery.cancel_scope.cancel()
+        return self._done_reason
+
+    def stop(self, reason: str) -> None:
+        """End this node in good order (a signal, a person)."""
+        self._done_reason = self._done_reason or reason
+        self._done.set()
+
+    async def _goodbye(self) -> None:
+        self._to_head(Bye(self._done_reason, done=False))
+        with trio.move_on_after(1.0):
+            await trio.sleep(0.1)  # lets the writer task put the goodbye on the wire; nothing depends on it
+        for peer in list(self.peering.links):
+            await self.peering.close(peer, self._done_reason or "this node stops")
+
+    # --- the head ----------------------------------------------------------------------------------------------------
+
+    async def _keep_head(self) -> None:
+        """Stay connected to the head, through restarts of either side."""
+        ticket, attempt = self.settings.ticket, 0
+        while True:
+            if ticket.head in self.peering.links:
+                attempt = 0
+                await trio.sleep(0.2)
+                continue
+            try:
+                await self.peering.connect(ticket.head, ticket.addresses)
+                log.info("joined run %s at epoch %d as %s", ticket.run, self.peering.epoch, self._identity.peer_id)
+            except JoinRefused as refused:
+                if not refused.retryable:
+                    raise UsageError(f"the learner refused this node: {refused.reason}") from None
+                log.warning("%s; trying again", refused)
+                await trio.sleep(REDIAL_S[min(attempt, len(REDIAL_S) - 1)])
+            except (ChannelClosed, Refusal) as error:
+                log.log(logging.WARNING if attempt == 0 else logging.INFO, "cannot reach the learner: %s; trying again", error)
+                await trio.sleep(REDIAL_S[min(attempt, len(REDIAL_S) - 1)])
+            attempt += 1
+
+    def _to_head(self, message: object) -> None:
+        link = self.peering.links.get(self.settings.ticket.head)
+        if link is not None:
+            link.post(message)
+
+    async def _on_up(self, link: Link) -> None:
+        if link.peer == self.settings.ticket.head:
+            self.installer.new_epoch(self.peering.epoch)
+            await self._forget_requests()
+        log.info("link to %s (%s) is up", link.name, link.peer)
+        self.exchange.add_peer(link.peer, link.post, link.bulk)
+
+    async def _on_down(self, link: Link, reason: str) -> None:
+        log.info("link to %s (%s) is down: %s", link.name, link.peer, reason)
+        entry = self.exchange.peers.get(link.peer)
+        if entry is None or entry.bulk is not link.bulk:
+            return  # a newer link has taken its place
+        self.exchange.remove_peer(link.peer)
+        if link.peer == self.settings.ticket.head:
+            # The head hands our sequences to others the moment it misses us: what we would still make is of no use.
+            await self._forget_requests()
+
+    async def _on_refusal(self, peer: str, refusal: Refusal) -> None:
+        self._to_head(Report(peer, refusal.version or Version(0, 0), refusal.chunk or 0, refusal.reason[:500]))
+        if refusal.fatal:
+            await self.peering.close(peer, str(refusal))
+
+    async def _on_message(self, link: Link, message: object) -> None:
+        if await self.exchange.handle(link.peer, message):
+            return
+        if link.peer != self.settings.ticket.head:
+            refusal = Refusal(f"{type(message).__name__} from a peer that is not the head", peer=link.peer, fatal=True)
+            await self._on_refusal(link.peer, refusal)
+            return
+        match message:
+            case Roster():
+                self.peering.keep_connected(message.members)
+            case Catalog():
+                self.installer.set_catalog(message)
+            case Assign():
+                await self._assign(message.requests)
+            case Abort():
+                await self._abort(message.request_ids)
+            case Bye():
+                log.info("the head says goodbye: %s", message.reason)
+                if message.done and self.settings.exit_when_done:
+                    self.stop(message.reason)
+
+    # --- generating --------------------------------------------------------------------------------------------------
+
+    async def _assign(self, requests: tuple[Request, ...]) -> None:
+        for wire in requests:
+            version = self.shadow.version or Version(0, 0)
+            engine = self.engine
+            if engine is None or not self._ready:
+                self._to_head(Rejected(wire.request_id, version, "no engine serves yet", retryable=True))
+                continue
+            try:
+                self._assigned[wire.request_id] = wire.min_version
+                await engine.add(wire.generate())
+            except (Refusal, ValueError) as error:
+                self._assigned.pop(wire.request_id, None)
+                behind = wire.min_version > version
+                reason = error.reason if isinstance(error, Refusal) else str(error)
+                self._to_head(Rejected(wire.request_id, version, reason[:500], retryable=behind))
+            except EngineDied as died:
+                # _keep_engine tells the head about everything that was assigned, this one included.
+                log.info("engine died while taking %s: %s", wire.request_id, died)
+
+    async def _abort(self, request_ids: tuple[str, ...]) -> None:
+        for request_id in request_ids or tuple(self._assigned):
+            self._assigned.pop(request_id, None)
+        if self.engine is not None:
+            try:
+                await self.engine.abort(list(request_ids) or None)
+            except EngineDied:
+                pass  # nothing left to abort; _keep_engine reports the death
+
+    async def _forget_requests(self) -> None:
+        if self._assigned:
+            await self._abort(())
+
+    async def _keep_engine(self) -> None:
+        """Start the engine once there is something to serve; restart it, at the current version, when it dies."""
+        await self.installer.wait_servable()
+        while True:
+            reason = ""
+            try:
+                async with self._engine_factory() as engine:
+                    await self.installer.attach(engine)
+                    self.engine, self._ready = engine, True
+                    await self._send_status()
+                    await self._pump(engine)
+                    reason = "it closed its stream"
+            except* EngineDied as group:  # a group, since the engine's own nursery is inside the block
+                reason = str(first_of(group))
+            except* Refusal as group:
+                raise UsageError(f"the engine cannot run this model: {first_of(group)}") from None
+            finally:
+                self.engine, self._ready = None, False
+                self.installer.detach()
+            log.error("the engine died: %s", reason)
+            version = self.shadow.version or Version(0, 0)
+            for request_id in list(self._assigned):
+                self._to_head(Rejected(request_id, version, f"engine died: {reason}"[:500], retryable=True))
+            self._assigned.clear()
+            self._failures += 1
+            if self._failures >= MAX_ENGINE_FAILURES:
+                raise UsageError(f"the engine died {self._failures} times in a row, last: {reason}")
+            await self._send_status()
+            await trio.sleep(ENGINE_RESTART_S)
+
+    async def _pump(self, engine: Engine) -> None:
+        async for events in engine.events:
+            out: list[TokenRun] = []
+            size = 0
+            for event in events:
+                if event.request_id not in self._assigned:
+                    continue  # aborted meanwhile
+                if event.finish == "error":
+                    self._assigned.pop(event.request_id)
+                    self._to_head(Rejected(event.request_id, event.version, event.message[:500], retryable=True))
+                    continue
+                if event.finish:
+                    self._assigned.pop(event.request_id)
+                self.tokens += len(event.ids)
+                self._failures = 0
+                out.append(TokenRun.of(_clip(event)))
+                size += len(event.ids)
+                if size >= TOKENS_PER_MESSAGE:
+                    self._to_head(Tokens(tuple(out)))
+                    out, size = [], 0
+            if out:
+                self._to_head(Tokens(tuple(out)))
+
+    # --- reporting ---------------------------------------------------------------------------------------------------
+
+    async def _on_installed(self, installed: Installed) -> None:
+        self._to_head(installed)
+        await self._send_status()
+
+    async def _report_status(self) -> None:
+        while True:
+            await self._send_status()
+            await trio.sleep(STATUS_S)
+
+    async def _send_status(self) -> None:
+        running = waiting = 0
+        rate = 0.0
+        engine = self.engine
+        if engine is not None and self._ready:
+            try:
+                stats = await engine.stats()
+                running, waiting, rate = stats.running, stats.waiting, stats.tokens_per_s
+            except EngineDied:
+                pass  # _keep_engine reports it
+        self._to_head(NodeStatus(
+            ready=self._ready and self.shadow.version is not None, version=self.installer.serving or Version(0, 0),
+            running=running, waiting=waiting, capacity=self.settings.capacity, tokens=self.tokens, tokens_per_s=rate,
+            pid=os.getpid(), rss_bytes=psutil.Process().memory_info().rss,
+        ))  # fmt: skip
+
+
+def _clip(event: TokenEvent) -> TokenEvent:
+    """Float32 rounding can leave a sure token's log probability a hair above 0, which is no log probability."""
+    if len(event.logprobs) and float(event.logprobs.max()) > 0:
+        event.logprobs[event.logprobs > 0] = 0.0
+    return event

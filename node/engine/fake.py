@@ -1,0 +1,188 @@
+"""A scripted engine without torch: tokens from a hash, faults on order. For tests of agents, heads and processes.
+
+Must not know models. The token at completion position i is a pure function of (prompt, seed, i, version), so a test
+can say what any engine at any version must have produced.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from node.engine.base import CommitResult, EngineCore, EngineStats, StateFile
+from node.engine.requests import check_request, check_tokens, finish_before_start
+from node.engine.rows import Row, Rows
+from p2p.errors import Refusal
+from p2p.layout import Layout
+from p2p.protocol.rollout import Generate, TokenEvent
+from p2p.version import Version
+
+
+def scripted_token(
+    prompt_ids: Sequence[int], seed: int, position: int, version: Version, vocab: int
+) -> tuple[int, float]:
+    """The (token id, log probability) a ScriptedCore makes there."""
+    text = f"{tuple(prompt_ids)}|{seed}|{position}|{version}".encode()
+    word = xxhash.xxh3_64_intdigest(text)
+    return word % vocab, -float(np.float32((word >> 32) / 2**32 * 4 + 1e-3))
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What goes wrong, and when; the zero of each means never."""
+
+    commit_error: str = ""
+    """commit raises RuntimeError with this text (the old version serves on)"""
+    digest_mismatch: bool = False
+    """commit raises a Refusal, as if the state's bytes were not what the seal says"""
+    stage_error: str = ""
+    """stage raises a Refusal with this reason"""
+    step_error_at: int = 0
+    """step raises once this many tokens were made: the engine is broken"""
+    stall_at: int = 0
+    """step never returns once this many tokens were made (a hung GPU); only for a child process"""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedSettings:
+    vocab_size: int = 48
+    max_context: int = 4096
+    max_running: int = 64
+    step_s: float = 0.0
+    """real seconds each step sleeps; for virtual time use InlineEngine's own"""
+    check_files: bool = True
+    """whether load and stage insist on a state file of the layout's length"""
+    faults: Faults = field(default_factory=Faults)
+
+
+class ScriptedCore(EngineCore):
+    """See EngineCore. Until `load` is called it serves `version` (default 0.0)."""
+
+    def __init__(self, settings: ScriptedSettings | None = None, *, version: Version | None = None) -> None:
+        self.settings = settings or ScriptedSettings()
+        self.faults = self.settings.faults
+        """may be replaced while it runs"""
+        self._version = version or Version(0, 0)
+        self._layout: Layout | None = None
+        self._staged: StateFile | None = None
+        self._waiting: list[Row] = []
+        self._held: dict[str, Row] = {}
+        self._rows = Rows(self.settings.max_context)
+        self._tokens = 0
+
+    def load(self, model_dir: Path, state: StateFile) -> None:
+        self._check_file(state)
+        self._layout, self._version, self._staged = state.layout, state.version, None
+        self.abort()
+
+    def _check_file(self, state: StateFile) -> None:
+        if not self.settings.check_files:
+            return
+        have = state.path.stat().st_size if state.path.exists() else -1
+        if have < state.layout.nbytes:
+            raise Refusal(f"state file of {have} bytes, its layout needs {state.layout.nbytes}", version=state.version)
+
+    def add(self, request: Generate) -> None:
+        check_request(
+            request,
+            serving=self._version,
+            vocab_size=self.settings.vocab_size,
+            max_context=self.settings.max_context,
+            in_use=self._held,
+        )
+        row = Row(request)
+        self._held[request.request_id] = row
+        self._waiting.append(row)
+
+    def has_work(self) -> bool:
+        return bool(self._held)
+
+    def step(self) -> list[TokenEvent]:
+        if not self._held:
+            return []
+        if self.settings.step_s:
+            time.sleep(self.settings.step_s)
+        events: list[TokenEvent] = []
+        while self._waiting and len(self._rows) < self.settings.max_running:
+            row = self._waiting.pop(0)
+            if finish := finish_before_start(row.request, self.settings.max_context):
+                del self._held[row.request.request_id]
+                events.append(row.last_event(self._version, finish))
+            else:
+                self._rows.extend([row])
+        if len(self._rows):
+            vocab, version = self.settings.vocab_size, self._version
+            drawn = [
+                scripted_token(r.request.prompt_ids, r.request.seed, len(r.ids), version, vocab)
+                for r in self._rows.rows
+            ]
+            ids, logprobs = np.array([t for t, _ in drawn]), np.array([lp for _, lp in drawn], dtype=np.float32)
+            made, going = self._rows.advance(ids, logprobs, self._version)
+            events.extend(made)
+            for event in made:
+                if event.finish:
+                    del self._held[event.request_id]
+            self._rows.select(going)
+            self._tokens += len(ids)
+        if self.faults.step_error_at and self._tokens >= self.faults.step_error_at:
+            raise RuntimeError(f"scripted: broken after {self._tokens} tokens")
+        while self.faults.stall_at and self._tokens >= self.faults.stall_at:
+            time.sleep(60)
+        return events
+
+    def interrupt(self, request_ids: Sequence[str] | None = None) -> list[TokenEvent]:
+        return [row.last_event(self._version, "interrupt") for row in self._take(request_ids)]
+
+    def abort(self, request_ids: Sequence[str] | None = None) -> None:
+        self._take(request_ids)
+
+    def _take(self, request_ids: Sequence[str] | None) -> list[Row]:
+        names = list(self._held) if request_ids is None else [n for n in dict.fromkeys(request_ids) if n in self._held]
+        gone = {name: self._held.pop(name) for name in names}
+        self._waiting = [r for r in self._waiting if r.request.request_id not in gone]
+        stay = [i for i, r in enumerate(self._rows.rows) if r.request.request_id not in gone]
+        self._rows.select(np.array(stay, dtype=np.int64))
+        return list(gone.values())
+
+    def stage(self, state: StateFile) -> None:
+        self._staged = None
+        if self.faults.stage_error:
+            raise Refusal(self.faults.stage_error, version=state.version)
+        if self._layout is not None and state.layout.tensors != self._layout.tensors:
+            raise Refusal("state has other tensors than the model", version=state.version)
+        unknown = [n for n in state.changed or () if n not in state.layout.by_name]
+        if unknown:
+            raise Refusal(f"changed tensor {unknown[0]!r} is not in the state", version=state.version)
+        self._check_file(state)
+        self._staged = state
+
+    def commit(self) -> CommitResult:
+        if self._staged is None:
+            raise RuntimeError("nothing is staged")
+        staged, self._staged = self._staged, None
+        if self.faults.commit_error:
+            raise RuntimeError(self.faults.commit_error)
+        if self.faults.digest_mismatch:
+            raise Refusal("state digest is not the sealed one", version=staged.version)
+        self._version = staged.version
+        return CommitResult(staged.version, 0.0, 0.0)
+
+    def score(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], temperature: float = 1.0) -> np.ndarray:
+        """Of the script at seed 0: a token it would not have made scores -20."""
+        check_tokens(prompt_ids, self.settings.vocab_size, "prompt to score")
+        check_tokens(completion_ids, self.settings.vocab_size, "completion to score")
+        vocab, version = self.settings.vocab_size, self._version
+        made = [scripted_token(prompt_ids, 0, i, version, vocab) for i in range(len(completion_ids))]
+        scores = [lp if want == token else -20.0 for (token, lp), want in zip(made, completion_ids, strict=True)]
+        return np.array(scores, dtype=np.float32)
+
+    def stats(self) -> EngineStats:
+        return EngineStats(len(self._rows), len(self._waiting), self._tokens, 0.0, 0, self._version)
+
+    def close(self) -> None:
+        self.abort()

@@ -1,0 +1,87 @@
+"""The bookkeeping of running sequences, without a tensor of the model: limits, stop tokens, positions, events.
+
+Must not know caches, models or processes. What happens per token is one numpy expression over all rows; what is per
+row is only the event itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from node.engine.requests import completion_limit
+from p2p.protocol.rollout import Generate, TokenEvent
+from p2p.version import Version
+
+
+@dataclass(eq=False, slots=True)
+class Row:
+    """One sequence the engine holds: its request and its completion so far (prefix included)."""
+
+    request: Generate
+    ids: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.ids.extend(self.request.prefix_ids)
+
+    def tokens(self) -> list[int]:
+        return [*self.request.prompt_ids, *self.ids]
+
+    def last_event(self, version: Version, finish: str, message: str = "") -> TokenEvent:
+        """An event without tokens that ends this row."""
+        return TokenEvent(self.request.request_id, len(self.ids), (), np.empty(0, np.float32), version, finish, message)
+
+
+class Rows:
+    """Running rows, in batch order."""
+
+    def __init__(self, max_context: int) -> None:
+        self.rows: list[Row] = []
+        self._max_context = max_context
+        self._index([])
+
+    def _index(self, rows: list[Row]) -> None:
+        self.rows = rows
+        self.positions = np.array([len(r.ids) for r in rows], dtype=np.int64)
+        """int64 [n]: the completion position each row draws next"""
+        self._limits = np.array([completion_limit(r.request, self._max_context) for r in rows], dtype=np.int64)
+        width = max((len(r.request.stop_ids) for r in rows), default=0)
+        self._stops = np.full((len(rows), width), -1, dtype=np.int64)
+        for stops, row in zip(self._stops, rows, strict=True):
+            stops[: len(row.request.stop_ids)] = row.request.stop_ids
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def extend(self, rows: Sequence[Row]) -> None:
+        self._index([*self.rows, *rows])
+
+    def select(self, index: np.ndarray) -> None:
+        self._index([self.rows[i] for i in index])
+
+    def advance(self, ids: np.ndarray, logprobs: np.ndarray, version: Version) -> tuple[list[TokenEvent], np.ndarray]:
+        """Append one drawn token to every row: ids int64 [n], logprobs float32 [n].
+
+        Returns the events, and the indices (int64) of the rows that go on. A row whose log probability is not a
+        number ends with "error" and without the token.
+        """
+        stopped = (self._stops == ids[:, None]).any(axis=1)
+        full = self.positions + 1 >= self._limits
+        broken = ~np.isfinite(logprobs)
+        over = stopped | full | broken
+        events = []
+        for i, (row, token) in enumerate(zip(self.rows, ids.tolist(), strict=True)):
+            start = len(row.ids)
+            if over[i]:
+                if broken[i]:
+                    events.append(row.last_event(version, "error", "the model's logits are not numbers"))
+                    continue
+                finish = "stop" if stopped[i] else "length"
+            else:
+                finish = ""
+            row.ids.append(token)
+            events.append(TokenEvent(row.request.request_id, start, (token,), logprobs[i : i + 1], version, finish))
+        self.positions += 1
+        return events, np.flatnonzero(~over)

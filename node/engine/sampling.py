@@ -1,0 +1,111 @@
+"""Drawing tokens: pure functions of logits, parameters, seed and position. Must not know models, caches or requests.
+
+The token at completion position i of a sequence depends only on its own logits and on (temperature, top_p, seed, i):
+one uniform number per (seed, i) comes from a counter-based hash (SplitMix64: Steele, Lea, Flood, "Fast splittable
+pseudorandom number generators", OOPSLA 2014), and the token is read off the inverse cumulative distribution in
+float64. So a batch's composition, a migration or a restart never changes a draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MASK = (1 << 64) - 1
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """SplitMix64's finaliser over uint64 (arithmetic modulo 2**64)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def seed_keys(seeds: Sequence[int]) -> np.ndarray:
+    """uint64 [n]: seeds (any Python integers, taken modulo 2**64) spread out, so that neighbours share no stream."""
+    raw = np.array([seed & _MASK for seed in seeds], dtype=np.uint64)
+    return _mix(raw + _GOLDEN)
+
+
+def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """float64 [n] in [0, 1): the number for each (key, completion position); 53 bits each."""
+    bits = _mix(keys + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """The sampling parameters of n rows, on the logits' device; None where a whole batch does not need one."""
+
+    keys: np.ndarray
+    """uint64 [n], from `seed_keys`"""
+    temperature: torch.Tensor | None
+    """float64 [n, 1], 1 for greedy rows; None: all 1"""
+    top_p: torch.Tensor | None
+    """float64 [n, 1], 1 for greedy rows; None: all 1"""
+    greedy: torch.Tensor | None
+    """bool [n]; None: no row is greedy"""
+
+    @classmethod
+    def build(
+        cls,
+        seeds: Sequence[int],
+        temperature: Sequence[float],
+        top_p: Sequence[float],
+        device: torch.device | str = "cpu",
+    ) -> SamplingParams:
+        """Temperature 0 means greedy, whose reported distribution is temperature 1 without top_p."""
+        heat, nucleus = np.array(temperature, dtype=np.float64), np.array(top_p, dtype=np.float64)
+        cold = heat == 0
+        heat, nucleus = np.where(cold, 1.0, heat), np.where(cold, 1.0, nucleus)
+
+        def column(values: np.ndarray) -> torch.Tensor | None:
+            return None if (values == 1).all() else torch.from_numpy(values).to(device)[:, None]
+
+        return cls(
+            seed_keys(seeds), column(heat), column(nucleus), torch.from_numpy(cold).to(device) if cold.any() else None
+        )
+
+
+def log_probs(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """float64 [n, vocab]: the log distribution each row is sampled from; -inf outside the nucleus.
+
+    Nucleus (Holtzman et al. 2020): the fewest most probable tokens that together reach top_p, at least one; ties
+    at its edge go to the lower token id.
+    """
+    scaled = logits.double()
+    if params.temperature is not None:
+        scaled = scaled / params.temperature
+    logp = torch.log_softmax(scaled, dim=-1)
+    if params.top_p is None:
+        return logp
+    order = torch.argsort(logp, dim=-1, descending=True, stable=True)
+    ordered = logp.gather(-1, order).exp()
+    before = ordered.cumsum(-1) - ordered
+    before[:, 0] = 0.0
+    keep = torch.zeros_like(logp, dtype=torch.bool).scatter(-1, order, before < params.top_p) | (params.top_p >= 1)
+    logp = logp.masked_fill(~keep, -torch.inf)
+    return logp - torch.logsumexp(logp, dim=-1, keepdim=True)
+
+
+def sample(logits: torch.Tensor, params: SamplingParams, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Draw one token per row of logits [n, vocab] at completion `positions` int64 [n].
+
+    Returns token ids int64 [n] and their log probabilities float32 [n] under `log_probs`. A token of probability
+    zero is never drawn. A row whose logits are not numbers gets a log probability that is not finite.
+    """
+    logp = log_probs(logits, params)
+    p = logp.exp()
+    cdf = p.cumsum(-1)
+    u = torch.from_numpy(uniforms(params.keys, positions)).to(logp.device)[:, None]
+    ids = ((cdf > u * cdf[:, -1:]) & (p > 0)).to(torch.uint8).argmax(-1)
+    # A parallel cumsum need not be monotone in the last bit: should no token qualify, take the most probable one.
+    ids = torch.where(p.gather(-1, ids[:, None])[:, 0] > 0, ids, p.argmax(-1))
+    if params.greedy is not None:
+        ids = torch.where(params.greedy, logits.argmax(-1), ids)
+    chosen = logp.gather(-1, ids[:, None])[:, 0]
+    return ids.cpu().numpy(), chosen.to(torch.float32).cpu().numpy()

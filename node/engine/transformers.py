@@ -1,0 +1,328 @@
+"""The embedded engine: any full-attention Hugging Face causal LM, decoded by our own slot batcher over DynamicCache.
+
+Must not know processes, sockets or peers. One thread; a step admits waiting sequences (one batched prefill, equal
+sequences run once), decodes one token for every running one, and retires what ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from node.engine.base import CommitResult, EngineCore, EngineStats, StateFile
+from node.engine.kvrows import KVRows, prefill
+from node.engine.model import (
+    MappedState,
+    build_model,
+    check_layout,
+    context_length,
+    fill,
+    fill_new,
+    load_config,
+    state_tensors,
+)
+from node.engine.requests import check_request, check_tokens, finish_before_start
+from node.engine.rows import Row, Rows
+from node.engine.sampling import SamplingParams, sample
+from node.engine.settings import TransformersSettings
+from p2p.errors import Refusal
+from p2p.protocol.rollout import Generate, TokenEvent
+from p2p.version import Version
+
+RATE_WINDOW_S = 5.0
+"""Span of the reported tokens/s: long enough to smooth a prefill, short enough to see a throttled GPU."""
+
+
+class TransformersCore(EngineCore):
+    """See EngineCore for the contract. `clock` gives seconds and serves only statistics and measured pauses."""
+
+    def __init__(
+        self, settings: TransformersSettings | None = None, *, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.settings = settings or TransformersSettings()
+        self._clock = clock
+        self._model: torch.nn.Module | None = None
+        self._config: Any = None
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._version = Version(0, 0)
+        self._vocab = 0
+        self._max_context = 0
+        self._staged: tuple[MappedState, tuple[str, ...]] | None = None
+        self._waiting: deque[Row] = deque()
+        self._held: dict[str, Row] = {}
+        self._rows = Rows(0)
+        self._kv: KVRows | None = None
+        self._params: SamplingParams | None = None
+        self._next_ids = np.empty((0, 1), dtype=np.int64)
+        self._tokens = 0
+        self._recent: deque[tuple[float, int]] = deque()
+        self._last_step: float | None = None
+
+    def load(self, model_dir: Path, state: StateFile) -> None:
+        settings = self.settings
+        use_cuda = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
+        if use_cuda and not torch.cuda.is_available():
+            raise Refusal("the engine is set to cuda and torch sees no CUDA device")
+        device = torch.device("cuda" if use_cuda else "cpu")
+        dtype = self._compute_dtype(state, device)
+        config = load_config(model_dir, settings.max_context)
+        model = build_model(config, device=device, dtype=dtype, attention=settings.attention)
+        tensors = state_tensors(model)
+        check_layout(state.layout, tensors)
+        fill_new(tensors, MappedState(state))
+        text = config.get_text_config()
+        self._model, self._config, self._tensors, self._device = model, config, tensors, device
+        self._version, self._vocab = state.version, int(text.vocab_size)
+        self._max_context = context_length(config, settings.max_context)
+        self._staged = None
+        self._forget_all()
+
+    def _compute_dtype(self, state: StateFile, device: torch.device) -> torch.dtype:
+        if self.settings.dtype != "auto":
+            return getattr(torch, self.settings.dtype)
+        if device.type == "cpu":
+            return torch.float32
+        sizes: dict[torch.dtype, int] = {}
+        for spec in state.layout.tensors:
+            dtype = getattr(torch, spec.dtype)
+            if dtype in (torch.float32, torch.bfloat16, torch.float16):
+                sizes[dtype] = sizes.get(dtype, 0) + spec.nbytes
+        return max(sizes, key=lambda d: sizes[d]) if sizes else torch.float32
+
+    def _loaded(self) -> torch.nn.Module:
+        if self._model is None:
+            raise RuntimeError("no model is loaded")
+        return self._model
+
+    def add(self, request: Generate) -> None:
+        self._loaded()
+        check_request(
+            request, serving=self._version, vocab_size=self._vocab, max_context=self._max_context, in_use=self._held
+        )
+        row = Row(request)
+        self._held[request.request_id] = row
+        self._waiting.append(row)
+
+    def has_work(self) -> bool:
+        return bool(self._held)
+
+    @torch.inference_mode()
+    def step(self) -> list[TokenEvent]:
+        if not self._held:
+            return []
+        model = self._loaded()
+        events: list[TokenEvent] = []
+        running = len(self._rows)
+        if running and self._kv is not None and self._params is not None:
+            logits = self._kv.decode(model, torch.from_numpy(self._next_ids).to(self._device))
+            ids, logprobs = sample(logits, self._params, self._rows.positions)
+            self._advance(ids, logprobs, events)
+        # After the decode: whoever is admitted gets the first token from the prefill's logits, so each row that runs
+        # makes exactly one token in this step.
+        self._admit(model, events)
+        made = sum(len(e.ids) for e in events)
+        now = self._clock()
+        self._last_step = now if self._held else None
+        self._tokens += made
+        self._recent.append((now, made))
+        while now - self._recent[0][0] > RATE_WINDOW_S:
+            self._recent.popleft()
+        return events
+
+    def _advance(self, ids: np.ndarray, logprobs: np.ndarray, events: list[TokenEvent]) -> None:
+        """Give each running row its token and retire the rows that ended."""
+        new, going = self._rows.advance(ids, logprobs, self._version)
+        events.extend(new)
+        self._next_ids = ids[:, None]
+        for event in new:
+            if event.finish:
+                del self._held[event.request_id]
+        if len(going) < len(ids):
+            self._keep(going)
+
+    def _keep(self, index: np.ndarray) -> None:
+        """Thin the running rows to `index`."""
+        self._rows.select(index)
+        self._next_ids = self._next_ids[index]
+        if self._kv is not None:
+            if len(index):
+                self._kv.select(index)
+            else:
+                self._kv = None
+        self._refresh_params()
+
+    def _refresh_params(self) -> None:
+        self._params = self._build_params(self._rows.rows) if len(self._rows) else None
+
+    def _build_params(self, rows: Sequence[Row]) -> SamplingParams:
+        asked = [r.request for r in rows]
+        return SamplingParams.build(
+            [r.seed for r in asked], [r.temperature for r in asked], [r.top_p for r in asked], self._device
+        )
+
+    def _admit(self, model: torch.nn.Module, events: list[TokenEvent]) -> None:
+        """Prefill the waiting rows that fit, in order of arrival, and draw the first token of each."""
+        taken: list[Row] = []
+        sequences: dict[tuple[int, ...], int] = {}
+        which: list[int] = []
+        width = 0
+        while self._waiting and len(self._rows) + len(taken) < self.settings.max_running:
+            row = self._waiting[0]
+            if finish := finish_before_start(row.request, self._max_context):
+                self._waiting.popleft()
+                del self._held[row.request.request_id]
+                events.append(row.last_event(self._version, finish))
+                continue
+            tokens = tuple(row.tokens())
+            grown = max(width, len(tokens))
+            if taken and grown * (len(sequences) + (tokens not in sequences)) > self.settings.prefill_tokens:
+                break
+            self._waiting.popleft()
+            width = grown
+            which.append(sequences.setdefault(tokens, len(sequences)))
+            taken.append(row)
+        if not taken:
+            return
+        kv, logits = prefill(model, self._config, list(sequences), self._device)
+        index = np.array(which, dtype=np.int64)
+        if len(sequences) < len(taken):
+            logits = logits[torch.from_numpy(index).to(self._device)]
+        params = self._build_params(taken)
+        fresh = Rows(self._max_context)
+        fresh.extend(taken)
+        ids, logprobs = sample(logits, params, fresh.positions)
+        new, going = fresh.advance(ids, logprobs, self._version)
+        events.extend(new)
+        for event in new:
+            if event.finish:
+                del self._held[event.request_id]
+        if not len(going):
+            return
+        if len(sequences) < len(taken) or len(going) < len(taken):
+            kv.select(index[going])
+        if self._kv is None:
+            self._kv = kv
+        else:
+            self._kv.join(kv)
+        self._rows.extend([taken[i] for i in going])
+        self._next_ids = np.concatenate([self._next_ids, ids[going][:, None]])
+        self._refresh_params()
+
+    def interrupt(self, request_ids: Sequence[str] | None = None) -> list[TokenEvent]:
+        return [row.last_event(self._version, "interrupt") for row in self._take(request_ids)]
+
+    def abort(self, request_ids: Sequence[str] | None = None) -> None:
+        self._take(request_ids)
+
+    def _take(self, request_ids: Sequence[str] | None) -> list[Row]:
+        """Remove these rows (None: all), running or waiting."""
+        names = list(self._held) if request_ids is None else [n for n in dict.fromkeys(request_ids) if n in self._held]
+        gone = {name: self._held.pop(name) for name in names}
+        if gone:
+            self._waiting = deque(r for r in self._waiting if r.request.request_id not in gone)
+            stay = [i for i, r in enumerate(self._rows.rows) if r.request.request_id not in gone]
+            if len(stay) < len(self._rows):
+                self._keep(np.array(stay, dtype=np.int64))
+        return list(gone.values())
+
+    def _forget_all(self) -> None:
+        self._requeue()
+        self._waiting.clear()
+        self._held.clear()
+
+    def stage(self, state: StateFile) -> None:
+        self._loaded()
+        self._staged = None
+        check_layout(state.layout, self._tensors)
+        names = tuple(self._tensors) if state.changed is None else state.changed
+        unknown = [name for name in names if name not in self._tensors]
+        if unknown:
+            raise Refusal(f"changed tensor {unknown[0]!r} is not in the state", version=state.version)
+        self._staged = MappedState(state), names
+
+    def commit(self) -> CommitResult:
+        if self._staged is None:
+            raise RuntimeError("nothing is staged")
+        model = self._loaded()
+        begin = self._clock()
+        (source, names), self._staged = self._staged, None
+        undo = fill(self._tensors, source, names)
+        try:
+            self._synchronize()
+            applied = self._clock()
+            if self.settings.kv_policy == "recompute" and len(self._rows):
+                self._recompute(model)
+                self._synchronize()
+        except BaseException:
+            undo()
+            self._requeue()
+            raise
+        self._version = source.version
+        since = begin if self._last_step is None else min(begin, self._last_step)
+        return CommitResult(source.version, self._clock() - since, applied - begin)
+
+    def _requeue(self) -> None:
+        """Send the running rows back to the head of the queue: their cache is gone, their tokens are not."""
+        self._waiting.extendleft(reversed(self._rows.rows))
+        self._rows = Rows(self._max_context)
+        self._kv, self._params = None, None
+        self._next_ids = np.empty((0, 1), dtype=np.int64)
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    @torch.inference_mode()
+    def _recompute(self, model: torch.nn.Module) -> None:
+        """Rebuild the running rows' cache under the weights now in place; their last tokens stay the next input."""
+        sequences = [row.tokens()[:-1] for row in self._rows.rows]
+        self._kv = None
+        kv: KVRows | None = None
+        at = 0
+        while at < len(sequences):
+            stop, width = at + 1, len(sequences[at])
+            while stop < len(sequences):
+                width = max(width, len(sequences[stop]))
+                if width * (stop + 1 - at) > self.settings.prefill_tokens:
+                    break
+                stop += 1
+            part, _ = prefill(model, self._config, sequences[at:stop], self._device)
+            if kv is None:
+                kv = part
+            else:
+                kv.join(part)
+            at = stop
+        self._kv = kv
+
+    @torch.inference_mode()
+    def score(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], temperature: float = 1.0) -> np.ndarray:
+        model = self._loaded()
+        if not prompt_ids or len(prompt_ids) + len(completion_ids) > self._max_context:
+            raise Refusal(f"cannot score {len(prompt_ids)}+{len(completion_ids)} tokens in {self._max_context}")
+        check_tokens(prompt_ids, self._vocab, "prompt to score")
+        check_tokens(completion_ids, self._vocab, "completion to score")
+        n = len(completion_ids)
+        if not n:
+            return np.empty(0, np.float32)
+        ids = torch.tensor([[*prompt_ids, *completion_ids]], device=self._device)
+        logits = model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=n).logits[0]
+        logp = torch.log_softmax(logits.double() / (temperature or 1.0), dim=-1)
+        return logp.gather(-1, ids[0, -n:, None])[:, 0].float().cpu().numpy()
+
+    def stats(self) -> EngineStats:
+        now = self._clock()
+        recent = [(at, n) for at, n in self._recent if now - at <= RATE_WINDOW_S]
+        # The first step only marks where the window begins: its tokens were made before that moment.
+        rate = sum(n for _, n in recent[1:]) / max(now - recent[0][0], 1e-9) if len(recent) > 1 else 0.0
+        kv_bytes = self._kv.nbytes if self._kv is not None else 0
+        return EngineStats(len(self._rows), len(self._waiting), self._tokens, rate, kv_bytes, self._version)
+
+    def close(self) -> None:
+        self._forget_all()
+        self._model, self._tensors, self._staged = None, {}, None

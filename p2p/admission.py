@@ -1,0 +1,117 @@
+"""Who may take part: join tickets and memberships. Pure: the time is passed in. Must not know channels or rosters.
+
+A **ticket** is what the learner's owner hands out: where the head is, which run, and the head's own signature that
+admits whoever shows it until it expires. A **membership** is the head's statement about one peer (run, epoch, peer,
+expiry) and is what two nodes show each other.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from p2p.errors import Refusal, UsageError
+from p2p.identity import Identity, peer_id_of, public_key_of, verify
+from p2p.protocol.wire import unpack
+
+TICKET_DOMAIN = b"shoal/ticket/1"
+MEMBERSHIP_DOMAIN = b"shoal/membership/1"
+PREFIX = "shoal1"
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """An invitation to a run. `addresses` are dialable multiaddrs of the head, `expires` is Unix seconds (0: never)."""
+
+    run: str
+    head: str
+    addresses: tuple[str, ...]
+    expires: int
+    signature: bytes
+
+    def encode(self) -> str:
+        body = msgpack.packb([*_ticket_body(self.run, self.head, self.addresses, self.expires), self.signature])
+        return PREFIX + base64.urlsafe_b64encode(body).decode().rstrip("=")
+
+
+def _ticket_body(run: str, head: str, addresses: tuple[str, ...], expires: int) -> list[Any]:
+    return [run, head, list(addresses), expires]
+
+
+def make_ticket(head: Identity, run: str, addresses: tuple[str, ...], expires: int = 0) -> Ticket:
+    """Signed by the head's key."""
+    body = msgpack.packb(_ticket_body(run, head.peer_id, addresses, expires))
+    return Ticket(run, head.peer_id, addresses, expires, head.sign(TICKET_DOMAIN, body))
+
+
+def read_ticket(text: str) -> Ticket:
+    """Parse what a person pasted. UsageError when it is not a whole, unaltered ticket."""
+    text = "".join(text.split())
+    if not text.startswith(PREFIX):
+        raise UsageError(f"not a ticket: it should start with {PREFIX!r}, this starts with {text[:12]!r}")
+    try:
+        raw = base64.urlsafe_b64decode(text[len(PREFIX) :] + "=" * (-len(text[len(PREFIX) :]) % 4))
+        run, head, addresses, expires, signature = unpack(raw)
+        ticket = Ticket(str(run), str(head), tuple(str(a) for a in addresses), int(expires), bytes(signature))
+        body = msgpack.packb(_ticket_body(ticket.run, ticket.head, ticket.addresses, ticket.expires))
+        whole = verify(public_key_of(ticket.head), TICKET_DOMAIN, body, ticket.signature)
+    except (ValueError, TypeError, Refusal):
+        raise UsageError("not a ticket: it is cut off or altered (copy it whole from the learner's output)") from None
+    if not whole:
+        raise UsageError("not a ticket: its signature does not fit (copy it whole from the learner's output)")
+    return ticket
+
+
+def check_ticket(text: str, *, head: str, run: str, now: float, peer: str = "") -> None:
+    """The head's check of a joiner's ticket; Refusal with the reason."""
+    try:
+        ticket = read_ticket(text)
+    except UsageError as error:
+        raise Refusal(str(error), peer=peer) from None
+    if ticket.run != run:
+        raise Refusal(f"the ticket is for run {ticket.run}, this learner runs {run}", peer=peer)
+    if ticket.head != head:
+        raise Refusal(f"the ticket was signed by {ticket.head}, this head is {head}", peer=peer)
+    if ticket.expires and now > ticket.expires:
+        raise Refusal(f"the ticket expired {now - ticket.expires:.0f} s ago", peer=peer)
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """The head's word that `peer` belongs to `run` until `expires` (Unix seconds)."""
+
+    run: str
+    epoch: int
+    peer: str
+    expires: int
+
+
+def sign_membership(head: Identity, membership: Membership) -> bytes:
+    m = membership
+    body = msgpack.packb([m.run, m.epoch, m.peer, m.expires])
+    return msgpack.packb([body, head.sign(MEMBERSHIP_DOMAIN, body)])
+
+
+def check_membership(data: bytes, *, head_key: bytes, run: str, peer: str, now: float, min_epoch: int = 0) -> Membership:
+    """Verify a membership that `peer` (as the transport proved it) showed. Refusal with the reason."""
+    try:
+        body, signature = unpack(data)
+        m_run, epoch, m_peer, expires = unpack(body)
+        membership = Membership(str(m_run), int(epoch), str(m_peer), int(expires))
+        genuine = verify(head_key, MEMBERSHIP_DOMAIN, body, signature)
+    except (Refusal, ValueError, TypeError):
+        raise Refusal("malformed membership", peer=peer, fatal=True) from None
+    if not genuine:
+        raise Refusal(f"membership is not signed by the head {peer_id_of(head_key)}", peer=peer, fatal=True)
+    if membership.peer != peer:
+        raise Refusal(f"membership belongs to {membership.peer}", peer=peer, fatal=True)
+    if membership.run != run:
+        raise Refusal(f"membership is for run {membership.run}, this is run {run}", peer=peer, fatal=True)
+    if membership.epoch < min_epoch:
+        raise Refusal(f"membership is of epoch {membership.epoch}, the run is at {min_epoch}", peer=peer, fatal=True)
+    if now > membership.expires:
+        raise Refusal(f"membership expired {now - membership.expires:.0f} s ago", peer=peer, fatal=True)
+    return membership

@@ -1,0 +1,508 @@
+"""Moves what sessions decide over channels: announces, verifies, stores, relays. The thin shell of the broadcast.
+
+Must not know reinforcement learning, engines or how peers were admitted: peers are added and removed by the owner, and
+every byte taken from one is proven first (manifest parts by the head's signature, chunks by their digest).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from p2p.broadcast.session import Session
+from p2p.channel.base import Channel
+from p2p.errors import ChannelClosed, Refusal, ShoalError
+from p2p.limits import MIB
+from p2p.manifest import Manifest, open_header, open_part
+from p2p.protocol.messages import Chunk, Follow, GetParts, Have, Parts, Subscribe, Want
+from p2p.protocol.wire import encode
+from p2p.store import ChunkStore
+from p2p.version import Version
+
+log = logging.getLogger("shoal.broadcast")
+
+TICK_S = 0.05
+"""How often a session's timers are looked at and its news announced to third parties."""
+
+PARTS_PER_MESSAGE = 512 * 1024
+"""Bytes of manifest parts per message, below MAX_FRAME with room for the envelope."""
+
+MAX_SESSIONS = 256
+"""Manifests a peer keeps track of at once. A chain being followed is far shorter."""
+
+
+@dataclass
+class Traffic:
+    """Chunk payload bytes of one manifest, counted at this peer."""
+
+    sent: int = 0
+    from_head: int = 0
+    from_peers: int = 0
+    duplicates: int = 0
+    first_at: float = 0.0
+    done_at: float = 0.0
+
+
+@dataclass
+class Spread:
+    """One manifest here: its proof, its session, its traffic, and an event that is replaced at every change."""
+
+    manifest: Manifest
+    session: Session
+    traffic: Traffic
+    wanted: bool
+    """this peer takes part (a header alone is only remembered)"""
+    changed: trio.Event = field(default_factory=trio.Event)
+    asked_parts_at: float = -1e9
+
+    def wake(self) -> None:
+        self.changed.set()
+        self.changed = trio.Event()
+
+
+class ExchangePeer:
+    """A neighbour: `post` queues control messages without waiting, `bulk` carries chunks."""
+
+    def __init__(self, name: str, post: Callable[[object], None], bulk: Channel, now: float) -> None:
+        self.name, self.post, self.bulk = name, post, bulk
+        self.following = False
+        self.parts_sent: set[tuple[bytes, int]] = set()
+        self.wake = trio.Event()
+        self.scope = trio.CancelScope()
+        self.since = now
+
+
+RefusedBy = Callable[[str, Refusal], Awaitable[None]]
+
+
+class Exchange:
+    """Sessions, manifests and store of one peer.
+
+    `on_header(manifest)` decides whether to take part in a newly announced manifest; it is called once for each.
+    `on_refusal(peer, refusal)` hears every refusal; it drops the peer when `refusal.fatal`.
+    """
+
+    def __init__(
+        self,
+        *,
+        me: str,
+        run: str,
+        head: str,
+        head_key: bytes,
+        store: ChunkStore,
+        is_source: bool,
+        now: Callable[[], float],
+        wall: Callable[[], float],
+        on_header: Callable[[Manifest], bool] | None = None,
+        on_refusal: RefusedBy | None = None,
+    ) -> None:
+        self.me, self.run_id, self.head, self.head_key = me, run, head, head_key
+        self.store, self.is_source, self._now, self._wall = store, is_source, now, wall
+        self.min_epoch = 0
+        self.floor: Version | None = None
+        """headers of versions below this are refused as rolled back (set by the node to what it serves)"""
+        self.on_header, self.on_refusal = on_header, on_refusal
+        self.spreads: dict[bytes, Spread] = {}
+        self.peers: dict[str, ExchangePeer] = {}
+        self._nursery: trio.Nursery | None = None
+        self._following = False
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Owns every task of the exchange."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            for peer in self.peers.values():
+                nursery.start_soon(self._serve_bulk, peer)
+            task_status.started()
+            while True:
+                await trio.sleep(TICK_S)
+                self._tick()
+
+    # --- neighbours --------------------------------------------------------------------------------------------------
+
+    def add_peer(self, name: str, post: Callable[[object], None], bulk: Channel) -> None:
+        """A neighbour is reachable. Tells it what we hold of every manifest we take part in."""
+        self.remove_peer(name)
+        peer = self.peers[name] = ExchangePeer(name, post, bulk, self._now())
+        if self._following:
+            post(Follow(True))
+        for mid, spread in self.spreads.items():
+            if spread.wanted:
+                post(Subscribe(mid, bitmap(spread.session.held)))
+        if self._nursery is not None:
+            self._nursery.start_soon(self._serve_bulk, peer)
+
+    def remove_peer(self, name: str) -> None:
+        peer = self.peers.pop(name, None)
+        if peer is None:
+            return
+        peer.scope.cancel()
+        for spread in self.spreads.values():
+            spread.session.leave(name)
+        self._wake_senders()
+
+    def follow(self, on: bool) -> None:
+        """Ask every neighbour, now and later ones, to push new deltas as they are made."""
+        self._following = on
+        self._post_all(Follow(on))
+
+    def is_following(self, name: str) -> bool:
+        peer = self.peers.get(name)
+        return peer is not None and peer.following
+
+    # --- the source --------------------------------------------------------------------------------------------------
+
+    def offer(self, header_part: bytes, *, announce: bool) -> Manifest:
+        """Start a manifest of our own. With `announce` its header goes to every neighbour and its chunks are pushed
+        to those who follow; without, it is there for who asks."""
+        manifest = open_header(header_part, head_key=self.head_key, run=self.run_id, min_epoch=0, now=self._wall())
+        spread = self._open(manifest, wanted=True)
+        if announce:
+            for peer in self.peers.values():
+                peer.post(Parts(manifest.mid, (header_part,)))
+                if peer.following:
+                    spread.session.join(peer.name, (), self._now())
+        return manifest
+
+    def extend(self, mid: bytes, part: bytes, *, announce: bool) -> None:
+        """A further part of our own manifest; its chunks must be in the store already."""
+        spread = self.spreads[mid]
+        now = self._now()
+        chunks = spread.manifest.add(part, self.head_key)
+        spread.session.learn(chunks, now)
+        for chunk in chunks:
+            spread.session.hold(chunk, None, seed=False, now=now)
+        if spread.manifest.whole and spread.manifest.seal is not None:
+            spread.session.close(spread.manifest.seal.chunks)
+            spread.traffic.done_at = now
+            if announce:
+                self._post_all(Parts(mid, (part,)))
+            else:
+                for name in spread.session.peers():
+                    self.peers[name].post(Parts(mid, (part,)))
+        spread.wake()
+        self._wake_senders()
+
+    def forget(self, mid: bytes) -> list[bytes]:
+        """Drop a manifest; returns the digests of its chunks (for the store)."""
+        spread = self.spreads.pop(mid, None)
+        if spread is None:
+            return []
+        spread.wake()
+        for peer in self.peers.values():
+            peer.parts_sent = {(m, s) for m, s in peer.parts_sent if m != mid}
+        digests = [d for record in spread.manifest.records.values() for d in record.digests]
+        self.store.unpin(digests)
+        return digests
+
+    # --- a receiver --------------------------------------------------------------------------------------------------
+
+    def take(self, mid: bytes, *, catching: bool) -> None:
+        """Take part in a known manifest from now on: tell the neighbours, receive, relay."""
+        spread = self.spreads[mid]
+        spread.session.catching = spread.session.catching or catching
+        if not spread.wanted:
+            spread.wanted = True
+            self._post_all(Subscribe(mid, bitmap(spread.session.held)))
+
+    def ask_manifest(self, mid: bytes, peer: str) -> None:
+        entry = self.peers.get(peer)
+        if entry is not None:
+            entry.post(GetParts(mid))
+
+    async def manifest(self, mid: bytes) -> Manifest:
+        """The manifest once its header is here. No deadline: the caller sets one on progress."""
+        while mid not in self.spreads:
+            await trio.sleep(TICK_S)
+        return self.spreads[mid].manifest
+
+    async def segment(self, mid: bytes, index: int) -> bytes:
+        """The encoded payload of one segment, once its record and all its chunks are here. ShoalError when the manifest
+        is forgotten meanwhile. No deadline: the caller watches `progress`."""
+        while True:
+            spread = self._spread(mid)
+            chunks = spread.manifest.chunks_of(index)
+            if chunks is not None and all(c in spread.session.held for c in chunks):
+                pieces = [self.store.get(d) for d in spread.manifest.records[index].digests]
+                if all(piece is not None for piece in pieces):
+                    return b"".join(piece for piece in pieces if piece is not None)
+                # The disk lost a chunk that was whole when it came: fetch it again.
+                for chunk, piece in zip(chunks, pieces, strict=True):
+                    if piece is None:
+                        spread.session.lose(chunk, self._now())
+            await spread.changed.wait()
+
+    async def sealed(self, mid: bytes) -> Manifest:
+        """The manifest once seal and all records are here."""
+        while True:
+            spread = self._spread(mid)
+            if spread.manifest.whole:
+                return spread.manifest
+            await spread.changed.wait()
+
+    def progress(self, mid: bytes) -> int:
+        """Grows with every record and chunk: a watchdog compares two readings."""
+        spread = self.spreads.get(mid)
+        return 0 if spread is None else len(spread.session.held) + len(spread.manifest.records) + spread.manifest.whole
+
+    def _spread(self, mid: bytes) -> Spread:
+        spread = self.spreads.get(mid)
+        if spread is None:
+            raise ShoalError(f"manifest {mid.hex()[:12]} is not held any more")
+        return spread
+
+    # --- messages ----------------------------------------------------------------------------------------------------
+
+    async def handle(self, name: str, message: object) -> bool:
+        """One message of the versions family from a neighbour, control or bulk. False when it is not ours to handle."""
+        peer = self.peers.get(name)
+        if peer is None:
+            return isinstance(message, (Parts, GetParts, Follow, Subscribe, Have, Want, Chunk))
+        try:
+            match message:
+                case Chunk():
+                    self._on_chunk(peer, message)
+                case Have():
+                    self._on_have(peer, message)
+                case Want():
+                    self._on_want(peer, message)
+                case Parts():
+                    self._on_parts(peer, message)
+                case GetParts():
+                    self._on_get_parts(peer, message)
+                case Subscribe():
+                    self._on_subscribe(peer, message)
+                case Follow():
+                    peer.following = message.on
+                case _:
+                    return False
+        except Refusal as refusal:
+            await self._refuse(name, refusal)
+        return True
+
+    async def _refuse(self, name: str, refusal: Refusal) -> None:
+        refusal = refusal.at(peer=name)
+        log.warning("%s", refusal)
+        if self.on_refusal is not None:
+            await self.on_refusal(name, refusal)
+
+    def _on_chunk(self, peer: ExchangePeer, message: Chunk) -> None:
+        spread = self.spreads.get(message.mid)
+        if spread is None or not spread.wanted:
+            return  # a manifest we dropped meanwhile: the sender could not know
+        version = spread.manifest.version
+        digest = spread.manifest.chunk_digest(message.index)
+        if digest is None:
+            raise Refusal("chunk came before the record that proves it", version=version, chunk=message.index)
+        now = self._now()
+        if message.index in spread.session.held:
+            spread.session.hold(message.index, peer.name, seed=False, now=now)
+            spread.traffic.duplicates += len(message.data)
+            peer.post(Have(message.mid, (message.index,)))
+            return
+        try:
+            self.store.put(digest, message.data)
+        except Refusal as refusal:
+            raise refusal.at(version=version, chunk=message.index) from None
+        self.store.pin([digest])
+        traffic = spread.traffic
+        traffic.first_at = traffic.first_at or now
+        if peer.name == self.head:
+            traffic.from_head += len(message.data)
+        else:
+            traffic.from_peers += len(message.data)
+        seed = message.seed and peer.name == self.head
+        spread.session.hold(message.index, peer.name, seed=seed, now=now)
+        peer.post(Have(message.mid, (message.index,)))  # the sender's window opens at once, the others hear at the tick
+        if spread.session.complete:
+            traffic.done_at = now
+        spread.wake()
+        self._wake_senders()
+
+    def _on_have(self, peer: ExchangePeer, message: Have) -> None:
+        spread = self.spreads.get(message.mid)
+        if spread is not None:
+            self._check_range(spread, message.chunks)
+            spread.session.peer_has(peer.name, message.chunks, self._now())
+            peer.wake.set()
+
+    def _on_want(self, peer: ExchangePeer, message: Want) -> None:
+        spread = self.spreads.get(message.mid)
+        if spread is not None:
+            self._check_range(spread, message.chunks)
+            spread.session.join(peer.name, (), self._now())
+            spread.session.peer_wants(peer.name, message.chunks, self._now())
+            peer.wake.set()
+
+    def _on_parts(self, peer: ExchangePeer, message: Parts) -> None:
+        for part in message.parts:
+            spread = self.spreads.get(message.mid)
+            if spread is None:
+                spread = self._on_new_header(part, message.mid)
+                continue
+            chunks = spread.manifest.add(part, self.head_key)
+            spread.session.learn(chunks, self._now())
+            if spread.manifest.whole and spread.manifest.seal is not None:
+                spread.session.close(spread.manifest.seal.chunks)
+            spread.wake()
+
+    def _on_new_header(self, part: bytes, mid: bytes) -> Spread | None:
+        kind, _ = open_part(part, self.head_key)
+        if kind != "header":
+            return None  # its header did not reach us: GetParts or another neighbour will bring it
+        manifest = open_header(part, head_key=self.head_key, run=self.run_id, min_epoch=self.min_epoch, now=self._wall())
+        version = manifest.version
+        if manifest.mid != mid:
+            raise Refusal("manifest id does not fit its header", version=version, fatal=True)
+        if manifest.header.kind == "delta" and self.floor is not None and version <= self.floor:
+            raise Refusal(f"version {version} is not newer than {self.floor}, which is installed", version=version)
+        for other in self.spreads.values():
+            h = other.manifest.header
+            if (h.version, h.kind, h.base) == (version, manifest.header.kind, manifest.header.base):
+                raise Refusal("two signed manifests for one version: the head equivocates", version=version)
+        if len(self.spreads) >= MAX_SESSIONS:
+            raise Refusal(f"more than {MAX_SESSIONS} manifests at once", version=version)
+        spread = self._open(manifest, wanted=False)
+        if self.on_header is not None and self.on_header(manifest):
+            self.take(manifest.mid, catching=False)
+        return spread
+
+    def _on_get_parts(self, peer: ExchangePeer, message: GetParts) -> None:
+        spread = self.spreads.get(message.mid)
+        if spread is None:
+            return
+        batch: list[bytes] = []
+        size = 0
+        for part in spread.manifest.parts():
+            if batch and size + len(part) > PARTS_PER_MESSAGE:
+                peer.post(Parts(message.mid, tuple(batch)))
+                batch, size = [], 0
+            batch.append(part)
+            size += len(part)
+        peer.post(Parts(message.mid, tuple(batch)))
+
+    def _on_subscribe(self, peer: ExchangePeer, message: Subscribe) -> None:
+        spread = self.spreads.get(message.mid)
+        if spread is None:
+            return
+        have = members(message.have)
+        self._check_range(spread, have)
+        spread.session.join(peer.name, have, self._now())
+        if not self.is_source and spread.wanted:
+            peer.post(Have(message.mid, tuple(spread.session.held)))
+        peer.wake.set()
+
+    def _check_range(self, spread: Spread, chunks: Sequence[int]) -> None:
+        limit = 2 + spread.manifest.header.layout.nbytes * 2 // 1024 + len(spread.manifest.segments)
+        if spread.manifest.seal is not None:
+            limit = spread.manifest.seal.chunks
+        for chunk in chunks:
+            if chunk >= limit:
+                raise Refusal(f"chunk {chunk} of {limit}", version=spread.manifest.version, chunk=chunk, fatal=True)
+
+    # --- sending -----------------------------------------------------------------------------------------------------
+
+    async def _serve_bulk(self, peer: ExchangePeer) -> None:
+        """Hands this neighbour one chunk after another, oldest version first (later deltas build on it)."""
+        with peer.scope:
+            try:
+                while True:
+                    peer.wake = trio.Event()
+                    choice = self._next_for(peer)
+                    if choice is None:
+                        await peer.wake.wait()
+                        continue
+                    spread, chunk, seed = choice
+                    digest = spread.manifest.chunk_digest(chunk)
+                    data = self.store.get(digest) if digest is not None else None
+                    if data is None:
+                        spread.session.lose(chunk, self._now())
+                        continue
+                    mid, segment = spread.manifest.mid, spread.manifest.segment_of(chunk)
+                    if segment is not None and (mid, segment) not in peer.parts_sent:
+                        # Ahead of the chunk and on the same channel, so the neighbour can always prove what it gets.
+                        peer.parts_sent.add((mid, segment))
+                        parts = [p for p in (self._header_once(peer, spread), spread.manifest.part_of(chunk)) if p]
+                        await peer.bulk.send(encode(Parts(mid, tuple(parts))))
+                    spread.traffic.first_at = spread.traffic.first_at or self._now()
+                    await peer.bulk.send(encode(Chunk(mid, chunk, seed, data)))
+                    spread.traffic.sent += len(data)
+            except ChannelClosed as closed:
+                log.info("bulk channel to %s ended: %s", peer.name, closed)
+
+    def _header_once(self, peer: ExchangePeer, spread: Spread) -> bytes | None:
+        key = (spread.manifest.mid, -1)
+        if key in peer.parts_sent:
+            return None
+        peer.parts_sent.add(key)
+        return spread.manifest.parts()[0]
+
+    def _next_for(self, peer: ExchangePeer) -> tuple[Spread, int, bool] | None:
+        now = self._now()
+        for spread in sorted(self.spreads.values(), key=lambda s: s.manifest.version):
+            found = spread.session.next_for(peer.name, now)
+            if found is not None:
+                return spread, found[0], found[1]
+        return None
+
+    def _wake_senders(self) -> None:
+        for peer in self.peers.values():
+            peer.wake.set()
+
+    def _tick(self) -> None:
+        now = self._now()
+        for mid, spread in self.spreads.items():
+            session = spread.session
+            news = session.news()
+            if news:
+                # The source hears it too: it seeds again what died with a distributor, and reports who is done.
+                for name in session.peers():
+                    if name in self.peers:
+                        self.peers[name].post(Have(mid, tuple(news)))
+            if not spread.wanted or self.is_source:
+                continue
+            for name, chunks in session.wants(now).items():
+                self.peers[name].post(Want(mid, tuple(chunks)))
+            if not spread.manifest.whole and session.missing == 0 and now - spread.asked_parts_at > 1.0:
+                self._ask_for_parts(spread, now)
+
+    def _ask_for_parts(self, spread: Spread, now: float) -> None:
+        """Records come with the chunks; when nothing is on its way and the manifest is not whole, ask for the rest."""
+        if spread.asked_parts_at > 0:
+            holders = [n for n in spread.session.peers() if n in self.peers and n != self.head]
+            target = self.head if self.head in self.peers else (holders[0] if holders else None)
+            if target is not None:
+                self.peers[target].post(GetParts(spread.manifest.mid))
+        spread.asked_parts_at = now
+
+    def _open(self, manifest: Manifest, *, wanted: bool) -> Spread:
+        now = self._now()
+        session = Session(is_source=self.is_source, source=None if self.is_source else self.head, now=now)
+        spread = self.spreads[manifest.mid] = Spread(manifest, session, Traffic(), wanted)
+        for peer in self.peers.values():
+            # Those who follow take part in every new delta without saying so each time; the head is always asked last.
+            if peer.name == self.head or (peer.following and manifest.header.kind == "delta" and not self.is_source):
+                session.join(peer.name, (), now)
+        return spread
+
+    def _post_all(self, message: object) -> None:
+        for peer in self.peers.values():
+            peer.post(message)
+
+
+def bitmap(chunks: set[int]) -> bytes:
+    """Bit i of byte i//8 is set for every chunk i."""
+    out = bytearray((max(chunks) >> 3) + 1 if chunks else 0)
+    for chunk in chunks:
+        out[chunk >> 3] |= 1 << (chunk & 7)
+    return bytes(out)
+
+
+def members(bits: bytes) -> list[int]:
+    """Inverse of `bitmap`. Refusal over one MiB (it is bounded by the frame already)."""
+    if len(bits) > MIB:
+        raise Refusal("bitmap too long", fatal=True)
+    return [i for i in range(8 * len(bits)) if bits[i >> 3] >> (i & 7) & 1]

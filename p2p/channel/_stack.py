@@ -1,0 +1,136 @@
+"""py-libp2p 0.8.1 as we use it, and what had to be changed. Imported late, by p2p.channel.libp2p only.
+
+The changes, each with the line of 0.8.1 that asks for it:
+* swarm.py `_handle_inbound_connection` holds a slot until the swarm ends, not until the connection does: a host stops
+  accepting after `max_connections` connections in its lifetime.
+* yamux.py `handle_incoming` answers pings and stream openings itself; with bulk both ways both readers can wait for a
+  write that waits for the other's reader, for ever.
+* yamux.py `_write_frame` formats a log line per frame whether or not it is wanted.
+* swarm_connection.py logs through the root logger, which installs a handler there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from libp2p.abc import IMuxedConn, ISecureConn
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
+from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.network.connection import swarm_connection
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.network.stream.exceptions import StreamEOF as stream_eof
+from libp2p.network.swarm import Swarm
+from libp2p.peer.id import ID
+from libp2p.peer.peerstore import PeerStore
+from libp2p.protocol_muxer.multiselect import Multiselect
+from libp2p.protocol_muxer.multiselect_client import MultiselectClient
+from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
+from libp2p.security.noise.transport import Transport as NoiseTransport
+from libp2p.stream_muxer.yamux.yamux import FLAG_ACK, FLAG_RST, TYPE_PING, TYPE_WINDOW_UPDATE, Yamux
+from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
+from libp2p.tools.anyio_service import background_trio_service as background_service
+from libp2p.transport.tcp.tcp import TCP
+from libp2p.transport.upgrader import TransportUpgrader
+from multiaddr import Multiaddr as multiaddr
+
+from p2p.channel.libp2p import MAX_CONNECTIONS
+from p2p.limits import HANDSHAKE_S
+
+__all__ = ["accept", "background_service", "make_swarm", "multiaddr", "peer_id", "select", "stream_eof"]
+
+if not os.environ.get("LIBP2P_DEBUG"):
+    # It reports every peer that goes away as a warning or an error; our channels carry the reason instead.
+    logging.getLogger("libp2p").setLevel(logging.ERROR)
+    logging.getLogger("libp2p").addHandler(logging.NullHandler())
+swarm_connection.logging = logging.getLogger(swarm_connection.__name__)  # type: ignore[attr-defined]
+
+_LATER = {(TYPE_PING, FLAG_ACK), (TYPE_WINDOW_UPDATE, FLAG_ACK), (TYPE_WINDOW_UPDATE, FLAG_RST)}
+"""Frames that the reader of a connection writes in answer to the peer."""
+
+
+class _Muxer(Yamux):
+    """Yamux whose reader never waits for a write."""
+
+    async def _write_frame(self, data: bytes) -> None:
+        if len(data) == 12 and (data[1], data[3]) in _LATER and self._nursery is not None:
+            self._nursery.start_soon(self._write_now, data)
+        else:
+            await self._write_now(data)
+
+    async def break_now(self) -> None:
+        """Close the socket at once and wake every reader. `close` writes a farewell first, behind any write that is
+        stuck, and when the reader task is cancelled in its own clean-up nobody wakes the streams' readers at all."""
+        try:
+            await self.secured_conn.close()
+        finally:
+            for stream in self.streams.values():
+                stream.closed = stream.send_closed = stream.recv_closed = stream.reset_received = True
+            for event in self.stream_events.values():
+                event.set()
+
+    async def _write_now(self, data: bytes) -> None:
+        async with self._write_lock:
+            await self.secured_conn.write(data)
+
+
+class _Upgrader(TransportUpgrader):
+    async def upgrade_connection(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
+        # the original ignores the class it was given and makes a plain Yamux
+        muxer = await self.muxer_multistream.select_transport(conn)  # type: ignore[arg-type]
+        return muxer(conn, peer_id)
+
+
+class _Swarm(Swarm):
+    async def _handle_inbound_connection(self, read_write_closer: Any, maddr: Any) -> None:
+        raw = RawConnection(read_write_closer, False)
+        try:
+            muxed: Any = await self.upgrade_inbound_raw_conn(raw, maddr)
+        except Exception as error:  # a scanner, another protocol, a peer that went away
+            logging.getLogger(__name__).debug("inbound connection refused: %s", error)
+            await raw.close()
+            return
+        await muxed.event_closed.wait()
+
+
+def make_swarm(seed: bytes) -> Swarm:
+    """A swarm with the key of `seed`: TCP, Noise and yamux only, nothing dialled, pruned or limited on its own."""
+    key_pair = create_new_key_pair(seed)
+    noise = NoiseTransport(key_pair, noise_privkey=create_noise_key_pair().private_key)
+    config = ConnectionConfig(
+        min_connections=0,
+        low_watermark=0,
+        high_watermark=MAX_CONNECTIONS,
+        max_connections=MAX_CONNECTIONS,
+        inbound_upgrade_timeout=HANDSHAKE_S,
+        outbound_upgrade_timeout=HANDSHAKE_S,
+    )
+    return _Swarm(
+        ID.from_pubkey(key_pair.public_key),
+        PeerStore(),
+        _Upgrader({NOISE: noise}, {YAMUX: _Muxer}),  # type: ignore[dict-item]
+        transports=[TCP()],
+        retry_config=RetryConfig(max_retries=0),
+        connection_config=config,
+    )
+
+
+def peer_id(text: str) -> ID:
+    return ID.from_string(text)
+
+
+async def select(stream: Any, protocol: str) -> None:
+    """Agree on `protocol` for a stream we opened. Ends only by answer or by the connection's end: the caller's
+    deadline breaks the connection, since the library's own would cancel a write."""
+    await MultiselectClient().select_one_of([protocol], MultiselectCommunicator(stream), 3600)  # type: ignore[list-item]
+
+
+async def accept(stream: Any, protocols: Sequence[str]) -> str | None:
+    """Agree on one of `protocols` for a stream that the peer opened. As `select`."""
+    handlers: Any = dict.fromkeys(protocols)
+    chosen, _ = await Multiselect(handlers).negotiate(MultiselectCommunicator(stream), 3600)
+    return chosen

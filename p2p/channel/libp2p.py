@@ -1,0 +1,316 @@
+"""The libp2p adapter: TCP, Noise, yamux and nothing else. Must not know what the messages mean.
+
+libp2p is imported inside functions only: it is slow to import and configures logging. It runs with its own peer
+store, identify, resource manager and auto-connector out of the way: a bare Swarm with our two protocols on it.
+Where 0.8.1 would hurt a long-lived node, `_Swarm` and `_Muxer` below say how and what we do instead.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psutil
+import trio
+
+from p2p.channel.base import BULK, CONTROL, Channel, Network
+from p2p.channel.stream import StreamChannel
+from p2p.channel.table import MAX_CHANNELS_PER_PEER, ChannelTable
+from p2p.errors import ChannelClosed, UsageError
+from p2p.identity import Identity, public_key_of
+from p2p.limits import HANDSHAKE_S
+
+PROTOCOLS = {CONTROL: "/shoal/1/control", BULK: "/shoal/1/bulk"}
+
+MAX_CONNECTIONS = 4096
+"""Of one host: far above a swarm's degree, below what file descriptors allow. At it, new connections are refused."""
+
+REUSE_S = 5.0
+"""A live connection that cannot open a stream in this time is broken, and the peer dialled anew."""
+
+
+@asynccontextmanager
+async def open_libp2p_network(
+    identity: Identity, listen: Sequence[str], *, announce: Sequence[str] | None = None
+) -> AsyncIterator[Network]:
+    """A host that listens on the multiaddrs `listen` (port 0 takes a free one; none at all is allowed).
+
+    `announce` replaces what `addresses` says, for a host whose public address is not on its interfaces.
+    UsageError with one line when an address is malformed or its port is in use.
+    """
+    _probe(listen)
+    stack = _libp2p()
+    async with trio.open_nursery() as nursery:
+        swarm = stack.make_swarm(identity.seed)
+        host = Libp2pNetwork(identity.peer_id, swarm, nursery, announce)
+        swarm.set_stream_handler(host.on_stream)
+        async with stack.background_service(swarm):
+            try:
+                if listen:
+                    await swarm.listen(*(stack.multiaddr(text) for text in listen))
+                for text in listen:
+                    if str(stack.multiaddr(text)) not in swarm.listeners:
+                        raise UsageError(f"cannot listen on {text}")
+                yield host
+            finally:
+                with trio.CancelScope(shield=True):
+                    await host.table.close_all("shutting down")
+                    for connection in swarm.get_connections():
+                        await _break(connection)
+        nursery.cancel_scope.cancel()
+
+
+class Libp2pNetwork(Network):
+    """Made by `open_libp2p_network`."""
+
+    def __init__(self, peer_id: str, swarm: Any, nursery: trio.Nursery, announce: Sequence[str] | None) -> None:
+        self.peer_id = peer_id
+        self.table = ChannelTable()
+        self._swarm, self._nursery, self._announce = swarm, nursery, announce
+        self._dialling: dict[str, trio.Lock] = {}
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Announced ones, else those listened on, wildcards spelled out as the interfaces' (loopback last)."""
+        if self._announce is not None:
+            found = [text.split("/p2p/")[0] for text in self._announce]
+        else:
+            bound = (str(address) for listener in self._swarm.listeners.values() for address in listener.get_addrs())
+            found = [address for text in bound for address in _spell_out(text)]
+        return [f"{text}/p2p/{self.peer_id}" for text in dict.fromkeys(found)]
+
+    @property
+    def incoming(self) -> trio.MemoryReceiveChannel[Channel]:
+        return self.table.incoming
+
+    async def open(self, peer: str, addresses: Sequence[str], kind: str) -> Channel:
+        protocol = PROTOCOLS[kind]
+        public_key_of(peer)
+        # Our caller may be cancelled at any time; what writes to the connection may not. So it runs as our own task.
+        give, take = trio.open_memory_channel[StreamChannel | ChannelClosed](1)
+        self._nursery.start_soon(self._open_task, peer, list(addresses), kind, protocol, give)
+        async with take:
+            result = await take.receive()
+        if isinstance(result, ChannelClosed):
+            raise result
+        return result
+
+    async def drop(self, peer: str, reason: str) -> None:
+        await self.table.close_all(reason, peer)
+        for connection in self._connections(peer):
+            await _break(connection)
+
+    async def on_stream(self, stream: Any) -> None:
+        """One stream that a peer opened; returns when its channel has ended."""
+        peer = str(stream.muxed_conn.peer_id)
+        if len(stream.swarm_conn.streams) > 2 * MAX_CHANNELS_PER_PEER:  # streams that never say what they are
+            await _break(stream.swarm_conn)
+            return
+        kind = await self._within(HANDSHAKE_S, stream.swarm_conn, lambda: self._negotiate_in(stream))
+        if kind is None or not self.table.has_room(peer):
+            await _quietly(stream.reset)
+            return
+        channel = self._add(stream, peer, kind)
+        self.table.announce(channel)
+        await channel.wait_done()
+
+    # --- opening
+
+    async def _open_task(
+        self, peer: str, addresses: list[str], kind: str, protocol: str, give: trio.MemorySendChannel[Any]
+    ) -> None:
+        try:
+            result: StreamChannel | ChannelClosed = await self._open(peer, addresses, kind, protocol)
+        except ChannelClosed as error:
+            result = error
+        async with give:
+            try:
+                give.send_nowait(result)
+            except trio.BrokenResourceError:  # the caller has gone
+                if isinstance(result, StreamChannel):
+                    await result.aclose("not wanted any more")
+
+    async def _open(self, peer: str, addresses: list[str], kind: str, protocol: str) -> StreamChannel:
+        deadline = trio.current_time() + HANDSHAKE_S
+        if not self.table.has_room(peer):
+            raise ChannelClosed(f"cannot open a channel to {peer}: too many are open")
+        lock = self._dialling.setdefault(peer, trio.Lock())
+        async with lock:  # two opens at once share one connection
+            for connection in reversed(self._connections(peer)):  # the newest is the likeliest alive
+                negotiate = functools.partial(self._negotiate, connection, protocol)
+                stream = await self._within(REUSE_S, connection, negotiate)
+                if stream is not None:
+                    return self._add(stream, peer, kind)
+            reasons = []
+            for address in addresses:
+                if (left := deadline - trio.current_time()) <= 0:
+                    break
+                try:
+                    connection = await self._dial(peer, address, left)
+                except ChannelClosed as error:
+                    reasons.append(str(error))
+                    continue
+                left = max(deadline - trio.current_time(), 1.0)
+                negotiate = functools.partial(self._negotiate, connection, protocol)
+                stream = await self._within(left, connection, negotiate)
+                if stream is not None:
+                    return self._add(stream, peer, kind)
+                reasons.append(f"{address}: connected, but the peer does not speak {protocol}")
+        why = "; ".join(reasons) or ("no time left" if addresses else "no connection and no address")
+        raise ChannelClosed(f"cannot open a channel to {peer}: {why}")
+
+    async def _dial(self, peer: str, address: str, seconds: float) -> Any:
+        """A new connection. Its handshake may be cancelled: the connection is not anyone's yet and dies of it."""
+        stack = _libp2p()
+        try:
+            with trio.fail_after(seconds):
+                return await self._swarm.dial_addr(stack.multiaddr(address), stack.peer_id(peer))
+        except trio.TooSlowError:
+            raise ChannelClosed(f"{address}: no answer in {seconds:.0f} s") from None
+        except Exception as error:  # whatever libp2p, multiaddr or the socket raise, the address does not work
+            raise ChannelClosed(f"{address}: {_cause(error)}") from error
+
+    async def _negotiate(self, connection: Any, protocol: str) -> Any:
+        stream = await connection.new_stream()
+        try:
+            await _libp2p().select(stream, protocol)
+        except Exception:
+            await _quietly(stream.reset)
+            raise
+        return stream
+
+    async def _negotiate_in(self, stream: Any) -> str | None:
+        chosen = await _libp2p().accept(stream, list(PROTOCOLS.values()))
+        return next((kind for kind, protocol in PROTOCOLS.items() if protocol == chosen), None)
+
+    async def _within(self, seconds: float, connection: Any, call: Callable[[], Awaitable[Any]]) -> Any:
+        """What `call` returns; None when it fails, or takes so long that the connection is broken to end it."""
+        result = None
+        async with trio.open_nursery() as nursery:
+
+            async def attempt() -> None:
+                nonlocal result
+                with trio.CancelScope(shield=True):
+                    try:
+                        result = await call()
+                    except Exception as error:  # a stream that is not to be had, for whatever reason
+                        logging.getLogger(__name__).debug("no stream: %s", _cause(error))
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(attempt)
+            try:
+                await trio.sleep(seconds)
+            finally:
+                if result is None and not nursery.cancel_scope.cancel_called:
+                    await _break(connection)
+        return result
+
+    def _add(self, stream: Any, peer: str, kind: str) -> StreamChannel:
+        channel = StreamChannel(_StreamTransport(stream), peer, kind, self._nursery, self.table.discard)
+        self.table.add(channel)
+        return channel
+
+    def _connections(self, peer: str) -> list[Any]:
+        return [c for c in self._swarm.get_connections(_libp2p().peer_id(peer)) if not c.is_closed]
+
+
+class _StreamTransport:
+    """A ByteTransport over one yamux stream."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._eof, self._broken = _libp2p().stream_eof, False
+
+    async def write(self, data: bytes) -> None:
+        try:
+            await self._stream.write(data)
+        except Exception as error:  # libp2p has a dozen unrelated classes for one fact
+            raise trio.BrokenResourceError(_cause(error)) from error
+        if self._broken:  # a write to a socket that we closed ourselves returns as if all were well
+            raise trio.ClosedResourceError("broken here")
+
+    async def read(self, max_bytes: int) -> bytes:
+        try:
+            return await self._stream.read(max_bytes)
+        except self._eof:
+            return b""
+        except Exception as error:
+            raise trio.BrokenResourceError(_cause(error)) from error
+
+    async def aclose(self) -> None:
+        await _quietly(self._stream.close)
+
+    async def abort(self) -> None:
+        self._broken = True
+        await _break(self._stream.swarm_conn)
+
+
+async def _break(connection: Any) -> None:
+    """Close the socket under a SwarmConn at once, which then cleans up by itself."""
+    with trio.CancelScope(shield=True):
+        await _quietly(connection.muxed_conn.break_now)
+
+
+async def _quietly(call: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await call()
+    except Exception as error:  # closing what is broken already
+        logging.getLogger(__name__).debug("while closing: %s", _cause(error))
+
+
+def _cause(error: BaseException) -> str:
+    """The innermost reason; libp2p wraps the one fact in several layers without text."""
+    text = str(error)
+    while (error := error.__cause__ or error.__context__) is not None:  # type: ignore[assignment]
+        text = str(error) or text
+    return text or "the stream was closed"
+
+
+def _probe(listen: Sequence[str]) -> None:
+    """UsageError when an address cannot be bound. libp2p listens with SO_REUSEPORT, so it would share a port in use
+    with the process that has it and get half of its connections."""
+    for text in listen:
+        parts = text.split("/")
+        if len(parts) != 5 or parts[0] or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp" or not parts[4].isdigit():
+            raise UsageError(f"cannot listen on {text!r}: want /ip4/ADDRESS/tcp/PORT or /ip6/ADDRESS/tcp/PORT")
+        family = socket.AF_INET if parts[1] == "ip4" else socket.AF_INET6
+        host, port = parts[2], int(parts[4])
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((host, port))
+                probe.listen(1)  # on Linux two binds with SO_REUSEADDR may pass and only listen tell
+        except OverflowError:
+            raise UsageError(f"cannot listen on {text}: no such port as {port}") from None
+        except OSError as error:
+            why = f"port {port} is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+            raise UsageError(f"cannot listen on {text}: {why}") from None
+
+
+def _spell_out(text: str) -> list[str]:
+    """A bound multiaddr as dialable ones: a wildcard becomes the addresses of this machine, loopback last."""
+    _, family, host, *rest = text.split("/")
+    if host not in ("0.0.0.0", "::"):
+        return [text]
+    wanted = socket.AF_INET if family == "ip4" else socket.AF_INET6
+    hosts = [
+        address.address
+        for addresses in psutil.net_if_addrs().values()
+        for address in addresses
+        if address.family == wanted and "%" not in address.address  # link-local ones need a zone to be dialled
+    ]
+    hosts.sort(key=lambda host: host.startswith("127.") or host == "::1")
+    return ["/".join(["", family, host, *rest]) for host in hosts]
+
+
+@functools.cache
+def _libp2p() -> Any:
+    """Import libp2p and tame it. The result is p2p.channel._stack, which may import it at the top."""
+    from p2p.channel import _stack
+
+    return _stack

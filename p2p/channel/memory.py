@@ -1,0 +1,285 @@
+"""A simulated network of byte pipes in one process: the twin of the libp2p adapter. Must not know messages.
+
+Time is trio's clock, so under a mock clock hours pass in moments. Every pair has a latency and a rate each way, and
+a node's uplink and downlink rates are shared by all its channels (first come, first served, one piece at a time, so
+concurrent channels share them evenly).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+
+import trio
+
+from p2p.channel.base import BULK, CONTROL, Channel, Network
+from p2p.channel.stream import StreamChannel
+from p2p.channel.table import ChannelTable
+from p2p.errors import ChannelClosed
+from p2p.limits import HANDSHAKE_S
+
+Tamper = Callable[[str, str, bytes], bytes | None]
+
+
+class MemorySwitch:
+    """All the links there are. Rates are bytes per second, latencies seconds one way."""
+
+    tamper: Tamper | None = None
+    """Called as (src, dst, bytes) for every piece written; returns what arrives instead, None for nothing."""
+
+    def __init__(self, latency: float = 0.0, rate: float = math.inf) -> None:
+        self._default = (latency, rate)
+        self._links: dict[tuple[str, str], tuple[float, float]] = {}
+        self._up: dict[str, float] = {}
+        self._down: dict[str, float] = {}
+        self._free: dict[tuple[str, str], float] = {}  # when a shared resource has sent what it was given
+        self._stalled: set[tuple[str, str]] = set()
+        self._groups: dict[str, int] = {}
+        self._changed = trio.Event()
+        self._hosts: dict[str, MemoryNetwork] = {}
+        self._pipes: dict[tuple[str, str], set[_Pipe]] = {}
+        self.bytes_moved: dict[tuple[str, str], int] = {}
+        """bytes written per (src, dst), framing included"""
+
+    # --- shaping and faults
+
+    def set_link(self, src: str, dst: str, *, latency: float | None = None, rate: float | None = None) -> None:
+        """Shape the directed pair; what is not given stays as it was."""
+        old = self._links.get((src, dst), self._default)
+        self._links[src, dst] = (old[0] if latency is None else latency, old[1] if rate is None else rate)
+
+    def set_node(self, peer: str, *, uplink: float = math.inf, downlink: float = math.inf) -> None:
+        self._up[peer], self._down[peer] = uplink, downlink
+
+    def cut(self, a: str, b: str) -> None:
+        """Reset every connection between the two now. They can connect again."""
+        for pair in ((a, b), (b, a)):
+            for pipe in list(self._pipes.get(pair, ())):
+                pipe.reset("connection reset")
+
+    def kill(self, peer: str) -> None:
+        """Reset every connection of `peer`, as when its process dies."""
+        for pair in list(self._pipes):
+            if peer in pair:
+                self.cut(*pair)
+
+    def stall(self, src: str, dst: str) -> None:
+        """From now nothing from `src` reaches `dst` (nor is lost): silence, not a reset. Undone by `resume`."""
+        self._stalled.add((src, dst))
+
+    def resume(self, src: str, dst: str) -> None:
+        self._stalled.discard((src, dst))
+        self._notify()
+
+    def partition(self, *groups: Collection[str]) -> None:
+        """Only silence between peers of different groups; peers in no group form one more. Undone by `heal`."""
+        self._groups = {peer: number for number, group in enumerate(groups) for peer in group}
+
+    def heal(self) -> None:
+        self._groups.clear()
+        self._notify()
+
+    def is_stalled(self, src: str, dst: str) -> bool:
+        return (src, dst) in self._stalled or self._groups.get(src) != self._groups.get(dst)
+
+    # --- hosts
+
+    @asynccontextmanager
+    async def network(self, peer_id: str, *, reachable: bool = True) -> AsyncIterator[MemoryNetwork]:
+        """One host. Not `reachable` is behind a NAT: others open channels only while it holds one to them."""
+        if peer_id in self._hosts:
+            raise ValueError(f"{peer_id} is already on this switch")
+        async with trio.open_nursery() as nursery:
+            host = MemoryNetwork(self, peer_id, reachable, nursery)
+            self._hosts[peer_id] = host
+            try:
+                yield host
+            finally:
+                del self._hosts[peer_id]
+                host.table.close_arrivals()
+                with trio.CancelScope(shield=True):
+                    await host.table.close_all("shutting down")
+                self.kill(peer_id)
+                nursery.cancel_scope.cancel()
+
+    # --- for the pipes
+
+    def latency(self, src: str, dst: str) -> float:
+        return self._links.get((src, dst), self._default)[0]
+
+    def send_at(self, src: str, dst: str, size: int) -> float:
+        """Claim the links for `size` bytes now: the time when the last byte has left."""
+        time = trio.current_time()
+        rate = self._links.get((src, dst), self._default)[1]
+        up, down = self._up.get(src, math.inf), self._down.get(dst, math.inf)
+        for name, limit in ((src, ">"), up), ((src, dst), rate), ((">", dst), down):
+            if limit < math.inf:
+                time = self._free[name] = max(time, self._free.get(name, 0.0)) + size / limit
+        self.bytes_moved[src, dst] = self.bytes_moved.get((src, dst), 0) + size
+        return time
+
+    async def wait_flowing(self, src: str, dst: str) -> None:
+        while self.is_stalled(src, dst):
+            await self._changed.wait()
+
+    def host(self, peer: str) -> MemoryNetwork | None:
+        return self._hosts.get(peer)
+
+    def register(self, pipe: _Pipe) -> None:
+        self._pipes.setdefault((pipe.src, pipe.dst), set()).add(pipe)
+
+    def forget(self, pipe: _Pipe) -> None:
+        self._pipes.get((pipe.src, pipe.dst), set()).discard(pipe)
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+        for pipes in self._pipes.values():
+            for pipe in pipes:
+                pipe.notify()
+
+
+class _Pipe:
+    """One direction: bytes in order, each at its time of arrival."""
+
+    def __init__(self, switch: MemorySwitch, src: str, dst: str) -> None:
+        self.src, self.dst = src, dst
+        self._switch = switch
+        self._flight: deque[tuple[float, bytes]] = deque()  # b"" is the end of the stream
+        self._broken: str | None = None
+        self._changed = trio.Event()
+        switch.register(self)
+
+    def reset(self, reason: str) -> None:
+        if self._broken is None:
+            self._broken = reason
+            self._switch.forget(self)
+            self.notify()
+
+    def put(self, time: float, data: bytes) -> None:
+        if self._flight:
+            time = max(time, self._flight[-1][0])
+        self._flight.append((time, data))
+        self.notify()
+
+    async def write(self, data: bytes) -> None:
+        await self._until(lambda: not self._switch.is_stalled(self.src, self.dst))
+        if (tamper := self._switch.tamper) is not None:
+            data = tamper(self.src, self.dst, data) or b""
+        if data:
+            left = self._switch.send_at(self.src, self.dst, len(data))
+            self.put(left + self._switch.latency(self.src, self.dst), data)
+            await self._until(lambda: trio.current_time() >= left, left)
+
+    async def read(self, max_bytes: int) -> bytes:
+        while True:
+            await self._until(lambda: bool(self._flight) and not self._switch.is_stalled(self.src, self.dst))
+            due = self._flight[0][0]
+            if trio.current_time() >= due:
+                break
+            await self._until(lambda due=due: trio.current_time() >= due, due)  # type: ignore[misc]
+        time, data = self._flight.popleft()
+        if len(data) > max_bytes:
+            self._flight.appendleft((time, data[max_bytes:]))
+        if not data:
+            self._flight.append((time, data))  # stays ended
+            self._switch.forget(self)
+        return data[:max_bytes]
+
+    def notify(self) -> None:
+        """Let both ends look again."""
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def _until(self, ready: Callable[[], bool], deadline: float = math.inf) -> None:
+        """Wait until `ready`, looking again at `deadline` and at every change. BrokenResourceError when reset."""
+        await trio.lowlevel.checkpoint()
+        while True:
+            if self._broken is not None:
+                raise trio.BrokenResourceError(self._broken)
+            if ready():
+                return
+            with trio.move_on_at(deadline):
+                await self._changed.wait()
+
+
+class _End:
+    """One host's end of a pair of pipes."""
+
+    def __init__(self, out: _Pipe, into: _Pipe) -> None:
+        self._out, self._into = out, into
+        self._closed = False
+
+    async def write(self, data: bytes) -> None:
+        if self._closed:
+            raise trio.ClosedResourceError("closed here")
+        await self._out.write(data)
+
+    async def read(self, max_bytes: int) -> bytes:
+        return await self._into.read(max_bytes)
+
+    async def aclose(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._out.put(trio.current_time() + self._out._switch.latency(self._out.src, self._out.dst), b"")
+        await trio.lowlevel.checkpoint()
+
+    async def abort(self) -> None:
+        self._closed = True
+        for pipe in (self._out, self._into):
+            pipe.reset("connection reset")
+        await trio.lowlevel.checkpoint()
+
+
+class MemoryNetwork(Network):
+    """One host on the switch; made by `MemorySwitch.network`."""
+
+    def __init__(self, switch: MemorySwitch, peer_id: str, reachable: bool, nursery: trio.Nursery) -> None:
+        self.peer_id, self.reachable = peer_id, reachable
+        self.table = ChannelTable()
+        self._switch, self._nursery = switch, nursery
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        return [f"/memory/{self.peer_id}"] if self.reachable else []
+
+    @property
+    def incoming(self) -> trio.MemoryReceiveChannel[Channel]:
+        return self.table.incoming
+
+    async def open(self, peer: str, addresses: Sequence[str], kind: str) -> Channel:
+        if kind not in (CONTROL, BULK):
+            raise ValueError(f"no such kind of channel: {kind!r}")
+        with trio.move_on_after(HANDSHAKE_S):
+            return await self._open(peer, addresses, kind)
+        raise ChannelClosed(f"cannot open a channel to {peer}: no answer in {HANDSHAKE_S:.0f} s")
+
+    async def _open(self, peer: str, addresses: Sequence[str], kind: str) -> StreamChannel:
+        trips = 1
+        if not self.table.of(peer):
+            trips = 2  # a connection first
+            target = self._switch.host(peer)
+            if f"/memory/{peer}" not in addresses or target is None or not target.reachable:
+                raise ChannelClosed(f"cannot open a channel to {peer}: none of {len(addresses)} addresses works")
+        for _ in range(trips):
+            for src, dst in ((self.peer_id, peer), (peer, self.peer_id)):
+                await self._switch.wait_flowing(src, dst)
+                await trio.sleep(self._switch.latency(src, dst))
+        target = self._switch.host(peer)
+        if target is None or not (target.table.has_room(self.peer_id) and self.table.has_room(peer)):
+            raise ChannelClosed(f"cannot open a channel to {peer}: {'it is gone' if target is None else 'too many'}")
+        there, back = _Pipe(self._switch, self.peer_id, peer), _Pipe(self._switch, peer, self.peer_id)
+        channel = self._add(_End(there, back), peer, kind)
+        target.table.announce(target._add(_End(back, there), self.peer_id, kind))
+        return channel
+
+    def _add(self, end: _End, peer: str, kind: str) -> StreamChannel:
+        channel = StreamChannel(end, peer, kind, self._nursery, self.table.discard)
+        self.table.add(channel)
+        return channel
+
+    async def drop(self, peer: str, reason: str) -> None:
+        await self.table.close_all(reason, peer)
+        self._switch.cut(self.peer_id, peer)

@@ -1,0 +1,314 @@
+"""The one Channel implementation, over any byte transport. Must not know which transport it is.
+
+Three tasks per channel: a reader that always drains the transport into a store bounded by credits, a writer that
+alone writes, and a watch that breaks the transport when nothing moves. Reads and writes are shielded from
+cancellation: on libp2p a cancelled write (and a read sends window updates, so also a read) desynchronises the Noise
+nonces of the whole connection. What ends them is always `ByteTransport.abort`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import trio
+
+from p2p.channel.base import Channel, ChannelStats
+from p2p.channel.link import HEADER, Closed, Granted, LinkCore, Message, cost_of
+from p2p.errors import ChannelClosed, Refusal
+from p2p.limits import CHANNEL_WINDOW, KEEPALIVE_S, KIB, MAX_FRAME, SILENCE_S, WRITE_PROGRESS_S
+
+PIECE = 65507
+"""Bytes of one write. With yamux's 12-byte header it fills exactly one Noise record; one more byte makes two."""
+
+READ_SIZE = 256 * KIB
+
+QUEUE_LIMIT = 512 * KIB
+"""Bytes waiting for the writer before `send` waits too (one message of any size always fits an empty queue): two
+chunks keep the wire busy, and more would only make the scheduler's choices stale."""
+
+GRANT_BATCH = CHANNEL_WINDOW // 16
+"""Consumed credit given back at once. Less waits GRANT_DELAY_S for company, or rides with the next write."""
+
+GRANT_DELAY_S = 0.02
+
+LINGER_S = WRITE_PROGRESS_S
+"""From a closed channel to both directions of its transport ended; then the connection is broken."""
+
+CLOSE_WAIT_S = 1.0
+"""How long `aclose` waits for its last words to leave; they may still leave later."""
+
+
+class ByteTransport(Protocol):
+    """A reliable byte pipe. Failures are trio.BrokenResourceError or trio.ClosedResourceError, with the reason."""
+
+    async def write(self, data: bytes) -> None: ...
+
+    async def read(self, max_bytes: int) -> bytes:
+        """At least one byte; b"" when the peer ended its direction."""
+        ...
+
+    async def aclose(self) -> None:
+        """End our direction after what was written. The peer's direction can still be read. Never raises."""
+        ...
+
+    async def abort(self) -> None:
+        """Break the pipe and whatever connection it shares, at once: pending reads and writes fail. Never raises."""
+        ...
+
+
+class StreamChannel(Channel):
+    """See `Channel` for the contract. Runs its tasks in `nursery`; `on_end` is called once when all have ended."""
+
+    def __init__(
+        self,
+        transport: ByteTransport,
+        peer: str,
+        kind: str,
+        nursery: trio.Nursery,
+        on_end: Callable[[StreamChannel], None] = lambda channel: None,
+    ) -> None:
+        self.peer, self.kind = peer, kind
+        self._transport, self._on_end = transport, on_end
+        self._core = LinkCore(peer)
+        self._queue: deque[tuple[bytes, bytes]] = deque()  # header, body
+        self._queued_bytes = 0
+        self._rest = memoryview(b"")  # of the frame being written
+        self._rest_is_message = False
+        self._inbox: deque[bytes] = deque()
+        self._sent = self._sent_bytes = self._received = self._received_bytes = 0
+        self._reason: str | None = None  # why it ended; None while open
+        self._goodbye: str | None = None  # what a CLOSE frame still has to say
+        self._ended, self._writer_done, self._reader_done = trio.Event(), trio.Event(), trio.Event()
+        self._done = trio.Event()
+        self._room, self._arrived, self._wake = trio.Event(), trio.Event(), trio.Event()
+        self._send_lock = trio.Lock()  # first come, first served among senders
+        self._last_sent = self._last_heard = trio.current_time()
+        self._writing_since: float | None = None
+        self._grant_due = False
+        nursery.start_soon(self._run)
+
+    # --- the port
+
+    async def send(self, message: bytes) -> None:
+        self._check_size(message)
+        async with self._send_lock:  # a checkpoint; below nothing is taken before the last one
+            while not self._take(message):
+                self._room = trio.Event()
+                await self._room.wait()
+
+    def try_send(self, message: bytes) -> bool:
+        self._check_size(message)
+        return not self._send_lock.locked() and self._take(message)
+
+    async def receive(self) -> bytes:
+        await trio.lowlevel.checkpoint()
+        while not self._inbox:
+            if self._reason is not None:
+                raise ChannelClosed(self._reason)
+            self._arrived = trio.Event()
+            await self._arrived.wait()
+        message = self._inbox.popleft()
+        first = not self._core.ungranted
+        self._core.consumed(len(message))
+        if first or self._core.ungranted >= GRANT_BATCH:
+            self._wake.set()
+        return message
+
+    async def aclose(self, reason: str = "") -> None:
+        said = reason or "no reason given"
+        self._end(f"closed here: {said}", goodbye=said)
+        with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_WAIT_S):
+            await self._writer_done.wait()
+
+    def statistics(self) -> ChannelStats:
+        return ChannelStats(
+            sent_messages=self._sent,
+            sent_bytes=self._sent_bytes,
+            received_messages=self._received,
+            received_bytes=self._received_bytes,
+            outstanding=self._core.outstanding,
+            queued=len(self._queue) + (self._rest_is_message and len(self._rest) > 0),
+        )
+
+    # --- for adapters
+
+    @property
+    def closed(self) -> bool:
+        return self._reason is not None
+
+    async def wait_done(self) -> None:
+        """Until every task of the channel has ended."""
+        await self._done.wait()
+
+    async def abort(self, reason: str) -> None:
+        """Close without a goodbye and break the transport's connection."""
+        self._end(reason, lost=True)
+        await self._break()
+
+    # --- sending
+
+    @staticmethod
+    def _check_size(message: bytes) -> None:
+        if len(message) > MAX_FRAME:
+            raise ValueError(f"a message of {len(message)} bytes is over the limit of {MAX_FRAME}")
+
+    def _take(self, message: bytes) -> bool:
+        """Queue the message if there is credit and room. ChannelClosed when closed."""
+        if self._reason is not None:
+            raise ChannelClosed(self._reason)
+        full = self._queued_bytes and self._queued_bytes + len(message) > QUEUE_LIMIT
+        if full or not self._core.has_credit(len(message)):
+            return False
+        self._queue.append((self._core.data_header(len(message)), message))
+        self._queued_bytes += cost_of(len(message))
+        self._sent += 1
+        self._sent_bytes += len(message)
+        self._wake.set()
+        return True
+
+    def _gather(self) -> bytes:
+        """The next at most PIECE bytes to write: small frames together, a large one in slices. b"" when idle."""
+        parts: list[bytes | memoryview] = []
+        room = PIECE
+        while room >= HEADER.size:
+            if not self._rest and not self._load_frame(parts):
+                break
+            room = PIECE - sum(map(len, parts))
+            parts.append(self._rest[:room])
+            self._rest = self._rest[room:]
+            room -= len(parts[-1])
+        return b"".join(parts)
+
+    def _load_frame(self, parts: list[bytes | memoryview]) -> bool:
+        """Start the next frame: its header goes to `parts`, its body to `_rest`. False when there is none."""
+        self._rest_is_message = False
+        grant = self._core.ungranted
+        if grant and (self._grant_due or self._queue or parts or grant >= GRANT_BATCH):
+            self._grant_due = False
+            parts.append(self._core.grant_frame())
+        elif self._queue:
+            header, body = self._queue.popleft()
+            self._queued_bytes -= cost_of(len(body))
+            parts.append(header)
+            self._rest, self._rest_is_message = memoryview(body), True
+        elif self._goodbye is not None:
+            frame, self._goodbye = self._core.close_frame(self._goodbye), None
+            parts.append(frame[: HEADER.size])
+            self._rest = memoryview(frame)[HEADER.size :]
+        else:
+            return False
+        return True
+
+    async def _write_loop(self) -> None:
+        try:
+            while True:
+                piece = self._gather()
+                if not piece:
+                    if self._reason is not None:
+                        return
+                    piece = await self._idle()
+                if piece:
+                    self._writing_since = trio.current_time()
+                    with trio.CancelScope(shield=True):
+                        await self._transport.write(piece)
+                    self._writing_since, self._last_sent = None, trio.current_time()
+                    self._room.set()
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self._end(f"connection lost: {error}", lost=True)
+        finally:
+            self._writing_since = None
+            with trio.CancelScope(shield=True):  # the watch is still there to break it
+                await self._transport.aclose()
+            self._writer_done.set()
+
+    async def _idle(self) -> bytes:
+        """Wait for something to write; a keepalive frame when it is time for one."""
+        self._wake = trio.Event()
+        if self._core.ungranted:
+            with trio.move_on_after(GRANT_DELAY_S):
+                await self._wake.wait()
+                return b""
+            self._grant_due = True
+            return b""
+        with trio.move_on_at(self._last_sent + KEEPALIVE_S):
+            await self._wake.wait()
+            return b""
+        return self._core.keepalive_frame()
+
+    # --- receiving
+
+    async def _read_loop(self) -> None:
+        try:
+            while True:
+                with trio.CancelScope(shield=True):
+                    data = await self._transport.read(READ_SIZE)
+                if not data:
+                    self._end("closed by the peer: its stream ended", lost=True)
+                    return
+                self._last_heard = trio.current_time()
+                for event in self._core.feed(data):
+                    if isinstance(event, Message):
+                        if self._reason is None:
+                            self._received += 1
+                            self._received_bytes += len(event.body)
+                            self._inbox.append(event.body)
+                            self._arrived.set()
+                    elif isinstance(event, Granted):
+                        self._room.set()
+                    elif isinstance(event, Closed):
+                        self._end(f"closed by the peer: {event.reason or 'no reason given'}", lost=True)
+        except Refusal as refusal:
+            self._end(str(refusal), goodbye=f"refused: {refusal.reason}")
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self._end(f"connection lost: {error}", lost=True)
+        finally:
+            self._reader_done.set()
+
+    # --- ending
+
+    def _end(self, reason: str, *, goodbye: str | None = None, lost: bool = False) -> None:
+        """Close with the first reason given. `lost` means that nobody is there to read what is queued."""
+        if self._reason is None:
+            self._reason, self._goodbye = reason, goodbye
+        if lost:
+            self._queue.clear()
+            self._queued_bytes, self._rest, self._goodbye = 0, memoryview(b""), None
+        for event in (self._ended, self._room, self._arrived, self._wake):
+            event.set()
+
+    async def _watch(self) -> None:
+        """Break the connection when a write makes no progress, the peer is silent, or closing takes too long."""
+        try:
+            while not self._ended.is_set():
+                now = trio.current_time()
+                if self._writing_since is not None and now - self._writing_since >= WRITE_PROGRESS_S:
+                    await self.abort(f"connection lost: no byte could be written for {WRITE_PROGRESS_S:.0f} s")
+                elif now - self._last_heard >= SILENCE_S:
+                    await self.abort(f"connection lost: nothing heard for {SILENCE_S:.0f} s")
+                else:
+                    with trio.move_on_after(min(WRITE_PROGRESS_S, SILENCE_S) / 8):
+                        await self._ended.wait()
+            with trio.move_on_after(LINGER_S):
+                await self._writer_done.wait()
+                await self._reader_done.wait()
+        finally:
+            if not (self._writer_done.is_set() and self._reader_done.is_set()):
+                self._end("closed here: shutting down", lost=True)
+                await self._break()
+
+    async def _break(self) -> None:
+        with trio.CancelScope(shield=True):
+            await self._transport.abort()
+
+    async def _run(self) -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._write_loop)
+                nursery.start_soon(self._read_loop)
+                nursery.start_soon(self._watch)
+        finally:
+            self._end("closed here: shutting down", lost=True)
+            self._done.set()
+            self._on_end(self)

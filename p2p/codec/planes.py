@@ -1,0 +1,100 @@
+"""Byte planes, zigzag differences and bounded zstd sections: what the codings share. Must not know which coding asks.
+
+A section is a 4-byte little-endian length and one zstd frame whose header states its content size.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import zstandard
+
+from p2p.errors import Refusal
+
+_LENGTH = struct.Struct("<I")
+
+_PARAMETERS = zstandard.ZstdCompressionParameters(
+    strategy=zstandard.STRATEGY_FAST, window_log=17, hash_log=12, min_match=7, target_length=0
+)
+"""Entropy coding is where the gain is: the streams look random, so short matches only cost. Against level 1 it gave
+0-4 % fewer bytes at 1.0-2.8 times the speed on gap and value streams of Gaussian bf16 weights (1, 5, 57 % changed)."""
+
+
+def zigzag(new: np.ndarray, base: np.ndarray) -> np.ndarray:
+    """Words: (new - base) mod 2^w taken as signed, with 0, -1, 1, -2, ... mapped to 0, 1, 2, 3, ...
+
+    On raw words: ordering sign-magnitude floats first gave the same entropy (2.041 bits a change, bf16, 5 % changed),
+    and raw words need not know which segments hold floats.
+    """
+    signed = (new - base).view(f"<i{new.itemsize}")
+    return ((signed << 1) ^ (signed >> (8 * new.itemsize - 1))).view(new.dtype)
+
+
+def unzigzag(z: np.ndarray) -> np.ndarray:
+    """Words: the difference mod 2^w that `zigzag` mapped to `z`."""
+    return (z >> 1) ^ np.negative(z & z.dtype.type(1))
+
+
+def split_planes(words: np.ndarray) -> list[np.ndarray]:
+    """uint8 [n] for each byte of the words, lowest first."""
+    table = np.ascontiguousarray(words).view(np.uint8).reshape(len(words), words.itemsize)
+    return [np.ascontiguousarray(table[:, k]) for k in range(words.itemsize)]
+
+
+def join_planes(planes: list[np.ndarray], dtype: np.dtype) -> np.ndarray:
+    """Words from their byte planes, lowest first."""
+    table = np.empty((len(planes[0]), len(planes)), np.uint8)
+    for k, plane in enumerate(planes):
+        table[:, k] = plane
+    return table.reshape(-1).view(dtype)
+
+
+def pack(streams: list[np.ndarray]) -> bytes:
+    """Sections, one for each uint8 stream."""
+    compressor = zstandard.ZstdCompressor(compression_params=_PARAMETERS)
+    parts: list[bytes] = []
+    for stream in streams:
+        frame = compressor.compress(stream.data if len(stream) else b"")
+        parts += [_LENGTH.pack(len(frame)), frame]
+    return b"".join(parts)
+
+
+class Sections:
+    """Reads what `pack` wrote, trusting no size in it."""
+
+    def __init__(self, body: memoryview) -> None:
+        self._rest = body
+
+    def take(self, at_most: int) -> np.ndarray:
+        """uint8 [<= at_most], read-only: the next section. Refusal when it is cut short, corrupt or larger."""
+        if len(self._rest) < _LENGTH.size:
+            raise Refusal("payload ends before a section")
+        (length,) = _LENGTH.unpack_from(self._rest)
+        frame = self._rest[_LENGTH.size : _LENGTH.size + length]
+        if len(frame) != length:
+            raise Refusal(f"payload holds {len(frame)} of a section's {length} bytes")
+        self._rest = self._rest[_LENGTH.size + length :]
+        try:
+            # The decompressor allocates what the frame's header claims, so the claim is checked first.
+            size = zstandard.frame_content_size(frame)
+            if not 0 <= size <= at_most:
+                raise Refusal(f"section claims {size} bytes, at most {at_most} can be")
+            data = zstandard.ZstdDecompressor().decompress(frame, max_output_size=at_most, allow_extra_data=False)
+        except (zstandard.ZstdError, ValueError, MemoryError) as error:
+            raise Refusal(f"section is not a zstd frame: {error}") from None
+        if len(data) != size:
+            raise Refusal(f"section claims {size} bytes and holds {len(data)}")
+        return np.frombuffer(data, np.uint8)
+
+    def take_exact(self, size: int) -> np.ndarray:
+        """uint8 [size]: the next section, which must be just so long."""
+        data = self.take(size)
+        if len(data) != size:
+            raise Refusal(f"section holds {len(data)} bytes, expected {size}")
+        return data
+
+    def end(self) -> None:
+        """Refusal when anything is left."""
+        if len(self._rest):
+            raise Refusal(f"{len(self._rest)} bytes after the end of the payload")

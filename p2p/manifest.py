@@ -1,0 +1,300 @@
+"""Signed manifests: what a version is made of, provable piece by piece while it is still being made.
+
+Pure. Must not know channels, stores or how segments are coded. A manifest is a set of **parts**, each signed by the head
+by itself: one header, one record per segment (its chunk digests), one seal (what the whole must come to). A chunk may be
+relayed as soon as its segment's record is known; a version is installed only under its seal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import blake3
+import msgpack
+
+from p2p.errors import Refusal
+from p2p.identity import Identity, verify
+from p2p.layout import Layout, Segment
+from p2p.limits import GIB, MAX_CHUNK, MAX_SEGMENT
+from p2p.protocol.wire import unpack
+from p2p.version import Version
+
+DOMAIN = {kind: f"shoal/manifest/{kind}/1".encode() for kind in ("header", "record", "seal")}
+KINDS = ("anchor", "delta", "descriptor")
+"""anchor: a whole state; delta: the difference to `base`; descriptor: the model's files, sent the way a state is."""
+
+CODEC = "shoal-1"
+"""Name of the segment codec. A node that does not know it refuses the header instead of guessing."""
+
+MAX_LIFETIME_S = 400 * 24 * 3600
+MAX_CLOCK_SKEW_S = 24 * 3600
+"""Volunteers' clocks are often wrong by hours; a manifest from further in the future is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What is being sent. Times are Unix seconds; `segment_bytes` fixes how `layout` is cut into segments."""
+
+    run: str
+    version: Version
+    kind: str
+    base: Version | None
+    base_digest: bytes
+    codec: str
+    segment_bytes: int
+    chunk_bytes: int
+    created: int
+    expires: int
+    layout: Layout = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One encoded segment: `size` payload bytes, cut into chunks of header.chunk_bytes, numbered from `first`."""
+
+    segment: int
+    first: int
+    size: int
+    digests: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """The end of a manifest: totals, and what the installed state must hash to."""
+
+    segments: int
+    chunks: int
+    size: int
+    tensor_digests: tuple[bytes, ...]
+    state_digest: bytes
+    records_digest: bytes
+
+
+def _part(identity: Identity, kind: str, body: bytes) -> bytes:
+    return msgpack.packb([kind, body, identity.sign(DOMAIN[kind], body)])
+
+
+def mid_of(header_body: bytes) -> bytes:
+    """Manifest id: first 16 bytes of the BLAKE3 of the signed header bytes."""
+    return blake3.blake3(header_body).digest()[:16]
+
+
+class ManifestSigner:
+    """The head's side: turns header, records and seal into signed parts, in order."""
+
+    def __init__(self, identity: Identity, header: Header) -> None:
+        self._identity, self.header = identity, header
+        h = header
+        base = None if h.base is None else [h.base.epoch, h.base.step]
+        body = msgpack.packb([
+            h.run, [h.version.epoch, h.version.step], h.kind, base, h.base_digest, h.codec, h.segment_bytes,
+            h.chunk_bytes, h.created, h.expires, h.layout.to_wire(),
+        ])  # fmt: skip
+        self.mid = mid_of(body)
+        self.header_part = _part(identity, "header", body)
+        self._records = blake3.blake3()
+        self._chunks = self._size = self._segments = 0
+
+    def record(self, segment: int, size: int, digests: tuple[bytes, ...]) -> bytes:
+        """Sign the next segment's chunk digests (32 bytes each)."""
+        if segment != self._segments:
+            raise ValueError(f"segment {segment} out of order, expected {self._segments}")
+        body = msgpack.packb([self.mid, segment, self._chunks, size, b"".join(digests)])
+        self._records.update(body)
+        self._segments, self._chunks, self._size = segment + 1, self._chunks + len(digests), self._size + size
+        return _part(self._identity, "record", body)
+
+    def seal(self, tensor_digests: list[bytes], state_digest: bytes) -> bytes:
+        if self._segments != len(self.header.layout.segments(self.header.segment_bytes)):
+            raise ValueError("seal before the last segment")
+        body = msgpack.packb([
+            self.mid, self._segments, self._chunks, self._size, b"".join(tensor_digests), state_digest,
+            self._records.digest(),
+        ])  # fmt: skip
+        return _part(self._identity, "seal", body)
+
+
+class Manifest:
+    """A peer's verified view of one manifest, growing as parts arrive in any order."""
+
+    def __init__(self, mid: bytes, header: Header, header_part: bytes) -> None:
+        self.mid, self.header = mid, header
+        self.segments: tuple[Segment, ...] = header.layout.segments(header.segment_bytes)
+        self.records: dict[int, Record] = {}
+        self.seal: Seal | None = None
+        self._bodies: dict[int, bytes] = {}
+        self._parts: dict[int, bytes] = {-1: header_part}
+        self._owner: dict[int, int] = {}
+
+    @property
+    def version(self) -> Version:
+        return self.header.version
+
+    @property
+    def whole(self) -> bool:
+        """Seal and every record are here."""
+        return self.seal is not None and len(self.records) == len(self.segments)
+
+    @property
+    def size(self) -> int:
+        """Payload bytes: of the whole once sealed, of what is known before."""
+        return self.seal.size if self.seal else sum(r.size for r in self.records.values())
+
+    def parts(self) -> list[bytes]:
+        return [self._parts[i] for i in sorted(self._parts)]
+
+    def part_of(self, chunk: int) -> bytes | None:
+        """The signed record that proves this chunk, to send ahead of it."""
+        segment = self._owner.get(chunk)
+        return None if segment is None else self._parts[segment]
+
+    def segment_of(self, chunk: int) -> int | None:
+        return self._owner.get(chunk)
+
+    def chunk_digest(self, chunk: int) -> bytes | None:
+        """BLAKE3 of this chunk, or None while no record covers it."""
+        segment = self._owner.get(chunk)
+        if segment is None:
+            return None
+        record = self.records[segment]
+        return record.digests[chunk - record.first]
+
+    def chunks_of(self, segment: int) -> range | None:
+        record = self.records.get(segment)
+        return None if record is None else range(record.first, record.first + len(record.digests))
+
+    def known_chunks(self) -> list[int]:
+        return sorted(self._owner)
+
+    def add(self, part: bytes, head_key: bytes) -> list[int]:
+        """Take a record or the seal. Returns the chunks that became provable ([] for a seal or a repeat).
+        Refusal when it is not the head's, not of this manifest, or contradicts what is known."""
+        kind, body = open_part(part, head_key, self.version)
+        try:
+            fields = unpack(body)
+            if kind == "record":
+                return self._add_record(part, body, *fields)
+            if kind == "seal":
+                self._add_seal(part, *fields)
+                return []
+        except (TypeError, ValueError) as error:
+            raise Refusal(f"malformed manifest {kind}: {error}", version=self.version, fatal=True) from None
+        if mid_of(body) != self.mid:
+            raise Refusal("header of another manifest", version=self.version, fatal=True)
+        return []
+
+    def _add_record(self, part: bytes, body: bytes, mid: bytes, segment: int, first: int, size: int, joined: bytes) -> list[int]:
+        self._mine(mid)
+        if segment in self.records:
+            if self._bodies[segment] != body:
+                raise Refusal(f"two signed records for segment {segment}: the head equivocates", version=self.version)
+            return []
+        digests = tuple(joined[i : i + 32] for i in range(0, len(joined), 32))
+        if not 0 <= segment < len(self.segments) or len(joined) % 32 or not digests:
+            raise Refusal(f"record of segment {segment} is out of range", version=self.version, fatal=True)
+        if len(digests) != -(-size // self.header.chunk_bytes) or size > 2 * self.segments[segment].nbytes + 4096:
+            raise Refusal(f"segment {segment}: {size} bytes in {len(digests)} chunks", version=self.version, fatal=True)
+        chunks = range(first, first + len(digests))
+        if first < segment or any(c in self._owner for c in chunks):
+            raise Refusal(f"segment {segment}: chunk numbers overlap", version=self.version, fatal=True)
+        if self.seal is not None and chunks.stop > self.seal.chunks:
+            raise Refusal(f"segment {segment}: chunks beyond the seal", version=self.version, fatal=True)
+        self.records[segment] = Record(segment, first, size, digests)
+        self._bodies[segment], self._parts[segment] = body, part
+        self._owner.update(dict.fromkeys(chunks, segment))
+        self._check_whole()
+        return list(chunks)
+
+    def _add_seal(self, part: bytes, mid: bytes, n: int, chunks: int, size: int, joined: bytes, state: bytes, rec: bytes) -> None:
+        self._mine(mid)
+        tensors = tuple(joined[i : i + 16] for i in range(0, len(joined), 16))
+        seal = Seal(n, chunks, size, tensors, state, rec)
+        if self.seal is not None:
+            if self.seal != seal:
+                raise Refusal("two signed seals: the head equivocates", version=self.version)
+            return
+        if n != len(self.segments) or len(tensors) != len(self.header.layout.tensors) or len(state) != 32:
+            raise Refusal("seal does not fit the header", version=self.version, fatal=True)
+        self.seal = seal
+        self._parts[len(self.segments)] = part
+        self._check_whole()
+
+    def _check_whole(self) -> None:
+        if not self.whole or self.seal is None:
+            return
+        order = [self.records[i] for i in range(len(self.segments))]
+        first = 0
+        for record in order:
+            if record.first != first:
+                raise Refusal(f"segment {record.segment}: chunks do not follow on", version=self.version, fatal=True)
+            first += len(record.digests)
+        joined = blake3.blake3(b"".join(self._bodies[i] for i in range(len(self.segments)))).digest()
+        total = sum(r.size for r in order)
+        if (first, total, joined) != (self.seal.chunks, self.seal.size, self.seal.records_digest):
+            raise Refusal("records do not add up to the seal", version=self.version, fatal=True)
+
+    def _mine(self, mid: Any) -> None:
+        if mid != self.mid:
+            raise Refusal("part of another manifest", version=self.version, fatal=True)
+
+
+def open_part(part: bytes, head_key: bytes, version: Version | None = None) -> tuple[str, bytes]:
+    """(kind, signed body) of a part. Refusal unless the head signed it in that role."""
+    wire = unpack(part)
+    if not isinstance(wire, list) or len(wire) != 3 or wire[0] not in DOMAIN:
+        raise Refusal("malformed manifest part", version=version, fatal=True)
+    kind, body, signature = wire
+    if not isinstance(body, bytes) or not isinstance(signature, bytes):
+        raise Refusal("malformed manifest part", version=version, fatal=True)
+    if not verify(head_key, DOMAIN[kind], body, signature):
+        raise Refusal(f"manifest {kind} is not signed by the head", version=version or _claimed(body), fatal=True)
+    return kind, body
+
+
+def _claimed(body: bytes) -> Version | None:
+    """Which version a badly signed header claims to be: only for the message of the refusal."""
+    try:
+        epoch, step = unpack(body)[1]
+        return Version(int(epoch), int(step))
+    except (Refusal, TypeError, ValueError, IndexError, KeyError):
+        return None
+
+
+def open_header(part: bytes, *, head_key: bytes, run: str, min_epoch: int, now: float) -> Manifest:
+    """Verify a header part and start a Manifest. Refusal: not the head's, another run, an older epoch, an unknown kind or
+    codec, sizes over policy, expired or from the future."""
+    kind, body = open_part(part, head_key)
+    if kind != "header":
+        raise Refusal(f"expected a manifest header, got a {kind}", fatal=True)
+    try:
+        h_run, v, h_kind, base, base_digest, codec, segment_bytes, chunk_bytes, created, expires, layout = unpack(body)
+        version = Version(int(v[0]), int(v[1]))
+        base_version = None if base is None else Version(int(base[0]), int(base[1]))
+        segment_bytes, chunk_bytes, created, expires = (int(x) for x in (segment_bytes, chunk_bytes, created, expires))
+    except (TypeError, ValueError, IndexError) as error:
+        raise Refusal(f"malformed manifest header: {error}", fatal=True) from None
+    if h_run != run:
+        raise Refusal(f"manifest is for run {h_run}, this is run {run}", version=version, fatal=True)
+    if version.epoch < min_epoch:
+        raise Refusal(f"manifest of older epoch {version.epoch}, the run is at epoch {min_epoch}", version=version)
+    if h_kind not in KINDS:
+        raise Refusal(f"unknown manifest kind {h_kind!r}", version=version)
+    if codec != CODEC:
+        raise Refusal(f"unknown codec {codec!r}, this node knows {CODEC}", version=version)
+    if (h_kind == "delta") != (base_version is not None) or (base_version is not None and base_version >= version):
+        raise Refusal(f"{h_kind} with base {base_version}", version=version, fatal=True)
+    if not 1024 <= chunk_bytes <= MAX_CHUNK or not 1024 <= segment_bytes <= MAX_SEGMENT:
+        raise Refusal(f"chunks of {chunk_bytes} and segments of {segment_bytes} bytes: over policy", version=version, fatal=True)
+    if not created <= now + MAX_CLOCK_SKEW_S or expires - created > MAX_LIFETIME_S:
+        raise Refusal("manifest is dated in the future or lives too long", version=version)
+    if expires <= now:
+        raise Refusal(f"manifest expired {now - expires:.0f} s ago", version=version)
+    try:
+        table = Layout.from_wire(layout)
+    except Refusal as refusal:
+        raise refusal.at(version=version) from None
+    if h_kind == "descriptor" and table.nbytes > GIB:
+        raise Refusal("descriptor is too large", version=version)
+    header = Header(h_run, version, h_kind, base_version, bytes(base_digest), codec, segment_bytes, chunk_bytes, created, expires, table)
+    return Manifest(mid_of(body), header, part)

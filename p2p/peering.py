@@ -1,0 +1,313 @@
+"""Links between peers: handshake, admission, one control and one bulk channel each, reconnects. A thin shell.
+
+Must not know what the messages after the handshake mean: they go to the owner. A **link** is up when both channels passed
+their handshake; it is down when either closes, and then both close.
+
+Who dials: a node dials the head; of two nodes the one with the smaller peer id dials if the other can be dialled, else
+the other one. So every pair has one link, and a node behind NAT takes part through the connections it opened.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+
+import trio
+
+from p2p.admission import Membership, check_membership, check_ticket, sign_membership
+from p2p.channel.base import BULK, CONTROL, Channel, Network
+from p2p.errors import ChannelClosed, Refusal, first_of
+from p2p.identity import Identity, public_key_of
+from p2p.limits import HANDSHAKE_S, PROTOCOL_VERSION
+from p2p.protocol.messages import Hello, Member, Refused, Welcome
+from p2p.protocol.wire import decode, encode
+
+log = logging.getLogger("shoal.peering")
+
+OUTBOX = 8192
+"""Control messages that may wait for one peer. A peer that lets more pile up is not draining and is dropped."""
+
+MEMBERSHIP_S = 7 * 24 * 3600
+"""A membership outlives a learner's restart; the epoch in it tells which learner gave it."""
+
+REDIAL_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""Waits between attempts to reach a peer; the last one repeats."""
+
+
+@dataclass
+class Link:
+    """A live neighbour."""
+
+    peer: str
+    name: str
+    addresses: tuple[str, ...]
+    control: Channel
+    bulk: Channel
+    outbox: trio.MemorySendChannel[bytes] = field(repr=False)
+    closing: str = ""
+
+    def post(self, message: object) -> None:
+        """Queue a control message without waiting. A link that is closing, or whose peer does not drain, drops it."""
+        try:
+            self.outbox.send_nowait(encode(message))
+        except trio.WouldBlock:
+            self.closing = self.closing or f"{OUTBOX} control messages pile up unread"
+            self.outbox.close()
+        except (trio.ClosedResourceError, trio.BrokenResourceError):
+            pass
+
+
+class JoinRefused(Exception):
+    """The other side answered a handshake with a refusal."""
+
+    def __init__(self, peer: str, reason: str, retryable: bool) -> None:
+        super().__init__(f"{peer} refused: {reason}")
+        self.peer, self.reason, self.retryable = peer, reason, retryable
+
+
+class Peering:
+    """Accepts, dials and keeps links. The owner's callbacks run in the link's own tasks and may await.
+
+    `on_up(link)`, `on_down(link, reason)`, `on_message(link, message)`, `on_refusal(peer, refusal)`.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        identity: Identity,
+        *,
+        run: str,
+        head: str,
+        name: str,
+        agent: str,
+        wall: Callable[[], float],
+        on_up: Callable[[Link], Awaitable[None]],
+        on_down: Callable[[Link, str], Awaitable[None]],
+        on_message: Callable[[Link, object], Awaitable[None]],
+        on_refusal: Callable[[str, Refusal], Awaitable[None]],
+        ticket: str = "",
+        membership: bytes = b"",
+        dialable: bool = True,
+    ) -> None:
+        self._network, self._identity = network, identity
+        self.run_id, self.head, self.head_key = run, head, public_key_of(head)
+        self.me, self.name, self._agent, self._wall = identity.peer_id, name, agent, wall
+        self.is_head = self.me == head
+        self.ticket, self.membership, self._dialable = ticket, membership, dialable
+        self.epoch = 0
+        self.revoked: set[str] = set()
+        self.links: dict[str, Link] = {}
+        self._on_up, self._on_down, self._on_message, self._on_refusal = on_up, on_down, on_message, on_refusal
+        self._half: dict[str, tuple[Channel, Hello]] = {}
+        self._dialling: dict[str, trio.CancelScope] = {}
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            async for channel in self._network.incoming:
+                nursery.start_soon(self._accept, channel)
+
+    # --- dialling ----------------------------------------------------------------------------------------------------
+
+    async def connect(self, peer: str, addresses: Iterable[str]) -> Link:
+        """Open both channels to `peer` and shake hands. ChannelClosed when it cannot be reached, JoinRefused when it
+        answers no."""
+        control = await self._network.open(peer, list(addresses), CONTROL)
+        try:
+            welcome = await self._greet(control)
+            if peer == self.head:
+                self.membership = welcome.membership
+                self.epoch = self._check(welcome.membership, self.me).epoch
+            else:
+                self._check(welcome.membership, peer)
+            bulk = await self._network.open(peer, list(addresses), BULK)
+            try:
+                await self._greet(bulk)
+            except BaseException:
+                await _close(bulk, "handshake failed")
+                raise
+        except BaseException:
+            await _close(control, "handshake failed")
+            raise
+        return await self._start(peer, welcome.name, tuple(addresses), control, bulk)
+
+    def keep_connected(self, members: Iterable[Member]) -> None:
+        """Dial, and keep dialling, the members that are ours to dial; stop for those that left the roster."""
+        wanted = {m.peer: m for m in members if m.peer not in (self.me, self.head) and self._mine_to_dial(m)}
+        for peer in [p for p in self._dialling if p not in wanted]:
+            self._dialling.pop(peer).cancel()
+        for peer, member in wanted.items():
+            if peer not in self._dialling and self._nursery is not None:
+                scope = self._dialling[peer] = trio.CancelScope()
+                self._nursery.start_soon(self._keep, member, scope)
+
+    def _mine_to_dial(self, member: Member) -> bool:
+        if not member.addresses:
+            return False
+        return self.me < member.peer or not self._dialable
+
+    async def _keep(self, member: Member, scope: trio.CancelScope) -> None:
+        with scope:
+            attempt = 0
+            while True:
+                if member.peer in self.links:
+                    attempt = 0
+                    await trio.sleep(1.0)
+                    continue
+                try:
+                    await self.connect(member.peer, member.addresses)
+                except (ChannelClosed, JoinRefused, Refusal) as error:
+                    level = logging.INFO if attempt < 3 else logging.DEBUG
+                    log.log(level, "cannot reach %s (%s): %s", member.name, member.peer, error)
+                    await trio.sleep(REDIAL_S[min(attempt, len(REDIAL_S) - 1)])
+                    attempt += 1
+
+    async def _greet(self, channel: Channel) -> Welcome:
+        addresses = tuple(self._network.addresses) if self._dialable else ()
+        ticket = self.ticket if channel.peer == self.head else ""
+        await channel.send(encode(Hello(PROTOCOL_VERSION, self.run_id, ticket, self.membership, addresses, self.name, self._agent)))
+        answer = await _first(channel)
+        if isinstance(answer, Refused):
+            raise JoinRefused(channel.peer, answer.reason, answer.retryable)
+        if not isinstance(answer, Welcome):
+            raise Refusal(f"expected a welcome, got {type(answer).__name__}", peer=channel.peer, fatal=True)
+        return answer
+
+    # --- accepting ---------------------------------------------------------------------------------------------------
+
+    async def _accept(self, channel: Channel) -> None:
+        peer = channel.peer
+        try:
+            hello = await _first(channel)
+            if not isinstance(hello, Hello):
+                raise Refusal(f"expected a hello, got {type(hello).__name__}", peer=peer, fatal=True)
+            proof = self._admit(peer, hello)
+            await channel.send(encode(Welcome(PROTOCOL_VERSION, proof, self.name)))
+        except Refusal as refusal:
+            refusal = refusal.at(peer=peer)
+            log.warning("%s", refusal)
+            try:
+                with trio.move_on_after(HANDSHAKE_S):
+                    await channel.send(encode(Refused(refusal.reason, not refusal.fatal)))
+                    # The dialler closes once it has read the answer: closing first could cut it off.
+                    await _first(channel)
+            except (ChannelClosed, Refusal):
+                pass
+            await _close(channel, refusal.reason)
+            return
+        except ChannelClosed:
+            await _close(channel, "gone during the handshake")
+            return
+        if channel.kind == CONTROL:
+            old = self._half.pop(peer, None)
+            self._half[peer] = (channel, hello)
+            if old is not None:
+                await _close(old[0], "replaced by a newer channel")
+            return
+        half = self._half.pop(peer, None)
+        if half is None:
+            await _close(channel, "bulk channel without a control channel")
+            return
+        await self._start(peer, hello.name, hello.addresses, half[0], channel)
+
+    def _admit(self, peer: str, hello: Hello) -> bytes:
+        """The proof to answer with. Refusal when this peer has no place here."""
+        if hello.protocol != PROTOCOL_VERSION:
+            raise Refusal(f"it speaks protocol {hello.protocol}, this is {PROTOCOL_VERSION}", peer=peer, fatal=True)
+        if hello.run != self.run_id:
+            raise Refusal(f"it wants run {hello.run}, this is run {self.run_id}", peer=peer, fatal=True)
+        if peer in self.revoked:
+            raise Refusal("its membership was revoked", peer=peer, fatal=True)
+        if not self.is_head:
+            self._check(hello.membership, peer)
+            return self.membership
+        try:
+            self._check(hello.membership, peer)
+        except Refusal as stale:
+            try:
+                check_ticket(hello.ticket, head=self.me, run=self.run_id, now=self._wall(), peer=peer)
+            except Refusal as refusal:
+                raise Refusal(refusal.reason if hello.ticket else stale.reason, peer=peer, fatal=True) from None
+        expires = int(self._wall()) + MEMBERSHIP_S
+        return sign_membership(self._identity, Membership(self.run_id, self.epoch, peer, expires))
+
+    def _check(self, membership: bytes, peer: str) -> Membership:
+        # One epoch back is fine: a neighbour may not have heard of the learner's restart yet.
+        floor = 0 if self.is_head else max(0, self.epoch - 1)
+        return check_membership(
+            membership, head_key=self.head_key, run=self.run_id, peer=peer, now=self._wall(), min_epoch=floor
+        )
+
+    # --- links -------------------------------------------------------------------------------------------------------
+
+    async def _start(self, peer: str, name: str, addresses: tuple[str, ...], control: Channel, bulk: Channel) -> Link:
+        outbox, outgoing = trio.open_memory_channel[bytes](OUTBOX)
+        link = Link(peer, name, addresses, control, bulk, outbox)
+        old = self.links.get(peer)
+        if old is not None:
+            await self.close(peer, "replaced by a newer link")
+        self.links[peer] = link
+        assert self._nursery is not None
+        await self._nursery.start(self._serve, link, outgoing)
+        return link
+
+    async def _serve(self, link: Link, outgoing: trio.MemoryReceiveChannel[bytes], *, task_status: trio.TaskStatus[None]) -> None:
+        reason = "closed"
+        await self._on_up(link)
+        task_status.started()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._write, link, outgoing)
+                nursery.start_soon(self._read, link, link.bulk)
+                await self._read(link, link.control)
+        except* ChannelClosed as group:
+            reason = link.closing or str(first_of(group))
+        except* Refusal as group:
+            reason = link.closing or str(first_of(group))
+        finally:
+            if self.links.get(link.peer) is link:
+                del self.links[link.peer]
+            link.outbox.close()
+            with trio.CancelScope(shield=True):
+                await _close(link.control, reason)
+                await _close(link.bulk, reason)
+                await self._on_down(link, reason)
+
+    async def _write(self, link: Link, outgoing: trio.MemoryReceiveChannel[bytes]) -> None:
+        async with outgoing:
+            async for data in outgoing:
+                await link.control.send(data)
+        raise ChannelClosed(link.closing or "closed here")
+
+    async def _read(self, link: Link, channel: Channel) -> None:
+        while True:
+            data = await channel.receive()
+            try:
+                message = decode(data)
+            except Refusal as refusal:
+                refusal = refusal.at(peer=link.peer)
+                await self._on_refusal(link.peer, refusal)
+                raise refusal from None
+            await self._on_message(link, message)
+
+    async def close(self, peer: str, reason: str) -> None:
+        """Close the link to `peer`, if there is one; `on_down` follows."""
+        link = self.links.pop(peer, None)
+        if link is not None:
+            link.closing = link.closing or reason
+            await _close(link.control, reason)
+            await _close(link.bulk, reason)
+
+
+async def _first(channel: Channel) -> object:
+    """The first message, within HANDSHAKE_S. Cancelling a receive is safe: it only waits for the reader task."""
+    with trio.move_on_after(HANDSHAKE_S):
+        return decode(await channel.receive())
+    raise ChannelClosed(f"{channel.peer} did not say hello within {HANDSHAKE_S:.0f} s")
+
+
+async def _close(channel: Channel, reason: str) -> None:
+    await channel.aclose(reason)

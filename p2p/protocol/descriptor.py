@@ -1,0 +1,69 @@
+"""The model descriptor: what a node needs, besides weights, to build the engine. Files in, one blob out, and back.
+
+Travels like an anchor (kind "descriptor"): one uint8 tensor named "descriptor". Only plain data files are taken: never
+code, never weights.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgpack
+import numpy as np
+
+from p2p.errors import Refusal, UsageError
+from p2p.layout import Layout
+from p2p.limits import MAX_DESCRIPTOR
+
+FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+)
+"""The only names a descriptor may hold: data that transformers reads without running it."""
+
+TENSOR = "descriptor"
+
+
+def pack_descriptor(folder: Path) -> bytes:
+    """The descriptor of the model in `folder`. UsageError without a config.json or over MAX_DESCRIPTOR."""
+    files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
+    if "config.json" not in files:
+        raise UsageError(f"{folder} holds no config.json: not a Hugging Face model folder")
+    blob = msgpack.packb(files)
+    if len(blob) > MAX_DESCRIPTOR:
+        raise UsageError(f"config and tokenizer in {folder} are {len(blob)} bytes, over the limit of {MAX_DESCRIPTOR}")
+    return blob
+
+
+def unpack_descriptor(blob: bytes, folder: Path) -> None:
+    """Write the files of a descriptor into `folder`. Refusal on anything but known names with byte contents."""
+    if len(blob) > MAX_DESCRIPTOR:
+        raise Refusal(f"descriptor of {len(blob)} bytes is over the limit of {MAX_DESCRIPTOR}")
+    try:
+        files = msgpack.unpackb(blob, raw=False, max_bin_len=MAX_DESCRIPTOR, max_map_len=len(FILES), max_ext_len=0)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise Refusal(f"malformed descriptor: {error}") from None
+    if not isinstance(files, dict) or "config.json" not in files:
+        raise Refusal("descriptor holds no config.json")
+    for name, data in files.items():
+        if name not in FILES or not isinstance(data, bytes):
+            raise Refusal(f"descriptor holds {name!r}, which is not one of the files a model may bring")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        temporary = folder / f".{name}.tmp"
+        temporary.write_bytes(data)
+        os.replace(temporary, folder / name)
+
+
+def descriptor_layout(blob: bytes) -> tuple[Layout, np.ndarray]:
+    """The blob as a state of one uint8 tensor: its layout and its words."""
+    return Layout.build([(TENSOR, "uint8", (len(blob),))]), np.frombuffer(blob, dtype=np.uint8)

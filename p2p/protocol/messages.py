@@ -1,0 +1,311 @@
+"""Every message between two peers of the swarm. Must not know channels, sessions or what anybody does with them.
+
+Three families: joining (Hello ... Roster), versions (Announce ... Chunk), rollouts (Assign ... NodeStatus).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from p2p.protocol.rollout import FINISH_REASONS, Generate, TokenEvent
+from p2p.protocol.wire import message
+from p2p.version import Version
+
+# --- joining ---------------------------------------------------------------------------------------------------------
+
+
+@message("hello")
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message on every channel, from the peer that opened it. A node shows the head its ticket the first time;
+    after that, and to other nodes, its membership. `addresses` are where it can be dialled (empty behind NAT)."""
+
+    protocol: int
+    run: str
+    ticket: str
+    membership: bytes
+    addresses: tuple[str, ...]
+    name: str
+    agent: str
+
+
+@message("welcome")
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The acceptor's answer. `membership` is the head's to the joiner, or a node's own proof to the node that dialled."""
+
+    protocol: int
+    membership: bytes
+    name: str
+
+
+@message("refused")
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The acceptor's other answer, then it closes. A retryable one may be tried again later, as it is."""
+
+    reason: str
+    retryable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    peer: str
+    addresses: tuple[str, ...]
+    name: str
+
+
+@message("roster")
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """Head to nodes: everybody admitted and alive, the receiver included. Replaces the roster before."""
+
+    epoch: int
+    members: tuple[Member, ...]
+
+
+@message("bye")
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """Orderly end of a membership or of the run; the sender closes next. `done` says that the run is over."""
+
+    reason: str
+    done: bool
+
+
+# --- versions --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogEntry:
+    """A retained manifest that a node may fetch. `size` is payload bytes (0 while it is being made)."""
+
+    mid: bytes
+    kind: str
+    version: Version
+    base: Version | None
+    base_digest: bytes
+    state_digest: bytes
+    size: int
+
+
+@message("catalog")
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """Head to a joiner: what can be fetched, and which version is current."""
+
+    current: Version
+    entries: tuple[CatalogEntry, ...]
+
+
+@message("get_catalog")
+@dataclass(frozen=True, slots=True)
+class GetCatalog:
+    """Node to head: send me the catalog again."""
+
+
+@message("parts")
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Signed manifest parts (header, segment records, seal), each verifiable by itself against the head's key."""
+
+    mid: bytes
+    parts: tuple[bytes, ...]
+
+
+@message("get_parts")
+@dataclass(frozen=True, slots=True)
+class GetParts:
+    """Send me the manifest parts you have of `mid`."""
+
+    mid: bytes
+
+
+@message("follow")
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Sender wants every new delta pushed as it is made (True), or no longer (False)."""
+
+    on: bool
+
+
+@message("subscribe")
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """Sender takes part in the spreading of `mid` and holds these chunks already (bitmap, bit i of byte i//8)."""
+
+    mid: bytes
+    have: bytes
+
+
+@message("have")
+@dataclass(frozen=True, slots=True)
+class Have:
+    """Sender verified and holds these chunks of `mid`."""
+
+    mid: bytes
+    chunks: tuple[int, ...]
+
+
+@message("want")
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Sender asks for these chunks, under a lease that it keeps itself."""
+
+    mid: bytes
+    chunks: tuple[int, ...]
+
+
+@message("chunk")
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One chunk. `seed` marks a chunk that the source hands to its one distributor: relay it to everyone who lacks it."""
+
+    mid: bytes
+    index: int
+    seed: bool
+    data: bytes
+
+
+@message("report")
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Node to head: what a peer sent was refused and the peer dropped. The head weighs it and never evicts on one."""
+
+    peer: str
+    version: Version
+    chunk: int
+    reason: str
+
+
+@message("installed")
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """Node to head: this version is in place and its state digest was checked. Times in seconds."""
+
+    version: Version
+    state_digest: bytes
+    pause_s: float
+    apply_s: float
+    transfer_s: float
+    bytes_from_head: int
+    bytes_from_peers: int
+
+
+# --- rollouts --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`Generate` on the wire: token ids packed as little-endian uint32."""
+
+    request_id: str
+    prompt_ids: bytes
+    prefix_ids: bytes
+    stop_ids: bytes
+    max_new_tokens: int
+    seed: int
+    min_version: Version
+    temperature: float
+    top_p: float
+
+    @classmethod
+    def of(cls, g: Generate) -> Request:
+        return cls(
+            g.request_id, pack_ids(g.prompt_ids), pack_ids(g.prefix_ids), pack_ids(g.stop_ids), g.max_new_tokens, g.seed,
+            g.min_version, g.temperature, g.top_p,
+        )  # fmt: skip
+
+    def generate(self) -> Generate:
+        return Generate(
+            request_id=self.request_id, prompt_ids=unpack_ids(self.prompt_ids), max_new_tokens=self.max_new_tokens,
+            stop_ids=unpack_ids(self.stop_ids), seed=self.seed, min_version=self.min_version,
+            temperature=self.temperature, top_p=self.top_p, prefix_ids=unpack_ids(self.prefix_ids),
+        )  # fmt: skip
+
+
+@message("assign")
+@dataclass(frozen=True, slots=True)
+class Assign:
+    requests: tuple[Request, ...]
+
+
+@message("abort")
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Forget these requests (all of them when empty); no answer comes."""
+
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRun:
+    """`TokenEvent` on the wire: ids as uint32, logprobs as float32, little-endian."""
+
+    request_id: str
+    start: int
+    ids: bytes
+    logprobs: bytes
+    version: Version
+    finish: str
+    message: str
+
+    @classmethod
+    def of(cls, e: TokenEvent) -> TokenRun:
+        logprobs = np.asarray(e.logprobs, dtype="<f4").tobytes()
+        return cls(e.request_id, e.start, pack_ids(e.ids), logprobs, e.version, e.finish, e.message)
+
+    def event(self) -> TokenEvent:
+        """ValueError when lengths do not match or the finish reason is unknown."""
+        ids = unpack_ids(self.ids)
+        if len(self.logprobs) != 4 * len(ids):
+            raise ValueError(f"{len(ids)} tokens with {len(self.logprobs)} bytes of logprobs")
+        if self.finish not in FINISH_REASONS:
+            raise ValueError(f"unknown finish reason {self.finish[:20]!r}")
+        logprobs = np.frombuffer(self.logprobs, dtype="<f4")
+        return TokenEvent(self.request_id, self.start, ids, logprobs, self.version, self.finish, self.message)
+
+
+@message("tokens")
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    runs: tuple[TokenRun, ...]
+
+
+@message("rejected")
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Node to head: this request is not taken. Retryable when the node is only behind or busy."""
+
+    request_id: str
+    version: Version
+    reason: str
+    retryable: bool
+
+
+@message("status")
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """Node to head, about once a second and after each install. `ready` is False until an engine serves a version."""
+
+    ready: bool
+    version: Version
+    running: int
+    waiting: int
+    capacity: int
+    tokens: int
+    tokens_per_s: float
+    pid: int
+    rss_bytes: int
+
+
+def pack_ids(ids: tuple[int, ...]) -> bytes:
+    return np.asarray(ids, dtype="<u4").tobytes()
+
+
+def unpack_ids(data: bytes) -> tuple[int, ...]:
+    if len(data) % 4:
+        raise ValueError("token ids are not whole uint32 values")
+    return tuple(np.frombuffer(data, dtype="<u4").tolist())

@@ -1,0 +1,50 @@
+"""Encode a version segment by segment into the chunk store, as fast as segments come. Must not know signing or sending.
+
+The trainer calls it; the head signs what it yields. The first chunks can leave while later segments are still encoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import blake3
+import numpy as np
+
+from p2p.codec import encode_segment
+from p2p.state import FlatState
+from p2p.store import ChunkStore
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedSegment:
+    """One segment, encoded and stored. `changed` counts words that differ from the base (all of them for an anchor)."""
+
+    index: int
+    size: int
+    digests: tuple[bytes, ...]
+    changed: int
+    words: int
+
+
+def encode_version(
+    new: FlatState, base: FlatState | None, store: ChunkStore, *, segment_bytes: int, chunk_bytes: int
+) -> Iterator[EncodedSegment]:
+    """Yield every segment of `new` in order, its chunks already in `store`.
+
+    With `base` (same layout) segments are deltas against it, without they are whole. ValueError on different layouts.
+    """
+    if base is not None and base.layout.digest != new.layout.digest:
+        raise ValueError("a delta needs a base with the same tensor table; publish an anchor instead")
+    for segment in new.layout.segments(segment_bytes):
+        words = new.words(segment)
+        base_words = None if base is None else base.words(segment)
+        changed = len(words) if base_words is None else int(np.count_nonzero(words != base_words))
+        payload = encode_segment(words, base_words)
+        digests = []
+        for start in range(0, len(payload), chunk_bytes):
+            chunk = payload[start : start + chunk_bytes]
+            digest = blake3.blake3(chunk).digest()
+            store.put_trusted(digest, chunk)
+            digests.append(digest)
+        yield EncodedSegment(segment.index, len(payload), tuple(digests), changed, len(words))

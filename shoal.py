@@ -1,0 +1,194 @@
+"""The command line: verbs only. Each verb imports what it needs when it runs, so that `shoal --help` is instant.
+
+Every verb takes --json and then prints one JSON object as its last line. Exit status: 0 it did what it says, 1 it could not
+finish, 2 bad input (one clear line, no traceback), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; its exit status."""
+    from p2p.errors import ShoalError, UsageError, first_of
+
+    parser = _parser()
+    args, rest = parser.parse_known_args(argv)
+    if rest and not getattr(args, "takes_settings", False):
+        return _complain(f"unknown argument {rest[0]!r} (see: shoal {args.verb} --help)")
+    args.settings = rest
+    _set_up_logging(args)
+    try:
+        result = args.run(args)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BaseException as error:
+        cause = first_of(error)
+        if isinstance(cause, UsageError):
+            return _complain(str(cause))
+        if isinstance(cause, KeyboardInterrupt):
+            print(f"interrupted{getattr(args, 'interrupted_hint', '')}", file=sys.stderr)
+            return 130
+        if isinstance(cause, ShoalError):
+            print(f"shoal {args.verb}: {cause}", file=sys.stderr)
+            return 1
+        raise
+    if args.json:
+        print(json.dumps(result), flush=True)
+    return 0 if result.get("ok", True) else 1
+
+
+def _complain(text: str) -> int:
+    print(f"shoal: {' '.join(text.split())}", file=sys.stderr)
+    return 2
+
+
+class _OneLineParser(argparse.ArgumentParser):
+    """Errors as one line, without the usage block."""
+
+    def error(self, message: str) -> Any:
+        sys.exit(_complain(f"{message} (see: {self.prog} --help)"))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _OneLineParser(
+        prog="shoal", description="Peer-to-peer weight broadcast and rollout network for RL post-training."
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    def verb(name: str, run: Callable[[argparse.Namespace], dict[str, Any]], help: str) -> argparse.ArgumentParser:
+        sub = verbs.add_parser(name, help=help, description=help)
+        sub.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+        sub.add_argument("-v", "--verbose", action="store_true", help="log what happens to stderr")
+        sub.set_defaults(run=run)
+        return sub
+
+    p = verb("learner", _learner, "run the learner: head and trainer")
+    p.add_argument("config", metavar="CONFIG.toml")
+    p.add_argument("--resume", action="store_true", help="go on with the run in run_dir, from its last commit")
+    p.add_argument("--dry-run", action="store_true", help="check the configuration, print it resolved, and stop")
+    p.set_defaults(takes_settings=True, interrupted_hint=": go on with --resume")
+    p.epilog = "Any setting of the file can be given as a flag: --rollout.max_staleness 3 --trainer.lr 1e-6"
+
+    p = verb("node", _node, "join a run and generate for it")
+    p.add_argument("--join", metavar="TICKET", required=True, help="the learner's ticket, or a file that holds it")
+    p.add_argument("--dir", type=Path, help="where this node keeps its key, weights and chunks")
+    p.add_argument("--listen", action="append", metavar="ADDR", help="multiaddr to listen on (default /ip4/0.0.0.0/tcp/0)")
+    p.add_argument("--no-listen", action="store_true", help="only dial out (behind NAT)")
+    p.add_argument("--name", default="", help="how the learner's pages call this node")
+    p.add_argument("--engine", default="transformers", help="transformers (default) or fake")
+    p.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    p.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"], help="compute dtype")
+    p.add_argument("--threads", type=int, default=1, help="CPU threads of the engine")
+    p.add_argument("--capacity", type=int, default=64, help="sequences decoded at once")
+    p.add_argument("--store-gib", type=float, default=8.0, help="most disk for chunks")
+    p.add_argument("--stay", action="store_true", help="keep waiting for the learner after the run is over")
+
+    p = verb("status", _status, "what a running learner is doing")
+    p.add_argument("run_dir", type=Path)
+
+    p = verb("export", _export, "write a checkpoint as a Hugging Face folder")
+    p.add_argument("run_dir", type=Path)
+    p.add_argument("out", type=Path)
+
+    p = verb("demo", _demo, "a learner and three nodes on this machine, with a small real model")
+    p.add_argument("--run-dir", type=Path, default=None, help="default runs/demo (an earlier demo there is replaced)")
+    p.add_argument("--steps", type=int, default=None)
+    p.add_argument("--nodes", type=int, default=3)
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--recipe", default="reverse", choices=["reverse", "sparse"],
+                   help="sparse: a few steps of a 20 M model at lr 1e-6, whose deltas are small")
+    p.add_argument("--chaos", action="store_true", help="kill one node in the middle and start another")
+    p.add_argument("--resume", action="store_true", help="go on with the demo in --run-dir after its learner was killed")
+    return parser
+
+
+def _set_up_logging(args: argparse.Namespace) -> None:
+    level = logging.INFO if args.verbose or args.verb in ("learner", "node") else logging.WARNING
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("shoal").setLevel(level)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # processes fork after tokenizers were used
+
+
+def _learner(args: argparse.Namespace) -> dict[str, Any]:
+    from learner.config import dump_toml, load_config
+
+    config = load_config(args.config, args.settings)
+    if args.dry_run:
+        print(dump_toml(config.model_dump()), end="")
+        return {"ok": True, "config": config.model_dump()}
+    import trio
+
+    from learner.service import run_learner
+
+    def announce(event: str, facts: dict[str, Any]) -> None:
+        print(f"run {facts['run']} in {facts['run_dir']}, status on http://127.0.0.1:{facts['status_port']}/status")
+        print(f"nodes join with:\n  shoal node --join {facts['ticket']}", flush=True)
+
+    async def go() -> dict[str, Any]:
+        return await run_learner(config, resume=args.resume, announce=announce)
+
+    return trio.run(go)
+
+
+def _node(args: argparse.Namespace) -> dict[str, Any]:
+    from node.service import NodeOptions, default_directory, run_node
+    from p2p.admission import read_ticket
+    from p2p.errors import UsageError
+
+    text = args.join
+    if not text.startswith("shoal1"):
+        path = Path(text)
+        if not path.is_file():
+            raise UsageError(f"--join: {text[:80]!r} is neither a ticket nor a file that holds one")
+        text = path.read_text().strip()
+    ticket = read_ticket(text)
+    for name in ("threads", "capacity", "store_gib"):
+        if getattr(args, name) <= 0:
+            raise UsageError(f"--{name.replace('_', '-')} must be above 0")
+    import trio
+
+    options = NodeOptions(
+        ticket=text, directory=args.dir or default_directory(ticket.run),
+        listen=tuple(args.listen or ["/ip4/0.0.0.0/tcp/0"]), name=args.name, engine=args.engine, device=args.device,
+        dtype=args.dtype, threads=args.threads, capacity=args.capacity, store_gib=args.store_gib,
+        dialable=not args.no_listen, stay=args.stay,
+    )  # fmt: skip
+    result = trio.run(run_node, options)
+    if not args.json:
+        print(f"{result['name']}: {result['tokens']} tokens, last version {result['version']} ({result['reason']})")
+    return result
+
+
+def _status(args: argparse.Namespace) -> dict[str, Any]:
+    from learner.status_view import fetch_status, print_status
+
+    status = fetch_status(args.run_dir)
+    if not args.json:
+        print_status(status)
+    return status
+
+
+def _export(args: argparse.Namespace) -> dict[str, Any]:
+    from learner.export import export_run
+
+    return export_run(args.run_dir, args.out)
+
+
+def _demo(args: argparse.Namespace) -> dict[str, Any]:
+    from learner.demo.run import run_demo
+
+    return run_demo(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

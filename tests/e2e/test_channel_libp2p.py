@@ -1,0 +1,224 @@
+"""The libp2p adapter over real sockets: the conformance suite, and canaries for the traps we depend on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from p2p.channel.base import BULK, CONTROL
+from p2p.channel.libp2p import _libp2p, _StreamTransport, open_libp2p_network
+from p2p.channel.stream import PIECE
+from p2p.errors import ChannelClosed, UsageError
+from p2p.identity import Identity
+from p2p.limits import KIB
+from tests.conformance.channel_suite import ChannelSuite, connect, until_settled
+
+pytestmark = pytest.mark.e2e
+LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
+
+
+@asynccontextmanager
+async def two_hosts(listen_a=LOOPBACK):
+    async with open_libp2p_network(Identity.generate(), listen_a) as a:
+        async with open_libp2p_network(Identity.generate(), LOOPBACK) as b:
+            yield a, b
+
+
+@pytest.fixture
+def clock():
+    return None
+
+
+class TestLibp2pChannel(ChannelSuite):
+    def pair(self):
+        return two_hosts()
+
+
+async def test_addresses_are_full_and_real() -> None:
+    identity = Identity.generate()
+    async with open_libp2p_network(identity, ["/ip4/0.0.0.0/tcp/0"]) as host:
+        assert host.addresses[-1].startswith("/ip4/127.0.0.1/tcp/")
+        for address in host.addresses:
+            assert address.endswith(f"/p2p/{identity.peer_id}")
+            assert int(address.split("/")[4]) > 0
+            assert "0.0.0.0" not in address
+    async with open_libp2p_network(identity, LOOPBACK, announce=["/ip4/203.0.113.7/tcp/4001"]) as host:
+        assert host.addresses == [f"/ip4/203.0.113.7/tcp/4001/p2p/{identity.peer_id}"]
+
+
+async def test_a_port_in_use_is_one_clear_line() -> None:
+    async with open_libp2p_network(Identity.generate(), LOOPBACK) as host:
+        port = host.addresses[0].split("/")[4]
+        with pytest.raises(UsageError, match=f"port {port} is in use"):
+            async with open_libp2p_network(Identity.generate(), [f"/ip4/127.0.0.1/tcp/{port}"]):
+                pass
+    with pytest.raises(UsageError, match="want /ip4"):
+        async with open_libp2p_network(Identity.generate(), ["localhost:4001"]):
+            pass
+
+
+async def test_root_logging_is_left_alone() -> None:
+    root = logging.getLogger()
+    before = list(root.handlers)
+    async with two_hosts() as (a, b):
+        await connect(a, b)
+    assert root.handlers == before
+
+
+async def test_nat_a_stream_over_the_connection_the_other_side_dialled() -> None:
+    async with two_hosts(listen_a=[]) as (a, b):
+        assert a.addresses == []
+        with trio.fail_after(10):
+            await connect(a, b, CONTROL)
+            mine = await b.open(a.peer_id, [], BULK)
+            theirs = await a.incoming.receive()
+            await mine.send(b"through")
+            assert await theirs.receive() == b"through"
+
+
+async def test_no_address_works_says_which_and_why() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    async with open_libp2p_network(Identity.generate(), []) as a:
+        stranger = Identity.generate().peer_id
+        with trio.fail_after(10), pytest.raises(ChannelClosed, match=f"tcp/{port}.*refused"):
+            await a.open(stranger, [f"/ip4/127.0.0.1/tcp/{port}/p2p/{stranger}"], CONTROL)
+
+
+async def test_trap_1_a_receiver_idle_for_six_seconds_breaks_nothing() -> None:
+    async with two_hosts() as (a, b):
+        mine, theirs = await connect(a, b)
+        sent = 0
+
+        async def pump() -> None:
+            nonlocal sent
+            for _ in range(100):
+                await mine.send(bytes(100 * KIB))
+                sent += 1
+
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(pump)
+                await trio.sleep(6.5)  # the time is the test: yamux gives a write up after 5 s without window
+                assert 30 < sent < 60
+                for _ in range(100):
+                    assert len(await theirs.receive()) == 100 * KIB
+
+
+@pytest.mark.parametrize("security", ["plaintext", "tls"])
+async def test_trap_5_only_noise_is_spoken(security) -> None:
+    from libp2p.crypto.ed25519 import create_new_key_pair
+    from libp2p.security.insecure.transport import PLAINTEXT_PROTOCOL_ID, InsecureTransport
+    from libp2p.security.tls.transport import PROTOCOL_ID, TLSTransport
+
+    stack = _libp2p()
+    async with open_libp2p_network(Identity.generate(), LOOPBACK) as host:
+        seed = os.urandom(32)
+        keys = create_new_key_pair(seed)
+        options = {
+            "plaintext": {PLAINTEXT_PROTOCOL_ID: InsecureTransport(keys)},
+            "tls": {PROTOCOL_ID: TLSTransport(keys)},
+        }
+        swarm = stack.make_swarm(seed)
+        swarm.upgrader = type(swarm.upgrader)(options[security], swarm.upgrader.muxer_multistream.transports)
+        async with stack.background_service(swarm):
+            with trio.fail_after(10), pytest.raises(Exception, match="failed to upgrade security"):
+                await swarm.dial_addr(stack.multiaddr(host.addresses[0]), stack.peer_id(host.peer_id))
+
+
+async def test_trap_10_no_write_is_over_one_noise_record(monkeypatch) -> None:
+    sizes: list[int] = []
+    write = _StreamTransport.write
+
+    async def spy(self, data: bytes) -> None:
+        sizes.append(len(data))
+        await write(self, data)
+
+    monkeypatch.setattr(_StreamTransport, "write", spy)
+    async with two_hosts() as (a, b):
+        mine, theirs = await connect(a, b)
+        message = os.urandom(1024 * KIB)
+        with trio.fail_after(10):
+            await mine.send(message)
+            assert await theirs.receive() == message
+    assert max(sizes) == PIECE == 65507
+
+
+async def test_a_cancelled_open_leaves_the_connection_whole() -> None:
+    async with two_hosts() as (a, b):
+        mine, theirs = await connect(a, b)
+        with trio.fail_after(20):
+            for i in range(20):
+                with trio.move_on_after(i * 0.0005):
+                    await (await a.open(b.peer_id, [], CONTROL)).aclose("done")
+            await until_settled(lambda: len(a.table.of(b.peer_id)))
+            await mine.send(b"unharmed")
+            assert await theirs.receive() == b"unharmed"
+
+
+async def test_bulk_both_ways_does_not_stop_control() -> None:
+    async with two_hosts() as (a, b):
+        bulk = await connect(a, b, BULK)
+        control = await connect(a, b, CONTROL)
+        moved = [0, 0]
+
+        async def push(channel) -> None:
+            while True:
+                await channel.send(bytes(256 * KIB))
+
+        async def pull(side: int) -> None:
+            while True:
+                moved[side] += len(await bulk[side].receive())
+
+        async with trio.open_nursery() as nursery:
+            for side in (0, 1):
+                nursery.start_soon(push, bulk[side])
+                nursery.start_soon(pull, side)
+            with trio.fail_after(20):
+                for i in range(20):
+                    start = trio.current_time()
+                    await control[0].send(b"%d" % i)
+                    assert await control[1].receive() == b"%d" % i
+                    assert trio.current_time() - start < 2.0
+                    await trio.sleep(0.1)
+            nursery.cancel_scope.cancel()
+        assert min(moved) > 1 << 20
+
+
+CHILD = """
+import sys, trio
+from p2p.channel.libp2p import open_libp2p_network
+from p2p.identity import Identity
+async def main():
+    async with open_libp2p_network(Identity.generate(), []) as host:
+        channel = await host.open(sys.argv[1], [sys.argv[2]], "bulk")
+        await channel.send(b"alive")
+        await trio.sleep_forever()
+trio.run(main)
+"""
+
+
+async def test_a_killed_process_is_noticed_at_once() -> None:
+    async with open_libp2p_network(Identity.generate(), LOOPBACK) as host:
+        root = Path(__file__).parents[2]
+        child = subprocess.Popen([sys.executable, "-c", CHILD, host.peer_id, host.addresses[0]], cwd=root)  # noqa: ASYNC220
+        try:
+            with trio.fail_after(30):
+                channel = await host.incoming.receive()
+                assert await channel.receive() == b"alive"
+            child.send_signal(signal.SIGKILL)
+            with trio.fail_after(2), pytest.raises(ChannelClosed):
+                await channel.receive()
+        finally:
+            child.kill()
+            child.wait()

@@ -1,0 +1,280 @@
+"""The collector: tokens from many nodes, each hand-over, each refusal; and runs whose nodes lie and die at random."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from learner.collector import (
+    Accepted,
+    Collector,
+    FinishedGroup,
+    GroupAborted,
+    Ignored,
+    Refused,
+    Requeued,
+    Sampling,
+)
+from learner.tasks.base import Score
+from p2p.protocol.rollout import Span, TokenEvent
+from p2p.version import Version
+
+V5, V6, V7 = Version(1, 5), Version(1, 6), Version(1, 7)
+STOP = 9
+
+
+def tokens(
+    request_id: str, start: int, ids: list[int], version: Version = V5, finish: str = "", **extra: Any
+) -> TokenEvent:
+    logprobs = extra.pop("logprobs", np.full(len(ids), -0.5, np.float32))
+    return TokenEvent(request_id, start, tuple(ids), logprobs, version, finish, **extra)
+
+
+def opened(samples: int = 1, budget: int = 3, max_new_tokens: int = 4) -> Collector:
+    collector = Collector(vocab_size=10, failure_budget=budget)
+    for version in (V5, V6):
+        collector.published(version)
+    sampling = Sampling(max_new_tokens, (STOP,), 0.7, 0.9)
+    ids = collector.open_group(3, 30, [1, 2], V5, [100 + m for m in range(samples)], sampling)
+    assert ids == tuple(f"3.{m}.0" for m in range(samples))
+    return collector
+
+
+def test_a_group_finishes_with_its_last_member() -> None:
+    collector = opened(samples=2)
+    request = collector.assign("3.0.0", "a")
+    assert (request.prompt_ids, request.seed, request.min_version, request.prefix_ids) == ((1, 2), 100, V5, ())
+    assert (request.max_new_tokens, request.stop_ids, request.temperature, request.top_p) == (4, (STOP,), 0.7, 0.9)
+    collector.assign("3.1.0", "b")
+    assert collector.pending() == [] and collector.working("a") == ["3.0.0"]
+    assert collector.tokens("a", tokens("3.0.0", 0, [1, STOP], finish="stop")) == Accepted("3.0.0", 2)
+    assert collector.tokens("b", tokens("3.1.0", 0, [1, 2], V5)) == Accepted("3.1.0", 2)
+    done = collector.tokens("b", tokens("3.1.0", 2, [3, 4], V6, "length"))
+    assert isinstance(done, Accepted) and done.finished is not None
+    group = done.finished
+    assert (group.group_id, group.task_index, group.version, group.oldest) == (3, 30, V5, V5)
+    assert [(s.ids, s.finish, s.node, s.seed) for s in group.samples] == [
+        ((1, STOP), "stop", "a", 100),
+        ((1, 2, 3, 4), "length", "b", 101),
+    ]
+    assert group.samples[1].spans == (Span(V5, 0, 2), Span(V6, 2, 4))
+    scored = group.rewarded([Score(1.0, True), Score(0.0, False)])
+    assert [t.reward for t in scored.trajectories] == [1.0, 0.0] and scored.trajectories[0].exact
+    assert collector.outstanding == () and collector.working("b") == []
+    assert collector.tokens_by_node == {"a": 2, "b": 4}
+    assert collector.tokens("b", tokens("3.1.0", 4, [1])) == Ignored("3.1.0")
+
+
+def test_a_lost_node_costs_a_prefill_and_no_token() -> None:
+    collector = opened()
+    collector.assign("3.0.0", "a")
+    collector.tokens("a", tokens("3.0.0", 0, [1, 2], V6))
+    assert collector.node_lost("a") == ["3.0.1"]
+    (request,) = collector.pending()
+    assert (request.request_id, request.min_version, request.reserved) == ("3.0.1", V6, V5)
+    assert (request.tokens, request.attempt, request.avoid) == (2, 1, frozenset())
+    again = collector.assign("3.0.1", "b")
+    assert (again.prefix_ids, again.seed, again.min_version, again.max_new_tokens) == ((1, 2), 100, V6, 4)
+    assert collector.tokens("a", tokens("3.0.0", 2, [7], V6)) == Ignored("3.0.0")  # still under way when it died
+    done = collector.tokens("b", tokens("3.0.1", 2, [STOP], V6, "stop"))
+    assert isinstance(done, Accepted) and done.finished and done.finished.samples[0].ids == (1, 2, STOP)
+    assert collector.node_lost("nobody") == []
+
+
+def test_lost_nodes_never_abort_a_group() -> None:
+    collector = opened(budget=2)
+    for attempt in range(50):
+        collector.assign(f"3.0.{attempt}", "a")
+        assert collector.node_lost("a") == [f"3.0.{attempt + 1}"]
+    assert collector.outstanding == (3,)
+
+
+def test_a_node_that_dies_before_its_last_event_costs_nothing() -> None:
+    collector = opened()
+    collector.assign("3.0.0", "a")
+    done = collector.tokens("a", tokens("3.0.0", 0, [1, STOP]))  # no finish yet
+    assert isinstance(done, Accepted) and done.finished and done.finished.samples[0].finish == "stop"
+    assert collector.tokens("a", tokens("3.0.0", 2, [], finish="stop")) == Ignored("3.0.0")
+    assert collector.node_lost("a") == []
+
+
+def test_an_interrupted_trajectory_goes_on_elsewhere() -> None:
+    collector = opened()
+    collector.assign("3.0.0", "a")
+    got = collector.tokens("a", tokens("3.0.0", 0, [1], finish="interrupt"))
+    assert got == Requeued("3.0.1", ("a", "3.0.0"), None, 1)
+    assert collector.to_generate("3.0.1").prefix_ids == (1,)
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        (tokens("3.0.0", 2, [1], V6), "tokens start at 2, expected 1"),
+        (tokens("3.0.0", 0, [1], V6), "tokens start at 0, expected 1"),
+        (tokens("3.0.0", 1, [1], V6, logprobs=np.array([np.nan], np.float32)), "not finite"),
+        (tokens("3.0.0", 1, [1], V6, logprobs=np.array([0.5], np.float32)), "not finite values <= 0"),
+        (tokens("3.0.0", 1, [1], V6, logprobs=np.zeros(2, np.float32)), "1 tokens with 2 logprobs"),
+        (tokens("3.0.0", 1, [1], V6, logprobs=np.zeros((1, 1), np.float32)), "not a vector"),
+        (tokens("3.0.0", 1, [1], Version(1, 4)), "never published"),
+        (tokens("3.0.0", 1, [1], V7), "version 1.7 was never published"),
+        (tokens("3.0.0", 1, [1], V5), "version 1.5 is older than 1.6"),
+        (tokens("3.0.0", 1, [1, 1, 1, 1], V6), "5 tokens of 4"),
+        (tokens("3.0.0", 1, [STOP, 1], V6), "after a stop token"),
+        (tokens("3.0.0", 1, [10], V6), "outside the vocabulary"),
+        (tokens("3.0.0", 1, [-1], V6), "outside the vocabulary"),
+        (tokens("3.0.0", 1, [1], V6, "stop"), "no stop token"),
+        (tokens("3.0.0", 1, [1], V6, "length"), "length at 2 of 4"),
+        (tokens("3.0.0", 1, [1], V6, "done"), "unknown finish 'done'"),
+        (tokens("3.0.0", 1, [], V6, "error", message="out of memory"), "error: out of memory"),
+        (tokens("3.0.0", 1, [], V6, "abort"), "gave up with abort"),
+    ],
+)
+def test_a_misbehaving_node_is_refused_by_name_and_replaced(event: TokenEvent, reason: str) -> None:
+    collector = opened()
+    collector.assign("3.0.0", "bad")
+    collector.tokens("bad", tokens("3.0.0", 0, [4], V6))
+    got = collector.tokens("bad", event)
+    assert isinstance(got, Requeued) and got.refusal is not None
+    assert got.cancel == ("bad", "3.0.0") and got.request_id == "3.0.1"
+    assert got.refusal.peer == "bad" and got.refusal.version == event.version and reason in got.refusal.reason
+    again = collector.assign("3.0.1", "good")
+    assert again.prefix_ids == (4,)  # the last good token
+    assert collector.failures_by_node == {"bad": 1}
+
+
+def test_the_failure_budget_ends_a_group() -> None:
+    collector = opened(samples=2, budget=3)
+    collector.assign("3.1.0", "good")
+    for attempt in range(2):
+        collector.assign(f"3.0.{attempt}", f"n{attempt}")
+        assert isinstance(collector.tokens(f"n{attempt}", tokens(f"3.0.{attempt}", 5, [1])), Requeued)
+    assert [r.avoid for r in collector.pending()] == [frozenset({"n0", "n1"})]
+    collector.assign("3.0.2", "n2")
+    got = collector.declined("n2", "3.0.2", "prompt too long", retryable=False)
+    assert isinstance(got, GroupAborted) and got.group_id == 3
+    assert "failed 3 times, last on n2" in got.reason and got.refusal.peer == "n2"
+    assert set(got.cancel) == {("n2", "3.0.2"), ("good", "3.1.0")}
+    assert collector.outstanding == () and collector.pending() == [] and collector.working("good") == []
+    assert collector.tokens("good", tokens("3.1.0", 0, [1])) == Ignored("3.1.0")
+
+
+def test_a_node_may_decline_for_now() -> None:
+    collector = opened(budget=1)
+    collector.assign("3.0.0", "a")
+    assert collector.declined("a", "3.0.0", "full", retryable=True) == Requeued("3.0.1", ("a", "3.0.0"))
+    assert collector.declined("a", "3.0.0", "full", retryable=False) == Ignored("3.0.0")
+    assert collector.declined("a", "junk", "full", retryable=False) == Ignored("junk")
+
+
+def test_strangers_change_nothing() -> None:
+    collector = opened()
+    collector.assign("3.0.0", "a")
+    for event in (
+        tokens("3.0.0", 0, [1]),
+        tokens("3.0.7", 0, [1]),
+        tokens("3.4.0", 0, [1]),
+        tokens("4.0.0", 0, [1]),
+        tokens("x", 0, [1]),
+        tokens("03.0.0", 0, [1]),
+        tokens("3.0.-1", 0, [1]),
+        tokens("9" * 500, 0, [1]),
+    ):
+        got = collector.tokens("thief", event)
+        assert isinstance(got, Refused) and got.refusal.peer == "thief"
+    assert collector.tokens("thief", tokens("2.0.0", 0, [1])) == Ignored("2.0.0")  # an earlier group, over
+    assert collector.tokens("a", tokens("3.0.0", 0, [1])) == Accepted("3.0.0", 1)
+    assert collector.failures_by_node == {}
+
+
+def test_wrong_calls_are_named() -> None:
+    collector = opened()
+    with pytest.raises(ValueError, match="comes after"):
+        collector.open_group(3, 0, [1], V5, [1], Sampling(4, ()))
+    with pytest.raises(ValueError, match="not published"):
+        collector.open_group(4, 0, [1], V7, [1], Sampling(4, ()))
+    with pytest.raises(ValueError, match="no members"):
+        collector.open_group(4, 0, [1], V5, [], Sampling(4, ()))
+    collector.assign("3.0.0", "a")
+    with pytest.raises(KeyError):
+        collector.assign("3.0.0", "b")
+    with pytest.raises(KeyError):
+        collector.to_generate("3.0.1")
+    assert collector.abort_group(3) == (("a", "3.0.0"),)
+    with pytest.raises(KeyError):
+        collector.abort_group(3)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_happens_each_group_finishes_whole_and_once(seed: int) -> None:
+    """Tokens depend only on (seed, position), as the engine promises; nodes die, lie, stall, interrupt and repeat
+    old events. Every group must come out with exactly the tokens an undisturbed run would give."""
+    rng = random.Random(seed)
+    length, samples, groups = 12, 3, 4
+
+    def true_token(member_seed: int, position: int) -> int:
+        return random.Random(member_seed * 1000 + position).randrange(8)
+
+    collector = Collector(vocab_size=10, failure_budget=10_000)
+    collector.published(V5)
+    for g in range(groups):
+        seeds = [g * samples + m for m in range(samples)]
+        collector.open_group(g, g, [1], V5, seeds, Sampling(length, (STOP,)))
+    running: dict[str, tuple[str, int, int]] = {}  # request id -> node, seed, position
+    old: list[tuple[str, TokenEvent]] = []
+    done: dict[int, FinishedGroup] = {}
+    newest = V5
+    for _ in range(20_000):
+        if len(done) == groups:
+            break
+        waiting = collector.pending()
+        if waiting and rng.random() < 0.6:
+            request = rng.choice(waiting)
+            node = rng.choice("abcd")
+            sent = collector.assign(request.request_id, node)
+            running[request.request_id] = (node, sent.seed, len(sent.prefix_ids))
+            continue
+        if rng.random() < 0.02:
+            newest = Version(1, newest.step + 1)
+            collector.published(newest)
+        if rng.random() < 0.05:
+            node = rng.choice("abcd")
+            held = {r for r, (n, _, _) in running.items() if n == node}
+            assert len(collector.node_lost(node)) == len(held)
+            running = {r: v for r, v in running.items() if r not in held}
+        if old and rng.random() < 0.2:
+            node, event = rng.choice(old)
+            if event.request_id not in running:
+                assert isinstance(collector.tokens(node, event), Ignored)
+        if not running:
+            continue
+        request_id = rng.choice(sorted(running))
+        node, member_seed, position = running[request_id]
+        count = rng.randint(0, min(3, length - position))
+        ids = [true_token(member_seed, position + i) for i in range(count)]
+        finish = "length" if position + count == length else rng.choice(["", "", "", "interrupt", "error"])
+        event = tokens(request_id, position, ids, newest, finish)
+        if rng.random() < 0.1:
+            event = tokens(request_id, position + 1, [1], newest)
+        got = collector.tokens(node, event)
+        old.append((node, event))
+        if isinstance(got, Requeued):
+            del running[request_id]
+        else:
+            assert isinstance(got, Accepted) and got.tokens == count
+            if position + count == length:
+                del running[request_id]
+            else:
+                running[request_id] = (node, member_seed, position + count)
+            if got.finished:
+                assert got.finished.group_id not in done
+                done[got.finished.group_id] = got.finished
+    assert sorted(done) == list(range(groups)) and collector.pending() == []
+    for group in done.values():
+        for sample in group.samples:
+            assert sample.ids == tuple(true_token(sample.seed, i) for i in range(length))
+            assert [s.start for s in sample.spans] == [0, *[s.stop for s in sample.spans[:-1]]]
+            assert sample.spans[-1].stop == length
+    assert sum(collector.tokens_by_node.values()) == groups * samples * length

@@ -1,0 +1,164 @@
+"""Dispatch by table: who gets what, what is held and why, how many groups are opened."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from learner.dispatch import Dispatcher, NodeView, Opening, Request, oversubscribed, speeds
+from p2p.version import Version
+
+
+def at(step: int) -> Version:
+    return Version(1, step)
+
+
+def node(
+    peer: str,
+    step: int = 5,
+    running: int = 0,
+    waiting: int = 0,
+    capacity: int = 4,
+    rate: float = 0.0,
+    live: bool = True,
+    draining: bool = False,
+) -> NodeView:
+    return NodeView(peer, at(step), running, waiting, capacity, rate, live, draining)
+
+
+def ask(
+    name: str,
+    group: int = 0,
+    reserved: int = 5,
+    minimum: int | None = None,
+    attempt: int = 0,
+    expected: int = 0,
+    avoid: str = "",
+) -> Request:
+    least = at(reserved if minimum is None else minimum)
+    return Request(name, group, at(reserved), least, 0, expected, attempt, frozenset(avoid))
+
+
+TABLE = [
+    ("nobody there", [], [ask("a")], []),
+    ("the emptier node", [node("x", running=2), node("y", running=1)], [ask("a")], [("a", "y")]),
+    ("by capacity", [node("x", running=2, capacity=8), node("y", running=1, capacity=2)], [ask("a")], [("a", "x")]),
+    ("spread", [node("x"), node("y")], [ask("a"), ask("b", 1)], [("a", "x"), ("b", "y")]),
+    ("too old a node", [node("x", step=4)], [ask("a", reserved=5)], []),
+    ("a newer node will do", [node("x", step=9)], [ask("a", reserved=5)], [("a", "x")]),
+    ("last span's version", [node("x", step=5), node("y", step=6, running=3)], [ask("a", minimum=6)], [("a", "y")]),
+    ("dead", [node("x", live=False)], [ask("a")], []),
+    ("draining", [node("x", draining=True), node("y", running=4)], [ask("a")], [("a", "y")]),
+    ("no capacity", [node("x", capacity=0)], [ask("a")], []),
+    ("full, with the over-subscription", [node("x", running=4, waiting=1)], [ask("a")], []),
+    ("one place beyond capacity", [node("x", running=4)], [ask("a"), ask("b")], [("a", "x")]),
+    ("stalest first", [node("x", running=4)], [ask("a", reserved=5), ask("b", reserved=3)], [("b", "x")]),
+    ("re-dispatched first", [node("x", running=4)], [ask("a", reserved=3), ask("b", attempt=1)], [("b", "x")]),
+    ("longest first", [node("x", running=4)], [ask("a", expected=10), ask("b", expected=90)], [("b", "x")]),
+    ("faster", [node("x", running=2, rate=20), node("y", running=2, rate=80)], [ask("a")], [("a", "y")]),
+    ("idle is not slow", [node("x", running=2, rate=80), node("y", rate=0)], [ask("a")], [("a", "y")]),
+    ("not again where it failed", [node("x"), node("y", running=3)], [ask("a", avoid="x")], [("a", "y")]),
+    ("better wait than fail again", [node("x"), node("y", running=5)], [ask("a", avoid="x")], []),
+    ("unless there is no other", [node("x"), node("y", step=4)], [ask("a", avoid="x")], [("a", "x")]),
+    (
+        "held ones do not block others",
+        [node("x", step=4)],
+        [ask("a", reserved=5, attempt=2), ask("b", 1, reserved=4)],
+        [("b", "x")],
+    ),
+]
+
+
+@pytest.mark.parametrize(("nodes", "pending", "assigned"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
+def test_assignment(nodes: list[NodeView], pending: list[Request], assigned: list[tuple[str, str]]) -> None:
+    plan = Dispatcher(samples=2).choose(nodes, pending)
+    assert list(plan.assign) == assigned
+    assert set(plan.held) == {r.request_id for r in pending} - {request for request, _ in assigned}
+    assert plan.open == ()
+
+
+def test_reasons_for_holding() -> None:
+    plan = Dispatcher(2).choose([node("x", step=4), node("y", step=5, running=5)], [ask("a"), ask("b", reserved=6)])
+    assert plan.held == {
+        "a": "none of 2 nodes has a free place",
+        "b": "none of 2 nodes has version 1.6 or newer",
+    }
+
+
+OPENINGS = [
+    # capacity 4 and one place more: 5 places, groups of 2 -> 3 groups
+    ("one idle node", [node("x")], [], {5: 9}, [(5, 3)]),
+    ("no room in the ledger", [node("x")], [], {5: 0}, []),
+    ("as much as there is room", [node("x")], [], {5: 2}, [(5, 2)]),
+    ("places are for pending ones first", [node("x", running=2)], [ask("a"), ask("b")], {5: 9}, [(5, 1)]),
+    ("all full", [node("x", running=5)], [], {5: 9}, []),
+    ("freshest first, then the older", [node("x", step=4), node("y", step=5)], [], {4: 4, 5: 9}, [(5, 3), (4, 1)]),
+    ("a fresh node that is full opens nothing", [node("x", step=4), node("y", running=5)], [], {4: 9, 5: 9}, [(4, 3)]),
+    ("dead and draining", [node("x", live=False), node("y", draining=True)], [], {5: 9}, []),
+    ("smaller than a group", [node("x", capacity=1, running=1)], [], {5: 9}, [(5, 1)]),
+]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "pending", "room", "opened"), [row[1:] for row in OPENINGS], ids=[row[0] for row in OPENINGS]
+)
+def test_opening(
+    nodes: list[NodeView], pending: list[Request], room: dict[int, int], opened: list[tuple[int, int]]
+) -> None:
+    plan = Dispatcher(samples=2).choose(nodes, pending, lambda version: room[version.step])
+    assert list(plan.open) == [Opening(at(step), groups) for step, groups in opened]
+
+
+def test_speeds_are_relative_and_bounded() -> None:
+    nodes = [node("a", running=1, rate=10), node("b", running=1, rate=1000), node("c", running=4, rate=40), node("d")]
+    assert speeds(nodes) == {"a": 1.0, "b": 4.0, "c": 1.0, "d": 1.0}
+    assert speeds([node("d")]) == {"d": 1.0}
+
+
+def test_two_nodes_with_one_name() -> None:
+    with pytest.raises(ValueError, match="one peer id"):
+        Dispatcher(2).choose([node("x"), node("x")], [])
+
+
+def test_strategies_can_be_replaced() -> None:
+    packed = Dispatcher(2, cost=lambda node, load, speed: -load, limit=lambda node: 2)
+    plan = packed.choose([node("x"), node("y", running=1)], [ask("a"), ask("b", 1), ask("c", 2)])
+    assert plan.assign == (("a", "y"), ("b", "x"), ("c", "x"))
+
+
+nodes_st = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 6), st.integers(0, 3), st.integers(0, 5), st.booleans(), st.booleans()),
+    max_size=6,
+)
+pending_st = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=20)
+
+
+@settings(max_examples=150, deadline=None)
+@given(nodes_st, pending_st, st.integers(0, 9))
+def test_plans_are_legal_and_leave_no_place_unused(
+    raw: list[tuple[int, int, int, int, bool, bool]], asks: list[tuple[int, int]], room: int
+) -> None:
+    nodes = [node(f"n{i}", s, r, w, c, 0.0, live, drain) for i, (s, r, w, c, live, drain) in enumerate(raw)]
+    pending = [ask(f"r{i}", i, s, attempt=a) for i, (s, a) in enumerate(asks)]
+    plan = Dispatcher(3).choose(nodes, pending, lambda version: room)
+    by_peer = {n.peer: n for n in nodes}
+    by_id = {r.request_id: r for r in pending}
+    given_to: dict[str, int] = {}
+    for request, peer in plan.assign:
+        assert by_peer[peer].live and not by_peer[peer].draining
+        assert by_peer[peer].version >= by_id[request].min_version
+        given_to[peer] = given_to.get(peer, 0) + 1
+    assert sorted([r for r, _ in plan.assign] + list(plan.held)) == sorted(by_id)
+    usable = [n for n in nodes if n.live and not n.draining and n.capacity > 0]
+    left = {n.peer: oversubscribed(n) - n.load - given_to.get(n.peer, 0) for n in usable}
+    for peer in given_to:
+        assert left[peer] >= 0
+    for request in plan.held:
+        assert not [n for n in usable if left[n.peer] > 0 and n.version >= by_id[request].min_version]
+    opened = sum(o.groups for o in plan.open)
+    assert opened <= room
+    if opened < room:
+        for version in {n.version for n in usable}:
+            free = sum(max(0, left[n.peer]) for n in usable if n.version == version)
+            assert sum(o.groups for o in plan.open if o.version == version) * 3 >= free

@@ -1,0 +1,309 @@
+"""The journal: lives of groups, exactly once, and a kill before every single statement."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from learner.journal import Commit, Journal, ReservedGroup
+from learner.recovery import plan_resume
+from learner.trajectory import Group, Trajectory
+from p2p.errors import UsageError
+from p2p.protocol.rollout import Span
+from p2p.version import Version
+
+
+def open_journal(path: Path, run: str = "run") -> Journal:
+    return Journal.open(path / "journal.db", run, clock=lambda: 1.5)
+
+
+START = Version(1, 0)
+
+
+def finished(group_id: int, version: Version = START, samples: int = 2) -> Group:
+    one = Trajectory((1, 2), (3, 4), (-0.25, -0.5), (Span(version, 0, 2),), 1.0, "stop", "node", 7, True)
+    return Group(group_id, group_id, (one,) * samples)
+
+
+def reserve(journal: Journal, *group_ids: int, version: Version = START) -> None:
+    journal.record_reserved([ReservedGroup(g, g, version, 2) for g in group_ids])
+
+
+def test_a_group_lives_once(tmp_path: Path) -> None:
+    with open_journal(tmp_path) as journal:
+        assert journal.new_epoch() == 1 and journal.last_commit() is None
+        reserve(journal, 0, 1, 2, 3)
+        for g in (0, 1, 2):
+            journal.record_finished(finished(g))
+        journal.record_aborted([2], "budget")
+        assert journal.unconsumed() == (finished(0), finished(1)) and journal.unfinished() == (3,)
+        journal.commit(1, "ckpt/1", [0, 1])
+        assert journal.last_commit() == Commit(1, 1, "ckpt/1", 1.5)
+        assert journal.unconsumed() == ()
+        counts = journal.counts()
+        groups, trajectories = counts.groups, counts.trajectories
+        assert (groups.reserved, groups.outstanding, groups.finished, groups.consumed) == (4, 1, 0, 2)
+        assert groups.aborted == {"budget": 1} and groups.lost == 0
+        assert (trajectories.reserved, trajectories.outstanding, trajectories.consumed) == (8, 2, 4)
+        assert trajectories.aborted == {"budget": 2} and trajectories.lost == 0
+
+
+def test_what_is_not_a_next_step_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    with open_journal(tmp_path) as journal:
+        with pytest.raises(ValueError, match="before any epoch"):
+            journal.commit(1, "c", [])
+        journal.new_epoch()
+        reserve(journal, 0, 1, 2)
+        with pytest.raises(ValueError, match="reserved twice"):
+            reserve(journal, 3, 0)
+        assert journal.counts().groups.reserved == 3
+        journal.record_finished(finished(0))
+        journal.record_finished(finished(1))
+        with pytest.raises(ValueError, match="group 0 is finished, not reserved"):
+            journal.record_finished(finished(0))
+        with pytest.raises(ValueError, match="group 2 is reserved, not finished"):
+            journal.commit(1, "c", [0, 2])
+        with pytest.raises(ValueError, match="unknown"):
+            journal.commit(1, "c", [0, 9])
+        with pytest.raises(ValueError, match="group 0 is consumed"):
+            journal.commit(1, "c", [0, 0])
+        assert journal.last_commit() is None and len(journal.unconsumed()) == 2
+        journal.commit(1, "c", [0])
+        with pytest.raises(ValueError, match="group 0 is consumed, not finished"):
+            journal.commit(2, "c", [0, 1])
+        with pytest.raises(ValueError, match="step 1 after step 1"):
+            journal.commit(1, "c", [1])
+        with pytest.raises(ValueError, match="group 0 is consumed"):
+            journal.record_aborted([2, 0], "late")
+        with pytest.raises(ValueError, match="reason"):
+            journal.record_aborted([2], "")
+        assert journal.unfinished() == (2,) and journal.counts().groups.lost == 0
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "INSERT INTO consumed VALUES (0, 1)",
+        "UPDATE groups SET state = 'finished', payload = x'00', consumed_step = NULL WHERE group_id = 0",
+        "UPDATE groups SET state = 'consumed', consumed_step = 1 WHERE group_id = 0",
+        "UPDATE groups SET state = 'consumed', consumed_step = 1 WHERE group_id = 1",
+        "UPDATE groups SET state = 'consumed', payload = NULL WHERE group_id = 1",
+        "DELETE FROM groups WHERE group_id = 0",
+        "INSERT INTO commits VALUES (1, 1, 'again', 0.0)",
+        "INSERT INTO commits VALUES (2, 77, 'no such epoch', 0.0)",
+    ],
+)
+def test_the_database_itself_forbids_a_second_consumption(tmp_path: Path, statement: str) -> None:
+    """Group 0 is consumed and 1 reserved; even our own SQL, wrong, cannot break what exactly-once rests on."""
+    with open_journal(tmp_path) as journal:
+        journal.new_epoch()
+        reserve(journal, 0, 1)
+        journal.record_finished(finished(0))
+        journal.commit(1, "c", [0])
+        with pytest.raises(sqlite3.IntegrityError):
+            journal._db.execute(statement)
+        assert journal.counts().groups.consumed == 1
+
+
+def test_numbers_go_on_after_a_restart(tmp_path: Path) -> None:
+    with open_journal(tmp_path) as journal:
+        assert [journal.next_group_id() for _ in range(3)] == [0, 1, 2]
+        assert [journal.next_task_index() for _ in range(2)] == [0, 1]
+        journal.new_epoch()
+        journal.record_reserved([ReservedGroup(0, 0, Version(1, 0), 2), ReservedGroup(2, 1, Version(1, 0), 2)])
+    with open_journal(tmp_path) as journal:
+        assert (journal.next_group_id(), journal.next_task_index()) == (3, 2)
+        assert journal.epoch == 1 and journal.new_epoch() == 2
+        assert journal.epochs() == {1: 0, 2: 0}
+
+
+def test_prompts_of_a_crash_come_back_once(tmp_path: Path) -> None:
+    with open_journal(tmp_path) as journal:
+        journal.new_epoch()
+        reserve(journal, 0, 1, 2, 3)
+        journal.record_finished(finished(3))
+        journal.record_aborted([0, 1], "restart")
+        journal.record_aborted([2], "member 0 failed 8 times")
+        assert journal.tasks_to_retry() == (0, 1)
+        journal.record_reserved([ReservedGroup(4, 0, Version(1, 0), 2)])
+        assert journal.tasks_to_retry() == (1,)
+        journal.record_aborted([4], "orphaned")
+        assert journal.tasks_to_retry() == (0, 1)
+
+
+def test_several_crashes_in_a_row(tmp_path: Path) -> None:
+    """Epoch 1 commits 1 and runs on to 2; epoch 2 starts at 1 and commits 2: a span of (1, 2) stays orphaned."""
+    with open_journal(tmp_path) as journal:
+        journal.new_epoch()
+        reserve(journal, 0, 1, 2)
+        journal.record_finished(finished(0))
+        journal.commit(1, "c1", [0])
+        journal.record_finished(finished(1, Version(1, 2)))
+        journal.record_finished(finished(2, Version(1, 1)))
+    with open_journal(tmp_path) as journal:
+        journal.new_epoch()
+        journal.commit(2, "c2", [])
+    with open_journal(tmp_path) as journal:
+        assert journal.new_epoch() == 3 and journal.epochs() == {1: 0, 2: 1, 3: 2}
+        last = journal.last_commit()
+        assert last is not None
+        plan = plan_resume(journal.epochs(), last.step, journal.unconsumed(), journal.unfinished(), 2)
+        assert [g.group_id for g in plan.keep] == [2] and plan.abort == {"orphaned": (1,)}
+
+
+def test_versions_and_nodes_add_up(tmp_path: Path) -> None:
+    with open_journal(tmp_path) as journal:
+        journal.record_version(Version(1, 0), "anchor", "mid0", "", 1000)
+        journal.record_version(Version(1, 1), "delta", "mid1", "mid0", 10)
+        journal.record_node("peer", "old name", tokens=5, size=50)
+        journal.record_node("peer", "name", tokens=2, size=20)
+        assert journal._db.execute("SELECT step, kind, base, bytes FROM versions ORDER BY step").fetchall() == [
+            (0, "anchor", "", 1000),
+            (1, "delta", "mid0", 10),
+        ]
+        assert journal._db.execute("SELECT * FROM nodes").fetchall() == [("peer", "name", 1.5, 1.5, 7, 70)]
+
+
+def test_files_that_are_not_ours(tmp_path: Path) -> None:
+    with open_journal(tmp_path, "it's mine"):
+        pass
+    with pytest.raises(UsageError, match="belongs to run"):
+        open_journal(tmp_path, "other")
+    with open_journal(tmp_path, "it's mine") as journal:
+        journal._db.execute("PRAGMA user_version = 99")
+    with pytest.raises(UsageError, match="schema 99"):
+        open_journal(tmp_path, "it's mine")
+    other = tmp_path / "other"
+    other.mkdir()
+    db = sqlite3.connect(other / "journal.db")
+    db.execute("CREATE TABLE cake (x)")
+    db.commit()
+    db.close()
+    with pytest.raises(UsageError, match="not a journal"):
+        open_journal(other)
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "journal.db").write_bytes(b"some text, long enough to be read as a header " * 40)
+    with pytest.raises(UsageError, match="not a journal"):
+        open_journal(tmp_path / "text")
+
+
+def test_one_learner_at_a_time(tmp_path: Path) -> None:
+    with open_journal(tmp_path) as journal:
+        with pytest.raises(UsageError, match="another learner is running on this directory"):
+            open_journal(tmp_path)
+        code = (
+            "import sys; from pathlib import Path; from learner.journal import Journal\n"
+            "from p2p.errors import UsageError\n"
+            "try: Journal.open(Path(sys.argv[1]), 'run')\n"
+            "except UsageError as error: print(error); sys.exit(2)"
+        )
+        root = Path(__file__).resolve().parents[2]
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / "journal.db")], cwd=root, capture_output=True, text=True
+        )
+        assert done.returncode == 2 and "another learner" in done.stdout, done.stderr
+        journal.close()
+        journal.close()
+    with open_journal(tmp_path):
+        pass
+
+
+def life(path: Path, statements_left: int) -> int:
+    """A short run over two epochs. Dies with os._exit before the statement after `statements_left`; else returns how
+    many it took. Acknowledged commits go to a file the moment `commit` returns, as a trainer would see them."""
+    count = 0
+
+    def trace(_: str) -> None:
+        nonlocal count
+        count += 1
+        if count > statements_left:
+            os._exit(9)
+
+    connect = sqlite3.connect
+
+    def traced(*args: object, **options: object) -> sqlite3.Connection:
+        db = connect(*args, **options)  # type: ignore[call-overload]
+        db.set_trace_callback(trace)
+        return db
+
+    sqlite3.connect = traced  # type: ignore[assignment]
+    try:
+        with open_journal(path) as journal:
+            journal.new_epoch()
+            reserve(journal, 0, 1, 2)
+            journal.record_finished(finished(0))
+            journal.record_finished(finished(1))
+            journal.commit(1, "c1", [0, 1])
+            (path / "acknowledged").write_text("1")
+            journal.record_aborted([2], "restart")
+            reserve(journal, 3, 4, version=Version(1, 1))
+            journal.record_finished(finished(3, Version(1, 1)))
+        with open_journal(path) as journal:
+            journal.new_epoch()
+            journal.record_aborted([4], "restart")
+            journal.commit(2, "c2", [3])
+            (path / "acknowledged").write_text("2")
+    finally:
+        sqlite3.connect = connect  # type: ignore[assignment]
+    return count
+
+
+@pytest.fixture
+def memory_path(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory where there is one: a killed process loses no page it wrote, so syncing only costs time."""
+    shared = Path("/dev/shm")
+    if not os.access(shared, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=shared) as folder:
+        yield Path(folder)
+
+
+def test_a_kill_before_any_statement_leaves_a_legal_journal(memory_path: Path) -> None:
+    whole = memory_path / "whole"
+    whole.mkdir()
+    total = life(whole, 1 << 30)
+    assert total > 60
+    seen: set[tuple[int, int]] = set()
+    for left in range(total):
+        path = memory_path / str(left)
+        path.mkdir()
+        child = os.fork()
+        if child == 0:
+            try:
+                life(path, left)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+        with open_journal(path) as journal:
+            last = journal.last_commit()
+            step = last.step if last else 0
+            acknowledged = path / "acknowledged"
+            assert step >= (int(acknowledged.read_text()) if acknowledged.exists() else 0)
+            counts = journal.counts()
+            assert counts.groups.lost == 0 and counts.trajectories.lost == 0
+            assert counts.trajectories.reserved == 2 * counts.groups.reserved
+            # A commit and its groups are there together or not at all.
+            consumed = journal._db.execute("SELECT group_id FROM consumed ORDER BY group_id").fetchall()
+            assert [g for (g,) in consumed] == {0: [], 1: [0, 1], 2: [0, 1, 3]}[step]
+            rows = journal._db.execute("SELECT group_id FROM groups WHERE state = 'consumed' ORDER BY group_id")
+            assert rows.fetchall() == consumed
+            assert journal._db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            assert journal._db.execute("PRAGMA foreign_key_check").fetchall() == []
+            # And the next learner can go on from there, training on what is left exactly once.
+            epoch = journal.new_epoch()
+            plan = plan_resume(journal.epochs(), step, journal.unconsumed(), journal.unfinished(), 2)
+            for reason, ids in plan.abort.items():
+                journal.record_aborted(ids, reason)
+            journal.commit(step + 1, "next", [g.group_id for g in plan.keep])
+            after = journal.counts().groups
+            assert after.outstanding == after.finished == after.lost == 0
+            seen.add((epoch, step))
+    assert seen == {(1, 0), (2, 0), (2, 1), (3, 1), (3, 2)}

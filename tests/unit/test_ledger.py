@@ -1,0 +1,329 @@
+"""The staleness ledger: tables, brute force against matching, and a stateful property test."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from learner.ledger import Entries, Ledger, Refused, Reservation, StalenessViolation, check_staleness
+
+
+def test_reservation_goes_to_the_latest_buffer_and_the_finished_group_to_the_earliest() -> None:
+    ledger = Ledger(2, 1, 5)
+    assert ledger.reserve(1, 5) == Reservation(1, 5, 7)
+    assert [ledger.entries(b) for b in (5, 6, 7)] == [Entries(1, 0, 0), Entries(1, 0, 0), Entries(0, 1, 0)]
+    assert ledger.occupy(1, 5) == 5
+    assert ledger.ready(5) and ledger.consume(5) == (1,)
+    assert ledger.step == 6 and ledger.entries(8) == Entries(1, 0, 0)
+
+
+def test_a_full_ledger_refuses_and_says_why() -> None:
+    ledger = Ledger(1, 2, 0)
+    assert all(isinstance(ledger.reserve(g, 0), Reservation) for g in range(4))
+    assert ledger.room(0) == 0
+    refused = ledger.reserve(4, 0)
+    assert isinstance(refused, Refused) and "no room in buffers 0 to 1" in refused.reason
+    assert ledger.counts().reserved == 4
+    ledger.abort([2], "task")
+    assert isinstance(ledger.reserve(4, 0), Reservation)
+
+
+def test_an_old_version_may_only_use_near_buffers() -> None:
+    ledger = Ledger(2, 1, 5)
+    assert isinstance(ledger.reserve(1, 3), Reservation)  # may only be trained on at step 5
+    refused = ledger.reserve(2, 3)
+    assert isinstance(refused, Refused) and "buffers 5 to 5" in refused.reason
+    stale = ledger.reserve(2, 2)
+    assert isinstance(stale, Refused) and "stale" in stale.reason
+    assert isinstance(ledger.reserve(2, 4), Reservation) and isinstance(ledger.reserve(3, 5), Reservation)
+    # 3 and 2 finish first, and cannot take the entry that 1 needs.
+    assert ledger.stuck(5) and ledger.blockers() == [1]
+    assert ledger.occupy(3, 5) == 7
+    assert ledger.occupy(1, 3) == 5
+    assert ledger.consume(5) == (1,)
+
+
+def test_back_fill_moves_chains_of_reservations() -> None:
+    """Full: deadlines 2 and 3 in buffer 2, 3 and 4 in buffer 3, 4 and 4 in buffer 4. When a deadline 4 completes, the
+    other 4 moves from 3 to 4 and a 3 from 2 to 3; one move, as in the paper, would only open buffer 3."""
+    ledger = Ledger(2, 2, 2)
+    for group, version in enumerate((2, 2, 2, 1, 1, 0)):
+        assert isinstance(ledger.reserve(group, version), Reservation)
+    assert ledger.room(2) == 0 and ledger.stuck(2)
+    assert ledger.occupy(0, 2) == 2
+
+
+def test_wrong_calls_are_named() -> None:
+    ledger = Ledger(1, 1, 3)
+    assert isinstance(ledger.reserve(1, 3), Reservation)
+    with pytest.raises(ValueError, match="already"):
+        ledger.reserve(1, 3)
+    with pytest.raises(ValueError, match="does not exist"):
+        ledger.reserve(2, 4)
+    with pytest.raises(ValueError, match="reserved at version 3"):
+        ledger.occupy(1, 2)
+    with pytest.raises(ValueError, match="does not exist"):
+        ledger.occupy(1, 4)
+    with pytest.raises(KeyError):
+        ledger.occupy(7, 3)
+    with pytest.raises(ValueError, match="holds 0 of 1"):
+        ledger.consume(3)
+    with pytest.raises(ValueError, match="not current"):
+        ledger.consume(4)
+    assert ledger.occupy(1, 3) == 3
+    with pytest.raises(ValueError, match="already"):
+        ledger.reserve(1, 3)
+    with pytest.raises(ValueError, match="finished"):
+        ledger.abort([1], "restart")
+    with pytest.raises(KeyError):
+        ledger.abort([1, 99], "orphaned", finished=True)
+    assert ledger.occupied(3) == [1]  # all or nothing
+    ledger.abort([1], "orphaned", finished=True)
+    assert ledger.counts().aborted == {"orphaned": 1} and ledger.counts().lost == 0
+    with pytest.raises(ValueError):
+        Ledger(-1, 1, 0)
+
+
+def test_a_version_published_before_its_consume_is_accepted() -> None:
+    """The trainer may publish step+1 before the head hears the commit; buffer step is full by then."""
+    ledger = Ledger(1, 1, 0)
+    ledger.reserve(1, 0)
+    ledger.reserve(2, 0)
+    assert ledger.occupy(1, 0) == 0
+    assert ledger.newest_version == 1
+    assert ledger.occupy(2, 1) == 1
+    assert isinstance(ledger.reserve(3, 1), Refused)
+    ledger.consume(0)
+    assert ledger.reserve(3, 1) == Reservation(3, 1, 2)
+
+
+def test_an_abort_pulls_finished_groups_forward() -> None:
+    ledger = Ledger(1, 1, 1)
+    ledger.reserve(1, 0)
+    ledger.reserve(2, 1)
+    assert ledger.occupy(2, 1) == 2  # buffer 1 is kept for group 1, which fits nowhere else
+    ledger.abort([1], "budget")
+    assert ledger.ready(1) and ledger.consume(1) == (2,)
+
+
+def test_lost_groups_are_noticed() -> None:
+    ledger = Ledger(1, 1, 0)
+    ledger.reserve(1, 0)
+    assert ledger.counts().lost == 0
+    ledger._reserved.clear()
+    assert ledger.counts().lost == 1
+
+
+def test_consume_checks_the_bound_again() -> None:
+    ledger = Ledger(1, 1, 5)
+    ledger.reserve(1, 5)
+    ledger.occupy(1, 5)
+    ledger._buffers[5] = [(1, 3)]
+    with pytest.raises(StalenessViolation, match="version 3 at step 5"):
+        ledger.consume(5)
+    with pytest.raises(StalenessViolation):
+        check_staleness(5, [5, 3], 1)
+    check_staleness(5, [5, 4], 1)
+
+
+def test_restore_keeps_what_fits() -> None:
+    ledger, misfits = Ledger.restore(1, 2, 5, [(1, 5), (2, 4), (3, 3), (4, 6), (5, 4), (6, 4), (7, 5), (8, 5)])
+    assert misfits == (3, 6, 8, 4)  # stale; no room by its deadline; no room at all; newer than the learner
+    assert ledger.occupied(5) == [2, 5] and ledger.occupied(6) == [1, 7]
+    assert ledger.counts().reserved == 4 and ledger.counts().lost == 0
+    again, none = Ledger.restore(1, 2, 5, ledger.snapshot().occupied)
+    assert none == () and again.snapshot() == ledger.snapshot()
+    with pytest.raises(ValueError, match="twice"):
+        Ledger.restore(1, 2, 5, [(1, 5), (1, 5)])
+
+
+def fits(step: int, last: int, size: int, occupied: dict[int, int], deadlines: list[int]) -> bool:
+    """Independent oracle: earliest deadline first into the earliest open entry."""
+    free = [b for b in range(step, last + 1) for _ in range(size - occupied[b])]
+    return all(k < len(free) and free[k] <= d for k, d in enumerate(sorted(deadlines)))
+
+
+@pytest.mark.parametrize(("staleness", "size"), [(0, 1), (0, 2), (1, 1), (1, 2), (2, 1)])
+def test_every_short_history_against_an_oracle(staleness: int, size: int) -> None:
+    """All reservation sequences, all completion orders: reserve grants exactly what can be placed, and occupy always
+    succeeds in the earliest buffer that leaves the others placeable."""
+    step, histories = staleness, 0
+    last = step + staleness
+    versions = range(step - staleness, step + 1)
+    for count in range(1, min(4, size * (staleness + 1)) + 1):
+        for wanted in itertools.product(versions, repeat=count):
+            probe = Ledger(staleness, size, step)
+            granted: list[tuple[int, int]] = []
+            for group, version in enumerate(wanted):
+                nothing = dict.fromkeys(range(step, last + 1), 0)
+                possible = fits(step, last, size, nothing, [v + staleness for v in (version, *dict(granted).values())])
+                assert isinstance(probe.reserve(group, version), Reservation) == possible
+                if possible:
+                    granted.append((group, version))
+            for order in itertools.permutations(granted):
+                histories += 1
+                ledger = Ledger(staleness, size, step)
+                for group, version in granted:
+                    ledger.reserve(group, version)
+                left = dict(granted)
+                for group, version in order:
+                    occupied = {b: len(ledger.occupied(b)) for b in range(step, last + 1)}
+                    del left[group]
+                    legal = [
+                        b
+                        for b in range(step, version + staleness + 1)
+                        if occupied[b] < size
+                        and fits(
+                            step, last, size, occupied | {b: occupied[b] + 1}, [v + staleness for v in left.values()]
+                        )
+                    ]
+                    assert ledger.occupy(group, version) == legal[0]
+                assert ledger.counts().outstanding == len(granted)
+    assert histories > 0
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Random reservations, late completions, aborts, lagging publications; a model that knows only the rules."""
+
+    @initialize(staleness=st.integers(0, 4), size=st.integers(1, 4), step=st.integers(0, 6))
+    def start(self, staleness: int, size: int, step: int) -> None:
+        self.ledger = Ledger(staleness, size, step)
+        self.S, self.G = staleness, size
+        self.published = step
+        self.next_id = 0
+        self.reserved: dict[int, int] = {}
+        self.finished: dict[int, int] = {}
+        self.consumed = self.aborted = 0
+        self.streamed: list[int] = []
+
+    @rule(lag=st.integers(0, 5))
+    def reserve(self, lag: int) -> None:
+        version = max(0, self.published - lag)
+        room = self.ledger.room(version)
+        got = self.ledger.reserve(self.next_id, version)
+        assert isinstance(got, Reservation) == (room > 0)
+        if isinstance(got, Reservation):
+            assert got.buffer - version == self.S
+            self.reserved[self.next_id] = version
+        self.next_id += 1
+
+    @precondition(lambda self: self.reserved)
+    @rule(data=st.data())
+    def complete(self, data: st.DataObject) -> None:
+        group = data.draw(st.sampled_from(sorted(self.reserved)))
+        version = self.reserved.pop(group)
+        oldest = data.draw(st.integers(version, max(version, self.published)))
+        could_fill = group in self.ledger.blockers()
+        buffer = self.ledger.occupy(group, oldest)
+        assert max(self.ledger.step, oldest) <= buffer <= version + self.S
+        if could_fill and oldest <= self.ledger.step:
+            assert buffer == self.ledger.step  # liveness: a blocker always fills the current buffer
+        self.finished[group] = oldest
+
+    @precondition(lambda self: self.reserved)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        groups = data.draw(st.lists(st.sampled_from(sorted(self.reserved)), min_size=1, max_size=3, unique=True))
+        self.ledger.abort(groups, "random")
+        for group in groups:
+            del self.reserved[group]
+        self.aborted += len(groups)
+
+    @precondition(lambda self: self.ledger.ready(self.ledger.step))
+    @rule(publish=st.booleans())
+    def consume(self, publish: bool) -> None:
+        step = self.ledger.step
+        taken = self.ledger.consume(step)
+        assert len(taken) == self.G and list(taken)[: len(self.streamed)] == self.streamed
+        self.streamed = []
+        for group in taken:
+            assert 0 <= step - self.finished.pop(group) <= self.S
+        self.consumed += len(taken)
+        if publish:
+            self.published = self.ledger.step
+
+    @rule()
+    def publish(self) -> None:
+        """Versions may lag the learner by any amount, or be one ahead of a commit the head has not heard of."""
+        self.published = self.ledger.newest_version
+
+    @rule()
+    def resume(self) -> None:
+        snapshot = self.ledger.snapshot()
+        if any(oldest > snapshot.step for _, oldest in snapshot.occupied):
+            return
+        again, misfits = Ledger.restore(self.S, self.G, snapshot.step, snapshot.occupied)
+        assert misfits == ()  # what one ledger held, the next one holds
+        assert again.counts().lost == 0
+
+    @rule()
+    def drains(self) -> None:
+        """Liveness: from any state, resolving what is reserved and reserving anew fills the current buffer."""
+        step = self.ledger.step
+        version = min(self.published, step)
+        if version < step - self.S:
+            return
+        for _ in range(10_000):
+            if self.ledger.ready(step):
+                break
+            blockers = self.ledger.blockers()
+            if not blockers:
+                got = self.ledger.reserve(self.next_id, version)
+                assert isinstance(got, Reservation), got
+                self.reserved[self.next_id] = version
+                self.next_id += 1
+                continue
+            before = len(self.ledger.occupied(step))
+            group = blockers[-1]
+            oldest = self.reserved.pop(group)
+            assert self.ledger.occupy(group, oldest) == step
+            assert len(self.ledger.occupied(step)) == before + 1
+            self.finished[group] = oldest
+        assert self.ledger.ready(step)
+
+    @invariant()
+    def books_balance(self) -> None:
+        if not hasattr(self, "ledger"):
+            return
+        counts = self.ledger.counts()
+        assert counts.lost == 0
+        assert counts.outstanding == len(self.reserved) + len(self.finished)
+        assert (counts.consumed, sum(counts.aborted.values())) == (self.consumed, self.aborted)
+
+    @invariant()
+    def buffers_hold(self) -> None:
+        if not hasattr(self, "ledger"):
+            return
+        step = self.ledger.step
+        seen: list[int] = []
+        reserved = 0
+        for b in range(step, step + self.S + 1):
+            entries = self.ledger.entries(b)
+            assert min(entries.empty, entries.reserved, entries.occupied) >= 0
+            assert entries.empty + entries.reserved + entries.occupied == self.G
+            reserved += entries.reserved
+            seen += self.ledger.occupied(b)
+            for group in self.ledger.occupied(b):
+                assert 0 <= b - self.finished[group] <= self.S
+        assert +self.ledger._by_version == Counter(self.reserved.values())
+        assert reserved == len(self.reserved)  # every reservation has an entry to go to
+        assert sorted(seen) == sorted(self.finished)
+        assert self.ledger.occupied(step)[: len(self.streamed)] == self.streamed
+        self.streamed = self.ledger.occupied(step)
+
+    @invariant()
+    def nothing_waits_that_could_be_used_now(self) -> None:
+        if not hasattr(self, "ledger"):
+            return
+        before = self.ledger.snapshot()
+        self.ledger._pull_forward()
+        assert self.ledger.snapshot() == before
+
+
+TestLedgerMachine = LedgerMachine.TestCase
+TestLedgerMachine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)

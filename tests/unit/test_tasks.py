@@ -1,0 +1,78 @@
+"""Tasks: deterministic, held-out apart from training, scores that never raise."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from learner.tasks.registry import make_task
+from p2p.errors import UsageError
+
+NAMES = ("reverse", "add", "reasoning_gym:basic_arithmetic")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_problems_depend_on_seed_and_index_alone(name: str) -> None:
+    a, b, other = make_task(name, 7), make_task(name, 7), make_task(name, 8)
+    texts = [a.prompt(i).text for i in range(20)]
+    assert texts == [b.prompt(i).text for i in reversed(range(20))][::-1]
+    assert texts != [other.prompt(i).text for i in range(20)]
+
+
+def test_problems_are_the_same_in_every_release() -> None:
+    texts = "\n".join(make_task("reverse", 0).prompt(i).text for i in range(100))
+    assert make_task("reverse", 0).prompt(0).text == "199740>"
+    assert hashlib.sha256(texts.encode()).hexdigest()[:16] == "e2745085844073f6"
+
+
+@pytest.mark.parametrize("name", ["reverse", "add"])
+def test_held_out_never_meets_training(name: str) -> None:
+    task = make_task(name, 3)
+    training = {task.prompt(i).text for i in range(3000)} | {task.prompt(10**9 + i).text for i in range(1000)}
+    assert not training & {make_task(name, seed).held_out(i).text for seed in (3, 4) for i in range(300)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_solution_scores_one_and_babble_less(name: str) -> None:
+    task = make_task(name, 1)
+    for index in range(10):
+        for prompt in (task.prompt(index), task.held_out(index)):
+            solution = task.solution(prompt)
+            assert solution is not None
+            assert task.score(prompt, solution) == type(task.score(prompt, solution))(1.0, True)
+            for babble in ("", "zzz", "\x00<answer></answer>", "9" * 500):
+                score = task.score(prompt, babble)
+                assert 0.0 <= score.reward < 1.0 and not score.exact
+
+
+def test_reverse_gives_half_for_positions() -> None:
+    task = make_task("reverse", 0)
+    prompt = task.prompt(0)
+    assert prompt.text == "199740>" and task.solution(prompt) == "047991"
+    assert task.score(prompt, "047000").reward == pytest.approx(0.25)
+    assert task.score(prompt, "0479911").reward == pytest.approx(0.5)  # all places, one too many: not exact
+    assert set(prompt.text + "047991") <= set(task.characters())
+
+
+def test_reasoning_gym_answers_come_from_tags() -> None:
+    task = make_task("reasoning_gym:basic_arithmetic", 1, {"chat": False})
+    prompt = task.prompt(0)
+    assert not prompt.chat
+    assert task.score(prompt, f"so <answer> {task.solution(prompt)} </answer>").exact
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "match"),
+    [
+        ("chess", {}, "reverse, add, reasoning_gym:DATASET"),
+        ("reverse:6", {}, "unknown task"),
+        ("reverse", {"digit": 6}, "digit"),
+        ("reverse", {"digits": 2}, "within 3..18"),
+        ("reasoning_gym:nope", {}, "nope"),
+        ("reasoning_gym:basic_arithmetic", {"nope": 1}, "nope"),
+    ],
+)
+def test_usage_errors(name: str, options: dict[str, object], match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        make_task(name, 0, options)

@@ -1,0 +1,364 @@
+"""The trainer against an in-memory client: streaming, resuming, refusing, reporting."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from learner.batch import BadBatch, check_group, cut_forwards, rows_of
+from learner.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
+from learner.evaluate import evaluate, held_out_prompts
+from learner.export import export_model
+from learner.model import completion_logprobs, load_model, named_state, served_tensors
+from learner.recipe import build_demo_model, build_random_model, char_tokenizer
+from learner.tasks.registry import make_task
+from learner.text import decode_completion, encode_prompt
+from learner.trainer import PolicyTrainer, TrainingDiverged, run_trainer
+from learner.trainer_client import ResumeInfo
+from learner.trainer_config import TrainerConfig
+from learner.trajectory import Group
+from p2p.errors import UsageError
+from p2p.protocol.rollout import Span
+from p2p.version import Version
+from tests.unit.trainer_twins import FakeClient, make_group, step_groups
+
+TASK = make_task("reverse", 0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_demo_model(tmp_path_factory.mktemp("model"), TASK, steps=4, batch=16)
+
+
+def config(folder: Path, root: Path, **changes: Any) -> TrainerConfig:
+    base = TrainerConfig(model=str(folder), checkpoint_dir=str(root), device="cpu", threads=1, steps=3, eval_size=4)
+    return dataclasses.replace(base, **{"max_new_tokens": 8, **changes})
+
+
+def gradients(folder: Path, cut: list[list[Group]], **changes: Any) -> list[torch.Tensor]:
+    """The gradient an optimizer step would see, after dividing by the step's weight."""
+    model, _ = load_model(folder, "cpu")
+    trainer = PolicyTrainer(model, config(folder, Path("unused"), **changes))
+    for groups in cut:
+        trainer.accumulate(groups)
+    return [p.grad / trainer.weight for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("aggregate", ["token", "sequence", "constant"])
+def test_streaming_equals_the_whole_batch(folder: Path, aggregate: str) -> None:
+    rng = np.random.default_rng(0)
+    groups = [make_group(i, rng) for i in range(4)]
+    whole = gradients(folder, [groups], aggregate=aggregate)
+    for order in itertools.islice(itertools.permutations(groups), 0, None, 7):
+        streamed = gradients(folder, [[g] for g in order], aggregate=aggregate)
+        for a, b in zip(whole, streamed, strict=True):
+            assert float((a - b).abs().max()) <= 2e-6 * max(1.0, float(a.abs().max()))
+
+
+def test_the_same_stream_gives_the_same_bits(folder: Path) -> None:
+    rng = np.random.default_rng(1)
+    a, b, c = (make_group(i, rng) for i in range(3))
+    first, second = (gradients(folder, [[a], [b, c]]) for _ in range(2))
+    assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
+
+
+def test_groups_of_equal_rewards_count_but_do_not_push(folder: Path) -> None:
+    rng = np.random.default_rng(2)
+    mixed, flat = make_group(0, rng), make_group(1, rng)
+    flat = dataclasses.replace(flat, trajectories=tuple(dataclasses.replace(t, reward=1.0) for t in flat.trajectories))
+    alone, both = gradients(folder, [[mixed]]), gradients(folder, [[mixed, flat]])
+    tokens = [sum(len(t.completion_ids) for t in g.trajectories) for g in (mixed, flat)]
+    for x, y in zip(alone, both, strict=True):
+        torch.testing.assert_close(y, x * tokens[0] / sum(tokens), rtol=1e-5, atol=1e-8)
+
+
+def test_logprobs_do_not_depend_on_the_padding(folder: Path) -> None:
+    model, _ = load_model(folder, "cpu")
+    prompts, completions = [(5, 6, 7), (8,), (9, 10, 11, 12, 13)], [(4, 5), (6, 7, 8, 9), (3,)]
+    with torch.no_grad():
+        together, mask, entropy = completion_logprobs(model, prompts, completions, temperature=0.7, entropy=True)
+        assert entropy is not None
+        for i, (p, c) in enumerate(zip(prompts, completions, strict=True)):
+            logits = model(torch.tensor([[*p, *c]])).logits[0, len(p) - 1 : -1].float() / 0.7
+            log_softmax = torch.log_softmax(logits, -1)
+            want = log_softmax[torch.arange(len(c)), torch.tensor(c)]
+            torch.testing.assert_close(together[i, : len(c)], want, rtol=1e-5, atol=1e-5)
+            want = torch.distributions.Categorical(logits=logits).entropy()
+            torch.testing.assert_close(entropy[i, : len(c)], want, rtol=1e-5, atol=1e-5)
+    assert mask.sum(1).tolist() == [2, 4, 1]
+
+
+def test_shared_prompts_give_the_same_logprobs_and_gradients(folder: Path) -> None:
+    prompts: list[tuple[int, ...]] = [(5, 6, 7), (5, 6, 7), (5, 6, 7), (8, 9, 10), (8, 9, 10), (8, 9, 10)]
+    completions: list[tuple[int, ...]] = [(4, 5), (6, 7, 8, 9), (3,), (5, 5, 5), (6,), (7, 8)]
+    results = []
+    for share in (False, True):
+        model, _ = load_model(folder, "cpu")
+        calls: list[int] = []
+        model.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        logprobs, mask, _ = completion_logprobs(model, prompts, completions, share_prompts=share)
+        (logprobs * torch.arange(1, 7)[:, None]).sum().backward()
+        assert len(calls) == (2 if share else 1)
+        results.append((logprobs.detach(), mask, [p.grad for p in model.parameters()]))
+    (plain, mask_a, grads_a), (shared, mask_b, grads_b) = results
+    assert torch.equal(mask_a, mask_b)
+    torch.testing.assert_close(plain, shared, rtol=1e-5, atol=1e-5)
+    for a, b in zip(grads_a, grads_b, strict=True):
+        assert float((a - b).abs().max()) <= 1e-5 * max(1.0, float(a.abs().max()))
+
+
+def test_forwards_fit_the_budget_and_lose_no_row() -> None:
+    rng = np.random.default_rng(3)
+    rows = rows_of([make_group(i, rng, size=8) for i in range(6)], True)
+    packs = list(cut_forwards(rows, 64))
+    assert sorted(map(id, rows)) == sorted(id(r) for pack in packs for r in pack)
+    for pack in packs:
+        longest = max(len(r.trajectory.prompt_ids) + len(r.trajectory.completion_ids) for r in pack)
+        assert longest * len(pack) <= 64
+    assert len(list(cut_forwards(rows, 1))) == len(rows)
+
+
+def with_version(group: Group, *versions: Version) -> Group:
+    n = len(group.trajectories[0].completion_ids)
+    bounds = [*range(len(versions)), n]
+    spans = tuple(Span(v, a, b) for v, a, b in zip(versions, bounds, bounds[1:], strict=False))
+    first = dataclasses.replace(group.trajectories[0], spans=spans)
+    return dataclasses.replace(group, trajectories=(first, *group.trajectories[1:]))
+
+
+@pytest.mark.parametrize(
+    ("versions", "reason"),
+    [
+        ((Version(2, 7),), "3 steps old"),
+        ((Version(2, 7), Version(2, 10)), "3 steps old"),  # the oldest span counts
+        ((Version(2, 11),), "newer"),
+        ((Version(3, 10),), "future epoch"),
+        ((Version(1, 7),), "3 steps old"),  # an earlier epoch's step counts as it is
+    ],
+)
+def test_what_breaks_the_invariant_is_refused(versions: tuple[Version, ...], reason: str) -> None:
+    rng = np.random.default_rng(4)
+    group = make_group(5, rng, version=Version(2, 9))
+    while len(group.trajectories[0].completion_ids) < 2:
+        group = make_group(5, rng, version=Version(2, 9))
+    check_group(group, Version(2, 10), 2)
+    check_group(with_version(group, Version(1, 8)), Version(2, 10), 2)
+    with pytest.raises(BadBatch, match=rf"step 10, group 5.*{reason}"):
+        check_group(with_version(group, *versions), Version(2, 10), 2)
+
+
+def test_unpaired_logprobs_and_uncovered_tokens_are_refused() -> None:
+    group = make_group(0, np.random.default_rng(5))
+    first = group.trajectories[0]
+    for bad, reason in (
+        (dataclasses.replace(first, logprobs=first.logprobs[1:]), "logprobs"),
+        (dataclasses.replace(first, spans=()), "spans cover 0"),
+        (dataclasses.replace(first, spans=(Span(Version(1, 0), 0, 99),)), "spans cover 99"),
+        (dataclasses.replace(first, completion_ids=(), logprobs=(), spans=()), "empty"),
+    ):
+        with pytest.raises(BadBatch, match=reason):
+            check_group(dataclasses.replace(group, trajectories=(bad,)), Version(1, 0), 2)
+
+
+def test_a_run_commits_before_it_publishes_and_reports(folder: Path, tmp_path: Path) -> None:
+    _, tokenizer = load_model(folder, "cpu")
+    client = FakeClient(lambda step: step_groups(step, tokenizer, TASK), cuts=2)
+    run_trainer(client, config(folder, tmp_path, checkpoint_every=2))
+    assert client.calls == [
+        ("resume", 0), ("publish", 0), ("log", 0),
+        ("batches", 0), ("publish", 1), ("log", 1),
+        ("batches", 1), ("commit", 2), ("publish", 2), ("log", 2),
+        ("batches", 2), ("commit", 3), ("publish", 3), ("log", 3),
+    ]  # fmt: skip
+    assert client.finished
+    assert "eval/exact/mean" in client.logs[0][1] and "eval/exact/mean" in client.logs[-1][1]
+    metrics = client.logs[2][1]
+    for name in (
+        "reward/mean", "reward/std", "frac_reward_zero_std", "exact/mean", "completions/mean_length", "loss/mean",
+        "completions/clipped_ratio", "entropy", "clip_ratio/low_mean", "mismatch_kl/mean", "mismatch_kl/max",
+        "optim/lr", "optim/grad_norm", "time/step", "time/wait_for_batch", "time/publish", "time/commit",
+    ):  # fmt: skip
+        assert math.isfinite(metrics[name]), name
+    assert metrics["exact/mean"] >= 0.5 and metrics["off_policy/max"] == 1 and metrics["off_policy/mean"] == 0.5
+    assert json.loads(json.dumps(metrics)) == metrics
+    changed = [n for n, (_, bits) in client.published[1].items() if not np.array_equal(bits, client.published[0][n][1])]
+    assert len(changed) > 20
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(folder: Path, tmp_path: Path) -> None:
+    _, tokenizer = load_model(folder, "cpu")
+    whole = FakeClient(lambda step: step_groups(step, tokenizer, TASK))
+    run_trainer(whole, config(folder, tmp_path / "a", steps=4, served_dtype="float32"))
+    head = FakeClient(lambda step: step_groups(step, tokenizer, TASK))
+    run_trainer(head, config(folder, tmp_path / "b", steps=2, served_dtype="float32"))
+    step, checkpoint = head.committed[-1]
+    tail = FakeClient(lambda step: step_groups(step, tokenizer, TASK), start=ResumeInfo(2, step, checkpoint))
+    run_trainer(tail, config(folder, tmp_path / "b", steps=4, served_dtype="float32"))
+    for name, (dtype, bits) in whole.published[4].items():
+        assert dtype == "float32"
+        assert np.array_equal(bits, tail.published[4][name][1]), name
+    assert np.array_equal(tail.published[2]["model.norm.weight"][1], head.published[2]["model.norm.weight"][1])
+    assert sorted(p.name for p in (tmp_path / "b").iterdir()) == ["step_3", "step_4"]
+
+
+@pytest.mark.parametrize("what", ["short", "twice", "stale", "wrong step", "total", "nan"])
+def test_bad_streams_stop_the_run_with_step_and_group(folder: Path, tmp_path: Path, what: str) -> None:
+    _, tokenizer = load_model(folder, "cpu")
+    groups = step_groups(0, tokenizer, TASK)
+
+    class Bad(FakeClient):
+        def batches(self, step: int) -> Any:
+            for batch in super().batches(step):
+                if what == "short":
+                    yield dataclasses.replace(batch, last=False)
+                elif what == "twice":
+                    yield dataclasses.replace(batch, groups=(*batch.groups, batch.groups[0]))
+                elif what == "stale":
+                    yield dataclasses.replace(batch, groups=(with_version(groups[0], Version(9, 0)),))
+                elif what == "wrong step":
+                    yield dataclasses.replace(batch, step=step + 1)
+                elif what == "total":
+                    yield dataclasses.replace(batch, total=5)
+                else:
+                    t = groups[0].trajectories[0]
+                    t = dataclasses.replace(t, logprobs=(math.nan, *t.logprobs[1:]))
+                    yield dataclasses.replace(batch, groups=(Group(0, 0, (t, *groups[0].trajectories[1:])),))
+
+    client = Bad(lambda step: groups)
+    with pytest.raises(BadBatch, match=r"step 0"):
+        run_trainer(client, config(folder, tmp_path, eval_size=0))
+    assert not client.committed and list(client.published) == [0]
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(folder: Path) -> None:
+    model, _ = load_model(folder, "cpu")
+    trainer = PolicyTrainer(model, config(folder, Path("unused")))
+    before = [p.detach().clone() for p in model.parameters()]
+    trainer.accumulate([make_group(17, np.random.default_rng(6))])
+    next(p for p in model.parameters() if p.grad is not None).grad[0, 0] = math.nan  # type: ignore[index]
+    with pytest.raises(TrainingDiverged, match=r"step 3.*\[17\]"):
+        trainer.step(3)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    with pytest.raises(ValueError, match="no tokens"):
+        PolicyTrainer(model, config(folder, Path("unused"))).step(0)
+
+
+def test_checkpoints_are_whole_or_absent(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = load_model(folder, "cpu")
+    trainer = PolicyTrainer(model, config(folder, tmp_path))
+    trainer.accumulate([make_group(0, np.random.default_rng(7))])
+    trainer.step(0)
+    for step in (1, 2, 10):
+        save_checkpoint(tmp_path, step, model, trainer.optimizer, epoch=3, config={"lr": 1.0})
+    saved = {n: t.clone() for n, t in named_state(model)}
+    draw = torch.rand(3)
+
+    monkeypatch.setattr("os.rename", lambda *_: (_ for _ in ()).throw(OSError("power cut")))
+    with pytest.raises(OSError, match="power cut"):
+        save_checkpoint(tmp_path, 11, model, trainer.optimizer)
+    monkeypatch.undo()
+    assert not (tmp_path / "step_11").exists()
+    assert [p.name for p in prune_checkpoints(tmp_path, 2)] == ["step_1", ".step_11.tmp"]
+
+    other, _ = load_model(folder, "cpu")
+    fresh = PolicyTrainer(other, config(folder, tmp_path))
+    meta = load_checkpoint(tmp_path / "step_10", other, fresh.optimizer)
+    assert (meta.step, meta.epoch, meta.config) == (10, 3, {"lr": 1.0})
+    assert all(torch.equal(saved[n], t) for n, t in named_state(other))
+    assert torch.equal(torch.rand(3), draw)
+    with pytest.raises(UsageError, match="cannot read checkpoint"):
+        load_checkpoint(tmp_path / "step_1", other, fresh.optimizer)
+
+
+def test_served_tensors_are_the_model_deduplicated(folder: Path) -> None:
+    model, _ = load_model(folder, "cpu")
+    served = served_tensors(model, "bfloat16")
+    assert set(served) == {n for n, _ in model.named_parameters()} and "lm_head.weight" not in served
+    for name, parameter in model.named_parameters():
+        dtype, bits = served[name]
+        assert dtype == "bfloat16" and bits.dtype == np.uint16 and bits.shape == tuple(parameter.shape)
+        back = torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
+        assert torch.equal(back, parameter.detach().to(torch.bfloat16))
+    dtype, bits = served_tensors(model, "float32")["model.norm.weight"]
+    assert dtype == "float32" and bits.__array_interface__["data"][0] == model.model.norm.weight.data_ptr()
+    with pytest.raises(UsageError, match="int4"):
+        served_tensors(model, "int4")
+
+
+def test_served_tensors_keep_integer_buffers_and_skip_passing_ones() -> None:
+    module = torch.nn.Linear(2, 2, bias=False)
+    module.register_buffer("count", torch.tensor([1, 2]))
+    module.register_buffer("cache", torch.zeros(3), persistent=False)
+    served = served_tensors(torch.nn.Sequential(module), "bfloat16")
+    assert {n: d for n, (d, _) in served.items()} == {"0.weight": "bfloat16", "0.count": "int64"}
+
+
+def test_loading_errors_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no config\.json"):
+        load_model(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "abacus"}')
+    with pytest.raises(UsageError, match="cannot load model") as caught:
+        load_model(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_export_is_an_ordinary_folder(folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model, tokenizer = load_model(folder, "cpu")
+    export_model(model, tokenizer, tmp_path / "out")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
+    assert again.dtype == torch.bfloat16 and model.dtype == torch.float32
+    assert again.lm_head.weight.data_ptr() == again.model.embed_tokens.weight.data_ptr()
+    theirs = dict(again.named_parameters())
+    assert all(torch.equal(p.detach().to(torch.bfloat16), theirs[n]) for n, p in model.named_parameters())
+    _, tokenizer = load_model(tmp_path / "out", "cpu")
+    assert tokenizer.decode(tokenizer.encode("739120>")) == "739120>"
+
+
+def test_the_character_tokenizer_inserts_nothing(folder: Path) -> None:
+    _, tokenizer = load_model(folder, "cpu")
+    assert len(tokenizer) == 48
+    text = "12 + 34=  46? a-z."
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert len(ids) == len(text) and decode_completion(tokenizer, [*ids, tokenizer.eos_token_id]) == text
+    wide = char_tokenizer("\nÄ")
+    assert wide.decode(wide.encode("1\nÄ")) == "1\nÄ"
+
+
+def test_warm_up_teaches_and_random_models_have_the_size(folder: Path, tmp_path: Path) -> None:
+    model, tokenizer = load_model(build_random_model(tmp_path, size="20m"), "cpu")
+    assert 15e6 < sum(p.numel() for p in model.parameters()) < 25e6
+    prompts = held_out_prompts(TASK, 8)
+    untrained = evaluate(model, tokenizer, TASK, prompts, 8)
+    assert untrained.exact == 0.0 and model.training
+    ids = encode_prompt(tokenizer, prompts[0])
+    assert decode_completion(tokenizer, ids) == prompts[0].text
+
+    task = make_task("reverse", 0, {"digits": 3})
+    model, tokenizer = load_model(build_demo_model(tmp_path / "demo", task), "cpu")
+    assert evaluate(model, tokenizer, task, held_out_prompts(task, 32), 6).exact >= 0.2
+
+
+def test_config_round_trips_and_refuses() -> None:
+    cfg = TrainerConfig(model="m", checkpoint_dir="c", task_options={"digits": 4})
+    assert TrainerConfig.from_dict(json.loads(json.dumps(cfg.to_dict()))) == cfg
+    for bad, match in (({"nope": 1}, "nope"), ({"lr": 0.0}, "lr"), ({"aggregate": "x"}, "token"), ({"steps": -1}, "s")):
+        with pytest.raises(UsageError, match=match):
+            TrainerConfig.from_dict({**cfg.to_dict(), **bad})
