@@ -31,8 +31,22 @@ import msgpack
 import numpy as np
 
 from learner.local import (
-    SILENCE_S, Batch, Begin, Begun, Commit, Error, Finish, Log, NextBatch, Ok, Resume, SealVersion, SegmentDone, Start,
-    Wait, socket_path,
+    SILENCE_S,
+    Batch,
+    Begin,
+    Begun,
+    Commit,
+    Error,
+    Finish,
+    Log,
+    NextBatch,
+    Ok,
+    Resume,
+    SealVersion,
+    SegmentDone,
+    Start,
+    Wait,
+    socket_path,
 )  # fmt: skip
 from learner.trainer_client import ResumeInfo
 from learner.trajectory import MicroBatch, unpack_groups
@@ -77,7 +91,9 @@ class LearnerClient:
             except OSError as error:
                 sock.close()
                 if time.monotonic() > deadline:
-                    raise HeadGone(f"no learner answers in {path}: {error} (is `shoal learner` running there?)") from None
+                    raise HeadGone(
+                        f"no learner answers in {path}: {error} (is `shoal learner` running there?)"
+                    ) from None
                 time.sleep(0.05)
 
     # --- the port ----------------------------------------------------------------------------------------------------

@@ -28,16 +28,16 @@ class TaskSection(Section):
 
 
 class RolloutSection(Section):
-    max_staleness: int = Field(2, ge=0, le=64)
+    max_staleness: int = Field(default=2, ge=0, le=64)
     """learner steps between a trajectory's oldest token and the step that trains on it"""
-    groups_per_step: int = Field(16, ge=1)
+    groups_per_step: int = Field(default=16, ge=1)
     """prompts per optimizer step"""
-    samples: int = Field(16, ge=1)
+    samples: int = Field(default=16, ge=1)
     """completions per prompt: one group"""
-    max_new_tokens: int = Field(64, ge=1)
-    temperature: float = Field(1.0, gt=0)
-    top_p: float = Field(1.0, gt=0, le=1)
-    micro_batch_groups: int = Field(4, ge=1)
+    max_new_tokens: int = Field(default=64, ge=1)
+    temperature: float = Field(default=1.0, gt=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    micro_batch_groups: int = Field(default=4, ge=1)
 
 
 class SwarmSection(Section):
@@ -45,18 +45,27 @@ class SwarmSection(Section):
     """multiaddrs; port 0 is chosen once and kept with the run, so that tickets stay good"""
     announce: list[str] = Field(default_factory=list)
     """addresses to put into tickets instead of those found (a public address, a forwarded port)"""
-    segment_bytes: int = Field(DEFAULT_SEGMENT, ge=1024, le=MAX_SEGMENT)
-    chunk_bytes: int = Field(MAX_CHUNK, ge=1024, le=MAX_CHUNK)
-    anchor_every: int = Field(20, ge=1)
+    segment_bytes: int = Field(default=DEFAULT_SEGMENT, ge=1024, le=MAX_SEGMENT)
+    chunk_bytes: int = Field(default=MAX_CHUNK, ge=1024, le=MAX_CHUNK)
+    anchor_every: int = Field(default=20, ge=1)
     """publications between anchors: bounds a joiner's chain"""
 
 
 class StatusSection(Section):
-    port: int = Field(0, ge=0, le=65535)
+    port: int = Field(default=0, ge=0, le=65535)
     """loopback port of /status and /metrics; 0: any free one"""
 
 
-OWNED = ("checkpoint_dir", "task", "task_seed", "task_options", "max_staleness", "temperature", "max_new_tokens", "model")
+OWNED = (
+    "checkpoint_dir",
+    "task",
+    "task_seed",
+    "task_options",
+    "max_staleness",
+    "temperature",
+    "max_new_tokens",
+    "model",
+)
 """Trainer settings that follow from other sections."""
 
 
@@ -68,7 +77,7 @@ def _trainer_section() -> type[Section]:
             continue
         kind = hints[f.name]
         if typing.get_origin(kind) is tuple:  # TOML has lists
-            fields[f.name] = (list[typing.get_args(kind)[0]], list(f.default))  # type: ignore[misc, call-overload]
+            fields[f.name] = (list[typing.get_args(kind)[0]], list(typing.cast(tuple, f.default)))  # type: ignore[misc]
         else:
             fields[f.name] = (kind, f.default)
     return create_model("TrainerSection", __base__=Section, **fields)
@@ -86,11 +95,11 @@ class LearnerConfig(Section):
     seed: int = 0
     external_trainer: bool = False
     """wait for a trainer of yours (learner.client) instead of starting ours"""
-    task: TaskSection = Field(default_factory=TaskSection)
-    rollout: RolloutSection = Field(default_factory=RolloutSection)
-    swarm: SwarmSection = Field(default_factory=SwarmSection)
-    status: StatusSection = Field(default_factory=StatusSection)
-    trainer: Any = Field(default_factory=lambda: TrainerSection())
+    task: TaskSection = TaskSection()
+    rollout: RolloutSection = RolloutSection()
+    swarm: SwarmSection = SwarmSection()
+    status: StatusSection = StatusSection()
+    trainer: Any = Field(default_factory=TrainerSection)
 
     def trainer_config(self) -> TrainerConfig:
         """The trainer process's settings."""

@@ -32,7 +32,16 @@ from p2p.errors import Refusal, ShoalError
 from p2p.identity import Identity
 from p2p.peering import Link, Peering
 from p2p.protocol.messages import (
-    Bye, GetCatalog, GetParts, Installed, Member, NodeStatus, Rejected, Report, Roster, Tokens,
+    Bye,
+    GetCatalog,
+    GetParts,
+    Installed,
+    Member,
+    NodeStatus,
+    Rejected,
+    Report,
+    Roster,
+    Tokens,
 )  # fmt: skip
 from p2p.store import ChunkStore
 from p2p.version import Version
@@ -117,7 +126,7 @@ class Head(TrainerHandler):
         self.trainer_gone = trio.Event()
         self._batch_files = 0
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         assert self.rollouts is not None
         async with trio.open_nursery() as nursery:
             await nursery.start(self.exchange.run)

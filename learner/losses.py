@@ -11,7 +11,7 @@ the rollout policy `mu` (older weights, another engine, bf16) did differently is
     loss = - min(pi_old / mu, tis_cap) * min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A),   r = pi / pi_old
 
 With one optimizer step per batch pi == pi_old in value, so r is 1, the clip is idle and only the weight acts.
-`proximal="behaviour"` is the other common choice: r = pi / mu, clipped, and no separate weight; staleness then meets
+`proximal="behaviour"` is the other common choice: r = min(pi / mu, tis_cap), clipped; staleness then meets
 the trust region itself, which stops pushing tokens that have already moved far (the form GRPO trainers use
 off-policy).
 """
@@ -33,7 +33,7 @@ class LossOptions:
     clip_high: float = 0.28
     """DAPO's asymmetric bounds of the ratio: [1 - clip_low, 1 + clip_high]"""
     tis_cap: float = 2.0
-    """truncation of pi_old / mu (TIS); used with proximal "trainer" """
+    """truncated importance sampling: the largest weight pi / mu that a token gets, whichever policy the clip is from"""
     proximal: str = "trainer"
     """which policy the clip is measured from: "trainer" (decoupled) or "behaviour" """
     aggregate: str = "token"
@@ -97,6 +97,10 @@ def policy_loss(
     behaviour = torch.where(mask, behaviour, logprobs.detach())  # [B, T], padding gives ratio 1 and is masked below
     proximal = logprobs.detach() if options.proximal == "trainer" else behaviour
     ratio = torch.exp(logprobs - proximal)  # [B, T]
+    if options.proximal == "behaviour":
+        # The ratio is itself the importance weight: truncate it, or a token of negative advantage that the trainer has
+        # since come to prefer weighs without bound.
+        ratio = ratio.clamp(max=options.tis_cap)
     clipped = torch.clamp(ratio, 1 - options.clip_low, 1 + options.clip_high)
     advantage = advantages[:, None]  # [B, 1]
     per_token = -torch.minimum(ratio * advantage, clipped * advantage)  # [B, T]

@@ -28,7 +28,9 @@ class MetricsLog:
         self._file.flush()
 
 
-def network_metrics(history: Sequence[Published], nodes: Sequence[NodeState], current: Version | None) -> dict[str, Any]:
+def network_metrics(
+    history: Sequence[Published], nodes: Sequence[NodeState], current: Version | None
+) -> dict[str, Any]:
     """`broadcast/*`, `node/*` and `pool/*` of the newest version that every live node has installed, or else the newest."""
     out: dict[str, Any] = {"pool/live": len(nodes), "pool/active": sum(n.ready for n in nodes)}
     if nodes and current is not None:

@@ -141,7 +141,9 @@ class Publisher:
             self.current = published.version
         return published
 
-    def _open(self, kind: str, version: Version, base: Version | None, base_digest: bytes, layout: Layout, *, announce: bool) -> ManifestSigner:
+    def _open(
+        self, kind: str, version: Version, base: Version | None, base_digest: bytes, layout: Layout, *, announce: bool
+    ) -> ManifestSigner:
         created = int(self._wall())
         header = Header(
             self._run, version, kind, base, base_digest, CODEC, min(self.segment_bytes, MAX_SEGMENT), self.chunk_bytes,
@@ -156,7 +158,9 @@ class Publisher:
         self._exchange.offer(signer.header_part, announce=announce)
         return signer
 
-    def _segment(self, signer: ManifestSigner, index: int, size: int, digests: tuple[bytes, ...], *, announce: bool) -> None:
+    def _segment(
+        self, signer: ManifestSigner, index: int, size: int, digests: tuple[bytes, ...], *, announce: bool
+    ) -> None:
         self._exchange.store.pin(digests)
         part = signer.record(index, size, digests)
         self._by_mid[signer.mid].size += size

@@ -156,7 +156,9 @@ class Rollouts:
             try:
                 event = run.event()
             except ValueError as error:
-                self._report(peer, Refusal(f"tokens of {run.request_id!r:.60}: {error}", peer=peer, version=run.version))
+                self._report(
+                    peer, Refusal(f"tokens of {run.request_id!r:.60}: {error}", peer=peer, version=run.version)
+                )
                 continue
             outcome = self.collector.tokens(peer, event)
             ended = ended or bool(event.finish)

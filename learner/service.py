@@ -72,7 +72,9 @@ def find_model(model: str) -> Path:
     try:
         return Path(snapshot_download(model, allow_patterns=list(FILES)))
     except Exception as error:
-        raise UsageError(f"{model} is neither a local folder nor a model on the hub: {str(error).splitlines()[0]}") from None
+        raise UsageError(
+            f"{model} is neither a local folder nor a model on the hub: {str(error).splitlines()[0]}"
+        ) from None
 
 
 def vocab_size(folder: Path) -> int:
@@ -98,7 +100,9 @@ def _keep_ports(run_dir: Path, listen: list[str], addresses: list[str]) -> None:
     (run_dir / "listen.json").write_text(json.dumps(fixed))
 
 
-async def run_learner(config: LearnerConfig, *, resume: bool = False, announce: Announce | None = None) -> dict[str, Any]:
+async def run_learner(
+    config: LearnerConfig, *, resume: bool = False, announce: Announce | None = None
+) -> dict[str, Any]:
     """Run to the configured number of steps; the final status. UsageError for bad input, ShoalError when the run cannot go on
     (it can be resumed)."""
     from p2p.channel.libp2p import open_libp2p_network
@@ -136,7 +140,9 @@ async def run_learner(config: LearnerConfig, *, resume: bool = False, announce: 
             return await _run(config, head, run_dir, ticket, announce)
 
 
-async def _run(config: LearnerConfig, head: Head, run_dir: Path, ticket: str, announce: Announce | None) -> dict[str, Any]:
+async def _run(
+    config: LearnerConfig, head: Head, run_dir: Path, ticket: str, announce: Announce | None
+) -> dict[str, Any]:
     token = trio.lowlevel.current_trio_token()
     result: dict[str, Any] = {}
     with serve_status(config.status.port, lambda: trio.from_thread.run_sync(head.status, trio_token=token)) as port:

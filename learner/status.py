@@ -64,9 +64,15 @@ def prometheus_text(status: dict[str, Any]) -> bytes:
                 if isinstance(value, (int, float)):
                     plain = "shoal_" + "".join(c if c.isalnum() else "_" for c in name)
                     yield GaugeMetricFamily(plain, name, value=value)
-            yield GaugeMetricFamily("shoal_nodes_live", "nodes with a live link", value=sum(n["alive"] for n in status["nodes"]))
-            yield CounterMetricFamily("shoal_learner_egress_bytes", "chunk bytes sent by the learner", value=status["learner_egress_bytes"])
-            yield CounterMetricFamily("shoal_peer_bytes", "chunk bytes nodes got from each other", value=status["peer_bytes"])
+            yield GaugeMetricFamily(
+                "shoal_nodes_live", "nodes with a live link", value=sum(n["alive"] for n in status["nodes"])
+            )
+            yield CounterMetricFamily(
+                "shoal_learner_egress_bytes", "chunk bytes sent by the learner", value=status["learner_egress_bytes"]
+            )
+            yield CounterMetricFamily(
+                "shoal_peer_bytes", "chunk bytes nodes got from each other", value=status["peer_bytes"]
+            )
             family = CounterMetricFamily("shoal_trajectories", "trajectories by what became of them", labels=["state"])
             for state in ("reserved", "consumed", "lost"):
                 family.add_metric([state], status["trajectories"][state])

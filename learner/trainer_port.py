@@ -10,12 +10,28 @@ import os
 import socket as stdsocket
 import struct
 from pathlib import Path
+from typing import Any
 
 import trio
 
 from learner.local import (
-    HEARTBEAT_S, SOCKET, Batch, Begin, Begun, Commit, Error, Finish, Log, NextBatch, Ok, Resume, SealVersion,
-    SegmentDone, Start, Wait, socket_path,
+    HEARTBEAT_S,
+    SOCKET,
+    Batch,
+    Begin,
+    Begun,
+    Commit,
+    Error,
+    Finish,
+    Log,
+    NextBatch,
+    Ok,
+    Resume,
+    SealVersion,
+    SegmentDone,
+    Start,
+    Wait,
+    socket_path,
 )  # fmt: skip
 from p2p.errors import Refusal, ShoalError
 from p2p.limits import MAX_FRAME
@@ -56,9 +72,7 @@ class TrainerHandler:
         raise NotImplementedError
 
 
-async def serve_trainer(
-    run_dir: Path, handler: TrainerHandler, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-) -> None:
+async def serve_trainer(run_dir: Path, handler: TrainerHandler, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
     """Listen on the run directory's socket and serve one trainer after another, never two at once."""
     (run_dir / SOCKET).unlink(missing_ok=True)
     listener = trio.socket.socket(stdsocket.AF_UNIX, stdsocket.SOCK_STREAM)

@@ -199,23 +199,28 @@ class Agent:
     # --- generating --------------------------------------------------------------------------------------------------
 
     async def _assign(self, requests: tuple[Request, ...]) -> None:
-        for wire in requests:
-            version = self.shadow.version or Version(0, 0)
-            engine = self.engine
-            if engine is None or not self._ready:
-                self._to_head(Rejected(wire.request_id, version, "no engine serves yet", retryable=True))
-                continue
-            try:
-                self._assigned[wire.request_id] = wire.min_version
-                await engine.add(wire.generate())
-            except (Refusal, ValueError) as error:
-                self._assigned.pop(wire.request_id, None)
-                behind = wire.min_version > version
-                reason = error.reason if isinstance(error, Refusal) else str(error)
-                self._to_head(Rejected(wire.request_id, version, reason[:500], retryable=behind))
-            except EngineDied as died:
-                # _keep_engine tells the head about everything that was assigned, this one included.
-                log.info("engine died while taking %s: %s", wire.request_id, died)
+        # All at once: the engine answers between two decoding steps, and groups prefill their prompt together.
+        async with trio.open_nursery() as nursery:
+            for wire in requests:
+                nursery.start_soon(self._assign_one, wire)
+
+    async def _assign_one(self, wire: Request) -> None:
+        version = self.shadow.version or Version(0, 0)
+        engine = self.engine
+        if engine is None or not self._ready:
+            self._to_head(Rejected(wire.request_id, version, "no engine serves yet", retryable=True))
+            return
+        try:
+            self._assigned[wire.request_id] = wire.min_version
+            await engine.add(wire.generate())
+        except (Refusal, ValueError) as error:
+            self._assigned.pop(wire.request_id, None)
+            behind = wire.min_version > version
+            reason = error.reason if isinstance(error, Refusal) else str(error)
+            self._to_head(Rejected(wire.request_id, version, reason[:500], retryable=behind))
+        except EngineDied as died:
+            # _keep_engine tells the head about everything that was assigned, this one included.
+            log.info("engine died while taking %s: %s", wire.request_id, died)
 
     async def _abort(self, request_ids: tuple[str, ...]) -> None:
         for request_id in request_ids or tuple(self._assigned):

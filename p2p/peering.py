@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import trio
 
@@ -103,7 +104,7 @@ class Peering:
         self._dialling: dict[str, trio.CancelScope] = {}
         self._nursery: trio.Nursery | None = None
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
@@ -254,7 +255,7 @@ class Peering:
         await self._nursery.start(self._serve, link, outgoing)
         return link
 
-    async def _serve(self, link: Link, outgoing: trio.MemoryReceiveChannel[bytes], *, task_status: trio.TaskStatus[None]) -> None:
+    async def _serve(self, link: Link, outgoing: trio.MemoryReceiveChannel[bytes], *, task_status: Any) -> None:
         reason = "closed"
         await self._on_up(link)
         task_status.started()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import trio
 
@@ -110,7 +111,7 @@ class Exchange:
         self._nursery: trio.Nursery | None = None
         self._following = False
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """Owns every task of the exchange."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery

@@ -25,6 +25,20 @@ MAX_WANTS_PER_PEER = 8
 MAX_WANTS = 32
 """Outstanding pulls. A joiner fills its downlink from several peers without burying one of them."""
 
+MAX_QUEUED_WANTS = 4 * MAX_WANTS_PER_PEER
+"""Wants of one peer that wait here. An honest peer has MAX_WANTS_PER_PEER out; what a flood adds is dropped."""
+
+MAX_SENDS = 16
+"""Times one chunk is handed to one peer: a peer that loses it so often is only using up our uplink."""
+
+UNRELIABLE_AFTER = 3
+DISTRUST_S = 10 * LEASE_S
+"""After so many leases broken in a row a peer is not asked for so long, or until a chunk comes from it: one that only
+withholds would otherwise cost LEASE_S for every MAX_WANTS_PER_PEER chunks that it claims to have."""
+
+MAX_SCAN = 2048
+"""Missing chunks looked at in vain before the rest waits for the next look: a version may have 10^5 of them."""
+
 SOURCE_AFTER_S = 0.6
 """Pull from the source itself only after so long without a pushed chunk: relays may just be slow to start."""
 
@@ -38,8 +52,14 @@ class _Peer:
     wanted: deque[int] = field(default_factory=deque)
     sent: dict[int, float] = field(default_factory=dict)
     """chunk -> when I handed it to this peer; removed when the peer says that it has it"""
+    sends: dict[int, int] = field(default_factory=dict)
+    """chunk -> how often I handed it over, for those handed over more than once"""
+    broke: set[int] = field(default_factory=set)
+    """chunks that it did not send under a lease"""
     wants_out: int = 0
     failures: int = 0
+    """leases broken in a row"""
+    distrusted_until: float = -1e18
 
 
 class Session:
@@ -105,13 +125,6 @@ class Session:
         for chunk, (holder, _) in list(self._leases.items()):
             if holder == peer:
                 del self._leases[chunk]
-        for chunk, (holder, _) in list(self._first_have.items()):
-            if holder == peer:
-                others = [p.name for p in self._peers.values() if chunk in p.has]
-                if others:
-                    self._first_have[chunk] = (others[0], self._first_have[chunk][1])
-                else:
-                    del self._first_have[chunk]
         if self.is_source:
             lost = [c for c, to in self._seeded.items() if to == peer and not self._elsewhere(c)]
             for chunk in reversed(lost):
@@ -140,12 +153,17 @@ class Session:
                 self._first_have.setdefault(chunk, (peer, now))
 
     def peer_wants(self, peer: str, chunks: Iterable[int], now: float) -> None:
-        """`peer` asks for these; what is already on its way to it is not queued twice."""
+        """`peer` asks for these; what is already on its way to it is not queued twice. A peer that asks for more than
+        it can use (MAX_QUEUED_WANTS, MAX_SENDS) is not served the rest."""
         entry = self._peers.get(peer)
         if entry is None:
             return
         for chunk in chunks:
-            if now - entry.sent.get(chunk, -1e9) >= LEASE_S and chunk not in entry.wanted:
+            if len(entry.wanted) >= MAX_QUEUED_WANTS:
+                return
+            if chunk not in self.held or entry.sends.get(chunk, 0) >= MAX_SENDS or chunk in entry.wanted:
+                continue
+            if now - entry.sent.get(chunk, -1e9) >= LEASE_S:
                 entry.sent.pop(chunk, None)
                 entry.has.discard(chunk)
                 entry.wanted.append(chunk)
@@ -165,12 +183,14 @@ class Session:
         lease = self._leases.pop(chunk, None)
         if lease is not None and lease[0] in self._peers:
             self._peers[lease[0]].wants_out -= 1
+        self._first_have.pop(chunk, None)
         if sender is not None:
             if lease is None:
                 self._last_push = now
             self._news.append(chunk)
         if sender is not None and sender in self._peers:
             self._peers[sender].has.add(chunk)
+            self._peers[sender].failures, self._peers[sender].distrusted_until = 0, now
         if self.is_source:
             self._unseeded.append(chunk)
         elif seed:
@@ -184,8 +204,10 @@ class Session:
         """The store no longer has this chunk: it is missing again, and not ours to relay."""
         if chunk in self.held:
             self.held.discard(chunk)
-            self._known.setdefault(chunk, now)
+            self._known[chunk] = now
             self._missing[chunk] = None
+            for peer in self._peers.values():
+                peer.sent.pop(chunk, None)  # it was never handed over after all
 
     def news(self) -> list[int]:
         """Chunks held since the last call, to announce to the others."""
@@ -203,6 +225,7 @@ class Session:
         while entry.wanted:
             chunk = entry.wanted.popleft()
             if chunk in self.held and chunk not in entry.has:
+                entry.sends[chunk] = entry.sends.get(chunk, 0) + 1
                 entry.sent[chunk] = now
                 return chunk, False
         if self.is_source:
@@ -215,7 +238,7 @@ class Session:
             return None
         while entry.push:
             chunk = entry.push.popleft()
-            if chunk not in entry.has and chunk not in entry.sent:
+            if chunk in self.held and chunk not in entry.has and chunk not in entry.sent:
                 entry.sent[chunk] = now
                 return chunk, False
         return None
@@ -226,14 +249,18 @@ class Session:
         asked: dict[str, list[int]] = {}
         if self.is_source or not self._missing:
             return asked
-        room = MAX_WANTS - len(self._leases)
+        if not self.catching and now - self._last_push < REPAIR_AFTER_S:
+            return asked  # pushes are coming in: what is missing may be among the next
+        room = min(MAX_WANTS - len(self._leases), sum(MAX_WANTS_PER_PEER - p.wants_out for p in self._peers.values()))
+        fruitless = 0
         for chunk in self._missing:
-            if room <= 0:
+            if room <= 0 or fruitless >= MAX_SCAN:
                 break
             if chunk in self._leases:
                 continue
             holder = self._whom(chunk, now)
             if holder is None:
+                fruitless += 1
                 continue
             self._leases[chunk] = (holder.name, now + LEASE_S)
             holder.wants_out += 1
@@ -242,21 +269,26 @@ class Session:
         return asked
 
     def _whom(self, chunk: int, now: float) -> _Peer | None:
-        quiet = now - max(self._last_push, self._known[chunk])
-        first = self._first_have.get(chunk)
-        if first is not None and (self.catching or now - max(first[1], self._last_push) >= REPAIR_AFTER_S):
-            holders = [
-                p for p in self._peers.values()
-                if p.name != self.source and chunk in p.has and p.wants_out < MAX_WANTS_PER_PEER
-            ]  # fmt: skip
+        """Another peer that has it, before the source. One that broke its lease on this chunk is asked again only when
+        all the others did too: wants can get lost, and nobody may be given up for good."""
+        holders = [
+            p for p in self._peers.values()
+            if chunk in p.has and p.name != self.source and chunk not in p.broke and p.distrusted_until <= now
+        ]  # fmt: skip
+        if holders:
+            first, since = self._first_have.get(chunk, ("", self._known[chunk]))
+            if not self.catching and now - max(since, self._last_push) < REPAIR_AFTER_S:
+                return None
+            free = [p for p in holders if p.wants_out < MAX_WANTS_PER_PEER]
             # Whoever announced it first is its likely distributor: asking it moves the chunk up and duplicates nothing.
-            if holders:
-                return min(holders, key=lambda p: (p.failures, p.wants_out if self.catching else 0, p.name != first[0]))
-            return None
-        if quiet >= SOURCE_AFTER_S and first is None and self.source is not None:
-            source = self._peers.get(self.source)
-            if source is not None and source.wants_out < MAX_WANTS_PER_PEER:
-                return source
+            key = lambda p: (p.failures, p.wants_out if self.catching else 0, p.name != first)
+            return min(free, key=key) if free else None
+        source = None if self.source is None else self._peers.get(self.source)
+        if source is not None and chunk not in source.broke:
+            quiet = now - max(self._last_push, self._known[chunk]) >= SOURCE_AFTER_S
+            return source if quiet and source.wants_out < MAX_WANTS_PER_PEER else None
+        for peer in self._peers.values():
+            peer.broke.discard(chunk)
         return None
 
     def _expire(self, now: float) -> None:
@@ -266,10 +298,7 @@ class Session:
                 entry = self._peers.get(holder)
                 if entry is not None:
                     entry.wants_out -= 1
+                    entry.broke.add(chunk)
                     entry.failures += 1
-                    entry.has.discard(chunk)
-                others = [p.name for p in self._peers.values() if chunk in p.has and p.name != self.source]
-                if others:
-                    self._first_have[chunk] = (others[0], now - LEASE_S)
-                else:
-                    self._first_have.pop(chunk, None)
+                    if entry.failures >= UNRELIABLE_AFTER and holder != self.source:
+                        entry.failures, entry.distrusted_until = 0, now + DISTRUST_S

@@ -139,8 +139,7 @@ class Libp2pNetwork(Network):
         deadline = trio.current_time() + HANDSHAKE_S
         if not self.table.has_room(peer):
             raise ChannelClosed(f"cannot open a channel to {peer}: too many are open")
-        lock = self._dialling.setdefault(peer, trio.Lock())
-        async with lock:  # two opens at once share one connection
+        async with self._one_at_a_time(peer):  # two opens at once share one connection
             for connection in reversed(self._connections(peer)):  # the newest is the likeliest alive
                 negotiate = functools.partial(self._negotiate, connection, protocol)
                 stream = await self._within(REUSE_S, connection, negotiate)
@@ -163,6 +162,16 @@ class Libp2pNetwork(Network):
                 reasons.append(f"{address}: connected, but the peer does not speak {protocol}")
         why = "; ".join(reasons) or ("no time left" if addresses else "no connection and no address")
         raise ChannelClosed(f"cannot open a channel to {peer}: {why}")
+
+    @asynccontextmanager
+    async def _one_at_a_time(self, peer: str) -> AsyncIterator[None]:
+        lock = self._dialling.setdefault(peer, trio.Lock())
+        try:
+            async with lock:
+                yield
+        finally:
+            if not lock.locked():
+                self._dialling.pop(peer, None)
 
     async def _dial(self, peer: str, address: str, seconds: float) -> Any:
         """A new connection. Its handshake may be cancelled: the connection is not anyone's yet and dies of it."""
@@ -265,10 +274,14 @@ async def _quietly(call: Callable[[], Awaitable[None]]) -> None:
 
 def _cause(error: BaseException) -> str:
     """The innermost reason; libp2p wraps the one fact in several layers without text."""
-    text = str(error)
-    while (error := error.__cause__ or error.__context__) is not None:  # type: ignore[assignment]
-        text = str(error) or text
-    return text or "the stream was closed"
+    text, inner = str(error), error
+    while True:
+        group = isinstance(inner, BaseExceptionGroup)
+        following = inner.exceptions[0] if group else inner.__cause__ or inner.__context__  # type: ignore[attr-defined]
+        if following is None:
+            return text or "the stream was closed"
+        inner = following
+        text = str(inner) or text
 
 
 def _probe(listen: Sequence[str]) -> None:

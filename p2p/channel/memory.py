@@ -147,7 +147,8 @@ class _Pipe:
     def __init__(self, switch: MemorySwitch, src: str, dst: str) -> None:
         self.src, self.dst = src, dst
         self._switch = switch
-        self._flight: deque[tuple[float, bytes]] = deque()  # b"" is the end of the stream
+        # b"" is the end of the stream, None a reset
+        self._flight: deque[tuple[float, bytes | None]] = deque()
         self._broken: str | None = None
         self._changed = trio.Event()
         switch.register(self)
@@ -158,29 +159,35 @@ class _Pipe:
             self._switch.forget(self)
             self.notify()
 
-    def put(self, time: float, data: bytes) -> None:
+    def put(self, time: float, data: bytes | None) -> None:
         if self._flight:
             time = max(time, self._flight[-1][0])
         self._flight.append((time, data))
         self.notify()
 
-    async def write(self, data: bytes) -> None:
-        await self._until(lambda: not self._switch.is_stalled(self.src, self.dst))
+    def put_now(self, data: bytes | None) -> None:
+        self.put(trio.current_time() + self._switch.latency(self.src, self.dst), data)
+
+    async def write(self, data: bytes, end: _End) -> None:
+        await self._until(end, lambda: not self._switch.is_stalled(self.src, self.dst))
         if (tamper := self._switch.tamper) is not None:
             data = tamper(self.src, self.dst, data) or b""
         if data:
             left = self._switch.send_at(self.src, self.dst, len(data))
             self.put(left + self._switch.latency(self.src, self.dst), data)
-            await self._until(lambda: trio.current_time() >= left, left)
+            await self._until(end, lambda: trio.current_time() >= left, left)
 
-    async def read(self, max_bytes: int) -> bytes:
+    async def read(self, max_bytes: int, end: _End) -> bytes:
         while True:
-            await self._until(lambda: bool(self._flight) and not self._switch.is_stalled(self.src, self.dst))
+            await self._until(end, lambda: bool(self._flight) and not self._switch.is_stalled(self.src, self.dst))
             due = self._flight[0][0]
             if trio.current_time() >= due:
                 break
-            await self._until(lambda due=due: trio.current_time() >= due, due)  # type: ignore[misc]
+            await self._until(end, lambda due=due: trio.current_time() >= due, due)  # type: ignore[misc]
         time, data = self._flight.popleft()
+        if data is None:
+            end.broken = "connection reset by the peer"
+            raise trio.BrokenResourceError(end.broken)
         if len(data) > max_bytes:
             self._flight.appendleft((time, data[max_bytes:]))
         if not data:
@@ -193,12 +200,12 @@ class _Pipe:
         self._changed.set()
         self._changed = trio.Event()
 
-    async def _until(self, ready: Callable[[], bool], deadline: float = math.inf) -> None:
+    async def _until(self, end: _End, ready: Callable[[], bool], deadline: float = math.inf) -> None:
         """Wait until `ready`, looking again at `deadline` and at every change. BrokenResourceError when reset."""
         await trio.lowlevel.checkpoint()
         while True:
-            if self._broken is not None:
-                raise trio.BrokenResourceError(self._broken)
+            if (broken := self._broken or end.broken) is not None:
+                raise trio.BrokenResourceError(broken)
             if ready():
                 return
             with trio.move_on_at(deadline):
@@ -211,25 +218,27 @@ class _End:
     def __init__(self, out: _Pipe, into: _Pipe) -> None:
         self._out, self._into = out, into
         self._closed = False
+        self.broken: str | None = None
 
     async def write(self, data: bytes) -> None:
         if self._closed:
             raise trio.ClosedResourceError("closed here")
-        await self._out.write(data)
+        await self._out.write(data, self)
 
     async def read(self, max_bytes: int) -> bytes:
-        return await self._into.read(max_bytes)
+        return await self._into.read(max_bytes, self)
 
     async def aclose(self) -> None:
         if not self._closed:
             self._closed = True
-            self._out.put(trio.current_time() + self._out._switch.latency(self._out.src, self._out.dst), b"")
+            self._out.put_now(b"")
         await trio.lowlevel.checkpoint()
 
     async def abort(self) -> None:
-        self._closed = True
-        for pipe in (self._out, self._into):
-            pipe.reset("connection reset")
+        if self.broken is None:
+            self._closed, self.broken = True, "connection reset"
+            self._out.put_now(None)  # the peer hears of it like of anything else: later, or not at all
+            self._into.notify()
         await trio.lowlevel.checkpoint()
 
 

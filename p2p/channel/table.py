@@ -7,7 +7,7 @@ import math
 import trio
 
 from p2p.channel.base import Channel
-from p2p.channel.stream import StreamChannel
+from p2p.channel.stream import CLOSE_WAIT_S, StreamChannel
 
 MAX_CHANNELS_PER_PEER = 32
 """Channels one peer may hold open, both directions together: with CHANNEL_WINDOW it bounds what it can make us keep.
@@ -46,11 +46,14 @@ class ChannelTable:
         return [channel for channel in self._live.get(peer, ()) if not channel.closed]
 
     async def close_all(self, reason: str, peer: str | None = None) -> None:
-        """Close every channel, or those of one peer, side by side: bounded by StreamChannel.aclose."""
+        """Close every channel, or those of one peer, side by side, and give the peers a moment to hear why."""
         doomed = [c for name, group in self._live.items() if peer in (None, name) for c in group]
         async with trio.open_nursery() as nursery:
             for channel in doomed:
                 nursery.start_soon(channel.aclose, reason)
+        with trio.move_on_after(CLOSE_WAIT_S):
+            for channel in doomed:
+                await channel.wait_done()
 
     def close_arrivals(self) -> None:
         self._arrivals.close()

@@ -1,0 +1,57 @@
+# make demo   set up .venv and run the demo (ARGS="--json", "--chaos", ...)
+# make test   set up .venv, then lint, types, import rule, all tests that need no GPU
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+TORCH := torch==2.13.0
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+ARGS ?=
+PYTEST_ARGS ?=
+
+.PHONY: demo demo-sparse test lint types setup clean check-build
+
+demo: $(STAMP)
+	@$(BIN)/shoal demo $(ARGS)
+
+demo-sparse: $(STAMP)
+	@$(BIN)/shoal demo --recipe sparse $(ARGS)
+
+test: lint types
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+setup: $(STAMP)
+
+# fastecdsa, which libp2p needs, has no wheel and compiles against GMP.
+check-build:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' \
+	  || { echo "Shoal needs Python 3.11 to 3.13; $(PYTHON) is $$($(PYTHON) --version). Set PYTHON=..." >&2; exit 1; }
+	@missing=""; \
+	command -v gcc >/dev/null || missing="$$missing gcc"; \
+	$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || missing="$$missing python3-venv"; \
+	if command -v gcc >/dev/null; then \
+	  echo '#include <gmp.h>' | gcc -E - >/dev/null 2>&1 || missing="$$missing libgmp-dev"; \
+	  echo '#include <Python.h>' | gcc -E -I"$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_paths()["include"])')" - >/dev/null 2>&1 \
+	    || missing="$$missing python3-dev"; \
+	fi; \
+	if [ -n "$$missing" ]; then echo "Missing to build libp2p's dependencies:$$missing. On Debian or Ubuntu: apt-get install$$missing" >&2; exit 1; fi
+
+# On a machine without a GPU the CPU build of torch, so that no CUDA package comes in.
+$(STAMP): pyproject.toml constraints.txt
+	@$(MAKE) --no-print-directory check-build
+	@echo "setting up $(VENV) (a few minutes the first time) ..." >&2
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@if command -v nvidia-smi >/dev/null 2>&1; then $(BIN)/pip install -q $(TORCH) -c constraints.txt >&2; \
+	else $(BIN)/pip install -q '$(TORCH)+cpu' -c constraints.txt >&2 2>/dev/null \
+	  || $(BIN)/pip install -q '$(TORCH)+cpu' --index-url $(CPU_INDEX) --extra-index-url https://pypi.org/simple >&2; fi
+	@$(BIN)/pip install -q -e '.[dev]' -c constraints.txt >&2
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,119 @@
+"""Whole runs with real processes over real libp2p: chaos, a killed trainer, a killed learner, sparse deltas."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from learner.config import build_config, dump_toml
+from learner.demo.recipes import RECIPES
+from tests.e2e.conftest import Shoal, wait_for
+
+pytestmark = pytest.mark.e2e
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    path = run_dir / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def steps_done(run_dir: Path) -> int:
+    return max((line["step"] for line in metrics(run_dir)), default=0)
+
+
+def check_books(trajectories: dict[str, Any]) -> None:
+    aborted = sum(trajectories["aborted"].values())
+    assert trajectories["lost"] == 0
+    assert trajectories["reserved"] == (
+        trajectories["consumed"] + aborted + trajectories["outstanding"] + trajectories["lost"]
+    )
+
+
+def test_demo_survives_a_killed_node(shoal: Shoal, tmp_path: Path) -> None:
+    demo = shoal.start(
+        "demo", "demo", "--json", "--chaos", "--steps", "24", "--seed", "3", "--run-dir", str(tmp_path / "demo")
+    )
+    assert demo.wait(timeout=150) == 0, shoal.said("demo")
+    result = shoal.result("demo")
+    assert result["steps"] == 24 and result["versions_published"] == 25
+    assert result["max_staleness_seen"] <= 2
+    nodes = {node["name"]: node for node in result["nodes"]}
+    assert set(nodes) == {"node-1", "node-2", "node-3", "node-4"} and not nodes["node-2"]["alive"]
+    for name in ("node-1", "node-3", "node-4"):
+        assert nodes[name]["alive"] and nodes[name]["digest_ok"] and nodes[name]["version"] == "1.24", nodes[name]
+        assert nodes[name]["tokens"] > 0 and nodes[name]["bytes_from_peers"] > 0
+    check_books(result["trajectories"])
+    assert result["trajectories"]["consumed"] == 24 * 16 * 16
+    assert result["trajectories"]["aborted"] == {}  # a dead node is never a reason
+    assert result["learner_egress_ratio"] <= 1.6
+    report = Path(result["report"])
+    assert report.exists() and report.stat().st_size > 10_000
+    assert "SIGKILL" in result["events"][0]
+
+
+def test_sparse_deltas_are_a_few_per_cent_of_an_anchor(shoal: Shoal, tmp_path: Path) -> None:
+    arguments = ["demo", "--json", "--recipe", "sparse", "--nodes", "2", "--steps", "3", "--run-dir", str(tmp_path / "d")]
+    demo = shoal.start("demo", *arguments)
+    assert demo.wait(timeout=150) == 0, shoal.said("demo")
+    result = shoal.result("demo")
+    assert result["steps"] == 3
+    assert 0 < result["delta_density_mean"] < 0.05
+    assert 0 < result["delta_bytes_mean"] < 0.05 * result["anchor_bytes"]
+    assert all(node["digest_ok"] and node["version"] == "1.3" for node in result["nodes"])
+    check_books(result["trajectories"])
+
+
+def test_killed_trainer_and_killed_learner_resume(shoal: Shoal, tmp_path: Path, demo_model: Path) -> None:
+    """Nodes stay up throughout: they must find the learner again by themselves, each time."""
+    run_dir, config = tmp_path / "run", tmp_path / "learner.toml"
+    settings = RECIPES["reverse"].config(run_dir, demo_model, 24, 0)
+    config.write_text(dump_toml(build_config(settings, "test").model_dump()))
+    learner = shoal.start("learner", "learner", str(config), "--json")
+    wait_for("a ticket", (run_dir / "ticket.txt").exists)
+    nodes = [
+        shoal.start(
+            name, "node", "--join", str(run_dir / "ticket.txt"), "--dir", str(tmp_path / name), "--name", name,
+            "--listen", "/ip4/127.0.0.1/tcp/0", "--capacity", "96", "--json",
+        )
+        for name in ("node-1", "node-2")
+    ]  # fmt: skip
+    wait_for("step 5", lambda: steps_done(run_dir) >= 5)
+    [trainer] = [p for p in psutil.Process(learner.pid).children() if "learner.trainer" in " ".join(p.cmdline())]
+    trainer.send_signal(signal.SIGKILL)
+    assert learner.wait(timeout=30) == 1
+    assert "--resume" in shoal.said("learner") and "Traceback" not in shoal.said("learner")
+
+    second = shoal.start("second", "learner", str(config), "--resume", "--json")
+    reached = steps_done(run_dir)
+    wait_for("steps after the resume", lambda: steps_done(run_dir) >= reached + 4)
+    children = psutil.Process(second.pid).children(recursive=True)
+    os.kill(second.pid, signal.SIGKILL)
+    second.wait()
+    psutil.wait_procs(children, timeout=10)
+    assert not any(p.is_running() for p in children), "the trainer outlived its head"
+
+    third = shoal.start("third", "learner", str(config), "--resume", "--json")
+    assert third.wait(timeout=120) == 0, shoal.said("third")
+    result = shoal.result("third")
+    assert [node.wait(timeout=20) for node in nodes] == [0, 0]
+    assert result["epoch"] == 3 and result["step"] == 24 and result["max_staleness_seen"] <= 2
+    check_books(result["trajectories"])
+    assert set(result["trajectories"]["aborted"]) <= {"restart", "orphaned", "stale"}
+    assert all(node["digest_ok"] and node["version"] == "3.24" for node in result["nodes"])
+    assert len(result["nodes"]) == 2
+
+    db = sqlite3.connect(run_dir / "journal.sqlite")
+    consumed = [row[0] for row in db.execute("SELECT group_id FROM consumed")]
+    steps = [row[0] for row in db.execute("SELECT step FROM commits ORDER BY step")]
+    db.close()
+    assert len(consumed) == len(set(consumed)) == 24 * 16  # each group once, and each step its sixteen
+    assert steps == list(range(1, 25))
+    epochs = {line["step"]: line["epoch"] for line in metrics(run_dir) if line["step"] and "loss/mean" in line}
+    assert sorted(set(epochs.values())) == [1, 2, 3]
