@@ -80,9 +80,9 @@ def test_killed_trainer_and_killed_learner_resume(shoal: Shoal, tmp_path: Path, 
     nodes = [
         shoal.start(
             name, "node", "--join", str(run_dir / "ticket.txt"), "--dir", str(tmp_path / name), "--name", name,
-            "--listen", "/ip4/127.0.0.1/tcp/0", "--capacity", "96", "--json",
+            "--capacity", "96", "--json", *reach,
         )
-        for name in ("node-1", "node-2")
+        for name, reach in (("node-1", ["--listen", "/ip4/127.0.0.1/tcp/0"]), ("node-2", ["--no-listen"]))
     ]  # fmt: skip
     wait_for("step 5", lambda: steps_done(run_dir) >= 5)
     [trainer] = [p for p in psutil.Process(learner.pid).children() if "learner.trainer" in " ".join(p.cmdline())]
