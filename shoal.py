@@ -181,7 +181,10 @@ def _status(args: argparse.Namespace) -> dict[str, Any]:
 def _export(args: argparse.Namespace) -> dict[str, Any]:
     from learner.export import export_run
 
-    return export_run(args.run_dir, args.out)
+    result = export_run(args.run_dir, args.out)
+    if not args.json:
+        print(f"step {result['step']} exported to {result['folder']}")
+    return result
 
 
 def _demo(args: argparse.Namespace) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import tomllib
 import typing
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from p2p.limits import DEFAULT_SEGMENT, MAX_CHUNK, MAX_SEGMENT
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class TaskSection(Section):
@@ -77,7 +78,9 @@ def _trainer_section() -> type[Section]:
             continue
         kind = hints[f.name]
         if typing.get_origin(kind) is tuple:  # TOML has lists
-            fields[f.name] = (list[typing.get_args(kind)[0]], list(typing.cast(tuple, f.default)))  # type: ignore[misc]
+            items, default = typing.get_args(kind), list(typing.cast(tuple, f.default))
+            field = Field(default, min_length=len(items), max_length=len(items))
+            fields[f.name] = (list[items[0]], field)  # type: ignore[valid-type]
         else:
             fields[f.name] = (kind, f.default)
     return create_model("TrainerSection", __base__=Section, **fields)
@@ -185,11 +188,21 @@ def _set(values: dict[str, Any], key: str, value: Any) -> None:
 
 def dump_toml(values: dict[str, Any]) -> str:
     """Nested dictionaries of plain values as TOML (what a resolved config needs, no more)."""
-    lines = [f"{k} = {_toml(v)}" for k, v in values.items() if not isinstance(v, dict)]
+    lines = [f"{_key(k)} = {_toml(v)}" for k, v in values.items() if not isinstance(v, dict)]
     for name, table in values.items():
         if isinstance(table, dict):
-            lines += ["", f"[{name}]", *(f"{k} = {_toml(v)}" for k, v in table.items())]
+            lines += ["", f"[{_key(name)}]", *(f"{_key(k)} = {_toml(v)}" for k, v in table.items())]
     return "\n".join(lines) + "\n"
+
+
+def _key(name: str) -> str:
+    bare = name != "" and name.isascii() and all(c.isalnum() or c in "_-" for c in name)
+    return name if bare else _text(name)
+
+
+def _text(value: str) -> str:
+    """A basic string: JSON's escapes are TOML's too, but TOML also wants DEL escaped."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _toml(value: Any) -> str:
@@ -198,9 +211,9 @@ def _toml(value: Any) -> str:
     if isinstance(value, (int, float)):
         return repr(value)
     if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+        return _text(value)
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_toml(v) for v in value) + "]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items()) + "}"
     raise TypeError(f"no TOML for {type(value).__name__}")

@@ -51,6 +51,9 @@ log = logging.getLogger("shoal.head")
 STATUS_SILENCE_S = 30.0
 """A node whose link lives but which has not reported for so long gets no new work."""
 
+NO_VERSION = Version(0, 0)
+"""what a node that has installed nothing reports"""
+
 FAREWELL_S = 30.0
 """At the end of the run: how long nodes may take to install the last version before the head says goodbye."""
 
@@ -63,7 +66,7 @@ class NodeState:
     joined: float
     reading_from: Version | None
     """oldest version it may still ask for while it catches up"""
-    version: Version = Version(0, 0)
+    version: Version = NO_VERSION
     digest_ok: bool = False
     ready: bool = False
     capacity: int = 0
@@ -122,7 +125,13 @@ class Head(TrainerHandler):
         self.started = now()
         self.trainer_pid = 0
         self.latest: dict[str, Any] = {}
+        self.evals: dict[int, float] = {}
+        """step -> held-out exact match"""
+        self.final_nodes: dict[str, dict[str, Any]] = {}
+        """the nodes as they were when the run ended"""
         self.finished = trio.Event()
+        self._moved = trio.Event()
+        """set, and replaced, when a node reports or goes"""
         self.trainer_gone = trio.Event()
         self._batch_files = 0
 
@@ -188,12 +197,17 @@ class Head(TrainerHandler):
         if node is None or node.link is not link:
             return  # a newer link has taken its place
         del self.nodes[link.peer]
+        self._wake()
         self.exchange.remove_peer(link.peer)
         self.gone[link.peer] = self._describe(node) | {"alive": False, "reason": reason}
         self.journal.record_node(link.peer, link.name, node.tokens, node.bytes_from_peers + node.bytes_from_head)
         moved = self.rollouts.on_node_lost(link.peer) if self.rollouts is not None else 0
         log.info("node %s (%s) is gone: %s; %d sequences go elsewhere", link.name, link.peer, reason, moved)
         self._send_roster()
+
+    def _wake(self) -> None:
+        self._moved.set()
+        self._moved = trio.Event()
 
     def _send_roster(self) -> None:
         members = tuple(Member(n.link.peer, n.link.addresses, n.link.name) for n in self.nodes.values())
@@ -232,6 +246,7 @@ class Head(TrainerHandler):
                 self.report(message.peer, what)
             case Bye():
                 node.draining = True
+                self._wake()
             case _:
                 await self._on_refusal(link.peer, Refusal(f"a node does not send {type(message).__name__}", fatal=True))
 
@@ -245,6 +260,7 @@ class Head(TrainerHandler):
         node.ready, node.capacity, node.heard = message.ready, message.capacity, self._now()
         node.version, node.tokens_per_s = message.version, message.tokens_per_s
         node.pid, node.rss_bytes = message.pid, message.rss_bytes
+        self._wake()
         if node.ready and not was_ready and self.rollouts is not None:
             self.rollouts.dispatch()
 
@@ -312,6 +328,8 @@ class Head(TrainerHandler):
         network = network_metrics(self.publisher.history, list(self.nodes.values()), self.publisher.current)
         network["off_policy/dropped"] = self._rollouts.dropped
         self.latest = {"step": message.step, "epoch": self.epoch, "time": self._wall(), **trained, **network}
+        if "eval/exact/mean" in trained:
+            self.evals[message.step] = trained["eval/exact/mean"]
         self.metrics.write(self.latest)
 
     async def on_finish(self, message: Finish) -> None:
@@ -334,13 +352,13 @@ class Head(TrainerHandler):
         """Let the nodes reach the last version, then tell them that the run is over."""
         with trio.move_on_after(FAREWELL_S):
             while any(not n.draining and n.version != self.publisher.current for n in self.nodes.values()):
-                await trio.sleep(0.05)
+                await self._moved.wait()
         self.final_nodes = {p: self._describe(n) for p, n in self.nodes.items()}
         for node in self.nodes.values():
             node.link.post(Bye(reason, done=True))
         with trio.move_on_after(5.0):
             while self.nodes:
-                await trio.sleep(0.05)
+                await self._moved.wait()
 
     # --- what a person sees ------------------------------------------------------------------------------------------
 
@@ -362,7 +380,7 @@ class Head(TrainerHandler):
         anchors = [p for p in history if p.kind == "anchor" and p.sealed]
         tally = self.journal.counts().trajectories
         live = {p: self._describe(n) for p, n in self.nodes.items()}
-        nodes = getattr(self, "final_nodes", None) or live
+        nodes = self.final_nodes or live
         return {
             "run": self.run_id, "epoch": self.epoch, "pid": os.getpid(), "trainer_pid": self.trainer_pid,
             "step": self.step, "steps": self.steps, "seconds": self._now() - self.started,
@@ -381,5 +399,7 @@ class Head(TrainerHandler):
             "learner_egress_ratio": sum(p.sent / p.size for p in sent) / len(sent) if sent else 0.0,
             "learner_egress_bytes": sum(p.sent for p in history),
             "peer_bytes": sum(p.peer_bytes for p in history),
-            "metrics": self.latest, "reports": self.reports[-10:],
+            "metrics": self.latest,
+            "evals": {str(step): value for step, value in self.evals.items()},
+            "reports": self.reports[-10:],
         }  # fmt: skip

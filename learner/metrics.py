@@ -20,7 +20,7 @@ class MetricsLog:
     """One JSON object a line, appended; NaN and infinity become null, since JSON has neither."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._file = open(run_dir / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115 - lives as long as the head
+        self._file = open(run_dir / "metrics.jsonl", "a", encoding="utf-8")  # lives as long as the head
 
     def write(self, values: Mapping[str, Any]) -> None:
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}

@@ -1,4 +1,4 @@
-"""`shoal status`: fetch what a learner says of itself and lay it out for a person. Must not know the head or the journal."""
+"""`shoal status`: what a learner says of itself, laid out for a person. Must not know the head or the journal."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
@@ -39,7 +40,8 @@ def fetch_status(run_dir: Path) -> dict[str, Any]:
             answer = httpx.get(f"http://127.0.0.1:{port}/status", timeout=TIMEOUT_S, trust_env=False)
             status = answer.json() if answer.status_code == 200 else {}
         except httpx.TimeoutException:
-            raise UsageError(f"the learner of {run_dir} does not answer on port {port} within {TIMEOUT_S:.0f} s") from None
+            what = f"the learner of {run_dir} does not answer on port {port} within {TIMEOUT_S:.0f} s"
+            raise UsageError(what) from None
         except (httpx.HTTPError, ValueError):
             status = {}
         # Another program, or another run, may have the port by now.
@@ -48,7 +50,8 @@ def fetch_status(run_dir: Path) -> dict[str, Any]:
     summary = _read(run_dir / "summary.json")
     if summary.get("run") == run:
         return {**summary, "finished": True}
-    raise UsageError(f"the learner of {run_dir} is not running: go on with shoal learner {run_dir}/config.toml --resume")
+    hint = f"go on with: shoal learner {run_dir}/config.toml --resume"
+    raise UsageError(f"the learner of {run_dir} is not running ({hint})")
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -118,11 +121,13 @@ def run_table(status: Mapping[str, Any]) -> Table:
     tally = status.get("trajectories") or {}
     aborted = ", ".join(f"{n} {reason}" for reason, n in (tally.get("aborted") or {}).items())
     state = "finished" if status.get("finished") else "running"
+    trained, under_way = f"{tally.get('consumed', 0)} trained on", f"{tally.get('outstanding', 0)} under way"
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column()
     for name, value in (
-        ("run", f"{status.get('run')} (epoch {status.get('epoch')}), {state}, {human_seconds(status.get('seconds', 0))}"),
+        ("run", f"{status.get('run')} (epoch {status.get('epoch')})"),
+        ("state", f"{state}, {human_seconds(status.get('seconds', 0))}"),
         ("step", f"{status.get('step')} of {status.get('steps')}"),
         ("version", f"{status.get('version') or '–'} ({status.get('versions_published', 0)} published)"),
         ("reward", f"{number(metrics, 'reward/mean')} mean, exact {number(metrics, 'exact/mean')}"),
@@ -130,7 +135,7 @@ def run_table(status: Mapping[str, Any]) -> Table:
         ("staleness", f"{status.get('max_staleness_seen')} seen, bound {status.get('max_staleness')} (steps)"),
         (
             "trajectories",
-            f"{tally.get('consumed', 0)} trained on of {tally.get('reserved', 0)}, {tally.get('outstanding', 0)} under way"
+            f"{trained} of {tally.get('reserved', 0)}, {under_way}"
             + (f", aborted: {aborted}" if aborted else "")
             + (f", LOST {tally['lost']}" if tally.get("lost") else ""),
         ),
@@ -152,11 +157,16 @@ def run_table(status: Mapping[str, Any]) -> Table:
 
 def node_table(nodes: list[Mapping[str, Any]]) -> Table:
     """A row per node: those alive first, in the order they are given."""
-    table = Table(title=f"nodes: {sum(bool(n.get('alive')) for n in nodes)} of {len(nodes)} alive", title_justify="left", title_style="bold")
+    alive_now = sum(bool(n.get("alive")) for n in nodes)
+    # Narrow enough for 80 columns.
+    table = Table(
+        title=f"nodes: {alive_now} of {len(nodes)} alive (learner, peers: bytes got from them)",
+        title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False,
+    )  # fmt: skip
     table.add_column("node", no_wrap=True)
     table.add_column("peer", no_wrap=True)
     table.add_column("state")
-    for title in ("version", "tokens", "tokens/s", "from learner", "from peers", "pause ms"):
+    for title in ("version", "tokens", "tok/s", "learner", "peers", "pause"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("digest")
     for node in sorted(nodes, key=lambda n: not n.get("alive")):
@@ -166,7 +176,7 @@ def node_table(nodes: list[Mapping[str, Any]]) -> Table:
             str(node.get("version", "–")), str(node.get("tokens", 0)),
             number(node, "tokens_per_s", ".0f") if alive else "–",
             human_bytes(node.get("bytes_from_learner", 0)), human_bytes(node.get("bytes_from_peers", 0)),
-            f"{1000 * node.get('pause_s', 0):.1f}", "ok" if node.get("digest_ok") else "–",
+            f"{1000 * node.get('pause_s', 0):.1f} ms", "ok" if node.get("digest_ok") else "–",
             style=None if alive else "dim",
         )  # fmt: skip
     return table

@@ -35,7 +35,7 @@ RECIPES = {
     # a dozen chunks and relaying is real.
     "reverse": Recipe(
         "reverse",
-        steps=150,
+        steps=120,
         model={"kind": "demo", "target": 0.1},
         learner={
             "task": {"name": "reverse", "options": {"digits": 6}},

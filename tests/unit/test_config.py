@@ -1,0 +1,175 @@
+"""learner/config.py: TOML files, dotted flags, strictness, and a resolved config that reads back the same."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from learner.config import OWNED, TrainerSection, build_config, dump_toml, load_config
+from learner.trainer_config import TrainerConfig
+from p2p.errors import UsageError
+from p2p.limits import MAX_CHUNK
+
+BASE = 'run_dir = "r"\nmodel = "m"\n'
+
+
+def load(tmp_path: Path, text: str = BASE, *flags: str) -> Any:
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    return load_config(path, flags)
+
+
+def refused(tmp_path: Path, text: str = BASE, *flags: str) -> str:
+    """The one line of the UsageError."""
+    with pytest.raises(UsageError) as caught:
+        load(tmp_path, text, *flags)
+    return str(caught.value)
+
+
+def test_defaults_and_sections(tmp_path: Path) -> None:
+    config = load(tmp_path, BASE + "[rollout]\nmax_staleness = 0\n[task]\nname = 'add'\noptions = {digits = 3}\n")
+    assert (config.run_dir, config.model, config.rollout.max_staleness, config.rollout.samples) == ("r", "m", 0, 16)
+    assert config.task.options == {"digits": 3}
+    trainer = config.trainer_config()
+    assert trainer == TrainerConfig(
+        "m", str(Path("r") / "checkpoints"), task="add", task_options={"digits": 3}, max_staleness=0, max_new_tokens=64
+    )
+
+
+@pytest.mark.parametrize(
+    ("flag", "path", "value"),
+    [
+        (["--rollout.max_staleness", "3"], ("rollout", "max_staleness"), 3),
+        (["--rollout.max-staleness=3"], ("rollout", "max_staleness"), 3),
+        (["--trainer.lr", "1e-6"], ("trainer", "lr"), 1e-6),
+        (["--trainer.lr", "1"], ("trainer", "lr"), 1.0),
+        (["--trainer.betas", "[0.8, 0.9]"], ("trainer", "betas"), [0.8, 0.9]),
+        (["--trainer.scale_advantages", "false"], ("trainer", "scale_advantages"), False),
+        (["--task.name", "add"], ("task", "name"), "add"),
+        (["--task.name", '"add"'], ("task", "name"), "add"),
+        (["--task.options.digits", "4"], ("task", "options"), {"digits": 4}),
+        (["--swarm.listen", '["/ip4/127.0.0.1/tcp/0"]'], ("swarm", "listen"), ["/ip4/127.0.0.1/tcp/0"]),
+        (["--seed", "1", "--seed", "2"], ("seed",), 2),
+        (["--run_dir=a=b"], ("run_dir",), "a=b"),
+    ],
+)
+def test_flags_win_over_the_file(tmp_path: Path, flag: list[str], path: tuple[str, ...], value: Any) -> None:
+    got = load(tmp_path, BASE + "seed = 7\n[rollout]\nmax_staleness = 9\n", *flag)
+    for name in path:
+        got = getattr(got, name)
+    assert got == value and type(got) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "words"),
+    [
+        ('run_dir = "r"\n', (), ("model", "required")),
+        (BASE + "colour = 1\n", (), ("colour", "unknown key")),
+        (BASE + "[rollout]\nstaleness = 1\n", (), ("rollout.staleness", "unknown key")),
+        (BASE + "[trainer]\nlearning_rate = 1.0\n", (), ("trainer.learning_rate", "unknown key")),
+        (BASE + "[trainer]\nmodel = 'other'\n", (), ("trainer.model", "unknown key")),
+        (BASE + "[rollout]\nsamples = '16'\n", (), ("rollout.samples", "integer")),
+        (BASE + "[rollout]\nsamples = true\n", (), ("rollout.samples", "integer")),
+        (BASE + "[rollout]\nsamples = 1.5\n", (), ("rollout.samples", "integer")),
+        (BASE + "seed = [1]\n", (), ("seed", "integer")),
+        (BASE + "rollout = 3\n", (), ("rollout",)),
+        (BASE + "trainer = 3\n", (), ("trainer",)),
+        (BASE + "[trainer]\nbetas = [0.9]\n", (), ("trainer.betas",)),
+        (BASE + "[trainer]\nlr = nan\n", (), ("trainer.lr",)),
+        (BASE + "[trainer]\nlr = 0.0\n", (), ("trainer.lr",)),
+        (BASE + "[trainer]\nsteps = -1\n", (), ("trainer.steps",)),
+        (BASE + "[trainer]\nproximal = 'both'\n", (), ("trainer.proximal",)),
+        (BASE + "[rollout]\nmax_staleness = -1\n", (), ("rollout.max_staleness",)),
+        (BASE + "[rollout]\ntop_p = 1.5\n", (), ("rollout.top_p",)),
+        (BASE + "[rollout]\ntemperature = 0\n", (), ("rollout.temperature",)),
+        (BASE + "[rollout]\ntemperature = inf\n", (), ("rollout.temperature",)),
+        (BASE + f"[swarm]\nchunk_bytes = {MAX_CHUNK + 1}\n", (), ("swarm.chunk_bytes",)),
+        (BASE + "[status]\nport = 70000\n", (), ("status.port",)),
+        (BASE, ("--rollout.samples", "many"), ("rollout.samples", "integer")),
+        (BASE, ("--rollout.samples",), ("rollout.samples", "needs a value")),
+        (BASE, ("samples", "3"), ("'samples'",)),
+        (BASE, ("--", "3"), ("'--'",)),
+        (BASE, ("--seed.x", "3"), ("seed",)),
+        (BASE + "seed = 1\n", ("--seed.x", "3"), ("seed is not a section",)),
+        (BASE, ("--rollout..samples", "3"), ("rollout",)),
+        ("run_dir = ", (), ("not TOML",)),
+        (BASE + BASE, (), ("not TOML",)),
+    ],
+)
+def test_wrong_settings_are_named_in_one_line(
+    tmp_path: Path, text: str, flags: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    line = refused(tmp_path, text, *flags)
+    assert "\n" not in line.strip()
+    for word in words:
+        assert word in line, line
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    for path, word in ((tmp_path / "no.toml", "no such config file"), (tmp_path, "cannot read")):
+        with pytest.raises(UsageError, match=word):
+            load_config(path)
+    (tmp_path / "latin.toml").write_bytes(b'model = "\xe9"')
+    with pytest.raises(UsageError, match="cannot read"):
+        load_config(tmp_path / "latin.toml")
+
+
+def test_the_trainer_section_has_every_setting_of_the_trainer_once() -> None:
+    import dataclasses
+
+    names = {f.name for f in dataclasses.fields(TrainerConfig)}
+    assert set(TrainerSection.model_fields) | set(OWNED) == names
+    assert not set(TrainerSection.model_fields) & set(OWNED)
+
+
+def test_resolved_config_reads_back_unchanged(tmp_path: Path) -> None:
+    config = load(
+        tmp_path, BASE, "--task.options.words", '["a\\"b", "c\\\\d"]', "--trainer.lr", "1e-6",
+        "--swarm.announce", '["/dns4/a.b/tcp/1"]', "--model", "dir with space/é\tx\x7f",
+    )  # fmt: skip
+    again = load(tmp_path, dump_toml(config.model_dump()))
+    assert again == config and again.model_dump() == config.model_dump()
+    assert again.trainer_config() == config.trainer_config()
+
+
+def test_build_config_does_not_change_what_it_was_given() -> None:
+    values = {"run_dir": "r", "model": "m", "trainer": {"steps": 3}}
+    assert build_config(values, "here").trainer.steps == 3
+    assert values == {"run_dir": "r", "model": "m", "trainer": {"steps": 3}}
+
+
+# --- dump_toml -------------------------------------------------------------------------------------------------------
+
+scalars = (
+    st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
+    | st.text(st.characters(exclude_categories=["Cs"]))
+)  # fmt: skip
+keys = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.from_regex(r"[A-Za-z0-9_-]{1,8}", fullmatch=True)
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3), max_leaves=8
+)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal, and of the same types all the way down (1 == 1.0 == True in Python, not in TOML)."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, float):
+        return a == b and math.copysign(1, a) == math.copysign(1, b)
+    return bool(a == b)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(keys, values, max_size=5))
+def test_dump_toml_round_trip(table: dict[str, Any]) -> None:
+    assert same(tomllib.loads(dump_toml(table)), table), dump_toml(table)

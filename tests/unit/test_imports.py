@@ -1,0 +1,94 @@
+"""The import rule, checked over every file: imports go one way, and the heavy libraries stay where they belong."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("p2p", "node", "learner", "netem")
+MAY_IMPORT = {"p2p": {"p2p"}, "node": {"node", "p2p"}, "learner": {"learner", "p2p"}, "netem": set(PACKAGES)}
+OURS = {*PACKAGES, "shoal", "tests"}
+FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+def imports(tree: ast.AST, *, top_level_only: bool = False) -> Iterator[tuple[str, int]]:
+    """(dotted module, line) of every import; of those that run when the module is imported, if asked."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or ""), node.lineno
+        elif top_level_only and (isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or _type_checking(node)):
+            continue
+        else:
+            yield from imports(node, top_level_only=top_level_only)
+
+
+def _type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def found(path: Path, **options: bool) -> list[tuple[str, int]]:
+    return list(imports(ast.parse(path.read_text(encoding="utf-8"), str(path)), **options))
+
+
+def offenders(paths: list[Path], bad: set[str], **options: bool) -> list[str]:
+    """"file:line imports module" for each import of a top-level package in `bad`."""
+    return [
+        f"{path.relative_to(ROOT)}:{line} imports {module}"
+        for path in paths
+        for module, line in found(path, **options)
+        if module.split(".")[0] in bad
+    ]
+
+
+def test_the_walk_sees_what_it_should() -> None:
+    source = "import a.b\nif TYPE_CHECKING:\n    import c\ntry:\n    from d import e\nexcept X: pass\ndef f():\n    import g\n"
+    tree = ast.parse(source + "class K:\n    import h\nfrom . import i\n")
+    assert [m for m, _ in imports(tree)] == ["a.b", "c", "d", "g", "h", "."]
+    assert [m for m, _ in imports(tree, top_level_only=True)] == ["a.b", "d", "h", "."]
+    assert {path.relative_to(ROOT).parts[0] for path in FILES} == set(PACKAGES)
+    assert len(FILES) > 60
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_go_one_way(package: str) -> None:
+    files = [path for path in FILES if path.is_relative_to(ROOT / package)]
+    assert offenders(files, OURS - MAY_IMPORT[package]) == []
+
+
+def test_no_relative_imports() -> None:
+    """They would slip past the rule above."""
+    relative = [f"{path}:{line}" for path in FILES for module, line in found(path) if module.startswith(".")]
+    assert relative == []
+
+
+def test_p2p_knows_no_machine_learning() -> None:
+    files = [path for path in FILES if path.is_relative_to(ROOT / "p2p")]
+    assert offenders(files, {"torch", "transformers", "safetensors", "tokenizers"}) == []
+
+
+def test_libp2p_is_imported_in_the_channel_only_and_late() -> None:
+    outside = [path for path in FILES if not path.is_relative_to(ROOT / "p2p" / "channel")]
+    assert offenders(outside, {"libp2p", "multiaddr"}) == []
+    eager = [path for path in FILES if path.name != "_stack.py"]
+    assert offenders(eager, {"libp2p", "multiaddr"}, top_level_only=True) == []
+    stack = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in [*FILES, ROOT / "shoal.py"]
+        for module, line in found(path, top_level_only=True)
+        if module.endswith("channel._stack")
+    ]
+    assert stack == []
+
+
+def test_nothing_unpickles_and_nothing_mixes_event_loops() -> None:
+    assert offenders([*FILES, ROOT / "shoal.py"], {"pickle", "cloudpickle", "dill", "marshal", "asyncio"}) == []
+
+
+def test_the_command_line_imports_its_verbs_late() -> None:
+    assert offenders([ROOT / "shoal.py"], {*PACKAGES, "trio"}, top_level_only=True) == []

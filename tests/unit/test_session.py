@@ -1,0 +1,248 @@
+"""The scheduler of one manifest's spreading, alone and many of them in a simulated swarm."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+
+from p2p.broadcast.session import (
+    DISTRUST_S,
+    MAX_INFLIGHT,
+    MAX_QUEUED_WANTS,
+    MAX_SENDS,
+    MAX_WANTS,
+    MAX_WANTS_PER_PEER,
+    REPAIR_AFTER_S,
+    SOURCE_AFTER_S,
+    UNRELIABLE_AFTER,
+    Session,
+)
+from p2p.limits import LEASE_S
+from tests.unit.swarm_sim import SOURCE, Sim
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def swarm(seed: int, peers: int, chunks: int, *, slowest: float = 0.02, **kwargs) -> Sim:
+    sim = Sim(seed, chunks, **kwargs)
+    sim.add(SOURCE, 0.01)
+    for i in range(peers):
+        sim.add(f"p{i}", sim.random.uniform(0.003, slowest))
+    return sim
+
+
+# --- the swarm
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS, st.integers(1, 6), st.integers(1, 120), st.floats(0.0, 0.02))
+def test_without_faults_the_source_sends_each_chunk_once_and_nothing_is_sent_twice(seed, peers, chunks, every) -> None:
+    sim = swarm(seed, peers, chunks, slowest=0.01)
+    sim.make(every)
+    sim.run(120)
+    note(f"seed {seed}: {sim.now:.2f} s")
+    assert sim.finished
+    assert sim.peers[SOURCE].sent == dict.fromkeys(range(chunks), 1)
+    assert all(p.session.duplicates == 0 for p in sim.peers.values())
+    total = sum(sum(p.sent.values()) for p in sim.peers.values())
+    assert total == chunks * peers
+
+
+@settings(max_examples=80, deadline=None)
+@given(SEEDS)
+def test_every_live_peer_completes_whatever_happens(seed) -> None:
+    """Random rates, losses, deaths, joins and withholders. Only the source must live."""
+    rng = random.Random(seed)
+    chunks = rng.randint(1, 100)
+    sim = swarm(seed, rng.randint(1, 6), chunks, slowest=rng.choice([0.01, 0.05, 0.3]), loss=rng.choice([0, 0, 0.05, 0.3]))
+    sim.make(rng.choice([0.0, 0.01, 0.1]))
+    for i in range(rng.randint(0, 2)):
+        sim.add(f"withholder{i}", 0.01, withholds=True)
+    for i in range(rng.randint(0, 3)):
+        sim.at(rng.uniform(0, 8), lambda i=i: sim.add(f"late{i}", rng.uniform(0.003, 0.1), catching=sim.sealed))
+    for _ in range(rng.randint(0, 3)):
+
+        def kill_one() -> None:
+            mortal = [p.name for p in sim.others(SOURCE)]
+            if len(mortal) > 1:
+                sim.kill(rng.choice(mortal), rng.choice([0.05, 3.0]))
+
+        sim.at(rng.uniform(0, 5), kill_one)
+    sim.at(9.0, lambda: None)  # nobody is finished before the last of these
+    sim.run(9.0)
+    sim.run(400)
+    missing = {p.name: chunks - len(p.session.held) for p in sim.peers.values() if p.alive and not p.session.complete}
+    assert sim.finished, f"seed {seed} at {sim.now:.1f} s: missing {missing}"
+
+
+def test_a_distributor_that_dies_before_it_relays() -> None:
+    for seed in range(20):
+        sim = swarm(seed, 4, 40)
+        sim.peers["p0"].withholds = True  # takes what it is seeded, relays nothing, then dies
+        sim.make(0.0)
+        sim.at(0.3, lambda s=sim: s.kill("p0"))
+        sim.run(30)
+        assert sim.finished, f"seed {seed}"
+        taken = sim.peers["p0"].got_from[SOURCE]
+        assert taken > 0
+        assert sim.now < 5, f"seed {seed}"
+        # Only what died with it leaves the source again.
+        assert sum(sim.peers[SOURCE].sent.values()) <= 40 + taken + MAX_INFLIGHT, f"seed {seed}"
+
+
+def test_a_withholder_costs_a_few_leases_and_not_one_for_each_of_its_chunks() -> None:
+    """It claims all 400 chunks at the start; at LEASE_S for each MAX_WANTS_PER_PEER that would be 100 s."""
+    for seed in range(5):
+        sim = swarm(seed, 3, 400, slowest=0.005)
+        liar = sim.add("liar", 0.01, withholds=True)
+        liar.session.held.update(range(400))
+        for peer in sim.others("liar"):
+            peer.session.peer_has("liar", range(400), 0.0)
+        sim.make(0.0)
+        sim.run(200)
+        assert sim.finished and sim.now < 30, f"seed {seed}: {sim.now:.1f} s"
+
+
+def test_a_late_joiner_is_served_by_peers() -> None:
+    for seed in range(10):
+        sim = swarm(seed, 4, 100)
+        sim.make(0.0)
+        sim.run(60)
+        assert sim.finished
+        before = sum(sim.peers[SOURCE].sent.values())
+        late = sim.add("late", 0.01, catching=True)
+        sim.run(sim.now + 60)
+        assert sim.finished, f"seed {seed}"
+        assert sum(sim.peers[SOURCE].sent.values()) - before < 20, f"seed {seed}"
+        assert sum(late.got_from.values()) == 100 and late.session.duplicates == 0
+        assert len([n for n, got in late.got_from.items() if got > 5 and n != SOURCE]) >= 3, "one peer did it all"
+
+
+def test_the_swarm_finishes_without_its_source() -> None:
+    """Everything left the source before it died: the peers complete among themselves."""
+    for seed in range(10):
+        sim = swarm(seed, 4, 60, slowest=0.05)
+        sim.make(0.0)
+        sim.at(0.9, lambda s=sim: s.kill(SOURCE))
+        sim.run(60)
+        assert sum(sim.peers[SOURCE].sent.values()) >= 60
+        assert sim.finished, f"seed {seed}"
+
+
+# --- one session
+
+
+def receiver(chunks: int = 40, **kwargs) -> Session:
+    session = Session(is_source=False, source=SOURCE, now=0.0, **kwargs)
+    session.join(SOURCE, (), 0.0)
+    session.learn(range(chunks), 0.0)
+    session.close(chunks)
+    return session
+
+
+def test_at_most_max_inflight_chunks_are_unacknowledged() -> None:
+    session = Session(is_source=True, source=None, now=0.0)
+    session.join("a", (), 0.0)
+    for chunk in range(30):
+        session.hold(chunk, None, seed=False, now=0.0)
+    handed = [session.next_for("a", 0.0) for _ in range(20)]
+    assert [h for h in handed if h] == [(c, True) for c in range(MAX_INFLIGHT)]
+    session.peer_has("a", [0, 1], 1.0)
+    assert [session.next_for("a", 1.0) for _ in range(3)] == [(8, True), (9, True), None]
+
+
+def test_a_missing_chunk_is_asked_of_its_holder_and_then_of_another() -> None:
+    session = receiver(1)
+    session.join("a", [0], 0.0)
+    session.join("b", [0], 0.1)
+    assert session.wants(REPAIR_AFTER_S / 2) == {}
+    assert session.wants(0.5) == {"a": [0]}
+    assert session.wants(0.5 + LEASE_S / 2) == {}
+    assert session.wants(0.5 + LEASE_S) == {"b": [0]}
+    assert session.wants(0.5 + 2 * LEASE_S) == {SOURCE: [0]}
+    session.wants(0.5 + 3 * LEASE_S)  # all broke it: from the start again
+    assert session.wants(0.6 + 3 * LEASE_S) == {"a": [0]}
+    assert session.hold(0, "a", seed=False, now=9.0) and session.complete
+    assert session.wants(30.0) == {}
+
+
+def test_the_source_is_asked_last_and_after_a_pause() -> None:
+    session = receiver(1)
+    assert session.wants(SOURCE_AFTER_S - 0.1) == {}
+    assert session.wants(SOURCE_AFTER_S) == {SOURCE: [0]}
+
+
+def test_a_peer_that_breaks_its_leases_is_not_asked_for_a_while() -> None:
+    session = receiver(100)
+    session.join("liar", range(100), 0.0)
+    assert session.wants(1.0) == {"liar": list(range(MAX_WANTS_PER_PEER))}
+    later = 1.0 + LEASE_S
+    assert MAX_WANTS_PER_PEER >= UNRELIABLE_AFTER
+    assert session.wants(later) == {SOURCE: list(range(MAX_WANTS_PER_PEER))}
+    for chunk in range(MAX_WANTS_PER_PEER):
+        session.hold(chunk, SOURCE, seed=False, now=later)
+    assert set(session.wants(later + 1)) == {SOURCE}
+    session.hold(8, "liar", seed=False, now=later + 1)  # it was only slow
+    assert "liar" in session.wants(later + 1.5)
+    session.leave("liar")
+    assert "liar" not in session.wants(later + DISTRUST_S)
+
+
+def test_wants_stay_within_their_limits() -> None:
+    session = receiver(1000, catching=True)
+    for i in range(10):
+        session.join(f"p{i}", range(1000), 0.0)
+    asked = session.wants(1.0)
+    assert sum(map(len, asked.values())) == MAX_WANTS
+    assert max(map(len, asked.values())) <= MAX_WANTS_PER_PEER
+    assert len({c for chunks in asked.values() for c in chunks}) == MAX_WANTS
+    assert session.wants(1.1) == {}
+
+
+def test_a_flood_of_wants_is_bounded() -> None:
+    session = Session(is_source=False, source=SOURCE, now=0.0)
+    session.learn(range(1000), 0.0)
+    for chunk in range(1000):
+        session.hold(chunk, SOURCE, seed=False, now=0.0)
+    session.join("a", (), 0.0)
+    session.peer_wants("a", list(range(1000)) * 5, 1.0)
+    assert len(session._peers["a"].wanted) == MAX_QUEUED_WANTS
+    session.leave("a")
+    session.join("a", (), 0.0)
+    sent = 0
+    for second in range(1000):
+        session.peer_wants("a", [7] * 50, float(second))
+        while session.next_for("a", float(second)) is not None:
+            sent += 1
+        session.peer_has("a", [7], float(second))
+    assert sent == MAX_SENDS
+
+
+def test_a_chunk_that_the_disk_lost_comes_from_a_peer_when_the_source_is_gone() -> None:
+    session = receiver(2)
+    session.join("a", (), 0.0)
+    session.hold(0, "a", seed=False, now=0.0)
+    session.hold(1, SOURCE, seed=True, now=0.0)
+    session.leave(SOURCE)
+    assert session.complete
+    session.lose(0, 5.0)
+    assert not session.complete and session.next_for("a", 5.0) == (1, False)
+    assert session.wants(6.0) == {"a": [0]}
+    assert session.hold(0, "a", seed=False, now=6.5) and session.complete
+
+
+def test_a_duplicate_is_counted_and_changes_nothing() -> None:
+    session = receiver(2)
+    assert session.hold(0, SOURCE, seed=False, now=0.0)
+    assert not session.hold(0, SOURCE, seed=False, now=0.0)
+    assert session.duplicates == 1 and session.held == {0} and session.news() == [0] and session.news() == []
+
+
+@pytest.mark.parametrize("call", ["peer_has", "peer_wants"])
+def test_a_stranger_changes_nothing(call) -> None:
+    session = receiver(4)
+    getattr(session, call)("stranger", [0, 1], 0.0)
+    assert session.peers() == [SOURCE] and session.next_for("stranger", 0.0) is None
