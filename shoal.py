@@ -148,12 +148,19 @@ def _node(args: argparse.Namespace) -> dict[str, Any]:
     text = args.join
     if not text.startswith("shoal1"):
         path = Path(text)
-        if not path.is_file():
+        try:
+            is_file = path.is_file()
+        except OSError:  # a pasted text can be too long for a name
+            is_file = False
+        if not is_file:
             raise UsageError(f"--join: {text[:80]!r} is neither a ticket nor a file that holds one")
-        text = path.read_text().strip()
+        try:
+            text = path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"--join: {path} cannot be read as a ticket: {error}") from None
     ticket = read_ticket(text)
     for name in ("threads", "capacity", "store_gib"):
-        if getattr(args, name) <= 0:
+        if not getattr(args, name) > 0:  # NaN is not, either
             raise UsageError(f"--{name.replace('_', '-')} must be above 0")
     import trio
 
@@ -188,6 +195,11 @@ def _export(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _demo(args: argparse.Namespace) -> dict[str, Any]:
+    from p2p.errors import UsageError
+
+    for name in ("steps", "nodes"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            raise UsageError(f"--{name} must be at least 1")
     from learner.demo.run import run_demo
 
     return run_demo(args)

@@ -42,7 +42,7 @@ class RolloutSection(Section):
 
 
 class SwarmSection(Section):
-    listen: list[str] = Field(default_factory=lambda: ["/ip4/0.0.0.0/tcp/0"])
+    listen: list[str] = Field(default_factory=lambda: ["/ip4/0.0.0.0/tcp/0"], min_length=1)
     """multiaddrs; port 0 is chosen once and kept with the run, so that tickets stay good"""
     announce: list[str] = Field(default_factory=list)
     """addresses to put into tickets instead of those found (a public address, a forwarded port)"""

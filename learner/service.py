@@ -47,15 +47,22 @@ def prepare_run(config: LearnerConfig, *, resume: bool) -> tuple[str, Path]:
     if resume:
         if not marker.exists():
             raise UsageError(f"nothing to resume: {run_dir} holds no run")
-        return str(json.loads(marker.read_text())["run"]), run_dir
-    if marker.exists():
+        try:
+            return str(json.loads(marker.read_text())["run"]), run_dir
+        except (OSError, ValueError, KeyError, TypeError):
+            raise UsageError(f"{marker} cannot be read: {run_dir} holds no run that can be resumed") from None
+    run = secrets.token_hex(8)
+    if marker.exists() and not (run_dir / "status.json").exists():
+        # A start that was refused on the way (a port in use): nothing happened in it yet, so it may be tried again.
+        (run_dir / "listen.json").unlink(missing_ok=True)
+        run = str(json.loads(marker.read_text())["run"])
+    elif marker.exists():
         raise UsageError(f"{run_dir} holds a run already: add --resume to go on with it, or choose another run_dir")
     try:
         for folder in ("logs", "checkpoints", "versions", "batches"):
             (run_dir / folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot make the run directory {run_dir}: {error.strerror}") from None
-    run = secrets.token_hex(8)
     marker.write_text(json.dumps({"run": run}))
     return run, run_dir
 
@@ -79,7 +86,10 @@ def find_model(model: str) -> Path:
 
 def vocab_size(folder: Path) -> int:
     """Number of token ids the model knows."""
-    values = json.loads((folder / "config.json").read_text())
+    try:
+        values = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        raise UsageError(f"{folder} has no config.json that can be read: not a model folder") from None
     size = values.get("vocab_size") or values.get("text_config", {}).get("vocab_size")
     if not isinstance(size, int):
         raise UsageError(f"{folder}/config.json names no vocab_size")
@@ -107,14 +117,16 @@ async def run_learner(
     (it can be resumed)."""
     from p2p.channel.libp2p import open_libp2p_network
 
-    run, run_dir = prepare_run(config, resume=resume)
     folder = find_model(config.model)
+    vocabulary = vocab_size(folder)
     tokenizer, stops = _tokenizer(folder)
+    task = make_task(config.task.name, config.task.seed, dict(config.task.options))
+    run, run_dir = prepare_run(config, resume=resume)
     trainer_config = config.trainer_config()
     (run_dir / "config.toml").write_text(dump_toml(config.model_dump()))
     (run_dir / "trainer.json").write_text(json.dumps(trainer_config.to_dict(), indent=1))
+    (run_dir / "summary.json").unlink(missing_ok=True)  # of an earlier end: this run goes on
     identity = Identity.load_or_create(run_dir / "head.key")
-    task = make_task(config.task.name, config.task.seed, dict(config.task.options))
     listen = _listen(run_dir, config)
     rollout = config.rollout
     with Journal.open(run_dir / "journal.sqlite", run) as journal:
@@ -129,7 +141,7 @@ async def run_learner(
                 Sampling(rollout.max_new_tokens, stops, rollout.temperature, rollout.top_p), rollout.micro_batch_groups,
             )  # fmt: skip
             head.rollouts = Rollouts(
-                settings, journal, task, tokenizer, vocab_size(folder), epoch=head.epoch, send=head.send,
+                settings, journal, task, tokenizer, vocabulary, epoch=head.epoch, send=head.send,
                 nodes=head.node_views, report=head.report,
             )  # fmt: skip
             head.rollouts.stop_at(trainer_config.steps)
@@ -210,6 +222,9 @@ def _die_with_parent() -> None:
 def _tokenizer(folder: Path) -> tuple[Any, tuple[int, ...]]:
     from transformers import AutoTokenizer
 
+    # transformers makes up an empty tokenizer for a known architecture rather than say that there is none.
+    if not any(any(folder.glob(pattern)) for pattern in ("tokenizer*", "vocab*", "*.model", "*.tiktoken")):
+        raise UsageError(f"{folder} has no tokenizer")
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder))
     except Exception as error:

@@ -84,6 +84,9 @@ class TrainerConfig:
             if getattr(self, name) not in known:
                 raise UsageError(f"trainer.{name} = {getattr(self, name)!r} is not one of {', '.join(known)}")
 
+        if self.device.partition(":")[0] not in ("auto", "cpu", "cuda", "mps"):
+            raise UsageError(f"trainer.device = {self.device!r} is not auto, cpu, cuda or mps")
+
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 

@@ -130,7 +130,7 @@ class Demo:
     def _status(self) -> dict[str, Any] | None:
         try:
             where = json.loads((self.run_dir / "run" / "status.json").read_text())
-            values: dict[str, Any] = httpx.get(f"http://127.0.0.1:{where['port']}/status", timeout=5).json()
+            values: dict[str, Any] = httpx.get(f"http://127.0.0.1:{where['port']}/status", timeout=5, trust_env=False).json()
             return values
         except (OSError, ValueError, httpx.HTTPError):
             return None

@@ -28,4 +28,4 @@ def make_task(name: str, seed: int = 0, options: Mapping[str, Any] | None = None
     try:
         return BUILT_IN[family](seed, **kwargs)
     except TypeError as error:
-        raise UsageError(f"task {name}: {error}") from None
+        raise UsageError(f"task {name} with options {kwargs}: {error}") from None

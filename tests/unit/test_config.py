@@ -150,7 +150,8 @@ scalars = (
     st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
     | st.text(st.characters(exclude_categories=["Cs"]))
 )  # fmt: skip
-keys = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.from_regex(r"[A-Za-z0-9_-]{1,8}", fullmatch=True)
+bare_keys = st.from_regex(r"[A-Za-z0-9_-]{1,8}", fullmatch=True)
+keys = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | bare_keys
 values = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3), max_leaves=8
 )

@@ -47,8 +47,8 @@ def offenders(paths: list[Path], bad: set[str], **options: bool) -> list[str]:
 
 
 def test_the_walk_sees_what_it_should() -> None:
-    source = "import a.b\nif TYPE_CHECKING:\n    import c\ntry:\n    from d import e\nexcept X: pass\ndef f():\n    import g\n"
-    tree = ast.parse(source + "class K:\n    import h\nfrom . import i\n")
+    source = "import a.b\nif TYPE_CHECKING:\n    import c\ntry:\n    from d import e\nexcept X: pass\n"
+    tree = ast.parse(source + "def f():\n    import g\nclass K:\n    import h\nfrom . import i\n")
     assert [m for m, _ in imports(tree)] == ["a.b", "c", "d", "g", "h", "."]
     assert [m for m, _ in imports(tree, top_level_only=True)] == ["a.b", "d", "h", "."]
     assert {path.relative_to(ROOT).parts[0] for path in FILES} == set(PACKAGES)

@@ -1,0 +1,463 @@
+"""The command line as a person meets it: bad input is one line and status 2, interruptions are quiet, --json parses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shoal as cli
+from learner.config import dump_toml, load_config
+from learner.service import prepare_run
+from p2p.admission import Ticket, make_ticket, read_ticket
+from p2p.identity import Identity
+from tests.e2e.conftest import ENV, Shoal, wait_for
+
+pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model, barely trained."""
+    from learner.recipe import build_demo_model
+    from learner.tasks.registry import make_task
+
+    folder = tmp_path_factory.mktemp("model") / "m"
+    return build_demo_model(folder, make_task("reverse", 0, {"digits": 3}), steps=2, batch=8)
+
+
+def config_file(folder: Path, model: Path | str, **sections: Any) -> Path:
+    """A small run in `folder`/run on loopback."""
+    values: dict[str, Any] = {
+        "run_dir": str(folder / "run"), "model": str(model), "task": {"options": {"digits": 3}},
+        "rollout": {"groups_per_step": 2, "samples": 2, "max_new_tokens": 4, "micro_batch_groups": 2},
+        "swarm": {"listen": ["/ip4/127.0.0.1/tcp/0"]}, "trainer": {"steps": 2, "threads": 1, "eval_size": 4},
+    }  # fmt: skip
+    for name, section in sections.items():
+        values[name] = {**values.get(name, {}), **section} if isinstance(section, dict) else section
+    path = folder / "c.toml"
+    path.write_text(dump_toml(values))
+    return path
+
+
+def call(*argv: object) -> int:
+    """`shoal ARGV` in this process; its exit status."""
+    try:
+        return cli.main([str(a) for a in argv])
+    except SystemExit as leaving:
+        return int(leaving.code or 0)
+
+
+class Complaint:
+    """`complaint(argv...)`: checks status 2, nothing on stdout, one line on stderr, and returns that line."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+
+    def __call__(self, *argv: object) -> str:
+        self.capsys.readouterr()
+        status = call(*argv)
+        out, err = self.capsys.readouterr()
+        assert status == 2, (status, out, err)
+        assert out == "" and err.endswith("\n") and err.count("\n") == 1 and "Traceback" not in err, (out, err)
+        assert err.startswith("shoal") and len(err) < 400, err
+        return err
+
+
+@pytest.fixture
+def complaint(capsys: pytest.CaptureFixture[str]) -> Complaint:
+    return Complaint(capsys)
+
+
+def one_line(text: str) -> str:
+    """What a failed process said, log lines aside (they start with a date)."""
+    assert "Traceback" not in text, text
+    lines = [line for line in text.splitlines() if not line[:4].isdigit()]
+    assert len(lines) == 1, text
+    return lines[0]
+
+
+@pytest.fixture
+def no_root() -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root reads everything")
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "word"),
+    [
+        ([], "VERB"),
+        (["lerner"], "lerner"),
+        (["node"], "--join"),
+        (["learner"], "CONFIG.toml"),
+        (["status"], "run_dir"),
+        (["export", "x"], "out"),
+        (["status", ".", "--colour"], "--colour"),
+        (["demo", "--colour", "red"], "--colour"),
+        (["demo", "--steps", "many"], "--steps"),
+        (["demo", "--recipe", "soup"], "--recipe"),
+        (["demo", "--steps", "-3"], "--steps"),
+        (["demo", "--steps", "0"], "--steps"),
+        (["demo", "--nodes", "0"], "--nodes"),
+        (["demo", "--resume", "--run-dir", "/nowhere"], "/nowhere"),
+        (["demo", "--run-dir", "/dev/null/x"], "/dev/null"),
+        (["learner", "/nowhere/c.toml"], "/nowhere/c.toml"),
+        (["learner", "/tmp"], "/tmp"),
+        (["learner", "--dry-run", "--seed"], "CONFIG.toml"),
+        (["node", "--join", "shoal1"], "not a ticket"),
+        (["node", "--join", "shoal1 !!!"], "not a ticket"),
+        (["node", "--join", "/nowhere/ticket"], "--join"),
+        (["node", "--join", "x", "--capacity", "lots"], "--capacity"),
+        (["node", "--join", "x", "--device", "tpu"], "--device"),
+        (["status", "/nowhere"], "/nowhere"),
+        (["status", "/dev/null"], "/dev/null"),
+        (["export", "/nowhere", "/tmp/nothing-here"], "/nowhere"),
+    ],
+)
+def test_bad_command_lines(complaint: Complaint, argv: list[str], word: str) -> None:
+    assert word in complaint(*argv)
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "word"),
+    [
+        ("run_dir = ", (), "not TOML"),
+        ("run_dir = 'r'\n", (), "model"),
+        ("colour = 1\n", (), "colour"),
+        ("", ("--colour", "1"), "colour"),
+        ("", ("--rollout.samples", "many"), "rollout.samples"),
+        ("", ("--rollout.samples", "0"), "rollout.samples"),
+        ("", ("--rollout.max_staleness", "-1"), "rollout.max_staleness"),
+        ("", ("--rollout.temperature", "inf"), "rollout.temperature"),
+        ("", ("--trainer.steps", "-1"), "trainer.steps"),
+        ("", ("--trainer.device", "tpu"), "trainer.device"),
+        ("", ("--task.name", "sudoku"), "unknown task"),
+        ("", ("--task.name", "reasoning_gym:nope"), "nope"),
+        ("", ("--task.options", "{digits = 'three'}"), "digits"),
+        ("", ("--task.options", "{colour = 3}"), "colour"),
+        ("", ("--model", "/nowhere/model"), "/nowhere/model"),
+        ("", ("--model", "./nope"), "./nope"),
+        ("", ("--run_dir", "/dev/null/run"), "/dev/null/run"),
+        ("", ("--swarm.listen", '["localhost:80"]'), "localhost:80"),
+        ("", ("--swarm.listen", "[]"), "listen"),
+        ("", ("--resume",), "nothing to resume"),
+        ("", ("stray",), "stray"),
+    ],
+)
+def test_bad_settings(
+    complaint: Complaint, tmp_path: Path, model: Path, text: str, flags: tuple[str, ...], word: str
+) -> None:
+    path = config_file(tmp_path, model)
+    if text:
+        path.write_text(text if "run_dir" in text else text + path.read_text())
+    assert word in complaint("learner", path, *flags)
+    prepare_run(load_config(config_file(tmp_path, model)), resume=False)  # the refused start is not in the way
+
+
+def test_bad_model_folders(complaint: Complaint, tmp_path: Path, model: Path) -> None:
+    empty, bare, broken = (tmp_path / name for name in ("empty", "bare", "broken"))
+    for folder in (empty, bare, broken):
+        folder.mkdir()
+    (bare / "config.json").write_bytes((model / "config.json").read_bytes())
+    (broken / "config.json").write_text("{")
+    for folder, word in ((empty, "config.json"), (bare, "tokenizer"), (broken, "config.json")):
+        line = complaint("learner", config_file(tmp_path, folder))
+        assert word in line and str(folder) in line
+    assert "no-such-owner" in complaint("learner", config_file(tmp_path, "no-such-owner/no-such-model"))
+
+
+def test_a_run_directory_is_not_taken_over(complaint: Complaint, tmp_path: Path, model: Path) -> None:
+    path = config_file(tmp_path, model)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text('{"run": "0011"}')
+    (tmp_path / "run" / "status.json").write_text("{}")
+    assert "--resume" in complaint("learner", path)
+    assert "not running" in complaint("status", tmp_path / "run")
+    line = complaint("export", tmp_path / "run", tmp_path / "out")
+    assert "run" in line and not (tmp_path / "out").exists()
+    (tmp_path / "run" / "run.json").write_text("{")
+    assert "run.json" in complaint("learner", path, "--resume")
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "precious").write_text("mine")
+    assert "not an earlier demo" in complaint("demo", "--run-dir", tmp_path / "demo")
+    assert (tmp_path / "demo" / "precious").exists()
+
+
+def test_unreadable_files(complaint: Complaint, tmp_path: Path, model: Path, no_root: None) -> None:
+    path = config_file(tmp_path, model)
+    path.chmod(0)
+    assert "cannot read" in complaint("learner", path)
+    (tmp_path / "d").mkdir(mode=0)
+    assert "d" in complaint("status", tmp_path / "d")
+
+
+def a_ticket(run: str = "00aa") -> Ticket:
+    head = Identity.from_seed(bytes(32))
+    return make_ticket(head, run, (f"/ip4/127.0.0.1/tcp/1/p2p/{head.peer_id}",))
+
+
+def test_bad_nodes(complaint: Complaint, tmp_path: Path) -> None:
+    text = a_ticket().encode()
+    for bad in (text[:-9], text[:40], text[:60] + "AAAA" + text[64:], "shoal2" + text[6:]):
+        assert "--join" in complaint("node", "--join", bad) or "ticket" in complaint("node", "--join", bad)
+    (tmp_path / "t").write_text("hello\n")
+    assert "not a ticket" in complaint("node", "--join", tmp_path / "t")
+    (tmp_path / "t").write_bytes(b"\xff\xfe\x00")
+    assert "ticket" in complaint("node", "--join", tmp_path / "t")
+    node = ("node", "--join", text, "--dir", tmp_path / "n")
+    for flag, value in (("--capacity", "-1"), ("--threads", "0"), ("--store-gib", "-0.5"), ("--store-gib", "nan")):
+        assert flag in complaint(*node, flag, value)
+    assert "unknown engine" in complaint(*node, "--engine", "steam")
+    assert "cannot listen" in complaint(*node, "--listen", "localhost:80")
+    assert "/dev/null" in complaint("node", "--join", text, "--dir", "/dev/null/n")
+    (tmp_path / "n" / "node.key").write_text("x")
+    (tmp_path / "n" / "node.key").chmod(0o600)
+    assert "node.key" in complaint(*node, "--no-listen")
+
+
+def test_a_node_directory_of_another_run(complaint: Complaint, tmp_path: Path) -> None:
+    shadow = tmp_path / "n" / "shadow"
+    shadow.mkdir(parents=True)
+    (shadow / "state.json").write_text(json.dumps({"format": 1, "run": "another"}))
+    line = complaint("node", "--join", a_ticket("00aa").encode(), "--dir", tmp_path / "n", "--no-listen")
+    assert "another" in line
+    assert json.loads((shadow / "state.json").read_text())["run"] == "another"
+
+
+def test_ports_in_use(complaint: Complaint, tmp_path: Path, model: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        path = config_file(tmp_path, model)
+        assert str(port) in complaint("learner", path, "--swarm.listen", f'["/ip4/127.0.0.1/tcp/{port}"]')
+        assert str(port) in complaint("learner", path, "--status.port", port)
+        node = ("node", "--join", a_ticket().encode(), "--dir", tmp_path / "n")
+        assert str(port) in complaint(*node, "--listen", f"/ip4/127.0.0.1/tcp/{port}")
+
+
+def test_status_of_what_does_not_answer(
+    complaint: Complaint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A port that accepts and says nothing; then another run's learner behind it; then a summary left behind."""
+    import learner.status_view
+    from learner.status import serve_status
+
+    monkeypatch.setattr(learner.status_view, "TIMEOUT_S", 0.3)
+    (tmp_path / "run.json").write_text('{"run": "0011"}')
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        (tmp_path / "status.json").write_text(json.dumps({"port": mute.getsockname()[1], "pid": 1}))
+        assert "does not answer" in complaint("status", tmp_path)
+    with serve_status(0, lambda: {"run": "2233"}) as port:
+        (tmp_path / "status.json").write_text(json.dumps({"port": port, "pid": 1}))
+        assert "not running" in complaint("status", tmp_path)
+        (tmp_path / "summary.json").write_text('{"run": "0011", "step": 3, "nodes": []}')
+        assert call("status", tmp_path, "--json") == 0
+        assert json.loads(capsys.readouterr().out.splitlines()[-1])["finished"] is True
+
+
+# --- what works ------------------------------------------------------------------------------------------------------
+
+
+def test_dry_run_prints_a_config_that_loads_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = config_file(tmp_path, "some/model")
+    flags = ["--trainer.lr", "1e-6", "--task.options.words", '["a \\"b\\""]', "--rollout.max-staleness=3"]
+    assert call("learner", path, "--dry-run", *flags) == 0
+    printed = capsys.readouterr().out
+    (tmp_path / "again.toml").write_text(printed)
+    again = load_config(tmp_path / "again.toml")
+    assert again == load_config(path, flags) and again.rollout.max_staleness == 3 and again.trainer.lr == 1e-6
+    assert not (tmp_path / "run").exists()
+    assert call("learner", tmp_path / "again.toml", "--dry-run", "--json") == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"ok": True, "config": again.model_dump()}
+
+
+def test_the_command_line_is_light() -> None:
+    """torch takes seconds to import and libp2p half of one: not for --help, and not before they are needed."""
+    code = """if True:
+        import sys
+        watched = {"torch", "transformers", "libp2p", "matplotlib"}
+        heavy = lambda: sorted({m.split(".")[0] for m in sys.modules} & watched)
+        import shoal
+        try:
+            shoal.main(["--help"])
+        except SystemExit as leaving:
+            assert leaving.code == 0
+        assert not heavy(), heavy()
+        assert "trio" not in sys.modules
+        import learner.config, node.service, learner.status_view, learner.export, learner.demo.run, learner.service
+        assert not heavy(), heavy()
+        print("light")
+    """
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, cwd=ROOT)
+    assert run.returncode == 0 and run.stdout.splitlines()[-1] == "light", run.stderr
+    assert "VERB" in run.stdout and all(verb in run.stdout for verb in ("learner", "node", "status", "export", "demo"))
+
+
+def test_a_real_process_complains_the_same(tmp_path: Path) -> None:
+    for argv in (["learner", str(tmp_path / "no.toml")], ["nonsense"], ["status", str(tmp_path)]):
+        run = subprocess.run([sys.executable, "-m", "shoal", *argv], capture_output=True, text=True, timeout=DEADLINE_S,
+                             cwd=ROOT, env=ENV)  # fmt: skip
+        assert (run.returncode, run.stdout) == (2, "")
+        assert one_line(run.stderr).startswith("shoal")
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shoal]:
+    runner = Shoal(tmp_path_factory.mktemp("live"))
+    yield runner
+    runner.end()
+
+
+@pytest.fixture(scope="module")
+def live(runner: Shoal, model: Path) -> Path:
+    """The run directory of a learner that waits for nodes."""
+    runner.start("learner", "learner", str(config_file(runner.root, model)), "--json")
+    run = runner.root / "run"
+    wait_for("a ticket and a status page", (run / "status.json").exists, DEADLINE_S)
+    return run
+
+
+def test_status_and_export_of_a_learner_that_waits(
+    live: Path, complaint: Complaint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("status", live, "--json") == 0
+    status = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert status["finished"] is False and status["step"] == 0 and status["nodes"] == []
+    assert call("status", live) == 0
+    page = capsys.readouterr().out
+    assert status["run"] in page and "running" in page and "0 of 2" in page
+    assert "nothing is committed yet" in complaint("export", live, live.parent / "out")
+    assert "another learner" in complaint("learner", live.parent / "c.toml", "--resume")
+    assert call("status", live, "--json") == 0, "the refused second learner must not disturb the first"
+
+
+def test_tickets_the_head_refuses(live: Path, runner: Shoal) -> None:
+    genuine = read_ticket((live / "ticket.txt").read_text())
+    head = Identity.load_or_create(live / "head.key")
+    other_run = make_ticket(head, "another", genuine.addresses)
+    expired = make_ticket(head, genuine.run, genuine.addresses, expires=1)
+    cases = (("other", other_run, "another"), ("expired", expired, "expired"))
+    nodes = [
+        runner.start(name, "node", "--join", ticket.encode(), "--dir", str(runner.root / name), "--no-listen")
+        for name, ticket, _ in cases
+    ]
+    for node, (name, _, word) in zip(nodes, cases, strict=True):
+        assert node.wait(timeout=DEADLINE_S) == 2, runner.said(name)
+        line = one_line(runner.said(name))
+        assert "refused" in line and word in line
+    assert (runner.root / "other.out").read_text() == ""
+
+
+def test_a_whole_run_with_json(shoal: Shoal, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two steps with one node; then status and export of the finished run, which the transformers library can load."""
+    learner = shoal.start("learner", "learner", str(config_file(tmp_path, model)), "--json")
+    run = tmp_path / "run"
+    wait_for("a ticket", (run / "status.json").exists, DEADLINE_S)
+    node = shoal.start(
+        "node", "node", "--join", str(run / "ticket.txt"), "--dir", str(tmp_path / "n"), "--capacity", "8",
+        "--listen", "/ip4/127.0.0.1/tcp/0", "--name", "one", "--json",
+    )  # fmt: skip
+    assert learner.wait(timeout=DEADLINE_S) == 0, shoal.said("learner")
+    assert node.wait(timeout=DEADLINE_S) == 0, shoal.said("node")
+    assert shoal.result("learner")["step"] == 2
+    assert shoal.result("node")["version"] == "1.2" and shoal.result("node")["tokens"] > 0
+
+    assert call("status", run, "--json") == 0
+    status = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert status["finished"] is True and status["step"] == 2 and status["nodes"][0]["name"] == "one"
+    assert call("status", run) == 0
+    assert "finished" in capsys.readouterr().out
+
+    out = tmp_path / "out"
+    assert call("export", run, out, "--json") == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"ok": True, "step": 2, "folder": str(out)}
+    check_export(run, out)
+    capsys.readouterr()
+    Complaint(capsys)("export", run, out)
+    assert "nothing left to do" in Complaint(capsys)("learner", tmp_path / "c.toml", "--resume")
+
+
+def check_export(run: Path, out: Path) -> None:
+    """The folder holds the checkpoint's weights in bfloat16."""
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    saved = load_file(run / "checkpoints" / "step_2" / "model.safetensors")
+    loaded = dict(AutoModelForCausalLM.from_pretrained(out).named_parameters())
+    assert loaded.keys() <= saved.keys() and len(loaded) > 10
+    for name, tensor in loaded.items():
+        assert bool((tensor == saved[name].to(tensor.dtype)).all()), name
+        assert str(tensor.dtype) == "torch.bfloat16"
+    assert AutoTokenizer.from_pretrained(out).decode(AutoTokenizer.from_pretrained(out).encode("12")) == "12"
+
+
+# --- interruptions ---------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c(shoal: Shoal, tmp_path: Path, model: Path) -> None:
+    learner = shoal.start("learner", "learner", str(config_file(tmp_path, model, trainer={"steps": 10_000})))
+    run = tmp_path / "run"
+    wait_for("a ticket", (run / "status.json").exists, DEADLINE_S)
+    node = shoal.start(
+        "node", "node", "--join", str(run / "ticket.txt"), "--dir", str(tmp_path / "n"),
+        "--listen", "/ip4/127.0.0.1/tcp/0",
+    )  # fmt: skip
+    wait_for("a first step", lambda: (run / "checkpoints" / "step_1").exists(), DEADLINE_S)
+    node.send_signal(signal.SIGINT)
+    assert node.wait(timeout=DEADLINE_S) in (0, 130)
+    said = shoal.said("node") + (tmp_path / "node.out").read_text()
+    assert "Traceback" not in said, said
+    assert len([line for line in said.splitlines() if not line[:4].isdigit()]) == 1, said
+
+    learner.send_signal(signal.SIGINT)
+    assert learner.wait(timeout=DEADLINE_S) == 130
+    assert "--resume" in one_line(shoal.said("learner"))
+    # The trainer goes with its head: nothing of the run may be left running.
+    trainer = wait_for("the trainer's end", lambda: not _alive_on(run), 10)
+    assert trainer
+
+
+def _alive_on(run: Path) -> list[int]:
+    import psutil
+
+    return [p.pid for p in psutil.process_iter(["cmdline"]) if str(run) in " ".join(p.info["cmdline"] or [])]
+
+
+def test_ctrl_c_before_anything_happens(tmp_path: Path) -> None:
+    """A node that still waits for a learner which is not there."""
+    node = ["node", "--join", a_ticket().encode(), "--dir", str(tmp_path), "--no-listen"]
+    command = [sys.executable, "-m", "shoal", *node]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=ENV)
+    said: list[str] = []
+    assert process.stderr is not None and process.stdout is not None
+    reader = threading.Thread(target=lambda: said.extend(process.stderr or ()))
+    reader.start()
+    try:
+        wait_for("the first failed attempt", lambda: any("cannot reach" in line for line in said), DEADLINE_S)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=DEADLINE_S) in (0, 130)
+    finally:
+        process.kill()
+        reader.join()
+    text = "".join(said) + process.stdout.read()
+    process.stdout.close()
+    process.stderr.close()
+    assert "Traceback" not in text, text
