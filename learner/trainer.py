@@ -167,7 +167,6 @@ def run_trainer(client: TrainerClient, config: TrainerConfig) -> None:
     checkpoint_every is 1; with a larger one, versions after the last commit are orphaned by a crash and the next epoch
     fences them out.
     """
-    torch.set_flush_denormal(True)  # near-zero gradients otherwise slow AdamW several times over on CPUs
     if config.threads:
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
@@ -284,6 +283,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from learner.client import LearnerClient
 
     run_dir = Path(args[0])
+    # Of the process, so here: near-zero gradients otherwise slow AdamW several times over on CPUs.
+    torch.set_flush_denormal(True)
     try:
         config = TrainerConfig.from_dict(json.loads((run_dir / "trainer.json").read_text()))
         run_trainer(LearnerClient.connect(run_dir), config)

@@ -27,7 +27,18 @@ from p2p.errors import ChannelClosed, Refusal, UsageError, first_of
 from p2p.identity import Identity
 from p2p.peering import REDIAL_S, JoinRefused, Link, Peering
 from p2p.protocol.messages import (
-    Abort, Assign, Bye, Catalog, Installed, NodeStatus, Rejected, Report, Request, Roster, TokenRun, Tokens,
+    Abort,
+    Assign,
+    Bye,
+    Catalog,
+    Installed,
+    NodeStatus,
+    Rejected,
+    Report,
+    Request,
+    Roster,
+    TokenRun,
+    Tokens,
 )  # fmt: skip
 from p2p.protocol.rollout import TokenEvent
 from p2p.store import ChunkStore
@@ -36,6 +47,9 @@ from p2p.version import Version
 log = logging.getLogger("shoal.node")
 
 STATUS_S = 1.0
+STEADY_S = 10.0
+"""A link to the head that lived so long was a good one: the next is dialled at once."""
+
 ENGINE_RESTART_S = 1.0
 MAX_ENGINE_FAILURES = 5
 """Engine deaths in a row, without one token between them, before the node gives up with the last reason."""
@@ -130,14 +144,21 @@ class Agent:
     async def _keep_head(self) -> None:
         """Stay connected to the head, through restarts of either side."""
         ticket, attempt = self.settings.ticket, 0
+        up_since: float | None = None
         while True:
             if ticket.head in self.peering.links:
-                attempt = 0
                 await trio.sleep(0.2)
                 continue
+            if up_since is not None:
+                if trio.current_time() - up_since > STEADY_S:
+                    attempt = 0
+                else:  # a link that breaks as soon as it is up must not be made again without a pause
+                    await trio.sleep(REDIAL_S[min(attempt, len(REDIAL_S) - 1)])
+                up_since = None
             try:
                 await self.peering.connect(ticket.head, ticket.addresses)
                 log.info("joined run %s at epoch %d as %s", ticket.run, self.peering.epoch, self._identity.peer_id)
+                up_since = trio.current_time()
             except JoinRefused as refused:
                 if not refused.retryable:
                     raise UsageError(f"the learner refused this node: {refused.reason}") from None
@@ -172,14 +193,16 @@ class Agent:
 
     async def _on_refusal(self, peer: str, refusal: Refusal) -> None:
         self._to_head(Report(peer, refusal.version or Version(0, 0), refusal.chunk or 0, refusal.reason[:500]))
-        if refusal.fatal:
-            await self.peering.close(peer, str(refusal))
+        # The head is never dropped for one bad manifest: what it sent is not accepted, and there is no other head.
+        if refusal.fatal and peer != self.settings.ticket.head:
+            await self.peering.expel(peer, str(refusal))
 
     async def _on_message(self, link: Link, message: object) -> None:
         if await self.exchange.handle(link.peer, message):
             return
         if link.peer != self.settings.ticket.head:
             refusal = Refusal(f"{type(message).__name__} from a peer that is not the head", peer=link.peer, fatal=True)
+            log.warning("%s", refusal)
             await self._on_refusal(link.peer, refusal)
             return
         match message:

@@ -36,8 +36,9 @@ PROGRESS_S = 30.0
 HEADER_S = 5.0
 """A manifest whose header the head does not send within so long is not there any more."""
 
-KEEP = 4
-"""Manifests kept after they were installed, for neighbours that are a few versions behind."""
+KEEP = 16
+"""Manifests kept after they were installed, for neighbours that join or are a few versions behind. A full store lets
+go of them earlier; the descriptor is small, every joiner needs it, and it stays."""
 
 REPLAN_S = 1.0
 """After a failed install: wait for the neighbours or the catalog to change."""
@@ -68,13 +69,17 @@ class Installer:
         self._entries: dict[bytes, CatalogEntry] = {}
         self._current: Version | None = None
         self._bad: set[bytes] = set()
+        """given up for now: tried again when nothing else leads on"""
+        self._stranded: set[bytes] = set()
+        """deltas whose base is not ours and not to be had, said once each"""
         self._kept: list[bytes] = []
         self._descriptor_done = False
         self._engine: Engine | None = None
         self._engine_lock = trio.Lock()
         self._wake = trio.Event()
         self._servable = trio.Event()
-        exchange.on_header = self._consider
+        exchange.on_header, exchange.on_full = self._consider, self._free
+        exchange.floor = shadow.version
 
     # --- what there is to install ------------------------------------------------------------------------------------
 
@@ -140,6 +145,7 @@ class Installer:
             self._wake = trio.Event()
             entry = self._next()
             if entry is None:
+                await self._refuse_stranded()
                 if self._behind() and trio.current_time() - last_ask > CATALOG_ASK_S:
                     last_ask = trio.current_time()
                     log.info("no known chain leads from %s to %s; asking for the catalog", self.shadow.version, self._current)
@@ -158,6 +164,8 @@ class Installer:
                 await self._give_up(entry, refusal)
             except (ShoalError, EngineDied, OSError, RuntimeError) as error:
                 log.error("version %s not installed: %s (keeping %s)", entry.version, error, self.shadow.version)
+                # What came of it stays; another way is tried first.
+                self._bad.add(entry.mid)
                 await trio.sleep(REPLAN_S)
 
     def _behind(self) -> bool:
@@ -175,20 +183,49 @@ class Installer:
             return next((e for e in usable if e.kind == "descriptor"), None)
         if self._current is None:
             return None
-        target = max((e.version for e in usable if e.kind != "descriptor"), default=None)
-        if target is None or (self.shadow.version is not None and target <= self.shadow.version):
-            return None
-        path = plan_catch_up(usable, target, self.shadow.version, self.shadow.digest)
-        if path == [] and self.shadow.version is not None and self.shadow.version < target:
-            same = next(e for e in usable if e.version == target and e.state_digest == self.shadow.digest)
-            return CatalogEntry(same.mid, "same", target, None, b"", same.state_digest, 0)
-        return path[0] if path else None
+        held = self.shadow.version
+        # What is not past the held version cannot be begun, so no path leads over it.
+        usable = [e for e in usable if e.kind != "descriptor" and (held is None or e.version > held)]
+        targets = {e.version for e in usable}
+        # The newest that can be reached: a broken link in a chain must not hold back the versions before it.
+        for target in sorted(targets, reverse=True):
+            path = plan_catch_up(usable, target, held, self.shadow.digest)
+            if path:
+                return path[0]
+            same = [e for e in usable if e.version == target and e.state_digest and e.state_digest == self.shadow.digest]
+            if path == [] and same:
+                return CatalogEntry(same[0].mid, "same", target, None, b"", same[0].state_digest, 0)
+        return None
+
+    async def _refuse_stranded(self) -> None:
+        """Say of every delta that cannot be installed here, since its base is unknown, that it is refused."""
+        held = self.shadow.version
+        if held is None:
+            return
+        known = {e.version for e in self._entries.values() if e.version > held}
+        for mid, e in self._entries.items():
+            if e.kind != "delta" or e.version <= held or e.base in known or mid in self._stranded | self._bad:
+                continue
+            self._stranded.add(mid)
+            base, digest = f"version {e.base} ({e.base_digest.hex()[:16]})", (self.shadow.digest or b"").hex()[:16]
+            reason = f"unknown base: delta is against {base}, held is version {held} ({digest})"
+            refusal = Refusal(reason, peer=self._exchange.head, version=e.version)
+            log.error("%s (keeping version %s)", refusal, held)
+            if self._exchange.on_refusal is not None:
+                await self._exchange.on_refusal(self._exchange.head, refusal)
 
     async def _give_up(self, entry: CatalogEntry, refusal: Refusal) -> None:
         self._bad.add(entry.mid)
         self._forget(entry.mid)
         if self._exchange.on_refusal is not None:
             await self._exchange.on_refusal(self._exchange.head, refusal.at(version=entry.version))
+
+    def _free(self) -> bool:
+        """The store is full: let go of the oldest manifest that is kept only for neighbours."""
+        if not self._kept:
+            return False
+        self._forget(self._kept[0])
+        return True
 
     def _forget(self, mid: bytes) -> None:
         self._exchange.store.drop(self._exchange.forget(mid))
@@ -197,13 +234,15 @@ class Installer:
     async def _receive(self, entry: CatalogEntry) -> Manifest:
         """Take part in a manifest; returns once its header is here."""
         mid = entry.mid
+        if entry.kind == "anchor":
+            self._forget_superseded(entry.version, but=mid)
         if mid not in self._exchange.spreads:
             self._exchange.ask_manifest(mid, self._exchange.head)
         with trio.move_on_after(HEADER_S):
             await self._exchange.manifest(mid)
         if mid not in self._exchange.spreads:
             # The head has pruned it, or is away: drop the stale entry and look at a fresh catalog.
-            del self._entries[mid]
+            self._entries.pop(mid, None)
             self._ask_catalog()
             raise ShoalError(f"manifest {mid.hex()[:12]} is not to be had any more")
         manifest = self._exchange.spreads[mid].manifest
@@ -233,9 +272,11 @@ class Installer:
         sealed = await self._watched(manifest.mid, lambda: self._exchange.sealed(manifest.mid))
         if state_digest(state.layout, state.tensor_digests()) != sealed.seal.state_digest:
             raise Refusal("the model descriptor does not hash to its seal", version=manifest.version)
+        if TENSOR not in state.layout.by_name:
+            raise Refusal("the model descriptor holds no descriptor", version=manifest.version)
         unpack_descriptor(np.asarray(state.tensor(TENSOR)).tobytes(), self.model_dir)
         self._descriptor_done = True
-        self._keep(manifest.mid)
+        self._entries.pop(manifest.mid, None)
         log.info("model descriptor is here")
         if self.shadow.version is not None:
             self._servable.set()
@@ -246,6 +287,7 @@ class Installer:
             await self._relabel(entry)
             return
         manifest = await self._receive(entry)
+        traffic = self._exchange.spreads[manifest.mid].traffic
         h = manifest.header
         staging = self.shadow.begin(h.version, h.kind, h.layout, h.base, h.base_digest, segment_bytes=h.segment_bytes)
         try:
@@ -259,7 +301,6 @@ class Installer:
         except BaseException:
             staging.discard()
             raise
-        traffic = self._exchange.spreads[manifest.mid].traffic
         self._keep(manifest.mid)
         await self._announce(result, sealed.seal.state_digest, transfer_s, traffic.from_head, traffic.from_peers)
 
@@ -296,6 +337,19 @@ class Installer:
     def _keep(self, mid: bytes) -> None:
         """An installed manifest goes on being relayed for a while, then makes room."""
         self._entries.pop(mid, None)
-        self._kept.append(mid)
+        if mid in self._exchange.spreads:  # a new epoch may have swept it away meanwhile
+            self._kept.append(mid)
+        if self.shadow.version is not None:
+            self._forget_superseded(self.shadow.version, but=mid)
         while len(self._kept) > KEEP:
             self._forget(self._kept[0])
+
+    def _forget_superseded(self, version: Version, *, but: bytes) -> None:
+        """Drop manifests that an anchor overtook: nobody here will install them, and their number is limited."""
+        for mid, spread in list(self._exchange.spreads.items()):
+            m = spread.manifest
+            if m.header.kind != "descriptor" and m.version <= version and mid != but and mid not in self._kept:
+                self._forget(mid)
+                self._entries.pop(mid, None)
+        self._stranded &= self._entries.keys()
+        self._bad &= self._entries.keys()

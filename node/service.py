@@ -103,7 +103,7 @@ class _lock:
         self._file: IO[str] | None = None
 
     def __enter__(self) -> None:
-        self._file = open(self._path, "w")  # noqa: SIM115 - held for the life of the node
+        self._file = open(self._path, "w")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -9,7 +9,9 @@ from p2p.protocol.messages import CatalogEntry
 from p2p.version import Version
 
 
-def plan_catch_up(entries: Iterable[CatalogEntry], target: Version, held: Version | None, held_digest: bytes | None) -> list[CatalogEntry] | None:
+def plan_catch_up(
+    entries: Iterable[CatalogEntry], target: Version, held: Version | None, held_digest: bytes | None
+) -> list[CatalogEntry] | None:
     """Cheapest sequence of manifests to install, in order, to reach `target`; [] when already there; None when no
     retained chain leads there. Starts from an anchor or from a delta whose base digest is the one held.
 

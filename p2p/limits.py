@@ -33,6 +33,9 @@ MAX_DESCRIPTOR = 64 * MIB
 MAX_PEERS = 10_000
 """Entries in a roster."""
 
+MAX_CONNECTIONS = 4096
+"""Of one host: far above a swarm's degree, below what file descriptors allow. At it, new connections are refused."""
+
 WRITE_PROGRESS_S = 20.0
 """A writer that moves no byte for so long closes its connection (cancelling a libp2p write would corrupt it)."""
 

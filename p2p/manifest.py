@@ -126,6 +126,7 @@ class Manifest:
         self._bodies: dict[int, bytes] = {}
         self._parts: dict[int, bytes] = {-1: header_part}
         self._owner: dict[int, int] = {}
+        self._seen: set[bytes] = {header_part}
 
     @property
     def version(self) -> Version:
@@ -170,6 +171,8 @@ class Manifest:
     def add(self, part: bytes, head_key: bytes) -> list[int]:
         """Take a record or the seal. Returns the chunks that became provable ([] for a seal or a repeat).
         Refusal when it is not the head's, not of this manifest, or contradicts what is known."""
+        if part in self._seen:
+            return []  # every neighbour brings every record once: the signature is checked the first time
         kind, body = open_part(part, head_key, self.version)
         try:
             fields = unpack(body)
@@ -186,6 +189,8 @@ class Manifest:
 
     def _add_record(self, part: bytes, body: bytes, mid: bytes, segment: int, first: int, size: int, joined: bytes) -> list[int]:
         self._mine(mid)
+        if any(type(x) is not int or x < 0 for x in (segment, first, size)) or not isinstance(joined, bytes):
+            raise ValueError("a field is of the wrong type")
         if segment in self.records:
             if self._bodies[segment] != body:
                 raise Refusal(f"two signed records for segment {segment}: the head equivocates", version=self.version)
@@ -197,17 +202,25 @@ class Manifest:
             raise Refusal(f"segment {segment}: {size} bytes in {len(digests)} chunks", version=self.version, fatal=True)
         chunks = range(first, first + len(digests))
         if first < segment or any(c in self._owner for c in chunks):
-            raise Refusal(f"segment {segment}: chunk numbers overlap", version=self.version, fatal=True)
+            raise Refusal(f"segment {segment}: chunk numbers overlap", version=self.version)
         if self.seal is not None and chunks.stop > self.seal.chunks:
-            raise Refusal(f"segment {segment}: chunks beyond the seal", version=self.version, fatal=True)
-        self.records[segment] = Record(segment, first, size, digests)
+            raise Refusal(f"segment {segment}: chunks beyond the seal", version=self.version)
+        record = Record(segment, first, size, digests)
+        # Checked before anything is kept: a manifest that does not add up must never look whole.
+        if len(self.records) + 1 == len(self.segments):
+            self._check_whole({**self.records, segment: record}, {**self._bodies, segment: body}, self.seal)
+        self.records[segment] = record
         self._bodies[segment], self._parts[segment] = body, part
         self._owner.update(dict.fromkeys(chunks, segment))
-        self._check_whole()
+        self._seen.add(part)
         return list(chunks)
 
     def _add_seal(self, part: bytes, mid: bytes, n: int, chunks: int, size: int, joined: bytes, state: bytes, rec: bytes) -> None:
         self._mine(mid)
+        if any(type(x) is not int or x < 0 for x in (n, chunks, size)):
+            raise ValueError("a field is of the wrong type")
+        if not all(isinstance(x, bytes) for x in (joined, state, rec)):
+            raise ValueError("a field is of the wrong type")
         tensors = tuple(joined[i : i + 16] for i in range(0, len(joined), 16))
         seal = Seal(n, chunks, size, tensors, state, rec)
         if self.seal is not None:
@@ -216,23 +229,26 @@ class Manifest:
             return
         if n != len(self.segments) or len(tensors) != len(self.header.layout.tensors) or len(state) != 32:
             raise Refusal("seal does not fit the header", version=self.version, fatal=True)
+        if any(chunk >= chunks for chunk in self._owner):
+            raise Refusal("seal leaves out chunks of a signed record", version=self.version)
+        self._check_whole(self.records, self._bodies, seal)
         self.seal = seal
         self._parts[len(self.segments)] = part
-        self._check_whole()
+        self._seen.add(part)
 
-    def _check_whole(self) -> None:
-        if not self.whole or self.seal is None:
+    def _check_whole(self, records: dict[int, Record], bodies: dict[int, bytes], seal: Seal | None) -> None:
+        if seal is None or len(records) < len(self.segments):
             return
-        order = [self.records[i] for i in range(len(self.segments))]
+        order = [records[i] for i in range(len(self.segments))]
         first = 0
         for record in order:
             if record.first != first:
-                raise Refusal(f"segment {record.segment}: chunks do not follow on", version=self.version, fatal=True)
+                raise Refusal(f"segment {record.segment}: chunks do not follow on", version=self.version)
             first += len(record.digests)
-        joined = blake3.blake3(b"".join(self._bodies[i] for i in range(len(self.segments)))).digest()
+        joined = blake3.blake3(b"".join(bodies[i] for i in range(len(self.segments)))).digest()
         total = sum(r.size for r in order)
-        if (first, total, joined) != (self.seal.chunks, self.seal.size, self.seal.records_digest):
-            raise Refusal("records do not add up to the seal", version=self.version, fatal=True)
+        if (first, total, joined) != (seal.chunks, seal.size, seal.records_digest):
+            raise Refusal("records do not add up to the seal", version=self.version)
 
     def _mine(self, mid: Any) -> None:
         if mid != self.mid:
@@ -242,10 +258,10 @@ class Manifest:
 def open_part(part: bytes, head_key: bytes, version: Version | None = None) -> tuple[str, bytes]:
     """(kind, signed body) of a part. Refusal unless the head signed it in that role."""
     wire = unpack(part)
-    if not isinstance(wire, list) or len(wire) != 3 or wire[0] not in DOMAIN:
+    if not isinstance(wire, list) or len(wire) != 3:
         raise Refusal("malformed manifest part", version=version, fatal=True)
     kind, body, signature = wire
-    if not isinstance(body, bytes) or not isinstance(signature, bytes):
+    if not isinstance(kind, str) or kind not in DOMAIN or not isinstance(body, bytes) or not isinstance(signature, bytes):
         raise Refusal("malformed manifest part", version=version, fatal=True)
     if not verify(head_key, DOMAIN[kind], body, signature):
         raise Refusal(f"manifest {kind} is not signed by the head", version=version or _claimed(body), fatal=True)
@@ -261,6 +277,12 @@ def _claimed(body: bytes) -> Version | None:
         return None
 
 
+def _version(wire: Any) -> Version:
+    if not isinstance(wire, list) or len(wire) != 2 or any(type(n) is not int or n < 0 for n in wire):
+        raise ValueError("a version is not [epoch, step]")
+    return Version(*wire)
+
+
 def open_header(part: bytes, *, head_key: bytes, run: str, min_epoch: int, now: float) -> Manifest:
     """Verify a header part and start a Manifest. Refusal: not the head's, another run, an older epoch, an unknown kind or
     codec, sizes over policy, expired or from the future."""
@@ -269,10 +291,13 @@ def open_header(part: bytes, *, head_key: bytes, run: str, min_epoch: int, now: 
         raise Refusal(f"expected a manifest header, got a {kind}", fatal=True)
     try:
         h_run, v, h_kind, base, base_digest, codec, segment_bytes, chunk_bytes, created, expires, layout = unpack(body)
-        version = Version(int(v[0]), int(v[1]))
-        base_version = None if base is None else Version(int(base[0]), int(base[1]))
-        segment_bytes, chunk_bytes, created, expires = (int(x) for x in (segment_bytes, chunk_bytes, created, expires))
-    except (TypeError, ValueError, IndexError) as error:
+        version = _version(v)
+        base_version = None if base is None else _version(base)
+        if any(type(x) is not int for x in (segment_bytes, chunk_bytes, created, expires)):
+            raise ValueError("a size or a time is not a whole number")
+        if not isinstance(h_run, str) or not isinstance(h_kind, str) or not isinstance(base_digest, bytes):
+            raise ValueError("a field is of the wrong type")
+    except (TypeError, ValueError) as error:
         raise Refusal(f"malformed manifest header: {error}", fatal=True) from None
     if h_run != run:
         raise Refusal(f"manifest is for run {h_run}, this is run {run}", version=version, fatal=True)
@@ -294,7 +319,11 @@ def open_header(part: bytes, *, head_key: bytes, run: str, min_epoch: int, now: 
         table = Layout.from_wire(layout)
     except Refusal as refusal:
         raise refusal.at(version=version) from None
+    if not table.tensors or not table.nbytes:
+        raise Refusal("manifest of no tensors", version=version)
     if h_kind == "descriptor" and table.nbytes > GIB:
         raise Refusal("descriptor is too large", version=version)
-    header = Header(h_run, version, h_kind, base_version, bytes(base_digest), codec, segment_bytes, chunk_bytes, created, expires, table)
+    header = Header(
+        h_run, version, h_kind, base_version, base_digest, codec, segment_bytes, chunk_bytes, created, expires, table
+    )  # fmt: skip
     return Manifest(mid_of(body), header, part)

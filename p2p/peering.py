@@ -20,7 +20,7 @@ from p2p.admission import Membership, check_membership, check_ticket, sign_membe
 from p2p.channel.base import BULK, CONTROL, Channel, Network
 from p2p.errors import ChannelClosed, Refusal, first_of
 from p2p.identity import Identity, public_key_of
-from p2p.limits import HANDSHAKE_S, PROTOCOL_VERSION
+from p2p.limits import HANDSHAKE_S, MIB, PROTOCOL_VERSION
 from p2p.protocol.messages import Hello, Member, Refused, Welcome
 from p2p.protocol.wire import decode, encode
 
@@ -28,6 +28,15 @@ log = logging.getLogger("shoal.peering")
 
 OUTBOX = 8192
 """Control messages that may wait for one peer. A peer that lets more pile up is not draining and is dropped."""
+
+OUTBOX_BYTES = 64 * MIB
+"""The same limit in bytes: answers can be as large as a frame, and who asks for many reads few."""
+
+MAX_ADDRESSES, MAX_ADDRESS, MAX_NAME = 16, 256, 128
+"""What a peer may say of itself. All of it goes into the roster, which must fit a frame."""
+
+SHUN_S = (30.0, 3600.0)
+"""A peer dropped for what it sent is not let in again for so long: doubled each time, up to the second."""
 
 MEMBERSHIP_S = 7 * 24 * 3600
 """A membership outlives a learner's restart; the epoch in it tells which learner gave it."""
@@ -47,13 +56,19 @@ class Link:
     bulk: Channel
     outbox: trio.MemorySendChannel[bytes] = field(repr=False)
     closing: str = ""
+    queued: int = 0
+    """bytes in the outbox"""
 
     def post(self, message: object) -> None:
         """Queue a control message without waiting. A link that is closing, or whose peer does not drain, drops it."""
         try:
-            self.outbox.send_nowait(encode(message))
+            data = encode(message)
+            if self.queued + len(data) > OUTBOX_BYTES:
+                raise trio.WouldBlock
+            self.outbox.send_nowait(data)
+            self.queued += len(data)
         except trio.WouldBlock:
-            self.closing = self.closing or f"{OUTBOX} control messages pile up unread"
+            self.closing = self.closing or f"{self.queued} bytes of control messages pile up unread"
             self.outbox.close()
         except (trio.ClosedResourceError, trio.BrokenResourceError):
             pass
@@ -102,6 +117,9 @@ class Peering:
         self._on_up, self._on_down, self._on_message, self._on_refusal = on_up, on_down, on_message, on_refusal
         self._half: dict[str, tuple[Channel, Hello]] = {}
         self._dialling: dict[str, trio.CancelScope] = {}
+        self._members: dict[str, Member] = {}
+        self._shunned: dict[str, tuple[float, float]] = {}
+        """peer -> (until when, for how long the next time)"""
         self._nursery: trio.Nursery | None = None
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
@@ -138,26 +156,28 @@ class Peering:
     def keep_connected(self, members: Iterable[Member]) -> None:
         """Dial, and keep dialling, the members that are ours to dial; stop for those that left the roster."""
         wanted = {m.peer: m for m in members if m.peer not in (self.me, self.head) and self._mine_to_dial(m)}
+        self._members = wanted  # a peer that came back may listen elsewhere now
         for peer in [p for p in self._dialling if p not in wanted]:
             self._dialling.pop(peer).cancel()
-        for peer, member in wanted.items():
+        for peer in wanted:
             if peer not in self._dialling and self._nursery is not None:
                 scope = self._dialling[peer] = trio.CancelScope()
-                self._nursery.start_soon(self._keep, member, scope)
+                self._nursery.start_soon(self._keep, peer, scope)
 
     def _mine_to_dial(self, member: Member) -> bool:
         if not member.addresses:
             return False
         return self.me < member.peer or not self._dialable
 
-    async def _keep(self, member: Member, scope: trio.CancelScope) -> None:
+    async def _keep(self, peer: str, scope: trio.CancelScope) -> None:
         with scope:
             attempt = 0
             while True:
-                if member.peer in self.links:
+                if peer in self.links or self.shuns(peer):
                     attempt = 0
                     await trio.sleep(1.0)
                     continue
+                member = self._members[peer]
                 try:
                     await self.connect(member.peer, member.addresses)
                 except (ChannelClosed, JoinRefused, Refusal) as error:
@@ -169,13 +189,26 @@ class Peering:
     async def _greet(self, channel: Channel) -> Welcome:
         addresses = tuple(self._network.addresses) if self._dialable else ()
         ticket = self.ticket if channel.peer == self.head else ""
-        await channel.send(encode(Hello(PROTOCOL_VERSION, self.run_id, ticket, self.membership, addresses, self.name, self._agent)))
+        hello = Hello(PROTOCOL_VERSION, self.run_id, ticket, self.membership, addresses, self.name, self._agent)
+        await channel.send(encode(hello))
         answer = await _first(channel)
         if isinstance(answer, Refused):
             raise JoinRefused(channel.peer, answer.reason, answer.retryable)
         if not isinstance(answer, Welcome):
             raise Refusal(f"expected a welcome, got {type(answer).__name__}", peer=channel.peer, fatal=True)
         return answer
+
+    # --- keeping away ------------------------------------------------------------------------------------------------
+
+    async def expel(self, peer: str, reason: str) -> None:
+        """Close the link to `peer` for what it sent, and keep away from it for a while."""
+        _, seconds = self._shunned.get(peer, (0.0, SHUN_S[0]))
+        self._shunned[peer] = (trio.current_time() + seconds, min(2 * seconds, SHUN_S[1]))
+        await self.close(peer, reason)
+
+    def shuns(self, peer: str) -> bool:
+        until, _ = self._shunned.get(peer, (0.0, 0.0))
+        return peer in self._shunned and trio.current_time() < until
 
     # --- accepting ---------------------------------------------------------------------------------------------------
 
@@ -207,6 +240,10 @@ class Peering:
             self._half[peer] = (channel, hello)
             if old is not None:
                 await _close(old[0], "replaced by a newer channel")
+            await trio.sleep(HANDSHAKE_S)
+            if self._half.get(peer, (None, None))[0] is channel:
+                del self._half[peer]
+                await _close(channel, "no bulk channel came")
             return
         half = self._half.pop(peer, None)
         if half is None:
@@ -222,6 +259,12 @@ class Peering:
             raise Refusal(f"it wants run {hello.run}, this is run {self.run_id}", peer=peer, fatal=True)
         if peer in self.revoked:
             raise Refusal("its membership was revoked", peer=peer, fatal=True)
+        if self.shuns(peer):
+            raise Refusal("it was dropped a short while ago for what it sent", peer=peer)
+        if len(hello.addresses) > MAX_ADDRESSES or len(hello.name) > MAX_NAME or len(hello.agent) > MAX_NAME:
+            raise Refusal("its hello says too much: names or addresses over the limit", peer=peer, fatal=True)
+        if any(len(address) > MAX_ADDRESS for address in hello.addresses):
+            raise Refusal(f"an address of more than {MAX_ADDRESS} characters", peer=peer, fatal=True)
         if not self.is_head:
             self._check(hello.membership, peer)
             return self.membership
@@ -247,19 +290,22 @@ class Peering:
     async def _start(self, peer: str, name: str, addresses: tuple[str, ...], control: Channel, bulk: Channel) -> Link:
         outbox, outgoing = trio.open_memory_channel[bytes](OUTBOX)
         link = Link(peer, name, addresses, control, bulk, outbox)
-        old = self.links.get(peer)
+        # In place before the old one is closed, which takes a while: a third link must see this one.
+        old, self.links[peer] = self.links.get(peer), link
         if old is not None:
-            await self.close(peer, "replaced by a newer link")
-        self.links[peer] = link
+            await self._close_link(old, "replaced by a newer link")
         assert self._nursery is not None
         await self._nursery.start(self._serve, link, outgoing)
         return link
 
     async def _serve(self, link: Link, outgoing: trio.MemoryReceiveChannel[bytes], *, task_status: Any) -> None:
         reason = "closed"
-        await self._on_up(link)
-        task_status.started()
         try:
+            if self.links.get(link.peer) is not link:
+                task_status.started()
+                raise ChannelClosed(link.closing or "replaced by a newer link")
+            await self._on_up(link)
+            task_status.started()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write, link, outgoing)
                 nursery.start_soon(self._read, link, link.bulk)
@@ -281,15 +327,22 @@ class Peering:
         async with outgoing:
             async for data in outgoing:
                 await link.control.send(data)
+                link.queued -= len(data)
         raise ChannelClosed(link.closing or "closed here")
 
     async def _read(self, link: Link, channel: Channel) -> None:
         while True:
-            data = await channel.receive()
             try:
-                message = decode(data)
+                message = decode(await channel.receive())
+            except ChannelClosed as closed:
+                refusal = _refused_below(closed, link.peer)
+                if refusal is not None and not link.closing:
+                    log.warning("%s", refusal)
+                    await self._on_refusal(link.peer, refusal)
+                raise
             except Refusal as refusal:
                 refusal = refusal.at(peer=link.peer)
+                log.warning("%s", refusal)
                 await self._on_refusal(link.peer, refusal)
                 raise refusal from None
             await self._on_message(link, message)
@@ -298,9 +351,20 @@ class Peering:
         """Close the link to `peer`, if there is one; `on_down` follows."""
         link = self.links.pop(peer, None)
         if link is not None:
-            link.closing = link.closing or reason
-            await _close(link.control, reason)
-            await _close(link.bulk, reason)
+            await self._close_link(link, reason)
+
+    @staticmethod
+    async def _close_link(link: Link, reason: str) -> None:
+        link.closing = link.closing or reason
+        await _close(link.control, reason)
+        await _close(link.bulk, reason)
+
+
+def _refused_below(closed: ChannelClosed, peer: str) -> Refusal | None:
+    """What the channel itself refused (a frame over the limit, credits overrun), if that is why it closed. A peer's own
+    words cannot look like it: they follow "closed by the peer"."""
+    head, found, reason = str(closed).partition(" chunk=-: ")
+    return Refusal(reason, peer=peer, fatal=True) if found and head.startswith("refused: ") else None
 
 
 async def _first(channel: Channel) -> object:

@@ -7,6 +7,8 @@ when it is whole.
 from __future__ import annotations
 
 import os
+import re
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,9 +17,16 @@ import blake3
 from p2p.errors import Refusal, ShoalError
 from p2p.limits import GIB, MAX_CHUNK
 
+CHUNK_NAME = re.compile("[0-9a-f]{64}")
+TEMPORARY = "tmp-"
+
+LEFTOVER_S = 60.0
+"""A temporary file older than this is a crash's; a younger one may be the other process's, at work on it now."""
+
 
 class ChunkStore:
-    """A folder of chunks, at most `limit` bytes. Pinned chunks are never evicted; of the others the oldest goes first."""
+    """A folder of chunks, at most `limit` bytes. Pinned chunks are never evicted; of the others the oldest goes
+    first."""
 
     def __init__(self, root: Path, limit: int = 64 * GIB) -> None:
         self.root, self.limit = root, limit
@@ -25,21 +34,27 @@ class ChunkStore:
         self._sizes: dict[bytes, int] = {}
         self._pins: dict[bytes, int] = {}
         self.total = 0
-        for entry in sorted((e for d in os.scandir(root) if d.is_dir() for e in os.scandir(d.path)), key=lambda e: e.stat().st_mtime):
-            try:
-                digest = bytes.fromhex(entry.name)
-            except ValueError:
-                os.unlink(entry.path)  # a temporary file that a crash left behind
-                continue
-            self._note(digest, entry.stat().st_size)
+        found = []
+        for folder in (d for d in os.scandir(root) if d.is_dir()):
+            for entry in os.scandir(folder.path):
+                try:
+                    stat = entry.stat()
+                except FileNotFoundError:
+                    continue  # the other process dropped it just now
+                if CHUNK_NAME.fullmatch(entry.name):
+                    found.append((stat.st_mtime, entry.name, stat.st_size))
+                elif entry.name.startswith(TEMPORARY) and time.time() - stat.st_mtime > LEFTOVER_S:
+                    Path(entry.path).unlink(missing_ok=True)
+        for _, name, size in sorted(found):
+            self._note(bytes.fromhex(name), size)
 
     def path(self, digest: bytes) -> Path:
         name = digest.hex()
         return self.root / name[:2] / name
 
     def put(self, digest: bytes, data: bytes) -> None:
-        """Keep `data` if it hashes to `digest`. Refusal when it does not, or is longer than MAX_CHUNK; ShoalError when the
-        store is full of pinned chunks."""
+        """Keep `data` if it hashes to `digest`. Refusal when it does not, or is longer than MAX_CHUNK; ShoalError when
+        the store is full of pinned chunks."""
         if len(data) > MAX_CHUNK:
             raise Refusal(f"chunk of {len(data)} bytes is over the limit of {MAX_CHUNK}", fatal=True)
         if blake3.blake3(data).digest() != digest:
@@ -53,7 +68,7 @@ class ChunkStore:
             return
         self._make_room(len(data))
         path.parent.mkdir(exist_ok=True)
-        temporary = path.with_name(f"tmp-{os.getpid()}-{path.name[:16]}")
+        temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name[:16]}")
         temporary.write_bytes(data)
         os.replace(temporary, path)
         self._note(digest, len(data))

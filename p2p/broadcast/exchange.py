@@ -31,6 +31,18 @@ TICK_S = 0.05
 PARTS_PER_MESSAGE = 512 * 1024
 """Bytes of manifest parts per message, below MAX_FRAME with room for the envelope."""
 
+ASK_PARTS_S = (1.0, 8.0)
+"""From one request for missing records to the next: doubled each time up to the second, while nothing comes."""
+
+ANSWER_PARTS_S = 0.5
+"""A neighbour that asks for one manifest's parts more often than this is not answered: the answer may be large."""
+
+HAVE_BATCH = 32_768
+"""Chunk numbers in one Have, below the limit on list lengths; an anchor of a large model has more chunks than that."""
+
+MAX_REFUSALS = 64
+"""Refused messages that leave the link alone, before it is cut after all: each costs us work and the head a report."""
+
 MAX_SESSIONS = 256
 """Manifests a peer keeps track of at once. A chain being followed is far shorter."""
 
@@ -58,6 +70,7 @@ class Spread:
     """this peer takes part (a header alone is only remembered)"""
     changed: trio.Event = field(default_factory=trio.Event)
     asked_parts_at: float = -1e9
+    ask_parts_after: float = ASK_PARTS_S[0]
 
     def wake(self) -> None:
         self.changed.set()
@@ -71,6 +84,11 @@ class ExchangePeer:
         self.name, self.post, self.bulk = name, post, bulk
         self.following = False
         self.parts_sent: set[tuple[bytes, int]] = set()
+        self.answered: dict[bytes, float] = {}
+        """manifest id -> when this neighbour was last sent all parts of it"""
+        self.greeted: set[bytes] = set()
+        """manifests this neighbour was told our chunks of, in answer to its own Subscribe"""
+        self.refusals = 0
         self.wake = trio.Event()
         self.scope = trio.CancelScope()
         self.since = now
@@ -84,6 +102,7 @@ class Exchange:
 
     `on_header(manifest)` decides whether to take part in a newly announced manifest; it is called once for each.
     `on_refusal(peer, refusal)` hears every refusal; it drops the peer when `refusal.fatal`.
+    `on_full()` is asked to free store space when a chunk finds none; it says whether it freed any.
     """
 
     def __init__(
@@ -99,17 +118,20 @@ class Exchange:
         wall: Callable[[], float],
         on_header: Callable[[Manifest], bool] | None = None,
         on_refusal: RefusedBy | None = None,
+        on_full: Callable[[], bool] | None = None,
     ) -> None:
         self.me, self.run_id, self.head, self.head_key = me, run, head, head_key
         self.store, self.is_source, self._now, self._wall = store, is_source, now, wall
         self.min_epoch = 0
         self.floor: Version | None = None
         """headers of versions below this are refused as rolled back (set by the node to what it serves)"""
-        self.on_header, self.on_refusal = on_header, on_refusal
+        self.on_header, self.on_refusal, self.on_full = on_header, on_refusal, on_full
         self.spreads: dict[bytes, Spread] = {}
         self.peers: dict[str, ExchangePeer] = {}
         self._nursery: trio.Nursery | None = None
         self._following = False
+        self._opened = trio.Event()
+        """set, and replaced, when a manifest's header came"""
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """Owns every task of the exchange."""
@@ -194,10 +216,17 @@ class Exchange:
             return []
         spread.wake()
         for peer in self.peers.values():
-            peer.parts_sent = {(m, s) for m, s in peer.parts_sent if m != mid}
-        digests = [d for record in spread.manifest.records.values() for d in record.digests]
-        self.store.unpin(digests)
-        return digests
+            self._forget_sent(peer, mid)
+            peer.answered.pop(mid, None)
+            peer.greeted.discard(mid)
+        # Only what this manifest pinned: another one may hold the same bytes.
+        held = [spread.manifest.chunk_digest(chunk) for chunk in spread.session.held]
+        self.store.unpin(d for d in held if d is not None)
+        return [d for record in spread.manifest.records.values() for d in record.digests]
+
+    @staticmethod
+    def _forget_sent(peer: ExchangePeer, mid: bytes) -> None:
+        peer.parts_sent = {(m, s) for m, s in peer.parts_sent if m != mid}
 
     # --- a receiver --------------------------------------------------------------------------------------------------
 
@@ -217,7 +246,7 @@ class Exchange:
     async def manifest(self, mid: bytes) -> Manifest:
         """The manifest once its header is here. No deadline: the caller sets one on progress."""
         while mid not in self.spreads:
-            await trio.sleep(TICK_S)
+            await self._opened.wait()
         return self.spreads[mid].manifest
 
     async def segment(self, mid: bytes, index: int) -> bytes:
@@ -233,7 +262,7 @@ class Exchange:
                 # The disk lost a chunk that was whole when it came: fetch it again.
                 for chunk, piece in zip(chunks, pieces, strict=True):
                     if piece is None:
-                        spread.session.lose(chunk, self._now())
+                        self._lose(spread, chunk)
             await spread.changed.wait()
 
     async def sealed(self, mid: bytes) -> Manifest:
@@ -286,6 +315,12 @@ class Exchange:
 
     async def _refuse(self, name: str, refusal: Refusal) -> None:
         refusal = refusal.at(peer=name)
+        peer = self.peers.get(name)
+        if peer is not None and name != self.head:
+            peer.refusals += 1
+            if peer.refusals >= MAX_REFUSALS and not refusal.fatal:
+                reason = f"{refusal.reason}; {peer.refusals} of its messages were refused"
+                refusal = Refusal(reason, peer=name, version=refusal.version, chunk=refusal.chunk, fatal=True)
         log.warning("%s", refusal)
         if self.on_refusal is not None:
             await self.on_refusal(name, refusal)
@@ -305,9 +340,13 @@ class Exchange:
             peer.post(Have(message.mid, (message.index,)))
             return
         try:
-            self.store.put(digest, message.data)
+            self._keep(digest, message.data)
         except Refusal as refusal:
             raise refusal.at(version=version, chunk=message.index) from None
+        except (ShoalError, OSError) as error:
+            # Nobody's fault but ours: the chunk is not held, the version is not installed, the node goes on.
+            log.error("%s", Refusal(f"cannot keep it: {error}", peer=peer.name, version=version, chunk=message.index))
+            return
         self.store.pin([digest])
         traffic = spread.traffic
         traffic.first_at = traffic.first_at or now
@@ -323,10 +362,31 @@ class Exchange:
         spread.wake()
         self._wake_senders()
 
+    def _keep(self, digest: bytes, data: bytes) -> None:
+        try:
+            self.store.put(digest, data)
+        except Refusal:
+            raise
+        except ShoalError:
+            if self.on_full is None or not self.on_full():
+                raise
+            self.store.put(digest, data)
+
+    def _lose(self, spread: Spread, chunk: int) -> None:
+        """The store turned out not to have a chunk that we counted as held."""
+        if chunk in spread.session.held:
+            digest = spread.manifest.chunk_digest(chunk)
+            log.error("chunk %d of version %s is gone from the store", chunk, spread.manifest.version)
+            if digest is not None:
+                self.store.unpin([digest])
+            spread.session.lose(chunk, self._now())
+
     def _on_have(self, peer: ExchangePeer, message: Have) -> None:
         spread = self.spreads.get(message.mid)
         if spread is not None:
             self._check_range(spread, message.chunks)
+            # Its answer to our Subscribe may be the first we hear of it here: who holds chunks takes part.
+            spread.session.join(peer.name, (), self._now())
             spread.session.peer_has(peer.name, message.chunks, self._now())
             peer.wake.set()
 
@@ -346,6 +406,8 @@ class Exchange:
                 continue
             chunks = spread.manifest.add(part, self.head_key)
             spread.session.learn(chunks, self._now())
+            if chunks:
+                spread.ask_parts_after = ASK_PARTS_S[0]
             if spread.manifest.whole and spread.manifest.seal is not None:
                 spread.session.close(spread.manifest.seal.chunks)
             spread.wake()
@@ -373,8 +435,10 @@ class Exchange:
 
     def _on_get_parts(self, peer: ExchangePeer, message: GetParts) -> None:
         spread = self.spreads.get(message.mid)
-        if spread is None:
+        now = self._now()
+        if spread is None or now - peer.answered.get(message.mid, -1e9) < ANSWER_PARTS_S:
             return
+        peer.answered[message.mid] = now
         batch: list[bytes] = []
         size = 0
         for part in spread.manifest.parts():
@@ -389,17 +453,24 @@ class Exchange:
         spread = self.spreads.get(message.mid)
         if spread is None:
             return
+        if len(message.have) > _chunk_limit(spread.manifest) // 8 + 1:
+            raise Refusal(f"a bitmap of {len(message.have)} bytes", version=spread.manifest.version, fatal=True)
         have = members(message.have)
         self._check_range(spread, have)
+        self._forget_sent(peer, message.mid)  # it may have dropped the manifest and taken it up again
         spread.session.join(peer.name, have, self._now())
-        if not self.is_source and spread.wanted:
-            peer.post(Have(message.mid, tuple(spread.session.held)))
+        if not self.is_source and spread.wanted and message.mid not in peer.greeted:
+            peer.greeted.add(message.mid)
+            self._post_have(peer, message.mid, sorted(spread.session.held))
         peer.wake.set()
 
+    @staticmethod
+    def _post_have(peer: ExchangePeer, mid: bytes, chunks: Sequence[int]) -> None:
+        for start in range(0, max(len(chunks), 1), HAVE_BATCH):
+            peer.post(Have(mid, tuple(chunks[start : start + HAVE_BATCH])))
+
     def _check_range(self, spread: Spread, chunks: Sequence[int]) -> None:
-        limit = 2 + spread.manifest.header.layout.nbytes * 2 // 1024 + len(spread.manifest.segments)
-        if spread.manifest.seal is not None:
-            limit = spread.manifest.seal.chunks
+        limit = _chunk_limit(spread.manifest)
         for chunk in chunks:
             if chunk >= limit:
                 raise Refusal(f"chunk {chunk} of {limit}", version=spread.manifest.version, chunk=chunk, fatal=True)
@@ -420,7 +491,7 @@ class Exchange:
                     digest = spread.manifest.chunk_digest(chunk)
                     data = self.store.get(digest) if digest is not None else None
                     if data is None:
-                        spread.session.lose(chunk, self._now())
+                        self._lose(spread, chunk)
                         continue
                     mid, segment = spread.manifest.mid, spread.manifest.segment_of(chunk)
                     if segment is not None and (mid, segment) not in peer.parts_sent:
@@ -462,12 +533,12 @@ class Exchange:
                 # The source hears it too: it seeds again what died with a distributor, and reports who is done.
                 for name in session.peers():
                     if name in self.peers:
-                        self.peers[name].post(Have(mid, tuple(news)))
+                        self._post_have(self.peers[name], mid, news)
             if not spread.wanted or self.is_source:
                 continue
             for name, chunks in session.wants(now).items():
                 self.peers[name].post(Want(mid, tuple(chunks)))
-            if not spread.manifest.whole and session.missing == 0 and now - spread.asked_parts_at > 1.0:
+            if not spread.manifest.whole and session.missing == 0 and now - spread.asked_parts_at > spread.ask_parts_after:
                 self._ask_for_parts(spread, now)
 
     def _ask_for_parts(self, spread: Spread, now: float) -> None:
@@ -477,12 +548,15 @@ class Exchange:
             target = self.head if self.head in self.peers else (holders[0] if holders else None)
             if target is not None:
                 self.peers[target].post(GetParts(spread.manifest.mid))
+                spread.ask_parts_after = min(2 * spread.ask_parts_after, ASK_PARTS_S[1])
         spread.asked_parts_at = now
 
     def _open(self, manifest: Manifest, *, wanted: bool) -> Spread:
         now = self._now()
         session = Session(is_source=self.is_source, source=None if self.is_source else self.head, now=now)
         spread = self.spreads[manifest.mid] = Spread(manifest, session, Traffic(), wanted)
+        self._opened.set()
+        self._opened = trio.Event()
         for peer in self.peers.values():
             # Those who follow take part in every new delta without saying so each time; the head is always asked last.
             if peer.name == self.head or (peer.following and manifest.header.kind == "delta" and not self.is_source):
@@ -492,6 +566,14 @@ class Exchange:
     def _post_all(self, message: object) -> None:
         for peer in self.peers.values():
             peer.post(message)
+
+
+def _chunk_limit(manifest: Manifest) -> int:
+    """Chunks a manifest can have: exactly once it is sealed, before that as many as the policy on sizes lets it."""
+    if manifest.seal is not None:
+        return manifest.seal.chunks
+    cut = len(manifest.segments)
+    return (2 * manifest.header.layout.nbytes + 4096 * cut) // manifest.header.chunk_bytes + cut
 
 
 def bitmap(chunks: set[int]) -> bytes:
@@ -506,4 +588,4 @@ def members(bits: bytes) -> list[int]:
     """Inverse of `bitmap`. Refusal over one MiB (it is bounded by the frame already)."""
     if len(bits) > MIB:
         raise Refusal("bitmap too long", fatal=True)
-    return [i for i in range(8 * len(bits)) if bits[i >> 3] >> (i & 7) & 1]
+    return [8 * i + bit for i, byte in enumerate(bits) if byte for bit in range(8) if byte >> bit & 1]

@@ -1,12 +1,12 @@
 """One manifest's spreading, seen from one peer: who gets which chunk from me next, and what do I ask of whom.
 
-Pure: no clock, socket or randomness; `now` (seconds, any origin) is passed in. Must not know bytes, digests or channels:
-chunks are numbers, peers are names. The same object runs in nodes, in the head, in tests and in the simulator.
+Pure: no clock, socket or randomness; `now` (seconds, any origin) is passed in. Must not know bytes, digests or
+channels: chunks are numbers, peers are names. The same object runs in nodes, in the head, in tests and in the simulator.
 
 The scheme is Mutualcast's (Li, Chou, Zhang 2005), made to survive loss: the source hands each chunk to exactly one
-peer, its distributor, whichever has room next, so strong uplinks take more with no rate configured; a distributor relays
-a chunk, once it has verified it, to everyone who lacks it. What does not arrive that way is pulled under leases from
-whoever announced it, and from the source only when no other peer has it. Late joiners only pull.
+peer, its distributor, whichever has room next, so strong uplinks take more with no rate configured; a distributor
+relays a chunk, once it has verified it, to everyone who lacks it. What does not arrive that way is pulled under leases
+from whoever announced it, and from the source only when no other peer has it. Late joiners only pull.
 """
 
 from __future__ import annotations
@@ -115,7 +115,8 @@ class Session:
         entry = self._peers.get(peer)
         if entry is None:
             entry = self._peers[peer] = _Peer(peer)
-            entry.push.extend(self._duty)
+            if not self.complete:  # a late joiner pulls, from everybody: pushing as well would send much twice
+                entry.push.extend(self._duty)
         self.peer_has(peer, have, now)
 
     def leave(self, peer: str) -> None:
@@ -149,6 +150,7 @@ class Session:
         for chunk in chunks:
             entry.has.add(chunk)
             entry.sent.pop(chunk, None)
+            entry.broke.discard(chunk)
             if chunk not in self.held and peer != self.source:
                 self._first_have.setdefault(chunk, (peer, now))
 
@@ -158,13 +160,14 @@ class Session:
         entry = self._peers.get(peer)
         if entry is None:
             return
+        # Who asks is not waiting for what was handed over long ago: it was dropped there, and must not fill the window.
+        entry.sent = {chunk: at for chunk, at in entry.sent.items() if now - at < LEASE_S}
         for chunk in chunks:
             if len(entry.wanted) >= MAX_QUEUED_WANTS:
                 return
             if chunk not in self.held or entry.sends.get(chunk, 0) >= MAX_SENDS or chunk in entry.wanted:
                 continue
-            if now - entry.sent.get(chunk, -1e9) >= LEASE_S:
-                entry.sent.pop(chunk, None)
+            if chunk not in entry.sent:
                 entry.has.discard(chunk)
                 entry.wanted.append(chunk)
 

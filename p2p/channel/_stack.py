@@ -38,8 +38,7 @@ from libp2p.transport.tcp.tcp import TCP
 from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr as multiaddr
 
-from p2p.channel.libp2p import MAX_CONNECTIONS
-from p2p.limits import HANDSHAKE_S
+from p2p.limits import HANDSHAKE_S, MAX_CONNECTIONS
 
 __all__ = ["accept", "background_service", "make_swarm", "multiaddr", "peer_id", "select", "stream_eof"]
 

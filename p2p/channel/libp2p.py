@@ -27,9 +27,6 @@ from p2p.limits import HANDSHAKE_S
 
 PROTOCOLS = {CONTROL: "/shoal/1/control", BULK: "/shoal/1/bulk"}
 
-MAX_CONNECTIONS = 4096
-"""Of one host: far above a swarm's degree, below what file descriptors allow. At it, new connections are refused."""
-
 REUSE_S = 5.0
 """A live connection that cannot open a stream in this time is broken, and the peer dialled anew."""
 

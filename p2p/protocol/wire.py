@@ -8,6 +8,7 @@ too long. Anything else is a Refusal that names the message and the field.
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Callable
@@ -174,6 +175,8 @@ def _read_int(value: Any) -> int:
 def _read_float(value: Any) -> float:
     if type(value) not in (float, int):
         raise ValueError(f"expected a number, got {type(value).__name__}")
+    if not math.isfinite(value):
+        raise ValueError("expected a finite number")
     return float(value)
 
 

@@ -121,7 +121,7 @@ async def test_an_agent_that_reads_no_events_stops_the_decoding_but_not_the_comm
         async with open_engine_process("fake", {}, progress_s=1.0) as engine:
             await engine.add(ask("a", max_new_tokens=1000))
             made = -1
-            while made != (made := (await engine.stats()).tokens) or made == 0:  # noqa: ASYNC110
+            while made != (made := (await engine.stats()).tokens) or made == 0:
                 await trio.sleep(0.05)
             assert EVENT_WINDOW <= made <= 2 * EVENT_WINDOW
             await trio.sleep(1.5)  # longer than the progress deadline: a waiting engine is not a stuck one
@@ -135,7 +135,7 @@ async def assert_dead(engine: EngineProcess, match: str) -> None:
             await call
     await drain(engine)
     with trio.fail_after(5):
-        while psutil.pid_exists(engine.pid):  # noqa: ASYNC110
+        while psutil.pid_exists(engine.pid):
             await trio.sleep(0.01)
 
 

@@ -40,6 +40,8 @@ class Sim:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self.sealed = False
+        self.not_before = 0.0
+        """nothing counts as finished earlier: more is to happen"""
 
     # --- the loop
 
@@ -55,7 +57,7 @@ class Sim:
 
     @property
     def finished(self) -> bool:
-        return self.sealed and all(p.session.complete for p in self.peers.values() if p.alive)
+        return self.sealed and self.now >= self.not_before and all(p.session.complete for p in self.peers.values() if p.alive)
 
     def message(self, src: str, dst: str, action: Callable[[SimPeer], None]) -> None:
         """What `action` does at `dst`, one latency later, if both still live."""

@@ -71,8 +71,7 @@ def test_every_live_peer_completes_whatever_happens(seed) -> None:
                 sim.kill(rng.choice(mortal), rng.choice([0.05, 3.0]))
 
         sim.at(rng.uniform(0, 5), kill_one)
-    sim.at(9.0, lambda: None)  # nobody is finished before the last of these
-    sim.run(9.0)
+    sim.not_before = 9.0
     sim.run(400)
     missing = {p.name: chunks - len(p.session.held) for p in sim.peers.values() if p.alive and not p.session.complete}
     assert sim.finished, f"seed {seed} at {sim.now:.1f} s: missing {missing}"
@@ -200,6 +199,18 @@ def test_wants_stay_within_their_limits() -> None:
     assert max(map(len, asked.values())) <= MAX_WANTS_PER_PEER
     assert len({c for chunks in asked.values() for c in chunks}) == MAX_WANTS
     assert session.wants(1.1) == {}
+
+
+def test_chunks_that_were_dropped_over_there_do_not_fill_the_window_for_good() -> None:
+    session = Session(is_source=True, source=None, now=0.0)
+    session.join("a", (), 0.0)
+    for chunk in range(20):
+        session.hold(chunk, None, seed=False, now=0.0)
+    assert [session.next_for("a", 0.0) for _ in range(MAX_INFLIGHT)][-1] == (MAX_INFLIGHT - 1, True)
+    session.peer_wants("a", [15], LEASE_S / 2)
+    assert session.next_for("a", LEASE_S / 2) is None
+    session.peer_wants("a", [15], LEASE_S)
+    assert session.next_for("a", LEASE_S) == (15, False)
 
 
 def test_a_flood_of_wants_is_bounded() -> None:

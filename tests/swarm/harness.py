@@ -1,0 +1,345 @@
+"""A whole swarm in one process on a mock clock: a head that publishes, and real agents over the memory switch.
+
+The head is Peering, Exchange and Publisher wired as the learner's head wires them, without trainer and rollouts; the
+agents are the real ones, over the scripted engine. Files are real, time is not.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgpack
+import numpy as np
+import trio
+
+from learner.local import Begin, SealVersion, SegmentDone
+from learner.publisher import Published, Publisher
+from node.agent import Agent, NodeSettings
+from node.engine.fake import ScriptedCore, ScriptedSettings
+from node.engine.inline import InlineEngine, open_inline_engine
+from p2p.admission import make_ticket
+from p2p.broadcast.exchange import Exchange
+from p2p.channel.memory import MemoryNetwork, MemorySwitch
+from p2p.errors import Refusal
+from p2p.identity import Identity
+from p2p.layout import Layout
+from p2p.limits import KIB, MIB
+from p2p.peering import Link, Peering
+from p2p.protocol.messages import (
+    Assign,
+    GetCatalog,
+    GetParts,
+    Installed,
+    Member,
+    NodeStatus,
+    Rejected,
+    Report,
+    Request,
+    Roster,
+    Tokens,
+)
+from p2p.protocol.rollout import Completion, Generate
+from p2p.publish import encode_version
+from p2p.state import FlatState
+from p2p.store import ChunkStore
+from p2p.version import Version
+
+RUN = "run-under-test"
+WALL = 1_800_000_000.0
+SEGMENT, CHUNK = 64 * KIB, 8 * KIB
+LAYOUT = Layout.build([("embed", "float32", (64, 512)), ("head", "bfloat16", (64, 1024)), ("norm", "float32", (96,))])
+
+
+def identity(number: int) -> Identity:
+    """The same keys in every test run, so that who dials whom is too."""
+    return Identity.from_seed(bytes([number]) * 32)
+
+
+async def inline(fn: Callable, *args: object) -> object:
+    await trio.lowlevel.checkpoint()
+    return fn(*args)
+
+
+def make_state(seed: int) -> FlatState:
+    """A whole state of LAYOUT with random bits."""
+    rng = np.random.default_rng(seed)
+    state = FlatState.in_memory(LAYOUT)
+    for spec in LAYOUT.tensors:
+        words = state.tensor(spec.name)
+        words[...] = rng.integers(0, np.iinfo(words.dtype).max, size=words.shape, dtype=words.dtype, endpoint=True)
+    return state
+
+
+def changed_state(old: FlatState, seed: int, share: float = 0.3) -> FlatState:
+    """`old` with a share of its words changed."""
+    rng = np.random.default_rng(seed)
+    state = FlatState.in_memory(LAYOUT)
+    for spec in LAYOUT.tensors:
+        words = state.tensor(spec.name)
+        words[...] = old.tensor(spec.name)
+        hit = rng.random(words.shape) < share
+        words[hit] = rng.integers(0, np.iinfo(words.dtype).max, size=words.shape, dtype=words.dtype)[hit]
+    return state
+
+
+class HeadUnderTest:
+    """One epoch of a head: everybody who connects is told the roster and the catalog."""
+
+    def __init__(self, network: MemoryNetwork, who: Identity, directory: Path, epoch: int) -> None:
+        self.identity, self.epoch, self.directory, self.network = who, epoch, directory, network
+        directory.mkdir(parents=True, exist_ok=True)
+        self.store = ChunkStore(directory / "chunks")
+        self.peering = Peering(
+            network, who, run=RUN, head=who.peer_id, name="learner", agent="test", wall=wall,
+            on_up=self._on_up, on_down=self._on_down, on_message=self._on_message, on_refusal=self._on_refusal,
+        )  # fmt: skip
+        self.peering.epoch = epoch
+        self.exchange = Exchange(
+            me=who.peer_id, run=RUN, head=who.peer_id, head_key=who.public_key, store=self.store, is_source=True,
+            now=trio.current_time, wall=wall, on_refusal=self._on_refusal,
+        )  # fmt: skip
+        self.publisher = Publisher(
+            who, RUN, directory, self.exchange, epoch=epoch, segment_bytes=SEGMENT, chunk_bytes=CHUNK,
+            now=trio.current_time, wall=wall,
+        )  # fmt: skip
+        (directory / "layout").write_bytes(msgpack.packb(LAYOUT.to_wire()))
+        self.links: dict[str, Link] = {}
+        self.status: dict[str, NodeStatus] = {}
+        self.installed: dict[str, dict[Version, Installed]] = {}
+        self.reports: list[tuple[str, Report]] = []
+        self.refusals: list[Refusal] = []
+        self.rejected: list[Rejected] = []
+        self.completions: dict[str, Completion] = {}
+        self.extra_members: list[Member] = []
+        self.changed = trio.Event()
+
+    async def run(self, *, task_status=trio.TASK_STATUS_IGNORED) -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.exchange.run)
+            await nursery.start(self.peering.run)
+            task_status.started()
+
+    async def _on_up(self, link: Link) -> None:
+        self.links[link.peer] = link
+        self.exchange.add_peer(link.peer, link.post, link.bulk)
+        self.send_catalog(link)
+        self.send_roster()
+
+    def send_catalog(self, link: Link) -> None:
+        catalog = self.publisher.catalog()
+        if catalog is not None:
+            link.post(catalog)
+
+    def send_roster(self) -> None:
+        members = [Member(link.peer, link.addresses, link.name) for link in self.links.values()]
+        for link in self.links.values():
+            link.post(Roster(self.epoch, tuple([*members, *self.extra_members])))
+        self._wake()
+
+    async def _on_down(self, link: Link, reason: str) -> None:
+        if self.links.get(link.peer) is link:
+            del self.links[link.peer]
+            self.exchange.remove_peer(link.peer)
+            self.send_roster()
+
+    async def _on_refusal(self, peer: str, refusal: Refusal) -> None:
+        self.refusals.append(refusal.at(peer=peer))
+        if refusal.fatal:
+            await self.peering.close(peer, str(refusal))
+
+    async def _on_message(self, link: Link, message: object) -> None:
+        if isinstance(message, GetParts) and self.publisher.manifest(message.mid) is None:
+            self.send_catalog(link)
+            return
+        if await self.exchange.handle(link.peer, message):
+            return
+        match message:
+            case NodeStatus():
+                self.status[link.peer] = message
+            case Installed():
+                self.installed.setdefault(link.peer, {})[message.version] = message
+            case Report():
+                self.reports.append((link.peer, message))
+            case Rejected():
+                self.rejected.append(message)
+            case GetCatalog():
+                self.send_catalog(link)
+            case Tokens():
+                for run in message.runs:
+                    self.completions.setdefault(run.request_id, Completion()).add(run.event())
+        self._wake()
+
+    def _wake(self) -> None:
+        self.changed.set()
+        self.changed = trio.Event()
+
+    # --- publishing ---
+
+    def publish(self, step: int, new: FlatState, *, base: int | None = None, old: FlatState | None = None) -> Published:
+        """A whole version at once: an anchor, or with `base` and `old` a delta."""
+        mid = self.publisher.begin(Begin(step, "anchor" if base is None else "delta", base, "layout"))
+        for done in encode_version(new, old, self.store, segment_bytes=SEGMENT, chunk_bytes=CHUNK):
+            joined = b"".join(done.digests)
+            self.publisher.segment(SegmentDone(mid, done.index, done.size, joined, done.changed, done.words))
+        published = self.publisher.seal(SealVersion(mid, b"".join(new.tensor_digests()), new.digest(), 0.0))
+        if base is None:
+            for link in self.links.values():
+                self.send_catalog(link)
+        return published
+
+    def sent(self, published: Published) -> int:
+        return self.exchange.spreads[published.mid].traffic.sent
+
+    def ask(self, peer: str, name: str, tokens: int = 20, min_version: Version = Version(0, 0)) -> None:
+        request = Generate(name, (1, 2, 3), tokens, (), 7, min_version)
+        self.links[peer].post(Assign((Request.of(request),)))
+
+    async def until(self, ready: Callable[[], bool], seconds: float = 60.0) -> None:
+        """Wait, in virtual time, for what the messages bring."""
+        with trio.fail_after(seconds):
+            while not ready():
+                with trio.move_on_after(0.5):
+                    await self.changed.wait()
+
+    async def until_installed(self, peers: Iterable[str], version: Version, seconds: float = 60.0) -> None:
+        wanted = list(peers)
+        await self.until(lambda: all(version in self.installed.get(p, {}) for p in wanted), seconds)
+
+
+def wall() -> float:
+    return WALL + trio.current_time()
+
+
+@dataclass
+class NodeUnderTest:
+    agent: Agent
+    identity: Identity
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    engine: InlineEngine | None = None
+
+    @property
+    def peer(self) -> str:
+        return self.identity.peer_id
+
+    def traffic(self, published: Published):
+        return self.agent.exchange.spreads[published.mid].traffic
+
+
+class Swarm:
+    """The switch, the head and the nodes of one test."""
+
+    def __init__(self, switch: MemorySwitch, directory: Path, nursery: trio.Nursery) -> None:
+        self.switch, self.directory, self._nursery = switch, directory, nursery
+        self.head_identity = identity(200)
+        self.ticket = make_ticket(self.head_identity, RUN, (f"/memory/{self.head_identity.peer_id}",))
+        self.nodes: list[NodeUnderTest] = []
+        self._head_scope = trio.CancelScope()
+        self.head: HeadUnderTest
+
+    async def start_head(self, epoch: int = 1, *, descriptor: bool = True) -> HeadUnderTest:
+        """A new head process: what the one before held is gone."""
+        await trio.sleep(1)  # a mock clock starts at 0, which the publisher takes for "not yet"
+        started = trio.Event()
+        self._head_scope = scope = trio.CancelScope()
+
+        async def live() -> None:
+            with scope:
+                async with self.switch.network(self.head_identity.peer_id) as network:
+                    head = HeadUnderTest(network, self.head_identity, self.directory / f"head-{epoch}", epoch)
+                    self.head = head
+                    async with trio.open_nursery() as nursery:
+                        await nursery.start(head.run)
+                        if descriptor:
+                            head.publisher.offer_descriptor(msgpack.packb({"config.json": b"{}" + b" " * 5000}))
+                        started.set()
+
+        self._nursery.start_soon(live)
+        await started.wait()
+        return self.head
+
+    async def kill_head(self) -> None:
+        self.switch.kill(self.head_identity.peer_id)
+        self._head_scope.cancel()
+        while self.switch.host(self.head_identity.peer_id) is not None:
+            await trio.sleep(0.1)
+
+    async def start_node(
+        self, number: int, *, dialable: bool = True, store_limit: int = 64 * MIB, core: ScriptedCore | None = None,
+        ticket: str | None = None,
+    ) -> NodeUnderTest:  # fmt: skip
+        who = identity(number)
+        made = trio.Event()
+        out: list[NodeUnderTest] = []
+
+        async def live() -> None:
+            scope = trio.CancelScope()
+            with scope:
+                async with self.switch.network(who.peer_id, reachable=dialable) as network:
+                    settings = NodeSettings(
+                        ticket=self.ticket, ticket_text=self.ticket.encode() if ticket is None else ticket,
+                        directory=self.directory / f"node-{number}", name=f"n{number}", capacity=4,
+                        store_limit=store_limit, dialable=dialable,
+                    )  # fmt: skip
+                    scripted = core or ScriptedCore(ScriptedSettings())
+
+                    @asynccontextmanager
+                    async def engine() -> AsyncIterator[InlineEngine]:
+                        async with open_inline_engine(scripted, step_s=0.05) as made_engine:
+                            out[0].engine = made_engine
+                            yield made_engine
+
+                    agent = Agent(settings, who, network, engine, wall=wall, in_thread=inline)
+                    out.append(NodeUnderTest(agent, who, scope))
+                    made.set()
+                    await agent.run()
+
+        self._nursery.start_soon(live)
+        await made.wait()
+        self.nodes.append(out[0])
+        return out[0]
+
+    async def start_nodes(self, count: int, **settings) -> list[NodeUnderTest]:
+        """`count` nodes, all of them linked to the head and to each other."""
+        nodes = [await self.start_node(i + 1, **settings) for i in range(count)]
+        await self.meshed(nodes)
+        return nodes
+
+    async def meshed(self, nodes: Sequence[NodeUnderTest]) -> None:
+        names = {n.peer for n in nodes} | {self.head_identity.peer_id}
+        await self.head.until(lambda: all(set(n.agent.peering.links) >= names - {n.peer} for n in nodes))
+
+    async def kill(self, node: NodeUnderTest) -> None:
+        """As SIGKILL: no goodbye."""
+        self.switch.kill(node.peer)
+        node.scope.cancel()
+        while self.switch.host(node.peer) is not None:
+            await trio.sleep(0.1)
+
+    async def peer(self, number: int, *, reachable: bool = True) -> MemoryNetwork:
+        """A bare host, for peers that do not behave."""
+        out: list[MemoryNetwork] = []
+        made = trio.Event()
+
+        async def live() -> None:
+            async with self.switch.network(identity(number).peer_id, reachable=reachable) as network:
+                out.append(network)
+                made.set()
+                await trio.sleep_forever()
+
+        self._nursery.start_soon(live)
+        await made.wait()
+        return out[0]
+
+
+@asynccontextmanager
+async def open_swarm(directory: Path, *, latency: float = 0.01, rate: float = 10 * MIB) -> AsyncIterator[Swarm]:
+    logging.getLogger("shoal").setLevel(logging.INFO)
+    async with trio.open_nursery() as nursery:
+        try:
+            yield Swarm(MemorySwitch(latency=latency, rate=rate), directory, nursery)
+        finally:
+            nursery.cancel_scope.cancel()

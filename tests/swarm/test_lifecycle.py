@@ -1,0 +1,238 @@
+"""Corners of links, installs and stores that a long run meets: replaced links, pruned manifests, full disks, epochs."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import trio
+
+from p2p.errors import ShoalError
+from p2p.limits import HANDSHAKE_S, KIB, MIB
+from p2p.protocol.messages import Have, Member, Roster
+from p2p.version import Version
+from tests.swarm.harness import CHUNK, changed_state, identity, make_state, open_swarm
+from tests.swarm.rogue import Rogue, greet, hello, membership
+
+
+@pytest.fixture(autouse=True)
+def _log(caplog):
+    caplog.set_level(logging.INFO, logger="shoal")
+
+
+async def test_a_second_link_replaces_the_first_and_survives_its_end(tmp_path, autojump_clock) -> None:
+    async with open_swarm(tmp_path) as swarm, trio.open_nursery() as nursery:
+        await swarm.start_head()
+        (node,) = await swarm.start_nodes(1)
+        network = await swarm.peer(60)
+        proof = membership(swarm, network.peer_id)
+        first = await Rogue(network, node.peer).connect(nursery, proof)
+        second = await Rogue(network, node.peer).connect(nursery, proof)
+        assert "replaced by a newer link" in await first.until_closed()
+        await trio.sleep(5)
+        assert not second.closed and network.peer_id in node.agent.peering.links
+        assert network.peer_id in node.agent.exchange.peers
+        async with trio.open_nursery() as burst:  # several at once: one stays, the others are closed
+            rogues = [Rogue(network, node.peer) for _ in range(3)]
+            for rogue in rogues:
+                burst.start_soon(_connect_or_not, rogue, nursery, proof)
+        await trio.sleep(HANDSHAKE_S + 5)
+        link = node.agent.peering.links[network.peer_id]
+        assert node.agent.exchange.peers[network.peer_id].bulk is link.bulk
+        assert len([c for c in swarm.switch.host(node.peer).table.of(network.peer_id)]) == 2
+        nursery.cancel_scope.cancel()
+
+
+async def _connect_or_not(rogue: Rogue, nursery: trio.Nursery, proof: bytes) -> None:
+    from p2p.errors import ChannelClosed
+
+    try:
+        await rogue.connect(nursery, proof)
+    except ChannelClosed:
+        pass  # another of the three was faster
+
+
+async def test_a_control_channel_without_a_bulk_channel_is_closed(tmp_path, autojump_clock) -> None:
+    async with open_swarm(tmp_path) as swarm:
+        await swarm.start_head()
+        (node,) = await swarm.start_nodes(1)
+        network = await swarm.peer(60)
+        await greet(network, node.peer, hello(membership(swarm, network.peer_id)))
+        await trio.sleep(HANDSHAKE_S + 5)
+        assert network.peer_id not in node.agent.peering.links
+        assert swarm.switch.host(node.peer).table.of(network.peer_id) == []
+
+
+async def test_a_peer_that_came_back_elsewhere_is_dialled_there(tmp_path, autojump_clock) -> None:
+    async with open_swarm(tmp_path) as swarm:
+        head = await swarm.start_head()
+        (node,) = await swarm.start_nodes(1)
+        other = identity(61).peer_id
+        node.agent.peering.me = "0"  # the smaller id dials
+        link = head.links[node.peer]
+        link.post(Roster(1, (Member(other, ("/memory/nowhere",), "moved"),)))
+        await trio.sleep(5)
+        assert other not in node.agent.peering.links
+        dialled = await swarm.peer(61)
+        link.post(Roster(1, (Member(other, (f"/memory/{other}",), "moved"),)))
+        with trio.fail_after(20):
+            channel = await dialled.incoming.receive()
+        assert channel.peer == node.peer
+
+
+async def test_a_manifest_that_the_head_pruned_meanwhile(tmp_path, autojump_clock, caplog) -> None:
+    """The catalog that a joiner was given is stale before it asks: it takes the way that there is."""
+    async with open_swarm(tmp_path) as swarm:
+        head = await swarm.start_head()
+        state = make_state(1)
+        old = head.publish(1, state)
+        original = head.publisher.catalog
+        stale = original()
+        head.publisher.catalog = lambda: stale  # type: ignore[method-assign]
+        late = await swarm.start_node(1)
+        await head.until(lambda: late.peer in head.links)
+        new = head.publish(2, make_state(2))
+        head.publisher.catalog = original  # type: ignore[method-assign]
+        head.store.drop(head.exchange.forget(old.mid))
+        del head.publisher._by_mid[old.mid]
+        await head.until_installed([late.peer], Version(1, 2))
+        assert new.mid in late.agent.exchange.spreads and old.mid not in late.agent.exchange.spreads
+
+
+async def test_a_store_too_small_lets_go_of_what_it_keeps_for_others(tmp_path, autojump_clock) -> None:
+    async with open_swarm(tmp_path) as swarm:
+        head = await swarm.start_head()
+        nodes = await swarm.start_nodes(2, store_limit=420 * KIB)
+        state = make_state(1)
+        anchor = head.publish(1, state)
+        assert anchor.size < 400 * KIB
+        for step in range(2, 8):
+            old, state = state, changed_state(state, step)
+            head.publish(step, state, base=step - 1, old=old)
+            await head.until_installed([n.peer for n in nodes], Version(1, step))
+        for node in nodes:
+            assert node.agent.shadow.digest == state.digest()
+            assert node.agent.store.total <= 420 * KIB
+
+
+async def test_a_store_that_cannot_hold_one_version_does_not_end_the_node(tmp_path, autojump_clock, caplog) -> None:
+    async with open_swarm(tmp_path) as swarm:
+        head = await swarm.start_head()
+        small = await swarm.start_node(1, store_limit=64 * KIB)
+        large = await swarm.start_node(2)
+        head.publish(1, make_state(1))
+        await head.until_installed([large.peer], Version(1, 1))
+        await trio.sleep(60)
+        assert small.agent.shadow.version is None and small.peer in head.links
+        line = next(r.getMessage() for r in caplog.records if "cannot keep it" in r.getMessage())
+        assert line.startswith("refused: peer=") and "version=1.1 chunk=" in line and "is full" in line
+
+
+async def test_a_chunk_that_rots_on_a_relay_comes_from_elsewhere(tmp_path, autojump_clock) -> None:
+    async with open_swarm(tmp_path) as swarm:
+        head = await swarm.start_head()
+        nodes = await swarm.start_nodes(2)
+        state = make_state(1)
+        anchor = head.publish(1, state)
+        await head.until_installed([n.peer for n in nodes], Version(1, 1))
+        for path in [p for p in nodes[0].agent.store.root.rglob("*") if p.is_file()][::3]:
+            path.write_bytes(b"rot")
+        late = await swarm.start_node(3)
+        await head.until_installed([late.peer], Version(1, 1))
+        assert late.agent.shadow.digest == state.digest()
+        assert not head.reports  # a rotten chunk is never sent
+        assert late.traffic(anchor).from_peers > 0
+
+
+async def test_a_new_epoch_in_the_middle_of_a_transfer(tmp_path, autojump_clock) -> None:
+    async with open_swarm(tmp_path, rate=100 * KIB) as swarm:
+        head = await swarm.start_head(1)
+        nodes = await swarm.start_nodes(2)
+        names = [n.peer for n in nodes]
+        first = make_state(1)
+        head.publish(1, first)
+        await head.until_installed(names, Version(1, 1))
+        second = changed_state(first, 2)
+        delta = head.publish(2, second, base=1, old=first)
+        while not any(delta.mid in n.agent.exchange.spreads and n.agent.exchange.progress(delta.mid) > 3 for n in nodes):
+            await trio.sleep(0.05)
+        await swarm.kill_head()
+        head = await swarm.start_head(2)
+        head.publish(1, first)
+        await head.until_installed(names, Version(2, 1), 120)
+        await trio.sleep(10)
+        assert all(n.agent.shadow.version == Version(2, 1) for n in nodes)
+        assert all(delta.mid not in n.agent.exchange.spreads for n in nodes)
+
+
+async def test_waiting_for_a_segment_ends_when_its_manifest_is_forgotten(tmp_path, autojump_clock) -> None:
+    async with open_swarm(tmp_path) as swarm:
+        head = await swarm.start_head()
+        nodes = await swarm.start_nodes(1)
+        anchor = head.publish(1, make_state(1))
+        await head.until_installed([nodes[0].peer], Version(1, 1))
+        exchange = nodes[0].agent.exchange
+        exchange.spreads[anchor.mid].session.held.clear()
+        failed: list[str] = []
+
+        async def wait(call) -> None:
+            with pytest.raises(ShoalError, match="is not held any more") as error:
+                await call()
+            failed.append(str(error.value))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait, lambda: exchange.segment(anchor.mid, 0))
+            await trio.sleep(0.2)
+            exchange.forget(anchor.mid)
+        assert len(failed) == 1
+        await wait(lambda: exchange.sealed(anchor.mid))
+
+
+async def test_what_an_anchor_overtook_does_not_pile_up(tmp_path, autojump_clock) -> None:
+    """A node that cannot follow the chain keeps none of its deltas once an anchor has led past them."""
+    async with open_swarm(tmp_path) as swarm:
+        head = await swarm.start_head()
+        nodes = await swarm.start_nodes(1)
+        names = [n.peer for n in nodes]
+        first = make_state(1)
+        head.publish(1, first)
+        await head.until_installed(names, Version(1, 1))
+        state = make_state(50)
+        head.publisher._digests[Version(1, 1)] = state.digest()
+        for step in range(2, 12):
+            old, state = state, changed_state(state, step)
+            head.publish(step, state, base=step - 1, old=old)
+            await trio.sleep(1)
+        exchange = nodes[0].agent.exchange
+        assert len(exchange.spreads) > 10
+        state = make_state(12)
+        head.publish(12, state)
+        await head.until_installed(names, Version(1, 12))
+        assert len(exchange.spreads) <= 3  # the descriptor and two anchors
+        assert nodes[0].agent.store.total < 2 * MIB
+        assert not [d for d, n in exchange.store._pins.items() if n and not exchange.store.has(d)]
+
+
+async def test_an_anchor_of_many_chunks_is_announced_in_pieces(tmp_path, autojump_clock, monkeypatch) -> None:
+    monkeypatch.setattr("p2p.broadcast.exchange.HAVE_BATCH", 10)
+    async with open_swarm(tmp_path) as swarm:
+        head = await swarm.start_head()
+        nodes = await swarm.start_nodes(2)
+        anchor = head.publish(1, make_state(1))
+        assert anchor.size > 25 * CHUNK
+        await head.until_installed([n.peer for n in nodes], Version(1, 1))
+        before = head.sent(anchor)
+        late = await swarm.start_node(3)
+        await head.until_installed([late.peer], Version(1, 1))
+        assert head.sent(anchor) == before
+        async with trio.open_nursery() as nursery:
+            network = await swarm.peer(60)
+            rogue = await Rogue(network, late.peer).connect(nursery, membership(swarm, network.peer_id))
+            from p2p.protocol.messages import Subscribe
+
+            await rogue.say(Subscribe(anchor.mid, b""))
+            await trio.sleep(1)
+            haves = [m for m in rogue.heard if isinstance(m, Have)]
+            chunks = head.exchange.spreads[anchor.mid].manifest.seal.chunks
+            assert len(haves) > 2 and sorted(c for m in haves for c in m.chunks) == list(range(chunks))
+            nursery.cancel_scope.cancel()

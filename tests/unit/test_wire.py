@@ -1,0 +1,228 @@
+"""The message parser: every message survives the wire, and anything else is a Refusal and nothing worse."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+
+import msgpack
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from p2p.broadcast.exchange import bitmap, members
+from p2p.errors import Refusal
+from p2p.limits import MAX_FRAME
+from p2p.protocol import messages
+from p2p.protocol.messages import Chunk, Have, Hello, Installed, Member, Parts, Request, Roster, TokenRun
+from p2p.protocol.rollout import Generate
+from p2p.protocol.wire import MAX_ITEMS, MAX_TEXT, decode, encode
+from p2p.version import Version
+
+MESSAGES = [
+    cls for cls in vars(messages).values()
+    if isinstance(cls, type) and hasattr(cls, "__shoal_tag__") and cls.__module__ == messages.__name__
+]  # fmt: skip
+NUMBER = st.integers(0, 2**64 - 1)
+
+
+def values_of(hint) -> st.SearchStrategy:
+    """Any value a field of this annotation may hold."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Version:
+        return st.builds(Version, NUMBER, NUMBER)
+    if dataclasses.is_dataclass(hint):
+        return instances(hint)
+    if origin is tuple:
+        return st.lists(values_of(args[0]), max_size=4).map(tuple)
+    if args:
+        return st.none() | values_of(next(a for a in args if a is not type(None)))
+    plain = {
+        int: NUMBER, float: st.floats(allow_nan=False, allow_infinity=False), str: st.text(max_size=40),
+        bytes: st.binary(max_size=60), bool: st.booleans(),
+    }  # fmt: skip
+    return plain[hint]
+
+
+def instances(cls) -> st.SearchStrategy:
+    hints = typing.get_type_hints(cls)
+    return st.builds(cls, **{f.name: values_of(hints[f.name]) for f in dataclasses.fields(cls)})
+
+
+any_message = st.sampled_from(MESSAGES).flatmap(instances)
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=8) | st.binary(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+def parse(data: bytes):
+    """What `decode` makes of it: a message, or None when refused. Anything else is a fault."""
+    try:
+        return decode(data)
+    except Refusal as refusal:
+        assert refusal.fatal and refusal.reason and len(refusal.reason) < 1000
+        return None
+
+
+def test_every_family_is_there() -> None:
+    assert len(MESSAGES) >= 21
+
+
+@settings(max_examples=300)
+@given(any_message)
+def test_every_message_survives_the_wire(message) -> None:
+    assert decode(encode(message)) == message
+
+
+@settings(max_examples=400)
+@given(st.binary(max_size=200))
+@example(b"")
+@example(b"\x91" * 10_000)
+@example(b"\xdd\xff\xff\xff\xff")
+@example(b"\xc6\xff\xff\xff\xff")
+@example(b"\xdf\xff\xff\xff\xff")
+@example(b"\xc7\xff\x01")
+@example(b"\xd9\x04\xff\xff\xff\xff")
+def test_arbitrary_bytes_are_a_message_or_a_refusal(data) -> None:
+    found = parse(data)
+    assert found is None or type(found) in MESSAGES
+
+
+@settings(max_examples=400)
+@given(any_message, st.data())
+def test_a_damaged_message_is_a_message_or_a_refusal(message, data) -> None:
+    raw = bytearray(encode(message))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(raw) - 1))
+        match data.draw(st.sampled_from(["flip", "cut", "insert", "repeat"])):
+            case "flip":
+                raw[at] ^= data.draw(st.integers(1, 255))
+            case "cut":
+                del raw[at + 1 :]
+            case "insert":
+                raw[at:at] = data.draw(st.binary(min_size=1, max_size=4))
+            case "repeat":
+                raw += raw[at:]
+    found = parse(bytes(raw))
+    assert found is None or decode(encode(found)) == found
+
+
+@settings(max_examples=400)
+@given(st.sampled_from(MESSAGES), st.lists(junk, max_size=12))
+def test_fields_of_any_kind_and_number(cls, fields) -> None:
+    found = parse(msgpack.packb([cls.__shoal_tag__, *fields]))
+    if found is not None:
+        assert type(found) is cls and len(fields) == len(dataclasses.fields(cls))
+
+
+@settings(max_examples=300)
+@given(any_message, st.data())
+def test_one_field_of_another_kind(message, data) -> None:
+    wire = msgpack.unpackb(encode(message))
+    if len(wire) < 2:
+        return
+    wire[data.draw(st.integers(1, len(wire) - 1))] = data.draw(junk)
+    found = parse(msgpack.packb(wire))
+    assert found is None or type(found) is type(message)
+
+
+@pytest.mark.parametrize(("wire", "reason"), [
+    (["have", b"m"], "Have has 2 fields, got 1"),
+    (["have", b"m", [], 1], "Have has 2 fields, got 3"),
+    (["have", b"m", [-1]], "Have.chunks: expected an integer in"),
+    (["have", b"m", [True]], "Have.chunks: expected an integer in"),
+    (["have", b"m", [1.0]], "Have.chunks: expected an integer in"),
+    (["have", "m", [1]], "Have.mid: expected bytes, got str"),
+    (["have", b"m", {}], "Have.chunks: expected list, got dict"),
+    (["follow", 1], "Follow.on: expected bool, got int"),
+    (["bye", b"x", True], "Bye.reason: expected str, got bytes"),
+    (["report", "p", [1], 0, "r"], "Report.version: expected [epoch, step]"),
+    (["report", "p", [1, -2], 0, "r"], "Report.version: expected an integer in"),
+    (["roster", 1, [["p", [], "n", 1]]], "Member has 3 fields, got 4"),
+    (["roster", 1, [["p", [7], "n"]]], "Member.addresses: expected str, got int"),
+    (["installed", [1, 1], b"", float("nan"), 0.0, 0.0, 1, 1], "Installed.pause_s: expected a finite number"),
+    (["installed", [1, 1], b"", 0.0, float("inf"), 0.0, 1, 1], "Installed.apply_s: expected a finite number"),
+    (["nonsense" * 20], "unknown message 'nonsensenonsensenonsensenonsensenonsense'"),
+    ([], "not a list that starts with a tag"),
+    ([["have"], b"m", []], "not a list that starts with a tag"),
+    ({"have": 1}, "not a list that starts with a tag"),
+    ("have", "not a list that starts with a tag"),
+    (["bye", "x" * (MAX_TEXT + 1), True], "malformed msgpack"),
+    (["have", b"m", [0] * (MAX_ITEMS + 1)], "malformed msgpack"),
+    (["have", b"m", msgpack.ExtType(4, b"x")], "malformed msgpack"),
+])  # fmt: skip
+def test_a_refusal_names_message_and_field(wire, reason) -> None:
+    with pytest.raises(Refusal) as refusal:
+        decode(msgpack.packb(wire))
+    assert reason in refusal.value.reason and refusal.value.fatal
+
+
+def test_deep_nesting_is_refused() -> None:
+    for depth in (600, 5_000, 200_000):
+        with pytest.raises(Refusal):
+            decode(b"\x91" * depth + b"\xc0")
+        with pytest.raises(Refusal):
+            decode(b"\x81\xa1k" * depth + b"\xc0")
+
+
+def test_trailing_bytes_are_refused() -> None:
+    data = encode(Have(b"m", (1, 2)))
+    with pytest.raises(Refusal, match="malformed msgpack"):
+        decode(data + b"\xc0")
+
+
+def test_a_frame_is_the_limit_both_ways() -> None:
+    with pytest.raises(Refusal, match="over the frame limit"):
+        decode(bytes(MAX_FRAME + 1))
+    with pytest.raises(ValueError, match="over the frame limit"):
+        encode(Chunk(b"m", 0, False, bytes(MAX_FRAME)))
+    part = bytes(MAX_FRAME - 64)
+    assert decode(encode(Parts(b"m", (part,)))).parts == (part,)
+
+
+def test_the_longest_lists_fit() -> None:
+    have = Have(b"m" * 16, tuple(range(MAX_ITEMS)))
+    assert decode(encode(have)) == have
+    roster = Roster(1, tuple(Member(f"p{i}", ("/ip4/1.2.3.4/tcp/4001",), "n") for i in range(10_000)))
+    assert decode(encode(roster)) == roster
+    assert decode(encode(Hello(1, "r", "t" * MAX_TEXT, b"", (), "n", "a"))).ticket == "t" * MAX_TEXT
+
+
+def test_requests_and_tokens_carry_what_they_were_made_of() -> None:
+    asked = Generate("r", (1, 2**32 - 1), 5, (3,), 9, Version(1, 2), 0.7, 0.9, (4, 5))
+    assert decode(_wrapped(asked)) == _unwrapped(asked)
+    run = TokenRun("r", 0, b"\1\0\0\0", b"\0\0\0\0", Version(1, 1), "", "")
+    assert run.event().ids == (1,)
+    for bad in (
+        dataclasses.replace(run, ids=b"\1\0\0"), dataclasses.replace(run, logprobs=b""),
+        dataclasses.replace(run, finish="because"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"token|finish"):
+            bad.event()
+
+
+def _wrapped(asked: Generate) -> bytes:
+    return encode(messages.Assign((Request.of(asked),)))
+
+
+def _unwrapped(asked: Generate) -> messages.Assign:
+    request = Request.of(asked)
+    assert request.generate() == asked
+    return messages.Assign((request,))
+
+
+@given(st.sets(st.integers(0, 3000), max_size=200))
+def test_bitmaps_survive(chunks) -> None:
+    assert members(bitmap(chunks)) == sorted(chunks)
+
+
+def test_a_bitmap_is_bounded() -> None:
+    with pytest.raises(Refusal, match="bitmap too long"):
+        members(bytes(MAX_FRAME + 1))
+
+
+def test_a_number_for_a_float_is_taken() -> None:
+    wire = ["installed", [1, 1], b"", 1, 0, 0, 1, 1]
+    assert decode(msgpack.packb(wire)) == Installed(Version(1, 1), b"", 1.0, 0.0, 0.0, 1, 1)
