@@ -20,112 +20,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from learner.dispatch import Request
-from learner.tasks.base import Score
-from learner.trajectory import Group, Trajectory
+from learner.outcomes import Accepted, FinishedGroup, GroupAborted, Ignored, Outcome, Refused, Requeued, Sample, Sampling
 from p2p.errors import Refusal
-from p2p.protocol.rollout import Completion, Generate, Span, TokenEvent
+from p2p.protocol.rollout import Completion, Generate, TokenEvent
 from p2p.version import Version
 
 FAILURE_BUDGET = 8
 """Refusals of misbehaving nodes that one trajectory survives. Its own prompt may be what breaks them, so it must end;
 eight failures on a healthy one are not chance, since the dispatcher avoids nodes that failed it before."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    max_new_tokens: int
-    stop_ids: tuple[int, ...]
-    temperature: float = 1.0
-    top_p: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One finished member of a group, not rewarded yet."""
-
-    ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    spans: tuple[Span, ...]
-    finish: str
-    """"stop" or "length" """
-    node: str
-    """who made the last token"""
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedGroup:
-    group_id: int
-    task_index: int
-    version: Version
-    """the version it was reserved at"""
-    prompt_ids: tuple[int, ...]
-    samples: tuple[Sample, ...]
-
-    @property
-    def oldest(self) -> Version:
-        return min(span.version for sample in self.samples for span in sample.spans)
-
-    def rewarded(self, scores: Sequence[Score]) -> Group:
-        """The group as the trainer takes it, with one score a sample in order."""
-        return Group(
-            self.group_id,
-            self.task_index,
-            tuple(
-                Trajectory(
-                    self.prompt_ids, s.ids, s.logprobs, s.spans, score.reward, s.finish, s.node, s.seed, score.exact
-                )
-                for s, score in zip(self.samples, scores, strict=True)
-            ),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """Tokens were appended; `tokens` of them. `finished` is the group when this was its last token."""
-
-    request_id: str
-    tokens: int
-    finished: FinishedGroup | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Ignored:
-    """A late event of an attempt or group that is over: nobody's fault."""
-
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The event is not used and nothing else changed: it came from a node that does not hold this request."""
-
-    refusal: Refusal
-
-
-@dataclass(frozen=True, slots=True)
-class Requeued:
-    """The node gave the trajectory up, or was refused (`refusal` says why). `request_id` is the new attempt, waiting
-    for a node; `cancel` is the old one, which that node must stop. `tokens` were still accepted from it."""
-
-    request_id: str
-    cancel: tuple[str, str]
-    """(node, old request id)"""
-    refusal: Refusal | None = None
-    tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class GroupAborted:
-    """The failure budget of one member is used up. `cancel` are the (node, request id) still running in the group."""
-
-    group_id: int
-    reason: str
-    cancel: tuple[tuple[str, str], ...]
-    refusal: Refusal
-
-
-Outcome = Accepted | Ignored | Refused | Requeued | GroupAborted
 
 
 @dataclass(slots=True)

@@ -11,7 +11,6 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from learner.dispatch import NodeView
 from learner.journal import Journal
 from learner.local import Batch, Begin, Begun, Commit, Finish, Log, NextBatch, Resume, SealVersion, SegmentDone, Start
 from learner.metrics import MetricsLog, network_metrics
+from learner.nodes import NodeState
 from learner.publisher import Publisher
 from learner.rollouts import Rollouts
 from learner.trainer_port import TrainerHandler
@@ -44,42 +44,11 @@ from p2p.protocol.messages import (
     Tokens,
 )  # fmt: skip
 from p2p.store import ChunkStore
-from p2p.version import Version
 
 log = logging.getLogger("shoal.head")
 
-STATUS_SILENCE_S = 30.0
-"""A node whose link lives but which has not reported for so long gets no new work."""
-
-NO_VERSION = Version(0, 0)
-"""what a node that has installed nothing reports"""
-
 FAREWELL_S = 30.0
 """At the end of the run: how long nodes may take to install the last version before the head says goodbye."""
-
-
-@dataclass
-class NodeState:
-    """What the head knows of one live node."""
-
-    link: Link
-    joined: float
-    reading_from: Version | None
-    """oldest version it may still ask for while it catches up"""
-    version: Version = NO_VERSION
-    digest_ok: bool = False
-    ready: bool = False
-    capacity: int = 0
-    tokens_per_s: float = 0.0
-    tokens: int = 0
-    pause_s: float = 0.0
-    apply_s: float = 0.0
-    bytes_from_head: int = 0
-    bytes_from_peers: int = 0
-    pid: int = 0
-    rss_bytes: int = 0
-    heard: float = 0.0
-    draining: bool = False
 
 
 class Head(TrainerHandler):
@@ -156,15 +125,8 @@ class Head(TrainerHandler):
     def node_views(self) -> list[NodeView]:
         """The dispatcher's view of the nodes."""
         assert self.rollouts is not None
-        views = []
-        for peer, node in self.nodes.items():
-            load = len(self.rollouts.collector.working(peer))
-            live = node.ready and node.version.epoch == self.epoch and self._now() - node.heard < STATUS_SILENCE_S
-            views.append(NodeView(
-                peer, node.version, min(load, node.capacity), max(0, load - node.capacity), node.capacity,
-                node.tokens_per_s, live=live, draining=node.draining,
-            ))  # fmt: skip
-        return views
+        working, now = self.rollouts.collector.working, self._now()
+        return [node.view(len(working(peer)), self.epoch, now) for peer, node in self.nodes.items()]
 
     def send(self, peer: str, message: object) -> None:
         node = self.nodes.get(peer)
@@ -199,7 +161,7 @@ class Head(TrainerHandler):
         del self.nodes[link.peer]
         self._wake()
         self.exchange.remove_peer(link.peer)
-        self.gone[link.peer] = self._describe(node) | {"alive": False, "reason": reason}
+        self.gone[link.peer] = node.describe() | {"alive": False, "reason": reason}
         self.journal.record_node(link.peer, link.name, node.tokens, node.bytes_from_peers + node.bytes_from_head)
         moved = self.rollouts.on_node_lost(link.peer) if self.rollouts is not None else 0
         log.info("node %s (%s) is gone: %s; %d sequences go elsewhere", link.name, link.peer, reason, moved)
@@ -257,24 +219,17 @@ class Head(TrainerHandler):
 
     def _on_status(self, node: NodeState, message: NodeStatus) -> None:
         was_ready = node.ready and node.version == message.version
-        node.ready, node.capacity, node.heard = message.ready, message.capacity, self._now()
-        node.version, node.tokens_per_s = message.version, message.tokens_per_s
-        node.pid, node.rss_bytes = message.pid, message.rss_bytes
+        node.on_status(message, self._now())
         self._wake()
         if node.ready and not was_ready and self.rollouts is not None:
             self.rollouts.dispatch()
 
     def _on_installed(self, node: NodeState, message: Installed) -> None:
         expected = self.publisher.state_digest(message.version)
-        node.digest_ok = expected is not None and expected == message.state_digest
+        node.on_installed(message, expected, self.publisher.current)
         if not node.digest_ok:
             self.report(node.link.peer, Refusal("installed state has another digest", version=message.version))
-        node.pause_s, node.apply_s = message.pause_s, message.apply_s
-        node.bytes_from_head += message.bytes_from_head
-        node.bytes_from_peers += message.bytes_from_peers
         self.publisher.installed(node.link.peer, message.version, message.bytes_from_peers)
-        current = self.publisher.current
-        node.reading_from = None if current is not None and message.version >= current else message.version
 
     # --- the trainer -------------------------------------------------------------------------------------------------
 
@@ -353,7 +308,7 @@ class Head(TrainerHandler):
         with trio.move_on_after(FAREWELL_S):
             while any(not n.draining and n.version != self.publisher.current for n in self.nodes.values()):
                 await self._moved.wait()
-        self.final_nodes = {p: self._describe(n) for p, n in self.nodes.items()}
+        self.final_nodes = {p: n.describe() for p, n in self.nodes.items()}
         for node in self.nodes.values():
             node.link.post(Bye(reason, done=True))
         with trio.move_on_after(5.0):
@@ -361,15 +316,6 @@ class Head(TrainerHandler):
                 await self._moved.wait()
 
     # --- what a person sees ------------------------------------------------------------------------------------------
-
-    def _describe(self, node: NodeState) -> dict[str, Any]:
-        return {
-            "peer": node.link.peer, "name": node.link.name, "alive": True, "version": str(node.version),
-            "digest_ok": node.digest_ok, "ready": node.ready, "tokens": node.tokens, "tokens_per_s": node.tokens_per_s,
-            "bytes_from_learner": node.bytes_from_head, "bytes_from_peers": node.bytes_from_peers,
-            "pause_s": node.pause_s, "apply_s": node.apply_s, "capacity": node.capacity, "pid": node.pid,
-            "rss_bytes": node.rss_bytes, "draining": node.draining,
-        }  # fmt: skip
 
     def status(self) -> dict[str, Any]:
         """Everything `shoal status` shows, as plain values."""
@@ -379,7 +325,7 @@ class Head(TrainerHandler):
         deltas = [p for p in history if p.kind == "delta" and p.sealed]
         anchors = [p for p in history if p.kind == "anchor" and p.sealed]
         tally = self.journal.counts().trajectories
-        live = {p: self._describe(n) for p, n in self.nodes.items()}
+        live = {p: n.describe() for p, n in self.nodes.items()}
         nodes = self.final_nodes or live
         return {
             "run": self.run_id, "epoch": self.epoch, "pid": os.getpid(), "trainer_pid": self.trainer_pid,

@@ -7,13 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from learner.nodes import NodeState
 from learner.publisher import Published
 from p2p.version import Version
-
-if TYPE_CHECKING:
-    from learner.head import NodeState
 
 
 class MetricsLog:

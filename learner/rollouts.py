@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import trio
 
-from learner.collector import Accepted, Collector, FinishedGroup, GroupAborted, Refused, Requeued, Sampling
+from learner.collector import Collector
 from learner.dispatch import Dispatcher, NodeView
 from learner.journal import Journal, ReservedGroup
 from learner.ledger import Ledger
 from learner.ledger import Refused as NoRoom
+from learner.outcomes import Accepted, FinishedGroup, GroupAborted, Refused, Requeued, Sampling
 from learner.recovery import plan_resume
 from learner.tasks.base import Task
 from learner.text import decode_completion, encode_prompt

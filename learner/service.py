@@ -20,10 +20,10 @@ from typing import IO, Any
 
 import trio
 
-from learner.collector import Sampling
 from learner.config import LearnerConfig, dump_toml
 from learner.head import Head
 from learner.journal import Journal
+from learner.outcomes import Sampling
 from learner.rollouts import Rollouts, RolloutSettings
 from learner.status import serve_status
 from learner.tasks.registry import make_task

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import trio
 
+from p2p.broadcast.sender import BulkSender
 from p2p.broadcast.session import Session
+from p2p.broadcast.spread import ASK_PARTS_S, Neighbour, Spread, Traffic, bitmap, chunk_limit, members
 from p2p.channel.base import Channel
-from p2p.errors import ChannelClosed, Refusal, ShoalError
-from p2p.limits import MIB
+from p2p.errors import Refusal, ShoalError
 from p2p.manifest import Manifest, open_header, open_part
 from p2p.protocol.messages import Chunk, Follow, GetParts, Have, Parts, Subscribe, Want
-from p2p.protocol.wire import encode
 from p2p.store import ChunkStore
 from p2p.version import Version
 
@@ -30,9 +29,6 @@ TICK_S = 0.05
 
 PARTS_PER_MESSAGE = 512 * 1024
 """Bytes of manifest parts per message, below MAX_FRAME with room for the envelope."""
-
-ASK_PARTS_S = (1.0, 8.0)
-"""From one request for missing records to the next: doubled each time up to the second, while nothing comes."""
 
 ANSWER_PARTS_S = 0.5
 """A neighbour that asks for one manifest's parts more often than this is not answered: the answer may be large."""
@@ -45,54 +41,6 @@ MAX_REFUSALS = 64
 
 MAX_SESSIONS = 256
 """Manifests a peer keeps track of at once. A chain being followed is far shorter."""
-
-
-@dataclass
-class Traffic:
-    """Chunk payload bytes of one manifest, counted at this peer."""
-
-    sent: int = 0
-    from_head: int = 0
-    from_peers: int = 0
-    duplicates: int = 0
-    first_at: float = 0.0
-    done_at: float = 0.0
-
-
-@dataclass
-class Spread:
-    """One manifest here: its proof, its session, its traffic, and an event that is replaced at every change."""
-
-    manifest: Manifest
-    session: Session
-    traffic: Traffic
-    wanted: bool
-    """this peer takes part (a header alone is only remembered)"""
-    changed: trio.Event = field(default_factory=trio.Event)
-    asked_parts_at: float = -1e9
-    ask_parts_after: float = ASK_PARTS_S[0]
-
-    def wake(self) -> None:
-        self.changed.set()
-        self.changed = trio.Event()
-
-
-class ExchangePeer:
-    """A neighbour: `post` queues control messages without waiting, `bulk` carries chunks."""
-
-    def __init__(self, name: str, post: Callable[[object], None], bulk: Channel, now: float) -> None:
-        self.name, self.post, self.bulk = name, post, bulk
-        self.following = False
-        self.parts_sent: set[tuple[bytes, int]] = set()
-        self.answered: dict[bytes, float] = {}
-        """manifest id -> when this neighbour was last sent all parts of it"""
-        self.greeted: set[bytes] = set()
-        """manifests this neighbour was told our chunks of, in answer to its own Subscribe"""
-        self.refusals = 0
-        self.wake = trio.Event()
-        self.scope = trio.CancelScope()
-        self.since = now
-
 
 RefusedBy = Callable[[str, Refusal], Awaitable[None]]
 
@@ -127,7 +75,8 @@ class Exchange:
         """headers of versions below this are refused as rolled back (set by the node to what it serves)"""
         self.on_header, self.on_refusal, self.on_full = on_header, on_refusal, on_full
         self.spreads: dict[bytes, Spread] = {}
-        self.peers: dict[str, ExchangePeer] = {}
+        self.peers: dict[str, Neighbour] = {}
+        self._sender = BulkSender(self.spreads, store, now, self._lose)
         self._nursery: trio.Nursery | None = None
         self._following = False
         self._opened = trio.Event()
@@ -138,7 +87,7 @@ class Exchange:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             for peer in self.peers.values():
-                nursery.start_soon(self._serve_bulk, peer)
+                nursery.start_soon(self._sender.serve, peer)
             task_status.started()
             while True:
                 await trio.sleep(TICK_S)
@@ -149,14 +98,14 @@ class Exchange:
     def add_peer(self, name: str, post: Callable[[object], None], bulk: Channel) -> None:
         """A neighbour is reachable. Tells it what we hold of every manifest we take part in."""
         self.remove_peer(name)
-        peer = self.peers[name] = ExchangePeer(name, post, bulk, self._now())
+        peer = self.peers[name] = Neighbour(name, post, bulk, self._now())
         if self._following:
             post(Follow(True))
         for mid, spread in self.spreads.items():
             if spread.wanted:
                 post(Subscribe(mid, bitmap(spread.session.held)))
         if self._nursery is not None:
-            self._nursery.start_soon(self._serve_bulk, peer)
+            self._nursery.start_soon(self._sender.serve, peer)
 
     def remove_peer(self, name: str) -> None:
         peer = self.peers.pop(name, None)
@@ -225,7 +174,7 @@ class Exchange:
         return [d for record in spread.manifest.records.values() for d in record.digests]
 
     @staticmethod
-    def _forget_sent(peer: ExchangePeer, mid: bytes) -> None:
+    def _forget_sent(peer: Neighbour, mid: bytes) -> None:
         peer.parts_sent = {(m, s) for m, s in peer.parts_sent if m != mid}
 
     # --- a receiver --------------------------------------------------------------------------------------------------
@@ -325,7 +274,7 @@ class Exchange:
         if self.on_refusal is not None:
             await self.on_refusal(name, refusal)
 
-    def _on_chunk(self, peer: ExchangePeer, message: Chunk) -> None:
+    def _on_chunk(self, peer: Neighbour, message: Chunk) -> None:
         spread = self.spreads.get(message.mid)
         if spread is None or not spread.wanted:
             return  # a manifest we dropped meanwhile: the sender could not know
@@ -381,7 +330,7 @@ class Exchange:
                 self.store.unpin([digest])
             spread.session.lose(chunk, self._now())
 
-    def _on_have(self, peer: ExchangePeer, message: Have) -> None:
+    def _on_have(self, peer: Neighbour, message: Have) -> None:
         spread = self.spreads.get(message.mid)
         if spread is not None:
             self._check_range(spread, message.chunks)
@@ -390,7 +339,7 @@ class Exchange:
             spread.session.peer_has(peer.name, message.chunks, self._now())
             peer.wake.set()
 
-    def _on_want(self, peer: ExchangePeer, message: Want) -> None:
+    def _on_want(self, peer: Neighbour, message: Want) -> None:
         spread = self.spreads.get(message.mid)
         if spread is not None:
             self._check_range(spread, message.chunks)
@@ -398,7 +347,7 @@ class Exchange:
             spread.session.peer_wants(peer.name, message.chunks, self._now())
             peer.wake.set()
 
-    def _on_parts(self, peer: ExchangePeer, message: Parts) -> None:
+    def _on_parts(self, peer: Neighbour, message: Parts) -> None:
         for part in message.parts:
             spread = self.spreads.get(message.mid)
             if spread is None:
@@ -433,7 +382,7 @@ class Exchange:
             self.take(manifest.mid, catching=False)
         return spread
 
-    def _on_get_parts(self, peer: ExchangePeer, message: GetParts) -> None:
+    def _on_get_parts(self, peer: Neighbour, message: GetParts) -> None:
         spread = self.spreads.get(message.mid)
         now = self._now()
         if spread is None or now - peer.answered.get(message.mid, -1e9) < ANSWER_PARTS_S:
@@ -449,11 +398,11 @@ class Exchange:
             size += len(part)
         peer.post(Parts(message.mid, tuple(batch)))
 
-    def _on_subscribe(self, peer: ExchangePeer, message: Subscribe) -> None:
+    def _on_subscribe(self, peer: Neighbour, message: Subscribe) -> None:
         spread = self.spreads.get(message.mid)
         if spread is None:
             return
-        if len(message.have) > _chunk_limit(spread.manifest) // 8 + 1:
+        if len(message.have) > chunk_limit(spread.manifest) // 8 + 1:
             raise Refusal(f"a bitmap of {len(message.have)} bytes", version=spread.manifest.version, fatal=True)
         have = members(message.have)
         self._check_range(spread, have)
@@ -465,60 +414,17 @@ class Exchange:
         peer.wake.set()
 
     @staticmethod
-    def _post_have(peer: ExchangePeer, mid: bytes, chunks: Sequence[int]) -> None:
+    def _post_have(peer: Neighbour, mid: bytes, chunks: Sequence[int]) -> None:
         for start in range(0, max(len(chunks), 1), HAVE_BATCH):
             peer.post(Have(mid, tuple(chunks[start : start + HAVE_BATCH])))
 
     def _check_range(self, spread: Spread, chunks: Sequence[int]) -> None:
-        limit = _chunk_limit(spread.manifest)
+        limit = chunk_limit(spread.manifest)
         for chunk in chunks:
             if chunk >= limit:
                 raise Refusal(f"chunk {chunk} of {limit}", version=spread.manifest.version, chunk=chunk, fatal=True)
 
-    # --- sending -----------------------------------------------------------------------------------------------------
-
-    async def _serve_bulk(self, peer: ExchangePeer) -> None:
-        """Hands this neighbour one chunk after another, oldest version first (later deltas build on it)."""
-        with peer.scope:
-            try:
-                while True:
-                    peer.wake = trio.Event()
-                    choice = self._next_for(peer)
-                    if choice is None:
-                        await peer.wake.wait()
-                        continue
-                    spread, chunk, seed = choice
-                    digest = spread.manifest.chunk_digest(chunk)
-                    data = self.store.get(digest) if digest is not None else None
-                    if data is None:
-                        self._lose(spread, chunk)
-                        continue
-                    mid, segment = spread.manifest.mid, spread.manifest.segment_of(chunk)
-                    if segment is not None and (mid, segment) not in peer.parts_sent:
-                        # Ahead of the chunk and on the same channel, so the neighbour can always prove what it gets.
-                        peer.parts_sent.add((mid, segment))
-                        parts = [p for p in (self._header_once(peer, spread), spread.manifest.part_of(chunk)) if p]
-                        await peer.bulk.send(encode(Parts(mid, tuple(parts))))
-                    spread.traffic.first_at = spread.traffic.first_at or self._now()
-                    await peer.bulk.send(encode(Chunk(mid, chunk, seed, data)))
-                    spread.traffic.sent += len(data)
-            except ChannelClosed as closed:
-                log.info("bulk channel to %s ended: %s", peer.name, closed)
-
-    def _header_once(self, peer: ExchangePeer, spread: Spread) -> bytes | None:
-        key = (spread.manifest.mid, -1)
-        if key in peer.parts_sent:
-            return None
-        peer.parts_sent.add(key)
-        return spread.manifest.parts()[0]
-
-    def _next_for(self, peer: ExchangePeer) -> tuple[Spread, int, bool] | None:
-        now = self._now()
-        for spread in sorted(self.spreads.values(), key=lambda s: s.manifest.version):
-            found = spread.session.next_for(peer.name, now)
-            if found is not None:
-                return spread, found[0], found[1]
-        return None
+    # --- timers ------------------------------------------------------------------------------------------------------
 
     def _wake_senders(self) -> None:
         for peer in self.peers.values():
@@ -566,26 +472,3 @@ class Exchange:
     def _post_all(self, message: object) -> None:
         for peer in self.peers.values():
             peer.post(message)
-
-
-def _chunk_limit(manifest: Manifest) -> int:
-    """Chunks a manifest can have: exactly once it is sealed, before that as many as the policy on sizes lets it."""
-    if manifest.seal is not None:
-        return manifest.seal.chunks
-    cut = len(manifest.segments)
-    return (2 * manifest.header.layout.nbytes + 4096 * cut) // manifest.header.chunk_bytes + cut
-
-
-def bitmap(chunks: set[int]) -> bytes:
-    """Bit i of byte i//8 is set for every chunk i."""
-    out = bytearray((max(chunks) >> 3) + 1 if chunks else 0)
-    for chunk in chunks:
-        out[chunk >> 3] |= 1 << (chunk & 7)
-    return bytes(out)
-
-
-def members(bits: bytes) -> list[int]:
-    """Inverse of `bitmap`. Refusal over one MiB (it is bounded by the frame already)."""
-    if len(bits) > MIB:
-        raise Refusal("bitmap too long", fatal=True)
-    return [8 * i + bit for i, byte in enumerate(bits) if byte for bit in range(8) if byte >> bit & 1]

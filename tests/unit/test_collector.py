@@ -8,16 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from learner.collector import (
-    Accepted,
-    Collector,
-    FinishedGroup,
-    GroupAborted,
-    Ignored,
-    Refused,
-    Requeued,
-    Sampling,
-)
+from learner.collector import Collector
+from learner.outcomes import Accepted, FinishedGroup, GroupAborted, Ignored, Refused, Requeued, Sampling
 from learner.tasks.base import Score
 from p2p.protocol.rollout import Span, TokenEvent
 from p2p.version import Version

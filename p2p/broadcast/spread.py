@@ -1,0 +1,90 @@
+"""What an exchange keeps of one manifest (`Spread`) and of one peer next to it (`Neighbour`). No I/O of its own.
+
+Must not know who decides: the session does, the exchange carries it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import trio
+
+from p2p.broadcast.session import Session
+from p2p.channel.base import Channel
+from p2p.errors import Refusal
+from p2p.limits import MIB
+from p2p.manifest import Manifest
+
+ASK_PARTS_S = (1.0, 8.0)
+"""From one request for missing records to the next: doubled each time up to the second, while nothing comes."""
+
+
+@dataclass
+class Traffic:
+    """Chunk payload bytes of one manifest, counted at this peer."""
+
+    sent: int = 0
+    from_head: int = 0
+    from_peers: int = 0
+    duplicates: int = 0
+    first_at: float = 0.0
+    done_at: float = 0.0
+
+
+@dataclass
+class Spread:
+    """One manifest here: its proof, its session, its traffic, and an event that is replaced at every change."""
+
+    manifest: Manifest
+    session: Session
+    traffic: Traffic
+    wanted: bool
+    """this peer takes part (a header alone is only remembered)"""
+    changed: trio.Event = field(default_factory=trio.Event)
+    asked_parts_at: float = -1e9
+    ask_parts_after: float = ASK_PARTS_S[0]
+
+    def wake(self) -> None:
+        self.changed.set()
+        self.changed = trio.Event()
+
+
+class Neighbour:
+    """A neighbour: `post` queues control messages without waiting, `bulk` carries chunks."""
+
+    def __init__(self, name: str, post: Callable[[object], None], bulk: Channel, now: float) -> None:
+        self.name, self.post, self.bulk = name, post, bulk
+        self.following = False
+        self.parts_sent: set[tuple[bytes, int]] = set()
+        self.answered: dict[bytes, float] = {}
+        """manifest id -> when this neighbour was last sent all parts of it"""
+        self.greeted: set[bytes] = set()
+        """manifests this neighbour was told our chunks of, in answer to its own Subscribe"""
+        self.refusals = 0
+        self.wake = trio.Event()
+        self.scope = trio.CancelScope()
+        self.since = now
+
+
+def chunk_limit(manifest: Manifest) -> int:
+    """Chunks a manifest can have: exactly once it is sealed, before that as many as the policy on sizes lets it."""
+    if manifest.seal is not None:
+        return manifest.seal.chunks
+    cut = len(manifest.segments)
+    return (2 * manifest.header.layout.nbytes + 4096 * cut) // manifest.header.chunk_bytes + cut
+
+
+def bitmap(chunks: set[int]) -> bytes:
+    """Bit i of byte i//8 is set for every chunk i."""
+    out = bytearray((max(chunks) >> 3) + 1 if chunks else 0)
+    for chunk in chunks:
+        out[chunk >> 3] |= 1 << (chunk & 7)
+    return bytes(out)
+
+
+def members(bits: bytes) -> list[int]:
+    """Inverse of `bitmap`. Refusal over one MiB (it is bounded by the frame already)."""
+    if len(bits) > MIB:
+        raise Refusal("bitmap too long", fatal=True)
+    return [8 * i + bit for i, byte in enumerate(bits) if byte for bit in range(8) if byte >> bit & 1]
