@@ -89,14 +89,12 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
     return CheckpointMeta(meta["step"], meta["epoch"], meta["config"])
 
 
-def prune_checkpoints(root: Path, keep: int) -> list[Path]:
-    """Delete all but the `keep` newest step folders and any half-written one; returns what went. Call after a commit,
-    so that the folder the ledger names is always among those kept."""
-    folders = sorted(
-        (p for p in root.glob("step_*") if p.name.removeprefix("step_").isdigit()),
-        key=lambda p: int(p.name.removeprefix("step_")),
-    )
-    gone = folders[: -max(keep, 1)] + sorted(root.glob(".step_*.tmp"))
+def prune_checkpoints(root: Path, keep: int, committed: int) -> list[Path]:
+    """Delete all but the `keep` newest step folders up to step `committed`, which the last commit names, and any
+    half-written one; returns what went. A folder past it is what a crash left between its save and its commit."""
+    steps = {int(p.name.removeprefix("step_")): p for p in root.glob("step_*") if p.name.removeprefix("step_").isdigit()}
+    kept = sorted(step for step in steps if step <= committed)[-max(keep, 1) :]
+    gone = [steps[step] for step in sorted(steps) if step not in kept] + sorted(root.glob(".step_*.tmp"))
     for path in gone:
         shutil.rmtree(path, ignore_errors=True)
     return gone

@@ -23,7 +23,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,6 +36,7 @@ from learner.local import (
     Begin,
     Begun,
     Commit,
+    Discard,
     Error,
     Finish,
     Log,
@@ -56,7 +57,7 @@ from p2p.limits import MAX_FRAME
 from p2p.protocol.wire import decode, encode
 from p2p.publish import encode_version
 from p2p.state import FlatState, state_digest
-from p2p.store import ChunkStore
+from p2p.store import ChunkFolder
 
 Answer = TypeVar("Answer")
 
@@ -71,8 +72,8 @@ class LearnerClient:
     def __init__(self, sock: socket.socket, run_dir: Path) -> None:
         self._sock, self.run_dir = sock, run_dir
         self._start: Start | None = None
-        # The head decides what is dropped: this side only adds, so it must never evict.
-        self._store = ChunkStore(run_dir / "versions" / "chunks", limit=1 << 62)
+        # The head decides what is dropped: this side only adds.
+        self._store = ChunkFolder(run_dir / "versions" / "chunks")
         self._published: tuple[int, FlatState] | None = None
         self._spare: FlatState | None = None
         self._since_anchor = 0
@@ -147,6 +148,10 @@ class LearnerClient:
                 self._send_version(step, "anchor", state, None)
             self._spare = base[1]
         self._published = (step, state)
+
+    def discard(self, step: int, group_ids: Sequence[int], reason: str) -> None:
+        """Training on these groups of `step` failed and this trainer stops: no later epoch gets them again."""
+        self._ask(Discard(step, tuple(group_ids), reason[:2000]), Ok)
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """One line of metrics.jsonl; the head adds the network's own."""

@@ -29,6 +29,9 @@ FAILURE_BUDGET = 8
 """Refusals of misbehaving nodes that one trajectory survives. Its own prompt may be what breaks them, so it must end;
 eight failures on a healthy one are not chance, since the dispatcher avoids nodes that failed it before."""
 
+MIN_LOGPROB = -60.0
+"""No sampler draws a token that is less likely (e^-60); the trainer's importance weights would overflow on it."""
+
 
 @dataclass(slots=True)
 class _Member:
@@ -135,6 +138,13 @@ class Collector:
         """Request ids that `node` holds."""
         return [self._current(key) for key in sorted(self._by_node.get(node, ()))]
 
+    def progress(self) -> dict[str, dict[str, int]]:
+        """Node -> request id -> completion tokens so far, of everything that nodes hold."""
+        out: dict[str, dict[str, int]] = {}
+        for node, keys in self._by_node.items():
+            out[node] = {self._current(k): len(self._groups[k[0]].members[k[1]].completion.ids) for k in keys}
+        return out
+
     @property
     def outstanding(self) -> tuple[int, ...]:
         """Group ids opened and neither finished nor aborted."""
@@ -183,8 +193,9 @@ class Collector:
         return Accepted(event.request_id, count)
 
     def declined(self, node: str, request_id: str, reason: str, *, retryable: bool) -> Outcome:
-        """`node` would not take the request. Retryable (it is full, draining, or behind `min_version`) costs nothing;
-        otherwise it counts against the trajectory, whose request may be at fault."""
+        """`node` would not take the request. Retryable (it is full, draining, stalled, or behind `min_version`) costs the
+        trajectory nothing, and others are asked first from now on; otherwise it counts against the trajectory, whose
+        request may be at fault."""
         where = _parse(request_id)
         group = self._groups.get(where[0]) if where else None
         if where is None or group is None or where[1] >= len(group.members):
@@ -196,6 +207,7 @@ class Collector:
             what = f"request {request_id} declined: {reason}"
             refusal = Refusal(what, peer=node, version=_min_version(group, member))
             return self._failed(group, where[1], refusal)
+        member.failed_on.add(node)
         old = self._release(group, where[1])
         return Requeued(self._current((group.group_id, where[1])), old)
 
@@ -229,6 +241,8 @@ class Collector:
                 return f"version {event.version} was never published"
             if event.version < _min_version(group, member):
                 return f"version {event.version} is older than {_min_version(group, member)}"
+            if len(event.logprobs) and float(event.logprobs.min()) < MIN_LOGPROB:
+                return f"logprob {float(event.logprobs.min())} of a sampled token"
             if len(held) + len(event.ids) > sampling.max_new_tokens:
                 return f"{len(held) + len(event.ids)} tokens of {sampling.max_new_tokens} asked for"
             if any(token in sampling.stop_ids for token in event.ids[:-1]):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,10 +19,10 @@ import trio
 
 from learner.config import LearnerConfig
 from learner.dispatch import NodeView
-from learner.journal import Journal
-from learner.local import Batch, Begin, Begun, Commit, Finish, Log, NextBatch, Resume, SealVersion, SegmentDone, Start
+from learner.journal import Journal, Tally
+from learner.local import Batch, Begin, Begun, Commit, Discard, Finish, Log, NextBatch, Resume, SealVersion, SegmentDone, Start
 from learner.metrics import MetricsLog, network_metrics
-from learner.nodes import NodeState
+from learner.nodes import MAX_BYTES, NodeState
 from learner.publisher import Publisher
 from learner.rollouts import Rollouts
 from learner.trainer_port import TrainerHandler
@@ -69,6 +70,9 @@ class Head(TrainerHandler):
         self.config, self.run_id, self.run_dir, self.identity = config, run, run_dir, identity
         self._network, self.journal, self._now, self._wall = network, journal, now, wall
         self.epoch = journal.new_epoch()
+        # What earlier epochs published is of no use to anybody (their manifests are fenced out), and nothing names it.
+        for leftover in (run_dir / "versions" / "chunks", run_dir / "batches"):
+            shutil.rmtree(leftover, ignore_errors=True)
         self.store = ChunkStore(run_dir / "versions" / "chunks", limit=1 << 62)
         me = identity.peer_id
         self.peering = Peering(
@@ -94,6 +98,7 @@ class Head(TrainerHandler):
         self.started = now()
         self.trainer_pid = 0
         self.latest: dict[str, Any] = {}
+        self._counted: tuple[float, float, Tally | None] = (0.0, 0.0, None)
         self.evals: dict[int, float] = {}
         """step -> held-out exact match"""
         self.final_nodes: dict[str, dict[str, Any]] = {}
@@ -117,8 +122,10 @@ class Head(TrainerHandler):
         """Catches what no event announces: a node that went quiet, room that a timeout opened."""
         while True:
             await trio.sleep(0.5)
-            if self.rollouts is not None:
-                self.rollouts.dispatch()
+            for peer in self._rollouts.take_from_stalled(self._now()):
+                if peer in self.nodes:
+                    self.nodes[peer].back_off(self._now())
+            self._rollouts.dispatch()
 
     # --- nodes -------------------------------------------------------------------------------------------------------
 
@@ -192,13 +199,14 @@ class Head(TrainerHandler):
             return
         match message:
             case Tokens():
-                accepted = self.rollouts.on_tokens(link.peer, message)
-                node.tokens += accepted
+                node.on_tokens(self.rollouts.on_tokens(link.peer, message))
             case NodeStatus():
                 self._on_status(node, message)
             case Installed():
                 self._on_installed(node, message)
             case Rejected():
+                if message.retryable:
+                    node.back_off(self._now())
                 self.rollouts.on_rejected(link.peer, message)
             case GetCatalog():
                 self._send_catalog(link)
@@ -229,7 +237,7 @@ class Head(TrainerHandler):
         node.on_installed(message, expected, self.publisher.current)
         if not node.digest_ok:
             self.report(node.link.peer, Refusal("installed state has another digest", version=message.version))
-        self.publisher.installed(node.link.peer, message.version, message.bytes_from_peers)
+        self.publisher.installed(node.link.peer, message.version, min(message.bytes_from_peers, MAX_BYTES))
 
     # --- the trainer -------------------------------------------------------------------------------------------------
 
@@ -257,7 +265,7 @@ class Head(TrainerHandler):
         base = str(published.base) if published.base is not None else ""
         self.journal.record_version(published.version, published.kind, published.mid.hex(), base, published.size)
         self._rollouts.published(published.version)
-        if len(self.publisher.history) == 1:  # the epoch's first anchor: those who wait for it hear of it now
+        if self.publisher.history.begun == 1:  # the epoch's first anchor: those who wait for it hear of it now
             for node in self.nodes.values():
                 self._send_catalog(node.link)
         # Here, while the trainer waits for this answer: it must not be writing a chunk that is being dropped.
@@ -276,6 +284,10 @@ class Head(TrainerHandler):
     async def on_commit(self, message: Commit) -> None:
         self._rollouts.commit(message.step, message.checkpoint)
         self.step = message.step
+
+    async def on_discard(self, message: Discard) -> None:
+        self.report("trainer", Refusal(f"step {message.step}: {message.reason}"))
+        self._rollouts.discard(message.group_ids)
 
     async def on_log(self, message: Log) -> None:
         trained: dict[str, Any] = json.loads(message.metrics)
@@ -317,21 +329,27 @@ class Head(TrainerHandler):
 
     # --- what a person sees ------------------------------------------------------------------------------------------
 
+    def _tally(self) -> Tally:
+        """Trajectories by what became of them, counted afresh in the journal. After 10^6 groups that takes half a
+        second of the event loop, so a count is used for some twenty times as long as it took to make."""
+        made, cost, tally = self._counted
+        now = self._now()
+        if tally is None or now - made >= 20 * cost or self.finished.is_set():
+            began = time.perf_counter()
+            tally = self.journal.counts().trajectories
+            self._counted = (now, time.perf_counter() - began, tally)
+        return tally
+
     def status(self) -> dict[str, Any]:
         """Everything `shoal status` shows, as plain values."""
         self.publisher.count_traffic()
-        history = self.publisher.history
-        sent = [p for p in history if p.size and p.sealed and p.sent]
-        deltas = [p for p in history if p.kind == "delta" and p.sealed]
-        anchors = [p for p in history if p.kind == "anchor" and p.sealed]
-        tally = self.journal.counts().trajectories
+        tally = self._tally()
         live = {p: n.describe() for p, n in self.nodes.items()}
         nodes = self.final_nodes or live
         return {
             "run": self.run_id, "epoch": self.epoch, "pid": os.getpid(), "trainer_pid": self.trainer_pid,
             "step": self.step, "steps": self.steps, "seconds": self._now() - self.started,
             "version": str(self.publisher.current) if self.publisher.current else None,
-            "versions_published": len({p.version for p in history if p.sealed}),
             "nodes": [*nodes.values(), *(g for p, g in self.gone.items() if p not in nodes)],
             "max_staleness": self.config.rollout.max_staleness,
             "max_staleness_seen": self.rollouts.max_staleness_seen if self.rollouts else 0,
@@ -339,12 +357,7 @@ class Head(TrainerHandler):
                 "reserved": tally.reserved, "consumed": tally.consumed, "aborted": tally.aborted,
                 "outstanding": tally.outstanding + tally.finished, "lost": tally.lost,
             },
-            "delta_bytes_mean": sum(p.size for p in deltas) / len(deltas) if deltas else 0,
-            "delta_density_mean": sum(p.changed for p in deltas) / max(1, sum(p.words for p in deltas)),
-            "anchor_bytes": anchors[-1].size if anchors else 0,
-            "learner_egress_ratio": sum(p.sent / p.size for p in sent) / len(sent) if sent else 0.0,
-            "learner_egress_bytes": sum(p.sent for p in history),
-            "peer_bytes": sum(p.peer_bytes for p in history),
+            **self.publisher.history.summary(),
             "metrics": self.latest,
             "evals": {str(step): value for step, value in self.evals.items()},
             "reports": self.reports[-10:],

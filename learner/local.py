@@ -99,6 +99,16 @@ class Commit:
     checkpoint: str
 
 
+@message("t.discard")
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """The trainer cannot train on these groups of its current step (`reason` says why) and is about to stop."""
+
+    step: int
+    group_ids: tuple[int, ...]
+    reason: str
+
+
 @message("t.log")
 @dataclass(frozen=True, slots=True)
 class Log:

@@ -18,6 +18,7 @@ off-policy).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,9 @@ from torch import Tensor
 
 AGGREGATES = ("token", "sequence", "constant")
 PROXIMALS = ("trainer", "behaviour")
+
+MAX_LOG_RATIO = 20.0
+"""Log ratios count at most so much: one token with exp(100) would drown, or turn to NaN, the whole step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +100,17 @@ def policy_loss(
     check_logprobs(behaviour, mask)
     behaviour = torch.where(mask, behaviour, logprobs.detach())  # [B, T], padding gives ratio 1 and is masked below
     proximal = logprobs.detach() if options.proximal == "trainer" else behaviour
-    ratio = torch.exp(logprobs - proximal)  # [B, T]
+    log_ratio = logprobs - proximal
     if options.proximal == "behaviour":
         # The ratio is itself the importance weight: truncate it, or a token of negative advantage that the trainer has
-        # since come to prefer weighs without bound.
-        ratio = ratio.clamp(max=options.tis_cap)
+        # since come to prefer weighs without bound. Before exp: of an overflow, clamp's backward would be 0 * inf.
+        log_ratio = log_ratio.clamp(max=math.log(options.tis_cap))
+    ratio = torch.exp(log_ratio)  # [B, T]
     clipped = torch.clamp(ratio, 1 - options.clip_low, 1 + options.clip_high)
     advantage = advantages[:, None]  # [B, 1]
     per_token = -torch.minimum(ratio * advantage, clipped * advantage)  # [B, T]
 
-    log_mismatch = logprobs.detach() - behaviour  # log pi/mu
+    log_mismatch = (logprobs.detach() - behaviour).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)  # log pi/mu
     if options.proximal == "trainer":
         per_token = per_token * torch.exp(log_mismatch).clamp(max=options.tis_cap)
     if options.kl_coef:
@@ -139,7 +144,9 @@ def policy_loss(
 
 
 def k3(log_ratio: Tensor) -> Tensor:
-    """Schulman's k3 estimate of KL(p || q) from samples of p, given log q/p: exp(x) - x - 1, unbiased and >= 0."""
+    """Schulman's k3 estimate of KL(p || q) from samples of p, given log q/p: exp(x) - x - 1, unbiased and >= 0, up to
+    |x| = MAX_LOG_RATIO; beyond it is constant."""
+    log_ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return torch.expm1(log_ratio) - log_ratio
 
 

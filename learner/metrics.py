@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from learner.history import History
 from learner.nodes import NodeState
-from learner.publisher import Published
 from p2p.version import Version
 
 
@@ -27,7 +27,7 @@ class MetricsLog:
 
 
 def network_metrics(
-    history: Sequence[Published], nodes: Sequence[NodeState], current: Version | None
+    history: History, nodes: Sequence[NodeState], current: Version | None
 ) -> dict[str, Any]:
     """`broadcast/*`, `node/*` and `pool/*` of the newest version that every live node has installed, or else the newest."""
     out: dict[str, Any] = {"pool/live": len(nodes), "pool/active": sum(n.ready for n in nodes)}
@@ -36,17 +36,16 @@ def network_metrics(
         out["node/apply_s"] = max(n.apply_s for n in nodes)
         out["node/version_lag"] = max(current.step - n.version.step for n in nodes)
         out["node/tokens_per_s"] = sum(n.tokens_per_s for n in nodes)
-    sealed = [p for p in history if p.sealed and p.kind == "delta"]
+    sealed = [p for p in history.recent if p.sealed and p.kind == "delta"]
     if not sealed:
         return out
     peers = {n.link.peer for n in nodes}
     spread = next((p for p in reversed(sealed) if peers and peers <= p.installed.keys()), sealed[-1])
-    anchors = [p.size for p in history if p.sealed and p.kind == "anchor"]
     out |= {
         "broadcast/step": spread.version.step,
         "broadcast/bytes": spread.size,
         "broadcast/density": spread.changed / max(1, spread.words),
-        "broadcast/ratio": spread.size / anchors[-1] if anchors else 0.0,
+        "broadcast/ratio": spread.size / history.anchor_bytes if history.anchor_bytes else 0.0,
         "broadcast/encode_s": spread.encode_s,
         "broadcast/seed_egress_bytes": spread.sent,
         "broadcast/peer_bytes": spread.peer_bytes,

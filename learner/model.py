@@ -32,7 +32,8 @@ def pick_device(name: str = "auto") -> torch.device:
 
 
 def load_model(source: str | Path, device: str = "auto") -> tuple[nn.Module, Any]:
-    """(model, tokenizer) from a local folder or a hub id, fp32, in training mode without dropout surprises.
+    """(model, tokenizer) from a local folder or a hub id, fp32, with dropout off: the policy that is trained must be the one
+    that generated.
 
     Only safetensors weights and only architectures that transformers itself knows: nothing a model ships is executed.
     UsageError, in one line, for a folder without config.json, an unknown architecture or a missing model.
@@ -53,7 +54,7 @@ def load_model(source: str | Path, device: str = "auto") -> tuple[nn.Module, Any
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"cannot load model {source}: {first_line(error)}") from error
     model.to(pick_device(device))
-    model.train()
+    model.eval()
     return model, tokenizer
 
 

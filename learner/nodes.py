@@ -13,6 +13,16 @@ from p2p.version import Version
 STATUS_SILENCE_S = 30.0
 """A node whose link lives but which has not reported for so long gets no new work."""
 
+BACKOFF_S = (0.5, 30.0)
+"""A node that gives work back unmade gets no new work for so long: doubled each time up to the second, until a token
+comes from it. Else the one that declines fastest always looks idle, and draws everything."""
+
+MAX_CAPACITY = 4096
+"""Sequences at once that a node is believed to decode; no engine does more, and a liar could hoard that many."""
+
+MAX_BYTES = 1 << 53
+"""What a node's own counters of bytes are believed up to: sums of them must fit wherever they are kept."""
+
 NO_VERSION = Version(0, 0)
 """what a node that has installed nothing reports"""
 
@@ -39,9 +49,12 @@ class NodeState:
     rss_bytes: int = 0
     heard: float = 0.0
     draining: bool = False
+    not_before: float = 0.0
+    """no new work before this time"""
+    backoff_s: float = 0.0
 
     def on_status(self, message: NodeStatus, now: float) -> None:
-        self.ready, self.capacity, self.heard = message.ready, message.capacity, now
+        self.ready, self.capacity, self.heard = message.ready, min(message.capacity, MAX_CAPACITY), now
         self.version, self.tokens_per_s = message.version, message.tokens_per_s
         self.pid, self.rss_bytes = message.pid, message.rss_bytes
 
@@ -49,13 +62,24 @@ class NodeState:
         """`expected` is the version's state digest (None when there is no such version), `current` the newest one."""
         self.digest_ok = expected is not None and expected == message.state_digest
         self.pause_s, self.apply_s = message.pause_s, message.apply_s
-        self.bytes_from_head += message.bytes_from_head
-        self.bytes_from_peers += message.bytes_from_peers
+        self.bytes_from_head = min(self.bytes_from_head + message.bytes_from_head, MAX_BYTES)
+        self.bytes_from_peers = min(self.bytes_from_peers + message.bytes_from_peers, MAX_BYTES)
         self.reading_from = None if current is not None and message.version >= current else message.version
+
+    def on_tokens(self, accepted: int) -> None:
+        self.tokens += accepted
+        if accepted:
+            self.backoff_s = 0.0
+
+    def back_off(self, now: float) -> None:
+        """It gave work back, or sat on it."""
+        if now >= self.not_before:
+            self.backoff_s = min(max(2 * self.backoff_s, BACKOFF_S[0]), BACKOFF_S[1])
+            self.not_before = now + self.backoff_s
 
     def view(self, load: int, epoch: int, now: float) -> NodeView:
         """For the dispatcher; `load` requests are with this node."""
-        live = self.ready and self.version.epoch == epoch and now - self.heard < STATUS_SILENCE_S
+        live = self.ready and self.version.epoch == epoch and now - self.heard < STATUS_SILENCE_S and now >= self.not_before
         return NodeView(
             self.link.peer, self.version, min(load, self.capacity), max(0, load - self.capacity), self.capacity,
             self.tokens_per_s, live=live, draining=self.draining,

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import blake3
 import msgpack
 
+from learner.history import History, Published
 from learner.local import Begin, SealVersion, SegmentDone
 from p2p.broadcast.exchange import Exchange
 from p2p.codec import encode_segment
@@ -21,7 +21,7 @@ from p2p.errors import ShoalError
 from p2p.identity import Identity
 from p2p.layout import Layout
 from p2p.limits import MAX_SEGMENT
-from p2p.manifest import CODEC, Header, Manifest, ManifestSigner
+from p2p.manifest import CODEC, MAX_LIFETIME_S, Header, Manifest, ManifestSigner
 from p2p.protocol.descriptor import descriptor_layout
 from p2p.protocol.messages import Catalog, CatalogEntry
 from p2p.state import FlatState, state_digest
@@ -30,33 +30,14 @@ from p2p.version import Version
 log = logging.getLogger("shoal.publisher")
 
 LIFETIME_S = 30 * 24 * 3600
-"""A manifest's expiry: longer than any run pauses, short enough that a leaked chunk cache ages out."""
+"""A version's expiry: longer than any run pauses, short enough that a leaked chunk cache ages out. The model descriptor
+is signed once an epoch, every joiner needs it, and it lives as long as a manifest may."""
 
 STRAGGLER_STEPS = 64
 """A node further behind than this is not waited for: it will take an anchor."""
 
-
-@dataclass
-class Published:
-    """One manifest of ours, with what happened to it. Times in seconds of the head's clock."""
-
-    mid: bytes
-    kind: str
-    version: Version
-    base: Version | None
-    size: int = 0
-    changed: int = 0
-    words: int = 0
-    encode_s: float = 0.0
-    began: float = 0.0
-    sealed: float = 0.0
-    state_digest: bytes = b""
-    base_digest: bytes = b""
-    installed: dict[str, float] = field(default_factory=dict)
-    """peer -> seconds from begin to installed"""
-    sent: int = 0
-    """chunk bytes the learner sent of it, kept when the manifest is dropped"""
-    peer_bytes: int = 0
+DIGESTS = 4096
+"""Versions whose state digest is remembered, to check what nodes say they installed."""
 
 
 class Publisher:
@@ -78,7 +59,7 @@ class Publisher:
         self._identity, self._run, self._run_dir, self._exchange = identity, run, run_dir, exchange
         self.epoch, self.segment_bytes, self.chunk_bytes = epoch, segment_bytes, chunk_bytes
         self._now, self._wall = now, wall
-        self.history: list[Published] = []
+        self.history = History(lambda p: p.mid not in self._by_mid)
         self.current: Version | None = None
         self._signers: dict[bytes, ManifestSigner] = {}
         self._layouts: dict[str, Layout] = {}
@@ -135,6 +116,8 @@ class Publisher:
         digests = [message.tensor_digests[i : i + 16] for i in range(0, len(message.tensor_digests), 16)]
         self._seal(signer, digests, message.state_digest, announce=published.kind == "delta")
         known = self._digests.setdefault(published.version, message.state_digest)
+        while len(self._digests) > DIGESTS:
+            del self._digests[next(iter(self._digests))]
         if known != message.state_digest:
             raise ShoalError(f"version {published.version} was published with two different states")
         if self.current is None or published.version > self.current:
@@ -147,14 +130,14 @@ class Publisher:
         created = int(self._wall())
         header = Header(
             self._run, version, kind, base, base_digest, CODEC, min(self.segment_bytes, MAX_SEGMENT), self.chunk_bytes,
-            created, created + LIFETIME_S, layout,
+            created, created + (MAX_LIFETIME_S if kind == "descriptor" else LIFETIME_S), layout,
         )  # fmt: skip
         signer = ManifestSigner(self._identity, header)
         self._signers[signer.mid] = signer
         published = Published(signer.mid, kind, version, base, began=self._now(), base_digest=base_digest)
         self._by_mid[signer.mid] = published
         if kind != "descriptor":
-            self.history.append(published)
+            self.history.add(published)
         self._exchange.offer(signer.header_part, announce=announce)
         return signer
 
@@ -171,6 +154,8 @@ class Publisher:
         published.state_digest = digest
         self._exchange.extend(signer.mid, signer.seal(tensor_digests, digest), announce=announce)
         published.sealed = self._now()
+        if published.kind != "descriptor":
+            self.history.seal(published)
 
     def _signer(self, mid: bytes) -> ManifestSigner:
         signer = self._signers.get(mid)
@@ -205,11 +190,10 @@ class Publisher:
 
     def installed(self, peer: str, version: Version, peer_bytes: int) -> None:
         """`peer` reports that it serves `version`."""
-        for published in reversed(self.history):
-            if published.version == version:
-                published.installed.setdefault(peer, self._now() - published.began)
-                published.peer_bytes += peer_bytes
-                return
+        published = self.history.find(version)
+        if published is not None:
+            published.installed.setdefault(peer, self._now() - published.began)
+            published.peer_bytes += peer_bytes
 
     def count_traffic(self) -> None:
         """Bring `Published.sent` up to date."""

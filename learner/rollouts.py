@@ -7,8 +7,9 @@ crash), task (what is it worth). Must not know how weights travel or how the tra
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import trio
 
@@ -19,6 +20,7 @@ from learner.ledger import Ledger
 from learner.ledger import Refused as NoRoom
 from learner.outcomes import Accepted, FinishedGroup, GroupAborted, Refused, Requeued, Sampling
 from learner.recovery import plan_resume
+from learner.stalls import StallWatch
 from learner.tasks.base import Task
 from learner.text import decode_completion, encode_prompt
 from learner.trajectory import Group
@@ -42,6 +44,8 @@ class RolloutSettings:
     sampling: Sampling
     micro_batch_groups: int
     """hand groups to the trainer once so many are there (or the step is complete)"""
+    stall_s: float = 120.0
+    """a node that has work and makes no token for so long loses it to others"""
 
 
 class Rollouts:
@@ -63,9 +67,11 @@ class Rollouts:
         send: Callable[[str, object], None],
         nodes: Callable[[], Sequence[NodeView]],
         report: Callable[[str, Refusal], None],
+        in_thread: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
     ) -> None:
         self.settings, self.journal, self._task, self._tokenizer = settings, journal, task, tokenizer
         self.epoch, self._send, self._nodes, self._report = epoch, send, nodes, report
+        self._in_thread = in_thread
         self.collector = Collector(vocab_size, first_group=journal.next_group_id())
         self.dispatcher = Dispatcher(settings.samples)
         self.finished: dict[int, Group] = {}
@@ -75,6 +81,7 @@ class Rollouts:
         self._retry: list[int] = []
         self._target_step: int | None = None
         self._consumed: list[int] = []
+        self._stalls = StallWatch(settings.stall_s)
         self._score_in, self._score_out = trio.open_memory_channel[FinishedGroup](SCORE_QUEUE)
         self._changed = trio.Event()
         self.ledger = self._resume()
@@ -182,11 +189,22 @@ class Rollouts:
         return accepted
 
     def on_rejected(self, peer: str, message: Rejected) -> None:
+        """`peer` did not take a request, or gave it back."""
         outcome = self.collector.declined(peer, message.request_id, message.reason, retryable=message.retryable)
         if isinstance(outcome, GroupAborted):
             self._aborted(outcome)
         elif isinstance(outcome, Requeued) and outcome.refusal is not None:
             self._report(peer, outcome.refusal)
+
+    def take_from_stalled(self, now: float) -> list[str]:
+        """Move what makes no progress where it is; the nodes concerned, for the head to keep work from."""
+        stalls = self._stalls.look(self.collector.progress(), now)
+        for stall in stalls:
+            self._report(stall.node, Refusal(f"{stall.reason}: {len(stall.request_ids)} sequences go elsewhere"))
+            for request_id in stall.request_ids:
+                self.collector.declined(stall.node, request_id, stall.reason, retryable=True)
+            self._cancel([(stall.node, request_id) for request_id in stall.request_ids])
+        return [stall.node for stall in stalls]
 
     def on_node_lost(self, peer: str) -> int:
         """What the node held goes to others, with its tokens so far. A dead node is never a reason to abort."""
@@ -200,6 +218,9 @@ class Rollouts:
         self.ledger.abort([outcome.group_id], "failures")
         self.journal.record_aborted([outcome.group_id], "failures")
         self._cancel(outcome.cancel)
+        # Finished groups moved up into its place: the current buffer may be complete now.
+        self._wake()
+        self.dispatch()
 
     def _cancel(self, pairs: Sequence[tuple[str, str]]) -> None:
         for peer, request_id in pairs:
@@ -208,7 +229,7 @@ class Rollouts:
     async def score_finished(self) -> None:
         """Rewards, off the event loop (a task may take milliseconds an answer), then into the ledger."""
         async for finished in self._score_out:
-            group = await trio.to_thread.run_sync(self._score, finished)
+            group = await self._in_thread(self._score, finished)
             self.journal.record_finished(group)
             self.ledger.occupy(group.group_id, group.oldest.step)
             self.finished[group.group_id] = group
@@ -251,6 +272,11 @@ class Rollouts:
         for group_id in consumed:
             del self.finished[group_id]
         self.dispatch()
+
+    def discard(self, group_ids: Sequence[int]) -> None:
+        """The trainer failed on these finished groups and stops: no later epoch is given them again."""
+        ids = [i for i in group_ids if i in self.finished]
+        self.journal.record_aborted(ids, "diverged")
 
     def _wake(self) -> None:
         self._changed.set()

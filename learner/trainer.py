@@ -192,9 +192,14 @@ def run_trainer(client: TrainerClient, config: TrainerConfig) -> None:
     root = Path(config.checkpoint_dir)
     while step < config.steps:
         began = time.perf_counter()
-        groups, waited = consume(client, trainer, step, start.epoch, config)
-        updating = time.perf_counter()
-        metrics = trainer.step(step)
+        handed: list[int] = []
+        try:
+            groups, waited = consume(client, trainer, step, start.epoch, config, handed)
+            updating = time.perf_counter()
+            metrics = trainer.step(step)
+        except (BadBatch, TrainingDiverged) as error:
+            client.discard(step, handed, str(error))
+            raise
         metrics |= group_metrics(groups, step)
         step += 1
         stepped = time.perf_counter()
@@ -203,7 +208,7 @@ def run_trainer(client: TrainerClient, config: TrainerConfig) -> None:
                 root, step, model, trainer.optimizer, epoch=start.epoch, config=config.to_dict()
             )
             client.commit(step, folder)
-            prune_checkpoints(root, config.checkpoint_keep)
+            prune_checkpoints(root, config.checkpoint_keep, step)
         committed = time.perf_counter()
         client.publish(step, served_tensors(model, config.served_dtype))
         published = time.perf_counter()
@@ -222,9 +227,10 @@ def run_trainer(client: TrainerClient, config: TrainerConfig) -> None:
 
 
 def consume(
-    client: TrainerClient, trainer: PolicyTrainer, step: int, epoch: int, config: TrainerConfig
+    client: TrainerClient, trainer: PolicyTrainer, step: int, epoch: int, config: TrainerConfig, handed: list[int]
 ) -> tuple[list[Group], float]:
     """Forward and backward over the step's micro-batches as they come; (groups, seconds spent waiting for them).
+    `handed` is filled with the ids of what came, whatever becomes of it.
 
     BadBatch when a group breaks the staleness bound or comes twice, when a micro-batch is of another step, or when the
     stream ends before its last one.
@@ -237,6 +243,7 @@ def consume(
         waited += time.perf_counter() - waiting
         if batch.step != step:
             raise BadBatch(f"step {step}: got a micro-batch of step {batch.step}")
+        handed.extend({g.group_id for g in batch.groups} - set(handed))
         for group in batch.groups:
             check_group(group, Version(epoch, step), config.max_staleness)
             if group.group_id in seen:

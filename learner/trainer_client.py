@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -45,6 +45,11 @@ class TrainerClient(Protocol):
     def publish(self, step: int, tensors: Mapping[str, tuple[str, np.ndarray]]) -> None:
         """The weights after `step` steps: name -> (dtype name, unsigned integer bits). The arrays are only valid
         during the call."""
+        ...
+
+    def discard(self, step: int, group_ids: Sequence[int], reason: str) -> None:
+        """Training on these groups of `step` failed, and this trainer stops: whoever resumes must not be given them
+        again, or one poisoned group would end every later life of the run."""
         ...
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ from learner.local import (
     Begin,
     Begun,
     Commit,
+    Discard,
     Error,
     Finish,
     Log,
@@ -60,6 +61,9 @@ class TrainerHandler:
         raise NotImplementedError
 
     async def on_commit(self, message: Commit) -> None:
+        raise NotImplementedError
+
+    async def on_discard(self, message: Discard) -> None:
         raise NotImplementedError
 
     async def on_log(self, message: Log) -> None:
@@ -145,6 +149,8 @@ async def _dispatch(handler: TrainerHandler, request: object) -> object:
             await handler.on_seal(request)
         case Commit():
             await handler.on_commit(request)
+        case Discard():
+            await handler.on_discard(request)
         case Log():
             await handler.on_log(request)
         case Finish():

@@ -11,9 +11,10 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import psutil
 import trio
 
@@ -279,8 +280,9 @@ class Agent:
                 self.installer.detach()
             log.error("the engine died: %s", reason)
             version = self.shadow.version or Version(0, 0)
+            # Not retryable for free: one of these may be what killed it, and would go on to kill every other engine.
             for request_id in list(self._assigned):
-                self._to_head(Rejected(request_id, version, f"engine died: {reason}"[:500], retryable=True))
+                self._to_head(Rejected(request_id, version, f"engine died: {reason}"[:500], retryable=False))
             self._assigned.clear()
             self._failures += 1
             if self._failures >= MAX_ENGINE_FAILURES:
@@ -297,7 +299,7 @@ class Agent:
                     continue  # aborted meanwhile
                 if event.finish == "error":
                     self._assigned.pop(event.request_id)
-                    self._to_head(Rejected(event.request_id, event.version, event.message[:500], retryable=True))
+                    self._to_head(Rejected(event.request_id, event.version, event.message[:500], retryable=False))
                     continue
                 if event.finish:
                     self._assigned.pop(event.request_id)
@@ -342,5 +344,5 @@ class Agent:
 def _clip(event: TokenEvent) -> TokenEvent:
     """Float32 rounding can leave a sure token's log probability a hair above 0, which is no log probability."""
     if len(event.logprobs) and float(event.logprobs.max()) > 0:
-        event.logprobs[event.logprobs > 0] = 0.0
+        event = replace(event, logprobs=np.minimum(event.logprobs, 0.0))
     return event

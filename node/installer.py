@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,8 @@ class Installer:
         self._kept: list[bytes] = []
         self._descriptor_done = False
         self._engine: Engine | None = None
+        self._engine_holds: bytes | None = None
+        """state digest of the engine's own weights; None: not known, so it must copy all of the next state"""
         self._engine_lock = trio.Lock()
         self._wake = trio.Event()
         self._servable = trio.Event()
@@ -130,12 +133,12 @@ class Installer:
         """Load `engine` with the held version; from here on it is updated in place."""
         async with self._engine_lock:
             await engine.load(self.model_dir, self.shadow.state_file())
-            self._engine, self.serving = engine, self.shadow.version
+            self._engine, self._engine_holds, self.serving = engine, self.shadow.digest, self.shadow.version
         log.info("engine serves version %s", self.serving)
 
     def detach(self) -> None:
         """The engine is gone; versions go on being installed into the shadow."""
-        self._engine, self.serving = None, None
+        self._engine, self._engine_holds, self.serving = None, None, None
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
@@ -305,15 +308,28 @@ class Installer:
         await self._announce(result, sealed.seal.state_digest, transfer_s, traffic.from_head, traffic.from_peers)
 
     async def _commit(self, staging: Staging, state: StateFile) -> CommitResult:
-        """Engine first, shadow second: the shadow is only ever ahead of nothing. If the engine cannot, both stay."""
+        """Engine first, shadow second. If the engine cannot, both stay. If only the shadow cannot (a full disk), the
+        engine is ahead of it until the next commit, which then copies everything."""
         async with self._engine_lock:
             result = CommitResult(state.version, 0.0, 0.0)
             if self._engine is not None:
-                await self._engine.stage(state)
-                result = await self._engine.commit()
+                assert staging.held is not None
+                result = await self._into_engine(self._engine, state, staging.held.digest)
             await self._in_thread(self.shadow.commit, staging)
             if self._engine is not None:
                 self.serving = state.version
+        return result
+
+    async def _into_engine(self, engine: Engine, state: StateFile, digest: bytes) -> CommitResult:
+        """Swap `state`, which has `digest`, into the engine. What changed is told against the held state, so it is
+        only believed while the engine holds that one too."""
+        if self._engine_holds is None or self._engine_holds != self.shadow.digest:
+            state = replace(state, changed=None)
+        self._engine_holds = None
+        await engine.stage(state)
+        result = await engine.commit()
+        if self._engine is engine:  # else it died meanwhile, and another one may have been loaded
+            self._engine_holds = digest
         return result
 
     async def _relabel(self, entry: CatalogEntry) -> None:
@@ -322,9 +338,8 @@ class Installer:
             self.shadow.adopt(entry.version, entry.state_digest)
             result = CommitResult(entry.version, 0.0, 0.0)
             if self._engine is not None:
-                held = self.shadow.state_file()
-                await self._engine.stage(StateFile(held.path, held.layout, held.version, changed=()))
-                result = await self._engine.commit()
+                held = replace(self.shadow.state_file(), changed=())
+                result = await self._into_engine(self._engine, held, entry.state_digest)
                 self.serving = entry.version
         log.info("held state is version %s already", entry.version)
         await self._announce(result, entry.state_digest, 0.0, 0, 0)

@@ -108,6 +108,7 @@ def test_an_interrupted_trajectory_goes_on_elsewhere() -> None:
         (tokens("3.0.0", 0, [1], V6), "tokens start at 0, expected 1"),
         (tokens("3.0.0", 1, [1], V6, logprobs=np.array([np.nan], np.float32)), "not finite"),
         (tokens("3.0.0", 1, [1], V6, logprobs=np.array([0.5], np.float32)), "not finite values <= 0"),
+        (tokens("3.0.0", 1, [1], V6, logprobs=np.array([-61.0], np.float32)), "logprob -61.0 of a sampled token"),
         (tokens("3.0.0", 1, [1], V6, logprobs=np.zeros(2, np.float32)), "1 tokens with 2 logprobs"),
         (tokens("3.0.0", 1, [1], V6, logprobs=np.zeros((1, 1), np.float32)), "not a vector"),
         (tokens("3.0.0", 1, [1], Version(1, 4)), "never published"),

@@ -49,6 +49,21 @@ def test_behaviour_proximal_clips_asymmetrically() -> None:
     assert stats["clip_ratio/low_mean"] == pytest.approx(1 / 3)
 
 
+@pytest.mark.parametrize("proximal", ["trainer", "behaviour"])
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_a_hardly_likely_token_does_not_turn_the_step_to_nan(proximal: str, advantage: float) -> None:
+    """exp(99) overflows float32; the other token's gradient is what it would be without it."""
+    options = LossOptions(proximal=proximal, kl_coef=0.1)
+    logprobs = torch.tensor([[-1.0, -1.0]], requires_grad=True)
+    behaviour, reference = torch.tensor([[-100.0, -1.0]]), torch.tensor([[-1.0, 98.0]])
+    mask = torch.tensor([[True, True]])
+    sums = policy_loss(logprobs, behaviour, torch.tensor([advantage]), mask, options, reference=reference)
+    sums.loss.backward()
+    assert logprobs.grad is not None and bool(torch.isfinite(logprobs.grad).all()) and math.isfinite(sums.loss.item())
+    assert float(logprobs.grad[0, 1]) == pytest.approx(-advantage, rel=1e-6)
+    assert all(math.isfinite(v) for v in report(sums.stats).values())
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_missing_behaviour_logprobs_are_refused_not_filled(value: float) -> None:
     logprobs, behaviour, advantages, mask = batch(0)

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +245,9 @@ def test_bad_streams_stop_the_run_with_step_and_group(folder: Path, tmp_path: Pa
     with pytest.raises(BadBatch, match=r"step 0"):
         run_trainer(client, config(folder, tmp_path, eval_size=0))
     assert not client.committed and list(client.published) == [0]
+    # whoever resumes must not be handed the same groups again
+    came = {"wrong step": [], "stale": [0], "nan": [0]}
+    assert sorted(client.discarded) == came.get(what, sorted(g.group_id for g in groups))
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(folder: Path) -> None:
@@ -274,7 +278,11 @@ def test_checkpoints_are_whole_or_absent(folder: Path, tmp_path: Path, monkeypat
         save_checkpoint(tmp_path, 11, model, trainer.optimizer)
     monkeypatch.undo()
     assert not (tmp_path / "step_11").exists()
-    assert [p.name for p in prune_checkpoints(tmp_path, 2)] == ["step_1", ".step_11.tmp"]
+    assert [p.name for p in prune_checkpoints(tmp_path, 2, 10)] == ["step_1", ".step_11.tmp"]
+    # A crash came between the save of step 10 and its commit: the run resumed at 2, and 10 is nobody's.
+    shutil.copytree(tmp_path / "step_10", tmp_path / "again" / "step_10")
+    shutil.copytree(tmp_path / "step_2", tmp_path / "again" / "step_2")
+    assert [p.name for p in prune_checkpoints(tmp_path / "again", 1, 2)] == ["step_10"]
 
     other, _ = load_model(folder, "cpu")
     fresh = PolicyTrainer(other, config(folder, tmp_path))
@@ -347,7 +355,7 @@ def test_warm_up_teaches_and_random_models_have_the_size(folder: Path, tmp_path:
     assert 15e6 < sum(p.numel() for p in model.parameters()) < 25e6
     prompts = held_out_prompts(TASK, 8)
     untrained = evaluate(model, tokenizer, TASK, prompts, 8)
-    assert untrained.exact == 0.0 and model.training
+    assert untrained.exact == 0.0 and not model.training
     ids = encode_prompt(tokenizer, prompts[0])
     assert decode_completion(tokenizer, ids) == prompts[0].text
 

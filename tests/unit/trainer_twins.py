@@ -70,6 +70,7 @@ class FakeClient:
     committed: list[tuple[int, Path]] = field(default_factory=list)
     published: dict[int, dict[str, tuple[str, np.ndarray]]] = field(default_factory=dict)
     logs: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    discarded: list[int] = field(default_factory=list)
     finished: bool = False
 
     def resume(self) -> ResumeInfo:
@@ -92,6 +93,9 @@ class FakeClient:
     def publish(self, step: int, tensors: Mapping[str, tuple[str, np.ndarray]]) -> None:
         self.calls.append(("publish", step))
         self.published[step] = {name: (dtype, bits.copy()) for name, (dtype, bits) in tensors.items()}
+
+    def discard(self, step: int, group_ids: Sequence[int], reason: str) -> None:
+        self.discarded.extend(group_ids)
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         self.calls.append(("log", step))

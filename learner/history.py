@@ -1,0 +1,118 @@
+"""What was published and what became of it: the recent manifests one by one, all of them in sums. Must not know sockets.
+
+A run has 10^5 versions and hundreds of nodes; what is kept must not grow with either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from p2p.version import Version
+
+RECENT = 256
+"""Manifests kept one by one: more than a straggler can be behind, so that what still happens to them is counted."""
+
+
+@dataclass
+class Published:
+    """One manifest of ours, with what happened to it. Times in seconds of the head's clock."""
+
+    mid: bytes
+    kind: str
+    version: Version
+    base: Version | None
+    size: int = 0
+    changed: int = 0
+    words: int = 0
+    encode_s: float = 0.0
+    began: float = 0.0
+    sealed: float = 0.0
+    state_digest: bytes = b""
+    base_digest: bytes = b""
+    installed: dict[str, float] = field(default_factory=dict)
+    """peer -> seconds from begin to installed"""
+    sent: int = 0
+    """chunk bytes the learner sent of it, kept when the manifest is dropped"""
+    peer_bytes: int = 0
+
+
+@dataclass
+class _Sums:
+    """Over sealed manifests (and `sent`, `peer_bytes` over all)."""
+
+    deltas: int = 0
+    delta_bytes: int = 0
+    changed: int = 0
+    words: int = 0
+    ratios: float = 0.0
+    rated: int = 0
+    """manifests of which anything was sent"""
+    sent: int = 0
+    peer_bytes: int = 0
+
+    def add(self, p: Published) -> None:
+        self.sent += p.sent
+        self.peer_bytes += p.peer_bytes
+        if not p.sealed:
+            return
+        if p.kind == "delta":
+            self.deltas += 1
+            self.delta_bytes += p.size
+            self.changed += p.changed
+            self.words += p.words
+        if p.size and p.sent:
+            self.ratios += p.sent / p.size
+            self.rated += 1
+
+
+class History:
+    """Manifests in the order they were begun. `done(published)` says that nothing more can happen to one: only those
+    leave `recent`."""
+
+    def __init__(self, done: Callable[[Published], bool], recent: int = RECENT) -> None:
+        self.recent: list[Published] = []
+        self.begun = 0
+        self._done, self._limit = done, recent
+        self._sums = _Sums()
+        self._versions = 0
+        self._newest: Version | None = None
+        self._anchor_bytes = 0
+
+    def add(self, published: Published) -> None:
+        self.begun += 1
+        self.recent.append(published)
+        while len(self.recent) > self._limit and self._done(self.recent[0]):
+            self._sums.add(self.recent.pop(0))
+
+    def seal(self, published: Published) -> None:
+        """It is whole. An anchor beside a delta of the same version is not another version."""
+        if self._newest is None or published.version > self._newest:
+            self._versions, self._newest = self._versions + 1, published.version
+        if published.kind == "anchor":
+            self._anchor_bytes = published.size
+
+    def find(self, version: Version) -> Published | None:
+        """The newest manifest that leads to `version`, while it is recent."""
+        return next((p for p in reversed(self.recent) if p.version == version), None)
+
+    @property
+    def anchor_bytes(self) -> int:
+        """Size of the newest anchor, 0 before the first."""
+        return self._anchor_bytes
+
+    def summary(self) -> dict[str, Any]:
+        """Plain values for the status page; ratios and means are over manifests."""
+        s = _Sums(**vars(self._sums))
+        for published in self.recent:
+            s.add(published)
+        return {
+            "versions_published": self._versions,
+            "delta_bytes_mean": s.delta_bytes / s.deltas if s.deltas else 0,
+            "delta_density_mean": s.changed / max(1, s.words),
+            "anchor_bytes": self._anchor_bytes,
+            "learner_egress_ratio": s.ratios / s.rated if s.rated else 0.0,
+            "learner_egress_bytes": s.sent,
+            "peer_bytes": s.peer_bytes,
+        }

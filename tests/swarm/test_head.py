@@ -1,0 +1,368 @@
+"""The real head against nodes that break, hoard, decline or lie, on a mock clock: training goes on with the others."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import trio
+import trio.testing
+
+from learner.config import build_config
+from learner.head import Head
+from learner.journal import Journal
+from learner.local import Begin, Commit, Discard, NextBatch, SealVersion, SegmentDone
+from learner.nodes import MAX_CAPACITY
+from learner.outcomes import GroupAborted, Sampling
+from learner.rollouts import Rollouts, RolloutSettings
+from learner.tasks.registry import make_task
+from learner.trajectory import Group, Trajectory, unpack_groups
+from p2p.admission import Membership, sign_membership
+from p2p.channel.memory import MemorySwitch
+from p2p.errors import ChannelClosed, Refusal
+from p2p.protocol.messages import Abort, Assign, Installed, NodeStatus, Rejected, Request, TokenRun, Tokens
+from p2p.protocol.rollout import Span, TokenEvent
+from p2p.publish import encode_version
+from p2p.version import Version
+from tests.swarm.harness import LAYOUT, RUN, WALL, identity, inline, make_state
+from tests.swarm.rogue import Rogue
+
+STOP, STALL_S = 0, 30.0
+HEAD = identity(200)
+
+
+class Tokenizer:
+    chat_template = None
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return [1, 2, 3]
+
+    def decode(self, ids: Any, **_: Any) -> str:
+        return "x"
+
+
+class Node(Rogue):
+    """A node by hand: `on_request(node, request)` answers every request it is given."""
+
+    def __init__(self, network, version: Version, capacity: int, on_request: Callable[..., Awaitable[None]]) -> None:
+        super().__init__(network, HEAD.peer_id)
+        self.version, self.capacity, self._on_request = version, capacity, on_request
+        self.requests: list[Request] = []
+
+    async def work(self) -> None:
+        try:
+            await self._work()
+        except ChannelClosed:
+            pass
+
+    async def _work(self) -> None:
+        done = 0
+        while not self.closed:
+            status = NodeStatus(True, self.version, 0, 0, self.capacity, 0, 0.0, 1, 1)
+            await self.say(status)
+            for _ in range(10):
+                await trio.sleep(0.1)
+                for message in self.heard[done:]:
+                    if isinstance(message, Assign):
+                        for request in message.requests:
+                            self.requests.append(request)
+                            await self._on_request(self, request)
+                done = len(self.heard)
+
+    async def finish(self, request: Request) -> None:
+        start = len(request.prefix_ids)
+        event = TokenEvent(request.request_id, start, (1, STOP), np.array([-1.0, -1.0], np.float32), self.version, "stop")
+        await self.say(Tokens((TokenRun.of(event),)))
+
+
+async def good(node: Node, request: Request) -> None:
+    await trio.sleep(0.05)
+    await node.finish(request)
+
+
+async def silent(node: Node, request: Request) -> None:
+    pass
+
+
+async def decline(node: Node, request: Request) -> None:
+    await node.say(Rejected(request.request_id, node.version, "no engine serves yet", True))
+
+
+class Bench:
+    """A head with one published version; `join` brings nodes."""
+
+    def __init__(self, head: Head, switch: MemorySwitch, nursery: trio.Nursery) -> None:
+        self.head, self.switch, self.nursery = head, switch, nursery
+        self.version = Version(head.epoch, 0)
+        self._count = 0
+
+    async def join(self, behave=good, *, capacity: int = 4) -> Node:
+        self._count += 1
+        who = identity(self._count)
+        network = await self.nursery.start(self._host, who.peer_id)
+        proof = sign_membership(HEAD, Membership(RUN, self.head.epoch, who.peer_id, int(WALL + 1e6)))
+        node = Node(network, self.version, capacity, behave)
+        await node.connect(self.nursery, proof)
+        self.nursery.start_soon(node.work)
+        return node
+
+    async def _host(self, peer: str, *, task_status=trio.TASK_STATUS_IGNORED) -> None:
+        async with self.switch.network(peer) as network:
+            task_status.started(network)
+            await trio.sleep_forever()
+
+    async def batch(self, step: int, seconds: float) -> tuple[Group, ...]:
+        """All groups of one step, as the trainer gets them."""
+        groups: list[Group] = []
+        with trio.fail_after(seconds):
+            while True:
+                answer = await self.head.on_next(NextBatch(step, len(groups)))
+                groups += unpack_groups((self.head.run_dir / answer.file).read_bytes())
+                if answer.last:
+                    return tuple(groups)
+
+    async def until(self, what: Callable[[], bool], seconds: float = 60.0) -> None:
+        with trio.fail_after(seconds):
+            while not what():
+                await trio.sleep(0.05)
+
+
+async def publish(head: Head, step: int) -> None:
+    state = make_state(1)
+    (head.run_dir / "layout").write_bytes(msgpack.packb(LAYOUT.to_wire()))
+    mid = (await head.on_begin(Begin(step, "anchor", None, "layout"))).mid
+    swarm = head.config.swarm
+    for s in encode_version(state, None, head.store, segment_bytes=swarm.segment_bytes, chunk_bytes=swarm.chunk_bytes):
+        await head.on_segment(SegmentDone(mid, s.index, s.size, b"".join(s.digests), s.changed, s.words))
+    await head.on_seal(SealVersion(mid, b"".join(state.tensor_digests()), state.digest(), 0.0))
+
+
+@asynccontextmanager
+async def open_head(run_dir: Path, *, staleness: int = 1) -> AsyncIterator[Bench]:
+    await trio.Path(run_dir).mkdir(exist_ok=True)
+    config = build_config({"run_dir": str(run_dir), "model": "unused", "rollout": {"max_staleness": staleness}}, "test")
+    switch = MemorySwitch(latency=0.001, rate=1e8)
+    with Journal.open(run_dir / "journal.sqlite", RUN) as journal:
+        async with switch.network(HEAD.peer_id) as network, trio.open_nursery() as nursery:
+            head = Head(config, RUN, run_dir, HEAD, network, journal, wall=lambda: WALL)
+            settings = RolloutSettings(staleness, 2, 2, 0, Sampling(4, (STOP,)), 99, STALL_S)
+            head.rollouts = Rollouts(
+                settings, journal, make_task("reverse"), Tokenizer(), 10, epoch=head.epoch, send=head.send,
+                nodes=head.node_views, report=head.report, in_thread=inline,
+            )  # fmt: skip
+            await nursery.start(head.run)
+            await publish(head, 0)
+            yield Bench(head, switch, nursery)
+            nursery.cancel_scope.cancel()
+
+
+def check_books(head: Head) -> None:
+    status = head.status()["trajectories"]
+    assert status["lost"] == 0
+    assert status["reserved"] == status["consumed"] + sum(status["aborted"].values()) + status["outstanding"]
+
+
+async def test_a_node_that_sits_on_its_work_loses_it(tmp_path, autojump_clock) -> None:
+    async with open_head(tmp_path / "run") as bench:
+        bad = await bench.join(silent)
+        await bench.until(lambda: bool(bad.requests))
+        ok = await bench.join(good)
+        groups = await bench.batch(0, 3 * STALL_S)
+        assert len(groups) == 2 and {t.node for g in groups for t in g.trajectories} == {ok.peer}
+        assert any(isinstance(m, Abort) for m in bad.heard)
+        assert any("no token from this node for" in text and bad.peer in text for text in bench.head.reports)
+        assert not bad.closed  # it may recover: its link, and its part in the broadcast, stay
+        check_books(bench.head)
+
+
+async def test_one_withheld_sequence_does_not_hold_up_training(tmp_path, autojump_clock) -> None:
+    withheld: list[str] = []
+
+    async def withhold_one(node: Node, request: Request) -> None:
+        if not withheld:
+            withheld.append(request.request_id)
+        else:
+            await good(node, request)
+
+    async def one_step_after_another(bench: Bench) -> None:
+        for step in range(400):
+            await bench.batch(step, 12 * STALL_S)
+            await trio.sleep(1)  # the trainer trains
+            await bench.head.on_commit(Commit(step + 1, ""))
+            await publish(bench.head, step + 1)
+            for node in nodes:
+                node.version = Version(1, step + 1)
+
+    async with open_head(tmp_path / "run") as bench:
+        nodes = [await bench.join(withhold_one), await bench.join(good)]
+        await bench.until(lambda: bool(withheld))
+        start = trio.current_time()
+        await one_step_after_another(bench)
+        assert trio.current_time() - start < 400 * 2 + 12 * STALL_S
+        again = withheld[0].rpartition(".")[0] + ".1"
+        assert [r.request_id for n in nodes for r in n.requests if r.request_id == again] == [again]
+        check_books(bench.head)
+
+
+async def test_a_node_that_declines_everything_does_not_draw_everything(tmp_path, autojump_clock) -> None:
+    async with open_head(tmp_path / "run") as bench:
+        bad = await bench.join(decline, capacity=10**6)
+        await bench.join(good)
+        groups = await bench.batch(0, 20)
+        assert len(groups) == 2
+        assert bench.head.nodes[bad.peer].capacity == MAX_CAPACITY
+        before = len(bad.requests)
+        await trio.sleep(120)
+        assert len(bad.requests) - before <= 8 * 5  # tried again, ever more rarely
+        check_books(bench.head)
+
+
+async def test_a_node_that_could_not_take_work_once_gets_it_later(tmp_path, autojump_clock) -> None:
+    refused: list[str] = []
+
+    async def busy_at_first(node: Node, request: Request) -> None:
+        if len(refused) < 3:
+            refused.append(request.request_id)
+            await decline(node, request)
+        else:
+            await good(node, request)
+
+    async with open_head(tmp_path / "run") as bench:
+        await bench.join(busy_at_first)
+        assert len(await bench.batch(0, 30)) == 2
+        assert bench.head.status()["trajectories"]["aborted"] == {}
+
+
+async def test_what_a_node_says_of_its_bytes_cannot_end_the_head(tmp_path, autojump_clock) -> None:
+    async with open_head(tmp_path / "run") as bench:
+        for _ in range(2):
+            liar = await bench.join(silent)
+            for _ in range(3):
+                await liar.say(Installed(bench.version, b"x" * 32, 0.0, 0.0, 0.0, (1 << 64) - 1, (1 << 64) - 1))
+            await trio.sleep(1)
+            await liar.control.aclose("bye")
+            await bench.until(lambda liar=liar: liar.peer not in bench.head.nodes)
+        await bench.join(good)
+        assert len(await bench.batch(0, 60)) == 2
+        assert bench.head.status()["nodes"]
+
+
+class Run:
+    """Rollouts without nodes: groups are opened, finished and aborted by hand."""
+
+    def __init__(self, journal: Journal) -> None:
+        journal.new_epoch()
+        self.rollouts = Rollouts(
+            RolloutSettings(2, 2, 1, 0, Sampling(4, (STOP,)), 99), journal, make_task("reverse"), Tokenizer(), 10, epoch=1,
+            send=lambda *_: None, nodes=lambda: [], report=lambda *_: None, in_thread=inline,
+        )  # fmt: skip
+        self.opened: dict[int, int] = {}
+
+    def open(self, step: int) -> None:
+        self.rollouts.published(Version(1, step))
+        self.rollouts._open_group(Version(1, step))
+        for group_id in self.rollouts.collector.outstanding:
+            self.opened.setdefault(group_id, step)
+
+    def finish(self, group_id: int, step: int) -> None:
+        rollouts = self.rollouts
+        rollouts.collector.abort_group(group_id)
+        span = Span(Version(1, step), 0, 1)
+        group = Group(group_id, group_id, (Trajectory((1,), (2,), (-1.0,), (span,), 1.0, "stop", "n", 0),))
+        rollouts.journal.record_finished(group)
+        rollouts.ledger.occupy(group_id, step)
+        rollouts.finished[group_id] = group
+        rollouts._wake()
+
+
+async def test_an_abort_that_completes_a_buffer_wakes_the_trainer(tmp_path, autojump_clock) -> None:
+    """Finished groups of later buffers move up into the place of the aborted one. Random lives; some show it."""
+    completed = 0
+    for seed in range(120):
+        rng = random.Random(seed)
+        with Journal.open(tmp_path / f"{seed}.sqlite", RUN) as journal:
+            run = Run(journal)
+            rollouts, ledger = run.rollouts, run.rollouts.ledger
+            for _ in range(60):
+                alive, dice = list(rollouts.collector.outstanding), rng.random()
+                if dice < 0.5:
+                    run.open(rng.randint(max(0, ledger.step - 2), ledger.step))
+                elif dice < 0.85 and alive:
+                    group_id = rng.choice(alive)
+                    run.finish(group_id, rng.randint(run.opened[group_id], ledger.step))
+                elif alive and not ledger.ready(ledger.step):
+                    got: list[object] = []
+
+                    async def trainer(rollouts=rollouts, step=ledger.step, got=got) -> None:
+                        got.append(await rollouts.next_groups(step, 0))
+
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(trainer)
+                        await trio.testing.wait_all_tasks_blocked()
+                        group_id = rng.choice(alive)
+                        cancel = rollouts.collector.abort_group(group_id)
+                        rollouts._aborted(GroupAborted(group_id, "it broke", cancel, Refusal("broke", peer="n")))
+                        await trio.testing.wait_all_tasks_blocked()
+                        assert bool(got) == ledger.ready(ledger.step)
+                        completed += bool(got)
+                        nursery.cancel_scope.cancel()
+                elif ledger.ready(ledger.step):
+                    rollouts.advance(ledger.step + 1)
+    assert completed > 3
+
+
+async def test_groups_that_the_trainer_failed_on_are_not_given_out_again(tmp_path, autojump_clock) -> None:
+    async with open_head(tmp_path / "run") as bench:
+        await bench.join(good)
+        groups = await bench.batch(0, 30)
+        ids = tuple(g.group_id for g in groups)
+        await bench.head.on_discard(Discard(0, ids, "gradient norm is nan"))
+        assert any("gradient norm is nan" in text for text in bench.head.reports)
+        assert bench.head.status()["trajectories"]["aborted"] == {"diverged": 4}
+        check_books(bench.head)
+    async with open_head(tmp_path / "run") as bench:
+        await bench.join(good)
+        again = await bench.batch(0, 30)
+        assert not {g.group_id for g in again} & set(ids)
+        assert not {g.task_index for g in again} & {g.task_index for g in groups}
+
+
+async def test_a_new_epoch_leaves_no_chunk_of_the_old_one(tmp_path, autojump_clock) -> None:
+    sizes = []
+    for _ in range(3):
+        async with open_head(tmp_path / "run") as bench:
+            sizes.append(bench.head.store.total)
+            on_disk = sum(p.stat().st_size for p in (tmp_path / "run" / "versions" / "chunks").rglob("*") if p.is_file())
+            assert on_disk == bench.head.store.total
+    assert sizes[0] == sizes[1] == sizes[2] > 0
+
+
+def test_status_counts_the_journal_only_now_and_then(tmp_path) -> None:
+    async def main() -> None:
+        async with open_head(tmp_path / "run") as bench:
+            head, calls = bench.head, []
+            count = head.journal.counts
+
+            def slow():
+                calls.append(1)
+                return count()
+
+            head.journal.counts = slow  # type: ignore[method-assign]
+            head._counted = (head._now(), 1.0, count().trajectories)
+            for _ in range(50):
+                head.status()
+            assert not calls
+            head._counted = replace_time(head._counted, head._now() - 21)
+            head.status()
+            assert calls == [1]
+
+    trio.run(main)
+
+
+def replace_time(counted, made):
+    return (made, *counted[1:])
