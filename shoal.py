@@ -10,10 +10,16 @@ import argparse
 import json
 import logging
 import os
+import sqlite3
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+_COMMON_FLAGS = ("-h", "--help", "--json", "-v", "--verbose")
+_LEARNER_FLAGS = ("--resume", "--dry-run")
+"""The learner's flags that are no settings."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,10 +27,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     from p2p.errors import ShoalError, UsageError, first_of
 
     parser = _parser()
-    args, rest = parser.parse_known_args(argv)
+    ours, settings = _split_settings(sys.argv[1:] if argv is None else argv)
+    args, rest = parser.parse_known_args(ours)
     if rest and not getattr(args, "takes_settings", False):
         return _complain(f"unknown argument {rest[0]!r} (see: shoal {args.verb} --help)")
-    args.settings = rest
+    args.settings = [*rest, *settings]
     _set_up_logging(args)
     try:
         result = args.run(args)
@@ -41,10 +48,44 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(cause, ShoalError):
             print(f"shoal {args.verb}: {cause}", file=sys.stderr)
             return 1
+        if isinstance(cause, (OSError, sqlite3.Error)):  # a full disk, a missing permission: no bug of ours
+            if args.verbose:
+                traceback.print_exception(error)
+            print(f"shoal {args.verb}: {_outside_fault(cause, getattr(args, 'where', None))}", file=sys.stderr)
+            return 1
         raise
     if args.json:
         print(json.dumps(result), flush=True)
     return 0 if result.get("ok", True) else 1
+
+
+def _split_settings(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(what argparse reads, a learner's settings). argparse would take the value of a flag that it does not know for the
+    config file."""
+    ours, settings = list(argv), list[str]()
+    if not ours or ours[0] != "learner":
+        return ours, settings
+    ours, rest = ours[:1], ours[1:]
+    known = {*_COMMON_FLAGS, *_LEARNER_FLAGS}
+    while rest:
+        token = rest.pop(0)
+        if token in known or not token.startswith("--"):
+            ours.append(token)
+            continue
+        settings.append(token)
+        if "=" not in token and rest and rest[0] not in known:
+            settings.append(rest.pop(0))
+    return ours, settings
+
+
+def _outside_fault(error: OSError | sqlite3.Error, where: object) -> str:
+    """One line that names what and where: the error's own path, or else where this verb writes (a failed write knows none)."""
+    if isinstance(error, OSError):
+        paths = [str(p) for p in (error.filename, error.filename2) if p is not None]
+        text = error.strerror or str(error) or type(error).__name__
+    else:
+        paths, text = [*getattr(error, "__notes__", [])], str(error)
+    return " ".join(": ".join([text, *(paths or ([str(where)] if where else []))]).split())
 
 
 def _complain(text: str) -> int:
@@ -66,9 +107,9 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
     def verb(name: str, run: Callable[[argparse.Namespace], dict[str, Any]], help: str) -> argparse.ArgumentParser:
-        sub = verbs.add_parser(name, help=help, description=help)
+        sub = verbs.add_parser(name, help=help, description=help, allow_abbrev=False)
         sub.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-        sub.add_argument("-v", "--verbose", action="store_true", help="log what happens to stderr")
+        sub.add_argument("-v", "--verbose", action="store_true", help="log what happens, and where an error arose, to stderr")
         sub.set_defaults(run=run)
         return sub
 
@@ -123,6 +164,7 @@ def _learner(args: argparse.Namespace) -> dict[str, Any]:
     from learner.config import dump_toml, load_config
 
     config = load_config(args.config, args.settings)
+    args.where = config.run_dir
     if args.dry_run:
         print(dump_toml(config.model_dump()), end="")
         return {"ok": True, "config": config.model_dump()}
@@ -170,6 +212,7 @@ def _node(args: argparse.Namespace) -> dict[str, Any]:
         dtype=args.dtype, threads=args.threads, capacity=args.capacity, store_gib=args.store_gib,
         dialable=not args.no_listen, stay=args.stay,
     )  # fmt: skip
+    args.where = options.directory
     result = trio.run(run_node, options)
     if not args.json:
         print(f"{result['name']}: {result['tokens']} tokens, last version {result['version']} ({result['reason']})")

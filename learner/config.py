@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from learner.trainer_config import TrainerConfig
+from learner.trainer_config import SEEDS, TrainerConfig
 from p2p.errors import UsageError
 from p2p.limits import DEFAULT_SEGMENT, MAX_CHUNK, MAX_SEGMENT
 
@@ -24,8 +24,10 @@ class Section(BaseModel):
 class TaskSection(Section):
     name: str = "reverse"
     """a built-in task, or reasoning_gym:DATASET"""
-    seed: int = 0
+    seed: int = Field(default=0, ge=SEEDS[0], le=SEEDS[1])
     options: dict[str, Any] = Field(default_factory=dict)
+    allow_unconfined: bool = False
+    """score answers that are run as code also where the system cannot keep them from our files"""
 
 
 class RolloutSection(Section):
@@ -62,6 +64,7 @@ OWNED = (
     "task",
     "task_seed",
     "task_options",
+    "task_allow_unconfined",
     "max_staleness",
     "temperature",
     "max_new_tokens",
@@ -95,7 +98,7 @@ class LearnerConfig(Section):
     run_dir: str
     model: str
     """local folder or hub id of a Hugging Face causal LM"""
-    seed: int = 0
+    seed: int = Field(default=0, ge=SEEDS[0], le=SEEDS[1])
     external_trainer: bool = False
     """wait for a trainer of yours (learner.client) instead of starting ours"""
     task: TaskSection = TaskSection()
@@ -113,6 +116,7 @@ class LearnerConfig(Section):
             "task": self.task.name,
             "task_seed": self.task.seed,
             "task_options": dict(self.task.options),
+            "task_allow_unconfined": self.task.allow_unconfined,
             "max_staleness": self.rollout.max_staleness,
             "temperature": self.rollout.temperature,
             "max_new_tokens": self.rollout.max_new_tokens,
@@ -143,14 +147,35 @@ def build_config(values: dict[str, Any], source: str) -> LearnerConfig:
         if "trainer" in values:
             values["trainer"] = TrainerSection.model_validate(values["trainer"])
         config = LearnerConfig.model_validate(values)
-        config.trainer_config()
+        _check_plain("task.options", config.task.options)
+        trainer = config.trainer_config()
     except ValidationError as error:
         first = error.errors()[0]
         prefix = ["trainer"] if error.title == "TrainerSection" else []
         key = ".".join([*prefix, *(str(p) for p in first["loc"])])
         what = "unknown key" if first["type"] == "extra_forbidden" else first["msg"].lower()
         raise UsageError(f"{source}: {key}: {what}") from None
+    if config.rollout.top_p < 1 and trainer.proximal == "behaviour" and not config.external_trainer:
+        raise UsageError(
+            f"rollout.top_p = {config.rollout.top_p:g} does not go with trainer.proximal = \"behaviour\": nodes report log "
+            "probabilities within the nucleus, the trainer's are over all tokens, so bad answers would lose their gradient; "
+            "set rollout.top_p = 1 or trainer.proximal = \"trainer\""
+        )
     return config
+
+
+def _check_plain(key: str, value: Any) -> None:
+    """UsageError for a value that TOML has and JSON and msgpack have not: options travel in all three."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _check_plain(f"{key}.{name}", inner)
+    elif isinstance(value, list):
+        for inner in value:
+            _check_plain(key, inner)
+    elif isinstance(value, int) and not SEEDS[0] <= value <= SEEDS[1]:
+        raise UsageError(f"{key}: a number of more than 64 bits")
+    elif not isinstance(value, (bool, int, float, str)):
+        raise UsageError(f"{key}: a {type(value).__name__} is not taken here: write it as a string, in quotes")
 
 
 def _pairs(overrides: Sequence[str]) -> list[tuple[str, str]]:

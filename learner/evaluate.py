@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from learner.tasks.base import Prompt, Task
+from learner.tasks.base import Prompt, Score, Task
 from learner.text import decode_completion, encode_prompt, stop_ids
 
 EVAL_BATCH = 64
@@ -29,8 +29,10 @@ def held_out_prompts(task: Task, size: int) -> list[Prompt]:
     return [task.held_out(i) for i in range(size)]
 
 
-def evaluate(model: Any, tokenizer: Any, task: Task, prompts: Sequence[Prompt], max_new_tokens: int) -> EvalResult:
-    """Greedy completions of `prompts`, scored. Leaves the model in the mode it was in."""
+def evaluate(
+    model: Any, tokenizer: Any, score: Callable[[Prompt, str], Score], prompts: Sequence[Prompt], max_new_tokens: int
+) -> EvalResult:
+    """Greedy completions of `prompts`, scored by `score` (a Scorer's). Leaves the model in the mode it was in."""
     if not prompts:
         raise ValueError("nothing to evaluate on")
     was_training = model.training
@@ -41,8 +43,8 @@ def evaluate(model: Any, tokenizer: Any, task: Task, prompts: Sequence[Prompt], 
             part = prompts[start : start + EVAL_BATCH]
             completions = greedy(model, tokenizer, [encode_prompt(tokenizer, p) for p in part], max_new_tokens)
             for prompt, ids in zip(part, completions, strict=True):
-                score = task.score(prompt, decode_completion(tokenizer, ids))
-                exact, reward, length = exact + score.exact, reward + score.reward, length + len(ids)
+                result = score(prompt, decode_completion(tokenizer, ids))
+                exact, reward, length = exact + result.exact, reward + result.reward, length + len(ids)
     finally:
         model.train(was_training)
     return EvalResult(exact / len(prompts), reward / len(prompts), length / len(prompts))

@@ -41,8 +41,8 @@ from p2p.protocol.messages import (
     NodeStatus,
     Rejected,
     Report,
-    Roster,
     Tokens,
+    make_roster,
 )  # fmt: skip
 from p2p.store import ChunkStore
 
@@ -180,8 +180,9 @@ class Head(TrainerHandler):
 
     def _send_roster(self) -> None:
         members = tuple(Member(n.link.peer, n.link.addresses, n.link.name) for n in self.nodes.values())
+        roster = make_roster(self.epoch, members)
         for node in self.nodes.values():
-            node.link.post(Roster(self.epoch, members))
+            node.link.post(roster)
 
     async def _on_refusal(self, peer: str, refusal: Refusal) -> None:
         self.report(peer, refusal)

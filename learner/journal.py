@@ -121,8 +121,8 @@ class JournalCounts:
 class Journal:
     """One run's journal, held by one learner at a time. Synchronous; not for use from two threads."""
 
-    def __init__(self, db: sqlite3.Connection, lock: int, clock: Callable[[], float]) -> None:
-        self._db, self._lock, self._clock = db, lock, clock
+    def __init__(self, path: Path, db: sqlite3.Connection, lock: int, clock: Callable[[], float]) -> None:
+        self._path, self._db, self._lock, self._clock = path, db, lock, clock
         self._next_group = self._one("SELECT coalesce(max(group_id), -1) + 1 FROM groups")
         self._next_task = self._one("SELECT coalesce(max(task_index), -1) + 1 FROM groups")
         self.epoch = self._one("SELECT coalesce(max(epoch), 0) FROM epochs")
@@ -142,10 +142,18 @@ class Journal:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise UsageError(f"another learner is running on this directory: {path.parent}") from None
-            db = sqlite3.connect(path, isolation_level=None)
+            try:
+                db = sqlite3.connect(path, isolation_level=None)
+            except sqlite3.Error as error:
+                error.add_note(str(path))
+                raise
             try:
                 _prepare(db, path, run_id)
-                return cls(db, lock, clock)
+                return cls(path, db, lock, clock)
+            except sqlite3.OperationalError as error:  # a full disk, no permission: no fault of the file
+                db.close()
+                error.add_note(str(path))
+                raise
             except sqlite3.DatabaseError as error:
                 db.close()
                 raise UsageError(f"{path} is not a journal: {error}") from error
@@ -312,8 +320,12 @@ class Journal:
                 yield
                 self._db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:  # SQLite rolls back by itself when the disk is full
+                    self._db.execute("ROLLBACK")
                 raise
+        except sqlite3.OperationalError as error:
+            error.add_note(str(self._path))
+            raise
         finally:
             if durable:
                 self._db.execute("PRAGMA synchronous = NORMAL")

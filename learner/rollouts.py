@@ -20,6 +20,7 @@ from learner.ledger import Ledger
 from learner.ledger import Refused as NoRoom
 from learner.outcomes import Accepted, FinishedGroup, GroupAborted, Refused, Requeued, Sampling
 from learner.recovery import plan_resume
+from learner.scoring import Scorer
 from learner.stalls import StallWatch
 from learner.tasks.base import Task
 from learner.text import decode_completion, encode_prompt
@@ -67,11 +68,13 @@ class Rollouts:
         send: Callable[[str, object], None],
         nodes: Callable[[], Sequence[NodeView]],
         report: Callable[[str, Refusal], None],
+        scorer: Scorer | None = None,
         in_thread: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
     ) -> None:
         self.settings, self.journal, self._task, self._tokenizer = settings, journal, task, tokenizer
         self.epoch, self._send, self._nodes, self._report = epoch, send, nodes, report
         self._in_thread = in_thread
+        self._scorer = scorer or Scorer(task)
         self.collector = Collector(vocab_size, first_group=journal.next_group_id())
         self.dispatcher = Dispatcher(settings.samples)
         self.finished: dict[int, Group] = {}
@@ -239,7 +242,7 @@ class Rollouts:
     def _score(self, finished: FinishedGroup) -> Group:
         prompt = self._task.prompt(finished.task_index)
         return finished.rewarded(
-            [self._task.score(prompt, decode_completion(self._tokenizer, sample.ids)) for sample in finished.samples]
+            [self._scorer.score(prompt, decode_completion(self._tokenizer, sample.ids)) for sample in finished.samples]
         )
 
     # --- the trainer -------------------------------------------------------------------------------------------------

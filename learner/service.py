@@ -14,7 +14,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,9 +23,10 @@ import trio
 
 from learner.config import LearnerConfig, dump_toml
 from learner.head import Head
-from learner.journal import Journal
+from learner.journal import Commit, Journal
 from learner.outcomes import Sampling
 from learner.rollouts import Rollouts, RolloutSettings
+from learner.scoring import Scorer
 from learner.status import serve_status
 from learner.tasks.registry import make_task
 from learner.text import stop_ids
@@ -41,30 +43,46 @@ Announce = Callable[[str, dict[str, Any]], None]
 
 
 def prepare_run(config: LearnerConfig, *, resume: bool) -> tuple[str, Path]:
-    """Make or check the run directory; (run id, directory). UsageError when it does not fit the wish."""
+    """Make or check the run directory; (run id, directory). UsageError when it does not fit the wish.
+
+    Changes nothing in a directory that holds a run: a learner may be running on it, and only the journal's lock tells.
+    """
     run_dir = Path(config.run_dir)
     marker = run_dir / "run.json"
-    if resume:
-        if not marker.exists():
-            raise UsageError(f"nothing to resume: {run_dir} holds no run")
+    if marker.exists():
+        # Without a status page nothing ever happened in it: a start that was refused on the way may be tried again.
+        if not resume and (run_dir / "status.json").exists():
+            raise UsageError(f"{run_dir} holds a run already: add --resume to go on with it, or choose another run_dir")
         try:
-            return str(json.loads(marker.read_text())["run"]), run_dir
+            run = str(json.loads(marker.read_text())["run"])
         except (OSError, ValueError, KeyError, TypeError):
             raise UsageError(f"{marker} cannot be read: {run_dir} holds no run that can be resumed") from None
-    run = secrets.token_hex(8)
-    if marker.exists() and not (run_dir / "status.json").exists():
-        # A start that was refused on the way (a port in use): nothing happened in it yet, so it may be tried again.
-        (run_dir / "listen.json").unlink(missing_ok=True)
-        run = str(json.loads(marker.read_text())["run"])
-    elif marker.exists():
-        raise UsageError(f"{run_dir} holds a run already: add --resume to go on with it, or choose another run_dir")
+    elif resume:
+        raise UsageError(f"nothing to resume: {run_dir} holds no run")
+    else:
+        run = secrets.token_hex(8)
     try:
         for folder in ("logs", "checkpoints", "versions", "batches"):
             (run_dir / folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot make the run directory {run_dir}: {error.strerror}") from None
-    marker.write_text(json.dumps({"run": run}))
+    if not marker.exists():
+        write_whole(marker, json.dumps({"run": run}))
     return run, run_dir
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file at once: a reader, and whoever comes after a crash, finds the old text or the new one."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def check_work_left(run_dir: Path, last: Commit | None, steps: int) -> None:
+    """UsageError when the run is over. One that was killed between its last commit and its end is not: it still has to
+    publish the last version and to say goodbye."""
+    if last is not None and last.step >= steps and (run_dir / "summary.json").exists():
+        raise UsageError(f"nothing left to do: step {last.step} of {steps} is committed and the run has ended")
 
 
 def find_model(model: str) -> Path:
@@ -80,8 +98,12 @@ def find_model(model: str) -> Path:
         return Path(snapshot_download(model, allow_patterns=list(FILES)))
     except Exception as error:
         raise UsageError(
-            f"{model} is neither a local folder nor a model on the hub: {str(error).splitlines()[0]}"
+            f"{model} is neither a local folder nor a model on the hub: {_first_line(error)}"
         ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def vocab_size(folder: Path) -> int:
@@ -90,7 +112,8 @@ def vocab_size(folder: Path) -> int:
         values = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError):
         raise UsageError(f"{folder} has no config.json that can be read: not a model folder") from None
-    size = values.get("vocab_size") or values.get("text_config", {}).get("vocab_size")
+    text = values.get("text_config") if isinstance(values, dict) else None
+    size = next((v["vocab_size"] for v in (values, text) if isinstance(v, dict) and v.get("vocab_size")), None)
     if not isinstance(size, int):
         raise UsageError(f"{folder}/config.json names no vocab_size")
     return size
@@ -100,14 +123,17 @@ def _listen(run_dir: Path, config: LearnerConfig) -> list[str]:
     """Where to listen: as configured the first time, on the very same ports after that (tickets name them)."""
     kept = run_dir / "listen.json"
     if kept.exists():
-        return [str(a) for a in json.loads(kept.read_text())]
+        try:
+            return [str(a) for a in json.loads(kept.read_text())]
+        except (ValueError, TypeError):
+            raise UsageError(f"{kept} cannot be read: remove it, and new tickets will name new ports") from None
     return list(config.swarm.listen)
 
 
 def _keep_ports(run_dir: Path, listen: list[str], addresses: list[str]) -> None:
     ports = [a.split("/tcp/")[1].split("/")[0] for a in addresses if "/tcp/" in a]
     fixed = [a.replace("/tcp/0", f"/tcp/{ports[0]}") if ports else a for a in listen]
-    (run_dir / "listen.json").write_text(json.dumps(fixed))
+    write_whole(run_dir / "listen.json", json.dumps(fixed))
 
 
 async def run_learner(
@@ -121,18 +147,21 @@ async def run_learner(
     vocabulary = vocab_size(folder)
     tokenizer, stops = _tokenizer(folder)
     task = make_task(config.task.name, config.task.seed, dict(config.task.options))
-    run, run_dir = prepare_run(config, resume=resume)
     trainer_config = config.trainer_config()
-    (run_dir / "config.toml").write_text(dump_toml(config.model_dump()))
-    (run_dir / "trainer.json").write_text(json.dumps(trainer_config.to_dict(), indent=1))
-    (run_dir / "summary.json").unlink(missing_ok=True)  # of an earlier end: this run goes on
-    identity = Identity.load_or_create(run_dir / "head.key")
-    listen = _listen(run_dir, config)
     rollout = config.rollout
-    with Journal.open(run_dir / "journal.sqlite", run) as journal:
-        last = journal.last_commit()
-        if last is not None and last.step >= trainer_config.steps:
-            raise UsageError(f"nothing left to do: step {last.step} of {trainer_config.steps} is committed")
+    with ExitStack() as held:
+        scorer = held.enter_context(Scorer(task, allow_unconfined=config.task.allow_unconfined))
+        run, run_dir = prepare_run(config, resume=resume)
+        journal = held.enter_context(Journal.open(run_dir / "journal.sqlite", run))
+        # The run is ours alone from here on, so its files may be written.
+        check_work_left(run_dir, journal.last_commit(), trainer_config.steps)
+        write_whole(run_dir / "config.toml", dump_toml(config.model_dump()))
+        write_whole(run_dir / "trainer.json", json.dumps(trainer_config.to_dict(), indent=1))
+        (run_dir / "summary.json").unlink(missing_ok=True)  # of an earlier end: this run goes on
+        if not resume:
+            (run_dir / "listen.json").unlink(missing_ok=True)  # of a start that was refused
+        identity = Identity.load_or_create(run_dir / "head.key")
+        listen = _listen(run_dir, config)
         async with open_libp2p_network(identity, listen) as network:
             _keep_ports(run_dir, listen, list(network.addresses))
             head = Head(config, run, run_dir, identity, network, journal)
@@ -140,9 +169,11 @@ async def run_learner(
                 rollout.max_staleness, rollout.groups_per_step, rollout.samples, config.seed,
                 Sampling(rollout.max_new_tokens, stops, rollout.temperature, rollout.top_p), rollout.micro_batch_groups,
             )  # fmt: skip
+            # Abandoned: the scorer's end, which follows, ends it. (mypy sees trio-typing's stubs, older than trio.)
+            in_thread: Any = partial(trio.to_thread.run_sync, abandon_on_cancel=True)  # type: ignore[call-arg]
             head.rollouts = Rollouts(
                 settings, journal, task, tokenizer, vocabulary, epoch=head.epoch, send=head.send,
-                nodes=head.node_views, report=head.report,
+                nodes=head.node_views, report=head.report, scorer=scorer, in_thread=in_thread,
             )  # fmt: skip
             head.rollouts.stop_at(trainer_config.steps)
             head.publisher.offer_descriptor(pack_descriptor(folder))
@@ -161,7 +192,7 @@ async def _run(
         async with trio.open_nursery() as nursery:
             await nursery.start(head.run)
             await nursery.start(serve_trainer, run_dir, head)
-            (run_dir / "status.json").write_text(json.dumps({"port": port, "pid": os.getpid()}))
+            write_whole(run_dir / "status.json", json.dumps({"port": port, "pid": os.getpid()}))
             if announce is not None:
                 announce("ready", {"ticket": ticket, "status_port": port, "run": head.run_id, "run_dir": str(run_dir)})
             if config.external_trainer:
@@ -171,7 +202,7 @@ async def _run(
             await head.finished.wait()
             await head.farewell("training is complete")
             result = head.status()
-            (run_dir / "summary.json").write_text(json.dumps(result, indent=1))
+            write_whole(run_dir / "summary.json", json.dumps(result, indent=1))
             nursery.cancel_scope.cancel()
     return result
 
@@ -228,7 +259,12 @@ def _tokenizer(folder: Path) -> tuple[Any, tuple[int, ...]]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder))
     except Exception as error:
-        raise UsageError(f"{folder} has no tokenizer that loads: {str(error).splitlines()[0]}") from None
+        raise UsageError(f"{folder} has no tokenizer that loads: {_first_line(error)}") from None
     generation = folder / "generation_config.json"
-    eos = json.loads(generation.read_text()).get("eos_token_id") if generation.exists() else None
+    eos = None
+    if generation.exists():
+        try:
+            eos = json.loads(generation.read_text()).get("eos_token_id")
+        except (OSError, ValueError, AttributeError):
+            raise UsageError(f"{generation} cannot be read: not a model folder") from None
     return tokenizer, stop_ids(tokenizer, eos)

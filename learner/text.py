@@ -32,7 +32,9 @@ def decode_completion(tokenizer: Any, ids: Sequence[int]) -> str:
 def stop_ids(tokenizer: Any, generation_eos: int | Sequence[int] | None = None) -> tuple[int, ...]:
     """Tokens that end a completion: the tokenizer's eos and the generation config's. UsageError when there is none."""
     more = () if generation_eos is None else (generation_eos,) if isinstance(generation_eos, int) else generation_eos
-    ids = {int(i) for i in more} | ({int(tokenizer.eos_token_id)} if tokenizer.eos_token_id is not None else set())
+    if not isinstance(more, Sequence) or not all(isinstance(i, int) for i in more):
+        raise UsageError(f"the generation config's eos_token_id is no token id: {generation_eos!r:.60}")
+    ids = set(more) | ({int(tokenizer.eos_token_id)} if tokenizer.eos_token_id is not None else set())
     if not ids:
         raise UsageError("the tokenizer has no eos token: completions could never stop")
     return tuple(sorted(ids))

@@ -21,6 +21,7 @@ from learner.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoi
 from learner.evaluate import evaluate, held_out_prompts
 from learner.losses import LossOptions, merge_stats, policy_loss, report
 from learner.model import completion_logprobs, load_model, served_tensors
+from learner.scoring import Scorer
 from learner.tasks.base import Prompt, Task
 from learner.tasks.registry import make_task
 from learner.trainer_client import TrainerClient
@@ -272,7 +273,8 @@ def eval_metrics(
     model: Any, tokenizer: Any, task: Task, held_out: Sequence[Prompt], config: TrainerConfig
 ) -> dict[str, float]:
     began = time.perf_counter()
-    result = evaluate(model, tokenizer, task, held_out, config.max_new_tokens)
+    with Scorer(task, allow_unconfined=config.task_allow_unconfined) as scorer:
+        result = evaluate(model, tokenizer, scorer.score, held_out, config.max_new_tokens)
     return {
         "eval/exact/mean": result.exact,
         "eval/reward/mean": result.reward,

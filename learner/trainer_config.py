@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from p2p.errors import UsageError
+
+SEEDS = (-(1 << 63), (1 << 63) - 1)
+"""What every random generator takes."""
+_RANGES: dict[str, tuple[float, float]] = {
+    **{name: (0, math.inf) for name in (
+        "steps", "max_staleness", "lr_ramp", "weight_decay", "grad_clip", "clip_high", "kl_coef", "eval_every", "eval_size",
+        "threads",
+    )},
+    **{name: (1, math.inf) for name in ("checkpoint_every", "checkpoint_keep", "max_new_tokens", "micro_batch_tokens")},
+    "clip_low": (0, 1),
+    "seed": SEEDS, "task_seed": SEEDS,
+}  # fmt: skip
+"""Setting -> smallest and largest value that makes sense. A negative grad_clip would train the other way round."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +33,7 @@ class TrainerConfig:
     """for evaluation only: training data comes through the client"""
     task_seed: int = 0
     task_options: dict[str, Any] = field(default_factory=dict)
+    task_allow_unconfined: bool = False
 
     steps: int = 200
     served_dtype: str = "bfloat16"
@@ -67,15 +82,17 @@ class TrainerConfig:
     """torch threads; 0 leaves torch's own choice"""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "max_staleness", "lr_ramp", "eval_every", "eval_size", "threads"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"trainer.{name} = {getattr(self, name)} is negative")
-        for name in ("checkpoint_every", "checkpoint_keep", "max_new_tokens", "micro_batch_tokens"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"trainer.{name} = {getattr(self, name)} is below 1")
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if not (low <= value <= high and value != math.inf):  # NaN is in no range
+                bound = f"below {low:g}" if value < low else f"above {high:g}" if value > high else "not a finite number"
+                raise UsageError(f"trainer.{name} = {value} is {bound}")
         for name in ("lr", "temperature", "tis_cap"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"trainer.{name} = {getattr(self, name)} is not above 0")
+            if not 0 < getattr(self, name) < math.inf:
+                raise UsageError(f"trainer.{name} = {getattr(self, name)} is not a finite number above 0")
+        for beta in self.betas:
+            if not 0 <= beta < 1:
+                raise UsageError(f"trainer.betas = {list(self.betas)}: {beta} is not within 0 <= beta < 1")
         for name, known in (
             ("served_dtype", ("bfloat16", "float32")),
             ("aggregate", ("token", "sequence", "constant")),

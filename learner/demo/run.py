@@ -55,6 +55,8 @@ def _prepare(run_dir: Path, *, resume: bool) -> None:
         if not (run_dir / "demo.json").exists():
             raise UsageError(f"nothing to resume: {run_dir} holds no demo")
         return
+    if run_dir.exists() and not run_dir.is_dir():
+        raise UsageError(f"--run-dir: {run_dir} is not a directory")
     if run_dir.exists() and any(run_dir.iterdir()):
         if not (run_dir / "demo.json").exists():
             raise UsageError(f"{run_dir} is not empty and not an earlier demo: choose another --run-dir")

@@ -16,6 +16,7 @@ class Prompt:
     text: str
     entry: Any
     chat: bool = False
+    held_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,17 @@ class Score:
     reward: float
     exact: bool
     """fully right, by the task's own notion"""
+
+
+@dataclass(frozen=True, slots=True)
+class Confined:
+    """How a process that may be killed makes a task again, to score its answers there (`learner/scoring.py`)."""
+
+    name: str
+    seed: int
+    options: dict[str, Any]
+    runs_answers: bool
+    """the scorer may run an answer as code: it must not happen where files can be read or written"""
 
 
 class Task:
@@ -33,6 +45,8 @@ class Task:
     """
 
     name: str
+    confined: Confined | None = None
+    """None: `score` is our own code and safe anywhere. Otherwise it must only be called through a Scorer."""
 
     def prompt(self, index: int) -> Prompt:
         raise NotImplementedError

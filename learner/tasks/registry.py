@@ -20,6 +20,8 @@ def known_tasks() -> tuple[str, ...]:
 def make_task(name: str, seed: int = 0, options: Mapping[str, Any] | None = None) -> Task:
     """The task called `name`, its problems drawn from `seed`. UsageError on an unknown name or option."""
     kwargs = dict(options or {})
+    if "seed" in kwargs or "dataset" in kwargs:
+        raise UsageError(f"task {name}: seed is task.seed and the data set part of task.name, neither is an option")
     family, colon, dataset = name.partition(":")
     if family == "reasoning_gym" and dataset:
         return ReasoningGymTask(dataset, seed, **kwargs)

@@ -47,7 +47,7 @@ class TextTask(Task):
         while True:
             text, answer = self.problem(draw(self.seed, self.name, stream, index, attempt))
             if is_held_out(text) is held_out:
-                return Prompt(index, text, answer)
+                return Prompt(index, text, answer, held_out=held_out)
             attempt += 1
 
     def score(self, prompt: Prompt, completion: str) -> Score:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -116,9 +119,14 @@ def no_root() -> None:
         (["demo", "--nodes", "0"], "--nodes"),
         (["demo", "--resume", "--run-dir", "/nowhere"], "/nowhere"),
         (["demo", "--run-dir", "/dev/null/x"], "/dev/null"),
+        (["demo", "--run-dir", __file__], "not a directory"),
         (["learner", "/nowhere/c.toml"], "/nowhere/c.toml"),
         (["learner", "/tmp"], "/tmp"),
         (["learner", "--dry-run", "--seed"], "CONFIG.toml"),
+        (["learner", "--rollout.max_staleness", "3", "/nowhere/c.toml"], "/nowhere/c.toml"),
+        (["learner", "--rollout.max_staleness=3", "--dry-run", "/nowhere/c.toml"], "/nowhere/c.toml"),
+        (["learner", "--seed", "--resume", "/nowhere/c.toml"], "/nowhere/c.toml"),
+        (["learner", "-x", "/nowhere/c.toml"], "/nowhere/c.toml"),
         (["node", "--join", "shoal1"], "not a ticket"),
         (["node", "--join", "shoal1 !!!"], "not a ticket"),
         (["node", "--join", "/nowhere/ticket"], "--join"),
@@ -146,6 +154,11 @@ def test_bad_command_lines(complaint: Complaint, argv: list[str], word: str) -> 
         ("", ("--rollout.temperature", "inf"), "rollout.temperature"),
         ("", ("--trainer.steps", "-1"), "trainer.steps"),
         ("", ("--trainer.device", "tpu"), "trainer.device"),
+        ("", ("--trainer.grad_clip", "-1"), "trainer.grad_clip"),
+        ("", ("--rollout.top_p", "0.9"), "proximal"),
+        ("", ("--task.options.x", "2024-01-01"), "task.options.x"),
+        ("", ("--task.name", "reasoning_gym:basic_arithmetic", "--task.options", "{seed = 3}"), "task.seed"),
+        ("", ("--task.name", "reasoning_gym:basic_arithmetic", "--task.options", "{size = 0}"), "size"),
         ("", ("--task.name", "sudoku"), "unknown task"),
         ("", ("--task.name", "reasoning_gym:nope"), "nope"),
         ("", ("--task.options", "{digits = 'three'}"), "digits"),
@@ -170,14 +183,22 @@ def test_bad_settings(
 
 
 def test_bad_model_folders(complaint: Complaint, tmp_path: Path, model: Path) -> None:
-    empty, bare, broken = (tmp_path / name for name in ("empty", "bare", "broken"))
-    for folder in (empty, bare, broken):
+    empty, bare, broken, odd = (tmp_path / name for name in ("empty", "bare", "broken", "odd"))
+    for folder in (empty, bare, broken, odd):
         folder.mkdir()
     (bare / "config.json").write_bytes((model / "config.json").read_bytes())
     (broken / "config.json").write_text("{")
-    for folder, word in ((empty, "config.json"), (bare, "tokenizer"), (broken, "config.json")):
+    (odd / "config.json").write_text("[]")
+    for folder, word in ((empty, "config.json"), (bare, "tokenizer"), (broken, "config.json"), (odd, "vocab_size")):
         line = complaint("learner", config_file(tmp_path, folder))
         assert word in line and str(folder) in line
+    whole = tmp_path / "whole"
+    shutil.copytree(model, whole)
+    for text in ("", "[]", '{"eos_token_id": "</s>"}', '{"eos_token_id": [null]}'):
+        (whole / "generation_config.json").write_text(text)
+        line = complaint("learner", config_file(tmp_path, whole))
+        assert "generation_config.json" in line or "eos_token_id" in line
+    assert not (tmp_path / "run").exists()
     assert "no-such-owner" in complaint("learner", config_file(tmp_path, "no-such-owner/no-such-model"))
 
 
@@ -190,8 +211,11 @@ def test_a_run_directory_is_not_taken_over(complaint: Complaint, tmp_path: Path,
     assert "not running" in complaint("status", tmp_path / "run")
     line = complaint("export", tmp_path / "run", tmp_path / "out")
     assert "run" in line and not (tmp_path / "out").exists()
-    (tmp_path / "run" / "run.json").write_text("{")
-    assert "run.json" in complaint("learner", path, "--resume")
+    for text in ("{", "", "[]"):
+        (tmp_path / "run" / "run.json").write_text(text)
+        assert "run.json" in complaint("learner", path, "--resume")
+        (tmp_path / "run" / "status.json").unlink(missing_ok=True)
+        assert "run.json" in complaint("learner", path)
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "precious").write_text("mine")
     assert "not an earlier demo" in complaint("demo", "--run-dir", tmp_path / "demo")
@@ -204,6 +228,33 @@ def test_unreadable_files(complaint: Complaint, tmp_path: Path, model: Path, no_
     assert "cannot read" in complaint("learner", path)
     (tmp_path / "d").mkdir(mode=0)
     assert "d" in complaint("status", tmp_path / "d")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/run/x/metrics.jsonl"), ("No space left", "/run/x/metrics.jsonl")),
+        (PermissionError(errno.EACCES, "Permission denied", "/run/x"), ("Permission denied", "/run/x")),
+        (sqlite3.OperationalError("database or disk is full"), ("disk is full", "/run/x/journal.sqlite")),
+        (ExceptionGroup("a nursery", [OSError(errno.ENOSPC, "No space left on device")]), ("No space left", "/run/y")),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, words: tuple[str, ...]
+) -> None:
+    if isinstance(error, sqlite3.Error):
+        error.add_note("/run/x/journal.sqlite")
+
+    def fail(args: Any) -> dict[str, Any]:
+        args.where = "/run/y"
+        raise error
+
+    monkeypatch.setattr(cli, "_status", fail)
+    assert call("status", "x") == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and said.startswith("shoal status: ") and all(word in said for word in words)
+    assert call("status", "x", "--verbose") == 1
+    assert "Traceback" in capsys.readouterr().err
 
 
 def a_ticket(run: str = "00aa") -> Ticket:
@@ -276,6 +327,13 @@ def test_status_of_what_does_not_answer(
 # --- what works ------------------------------------------------------------------------------------------------------
 
 
+def test_the_config_file_may_come_after_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = config_file(tmp_path, "some/model")
+    assert call("learner", "--rollout.max_staleness", "3", path, "--dry-run", "--seed=5", "--trainer.lr", "1e-6", "--json") == 0
+    config = json.loads(capsys.readouterr().out.splitlines()[-1])["config"]
+    assert (config["rollout"]["max_staleness"], config["seed"], config["trainer"]["lr"]) == (3, 5, 1e-6)
+
+
 def test_dry_run_prints_a_config_that_loads_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = config_file(tmp_path, "some/model")
     flags = ["--trainer.lr", "1e-6", "--task.options.words", '["a \\"b\\""]', "--rollout.max-staleness=3"]
@@ -345,7 +403,10 @@ def test_status_and_export_of_a_learner_that_waits(
     page = capsys.readouterr().out
     assert status["run"] in page and "running" in page and "0 of 2" in page
     assert "nothing is committed yet" in complaint("export", live, live.parent / "out")
-    assert "another learner" in complaint("learner", live.parent / "c.toml", "--resume")
+    before = contents(live)
+    changed = ("--resume", "--trainer.lr", "0.5")
+    assert "another learner" in complaint("learner", live.parent / "c.toml", *changed)
+    assert contents(live) == before, "the settings of the one that runs are as they were"
     assert call("status", live, "--json") == 0, "the refused second learner must not disturb the first"
 
 
@@ -392,7 +453,22 @@ def test_a_whole_run_with_json(shoal: Shoal, tmp_path: Path, model: Path, capsys
     check_export(run, out)
     capsys.readouterr()
     Complaint(capsys)("export", run, out)
-    assert "nothing left to do" in Complaint(capsys)("learner", tmp_path / "c.toml", "--resume")
+    before = contents(run)
+    assert "nothing left to do" in Complaint(capsys)("learner", tmp_path / "c.toml", "--resume", "--trainer.lr", "0.5")
+    assert contents(run) == before
+
+    # Killed after its last commit and before its end: what is left is to publish the last version and to end.
+    (run / "summary.json").unlink()
+    again = shoal.start("again", "learner", str(tmp_path / "c.toml"), "--resume", "--json")
+    assert again.wait(timeout=DEADLINE_S) == 0, shoal.said("again")
+    assert shoal.result("again")["step"] == 2 and shoal.result("again")["version"] == "2.2"
+    assert json.loads((run / "summary.json").read_text())["step"] == 2
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    """The small files of a run directory that a second learner must leave alone."""
+    names = ("run.json", "config.toml", "trainer.json", "listen.json", "status.json", "summary.json", "ticket.txt", "head.key")
+    return {name: (run / name).read_bytes() for name in names if (run / name).exists()}
 
 
 def check_export(run: Path, out: Path) -> None:

@@ -84,6 +84,21 @@ def test_flags_win_over_the_file(tmp_path: Path, flag: list[str], path: tuple[st
         (BASE + "[trainer]\nlr = nan\n", (), ("trainer.lr",)),
         (BASE + "[trainer]\nlr = 0.0\n", (), ("trainer.lr",)),
         (BASE + "[trainer]\nsteps = -1\n", (), ("trainer.steps",)),
+        (BASE + "[trainer]\ngrad_clip = -1.0\n", (), ("trainer.grad_clip", "below 0")),
+        (BASE + "[trainer]\nclip_low = -0.2\n", (), ("trainer.clip_low", "below 0")),
+        (BASE + "[trainer]\nclip_low = 1.5\n", (), ("trainer.clip_low", "above 1")),
+        (BASE + "[trainer]\nclip_high = -0.1\n", (), ("trainer.clip_high", "below 0")),
+        (BASE + "[trainer]\nkl_coef = -0.1\n", (), ("trainer.kl_coef", "below 0")),
+        (BASE + "[trainer]\nweight_decay = -0.1\n", (), ("trainer.weight_decay", "below 0")),
+        (BASE + "[trainer]\nbetas = [0.9, 1.0]\n", (), ("trainer.betas", "1.0")),
+        (BASE + "[trainer]\nbetas = [-0.1, 0.9]\n", (), ("trainer.betas", "-0.1")),
+        (BASE + "[trainer]\nmicro_batch_tokens = 0\n", (), ("trainer.micro_batch_tokens", "below 1")),
+        (BASE + f"[trainer]\nseed = {10**400}\n", (), ("trainer.seed",)),
+        (BASE + f"seed = {10**30}\n", (), ("seed",)),
+        (BASE + "[rollout]\ntop_p = 0.9\n", (), ("rollout.top_p", "nucleus", 'proximal = "trainer"')),
+        (BASE, ("--task.options.x", "2024-01-01"), ("task.options.x", "date", "quotes")),
+        (BASE, ("--task.options", "{a = [{b = 12:00:00}]}"), ("task.options.a.b", "time")),
+        (BASE, ("--task.options.x", str(2**64)), ("task.options.x", "64 bits")),
         (BASE + "[trainer]\nproximal = 'both'\n", (), ("trainer.proximal",)),
         (BASE + "[rollout]\nmax_staleness = -1\n", (), ("rollout.max_staleness",)),
         (BASE + "[rollout]\ntop_p = 1.5\n", (), ("rollout.top_p",)),
@@ -109,6 +124,26 @@ def test_wrong_settings_are_named_in_one_line(
     assert "\n" not in line.strip()
     for word in words:
         assert word in line, line
+
+
+def test_a_nucleus_goes_with_the_decoupled_loss_or_another_trainer(tmp_path: Path) -> None:
+    text = BASE + "[rollout]\ntop_p = 0.9\n"
+    assert load(tmp_path, text, "--trainer.proximal", "trainer").rollout.top_p == 0.9
+    assert load(tmp_path, text, "--external_trainer", "true").rollout.top_p == 0.9
+
+
+def test_every_number_of_the_trainer_has_a_range() -> None:
+    import dataclasses
+
+    fine = TrainerConfig("m", "c")
+    numbers = [f.name for f in dataclasses.fields(fine) if type(getattr(fine, f.name)) in (int, float)]
+    assert len(numbers) > 15
+    for name in numbers:
+        for wrong in (math.nan, math.inf, -math.inf, -(10**400)):
+            with pytest.raises(UsageError, match=rf"trainer\.{name}"):
+                dataclasses.replace(fine, **{name: wrong})
+    for edge in ({"grad_clip": 0.0}, {"clip_low": 1.0}, {"betas": (0.0, 0.0)}, {"steps": 0}, {"lr": 1e-12}):
+        dataclasses.replace(fine, **edge)
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:

@@ -194,6 +194,24 @@ def test_files_that_are_not_ours(tmp_path: Path) -> None:
         open_journal(tmp_path / "text")
 
 
+def test_a_full_disk_is_no_fault_of_the_file(tmp_path: Path) -> None:
+    with open_journal(tmp_path) as journal:
+        journal.new_epoch()
+        pages = journal._db.execute("PRAGMA page_count").fetchone()[0]
+        journal._db.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(sqlite3.OperationalError, match="full") as caught:
+            reserve(journal, *range(10_000))
+        assert caught.value.__notes__ == [str(tmp_path / "journal.db")]
+        journal._db.execute("PRAGMA max_page_count = 1000000")
+        reserve(journal, *range(10_000))
+        assert journal.counts().groups.outstanding == 10_000, "the failed transaction left nothing behind"
+    (tmp_path / "journal.db").unlink()
+    (tmp_path / "journal.db").mkdir()
+    with pytest.raises(sqlite3.OperationalError) as caught:
+        open_journal(tmp_path)
+    assert caught.value.__notes__ == [str(tmp_path / "journal.db")]
+
+
 def test_one_learner_at_a_time(tmp_path: Path) -> None:
     with open_journal(tmp_path) as journal:
         with pytest.raises(UsageError, match="another learner is running on this directory"):

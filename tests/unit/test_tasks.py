@@ -55,6 +55,18 @@ def test_reverse_gives_half_for_positions() -> None:
     assert set(prompt.text + "047991") <= set(task.characters())
 
 
+def test_only_our_own_scorers_run_in_the_learner() -> None:
+    assert make_task("reverse").confined is None and make_task("add").confined is None
+    task = make_task("reasoning_gym:basic_arithmetic", 4, {"size": 50, "min_terms": 2})
+    confined = task.confined
+    assert confined is not None
+    again = make_task(confined.name, confined.seed, confined.options)
+    assert again.confined == confined
+    for i in (0, 3):
+        assert again.prompt(i) == task.prompt(i) and again.held_out(i) == task.held_out(i)
+    assert task.held_out(3).held_out and not task.prompt(3).held_out
+
+
 def test_reasoning_gym_answers_come_from_tags() -> None:
     task = make_task("reasoning_gym:basic_arithmetic", 1, {"chat": False})
     prompt = task.prompt(0)
@@ -71,6 +83,17 @@ def test_reasoning_gym_answers_come_from_tags() -> None:
         ("reverse", {"digits": 2}, "within 3..18"),
         ("reasoning_gym:nope", {}, "nope"),
         ("reasoning_gym:basic_arithmetic", {"nope": 1}, "nope"),
+        ("reasoning_gym:basic_arithmetic", {"seed": 3}, "task.seed"),
+        ("reasoning_gym:basic_arithmetic", {"dataset": "x"}, "task.name"),
+        ("reasoning_gym:basic_arithmetic", {"size": 0}, "size = 0"),
+        ("reasoning_gym:basic_arithmetic", {"size": True}, "size = True"),
+        ("reasoning_gym:basic_arithmetic", {"size": "many"}, "size = 'many'"),
+        ("reasoning_gym:basic_arithmetic", {"chat": 1}, "chat = 1"),
+        ("reasoning_gym:basic_arithmetic", {"min_terms": "few"}, "min_terms|str"),
+        ("reasoning_gym:basic_arithmetic", {"operators": ["?"]}, "reasoning_gym:basic_arithmetic"),
+        ("reasoning_gym:composite", {}, "dataset"),
+        ("reverse", {"seed": 3}, "task.seed"),
+        ("reverse", {"digits": "three"}, "digits"),
     ],
 )
 def test_usage_errors(name: str, options: dict[str, object], match: str) -> None:

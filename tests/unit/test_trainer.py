@@ -354,14 +354,14 @@ def test_warm_up_teaches_and_random_models_have_the_size(folder: Path, tmp_path:
     model, tokenizer = load_model(build_random_model(tmp_path, size="20m"), "cpu")
     assert 15e6 < sum(p.numel() for p in model.parameters()) < 25e6
     prompts = held_out_prompts(TASK, 8)
-    untrained = evaluate(model, tokenizer, TASK, prompts, 8)
+    untrained = evaluate(model, tokenizer, TASK.score, prompts, 8)
     assert untrained.exact == 0.0 and not model.training
     ids = encode_prompt(tokenizer, prompts[0])
     assert decode_completion(tokenizer, ids) == prompts[0].text
 
     task = make_task("reverse", 0, {"digits": 3})
     model, tokenizer = load_model(build_demo_model(tmp_path / "demo", task), "cpu")
-    assert evaluate(model, tokenizer, task, held_out_prompts(task, 32), 6).exact >= 0.2
+    assert evaluate(model, tokenizer, task.score, held_out_prompts(task, 32), 6).exact >= 0.2
 
 
 def test_config_round_trips_and_refuses() -> None:
