@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from learner.trainer_config import SEEDS, TrainerConfig
 from p2p.errors import UsageError
-from p2p.limits import DEFAULT_SEGMENT, MAX_CHUNK, MAX_SEGMENT
+from p2p.limits import DEFAULT_SEGMENT, MAX_CHUNK, MAX_SEGMENT, MAX_SEGMENT_CHUNKS
 
 
 class Section(BaseModel):
@@ -41,6 +41,8 @@ class RolloutSection(Section):
     temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     micro_batch_groups: int = Field(default=4, ge=1)
+    stall_s: float = Field(default=120.0, ge=1)
+    """seconds a node that has work may go without making a token before others get it"""
 
 
 class SwarmSection(Section):
@@ -160,6 +162,12 @@ def build_config(values: dict[str, Any], source: str) -> LearnerConfig:
             f"rollout.top_p = {config.rollout.top_p:g} does not go with trainer.proximal = \"behaviour\": nodes report log "
             "probabilities within the nucleus, the trainer's are over all tokens, so bad answers would lose their gradient; "
             "set rollout.top_p = 1 or trainer.proximal = \"trainer\""
+        )
+    swarm = config.swarm
+    if swarm.segment_bytes > swarm.chunk_bytes * MAX_SEGMENT_CHUNKS:
+        raise UsageError(
+            f"swarm.chunk_bytes = {swarm.chunk_bytes} is too small for swarm.segment_bytes = {swarm.segment_bytes}: "
+            f"a segment has at most {MAX_SEGMENT_CHUNKS} chunks"
         )
     return config
 

@@ -168,6 +168,7 @@ async def run_learner(
             settings = RolloutSettings(
                 rollout.max_staleness, rollout.groups_per_step, rollout.samples, config.seed,
                 Sampling(rollout.max_new_tokens, stops, rollout.temperature, rollout.top_p), rollout.micro_batch_groups,
+                rollout.stall_s,
             )  # fmt: skip
             # Abandoned: the scorer's end, which follows, ends it. (mypy sees trio-typing's stubs, older than trio.)
             in_thread: Any = partial(trio.to_thread.run_sync, abandon_on_cancel=True)  # type: ignore[call-arg]

@@ -41,6 +41,14 @@ def _ticket_body(run: str, head: str, addresses: tuple[str, ...], expires: int) 
     return [run, head, list(addresses), expires]
 
 
+def _fields(wire: Any, *kinds: type) -> list[Any]:
+    """`wire`, if it is a list of just these types. Nothing is converted before: int() and bytes() of what a stranger
+    sent can raise anything and allocate everything."""
+    if type(wire) is not list or len(wire) != len(kinds) or any(type(x) is not k for x, k in zip(wire, kinds, strict=True)):
+        raise ValueError(f"not {len(kinds)} fields of the right types")
+    return wire
+
+
 def make_ticket(head: Identity, run: str, addresses: tuple[str, ...], expires: int = 0) -> Ticket:
     """Signed by the head's key."""
     body = msgpack.packb(_ticket_body(run, head.peer_id, addresses, expires))
@@ -54,11 +62,12 @@ def read_ticket(text: str) -> Ticket:
         raise UsageError(f"not a ticket: it should start with {PREFIX!r}, this starts with {text[:12]!r}")
     try:
         raw = base64.urlsafe_b64decode(text[len(PREFIX) :] + "=" * (-len(text[len(PREFIX) :]) % 4))
-        run, head, addresses, expires, signature = unpack(raw)
-        ticket = Ticket(str(run), str(head), tuple(str(a) for a in addresses), int(expires), bytes(signature))
-        body = msgpack.packb(_ticket_body(ticket.run, ticket.head, ticket.addresses, ticket.expires))
+        run, head, addresses, expires, signature = fields = _fields(unpack(raw), str, str, list, int, bytes)
+        _fields(addresses, *[str] * len(addresses))
+        ticket = Ticket(run, head, tuple(addresses), expires, signature)
+        body = msgpack.packb(fields[:4])
         whole = verify(public_key_of(ticket.head), TICKET_DOMAIN, body, ticket.signature)
-    except (ValueError, TypeError, Refusal):
+    except (ValueError, Refusal):
         raise UsageError("not a ticket: it is cut off or altered (copy it whole from the learner's output)") from None
     if not whole:
         raise UsageError("not a ticket: its signature does not fit (copy it whole from the learner's output)")
@@ -98,13 +107,12 @@ def sign_membership(head: Identity, membership: Membership) -> bytes:
 def check_membership(data: bytes, *, head_key: bytes, run: str, peer: str, now: float, min_epoch: int = 0) -> Membership:
     """Verify a membership that `peer` (as the transport proved it) showed. Refusal with the reason."""
     try:
-        body, signature = unpack(data)
-        m_run, epoch, m_peer, expires = unpack(body)
-        membership = Membership(str(m_run), int(epoch), str(m_peer), int(expires))
+        body, signature = _fields(unpack(data), bytes, bytes)
         genuine = verify(head_key, MEMBERSHIP_DOMAIN, body, signature)
-    except (Refusal, ValueError, TypeError):
+        membership = Membership(*_fields(unpack(body), str, int, str, int)) if genuine else None
+    except (Refusal, ValueError):
         raise Refusal("malformed membership", peer=peer, fatal=True) from None
-    if not genuine:
+    if membership is None:
         raise Refusal(f"membership is not signed by the head {peer_id_of(head_key)}", peer=peer, fatal=True)
     if membership.peer != peer:
         raise Refusal(f"membership belongs to {membership.peer}", peer=peer, fatal=True)

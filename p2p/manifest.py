@@ -8,15 +8,17 @@ relayed as soon as its segment's record is known; a version is installed only un
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import blake3
 import msgpack
+import zstandard
 
 from p2p.errors import Refusal
 from p2p.identity import Identity, verify
 from p2p.layout import Layout, Segment
-from p2p.limits import GIB, MAX_CHUNK, MAX_SEGMENT
+from p2p.limits import GIB, MAX_CHUNK, MAX_SEGMENT, MAX_SEGMENT_CHUNKS, MAX_TABLE
 from p2p.protocol.wire import unpack
 from p2p.version import Version
 
@@ -75,6 +77,26 @@ def _part(identity: Identity, kind: str, body: bytes) -> bytes:
     return msgpack.packb([kind, body, identity.sign(DOMAIN[kind], body)])
 
 
+def _pack_table(layout: Layout) -> bytes:
+    table = msgpack.packb(layout.to_wire())
+    if len(table) > MAX_TABLE:
+        raise ValueError(f"a tensor table of {len(table)} bytes is over the limit of {MAX_TABLE}")
+    return zstandard.ZstdCompressor(level=9).compress(table)
+
+
+@lru_cache(maxsize=4)  # every version of a run brings the same table: parsed once, and one Layout for all of them
+def _read_table(data: bytes) -> Layout:
+    try:
+        # The decompressor allocates what the frame's header claims, so the claim is checked first.
+        size = zstandard.frame_content_size(data)
+        if not 0 <= size <= MAX_TABLE:
+            raise Refusal(f"tensor table claims {size} bytes, at most {MAX_TABLE} can be", fatal=True)
+        table = zstandard.ZstdDecompressor().decompress(data, max_output_size=MAX_TABLE, allow_extra_data=False)
+    except (zstandard.ZstdError, ValueError, MemoryError) as error:
+        raise Refusal(f"tensor table is not a zstd frame: {error}", fatal=True) from None
+    return Layout.from_wire(unpack(table))
+
+
 def mid_of(header_body: bytes) -> bytes:
     """Manifest id: first 16 bytes of the BLAKE3 of the signed header bytes."""
     return blake3.blake3(header_body).digest()[:16]
@@ -89,7 +111,7 @@ class ManifestSigner:
         base = None if h.base is None else [h.base.epoch, h.base.step]
         body = msgpack.packb([
             h.run, [h.version.epoch, h.version.step], h.kind, base, h.base_digest, h.codec, h.segment_bytes,
-            h.chunk_bytes, h.created, h.expires, h.layout.to_wire(),
+            h.chunk_bytes, h.created, h.expires, _pack_table(h.layout),
         ])  # fmt: skip
         self.mid = mid_of(body)
         self.header_part = _part(identity, "header", body)
@@ -131,6 +153,14 @@ class Manifest:
     @property
     def version(self) -> Version:
         return self.header.version
+
+    @property
+    def max_chunks(self) -> int:
+        """Chunks there can be: exactly once sealed, before that as many as the policy on payload sizes lets it."""
+        if self.seal is not None:
+            return self.seal.chunks
+        cut = len(self.segments)
+        return (2 * self.header.layout.nbytes + 4096 * cut) // self.header.chunk_bytes + cut
 
     @property
     def whole(self) -> bool:
@@ -203,8 +233,8 @@ class Manifest:
         chunks = range(first, first + len(digests))
         if first < segment or any(c in self._owner for c in chunks):
             raise Refusal(f"segment {segment}: chunk numbers overlap", version=self.version)
-        if self.seal is not None and chunks.stop > self.seal.chunks:
-            raise Refusal(f"segment {segment}: chunks beyond the seal", version=self.version)
+        if chunks.stop > self.max_chunks:
+            raise Refusal(f"segment {segment}: chunks beyond {'the seal' if self.seal else 'policy'}", version=self.version)
         record = Record(segment, first, size, digests)
         # Checked before anything is kept: a manifest that does not add up must never look whole.
         if len(self.records) + 1 == len(self.segments):
@@ -229,6 +259,8 @@ class Manifest:
             return
         if n != len(self.segments) or len(tensors) != len(self.header.layout.tensors) or len(state) != 32:
             raise Refusal("seal does not fit the header", version=self.version, fatal=True)
+        if chunks > self.max_chunks:
+            raise Refusal(f"a seal of {chunks} chunks: over policy", version=self.version)
         if any(chunk >= chunks for chunk in self._owner):
             raise Refusal("seal leaves out chunks of a signed record", version=self.version)
         self._check_whole(self.records, self._bodies, seal)
@@ -271,8 +303,7 @@ def open_part(part: bytes, head_key: bytes, version: Version | None = None) -> t
 def _claimed(body: bytes) -> Version | None:
     """Which version a badly signed header claims to be: only for the message of the refusal."""
     try:
-        epoch, step = unpack(body)[1]
-        return Version(int(epoch), int(step))
+        return _version(unpack(body)[1])
     except (Refusal, TypeError, ValueError, IndexError, KeyError):
         return None
 
@@ -311,12 +342,16 @@ def open_header(part: bytes, *, head_key: bytes, run: str, min_epoch: int, now: 
         raise Refusal(f"{h_kind} with base {base_version}", version=version, fatal=True)
     if not 1024 <= chunk_bytes <= MAX_CHUNK or not 1024 <= segment_bytes <= MAX_SEGMENT:
         raise Refusal(f"chunks of {chunk_bytes} and segments of {segment_bytes} bytes: over policy", version=version, fatal=True)
+    if segment_bytes > chunk_bytes * MAX_SEGMENT_CHUNKS:
+        raise Refusal(f"segments of {segment_bytes} bytes in chunks of {chunk_bytes}: over policy", version=version, fatal=True)
     if not created <= now + MAX_CLOCK_SKEW_S or expires - created > MAX_LIFETIME_S:
         raise Refusal("manifest is dated in the future or lives too long", version=version)
     if expires <= now:
         raise Refusal(f"manifest expired {now - expires:.0f} s ago", version=version)
     try:
-        table = Layout.from_wire(layout)
+        if not isinstance(layout, bytes):
+            raise Refusal("tensor table is not bytes", fatal=True)
+        table = _read_table(layout)
     except Refusal as refusal:
         raise refusal.at(version=version) from None
     if not table.tensors or not table.nbytes:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import trio
@@ -20,58 +19,30 @@ from p2p.admission import Membership, check_membership, check_ticket, sign_membe
 from p2p.channel.base import BULK, CONTROL, Channel, Network
 from p2p.errors import ChannelClosed, Refusal, first_of
 from p2p.identity import Identity, public_key_of
-from p2p.limits import HANDSHAKE_S, MIB, PROTOCOL_VERSION
-from p2p.protocol.messages import Hello, Member, Refused, Welcome
+from p2p.limits import GREETING_WINDOW, HANDSHAKE_S, PROTOCOL_VERSION
+from p2p.links import OUTBOX, Link
+from p2p.protocol.messages import Hello, Member, Refused, Renewal, Welcome
 from p2p.protocol.wire import decode, encode
+from p2p.shunned import Shunned
+
+__all__ = ["REDIAL_S", "JoinRefused", "Link", "Peering"]
 
 log = logging.getLogger("shoal.peering")
-
-OUTBOX = 8192
-"""Control messages that may wait for one peer. A peer that lets more pile up is not draining and is dropped."""
-
-OUTBOX_BYTES = 64 * MIB
-"""The same limit in bytes: answers can be as large as a frame, and who asks for many reads few."""
 
 MAX_ADDRESSES, MAX_ADDRESS, MAX_NAME = 16, 256, 128
 """What a peer may say of itself. All of it goes into the roster, which must fit a frame."""
 
-SHUN_S = (30.0, 3600.0)
-"""A peer dropped for what it sent is not let in again for so long: doubled each time, up to the second."""
+MAX_REASON = 500
+"""Characters of a refusal's reason that a peer is told: it may quote what the peer itself sent."""
 
 MEMBERSHIP_S = 7 * 24 * 3600
 """A membership outlives a learner's restart; the epoch in it tells which learner gave it."""
 
+RENEW_CHECK_S = 600.0
+"""How often the head looks whether a membership it gave is past half its life. Often, for a machine may sleep for days."""
+
 REDIAL_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Waits between attempts to reach a peer; the last one repeats."""
-
-
-@dataclass
-class Link:
-    """A live neighbour."""
-
-    peer: str
-    name: str
-    addresses: tuple[str, ...]
-    control: Channel
-    bulk: Channel
-    outbox: trio.MemorySendChannel[bytes] = field(repr=False)
-    closing: str = ""
-    queued: int = 0
-    """bytes in the outbox"""
-
-    def post(self, message: object) -> None:
-        """Queue a control message without waiting. A link that is closing, or whose peer does not drain, drops it."""
-        try:
-            data = encode(message)
-            if self.queued + len(data) > OUTBOX_BYTES:
-                raise trio.WouldBlock
-            self.outbox.send_nowait(data)
-            self.queued += len(data)
-        except trio.WouldBlock:
-            self.closing = self.closing or f"{self.queued} bytes of control messages pile up unread"
-            self.outbox.close()
-        except (trio.ClosedResourceError, trio.BrokenResourceError):
-            pass
 
 
 class JoinRefused(Exception):
@@ -118,14 +89,17 @@ class Peering:
         self._half: dict[str, tuple[Channel, Hello]] = {}
         self._dialling: dict[str, trio.CancelScope] = {}
         self._members: dict[str, Member] = {}
-        self._shunned: dict[str, tuple[float, float]] = {}
-        """peer -> (until when, for how long the next time)"""
+        self._greeting: set[str] = set()
+        """peers that `connect` is at work on"""
+        self._shunned = Shunned()
         self._nursery: trio.Nursery | None = None
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
+            if self.is_head:
+                nursery.start_soon(self._renew)
             async for channel in self._network.incoming:
                 nursery.start_soon(self._accept, channel)
 
@@ -134,7 +108,19 @@ class Peering:
     async def connect(self, peer: str, addresses: Iterable[str]) -> Link:
         """Open both channels to `peer` and shake hands. ChannelClosed when it cannot be reached, JoinRefused when it
         answers no."""
-        control = await self._network.open(peer, list(addresses), CONTROL)
+        try:
+            self._greeting.add(peer)
+            return await self._connect(peer, list(addresses))
+        except (ChannelClosed, JoinRefused, Refusal):
+            raise
+        except Exception as error:  # what it sent, or said of itself, found a defect of ours
+            log.exception("cannot connect to %s", peer)
+            raise Refusal(f"it cannot be connected to: {error!r}"[:MAX_REASON], peer=peer) from error
+        finally:
+            self._greeting.discard(peer)
+
+    async def _connect(self, peer: str, addresses: list[str]) -> Link:
+        control = await self._network.open(peer, addresses, CONTROL)
         try:
             welcome = await self._greet(control)
             if peer == self.head:
@@ -142,7 +128,7 @@ class Peering:
                 self.epoch = self._check(welcome.membership, self.me).epoch
             else:
                 self._check(welcome.membership, peer)
-            bulk = await self._network.open(peer, list(addresses), BULK)
+            bulk = await self._network.open(peer, addresses, BULK)
             try:
                 await self._greet(bulk)
             except BaseException:
@@ -202,38 +188,33 @@ class Peering:
 
     async def expel(self, peer: str, reason: str) -> None:
         """Close the link to `peer` for what it sent, and keep away from it for a while."""
-        _, seconds = self._shunned.get(peer, (0.0, SHUN_S[0]))
-        self._shunned[peer] = (trio.current_time() + seconds, min(2 * seconds, SHUN_S[1]))
+        self._shunned.add(peer, trio.current_time())
         await self.close(peer, reason)
 
     def shuns(self, peer: str) -> bool:
-        until, _ = self._shunned.get(peer, (0.0, 0.0))
-        return peer in self._shunned and trio.current_time() < until
+        return self._shunned.holds(peer, trio.current_time())
 
     # --- accepting ---------------------------------------------------------------------------------------------------
 
     async def _accept(self, channel: Channel) -> None:
         peer = channel.peer
+        channel.restrict(GREETING_WINDOW)
         try:
             hello = await _first(channel)
             if not isinstance(hello, Hello):
                 raise Refusal(f"expected a hello, got {type(hello).__name__}", peer=peer, fatal=True)
             proof = self._admit(peer, hello)
+            channel.restrict()
             await channel.send(encode(Welcome(PROTOCOL_VERSION, proof, self.name)))
         except Refusal as refusal:
-            refusal = refusal.at(peer=peer)
-            log.warning("%s", refusal)
-            try:
-                with trio.move_on_after(HANDSHAKE_S):
-                    await channel.send(encode(Refused(refusal.reason, not refusal.fatal)))
-                    # The dialler closes once it has read the answer: closing first could cut it off.
-                    await _first(channel)
-            except (ChannelClosed, Refusal):
-                pass
-            await _close(channel, refusal.reason)
+            await self._turn_away(channel, refusal)
             return
         except ChannelClosed:
-            await _close(channel, "gone during the handshake")
+            await self._part_with(channel, "gone during the handshake")
+            return
+        except Exception as error:  # its hello found a defect of ours
+            log.exception("cannot admit %s", peer)
+            await self._turn_away(channel, Refusal(f"its hello cannot be handled: {error!r}", fatal=True))
             return
         if channel.kind == CONTROL:
             old = self._half.pop(peer, None)
@@ -243,13 +224,34 @@ class Peering:
             await trio.sleep(HANDSHAKE_S)
             if self._half.get(peer, (None, None))[0] is channel:
                 del self._half[peer]
-                await _close(channel, "no bulk channel came")
+                await self._part_with(channel, "no bulk channel came")
             return
         half = self._half.pop(peer, None)
         if half is None:
-            await _close(channel, "bulk channel without a control channel")
+            await self._part_with(channel, "bulk channel without a control channel")
             return
         await self._start(peer, hello.name, hello.addresses, half[0], channel)
+
+    async def _turn_away(self, channel: Channel, refusal: Refusal) -> None:
+        reason = refusal.reason[:MAX_REASON]
+        log.warning("%s", Refusal(reason, peer=channel.peer, fatal=refusal.fatal))
+        try:
+            with trio.move_on_after(HANDSHAKE_S):
+                await channel.send(encode(Refused(reason, not refusal.fatal)))
+                # The dialler closes once it has read the answer: closing first could cut it off.
+                await channel.receive()
+        except ChannelClosed:
+            pass
+        if refusal.fatal:
+            await self._part_with(channel, reason)
+        else:  # it will come again soon, over the same connection
+            await _close(channel, reason)
+
+    async def _part_with(self, channel: Channel, reason: str) -> None:
+        """Close a channel that came to nothing, and the connection under it unless it carries something else."""
+        await _close(channel, reason)
+        if channel.peer not in self.links and channel.peer not in self._half and channel.peer not in self._greeting:
+            await self._network.drop(channel.peer, reason)
 
     def _admit(self, peer: str, hello: Hello) -> bytes:
         """The proof to answer with. Refusal when this peer has no place here."""
@@ -275,8 +277,22 @@ class Peering:
                 check_ticket(hello.ticket, head=self.me, run=self.run_id, now=self._wall(), peer=peer)
             except Refusal as refusal:
                 raise Refusal(refusal.reason if hello.ticket else stale.reason, peer=peer, fatal=True) from None
+        return self._grant(peer)
+
+    def _grant(self, peer: str) -> bytes:
         expires = int(self._wall()) + MEMBERSHIP_S
         return sign_membership(self._identity, Membership(self.run_id, self.epoch, peer, expires))
+
+    async def _renew(self) -> None:
+        """The head's: a link may outlive the membership that its peer shows to others."""
+        while True:
+            await trio.sleep(min(RENEW_CHECK_S, MEMBERSHIP_S / 8))
+            now = self._wall()
+            for link in self.links.values():
+                # also after a clock that was set back, which would put the renewal off for ever
+                if not 0 <= now - link.proven < MEMBERSHIP_S / 2 and link.peer not in self.revoked:
+                    link.proven = now
+                    link.post(Renewal(self._grant(link.peer)))
 
     def _check(self, membership: bytes, peer: str) -> Membership:
         # One epoch back is fine: a neighbour may not have heard of the learner's restart yet.
@@ -289,32 +305,35 @@ class Peering:
 
     async def _start(self, peer: str, name: str, addresses: tuple[str, ...], control: Channel, bulk: Channel) -> Link:
         outbox, outgoing = trio.open_memory_channel[bytes](OUTBOX)
-        link = Link(peer, name, addresses, control, bulk, outbox)
+        link = Link(peer, name, addresses, control, bulk, outbox, proven=self._wall())
         # In place before the old one is closed, which takes a while: a third link must see this one.
         old, self.links[peer] = self.links.get(peer), link
         if old is not None:
             await self._close_link(old, "replaced by a newer link")
         assert self._nursery is not None
-        await self._nursery.start(self._serve, link, outgoing)
+        up = trio.Event()
+        self._nursery.start_soon(self._serve, link, outgoing, up)
+        await up.wait()
         return link
 
-    async def _serve(self, link: Link, outgoing: trio.MemoryReceiveChannel[bytes], *, task_status: Any) -> None:
+    async def _serve(self, link: Link, outgoing: trio.MemoryReceiveChannel[bytes], up: trio.Event) -> None:
         reason = "closed"
         try:
             if self.links.get(link.peer) is not link:
-                task_status.started()
                 raise ChannelClosed(link.closing or "replaced by a newer link")
-            await self._on_up(link)
-            task_status.started()
+            await self._guarded(link, "its arrival", self._on_up(link))
+            up.set()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write, link, outgoing)
                 nursery.start_soon(self._read, link, link.bulk)
+                nursery.start_soon(self._until_doomed, link)
                 await self._read(link, link.control)
         except* ChannelClosed as group:
             reason = link.closing or str(first_of(group))
         except* Refusal as group:
             reason = link.closing or str(first_of(group))
         finally:
+            up.set()
             if self.links.get(link.peer) is link:
                 del self.links[link.peer]
             link.outbox.close()
@@ -330,6 +349,11 @@ class Peering:
                 link.queued -= len(data)
         raise ChannelClosed(link.closing or "closed here")
 
+    @staticmethod
+    async def _until_doomed(link: Link) -> None:
+        await link.doomed.wait()
+        raise ChannelClosed(link.closing)
+
     async def _read(self, link: Link, channel: Channel) -> None:
         while True:
             try:
@@ -341,11 +365,38 @@ class Peering:
                     await self._on_refusal(link.peer, refusal)
                 raise
             except Refusal as refusal:
-                refusal = refusal.at(peer=link.peer)
-                log.warning("%s", refusal)
-                await self._on_refusal(link.peer, refusal)
-                raise refusal from None
-            await self._on_message(link, message)
+                raise await self._refused(link, refusal) from None
+            if isinstance(message, Renewal):
+                await self._on_renewal(link, message)
+            else:
+                await self._guarded(link, f"its {type(message).__name__}", self._on_message(link, message))
+
+    async def _guarded(self, link: Link, what: str, handling: Awaitable[None]) -> None:
+        """What a peer does may find a defect of ours: it then costs that peer's link, and no other."""
+        try:
+            await handling
+        except (ChannelClosed, Refusal):
+            raise
+        except Exception as error:
+            log.exception("cannot handle %s of %s", what, link.peer)
+            refusal = Refusal(f"{what} cannot be handled: {error!r}"[:MAX_REASON], fatal=True)
+            raise await self._refused(link, refusal) from error
+
+    async def _refused(self, link: Link, refusal: Refusal) -> Refusal:
+        """Tell the owner; the link ends with what is returned."""
+        refusal = refusal.at(peer=link.peer)
+        log.warning("%s", refusal)
+        await self._on_refusal(link.peer, refusal)
+        return refusal
+
+    async def _on_renewal(self, link: Link, message: Renewal) -> None:
+        try:
+            if link.peer != self.head:
+                raise Refusal("Renewal from a peer that is not the head", fatal=True)
+            self._check(message.membership, self.me)
+        except Refusal as refusal:
+            raise await self._refused(link, refusal) from None
+        self.membership = message.membership
 
     async def close(self, peer: str, reason: str) -> None:
         """Close the link to `peer`, if there is one; `on_down` follows."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from p2p.codec import encode_segment
 from p2p.state import FlatState
-from p2p.store import ChunkStore
+from p2p.store import ChunkFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class EncodedSegment:
 
 
 def encode_version(
-    new: FlatState, base: FlatState | None, store: ChunkStore, *, segment_bytes: int, chunk_bytes: int
+    new: FlatState, base: FlatState | None, store: ChunkFolder, *, segment_bytes: int, chunk_bytes: int
 ) -> Iterator[EncodedSegment]:
     """Yield every segment of `new` in order, its chunks already in `store`.
 

@@ -6,6 +6,8 @@ when it is whole.
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import re
 import time
@@ -17,22 +19,57 @@ import blake3
 from p2p.errors import Refusal, ShoalError
 from p2p.limits import GIB, MAX_CHUNK
 
+log = logging.getLogger("shoal.store")
+
 CHUNK_NAME = re.compile("[0-9a-f]{64}")
 TEMPORARY = "tmp-"
 
 LEFTOVER_S = 60.0
 """A temporary file older than this is a crash's; a younger one may be the other process's, at work on it now."""
 
+SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors of reading that say nothing about the file: try again later."""
 
-class ChunkStore:
-    """A folder of chunks, at most `limit` bytes. Pinned chunks are never evicted; of the others the oldest goes
-    first."""
+
+class ChunkFolder:
+    """Where chunks lie and how one is written. Keeps no account of what is there: for who only adds."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir(parents=True, exist_ok=True)
+
+    def path(self, digest: bytes) -> Path:
+        name = digest.hex()
+        return self.root / name[:2] / name
+
+    def put_trusted(self, digest: bytes, data: bytes) -> None:
+        """Keep `data`, which this process has just hashed itself to `digest`. OSError as the disk says."""
+        if not self.path(digest).exists():
+            self._write(digest, data)
+
+    def _write(self, digest: bytes, data: bytes) -> None:
+        path = self.path(digest)
+        path.parent.mkdir(exist_ok=True)
+        temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name[:16]}")
+        try:
+            temporary.write_bytes(data)
+            os.replace(temporary, path)
+        except BaseException:  # a full disk must not fill up with halves that nobody counts
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+class ChunkStore(ChunkFolder):
+    """A folder of chunks, at most `limit` bytes. Pinned chunks are never evicted; of the others the one that was
+    written or unpinned longest ago goes first."""
 
     def __init__(self, root: Path, limit: int = 64 * GIB) -> None:
-        self.root, self.limit = root, limit
-        root.mkdir(parents=True, exist_ok=True)
+        super().__init__(root)
+        self.limit = limit
         self._sizes: dict[bytes, int] = {}
         self._pins: dict[bytes, int] = {}
+        self._loose: dict[bytes, None] = {}
+        """chunks held and not pinned, in the order in which they may go"""
         self.total = 0
         found = []
         for folder in (d for d in os.scandir(root) if d.is_dir()):
@@ -48,10 +85,6 @@ class ChunkStore:
         for _, name, size in sorted(found):
             self._note(bytes.fromhex(name), size)
 
-    def path(self, digest: bytes) -> Path:
-        name = digest.hex()
-        return self.root / name[:2] / name
-
     def put(self, digest: bytes, data: bytes) -> None:
         """Keep `data` if it hashes to `digest`. Refusal when it does not, or is longer than MAX_CHUNK; ShoalError when
         the store is full of pinned chunks."""
@@ -63,26 +96,28 @@ class ChunkStore:
 
     def put_trusted(self, digest: bytes, data: bytes) -> None:
         """As put, for bytes that this process has just hashed itself."""
-        path = self.path(digest)
-        if digest in self._sizes and path.exists():  # the other process may have dropped it
+        if digest in self._sizes and self.path(digest).exists():  # the other process may have dropped it
             return
         self._make_room(len(data))
-        path.parent.mkdir(exist_ok=True)
-        temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name[:16]}")
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
+        self._write(digest, data)
         self._note(digest, len(data))
 
     def get(self, digest: bytes) -> bytes | None:
-        """The chunk, verified again as it is read (a disk may rot); None when it is not held."""
+        """The chunk, verified again as it is read (a disk may rot); None when it is not held or cannot be read any
+        more. OSError only of SHORTAGE."""
         try:
             data = self.path(digest).read_bytes()
         except FileNotFoundError:
             self._forget(digest)
             return None
+        except OSError as error:
+            if error.errno in SHORTAGE:
+                raise
+            log.error("chunk %s cannot be read: %s", digest.hex()[:16], error)
+            self._remove(digest)
+            return None
         if blake3.blake3(data).digest() != digest:
-            self.path(digest).unlink(missing_ok=True)
-            self._forget(digest)
+            self._remove(digest)
             return None
         return data
 
@@ -98,35 +133,43 @@ class ChunkStore:
     def pin(self, digests: Iterable[bytes]) -> None:
         for digest in digests:
             self._pins[digest] = self._pins.get(digest, 0) + 1
+            self._loose.pop(digest, None)
 
     def unpin(self, digests: Iterable[bytes]) -> None:
         for digest in digests:
             left = self._pins.get(digest, 0) - 1
             if left > 0:
                 self._pins[digest] = left
-            else:
-                self._pins.pop(digest, None)
+            elif self._pins.pop(digest, None) is not None and digest in self._sizes:
+                self._loose[digest] = None
 
     def drop(self, digests: Iterable[bytes]) -> None:
         """Delete those of `digests` that nobody pinned."""
         for digest in digests:
             if digest not in self._pins:
-                self.path(digest).unlink(missing_ok=True)
-                self._forget(digest)
+                self._remove(digest)
 
     def _make_room(self, size: int) -> None:
-        if self.total + size <= self.limit:
-            return
-        for digest in [d for d in self._sizes if d not in self._pins]:
-            self.drop([digest])
-            if self.total + size <= self.limit:
-                return
-        raise ShoalError(f"chunk store {self.root} is full: {self.total} of {self.limit} bytes, all of them pinned")
+        while self.total + size > self.limit:
+            oldest = next(iter(self._loose), None)
+            if oldest is None:
+                raise ShoalError(f"chunk store {self.root} is full: {self.total} of {self.limit} bytes, all of them pinned")
+            self._remove(oldest)
+
+    def _remove(self, digest: bytes) -> None:
+        try:
+            self.path(digest).unlink(missing_ok=True)
+        except OSError as error:  # a dying disk: the chunk is not to be had any more, whether or not its name is
+            log.error("chunk %s cannot be deleted: %s", digest.hex()[:16], error)
+        self._forget(digest)
 
     def _note(self, digest: bytes, size: int) -> None:
         if digest not in self._sizes:
             self._sizes[digest] = size
             self.total += size
+            if digest not in self._pins:
+                self._loose[digest] = None
 
     def _forget(self, digest: bytes) -> None:
         self.total -= self._sizes.pop(digest, 0)
+        self._loose.pop(digest, None)

@@ -12,11 +12,12 @@ from typing import Any
 
 import trio
 
-from p2p.broadcast.sender import BulkSender
+from p2p.broadcast.sender import BulkSender, read_chunk
 from p2p.broadcast.session import Session
-from p2p.broadcast.spread import ASK_PARTS_S, Neighbour, Spread, Traffic, bitmap, chunk_limit, members
+from p2p.broadcast.spread import ASK_PARTS_S, Neighbour, Spread, Traffic, batches, bitmap, members
 from p2p.channel.base import Channel
 from p2p.errors import Refusal, ShoalError
+from p2p.limits import MIB
 from p2p.manifest import Manifest, open_header, open_part
 from p2p.protocol.messages import Chunk, Follow, GetParts, Have, Parts, Subscribe, Want
 from p2p.store import ChunkStore
@@ -27,11 +28,8 @@ log = logging.getLogger("shoal.broadcast")
 TICK_S = 0.05
 """How often a session's timers are looked at and its news announced to third parties."""
 
-PARTS_PER_MESSAGE = 512 * 1024
-"""Bytes of manifest parts per message, below MAX_FRAME with room for the envelope."""
-
 ANSWER_PARTS_S = 0.5
-"""A neighbour that asks for one manifest's parts more often than this is not answered: the answer may be large."""
+"""A neighbour that asks for one manifest's parts more often than this, for every MiB of them, is not answered."""
 
 HAVE_BATCH = 32_768
 """Chunk numbers in one Have, below the limit on list lengths; an anchor of a large model has more chunks than that."""
@@ -205,7 +203,7 @@ class Exchange:
             spread = self._spread(mid)
             chunks = spread.manifest.chunks_of(index)
             if chunks is not None and all(c in spread.session.held for c in chunks):
-                pieces = [self.store.get(d) for d in spread.manifest.records[index].digests]
+                pieces = [await read_chunk(self.store, d) for d in spread.manifest.records[index].digests]
                 if all(piece is not None for piece in pieces):
                     return b"".join(piece for piece in pieces if piece is not None)
                 # The disk lost a chunk that was whole when it came: fetch it again.
@@ -351,7 +349,8 @@ class Exchange:
         for part in message.parts:
             spread = self.spreads.get(message.mid)
             if spread is None:
-                spread = self._on_new_header(part, message.mid)
+                if self._on_new_header(part, message.mid) is None:
+                    return  # what follows is part of it: no signature is worth checking without the header
                 continue
             chunks = spread.manifest.add(part, self.head_key)
             spread.session.learn(chunks, self._now())
@@ -385,24 +384,18 @@ class Exchange:
     def _on_get_parts(self, peer: Neighbour, message: GetParts) -> None:
         spread = self.spreads.get(message.mid)
         now = self._now()
-        if spread is None or now - peer.answered.get(message.mid, -1e9) < ANSWER_PARTS_S:
+        if spread is None or now < peer.answered.get(message.mid, -1e9):
             return
-        peer.answered[message.mid] = now
-        batch: list[bytes] = []
-        size = 0
-        for part in spread.manifest.parts():
-            if batch and size + len(part) > PARTS_PER_MESSAGE:
-                peer.post(Parts(message.mid, tuple(batch)))
-                batch, size = [], 0
-            batch.append(part)
-            size += len(part)
-        peer.post(Parts(message.mid, tuple(batch)))
+        parts = spread.manifest.parts()
+        peer.answered[message.mid] = now + ANSWER_PARTS_S * max(1.0, sum(map(len, parts)) / MIB)
+        for batch in batches(parts):
+            peer.post(Parts(message.mid, batch))
 
     def _on_subscribe(self, peer: Neighbour, message: Subscribe) -> None:
         spread = self.spreads.get(message.mid)
         if spread is None:
             return
-        if len(message.have) > chunk_limit(spread.manifest) // 8 + 1:
+        if len(message.have) > spread.manifest.max_chunks // 8 + 1:
             raise Refusal(f"a bitmap of {len(message.have)} bytes", version=spread.manifest.version, fatal=True)
         have = members(message.have)
         self._check_range(spread, have)
@@ -419,7 +412,7 @@ class Exchange:
             peer.post(Have(mid, tuple(chunks[start : start + HAVE_BATCH])))
 
     def _check_range(self, spread: Spread, chunks: Sequence[int]) -> None:
-        limit = chunk_limit(spread.manifest)
+        limit = spread.manifest.max_chunks
         for chunk in chunks:
             if chunk >= limit:
                 raise Refusal(f"chunk {chunk} of {limit}", version=spread.manifest.version, chunk=chunk, fatal=True)

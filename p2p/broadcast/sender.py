@@ -10,13 +10,17 @@ from collections.abc import Callable, Mapping
 
 import trio
 
-from p2p.broadcast.spread import Neighbour, Spread
+from p2p.broadcast.spread import Neighbour, Spread, batches
 from p2p.errors import ChannelClosed
 from p2p.protocol.messages import Chunk, Parts
 from p2p.protocol.wire import encode
 from p2p.store import ChunkStore
 
 log = logging.getLogger("shoal.broadcast")
+
+
+SHORTAGE_S = 1.0
+"""Between attempts to read a chunk while the process is short of file handles or memory."""
 
 
 class BulkSender:
@@ -48,7 +52,7 @@ class BulkSender:
 
     async def _send(self, peer: Neighbour, spread: Spread, chunk: int, seed: bool) -> None:
         digest = spread.manifest.chunk_digest(chunk)
-        data = self._store.get(digest) if digest is not None else None
+        data = await read_chunk(self._store, digest) if digest is not None else None
         if data is None:
             self._lose(spread, chunk)
             return
@@ -57,7 +61,8 @@ class BulkSender:
             # Ahead of the chunk and on the same channel, so the neighbour can always prove what it gets.
             peer.parts_sent.add((mid, segment))
             parts = [p for p in (_header_once(peer, spread), spread.manifest.part_of(chunk)) if p]
-            await peer.bulk.send(encode(Parts(mid, tuple(parts))))
+            for batch in batches(parts):
+                await peer.bulk.send(encode(Parts(mid, batch)))
         spread.traffic.first_at = spread.traffic.first_at or self._now()
         await peer.bulk.send(encode(Chunk(mid, chunk, seed, data)))
         spread.traffic.sent += len(data)
@@ -69,6 +74,16 @@ class BulkSender:
             if found is not None:
                 return spread, found[0], found[1]
         return None
+
+
+async def read_chunk(store: ChunkStore, digest: bytes) -> bytes | None:
+    """As `store.get`, but a want of file handles or memory, which says nothing about the chunk, is waited out."""
+    while True:
+        try:
+            return store.get(digest)
+        except OSError as error:
+            log.error("cannot read a chunk now: %s; trying again in %.0f s", error, SHORTAGE_S)
+            await trio.sleep(SHORTAGE_S)
 
 
 def _header_once(peer: Neighbour, spread: Spread) -> bytes | None:

@@ -15,51 +15,37 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from p2p.limits import LEASE_S, REPAIR_AFTER_S
-
-MAX_INFLIGHT = 8
-"""Chunks handed to one peer and not yet acknowledged by it. Small, so that the source's choice of distributor follows
-the peers' real pace; large enough to cover a round trip at 256 KiB a chunk."""
-
-MAX_WANTS_PER_PEER = 8
-MAX_WANTS = 32
-"""Outstanding pulls. A joiner fills its downlink from several peers without burying one of them."""
+from p2p.broadcast.chunkset import ChunkSet
+from p2p.broadcast.leases import MAX_INFLIGHT, MAX_WANTS_PER_PEER, Pulls
+from p2p.limits import LEASE_S
 
 MAX_QUEUED_WANTS = 4 * MAX_WANTS_PER_PEER
 """Wants of one peer that wait here. An honest peer has MAX_WANTS_PER_PEER out; what a flood adds is dropped."""
 
-MAX_SENDS = 16
-"""Times one chunk is handed to one peer: a peer that loses it so often is only using up our uplink."""
-
-UNRELIABLE_AFTER = 3
-DISTRUST_S = 10 * LEASE_S
-"""After so many leases broken in a row a peer is not asked for so long, or until a chunk comes from it: one that only
-withholds would otherwise cost LEASE_S for every MAX_WANTS_PER_PEER chunks that it claims to have."""
-
-MAX_SCAN = 2048
-"""Missing chunks looked at in vain before the rest waits for the next look: a version may have 10^5 of them."""
-
-SOURCE_AFTER_S = 0.6
-"""Pull from the source itself only after so long without a pushed chunk: relays may just be slow to start."""
+RESEND_AFTER_S, RESEND_MAX_S = 2 * LEASE_S, 16 * LEASE_S
+"""From one time that a chunk is handed again to a peer that had it from us already, to the next: doubled each time up to
+the second. A peer that loses a chunk so often uses up our uplink, but its disk may have room again some day."""
 
 
 @dataclass(slots=True)
 class _Peer:
     name: str
-    has: set[int] = field(default_factory=set)
+    has: ChunkSet = field(default_factory=ChunkSet)
     push: deque[int] = field(default_factory=deque)
     """chunks I distribute and this peer may lack, in order of arrival"""
     wanted: deque[int] = field(default_factory=deque)
     sent: dict[int, float] = field(default_factory=dict)
     """chunk -> when I handed it to this peer; removed when the peer says that it has it"""
-    sends: dict[int, int] = field(default_factory=dict)
-    """chunk -> how often I handed it over, for those handed over more than once"""
-    broke: set[int] = field(default_factory=set)
-    """chunks that it did not send under a lease"""
-    wants_out: int = 0
-    failures: int = 0
-    """leases broken in a row"""
-    distrusted_until: float = -1e18
+    answered_at: float = -1e18
+    answer_s: float = 0.0
+    """when it last said that it has what I handed it, and how long that took: full queues on the way take seconds"""
+    again: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """chunk -> how often it was handed over without staying there, and before when it is not handed over again"""
+
+    def not_kept(self, chunk: int, at: float) -> None:
+        """What I handed over `at` that time is asked for once more."""
+        times = self.again.get(chunk, (0, 0.0))[0]
+        self.again[chunk] = times + 1, at + min(RESEND_AFTER_S * 2**times, RESEND_MAX_S)
 
 
 class Session:
@@ -74,15 +60,11 @@ class Session:
         self.held: set[int] = set()
         self.total: int | None = None
         self.duplicates = 0
-        self._known: dict[int, float] = {}
-        self._missing: dict[int, None] = {}
+        self._pulls = Pulls(source, now)
         self._peers: dict[str, _Peer] = {}
-        self._unseeded: deque[int] = deque()
+        self._unseeded = ChunkSet()
         self._seeded: dict[int, str] = {}
         self._duty: list[int] = []
-        self._leases: dict[int, tuple[str, float]] = {}
-        self._first_have: dict[int, tuple[str, float]] = {}
-        self._last_push = now
         self._news: list[int] = []
 
     # --- what is known of the manifest -------------------------------------------------------------------------------
@@ -90,14 +72,14 @@ class Session:
     def learn(self, chunks: Iterable[int], now: float) -> None:
         """These chunks are provable from now on."""
         for chunk in chunks:
-            if chunk not in self._known:
-                self._known[chunk] = now
-                if chunk not in self.held:
-                    self._missing[chunk] = None
+            if chunk not in self.held:
+                self._pulls.need(chunk, now)
 
     def close(self, total: int) -> None:
         """The manifest is sealed with `total` chunks."""
         self.total = total
+        for peer in self._peers.values():
+            peer.has.compact(total)
 
     @property
     def complete(self) -> bool:
@@ -106,7 +88,7 @@ class Session:
     @property
     def missing(self) -> int:
         """Provable chunks not held."""
-        return len(self._missing)
+        return len(self._pulls.missing)
 
     # --- peers -------------------------------------------------------------------------------------------------------
 
@@ -115,6 +97,7 @@ class Session:
         entry = self._peers.get(peer)
         if entry is None:
             entry = self._peers[peer] = _Peer(peer)
+            self._pulls.join(peer, entry.has)
             if not self.complete:  # a late joiner pulls, from everybody: pushing as well would send much twice
                 entry.push.extend(self._duty)
         self.peer_has(peer, have, now)
@@ -123,14 +106,11 @@ class Session:
         """`peer` is gone: what it alone distributed is seeded again, what was asked of it is free to ask elsewhere."""
         if self._peers.pop(peer, None) is None:
             return
-        for chunk, (holder, _) in list(self._leases.items()):
-            if holder == peer:
-                del self._leases[chunk]
+        self._pulls.leave(peer)
         if self.is_source:
-            lost = [c for c, to in self._seeded.items() if to == peer and not self._elsewhere(c)]
-            for chunk in reversed(lost):
+            for chunk in [c for c, to in self._seeded.items() if to == peer and not self._elsewhere(c)]:
                 del self._seeded[chunk]
-                self._unseeded.appendleft(chunk)
+                self._unseeded.add(chunk)
 
     def _elsewhere(self, chunk: int) -> bool:
         return any(chunk in p.has for p in self._peers.values())
@@ -147,29 +127,38 @@ class Session:
         entry = self._peers.get(peer)
         if entry is None:
             return
+        awaits_pushes = not self.is_source and not self.catching
         for chunk in chunks:
             entry.has.add(chunk)
-            entry.sent.pop(chunk, None)
-            entry.broke.discard(chunk)
-            if chunk not in self.held and peer != self.source:
-                self._first_have.setdefault(chunk, (peer, now))
+            handed_at = entry.sent.pop(chunk, None)
+            if handed_at is not None:
+                entry.answered_at, entry.answer_s = now, now - handed_at
+            self._pulls.announced(peer, chunk, now, awaited=awaits_pushes and chunk not in self.held)
+        if self.total is not None:
+            entry.has.compact(self.total)
 
     def peer_wants(self, peer: str, chunks: Iterable[int], now: float) -> None:
         """`peer` asks for these; what is already on its way to it is not queued twice. A peer that asks for more than
-        it can use (MAX_QUEUED_WANTS, MAX_SENDS) is not served the rest."""
+        it can use (MAX_QUEUED_WANTS, RESEND_AFTER_S) is not served the rest."""
         entry = self._peers.get(peer)
         if entry is None:
             return
         # Who asks is not waiting for what was handed over long ago: it was dropped there, and must not fill the window.
-        entry.sent = {chunk: at for chunk, at in entry.sent.items() if now - at < LEASE_S}
+        # Nothing is long ago while answers come, however slowly.
+        patience = LEASE_S + entry.answer_s
+        for chunk in [c for c, at in entry.sent.items() if now - max(at, entry.answered_at) >= patience]:
+            entry.not_kept(chunk, entry.sent.pop(chunk))
         for chunk in chunks:
             if len(entry.wanted) >= MAX_QUEUED_WANTS:
                 return
-            if chunk not in self.held or entry.sends.get(chunk, 0) >= MAX_SENDS or chunk in entry.wanted:
+            if chunk not in self.held or chunk in entry.sent or chunk in entry.wanted:
                 continue
-            if chunk not in entry.sent:
+            if entry.again.get(chunk, (0, now))[1] > now:
+                continue
+            if chunk in entry.has:
                 entry.has.discard(chunk)
-                entry.wanted.append(chunk)
+                entry.not_kept(chunk, now)
+            entry.wanted.append(chunk)
 
     # --- chunks ------------------------------------------------------------------------------------------------------
 
@@ -178,24 +167,17 @@ class Session:
 
         `seed`: the source made this peer its distributor. At the source itself `sender` is None.
         """
+        self._pulls.came(chunk, sender, now, held=chunk in self.held)
         if chunk in self.held:
             self.duplicates += 1
             return False
         self.held.add(chunk)
-        self._missing.pop(chunk, None)
-        lease = self._leases.pop(chunk, None)
-        if lease is not None and lease[0] in self._peers:
-            self._peers[lease[0]].wants_out -= 1
-        self._first_have.pop(chunk, None)
         if sender is not None:
-            if lease is None:
-                self._last_push = now
             self._news.append(chunk)
         if sender is not None and sender in self._peers:
             self._peers[sender].has.add(chunk)
-            self._peers[sender].failures, self._peers[sender].distrusted_until = 0, now
         if self.is_source:
-            self._unseeded.append(chunk)
+            self._unseeded.add(chunk)
         elif seed:
             self._duty.append(chunk)
             for peer in self._peers.values():
@@ -207,8 +189,7 @@ class Session:
         """The store no longer has this chunk: it is missing again, and not ours to relay."""
         if chunk in self.held:
             self.held.discard(chunk)
-            self._known[chunk] = now
-            self._missing[chunk] = None
+            self._pulls.need(chunk, now)
             for peer in self._peers.values():
                 peer.sent.pop(chunk, None)  # it was never handed over after all
 
@@ -228,80 +209,25 @@ class Session:
         while entry.wanted:
             chunk = entry.wanted.popleft()
             if chunk in self.held and chunk not in entry.has:
-                entry.sends[chunk] = entry.sends.get(chunk, 0) + 1
-                entry.sent[chunk] = now
-                return chunk, False
+                return self._hand(entry, chunk, now)
         if self.is_source:
-            for i, chunk in enumerate(self._unseeded):
-                if chunk not in entry.has:
-                    del self._unseeded[i]
-                    self._seeded[chunk] = peer
-                    entry.sent[chunk] = now
-                    return chunk, True
-            return None
+            unseeded = self._unseeded.lowest_not_in(entry.has)
+            return None if unseeded is None else self._hand(entry, unseeded, now)
         while entry.push:
             chunk = entry.push.popleft()
             if chunk in self.held and chunk not in entry.has and chunk not in entry.sent:
-                entry.sent[chunk] = now
-                return chunk, False
+                return self._hand(entry, chunk, now)
         return None
+
+    def _hand(self, entry: _Peer, chunk: int, now: float) -> tuple[int, bool]:
+        """A chunk that nobody has from the source yet makes its first receiver the distributor, asked for or not."""
+        entry.sent[chunk] = now
+        seed = chunk in self._unseeded
+        if seed:
+            self._unseeded.discard(chunk)
+            self._seeded[chunk] = entry.name
+        return chunk, seed
 
     def wants(self, now: float) -> dict[str, list[int]]:
-        """Chunks to ask for now, by peer; each is leased to that peer for LEASE_S."""
-        self._expire(now)
-        asked: dict[str, list[int]] = {}
-        if self.is_source or not self._missing:
-            return asked
-        if not self.catching and now - self._last_push < REPAIR_AFTER_S:
-            return asked  # pushes are coming in: what is missing may be among the next
-        room = min(MAX_WANTS - len(self._leases), sum(MAX_WANTS_PER_PEER - p.wants_out for p in self._peers.values()))
-        fruitless = 0
-        for chunk in self._missing:
-            if room <= 0 or fruitless >= MAX_SCAN:
-                break
-            if chunk in self._leases:
-                continue
-            holder = self._whom(chunk, now)
-            if holder is None:
-                fruitless += 1
-                continue
-            self._leases[chunk] = (holder.name, now + LEASE_S)
-            holder.wants_out += 1
-            asked.setdefault(holder.name, []).append(chunk)
-            room -= 1
-        return asked
-
-    def _whom(self, chunk: int, now: float) -> _Peer | None:
-        """Another peer that has it, before the source. One that broke its lease on this chunk is asked again only when
-        all the others did too: wants can get lost, and nobody may be given up for good."""
-        holders = [
-            p for p in self._peers.values()
-            if chunk in p.has and p.name != self.source and chunk not in p.broke and p.distrusted_until <= now
-        ]  # fmt: skip
-        if holders:
-            first, since = self._first_have.get(chunk, ("", self._known[chunk]))
-            if not self.catching and now - max(since, self._last_push) < REPAIR_AFTER_S:
-                return None
-            free = [p for p in holders if p.wants_out < MAX_WANTS_PER_PEER]
-            # Whoever announced it first is its likely distributor: asking it moves the chunk up and duplicates nothing.
-            key = lambda p: (p.failures, p.wants_out if self.catching else 0, p.name != first)
-            return min(free, key=key) if free else None
-        source = None if self.source is None else self._peers.get(self.source)
-        if source is not None and chunk not in source.broke:
-            quiet = now - max(self._last_push, self._known[chunk]) >= SOURCE_AFTER_S
-            return source if quiet and source.wants_out < MAX_WANTS_PER_PEER else None
-        for peer in self._peers.values():
-            peer.broke.discard(chunk)
-        return None
-
-    def _expire(self, now: float) -> None:
-        for chunk, (holder, until) in list(self._leases.items()):
-            if until <= now:
-                del self._leases[chunk]
-                entry = self._peers.get(holder)
-                if entry is not None:
-                    entry.wants_out -= 1
-                    entry.broke.add(chunk)
-                    entry.failures += 1
-                    if entry.failures >= UNRELIABLE_AFTER and holder != self.source:
-                        entry.failures, entry.distrusted_until = 0, now + DISTRUST_S
+        """Chunks to ask for now, by peer; each is leased to that peer for as long as chunks come from it at a fair pace."""
+        return {} if self.is_source else self._pulls.wants(now, catching=self.catching)

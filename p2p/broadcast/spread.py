@@ -5,7 +5,7 @@ Must not know who decides: the session does, the exchange carries it out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import trio
@@ -13,8 +13,11 @@ import trio
 from p2p.broadcast.session import Session
 from p2p.channel.base import Channel
 from p2p.errors import Refusal
-from p2p.limits import MIB
+from p2p.limits import KIB, MIB
 from p2p.manifest import Manifest
+
+PARTS_PER_MESSAGE = 512 * KIB
+"""Bytes of manifest parts per message, below MAX_FRAME with room for the envelope. A longer part travels alone."""
 
 ASK_PARTS_S = (1.0, 8.0)
 """From one request for missing records to the next: doubled each time up to the second, while nothing comes."""
@@ -58,7 +61,7 @@ class Neighbour:
         self.following = False
         self.parts_sent: set[tuple[bytes, int]] = set()
         self.answered: dict[bytes, float] = {}
-        """manifest id -> when this neighbour was last sent all parts of it"""
+        """manifest id -> from when on this neighbour is sent all parts of it again"""
         self.greeted: set[bytes] = set()
         """manifests this neighbour was told our chunks of, in answer to its own Subscribe"""
         self.refusals = 0
@@ -67,12 +70,18 @@ class Neighbour:
         self.since = now
 
 
-def chunk_limit(manifest: Manifest) -> int:
-    """Chunks a manifest can have: exactly once it is sealed, before that as many as the policy on sizes lets it."""
-    if manifest.seal is not None:
-        return manifest.seal.chunks
-    cut = len(manifest.segments)
-    return (2 * manifest.header.layout.nbytes + 4096 * cut) // manifest.header.chunk_bytes + cut
+def batches(parts: Iterable[bytes]) -> Iterator[tuple[bytes, ...]]:
+    """The parts in order, as many at a time as go into one message."""
+    batch: list[bytes] = []
+    size = 0
+    for part in parts:
+        if batch and size + len(part) > PARTS_PER_MESSAGE:
+            yield tuple(batch)
+            batch, size = [], 0
+        batch.append(part)
+        size += len(part)
+    if batch:
+        yield tuple(batch)
 
 
 def bitmap(chunks: set[int]) -> bytes:

@@ -3,6 +3,7 @@
 The changes, each with the line of 0.8.1 that asks for it:
 * swarm.py `_handle_inbound_connection` holds a slot until the swarm ends, not until the connection does: a host stops
   accepting after `max_connections` connections in its lifetime.
+* varint.py `read_delim`, with which strangers speak first, believes any length up to 2**64 and reads so much.
 * yamux.py `handle_incoming` answers pings and stream openings itself; with bulk both ways both readers can wait for a
   write that waits for the other's reader, for ever.
 * yamux.py `_write_frame` formats a log line per frame whether or not it is wanted.
@@ -19,6 +20,7 @@ from typing import Any
 from libp2p.abc import IMuxedConn, ISecureConn
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
+from libp2p.exceptions import ParseError
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.connection import swarm_connection
 from libp2p.network.connection.raw_connection import RawConnection
@@ -26,6 +28,7 @@ from libp2p.network.stream.exceptions import StreamEOF as stream_eof
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStore
+from libp2p.protocol_muxer import multiselect_communicator
 from libp2p.protocol_muxer.multiselect import Multiselect
 from libp2p.protocol_muxer.multiselect_client import MultiselectClient
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
@@ -36,6 +39,7 @@ from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
 from libp2p.tools.anyio_service import background_trio_service as background_service
 from libp2p.transport.tcp.tcp import TCP
 from libp2p.transport.upgrader import TransportUpgrader
+from libp2p.utils.varint import read_varint_prefixed_bytes_limited
 from multiaddr import Multiaddr as multiaddr
 
 from p2p.limits import HANDSHAKE_S, MAX_CONNECTIONS
@@ -47,6 +51,19 @@ if not os.environ.get("LIBP2P_DEBUG"):
     logging.getLogger("libp2p").setLevel(logging.ERROR)
     logging.getLogger("libp2p").addHandler(logging.NullHandler())
 swarm_connection.logging = logging.getLogger(swarm_connection.__name__)  # type: ignore[attr-defined]
+
+MAX_PROTOCOL_NAME = 1024
+"""Bytes of one line of multistream-select."""
+
+
+async def _read_delim(reader: Any) -> bytes:
+    line = await read_varint_prefixed_bytes_limited(reader, MAX_PROTOCOL_NAME)
+    if line[-1:] != b"\n":
+        raise ParseError(f"a line that does not end: {line[:40]!r}")
+    return line[:-1]
+
+
+multiselect_communicator.read_delim = _read_delim  # type: ignore[attr-defined]
 
 _LATER = {(TYPE_PING, FLAG_ACK), (TYPE_WINDOW_UPDATE, FLAG_ACK), (TYPE_WINDOW_UPDATE, FLAG_RST)}
 """Frames that the reader of a connection writes in answer to the peer."""

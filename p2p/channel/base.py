@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import trio
 
+from p2p.limits import CHANNEL_WINDOW
+
 CONTROL, BULK = "control", "bulk"
 """Channel kinds. Control messages never queue behind chunks: the two are separate streams with separate credits."""
 
@@ -42,7 +44,8 @@ class Channel:
         """Queue one message; returns once credit is taken and the message is in the writer's bounded queue.
 
         Cancel-safe: a cancelled send either queued the whole message or none of it, and never disturbs the stream.
-        ValueError over MAX_FRAME; ChannelClosed when the channel is or becomes closed. Several tasks may send.
+        ValueError over MAX_FRAME; ChannelClosed when the channel is or becomes closed, as it does when the peer
+        receives nothing for CREDIT_PROGRESS_S while we wait for credit. Several tasks may send.
         """
         raise NotImplementedError
 
@@ -59,6 +62,11 @@ class Channel:
     async def aclose(self, reason: str = "") -> None:
         """Close both directions; queued messages may be lost. Idempotent, never raises, safe from any task: a task
         blocked in send or receive gets ChannelClosed."""
+        raise NotImplementedError
+
+    def restrict(self, window: int = CHANNEL_WINDOW) -> None:
+        """From now on the peer may have at most `window` bytes here that nobody has received: less than it knows of
+        while it is a stranger, who is to say one short thing and wait. More closes the channel, as a credits overrun."""
         raise NotImplementedError
 
     def statistics(self) -> ChannelStats:

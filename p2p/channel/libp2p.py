@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import functools
 import logging
+import resource
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -23,9 +24,15 @@ from p2p.channel.stream import StreamChannel
 from p2p.channel.table import MAX_CHANNELS_PER_PEER, ChannelTable
 from p2p.errors import ChannelClosed, UsageError
 from p2p.identity import Identity, public_key_of
-from p2p.limits import HANDSHAKE_S
+from p2p.limits import HANDSHAKE_S, MAX_CONNECTIONS
 
 PROTOCOLS = {CONTROL: "/shoal/1/control", BULK: "/shoal/1/bulk"}
+
+STAGGER_S = 1.0
+"""An address that has not answered for so long goes on trying while the next one is dialled too (RFC 8305)."""
+
+MAX_FILES = 65_536
+"""Open files this process asks to be allowed: every connection is one, and many systems give 1024 unless asked."""
 
 REUSE_S = 5.0
 """A live connection that cannot open a stream in this time is broken, and the peer dialled anew."""
@@ -41,11 +48,13 @@ async def open_libp2p_network(
     UsageError with one line when an address is malformed or its port is in use.
     """
     _probe(listen)
+    _allow_many_files()
     stack = _libp2p()
     async with trio.open_nursery() as nursery:
         swarm = stack.make_swarm(identity.seed)
         host = Libp2pNetwork(identity.peer_id, swarm, nursery, announce)
         swarm.set_stream_handler(host.on_stream)
+        nursery.start_soon(host.break_idle_connections)
         async with stack.background_service(swarm):
             try:
                 if listen:
@@ -70,6 +79,10 @@ class Libp2pNetwork(Network):
         self.table = ChannelTable()
         self._swarm, self._nursery, self._announce = swarm, nursery, announce
         self._dialling: dict[str, trio.Lock] = {}
+        self._carriers: dict[StreamChannel, Any] = {}
+        """channel -> the connection that carries it"""
+        self._worked: dict[str, str] = {}
+        """peer -> the address that worked last"""
 
     @property
     def addresses(self) -> Sequence[str]:
@@ -142,23 +155,53 @@ class Libp2pNetwork(Network):
                 stream = await self._within(REUSE_S, connection, negotiate)
                 if stream is not None:
                     return self._add(stream, peer, kind)
-            reasons = []
-            for address in addresses:
-                if (left := deadline - trio.current_time()) <= 0:
-                    break
+            connection = await self._dial_any(peer, addresses, deadline)
+            negotiate = functools.partial(self._negotiate, connection, protocol)
+            stream = await self._within(max(deadline - trio.current_time(), 1.0), connection, negotiate)
+            if stream is not None:
+                return self._add(stream, peer, kind)
+            why = f"{self._worked.pop(peer, '')}: connected, but the peer does not speak {protocol}"
+        raise ChannelClosed(f"cannot open a channel to {peer}: {why}")
+
+    async def _dial_any(self, peer: str, addresses: list[str], deadline: float) -> Any:
+        """A connection by the first address that answers, the one that worked last being asked first. Each has until
+        the deadline; the next is started when the one before failed or took STAGGER_S, so none can hide another."""
+        known = self._worked.get(peer)
+        order = sorted(dict.fromkeys(addresses), key=lambda address: address != known)
+        reasons: list[str] = []
+        winner: Any = None
+        async with trio.open_nursery() as nursery:
+
+            async def attempt(address: str, failed: trio.Event) -> None:
+                nonlocal winner
                 try:
-                    connection = await self._dial(peer, address, left)
+                    connection = await self._dial(peer, address, max(deadline - trio.current_time(), 0.0))
                 except ChannelClosed as error:
                     reasons.append(str(error))
-                    continue
-                left = max(deadline - trio.current_time(), 1.0)
-                negotiate = functools.partial(self._negotiate, connection, protocol)
-                stream = await self._within(left, connection, negotiate)
-                if stream is not None:
-                    return self._add(stream, peer, kind)
-                reasons.append(f"{address}: connected, but the peer does not speak {protocol}")
-        why = "; ".join(reasons) or ("no time left" if addresses else "no connection and no address")
-        raise ChannelClosed(f"cannot open a channel to {peer}: {why}")
+                    failed.set()
+                    return
+                if winner is None:
+                    winner = connection
+                    self._remember(peer, address)
+                    nursery.cancel_scope.cancel()
+                else:  # it came through before it could be cancelled
+                    await _break(connection)
+
+            for address in order:
+                failed = trio.Event()
+                nursery.start_soon(attempt, address, failed)
+                with trio.move_on_after(STAGGER_S):
+                    await failed.wait()
+        if winner is None:
+            why = "; ".join(reasons) or "no connection and no address"
+            raise ChannelClosed(f"cannot open a channel to {peer}: {why}")
+        return winner
+
+    def _remember(self, peer: str, address: str) -> None:
+        self._worked.pop(peer, None)
+        self._worked[peer] = address
+        if len(self._worked) > MAX_CONNECTIONS:
+            del self._worked[next(iter(self._worked))]
 
     @asynccontextmanager
     async def _one_at_a_time(self, peer: str) -> AsyncIterator[None]:
@@ -217,9 +260,27 @@ class Libp2pNetwork(Network):
         return result
 
     def _add(self, stream: Any, peer: str, kind: str) -> StreamChannel:
-        channel = StreamChannel(_StreamTransport(stream), peer, kind, self._nursery, self.table.discard)
+        channel = StreamChannel(_StreamTransport(stream), peer, kind, self._nursery, self._discard)
         self.table.add(channel)
+        self._carriers[channel] = stream.swarm_conn
         return channel
+
+    def _discard(self, channel: StreamChannel) -> None:
+        self.table.discard(channel)
+        self._carriers.pop(channel, None)
+
+    async def break_idle_connections(self) -> None:
+        """For ever: a connection that carries no channel for HANDSHAKE_S is broken. Anybody can make one, and each is
+        an open file here; our own that has served its time is dialled again when it is wanted."""
+        idle: dict[Any, float] = {}
+        while True:
+            await trio.sleep(HANDSHAKE_S / 8)
+            now = trio.current_time()
+            busy = {id(connection) for connection in self._carriers.values()}
+            idle = {c: idle.get(c, now) for c in self._swarm.get_connections() if id(c) not in busy}
+            for connection, since in idle.items():
+                if now - since >= HANDSHAKE_S:
+                    await _break(connection)
 
     def _connections(self, peer: str) -> list[Any]:
         return [c for c in self._swarm.get_connections(_libp2p().peer_id(peer)) if not c.is_closed]
@@ -279,6 +340,16 @@ def _cause(error: BaseException) -> str:
             return text or "the stream was closed"
         inner = following
         text = str(inner) or text
+
+
+def _allow_many_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError) as error:  # some systems say a hard limit that they do not grant
+            logging.getLogger(__name__).warning("only %d open files are allowed: %s", soft, error)
 
 
 def _probe(listen: Sequence[str]) -> None:

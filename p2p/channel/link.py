@@ -67,6 +67,7 @@ class LinkCore:
 
     def __init__(self, peer: str = "", window: int = CHANNEL_WINDOW) -> None:
         self._peer, self._window = peer, window
+        self._accepts = window
         self._outstanding = 0
         self._held = 0  # received credit not yet granted back, consumed or not
         self._ungranted = 0
@@ -88,6 +89,10 @@ class LinkCore:
     def buffered(self) -> int:
         """Bytes of an incomplete frame held here; never above HEADER.size + MAX_FRAME."""
         return len(self._head) + len(self._body)
+
+    def restrict(self, window: int) -> None:
+        """Refuse from now on what would make more than `window` bytes held here, whatever the peer's window."""
+        self._accepts = window
 
     def has_credit(self, size: int) -> bool:
         return self._outstanding + cost_of(size) <= self._window
@@ -159,9 +164,9 @@ class LinkCore:
         if length > MAX_FRAME:
             self._refuse(f"a frame of {length} bytes is over the limit of {MAX_FRAME}")
         if kind == DATA:
-            if self._held + cost_of(length) > self._window:
+            if self._held + cost_of(length) > self._accepts:
                 self._refuse(
-                    f"credits overrun: a message of {length} bytes with {self._held} of {self._window} outstanding"
+                    f"credits overrun: a message of {length} bytes with {self._held} of {self._accepts} outstanding"
                 )
             self._held += cost_of(length)
         elif kind == CREDIT:

@@ -17,7 +17,7 @@ import trio
 from p2p.channel.base import Channel, ChannelStats
 from p2p.channel.link import HEADER, Closed, Granted, LinkCore, Message, cost_of
 from p2p.errors import ChannelClosed, Refusal
-from p2p.limits import CHANNEL_WINDOW, KEEPALIVE_S, KIB, MAX_FRAME, SILENCE_S, WRITE_PROGRESS_S
+from p2p.limits import CHANNEL_WINDOW, CREDIT_PROGRESS_S, KEEPALIVE_S, KIB, MAX_FRAME, SILENCE_S, WRITE_PROGRESS_S
 
 PIECE = 65507
 """Bytes of one write. With yamux's 12-byte header it fills exactly one Noise record; one more byte makes two."""
@@ -86,6 +86,7 @@ class StreamChannel(Channel):
         self._send_lock = trio.Lock()  # first come, first served among senders
         self._last_sent = self._last_heard = trio.current_time()
         self._writing_since: float | None = None
+        self._starved_since: float | None = None  # a sender waits for credit, and nothing has moved, since then
         self._grant_due = False
         nursery.start_soon(self._run)
 
@@ -94,9 +95,16 @@ class StreamChannel(Channel):
     async def send(self, message: bytes) -> None:
         self._check_size(message)
         async with self._send_lock:  # a checkpoint; below nothing is taken before the last one
-            while not self._take(message):
-                self._room = trio.Event()
-                await self._room.wait()
+            try:
+                while not self._take(message):
+                    if self._core.has_credit(len(message)):
+                        self._starved_since = None
+                    elif self._starved_since is None:
+                        self._starved_since = trio.current_time()
+                    self._room = trio.Event()
+                    await self._room.wait()
+            finally:
+                self._starved_since = None
 
     def try_send(self, message: bytes) -> bool:
         self._check_size(message)
@@ -121,6 +129,9 @@ class StreamChannel(Channel):
         self._end(f"closed here: {said}", goodbye=said)
         with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_WAIT_S):
             await self._writer_done.wait()
+
+    def restrict(self, window: int = CHANNEL_WINDOW) -> None:
+        self._core.restrict(window)
 
     def statistics(self) -> ChannelStats:
         return ChannelStats(
@@ -168,6 +179,11 @@ class StreamChannel(Channel):
         self._wake.set()
         return True
 
+    def _moved(self) -> None:
+        """What a starved sender waits for has come a step nearer."""
+        if self._starved_since is not None:
+            self._starved_since = trio.current_time()
+
     def _gather(self) -> bytes:
         """The next at most PIECE bytes to write: small frames together, a large one in slices. b"" when idle."""
         parts: list[bytes | memoryview] = []
@@ -214,6 +230,8 @@ class StreamChannel(Channel):
                     with trio.CancelScope(shield=True):
                         await self._transport.write(piece)
                     self._writing_since, self._last_sent = None, trio.current_time()
+                    if self._rest_is_message:  # a slow line, not a peer that stopped reading
+                        self._moved()
                     self._room.set()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self._end(f"connection lost: {error}", lost=True)
@@ -256,6 +274,7 @@ class StreamChannel(Channel):
                             self._inbox.append(event.body)
                             self._arrived.set()
                     elif isinstance(event, Granted):
+                        self._moved()
                         self._room.set()
                     elif isinstance(event, Closed):
                         self._end(f"closed by the peer: {event.reason or 'no reason given'}", lost=True)
@@ -287,6 +306,9 @@ class StreamChannel(Channel):
                     await self.abort(f"connection lost: no byte could be written for {WRITE_PROGRESS_S:.0f} s")
                 elif now - self._last_heard >= SILENCE_S:
                     await self.abort(f"connection lost: nothing heard for {SILENCE_S:.0f} s")
+                elif self._starved_since is not None and now - self._starved_since >= CREDIT_PROGRESS_S:
+                    why = f"nothing was read there for {CREDIT_PROGRESS_S:.0f} s"
+                    self._end(f"closed here: {why}", goodbye=why)
                 else:
                     with trio.move_on_after(min(WRITE_PROGRESS_S, SILENCE_S) / 8):
                         await self._ended.wait()

@@ -5,13 +5,20 @@ Three families: joining (Hello ... Roster), versions (Announce ... Chunk), rollo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 
+from p2p.limits import MAX_FRAME, MAX_PEERS
 from p2p.protocol.rollout import FINISH_REASONS, Generate, TokenEvent
 from p2p.protocol.wire import message
 from p2p.version import Version
+
+log = logging.getLogger("shoal.messages")
 
 # --- joining ---------------------------------------------------------------------------------------------------------
 
@@ -64,6 +71,29 @@ class Roster:
 
     epoch: int
     members: tuple[Member, ...]
+
+
+def make_roster(epoch: int, members: Sequence[Member]) -> Roster:
+    """The roster of `members`, in a frame. When they are too many for all their addresses, each is listed with fewer;
+    when they are too many even so, the last ones are left out (a mesh of so many is not to be had anyway)."""
+    for addresses in (16, 8, 4, 2, 1):
+        listed = tuple(replace(m, addresses=m.addresses[:addresses]) for m in members[:MAX_PEERS])
+        texts = ((m.peer, m.name, *m.addresses) for m in listed)
+        ends = list(accumulate(16 + sum(5 + len(text.encode()) for text in of_one) for of_one in texts))
+        fits = bisect_right(ends, MAX_FRAME - 1024)
+        if fits == len(members):
+            break
+    if fits < len(members):
+        log.warning("%d peers are too many for a roster: the last %d are left out", len(members), len(members) - fits)
+    return Roster(epoch, listed[:fits])
+
+
+@message("renewal")
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """Head to node, long before the membership that it holds expires: the next one."""
+
+    membership: bytes
 
 
 @message("bye")

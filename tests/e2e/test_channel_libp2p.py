@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -11,11 +12,12 @@ import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 import trio
 
 from p2p.channel.base import BULK, CONTROL
-from p2p.channel.libp2p import _libp2p, _StreamTransport, open_libp2p_network
+from p2p.channel.libp2p import MAX_FILES, STAGGER_S, _libp2p, _StreamTransport, open_libp2p_network
 from p2p.channel.stream import PIECE
 from p2p.errors import ChannelClosed, UsageError
 from p2p.identity import Identity
@@ -93,6 +95,69 @@ async def test_no_address_works_says_which_and_why() -> None:
         stranger = Identity.generate().peer_id
         with trio.fail_after(10), pytest.raises(ChannelClosed, match=f"tcp/{port}.*refused"):
             await a.open(stranger, [f"/ip4/127.0.0.1/tcp/{port}/p2p/{stranger}"], CONTROL)
+
+
+async def test_an_address_that_never_answers_does_not_hide_the_next_one() -> None:
+    with socket.socket() as hole:
+        hole.bind(("127.0.0.1", 0))
+        hole.listen(5)  # connects, and says nothing for ever
+        async with two_hosts() as (a, b):
+            bad = f"/ip4/127.0.0.1/tcp/{hole.getsockname()[1]}/p2p/{b.peer_id}"
+            before = len(psutil.Process().net_connections())
+            with trio.fail_after(3 * STAGGER_S):
+                channel = await a.open(b.peer_id, [bad, *b.addresses], BULK)
+            assert await until_settled(lambda: len(psutil.Process().net_connections())) == before + 2  # both ends of one
+            assert len(a._swarm.get_connections()) == 1
+            assert a._worked == {b.peer_id: b.addresses[0]}
+            await a.drop(b.peer_id, "again")
+            await channel.wait_done()
+            await until_settled(lambda: len(a._swarm.get_connections()))
+            start = trio.current_time()
+            await a.open(b.peer_id, [bad, *b.addresses], BULK)
+            assert trio.current_time() - start < STAGGER_S / 2  # the one that worked is asked first
+
+
+async def test_a_connection_that_carries_nothing_is_broken(monkeypatch) -> None:
+    monkeypatch.setattr("p2p.channel.libp2p.HANDSHAKE_S", 1.0)
+    stack = _libp2p()
+    async with two_hosts() as (a, b), open_libp2p_network(Identity.generate(), []) as c:
+        mine, theirs = await connect(c, b)
+        await a._swarm.dial_addr(stack.multiaddr(b.addresses[0]), stack.peer_id(b.peer_id))
+        with trio.fail_after(10):
+            while len(b._swarm.get_connections()) < 2:
+                await trio.sleep(0.05)
+            while len(b._swarm.get_connections()) > 1:
+                await trio.sleep(0.05)
+            await trio.sleep(1.5)  # what carries a channel stays, however quiet
+            await mine.send(b"still here")
+            assert await theirs.receive() == b"still here"
+            await mine.aclose("done")
+            while b._swarm.get_connections():
+                await trio.sleep(0.05)
+
+
+async def test_a_stranger_cannot_announce_a_line_without_end() -> None:
+    async with open_libp2p_network(Identity.generate(), LOOPBACK) as host:
+        stream = await trio.open_tcp_stream("127.0.0.1", int(host.addresses[0].split("/")[4]))
+        await stream.send_all(b"\xff\xff\xff\xff\x0f" + b"x" * 1000)
+        with trio.fail_after(5):
+            while True:
+                try:
+                    if not await stream.receive_some():
+                        break
+                except trio.BrokenResourceError:
+                    break
+
+
+async def test_many_open_files_are_asked_for() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1000), hard))
+    try:
+        async with open_libp2p_network(Identity.generate(), []):
+            wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (wanted, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_trap_1_a_receiver_idle_for_six_seconds_breaks_nothing() -> None:

@@ -39,8 +39,8 @@ from p2p.protocol.messages import (
     Rejected,
     Report,
     Request,
-    Roster,
     Tokens,
+    make_roster,
 )
 from p2p.protocol.rollout import Completion, Generate
 from p2p.publish import encode_version
@@ -137,7 +137,7 @@ class HeadUnderTest:
     def send_roster(self) -> None:
         members = [Member(link.peer, link.addresses, link.name) for link in self.links.values()]
         for link in self.links.values():
-            link.post(Roster(self.epoch, tuple([*members, *self.extra_members])))
+            link.post(make_roster(self.epoch, [*members, *self.extra_members]))
         self._wake()
 
     async def _on_down(self, link: Link, reason: str) -> None:

@@ -6,7 +6,7 @@ import trio
 
 from p2p.limits import KIB
 from p2p.version import Version
-from tests.swarm.harness import changed_state, make_state, open_swarm
+from tests.swarm.harness import CHUNK, changed_state, identity, make_state, open_swarm
 
 
 def assert_serves(nodes, version: Version, state) -> None:
@@ -71,6 +71,29 @@ async def test_a_late_joiner_takes_anchor_and_deltas_mostly_from_peers(tmp_path,
         sent = sum(head.sent(p) for p in published) - before
         assert sent < 0.2 * sum(p.size for p in published)
         assert not head.reports and not head.refusals
+
+
+async def test_a_joiner_with_a_slow_downlink_gets_the_anchor_about_once(tmp_path, autojump_clock) -> None:
+    """A chunk takes half a second there, as 256 KiB do at 4 Mbit/s, and five neighbours could send faster."""
+    async with open_swarm(tmp_path) as swarm:
+        head = await swarm.start_head()
+        nodes = await swarm.start_nodes(4)
+        state = make_state(1)
+        anchor = head.publish(1, state)
+        await head.until_installed([n.peer for n in nodes], Version(1, 1))
+        await trio.sleep(5)
+
+        def sent() -> int:
+            return head.sent(anchor) + sum(n.traffic(anchor).sent for n in nodes)
+
+        before = sent()
+        swarm.switch.set_node(identity(9).peer_id, downlink=2 * CHUNK)
+        start = trio.current_time()
+        slow = await swarm.start_node(9)
+        await head.until_installed([slow.peer], Version(1, 1), 300)
+        assert_serves([slow], Version(1, 1), state)
+        assert sent() - before <= 1.1 * anchor.size
+        assert trio.current_time() - start <= 1.25 * anchor.size / (2 * CHUNK) + 5
 
 
 async def test_a_node_killed_in_mid_transfer_does_not_stop_the_others(tmp_path, autojump_clock) -> None:

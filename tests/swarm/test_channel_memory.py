@@ -11,7 +11,7 @@ from p2p.channel.base import BULK, CONTROL
 from p2p.channel.memory import MemorySwitch
 from p2p.channel.stream import PIECE
 from p2p.errors import ChannelClosed
-from p2p.limits import HANDSHAKE_S, KEEPALIVE_S, KIB, MIB, SILENCE_S, WRITE_PROGRESS_S
+from p2p.limits import CREDIT_PROGRESS_S, HANDSHAKE_S, KEEPALIVE_S, KIB, MAX_FRAME, MIB, SILENCE_S, WRITE_PROGRESS_S
 from tests.conformance.channel_suite import ChannelSuite, connect
 
 
@@ -121,6 +121,45 @@ async def test_a_write_without_progress_breaks_the_connection(autojump_clock) ->
         assert WRITE_PROGRESS_S <= trio.current_time() - start <= WRITE_PROGRESS_S + 5
 
 
+async def test_a_peer_that_stops_reading_is_closed_and_a_slow_one_is_not(autojump_clock) -> None:
+    switch = MemorySwitch(latency=0.01)
+    async with pair_on(switch) as (a, b):
+        mine, theirs = await connect(a, b)
+
+        async def send(count: int) -> None:
+            for _ in range(count):
+                await mine.send(bytes(MIB))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send, 10)
+            for _ in range(10):
+                await trio.sleep(CREDIT_PROGRESS_S * 0.9)
+                await theirs.receive()
+        await trio.sleep(10 * CREDIT_PROGRESS_S)  # nothing to send: no hurry
+        start = trio.current_time()
+        with pytest.raises(ChannelClosed, match="nothing was read there"):
+            await send(10)
+        assert CREDIT_PROGRESS_S <= trio.current_time() - start <= CREDIT_PROGRESS_S + 5
+        with pytest.raises(ChannelClosed, match="nothing was read there"):
+            while True:
+                await theirs.receive()
+
+
+async def test_a_slow_line_is_not_a_peer_that_stopped_reading(autojump_clock) -> None:
+    switch = MemorySwitch(latency=0.01, rate=6 * KIB)  # a chunk takes 43 s, a full window eleven minutes
+    async with pair_on(switch) as (a, b):
+        mine, theirs = await connect(a, b)
+        async with trio.open_nursery() as nursery:
+
+            async def send() -> None:
+                for _ in range(24):
+                    await mine.send(bytes(256 * KIB))
+
+            nursery.start_soon(send)
+            for _ in range(24):
+                await theirs.receive()
+
+
 async def test_a_short_stall_is_survived_whole(autojump_clock) -> None:
     switch = MemorySwitch(latency=0.01)
     async with pair_on(switch) as (a, b):
@@ -167,7 +206,7 @@ async def test_tampered_framing_is_refused_after_what_came_before(autojump_clock
         switch.tamper = lambda src, dst, data: b"\xff" * len(data) if src == "alice" else data
         await mine.send(b"bad")
         assert await theirs.receive() == b"good"
-        with pytest.raises(ChannelClosed, match="4294967295 bytes is over the limit of 1048576"):
+        with pytest.raises(ChannelClosed, match=f"4294967295 bytes is over the limit of {MAX_FRAME}"):
             await theirs.receive()
         with pytest.raises(ChannelClosed, match="refused"):
             await mine.receive()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+from pathlib import Path
 
 import pytest
 import trio
 
+from p2p.channel.base import BULK
 from p2p.errors import ShoalError
-from p2p.limits import HANDSHAKE_S, KIB, MIB
-from p2p.protocol.messages import Have, Member, Roster
+from p2p.limits import CREDIT_PROGRESS_S, HANDSHAKE_S, KIB, MAX_FRAME, MIB
+from p2p.peering import RENEW_CHECK_S
+from p2p.protocol.messages import Have, Member, Rejected, Roster
 from p2p.version import Version
-from tests.swarm.harness import CHUNK, changed_state, identity, make_state, open_swarm
+from tests.swarm.harness import CHUNK, changed_state, identity, make_state, open_swarm, wall
 from tests.swarm.rogue import Rogue, greet, hello, membership
 
 
@@ -126,6 +131,98 @@ async def test_a_store_that_cannot_hold_one_version_does_not_end_the_node(tmp_pa
         assert small.agent.shadow.version is None and small.peer in head.links
         line = next(r.getMessage() for r in caplog.records if "cannot keep it" in r.getMessage())
         assert line.startswith("refused: peer=") and "version=1.1 chunk=" in line and "is full" in line
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE])
+async def test_a_chunk_that_a_relay_cannot_read_just_then(tmp_path, autojump_clock, monkeypatch, code) -> None:
+    async with open_swarm(tmp_path) as swarm:
+        head = await swarm.start_head()
+        nodes = await swarm.start_nodes(2)
+        anchor = head.publish(1, make_state(1))
+        await head.until_installed([n.peer for n in nodes], Version(1, 1))
+        real, failures = Path.read_bytes, []
+
+        def flaky(self: Path) -> bytes:
+            if nodes[0].agent.store.root in self.parents and not failures:
+                failures.append(self.name)
+                raise OSError(code, os.strerror(code))
+            return real(self)
+
+        monkeypatch.setattr(Path, "read_bytes", flaky)
+        late = await swarm.start_node(3)
+        await head.until_installed([late.peer], Version(1, 1))
+        assert failures and late.agent.shadow.digest == make_state(1).digest()
+        assert set(head.links) == {n.peer for n in swarm.nodes}  # it lives
+        store = nodes[0].agent.store
+        held = anchor.mid in nodes[0].agent.exchange.spreads and store.has(bytes.fromhex(failures[0]))
+        assert held or code == errno.EIO  # short of handles, it did not throw the chunk away
+        await trio.sleep(10)
+        assert nodes[0].agent.exchange.spreads[anchor.mid].session.missing == 0  # what was lost came again
+
+
+async def test_memberships_are_renewed_while_the_link_lives(tmp_path, autojump_clock, monkeypatch) -> None:
+    monkeypatch.setattr("p2p.peering.MEMBERSHIP_S", 100)
+    async with open_swarm(tmp_path) as swarm:
+        await swarm.start_head()
+        nodes = await swarm.start_nodes(2)
+        first = [n.agent.peering.membership for n in nodes]
+        links = [n.agent.peering.links[swarm.head_identity.peer_id] for n in nodes]
+        await trio.sleep(1000)
+        assert [n.agent.peering.links[swarm.head_identity.peer_id] for n in nodes] == links
+        assert all(n.agent.peering.membership not in first for n in nodes)
+        await nodes[0].agent.peering.close(nodes[1].peer, "a short fault")
+        await trio.sleep(10)
+        await swarm.meshed(nodes)
+        late = await swarm.start_node(3)
+        await swarm.meshed([*nodes, late])
+
+
+async def test_a_membership_is_renewed_after_the_clock_was_set_back(tmp_path, autojump_clock) -> None:
+    async with open_swarm(tmp_path) as swarm:
+        head = await swarm.start_head()
+        (node,) = await swarm.start_nodes(1)
+        before = node.agent.peering.membership
+        head.peering._wall = lambda: wall() - 3600
+        await trio.sleep(RENEW_CHECK_S + 5)
+        assert node.agent.peering.membership != before
+
+
+async def test_a_peer_that_stopped_reading_is_dropped(tmp_path, autojump_clock) -> None:
+    async with open_swarm(tmp_path, rate=1 << 30) as swarm:
+        head = await swarm.start_head()
+        victim = head.identity.peer_id
+        links = []
+        for number in (60, 61):
+            network = await swarm.peer(number)
+            proof = membership(swarm, network.peer_id)
+            await greet(network, victim, hello(proof))
+            await greet(network, victim, hello(proof), BULK)
+            await trio.sleep(0.5)
+            links.append(head.links[network.peer_id])
+        many, few = links
+        big = Rejected("x", Version(0, 0), "y" * 60_000, False)
+        for _ in range(1200):  # more than may pile up for it: closed at once
+            many.post(big)
+        for _ in range(100):  # more than it may have outstanding: closed when it takes nothing for a while
+            few.post(big)
+        await trio.sleep(5)
+        assert "pile up unread" in many.closing
+        assert many.peer not in head.links and many.peer not in head.peering.links
+        assert swarm.switch.host(victim).table.of(many.peer) == []
+        many.post(big)  # into nothing
+        assert few.peer in head.links
+        await trio.sleep(CREDIT_PROGRESS_S + 5)
+        assert few.peer not in head.links and swarm.switch.host(victim).table.of(few.peer) == []
+
+
+async def test_a_message_too_long_for_a_frame_does_not_end_who_posts_it(tmp_path, autojump_clock, caplog) -> None:
+    async with open_swarm(tmp_path) as swarm:
+        head = await swarm.start_head()
+        (node,) = await swarm.start_nodes(1)
+        head.links[node.peer].post(Rejected("x", Version(0, 0), "y" * MAX_FRAME, False))
+        assert f"cannot send to {node.peer}: Rejected of" in caplog.text
+        head.publish(1, make_state(1))
+        await head.until_installed([node.peer], Version(1, 1))
 
 
 async def test_a_chunk_that_rots_on_a_relay_comes_from_elsewhere(tmp_path, autojump_clock) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+import math
+from unittest.mock import Mock
 
 import msgpack
 import pytest
 import trio
 
 from p2p.broadcast.exchange import MAX_REFUSALS
+from p2p.channel.base import CONTROL
 from p2p.channel.link import DATA, HEADER
+from p2p.errors import ChannelClosed
 from p2p.identity import Identity
-from p2p.limits import MAX_FRAME, PROTOCOL_VERSION
-from p2p.manifest import CODEC, Header, ManifestSigner
-from p2p.peering import SHUN_S
+from p2p.limits import GREETING_WINDOW, HANDSHAKE_S, MAX_FRAME, PROTOCOL_VERSION
+from p2p.manifest import CODEC, Header, ManifestSigner, open_part
 from p2p.protocol.messages import (
     Assign,
     Bye,
@@ -23,11 +26,14 @@ from p2p.protocol.messages import (
     Have,
     Parts,
     Refused,
+    Renewal,
     Roster,
     Subscribe,
     Want,
     Welcome,
 )
+from p2p.protocol.wire import encode
+from p2p.shunned import SHUN_S
 from p2p.version import Version
 from tests.swarm.harness import CHUNK, LAYOUT, RUN, SEGMENT, WALL, changed_state, identity, make_state, open_swarm
 from tests.swarm.rogue import Rogue, greet, hello, membership
@@ -260,6 +266,10 @@ async def test_garbage_for_a_manifest(tmp_path, autojump_clock, parts) -> None:
         nursery.cancel_scope.cancel()
 
 
+def hostile(epoch: object) -> bytes:
+    return msgpack.packb([msgpack.packb([RUN, epoch, "p", 0]), b""])
+
+
 HANDSHAKES = {
     "no membership": (lambda s, me: hello(b""), "malformed membership"),
     "another peer's": (lambda s, me: hello(membership(s, identity(61).peer_id)), f"belongs to {identity(61).peer_id}"),
@@ -273,6 +283,8 @@ HANDSHAKES = {
     "another run": (lambda s, me: hello(membership(s, me, epoch=5), run="other"), "it wants run other"),
     "a long name": (lambda s, me: hello(membership(s, me, epoch=5), name="x" * 60_000), "says too much"),
     "many addresses": (lambda s, me: hello(membership(s, me, epoch=5), addresses=["/a"] * 999), "says too much"),
+    "a number that is none": (lambda s, me: hello(hostile(math.inf)), "membership is not signed by the head"),
+    "a number for bytes": (lambda s, me: hello(msgpack.packb([b"", 2**62])), "malformed membership"),
     "no hello": (lambda s, me: Have(b"", ()), "expected a hello, got Have"),
 }
 
@@ -289,6 +301,105 @@ async def test_at_the_handshake(tmp_path, autojump_clock, caplog, case) -> None:
         assert isinstance(answer, Refused) and reason in answer.reason
         assert f"refused: peer={network.peer_id} version=- chunk=-: " in caplog.text and reason in caplog.text
         assert network.peer_id not in node.agent.peering.links
+
+
+async def test_a_hello_that_finds_a_defect_costs_one_channel(tmp_path, autojump_clock, caplog, monkeypatch) -> None:
+    """Whatever is raised while a stranger is admitted, and by the head or a node: it is refused, and they live."""
+    async with open_swarm(tmp_path) as swarm:
+        head = await swarm.start_head()
+        (node,) = await swarm.start_nodes(1)
+        network = await swarm.peer(60)
+        for victim in (head.identity.peer_id, node.peer):
+            for defect in (OverflowError("too large"), MemoryError(), RecursionError(), ValueError("odd")):
+                with monkeypatch.context() as broken:
+                    broken.setattr("p2p.peering.check_membership", Mock(side_effect=defect))
+                    _, answer = await greet(network, victim, hello(membership(swarm, network.peer_id)))
+                assert isinstance(answer, Refused) and not answer.retryable
+                assert answer.reason == f"its hello cannot be handled: {defect!r}"
+        assert "Traceback" in caplog.text
+        head.publish(1, make_state(1))
+        await head.until_installed([node.peer], Version(1, 1))
+        await trio.sleep(HANDSHAKE_S + 5)
+        assert swarm.switch.host(node.peer).table.of(network.peer_id) == []
+
+
+async def test_a_stranger_cannot_make_anybody_hold_much(tmp_path, autojump_clock) -> None:
+    async with open_swarm(tmp_path, rate=1 << 30) as swarm:
+        head = await swarm.start_head()
+        network = await swarm.peer(60)
+        for first in (encode(Have(b"", ())), encode(hello(b"")), b"x" * GREETING_WINDOW):
+            channel = await network.open(head.identity.peer_id, [f"/memory/{head.identity.peer_id}"], CONTROL)
+            await channel.send(first)
+            with pytest.raises(ChannelClosed, match=r"closed by the peer|connection lost"):
+                for _ in range(100):
+                    await channel.send(b"x" * (GREETING_WINDOW // 2))
+                    await trio.sleep(0.1)
+            held = [c._inbox for c in head.network.table._live.get(network.peer_id, ())]  # type: ignore[attr-defined]
+            assert sum(len(message) for inbox in held for message in inbox) <= GREETING_WINDOW
+
+
+async def test_a_message_that_finds_a_defect_costs_one_link(tmp_path, autojump_clock, caplog, monkeypatch) -> None:
+    async with open_swarm(tmp_path) as swarm, trio.open_nursery() as nursery:
+        head = await swarm.start_head()
+        nodes = await swarm.start_nodes(2)
+        rogue = await Rogue(await swarm.peer(60), nodes[0].peer).connect(nursery, membership(swarm, identity(60).peer_id))
+        monkeypatch.setattr("p2p.broadcast.exchange.open_part", Mock(side_effect=IndexError("no such thing")))
+        await rogue.say(Parts(bytes(16), (b"x",)))
+        assert "its Parts cannot be handled: IndexError('no such thing')" in await rogue.until_closed()
+        assert f"refused: peer={rogue.peer} version=- chunk=-: its Parts cannot be handled" in caplog.text
+        assert "Traceback" in caplog.text
+        await head.until(lambda: bool(head.reports))
+        assert rogue.peer not in nodes[0].agent.peering.links
+        monkeypatch.undo()
+        head.publish(1, make_state(1))
+        await head.until_installed([n.peer for n in nodes], Version(1, 1))
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_arrival_that_finds_a_defect_costs_one_link(tmp_path, autojump_clock, caplog) -> None:
+    async with open_swarm(tmp_path) as swarm, trio.open_nursery() as nursery:
+        head = await swarm.start_head()
+        (node,) = await swarm.start_nodes(1)
+        original, head.exchange.add_peer = head.exchange.add_peer, Mock(side_effect=KeyError("x"))  # type: ignore[method-assign]
+        network = await swarm.peer(60)
+        rogue = await Rogue(network, head.identity.peer_id).connect(nursery, membership(swarm, network.peer_id))
+        assert "its arrival cannot be handled: KeyError" in await rogue.until_closed()
+        head.exchange.add_peer = original  # type: ignore[method-assign]
+        assert list(head.peering.links) == [node.peer]
+        head.publish(1, make_state(1))
+        await head.until_installed([node.peer], Version(1, 1))
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_renewal_that_is_not_the_heads(tmp_path, autojump_clock) -> None:
+    async with open_swarm(tmp_path) as swarm, trio.open_nursery() as nursery:
+        await swarm.start_head()
+        (node,) = await swarm.start_nodes(1)
+        before = node.agent.peering.membership
+        rogue = await Rogue(await swarm.peer(60), node.peer).connect(nursery, membership(swarm, identity(60).peer_id))
+        await rogue.say(Renewal(membership(swarm, node.peer, lifetime=1e9)))
+        assert "Renewal from a peer that is not the head" in await rogue.until_closed()
+        assert node.agent.peering.membership == before
+        nursery.cancel_scope.cancel()
+
+
+async def test_records_without_their_header_are_not_worth_a_signature_check_each(tmp_path, autojump_clock, monkeypatch) -> None:
+    async with open_swarm(tmp_path) as swarm, trio.open_nursery() as nursery:
+        await swarm.start_head()
+        (node,) = await swarm.start_nodes(1)
+        header = Header(RUN, Version(1, 5), "anchor", None, b"", CODEC, SEGMENT, CHUNK, int(WALL), int(WALL) + 10**6, LAYOUT)
+        signer = ManifestSigner(swarm.head_identity, header)
+        records = tuple(signer.record(i, SEGMENT, (bytes(32),) * (SEGMENT // CHUNK)) for i in range(4))
+        checks = Mock(side_effect=open_part)
+        monkeypatch.setattr("p2p.broadcast.exchange.open_part", checks)
+        rogue = await Rogue(await swarm.peer(60), node.peer).connect(nursery, membership(swarm, identity(60).peer_id))
+        await rogue.say(Parts(signer.mid, records * 100))
+        await trio.sleep(1)
+        assert checks.call_count == 1 and not rogue.closed
+        await rogue.say(Parts(signer.mid, (signer.header_part, *records)))
+        await trio.sleep(1)
+        assert len(node.agent.exchange.spreads[signer.mid].manifest.records) == 4
+        nursery.cancel_scope.cancel()
 
 
 async def test_garbage_instead_of_a_message(tmp_path, autojump_clock, caplog) -> None:
@@ -324,7 +435,7 @@ async def test_a_flood_of_requests_is_bounded(tmp_path, autojump_clock) -> None:
         await trio.sleep(1)
         elapsed = trio.current_time() - start
         sent = [m for m in rogue.heard if isinstance(m, Chunk)]
-        # Each of the chunks goes to it once per lease and not more often than MAX_SENDS; none more than that.
+        # Each of the chunks goes to it no more often than RESEND_AFTER_S allows; none more than that.
         assert len(sent) <= 2 * 16 + 2
         proofs = [m for m in rogue.heard if isinstance(m, Parts) and len(m.parts) > 2]
         assert 1 <= len(proofs) <= elapsed / 0.5 + 1

@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from p2p.broadcast.session import MAX_INFLIGHT, MAX_WANTS, MAX_WANTS_PER_PEER, Session
+from p2p.broadcast.leases import MAX_INFLIGHT, MAX_WANTS, MAX_WANTS_PER_PEER
+from p2p.broadcast.session import Session
 
 SOURCE = "source"
 TICK_S = 0.05
@@ -22,11 +23,18 @@ class SimPeer:
     """seconds its uplink needs for a chunk"""
     withholds: bool = False
     """acknowledges and announces, and hands on nothing"""
+    down_s: float = 0.0
+    """seconds its downlink needs for a chunk; what comes faster waits in order"""
+    down_free: float = 0.0
+    full: bool = False
+    """its disk keeps nothing: what arrives is neither held nor acknowledged"""
     alive: bool = True
     busy: bool = False
     turn: int = 0
     got_from: Counter = field(default_factory=Counter)
     sent: Counter = field(default_factory=Counter)
+    arrived: int = 0
+    """chunks that reached it, wanted or not"""
     done_at: float | None = None
 
 
@@ -71,9 +79,9 @@ class Sim:
 
     # --- peers
 
-    def add(self, name: str, chunk_s: float, *, withholds: bool = False, catching: bool = False) -> SimPeer:
+    def add(self, name: str, chunk_s: float, *, withholds: bool = False, catching: bool = False, down_s: float = 0.0) -> SimPeer:
         session = Session(is_source=name == SOURCE, source=None if name == SOURCE else SOURCE, now=self.now, catching=catching)
-        peer = self.peers[name] = SimPeer(name, session, chunk_s, withholds)
+        peer = self.peers[name] = SimPeer(name, session, chunk_s, withholds, down_s)
         for other in self.others(name):
             peer.session.join(other.name, (), self.now)
             have = frozenset(other.session.held)
@@ -128,8 +136,10 @@ class Sim:
         for other, chunks in peer.session.wants(self.now).items():
             assert 0 < len(chunks) <= MAX_WANTS_PER_PEER
             self.message(name, other, lambda p, c=tuple(chunks): p.session.peer_wants(name, c, self.now))
-        assert len(peer.session._leases) <= MAX_WANTS
-        assert all(0 <= p.wants_out <= MAX_WANTS_PER_PEER for p in peer.session._peers.values())
+        pulls = peer.session._pulls
+        assert len(pulls.leases) == sum(len(s.asked) for s in pulls._suppliers.values()) <= MAX_WANTS
+        assert all(len(s.asked) <= MAX_WANTS_PER_PEER for s in pulls._suppliers.values())
+        assert len(pulls._first) == sum(len(s.due) for s in pulls._suppliers.values())
         self.pump(name)
         self.at(self.now + TICK_S, lambda: self.tick(name))
 
@@ -156,10 +166,15 @@ class Sim:
             return
         sender.sent[chunk] += 1
         if self.random.random() >= self.loss:
-            self.message(src, dst, lambda p: self._arrived(p, src, chunk, seed))
+            to = self.peers[dst]
+            to.down_free = max(self.now, to.down_free) + to.down_s
+            self.at(to.down_free, lambda: self.message(src, dst, lambda p: self._arrived(p, src, chunk, seed)))
         self.pump(src)
 
     def _arrived(self, peer: SimPeer, src: str, chunk: int, seed: bool) -> None:
+        peer.arrived += 1
+        if peer.full:
+            return
         peer.session.learn([chunk], self.now)
         if peer.session.hold(chunk, src, seed=seed and src == SOURCE, now=self.now):
             peer.got_from[src] += 1

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import math
+
 import msgpack
 import pytest
 from hypothesis import given, settings
@@ -138,6 +141,37 @@ junk = st.recursive(
     lambda x: st.lists(x, max_size=5) | st.dictionaries(st.text(max_size=2), x, max_size=3),
     max_leaves=8,
 )
+
+
+HOSTILE = [math.inf, -math.inf, math.nan, 2**62, -1, None, [], {}, "x", b"x", True]
+"""What int(), bytes() or str() would choke on, or allocate the whole memory for."""
+
+
+@pytest.mark.parametrize("value", HOSTILE, ids=repr)
+@pytest.mark.parametrize("at", range(5))
+def test_every_field_of_a_ticket_is_of_its_own_type(at, value) -> None:
+    fields = [TICKET.run, TICKET.head, list(ADDRESSES), TICKET.expires, TICKET.signature]
+    fields[at] = value
+    text = PREFIX + base64.urlsafe_b64encode(msgpack.packb(fields)).decode().rstrip("=")
+    with pytest.raises(Refusal, match="not a ticket"):
+        check_ticket(text, head=HEAD.peer_id, run="run", now=NOW)
+
+
+@pytest.mark.parametrize("value", HOSTILE, ids=repr)
+@pytest.mark.parametrize("at", range(4))
+def test_every_field_of_a_membership_is_of_its_own_type(at, value) -> None:
+    fields = [MEMBER.run, MEMBER.epoch, MEMBER.peer, MEMBER.expires]
+    fields[at] = value
+    body = msgpack.packb(fields)
+    unsigned = msgpack.packb([body, b""])
+    with pytest.raises(Refusal, match="not signed by the head"):  # nothing of it is looked at before that
+        check_membership(unsigned, **OPTIONS)
+    if (at, value) not in ((1, 2**62), (3, 2**62)):  # a whole number is what these two are
+        with pytest.raises(Refusal, match="membership"):
+            check_membership(msgpack.packb([body, HEAD.sign(MEMBERSHIP_DOMAIN, body)]), **OPTIONS)
+    for wire in ([body, value], [value, b""]):
+        with pytest.raises(Refusal, match="membership"):
+            check_membership(msgpack.packb(wire), **OPTIONS)
 
 
 @settings(max_examples=300)

@@ -100,6 +100,17 @@ def test_credits_bound_what_a_peer_can_send_even_in_empty_messages() -> None:
     assert got == CHANNEL_WINDOW // cost_of(0)
 
 
+def test_a_stranger_is_given_less_than_it_thinks() -> None:
+    core = LinkCore(window=10_000)
+    core.restrict(1000)
+    list(core.feed(frame(DATA, bytes(900))))
+    core.restrict(10_000)
+    list(core.feed(frame(DATA, bytes(900))))
+    core.restrict(1000)
+    with pytest.raises(Refusal, match="credits overrun: a message of 0 bytes with 1928 of 1000 outstanding"):
+        list(core.feed(frame(DATA, b"")))
+
+
 def test_consuming_without_granting_gives_nothing_back() -> None:
     core = LinkCore(window=1000)
     list(core.feed(frame(DATA, bytes(900))))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import blake3
 import msgpack
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p.errors import Refusal
 from p2p.identity import Identity
 from p2p.layout import Layout
-from p2p.limits import MAX_CHUNK, MAX_SEGMENT
+from p2p.limits import MAX_CHUNK, MAX_SEGMENT, MAX_SEGMENT_CHUNKS, MAX_TABLE, MAX_TENSORS
 from p2p.manifest import (
     CODEC,
     DOMAIN,
@@ -24,6 +25,8 @@ from p2p.manifest import (
     open_header,
     open_part,
 )
+from p2p.protocol.messages import Parts
+from p2p.protocol.wire import decode, encode
 from p2p.version import Version
 
 HEAD, OTHER = Identity.from_seed(b"h" * 32), Identity.from_seed(b"o" * 32)
@@ -141,6 +144,7 @@ def test_a_part_in_another_role() -> None:
     ({"chunk_bytes": 1023}, {}, "over policy"),
     ({"segment_bytes": MAX_SEGMENT + 1}, {}, "over policy"),
     ({"segment_bytes": 0}, {}, "over policy"),
+    ({"segment_bytes": MAX_SEGMENT, "chunk_bytes": MAX_SEGMENT // MAX_SEGMENT_CHUNKS - 1}, {}, "over policy"),
 ])  # fmt: skip
 def test_headers_against_policy(changes, options, reason) -> None:
     made = ManifestSigner(HEAD, Header(**{**BASE, **changes}))
@@ -178,8 +182,59 @@ def test_headers_of_another_shape(fields) -> None:
 ])  # fmt: skip
 def test_tensor_tables_that_are_none(layout) -> None:
     fields = header_fields()
-    fields[10] = layout
+    fields[10] = zstandard.compress(msgpack.packb(layout))
     refused(opened, forge("header", fields), reason="")
+    fields[10] = layout
+    refused(opened, forge("header", fields), reason="tensor table is not")
+
+
+@pytest.mark.parametrize(("table", "reason"), [
+    (zstandard.compress(bytes(MAX_TABLE + 1)), f"tensor table claims {MAX_TABLE + 1} bytes"),
+    (zstandard.ZstdCompressor(write_content_size=False).compress(bytes(MAX_TABLE + 1)), "tensor table claims -1 bytes"),
+    (zstandard.compress(msgpack.packb(LAYOUT.to_wire())) + b"x", "not a zstd frame"),
+    (zstandard.compress(msgpack.packb(LAYOUT.to_wire()))[:-1], "not a zstd frame"),
+    (zstandard.compress(b"\xc1"), "malformed msgpack"),
+    (b"", "not a zstd frame"),
+    (msgpack.packb(LAYOUT.to_wire()), "not a zstd frame"),
+], ids=["bomb", "silent", "more", "less", "garbage", "empty", "plain"])  # fmt: skip
+def test_tensor_tables_that_do_not_decompress(table, reason) -> None:
+    fields = header_fields()
+    fields[10] = table
+    refused(opened, forge("header", fields), reason=reason)
+
+
+def test_a_header_and_a_seal_of_as_many_tensors_as_there_may_be_fit_a_frame() -> None:
+    kinds = ("gate", "up", "down")
+    names = [f"model.layers.{i // 384}.mlp.experts.{i % 384 // 3}.{kinds[i % 3]}_proj.weight" for i in range(MAX_TENSORS)]
+    layout = Layout.build([(name, "bfloat16", (768, 2048)) for name in names])
+    assert len(layout.tensors) == 65_536
+    made = ManifestSigner(HEAD, Header(**{**BASE, "layout": layout, "segment_bytes": MAX_SEGMENT, "chunk_bytes": MAX_CHUNK}))
+    assert opened(made.header_part).header == made.header
+    made._segments = len(layout.segments(MAX_SEGMENT))
+    seal = made.seal([bytes(range(16))] * len(names), b"s" * 32)
+    for part in (made.header_part, seal):
+        assert decode(encode(Parts(made.mid, (part,)))).parts == (part,)
+    with pytest.raises(ValueError, match="over the limit"):
+        ManifestSigner(HEAD, Header(**{**BASE, "layout": Layout.build([(n + "x" * 400, "int8", (1,)) for n in names])}))
+
+
+def test_the_longest_record_fits_a_frame() -> None:
+    layout = Layout.build([("a", "uint8", (MAX_SEGMENT,))])
+    chunk = MAX_SEGMENT // MAX_SEGMENT_CHUNKS
+    made = ManifestSigner(HEAD, Header(**{**BASE, "layout": layout, "segment_bytes": MAX_SEGMENT, "chunk_bytes": chunk}))
+    manifest = opened(made.header_part)
+    count = 2 * MAX_SEGMENT_CHUNKS
+    part = made.record(0, count * chunk, tuple(digest(i) for i in range(count)))
+    assert len(manifest.add(part, HEAD.public_key)) == count
+    assert encode(Parts(made.mid, (made.header_part, part)))
+
+
+@pytest.mark.parametrize("epoch", [float("inf"), float("nan"), 2**64 - 1, -1, [], b"x", None])
+def test_what_a_badly_signed_header_claims_to_be(epoch) -> None:
+    """Only the refusal looks at it, and must come through it."""
+    body = msgpack.packb(["r", [epoch, 1]])
+    with pytest.raises(Refusal, match="not signed by the head"):
+        open_part(msgpack.packb(["header", body, bytes(64)]), HEAD.public_key)
 
 
 def test_two_records_for_one_segment() -> None:
@@ -231,6 +286,20 @@ def test_records_that_do_not_fit(record, reason) -> None:
     for part in records:
         manifest.add(part, HEAD.public_key)
     assert manifest.whole
+
+
+def test_chunk_numbers_are_bounded_before_there_is_a_seal() -> None:
+    """Whoever numbers them keeps account of each, and a bitmap reaches up to the last."""
+    manifest, records, seal = fresh()
+    far = forge("record", [manifest.mid, 2, 2**40, 2048, b"d" * 64])
+    refused(manifest.add, far, HEAD.public_key, reason="segment 2: chunks beyond policy")
+    fields = msgpack.unpackb(msgpack.unpackb(seal)[1])
+    fields[2] = 2**40
+    refused(manifest.add, forge("seal", fields), HEAD.public_key, reason="a seal of 1099511627776 chunks: over policy")
+    assert manifest.seal is None and not manifest.records
+    for part in [*records, seal]:
+        manifest.add(part, HEAD.public_key)
+    assert manifest.whole and manifest.max_chunks == manifest.seal.chunks
 
 
 def test_parts_of_another_manifest() -> None:

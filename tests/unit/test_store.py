@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import time
+from pathlib import Path
 
 import blake3
 import pytest
@@ -12,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from p2p.errors import Refusal, ShoalError
 from p2p.limits import MAX_CHUNK
-from p2p.store import ChunkStore
+from p2p.store import ChunkFolder, ChunkStore
 
 
 def chunk(number: int, size: int = 100) -> tuple[bytes, bytes]:
@@ -138,6 +141,75 @@ def test_two_processes_share_a_folder(tmp_path) -> None:
     assert trainer.total == 100
 
 
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path, monkeypatch) -> None:
+    store, folder = ChunkStore(tmp_path), ChunkFolder(tmp_path)
+
+    def full(self: Path, data: bytes) -> None:
+        with open(self, "wb") as file:
+            file.write(data[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, "write_bytes", full)
+        for who in (store, folder):
+            with pytest.raises(OSError, match="No space left"):
+                who.put_trusted(*chunk(1))
+    assert not [p for p in tmp_path.rglob("*") if p.is_file()] and store.total == 0
+    store.put(*chunk(1))
+    assert store.get(chunk(1)[0]) == chunk(1)[1]
+
+
+def test_a_chunk_that_cannot_be_read_is_missing_and_a_want_of_handles_is_not_its_fault(tmp_path, monkeypatch) -> None:
+    store = ChunkStore(tmp_path)
+    digest, data = chunk(1)
+    store.put(digest, data)
+    code = errno.EMFILE
+
+    def broken(self: Path) -> bytes:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, "read_bytes", broken)
+        with pytest.raises(OSError, match="Too many open files"):
+            store.get(digest)
+        assert store.has(digest)
+        code = errno.EIO
+        assert store.get(digest) is None
+        assert not store.has(digest) and store.total == 0
+    store.put(digest, data)
+    assert store.get(digest) == data
+
+
+def test_room_is_made_without_looking_at_every_chunk(tmp_path) -> None:
+    store = ChunkStore(tmp_path, limit=10_000_000)
+    pinned = [i.to_bytes(32, "big") for i in range(100_000)]
+    store.pin(pinned)
+    for digest in pinned:
+        store._note(digest, 100)
+    for i in range(3):
+        with pytest.raises(ShoalError, match="all of them pinned"):
+            store.put(*chunk(i))
+    store.unpin(pinned[:2])
+    start = time.perf_counter()
+    for i in range(200):
+        store.put(*chunk(i))
+    assert time.perf_counter() - start < 1.0  # listing the store for each took 10 ms and more
+    assert store.total == 10_000_000 and len(store._loose) == 2
+
+
+def test_who_only_writes_remembers_nothing(tmp_path) -> None:
+    folder, head = ChunkFolder(tmp_path), ChunkStore(tmp_path)
+    folder.put_trusted(*chunk(1))
+    before = os.stat(folder.path(chunk(1)[0])).st_ino
+    folder.put_trusted(*chunk(1))
+    assert os.stat(folder.path(chunk(1)[0])).st_ino == before  # there already: not written again
+    assert vars(folder) == {"root": tmp_path}
+    assert head.get(chunk(1)[0]) == chunk(1)[1]
+    head.drop([chunk(1)[0]])
+    folder.put_trusted(*chunk(1))
+    assert head.has(chunk(1)[0])
+
+
 class StoreMachine(RuleBasedStateMachine):
     """Against a model: a set of chunks and their pins. What is pinned is there; the total is what is on the disk."""
 
@@ -186,6 +258,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert all(self.store.get(chunk(n)[0]) is not None for n in self.pins)
         files = [f for folder in self.store.root.iterdir() for f in folder.iterdir()]
         assert self.store.total == sum(f.stat().st_size for f in files) <= 600
+        assert set(self.store._loose) == set(self.store._sizes) - set(self.store._pins)
 
     def teardown(self) -> None:
         self.folder.cleanup()

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from p2p.broadcast.spread import bitmap, members
 from p2p.errors import Refusal
+from p2p.identity import Identity
 from p2p.limits import MAX_FRAME
 from p2p.protocol import messages
-from p2p.protocol.messages import Chunk, Have, Hello, Installed, Member, Parts, Request, Roster, TokenRun
+from p2p.protocol.messages import Chunk, Have, Hello, Installed, Member, Parts, Request, Roster, TokenRun, make_roster
 from p2p.protocol.rollout import Generate
 from p2p.protocol.wire import MAX_ITEMS, MAX_TEXT, decode, encode
 from p2p.version import Version
@@ -188,6 +189,20 @@ def test_the_longest_lists_fit() -> None:
     roster = Roster(1, tuple(Member(f"p{i}", ("/ip4/1.2.3.4/tcp/4001",), "n") for i in range(10_000)))
     assert decode(encode(roster)) == roster
     assert decode(encode(Hello(1, "r", "t" * MAX_TEXT, b"", (), "n", "a"))).ticket == "t" * MAX_TEXT
+
+
+@pytest.mark.parametrize(("count", "addresses", "listed", "each"), [
+    (3000, 1, 3000, 1),
+    (250, 16, 250, 16),
+    (1000, 16, 1000, 2),
+    (9000, 16, 2383, 1),
+])  # fmt: skip
+def test_a_roster_fits_a_frame_whatever_its_members_say_of_themselves(count, addresses, listed, each) -> None:
+    peer = Identity.from_seed(b"p" * 32).peer_id
+    long = tuple(f"/dns4/{i:02d}{'a' * 248}" for i in range(addresses))
+    roster = make_roster(7, [Member(peer, long if addresses > 1 else ("/ip4/1.2.3.4/tcp/4001",), "n" * 128)] * count)
+    assert decode(encode(roster)) == roster
+    assert (roster.epoch, len(roster.members), len(roster.members[0].addresses)) == (7, listed, each)
 
 
 def test_requests_and_tokens_carry_what_they_were_made_of() -> None:

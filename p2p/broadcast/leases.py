@@ -1,0 +1,304 @@
+"""The pulling half of one manifest's spreading at one peer: which missing chunk is asked of whom, when, for how long.
+
+Pure, as the session that owns it. Nothing about rates is configured: how many chunks are out at once, and how long a
+lease lasts, follow what really arrives, so a slow downlink is not asked to carry a chunk twice.
+
+When is a chunk pulled that a distributor should push? Each distributor is judged alone, by what comes from it: when it
+is silent, everything that it announced is asked for, of itself first; when it only trickles, what it will not send soon is
+taken from others. What nobody has announced is asked of the source once the source itself has stopped sending here: a peer
+cannot keep others from repairing by anything it says or sends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import islice
+from math import exp
+
+from p2p.broadcast.chunkset import ChunkSet
+from p2p.limits import LEASE_S, REPAIR_AFTER_S
+
+MAX_INFLIGHT = 8
+"""Chunks handed to one peer and not yet acknowledged by it. Small, so that the source's choice of distributor follows
+the peers' real pace; large enough to cover a round trip at 256 KiB a chunk."""
+
+FIRST_WANTS = 2
+"""Outstanding pulls before anything came: at 2 Mbit/s they still arrive within a lease. On a fast link it doubles with
+every round trip."""
+
+MAX_WANTS_PER_PEER = 8
+MAX_WANTS = 32
+"""Outstanding pulls. A joiner fills its downlink from several peers without burying one of them."""
+
+UNRELIABLE_AFTER = 3
+DISTRUST_S = 10 * LEASE_S
+"""After so many leases broken in a row a peer is not asked for so long, or until a chunk comes from it: one that only
+withholds would otherwise cost a lease for every few chunks that it claims to have."""
+
+MAX_SCAN = 2048
+"""Missing chunks looked at in vain before the rest waits for the next look: a version may have 10^5 of them."""
+
+SOURCE_AFTER_S = 0.6
+"""Pull from the source itself only after so long without a pushed chunk from it: relays may just be slow to start."""
+
+MAX_SLACK_S = 2 * LEASE_S
+"""What a slow link may add to the patience with a distributor and with the source."""
+
+MAX_CHUNK_S = 2 * LEASE_S
+"""A longer time between two chunks is a pause, not the pace of a link."""
+
+MAX_WAIT_S = 5 * LEASE_S
+"""The longest wait for one chunk that counts: 32 chunks at 7 Mbit/s, or 5 at 1 Mbit/s."""
+
+MAX_BACKOFF = 4
+"""Leases double, up to so many times LEASE_S, while not a single chunk has come since the last ones ran out: the link may
+be slower than anything that was measured yet."""
+
+STEAL_BEYOND = 3 * MAX_INFLIGHT
+"""Of what a distributor still has to push here, the first so many are left to it while the downlink is busy: they are on
+their way or will be before they could come from elsewhere."""
+
+
+class Pace:
+    """How fast chunks arrive, by those that came lately."""
+
+    __slots__ = ("_at", "_count", "chunk_s")
+
+    def __init__(self) -> None:
+        self._count, self._at = 0.0, -1e18
+        self.chunk_s = 0.0
+        """seconds from one pushed chunk to the next, averaged over the last few; it does not change while nothing comes"""
+
+    def add(self, now: float, *, pushed: bool) -> None:
+        if self._count and pushed:
+            self.chunk_s += (min(now - self._at, MAX_CHUNK_S) - self.chunk_s) / 4
+        self._count, self._at = self.per_lease(now) + 1, now
+
+    def per_lease(self, now: float) -> float:
+        """Chunks that come in LEASE_S; fades while nothing comes."""
+        return self._count * exp((self._at - now) / LEASE_S)
+
+
+@dataclass(slots=True)
+class _Lease:
+    asked_at: float
+    until: float
+    ahead: int
+    """chunks from this peer that may still come before this one and renew the lease: those already in its channel and those
+    asked before. Without an end to it a peer could sit on a chunk for ever by sending others"""
+
+
+@dataclass(slots=True)
+class _Supplier:
+    """A neighbour as one who may send us chunks."""
+
+    name: str
+    has: ChunkSet
+    due: dict[int, float] = field(default_factory=dict)
+    """missing chunk -> when it announced it, for those that it was the first to announce: it is their likely
+    distributor, and will push them in this order"""
+    asked: dict[int, _Lease] = field(default_factory=dict)
+    broke: dict[int, float] = field(default_factory=dict)
+    """chunk that it did not send under a lease -> when it was asked"""
+    window: int = FIRST_WANTS
+    chunk_at: float = -1e18
+    failures: int = 0
+    """leases broken in a row"""
+    distrusted_until: float = -1e18
+
+    @property
+    def room(self) -> int:
+        return self.window - len(self.asked)
+
+
+@dataclass(slots=True)
+class _Look:
+    """What holds for all chunks while `wants` looks through them."""
+
+    now: float
+    catching: bool
+    patience: float
+    """seconds of silence before a distributor is doubted"""
+    source_quiet: bool
+    idle: bool
+    """far less arrives than has arrived before: taking chunks from elsewhere costs nothing"""
+    heads: dict[str, set[int]] = field(default_factory=dict)
+
+    def will_push_soon(self, supplier: _Supplier, chunk: int) -> bool:
+        if self.idle:
+            return False
+        head = self.heads.get(supplier.name)
+        if head is None:
+            head = self.heads[supplier.name] = set(islice(supplier.due, STEAL_BEYOND))
+        return chunk in head
+
+
+class Pulls:
+    """What is missing here, who may have it, and the leases that are out.
+
+    `source`: name of the peer that made the manifest; None at that peer itself.
+    """
+
+    def __init__(self, source: str | None, now: float) -> None:
+        self.source = source
+        self.missing: dict[int, float] = {}
+        """provable chunk that is not held -> since when"""
+        self.leases: dict[int, str] = {}
+        self._suppliers: dict[str, _Supplier] = {}
+        self._first: dict[int, _Supplier] = {}
+        self._source_at = now
+        self._pace = Pace()
+        self._peak = 0.0
+        self._window = FIRST_WANTS
+        self._wait_s = 0.0
+        """from asking to arrival, averaged over the last few chunks of all peers: one slow peer has little say in it"""
+        self._backoff = 1
+
+    def join(self, peer: str, has: ChunkSet) -> None:
+        """`has` is shared with the session, which keeps it up to date."""
+        self._suppliers[peer] = _Supplier(peer, has)
+
+    def leave(self, peer: str) -> None:
+        supplier = self._suppliers.pop(peer)
+        for chunk in supplier.asked:
+            del self.leases[chunk]
+        for chunk in supplier.due:
+            del self._first[chunk]
+
+    def need(self, chunk: int, now: float) -> None:
+        """A chunk that is provable and not held."""
+        self.missing.setdefault(chunk, now)
+
+    def announced(self, peer: str, chunk: int, now: float, *, awaited: bool) -> None:
+        """`peer` holds `chunk`. `awaited`: it is lacking here, and may be pushed."""
+        supplier = self._suppliers[peer]
+        supplier.broke.pop(chunk, None)
+        if awaited and peer != self.source and chunk not in self._first:
+            self._first[chunk] = supplier
+            supplier.due[chunk] = now
+
+    def came(self, chunk: int, sender: str | None, now: float, *, held: bool) -> None:
+        """A chunk arrived from `sender`; `held`: it was here already. What is neither new nor was ever asked of its sender
+        tells nothing: anybody can send one chunk over and over."""
+        supplier = None if sender is None else self._suppliers.get(sender)
+        asked_at = None if supplier is None else supplier.broke.pop(chunk, None)
+        if held and asked_at is None:
+            return
+        first = self._first.pop(chunk, None)
+        if first is not None:
+            del first.due[chunk]
+        self.missing.pop(chunk, None)
+        holder = self.leases.pop(chunk, None)
+        if holder is not None:
+            lease = self._suppliers[holder].asked.pop(chunk)
+            asked_at = lease.asked_at if holder == sender else asked_at
+        if sender is None:
+            return
+        pushed = holder is None and asked_at is None
+        self._pace.add(now, pushed=pushed)
+        self._peak = max(self._peak, self._pace.per_lease(now))
+        self._backoff = 1
+        if sender == self.source and pushed:
+            self._source_at = now
+        if supplier is not None:
+            supplier.chunk_at = now
+            supplier.failures, supplier.distrusted_until = 0, now
+            if asked_at is not None:
+                self._pace_wants(supplier, now - asked_at)
+            for lease in supplier.asked.values():
+                if lease.ahead > 0:
+                    lease.ahead -= 1
+                    lease.until = now + self._lease_s
+
+    def _pace_wants(self, supplier: _Supplier, wait_s: float) -> None:
+        """Outstanding chunks = rate x wait (Little): holding the wait between half a lease and a lease keeps every link
+        busy, and has no more out than comes in a lease."""
+        self._wait_s += (min(wait_s, MAX_WAIT_S) - self._wait_s) / 4
+        step = 1 if wait_s < LEASE_S / 2 else -1 if wait_s > LEASE_S else 0
+        supplier.window = min(max(supplier.window + step, 1), MAX_WANTS_PER_PEER)
+        self._window = min(max(self._window + step, FIRST_WANTS), MAX_WANTS)
+
+    @property
+    def _lease_s(self) -> float:
+        """Beyond LEASE_S, the time in which chunks have come lately, twice for safety."""
+        return self._backoff * LEASE_S + 2 * self._wait_s
+
+    # --- decisions ---------------------------------------------------------------------------------------------------
+
+    def wants(self, now: float, *, catching: bool) -> dict[str, list[int]]:
+        """Chunks to ask for now, by peer; each is leased to that peer."""
+        self._expire(now)
+        asked: dict[str, list[int]] = {}
+        room = self._window - len(self.leases)
+        if not self.missing or room <= 0:
+            return asked
+        # So long it takes until each neighbour got one chunk through, when they share the downlink.
+        slack = min(len(self._suppliers) * self._pace.chunk_s, MAX_SLACK_S)
+        quiet = now - self._source_at >= SOURCE_AFTER_S + slack
+        look = _Look(now, catching, REPAIR_AFTER_S + slack, quiet, self._pace.per_lease(now) < self._peak / 2)
+        room = min(room, sum(max(s.room, 0) for s in self._suppliers.values()))
+        fruitless = 0
+        for chunk, since in self.missing.items():
+            if room <= 0 or fruitless >= MAX_SCAN:
+                break
+            if chunk in self.leases:
+                continue
+            holder = self._whom(chunk, since, look)
+            if holder is None:
+                fruitless += 1
+                continue
+            self.leases[chunk] = holder.name
+            holder.asked[chunk] = _Lease(now, now + self._lease_s, len(holder.asked) + MAX_INFLIGHT)
+            asked.setdefault(holder.name, []).append(chunk)
+            room -= 1
+        return asked
+
+    def _whom(self, chunk: int, since: float, look: _Look) -> _Supplier | None:
+        """Another peer that has it, before the source. One that broke its lease on this chunk is asked again only when
+        all the others did too: wants can get lost, and nobody may be given up for good."""
+        first, spared = self._first.get(chunk), None
+        if not look.catching:
+            silent = first is None or look.now - max(first.due[chunk], first.chunk_at) >= look.patience
+            if not self._overdue(chunk, since, first, silent, look):
+                return None
+            # While it pushes, others bring the chunk without a duplicate; while the downlink is idle, sooner too.
+            spared = first if look.idle or not silent else None
+        able = [s for s in self._suppliers.values() if chunk in s.has and chunk not in s.broke]
+        trusted = [s for s in able if s.name != self.source and s.distrusted_until <= look.now]
+        free = [s for s in trusted if s.room > 0 and s is not spared]
+        if free:
+            # Whoever announced it first is its likely distributor: asking it moves the chunk up and duplicates nothing.
+            return min(free, key=lambda s: (s.failures, len(s.asked) if look.catching else 0, s is not first))
+        if look.catching and trusted:
+            return None
+        source = None if self.source is None else self._suppliers.get(self.source)
+        if source is not None and chunk in source.broke:
+            source = None
+        if source is not None and source.room > 0 and look.source_quiet and look.now - since >= SOURCE_AFTER_S:
+            return source
+        if spared is not None and silent and spared in trusted and spared.room > 0:
+            return spared
+        if source is None and not trusted:
+            for supplier in self._suppliers.values():
+                supplier.broke.pop(chunk, None)
+        return None
+
+    @staticmethod
+    def _overdue(chunk: int, since: float, first: _Supplier | None, silent: bool, look: _Look) -> bool:
+        """Whether a chunk is no longer awaited from whoever announced it first."""
+        if first is None or silent:
+            return look.now - since >= look.patience
+        waited = look.now - max(since, first.due[chunk])
+        return waited >= look.patience + (0 if look.idle else LEASE_S) and not look.will_push_soon(first, chunk)
+
+    def _expire(self, now: float) -> None:
+        expired = [(s, c, lease) for s in self._suppliers.values() for c, lease in s.asked.items() if lease.until <= now]
+        if expired:
+            self._backoff = min(2 * self._backoff, MAX_BACKOFF)
+        for supplier, chunk, lease in expired:
+            del supplier.asked[chunk], self.leases[chunk]
+            supplier.broke[chunk] = lease.asked_at
+            supplier.window = max(supplier.window // 2, 1)
+            supplier.failures += 1
+            if supplier.failures >= UNRELIABLE_AFTER and supplier.name != self.source:
+                supplier.failures, supplier.distrusted_until = 0, now + DISTRUST_S

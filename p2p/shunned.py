@@ -1,0 +1,31 @@
+"""Peers that were dropped for what they sent, and until when. Pure: the time is passed in. Must not know why."""
+
+from __future__ import annotations
+
+SHUN_S = (30.0, 3600.0)
+"""A peer dropped for what it sent is not let in again for so long: doubled each time, up to the second."""
+
+MAX_SHUNNED = 1024
+"""Dropped peers remembered before those are forgotten whose time is long over."""
+
+
+class Shunned:
+    """Times are seconds of one clock, which the caller reads."""
+
+    def __init__(self) -> None:
+        self._terms: dict[str, tuple[float, float]] = {}
+        """peer -> (until when, for how long the next time)"""
+
+    def __len__(self) -> int:
+        return len(self._terms)
+
+    def add(self, peer: str, now: float) -> None:
+        """Keep away from `peer` from now on: longer each time."""
+        if len(self._terms) >= MAX_SHUNNED:
+            # Who has behaved since it was let in again starts anew; identities are free, so the list must not grow.
+            self._terms = {p: (until, seconds) for p, (until, seconds) in self._terms.items() if now <= until + seconds}
+        _, seconds = self._terms.get(peer, (now, SHUN_S[0]))
+        self._terms[peer] = (now + seconds, min(2 * seconds, SHUN_S[1]))
+
+    def holds(self, peer: str, now: float) -> bool:
+        return peer in self._terms and now < self._terms[peer][0]
