@@ -79,7 +79,7 @@ class Head(TrainerHandler):
             network, identity, run=run, head=me, name="learner", agent="shoal/0.1", wall=wall,
             on_up=self._on_up, on_down=self._on_down, on_message=self._on_message, on_refusal=self._on_refusal,
         )  # fmt: skip
-        self.peering.epoch = self.epoch
+        self.peering.gate.epoch = self.epoch
         self.exchange = Exchange(
             me=me, run=run, head=me, head_key=identity.public_key, store=self.store, is_source=True, now=now, wall=wall,
             on_refusal=self._on_refusal,

@@ -100,7 +100,7 @@ class Agent:
             on_message=self._on_message, on_refusal=self._on_refusal,
         )  # fmt: skip
         self.exchange = Exchange(
-            me=identity.peer_id, run=s.ticket.run, head=s.ticket.head, head_key=self.peering.head_key, store=self.store,
+            me=identity.peer_id, run=s.ticket.run, head=s.ticket.head, head_key=self.peering.gate.head_key, store=self.store,
             is_source=False, now=trio.current_time, wall=wall, on_refusal=self._on_refusal,
         )  # fmt: skip
         self.installer = Installer(self.exchange, self.shadow, s.directory / "model", in_thread, self._on_installed)

@@ -63,7 +63,7 @@ HANDSHAKE_S = 15.0
 """From an open stream to an accepted handshake."""
 
 LEASE_S = 2.0
-"""A wanted chunk that has not come after so long is asked of another peer."""
+"""A wanted chunk is asked of another peer when its holder has sent nothing for so long, and about twice its usual delay."""
 
 REPAIR_AFTER_S = 0.3
 """A chunk that the manifest proves, and that no peer has pushed so long after we learned of it, is asked for."""

@@ -1,4 +1,4 @@
-"""Links between peers: handshake, admission, one control and one bulk channel each, reconnects. A thin shell.
+"""Links between peers: handshake, one control and one bulk channel each, reconnects. A thin shell around the gate.
 
 Must not know what the messages after the handshake mean: they go to the owner. A **link** is up when both channels passed
 their handshake; it is down when either closes, and then both close.
@@ -15,28 +15,21 @@ from typing import Any
 
 import trio
 
-from p2p.admission import Membership, check_membership, check_ticket, sign_membership
 from p2p.channel.base import BULK, CONTROL, Channel, Network
 from p2p.errors import ChannelClosed, Refusal, first_of
-from p2p.identity import Identity, public_key_of
+from p2p.gate import Gate
+from p2p.identity import Identity
 from p2p.limits import GREETING_WINDOW, HANDSHAKE_S, PROTOCOL_VERSION
 from p2p.links import OUTBOX, Link
 from p2p.protocol.messages import Hello, Member, Refused, Renewal, Welcome
 from p2p.protocol.wire import decode, encode
-from p2p.shunned import Shunned
 
 __all__ = ["REDIAL_S", "JoinRefused", "Link", "Peering"]
 
 log = logging.getLogger("shoal.peering")
 
-MAX_ADDRESSES, MAX_ADDRESS, MAX_NAME = 16, 256, 128
-"""What a peer may say of itself. All of it goes into the roster, which must fit a frame."""
-
 MAX_REASON = 500
 """Characters of a refusal's reason that a peer is told: it may quote what the peer itself sent."""
-
-MEMBERSHIP_S = 7 * 24 * 3600
-"""A membership outlives a learner's restart; the epoch in it tells which learner gave it."""
 
 RENEW_CHECK_S = 600.0
 """How often the head looks whether a membership it gave is past half its life. Often, for a machine may sleep for days."""
@@ -77,13 +70,10 @@ class Peering:
         membership: bytes = b"",
         dialable: bool = True,
     ) -> None:
-        self._network, self._identity = network, identity
-        self.run_id, self.head, self.head_key = run, head, public_key_of(head)
-        self.me, self.name, self._agent, self._wall = identity.peer_id, name, agent, wall
-        self.is_head = self.me == head
-        self.ticket, self.membership, self._dialable = ticket, membership, dialable
-        self.epoch = 0
-        self.revoked: set[str] = set()
+        self._network = network
+        self.gate = Gate(identity, run=run, head=head, wall=wall, membership=membership)
+        self.run_id, self.head, self.me, self.name, self._agent, self._wall = run, head, identity.peer_id, name, agent, wall
+        self.ticket, self._dialable = ticket, dialable
         self.links: dict[str, Link] = {}
         self._on_up, self._on_down, self._on_message, self._on_refusal = on_up, on_down, on_message, on_refusal
         self._half: dict[str, tuple[Channel, Hello]] = {}
@@ -91,14 +81,18 @@ class Peering:
         self._members: dict[str, Member] = {}
         self._greeting: set[str] = set()
         """peers that `connect` is at work on"""
-        self._shunned = Shunned()
         self._nursery: trio.Nursery | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The newest epoch this peer knows of."""
+        return self.gate.epoch
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
-            if self.is_head:
+            if self.me == self.head:
                 nursery.start_soon(self._renew)
             async for channel in self._network.incoming:
                 nursery.start_soon(self._accept, channel)
@@ -124,10 +118,10 @@ class Peering:
         try:
             welcome = await self._greet(control)
             if peer == self.head:
-                self.membership = welcome.membership
-                self.epoch = self._check(welcome.membership, self.me).epoch
+                self.gate.membership = welcome.membership
+                self.gate.epoch = self.gate.check(welcome.membership, self.me).epoch
             else:
-                self._check(welcome.membership, peer)
+                self.gate.check(welcome.membership, peer)
             bulk = await self._network.open(peer, addresses, BULK)
             try:
                 await self._greet(bulk)
@@ -175,7 +169,7 @@ class Peering:
     async def _greet(self, channel: Channel) -> Welcome:
         addresses = tuple(self._network.addresses) if self._dialable else ()
         ticket = self.ticket if channel.peer == self.head else ""
-        hello = Hello(PROTOCOL_VERSION, self.run_id, ticket, self.membership, addresses, self.name, self._agent)
+        hello = Hello(PROTOCOL_VERSION, self.run_id, ticket, self.gate.membership, addresses, self.name, self._agent)
         await channel.send(encode(hello))
         answer = await _first(channel)
         if isinstance(answer, Refused):
@@ -188,11 +182,11 @@ class Peering:
 
     async def expel(self, peer: str, reason: str) -> None:
         """Close the link to `peer` for what it sent, and keep away from it for a while."""
-        self._shunned.add(peer, trio.current_time())
+        self.gate.shunned.add(peer, trio.current_time())
         await self.close(peer, reason)
 
     def shuns(self, peer: str) -> bool:
-        return self._shunned.holds(peer, trio.current_time())
+        return self.gate.shunned.holds(peer, trio.current_time())
 
     # --- accepting ---------------------------------------------------------------------------------------------------
 
@@ -203,7 +197,7 @@ class Peering:
             hello = await _first(channel)
             if not isinstance(hello, Hello):
                 raise Refusal(f"expected a hello, got {type(hello).__name__}", peer=peer, fatal=True)
-            proof = self._admit(peer, hello)
+            proof = self.gate.admit(peer, hello, trio.current_time())
             channel.restrict()
             await channel.send(encode(Welcome(PROTOCOL_VERSION, proof, self.name)))
         except Refusal as refusal:
@@ -253,53 +247,14 @@ class Peering:
         if channel.peer not in self.links and channel.peer not in self._half and channel.peer not in self._greeting:
             await self._network.drop(channel.peer, reason)
 
-    def _admit(self, peer: str, hello: Hello) -> bytes:
-        """The proof to answer with. Refusal when this peer has no place here."""
-        if hello.protocol != PROTOCOL_VERSION:
-            raise Refusal(f"it speaks protocol {hello.protocol}, this is {PROTOCOL_VERSION}", peer=peer, fatal=True)
-        if hello.run != self.run_id:
-            raise Refusal(f"it wants run {hello.run}, this is run {self.run_id}", peer=peer, fatal=True)
-        if peer in self.revoked:
-            raise Refusal("its membership was revoked", peer=peer, fatal=True)
-        if self.shuns(peer):
-            raise Refusal("it was dropped a short while ago for what it sent", peer=peer)
-        if len(hello.addresses) > MAX_ADDRESSES or len(hello.name) > MAX_NAME or len(hello.agent) > MAX_NAME:
-            raise Refusal("its hello says too much: names or addresses over the limit", peer=peer, fatal=True)
-        if any(len(address) > MAX_ADDRESS for address in hello.addresses):
-            raise Refusal(f"an address of more than {MAX_ADDRESS} characters", peer=peer, fatal=True)
-        if not self.is_head:
-            self._check(hello.membership, peer)
-            return self.membership
-        try:
-            self._check(hello.membership, peer)
-        except Refusal as stale:
-            try:
-                check_ticket(hello.ticket, head=self.me, run=self.run_id, now=self._wall(), peer=peer)
-            except Refusal as refusal:
-                raise Refusal(refusal.reason if hello.ticket else stale.reason, peer=peer, fatal=True) from None
-        return self._grant(peer)
-
-    def _grant(self, peer: str) -> bytes:
-        expires = int(self._wall()) + MEMBERSHIP_S
-        return sign_membership(self._identity, Membership(self.run_id, self.epoch, peer, expires))
-
     async def _renew(self) -> None:
         """The head's: a link may outlive the membership that its peer shows to others."""
         while True:
-            await trio.sleep(min(RENEW_CHECK_S, MEMBERSHIP_S / 8))
-            now = self._wall()
+            await trio.sleep(RENEW_CHECK_S)
             for link in self.links.values():
-                # also after a clock that was set back, which would put the renewal off for ever
-                if not 0 <= now - link.proven < MEMBERSHIP_S / 2 and link.peer not in self.revoked:
-                    link.proven = now
-                    link.post(Renewal(self._grant(link.peer)))
-
-    def _check(self, membership: bytes, peer: str) -> Membership:
-        # One epoch back is fine: a neighbour may not have heard of the learner's restart yet.
-        floor = 0 if self.is_head else max(0, self.epoch - 1)
-        return check_membership(
-            membership, head_key=self.head_key, run=self.run_id, peer=peer, now=self._wall(), min_epoch=floor
-        )
+                if self.gate.due(link.proven) and link.peer not in self.gate.revoked:
+                    link.proven = self._wall()
+                    link.post(Renewal(self.gate.grant(link.peer)))
 
     # --- links -------------------------------------------------------------------------------------------------------
 
@@ -393,10 +348,10 @@ class Peering:
         try:
             if link.peer != self.head:
                 raise Refusal("Renewal from a peer that is not the head", fatal=True)
-            self._check(message.membership, self.me)
+            self.gate.check(message.membership, self.me)
         except Refusal as refusal:
             raise await self._refused(link, refusal) from None
-        self.membership = message.membership
+        self.gate.membership = message.membership
 
     async def close(self, peer: str, reason: str) -> None:
         """Close the link to `peer`, if there is one; `on_down` follows."""

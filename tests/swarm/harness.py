@@ -97,7 +97,7 @@ class HeadUnderTest:
             network, who, run=RUN, head=who.peer_id, name="learner", agent="test", wall=wall,
             on_up=self._on_up, on_down=self._on_down, on_message=self._on_message, on_refusal=self._on_refusal,
         )  # fmt: skip
-        self.peering.epoch = epoch
+        self.peering.gate.epoch = epoch
         self.exchange = Exchange(
             me=who.peer_id, run=RUN, head=who.peer_id, head_key=who.public_key, store=self.store, is_source=True,
             now=trio.current_time, wall=wall, on_refusal=self._on_refusal,

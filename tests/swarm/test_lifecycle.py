@@ -161,15 +161,16 @@ async def test_a_chunk_that_a_relay_cannot_read_just_then(tmp_path, autojump_clo
 
 
 async def test_memberships_are_renewed_while_the_link_lives(tmp_path, autojump_clock, monkeypatch) -> None:
-    monkeypatch.setattr("p2p.peering.MEMBERSHIP_S", 100)
+    monkeypatch.setattr("p2p.gate.MEMBERSHIP_S", 100)
+    monkeypatch.setattr("p2p.peering.RENEW_CHECK_S", 12)
     async with open_swarm(tmp_path) as swarm:
         await swarm.start_head()
         nodes = await swarm.start_nodes(2)
-        first = [n.agent.peering.membership for n in nodes]
+        first = [n.agent.peering.gate.membership for n in nodes]
         links = [n.agent.peering.links[swarm.head_identity.peer_id] for n in nodes]
         await trio.sleep(1000)
         assert [n.agent.peering.links[swarm.head_identity.peer_id] for n in nodes] == links
-        assert all(n.agent.peering.membership not in first for n in nodes)
+        assert all(n.agent.peering.gate.membership not in first for n in nodes)
         await nodes[0].agent.peering.close(nodes[1].peer, "a short fault")
         await trio.sleep(10)
         await swarm.meshed(nodes)
@@ -181,10 +182,10 @@ async def test_a_membership_is_renewed_after_the_clock_was_set_back(tmp_path, au
     async with open_swarm(tmp_path) as swarm:
         head = await swarm.start_head()
         (node,) = await swarm.start_nodes(1)
-        before = node.agent.peering.membership
-        head.peering._wall = lambda: wall() - 3600
+        before = node.agent.peering.gate.membership
+        head.peering.gate._wall = lambda: wall() - 3600
         await trio.sleep(RENEW_CHECK_S + 5)
-        assert node.agent.peering.membership != before
+        assert node.agent.peering.gate.membership != before
 
 
 async def test_a_peer_that_stopped_reading_is_dropped(tmp_path, autojump_clock) -> None:

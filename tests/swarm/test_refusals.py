@@ -312,7 +312,7 @@ async def test_a_hello_that_finds_a_defect_costs_one_channel(tmp_path, autojump_
         for victim in (head.identity.peer_id, node.peer):
             for defect in (OverflowError("too large"), MemoryError(), RecursionError(), ValueError("odd")):
                 with monkeypatch.context() as broken:
-                    broken.setattr("p2p.peering.check_membership", Mock(side_effect=defect))
+                    broken.setattr("p2p.gate.check_membership", Mock(side_effect=defect))
                     _, answer = await greet(network, victim, hello(membership(swarm, network.peer_id)))
                 assert isinstance(answer, Refused) and not answer.retryable
                 assert answer.reason == f"its hello cannot be handled: {defect!r}"
@@ -375,11 +375,11 @@ async def test_a_renewal_that_is_not_the_heads(tmp_path, autojump_clock) -> None
     async with open_swarm(tmp_path) as swarm, trio.open_nursery() as nursery:
         await swarm.start_head()
         (node,) = await swarm.start_nodes(1)
-        before = node.agent.peering.membership
+        before = node.agent.peering.gate.membership
         rogue = await Rogue(await swarm.peer(60), node.peer).connect(nursery, membership(swarm, identity(60).peer_id))
         await rogue.say(Renewal(membership(swarm, node.peer, lifetime=1e9)))
         assert "Renewal from a peer that is not the head" in await rogue.until_closed()
-        assert node.agent.peering.membership == before
+        assert node.agent.peering.gate.membership == before
         nursery.cancel_scope.cancel()
 
 
