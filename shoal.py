@@ -1,7 +1,7 @@
 """The command line: verbs only. Each verb imports what it needs when it runs, so that `shoal --help` is instant.
 
 Every verb takes --json and then prints one JSON object as its last line. Exit status: 0 it did what it says, 1 it could not
-finish, 2 bad input (one clear line, no traceback), 130 interrupted.
+finish, 2 bad input (one clear line, no traceback), 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import json
 import logging
 import os
+import signal
 import sqlite3
 import sys
 import traceback
@@ -33,18 +34,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(f"unknown argument {rest[0]!r} (see: shoal {args.verb} --help)")
     args.settings = [*rest, *settings]
     _set_up_logging(args)
+    terminated = _terminate_as_interrupted()
     try:
         result = args.run(args)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+        return _interrupted(args, terminated)
     except BaseException as error:
         cause = first_of(error)
         if isinstance(cause, UsageError):
             return _complain(str(cause))
         if isinstance(cause, KeyboardInterrupt):
-            print(f"interrupted{getattr(args, 'interrupted_hint', '')}", file=sys.stderr)
-            return 130
+            return _interrupted(args, terminated)
         if isinstance(cause, ShoalError):
             print(f"shoal {args.verb}: {cause}", file=sys.stderr)
             return 1
@@ -57,6 +57,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json:
         print(json.dumps(result), flush=True)
     return 0 if result.get("ok", True) else 1
+
+
+def _terminate_as_interrupted() -> list[int]:
+    """A service manager's SIGTERM ends a verb as cleanly as Ctrl-C; the list is filled when it came. (A node has its own
+    way, which says goodbye first.)"""
+    came: list[int] = []
+
+    def on_terminate(number: int, frame: object) -> None:
+        came.append(number)
+        signal.raise_signal(signal.SIGINT)  # trio knows where in its loop that may strike
+
+    signal.signal(signal.SIGTERM, on_terminate)
+    return came
+
+
+def _interrupted(args: argparse.Namespace, terminated: list[int]) -> int:
+    print(f"{'terminated' if terminated else 'interrupted'}{getattr(args, 'interrupted_hint', '')}", file=sys.stderr)
+    return 143 if terminated else 130
 
 
 def _split_settings(argv: Sequence[str]) -> tuple[list[str], list[str]]:

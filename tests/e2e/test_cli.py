@@ -512,6 +512,16 @@ def test_ctrl_c(shoal: Shoal, tmp_path: Path, model: Path) -> None:
     assert trainer
 
 
+def test_sigterm_ends_a_learner_as_ctrl_c_does(shoal: Shoal, tmp_path: Path, model: Path) -> None:
+    learner = shoal.start("learner", "learner", str(config_file(tmp_path, model)))
+    run = tmp_path / "run"
+    wait_for("a ticket", (run / "status.json").exists, DEADLINE_S)
+    learner.terminate()
+    assert learner.wait(timeout=DEADLINE_S) == 143
+    assert "--resume" in one_line(shoal.said("learner"))
+    wait_for("the trainer's end", lambda: not _alive_on(run), 10)
+
+
 def _alive_on(run: Path) -> list[int]:
     import psutil
 
