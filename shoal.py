@@ -34,17 +34,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(f"unknown argument {rest[0]!r} (see: shoal {args.verb} --help)")
     args.settings = [*rest, *settings]
     _set_up_logging(args)
-    terminated = _terminate_as_interrupted()
+    signal.signal(signal.SIGTERM, _on_terminate)  # a service manager's; where trio runs, the verb receives it there
     try:
         result = args.run(args)
-    except KeyboardInterrupt:
-        return _interrupted(args, terminated)
+    except KeyboardInterrupt as error:
+        return _interrupted(args, error)
     except BaseException as error:
         cause = first_of(error)
         if isinstance(cause, UsageError):
             return _complain(str(cause))
         if isinstance(cause, KeyboardInterrupt):
-            return _interrupted(args, terminated)
+            return _interrupted(args, cause)
         if isinstance(cause, ShoalError):
             print(f"shoal {args.verb}: {cause}", file=sys.stderr)
             return 1
@@ -59,22 +59,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if result.get("ok", True) else 1
 
 
-def _terminate_as_interrupted() -> list[int]:
-    """A service manager's SIGTERM ends a verb as cleanly as Ctrl-C; the list is filled when it came. (A node has its own
-    way, which says goodbye first.)"""
-    came: list[int] = []
+def _on_terminate(number: int, frame: object) -> None:
+    from p2p.errors import Terminated
 
-    def on_terminate(number: int, frame: object) -> None:
-        came.append(number)
-        signal.raise_signal(signal.SIGINT)  # trio knows where in its loop that may strike
-
-    signal.signal(signal.SIGTERM, on_terminate)
-    return came
+    raise Terminated
 
 
-def _interrupted(args: argparse.Namespace, terminated: list[int]) -> int:
-    print(f"{'terminated' if terminated else 'interrupted'}{getattr(args, 'interrupted_hint', '')}", file=sys.stderr)
-    return 143 if terminated else 130
+def _interrupted(args: argparse.Namespace, error: KeyboardInterrupt) -> int:
+    from p2p.errors import Terminated
+
+    word, status = ("terminated", 143) if isinstance(error, Terminated) else ("interrupted", 130)
+    print(f"{word}{getattr(args, 'interrupted_hint', '')}", file=sys.stderr)
+    return status
 
 
 def _split_settings(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -195,9 +191,23 @@ def _learner(args: argparse.Namespace) -> dict[str, Any]:
         print(f"nodes join with:\n  shoal node --join {facts['ticket']}", flush=True)
 
     async def go() -> dict[str, Any]:
-        return await run_learner(config, resume=args.resume, announce=announce)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_until_terminated)
+            result = await run_learner(config, resume=args.resume, announce=announce)
+            nursery.cancel_scope.cancel()
+        return result
 
     return trio.run(go)
+
+
+async def _until_terminated() -> None:
+    import trio
+
+    from p2p.errors import Terminated
+
+    with trio.open_signal_receiver(signal.SIGTERM) as signals:
+        async for _ in signals:
+            raise Terminated
 
 
 def _node(args: argparse.Namespace) -> dict[str, Any]:

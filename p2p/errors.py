@@ -53,6 +53,10 @@ class ChannelClosed(ShoalError):
     """The channel is gone: closed here, closed by the peer, or broken. The message says which and why."""
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: to be met as Ctrl-C is."""
+
+
 def first_of(error: BaseException) -> BaseException:
     """The first leaf of an exception group, or the exception itself: what a one-line message is made of."""
     while isinstance(error, BaseExceptionGroup):

@@ -512,8 +512,15 @@ def test_ctrl_c(shoal: Shoal, tmp_path: Path, model: Path) -> None:
     assert trainer
 
 
-def test_sigterm_ends_a_learner_as_ctrl_c_does(shoal: Shoal, tmp_path: Path, model: Path) -> None:
-    learner = shoal.start("learner", "learner", str(config_file(tmp_path, model)))
+@pytest.mark.parametrize("background", [False, True])
+def test_sigterm_ends_a_learner_as_ctrl_c_does(shoal: Shoal, tmp_path: Path, model: Path, background: bool) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    if background:  # as a shell starts a script's background jobs
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        learner = shoal.start("learner", "learner", str(config_file(tmp_path, model)))
+    finally:
+        signal.signal(signal.SIGINT, before)
     run = tmp_path / "run"
     wait_for("a ticket", (run / "status.json").exists, DEADLINE_S)
     learner.terminate()
