@@ -1,0 +1,249 @@
+"""What a wide-area network looks like from each host: the profile every back end and the simulator share.
+
+Pure: TOML text or values in, frozen values out. Must not know namespaces, clocks or what travels.
+
+The network is a star: each host has an uplink and a downlink to a core without limits, so the one-way delay between two
+hosts is the sum of theirs. Hosts of one **site** reach each other over the site's LAN and do not use their WAN links for it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from p2p.errors import UsageError
+
+LEARNER = "learner"
+"""The source's name, always the first host."""
+
+MAX_HOSTS = 16_384
+"""Of one profile; the simulator goes to ten thousand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A host's link to the core (or to its site's LAN). Rates in bit/s, times in seconds, `loss` a probability."""
+
+    up: float
+    down: float
+    delay: float
+    """one way, to or from the core"""
+    jitter: float = 0.0
+    """standard deviation added to the delay of a packet; packets of a link stay in order"""
+    loss: float = 0.0
+    """of each packet, in each direction"""
+    queue: float = 0.1
+    """what waits for the link at most, in seconds at its rate"""
+
+
+def _mbit(up: float, down: float, delay_ms: float, jitter_ms: float = 0.0, loss: float = 0.0, queue_ms: float = 100.0) -> Access:
+    return Access(up * 1e6, down * 1e6, delay_ms / 1e3, jitter_ms / 1e3, loss, queue_ms / 1e3)
+
+
+PRESETS: dict[str, Access] = {
+    "lan": _mbit(1000, 1000, 0.1, queue_ms=10),
+    "dc": _mbit(10_000, 10_000, 0.25, queue_ms=10),
+    "us-wan": _mbit(1000, 1000, 15, 0.5, 1e-5, 50),
+    "transatlantic": _mbit(500, 500, 20, 0.5, 1e-5, 50),
+    "intercontinental": _mbit(300, 300, 45, 1, 1e-4, 100),
+    "home-fiber": _mbit(500, 1000, 5, 0.5, 1e-5, 50),
+    "home-cable": _mbit(20, 200, 10, 3, 1e-4, 200),
+    "home-dsl": _mbit(10, 50, 12, 2, 1e-4, 200),
+    "lte": _mbit(15, 60, 25, 10, 1e-3, 300),
+    "starlink": _mbit(15, 150, 25, 8, 5e-3, 100),
+    "geo-sat": _mbit(3, 50, 300, 15, 5e-3, 500),
+}
+"""Access links people have. The delay is that of one end: two us-wan hosts are 30 ms apart (60 ms there and back),
+transatlantic 40, intercontinental 90, two geostationary ones 600."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """From `at` seconds on, the host's rates are these (bit/s)."""
+
+    at: float
+    up: float
+    down: float
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    name: str
+    access: Access
+    site: str = ""
+    dialable: bool = True
+    """False: behind NAT, reached only over connections it opened"""
+    trace: tuple[Step, ...] = ()
+    """rates over time; they replace the access link's from the first step on"""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Hosts, the learner first. `sites` maps a site's name to the LAN its hosts share."""
+
+    name: str
+    hosts: tuple[Host, ...]
+    sites: dict[str, Access]
+    mtu: int
+    congestion: str
+    """TCP congestion control of every host; what the kernel defaults to hides loss or shows it, so it is always said"""
+    scale: float
+    """rates (and traces) were multiplied by this; results must print it"""
+
+    @property
+    def learner(self) -> Host:
+        return self.hosts[0]
+
+    def host(self, name: str) -> Host:
+        """KeyError for a name that is not here."""
+        return next((h for h in self.hosts if h.name == name), None) or _no_host(name)
+
+    def delay(self, a: str, b: str) -> float:
+        """Seconds one way from host `a` to host `b`, jitter and queues aside."""
+        one, other = self.host(a), self.host(b)
+        if one.site and one.site == other.site:
+            return 2 * self.sites[one.site].delay
+        return one.access.delay + other.access.delay
+
+    def scaled(self, factor: float) -> Profile:
+        """All rates times `factor`, so that a fast network fits a small machine. Times stay: state the factor."""
+        def link(a: Access) -> Access:
+            return replace(a, up=a.up * factor, down=a.down * factor)
+
+        hosts = tuple(
+            replace(
+                h, access=link(h.access), trace=tuple(Step(s.at, s.up * factor, s.down * factor) for s in h.trace)
+            )
+            for h in self.hosts
+        )
+        return replace(
+            self, hosts=hosts, sites={n: link(a) for n, a in self.sites.items()}, scale=self.scale * factor
+        )
+
+
+def _no_host(name: str) -> Host:
+    raise KeyError(f"no host {name!r}")
+
+
+# --- the file ------------------------------------------------------------------------------------------------------------
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class _Access(_Section):
+    """A preset, then what differs from it; without a preset, at least both rates."""
+
+    preset: str | None = None
+    up_mbit: float | None = Field(default=None, gt=0)
+    down_mbit: float | None = Field(default=None, gt=0)
+    delay_ms: float | None = Field(default=None, ge=0, le=10_000)
+    jitter_ms: float | None = Field(default=None, ge=0, le=1000)
+    loss: float | None = Field(default=None, ge=0, lt=1)
+    queue_ms: float | None = Field(default=None, gt=0, le=10_000)
+
+    @model_validator(mode="after")
+    def _known(self) -> _Access:
+        if self.preset is not None and self.preset not in PRESETS:
+            raise ValueError(f"preset {self.preset!r} is not one of {', '.join(PRESETS)}")
+        if self.preset is None and (self.up_mbit is None or self.down_mbit is None):
+            raise ValueError("needs a preset, or up_mbit and down_mbit")
+        return self
+
+    def access(self) -> Access:
+        base = PRESETS[self.preset] if self.preset is not None else Access(0.0, 0.0, 0.0)
+        given = {
+            "up": (self.up_mbit, 1e6), "down": (self.down_mbit, 1e6), "delay": (self.delay_ms, 1e-3),
+            "jitter": (self.jitter_ms, 1e-3), "loss": (self.loss, 1.0), "queue": (self.queue_ms, 1e-3),
+        }  # fmt: skip
+        return replace(base, **{name: value * unit for name, (value, unit) in given.items() if value is not None})
+
+
+class _Learner(_Access):
+    site: str = ""
+
+
+class _Nodes(_Access):
+    name: str = Field(default="node", pattern=r"^[a-z][a-z0-9-]{0,31}$")
+    """hosts are called name-1, name-2, ... (just name when count is 1 and it is given)"""
+    count: int = Field(default=1, ge=1, le=MAX_HOSTS)
+    site: str = ""
+    dialable: bool = True
+    trace: list[list[float]] = Field(default_factory=list)
+    """[[seconds, up_mbit, down_mbit], ...], times rising from 0"""
+
+    @model_validator(mode="after")
+    def _trace(self) -> _Nodes:
+        if any(len(row) != 3 for row in self.trace):
+            raise ValueError("trace: each row is [seconds, up_mbit, down_mbit]")
+        times = [row[0] for row in self.trace]
+        if times != sorted(set(times)) or (times and times[0] < 0):
+            raise ValueError("trace: times must rise, from 0 or later")
+        if any(rate < 0 for row in self.trace for rate in row[1:]):
+            raise ValueError("trace: a rate below 0 (0 is an outage)")
+        return self
+
+
+class _File(_Section):
+    name: str = ""
+    mtu: int = Field(default=1500, ge=576, le=65_000)
+    congestion: Literal["cubic", "bbr", "reno"] = "cubic"
+    scale: float = Field(default=1.0, gt=0, le=1000)
+    sites: dict[str, _Access] = Field(default_factory=dict)
+    learner: _Learner
+    nodes: list[_Nodes] = Field(min_length=1)
+
+
+def load_profile(file: str | Path) -> Profile:
+    """Read a profile. UsageError, one line that names the key, for anything wrong."""
+    path = Path(file)
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"no such profile: {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path} is not TOML: {error}") from None
+    return build_profile(values, str(path), path.stem)
+
+
+def build_profile(values: dict[str, Any], source: str, name: str = "profile") -> Profile:
+    """A profile from plain values, rates scaled as it says. UsageError names `source` and the first wrong key."""
+    try:
+        file = _File.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(p) for p in first["loc"])
+        what = "unknown key" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
+        raise UsageError(f"{source}: {key}: {what}") from None
+    hosts = [Host(LEARNER, file.learner.access(), file.learner.site)]
+    hosts += [host for group in file.nodes for host in _hosts(group, alone=len(file.nodes) > 1)]
+    _check(source, hosts, file.sites)
+    sites = {site: section.access() for site, section in file.sites.items()}
+    whole = Profile(file.name or name, tuple(hosts), sites, file.mtu, file.congestion, 1.0)
+    return whole.scaled(file.scale) if file.scale != 1.0 else whole
+
+
+def _hosts(group: _Nodes, *, alone: bool) -> list[Host]:
+    names = [group.name] if group.count == 1 and alone else [f"{group.name}-{i + 1}" for i in range(group.count)]
+    trace = tuple(Step(at, up * 1e6, down * 1e6) for at, up, down in group.trace)
+    return [Host(name, group.access(), group.site, group.dialable, trace) for name in names]
+
+
+def _check(source: str, hosts: Sequence[Host], sites: dict[str, _Access]) -> None:
+    names = [h.name for h in hosts]
+    if len(names) > MAX_HOSTS:
+        raise UsageError(f"{source}: nodes: {len(names)} hosts, at most {MAX_HOSTS}")
+    twice = next((n for n in names if names.count(n) > 1), None) if len(set(names)) < len(names) else None
+    if twice is not None:
+        raise UsageError(f"{source}: nodes: two hosts are called {twice!r}: give their groups other names")
+    for host in hosts:
+        if host.site and host.site not in sites:
+            raise UsageError(f"{source}: {host.name}: no site {host.site!r} under [sites]")
