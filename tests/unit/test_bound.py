@@ -1,0 +1,62 @@
+"""The fluid bound: the published examples, and a schedule within all capacities that reaches it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netem.bound import best_rate, fluid_bound, fluid_streams, profile_bound
+from netem.profile import build_profile
+
+rates = st.floats(1e5, 1e9)
+swarms = st.integers(1, 20).flatmap(
+    lambda n: st.tuples(
+        rates,
+        st.lists(st.one_of(st.just(0.0), rates), min_size=n, max_size=n),
+        st.lists(rates, min_size=n, max_size=n),
+    )
+)
+
+
+def test_worked_examples() -> None:
+    """8 nodes, 108 MB, 500 Mbit/s at the source: 5.3 s with 100 Mbit/s uplinks, 10.5 s with 20; unicast takes 13.8."""
+    bits = 8 * 108e6
+    assert fluid_bound(bits, 500e6, [100e6] * 8, [1e9] * 8) == pytest.approx(5.317, abs=1e-3)
+    assert fluid_bound(bits, 500e6, [20e6] * 8, [1e9] * 8) == pytest.approx(10.473, abs=1e-3)
+    assert fluid_bound(bits, 500e6, [0.0] * 8, [1e9] * 8) == pytest.approx(13.824)
+    assert fluid_bound(bits, 100e6, [1e9] * 8, [1e9] * 8) == pytest.approx(8.64)  # the source's uplink
+    assert fluid_bound(bits, 500e6, [500e6] * 8, [50e6] + [1e9] * 7) == pytest.approx(17.28)  # the slowest downlink
+
+
+def test_of_a_profile() -> None:
+    values = {
+        "learner": {"up_mbit": 40.0, "down_mbit": 50.0},
+        "nodes": [{"count": 8, "up_mbit": 20.0, "down_mbit": 50.0}],
+    }
+    assert profile_bound(build_profile(values, "t"), 32 << 20) == pytest.approx(8 * 8 * (32 << 20) / 200e6)
+
+
+@given(swarms)
+def test_a_schedule_within_all_capacities_reaches_the_bound(swarm) -> None:
+    source, up, down = swarm
+    rate, streams, n = best_rate(source, up, down), fluid_streams(source, up, down), len(up)
+    slack = 1 + 1e-9
+    assert sum(streams.repeated) + streams.direct == pytest.approx(rate)
+    assert min(*streams.repeated, streams.direct) >= -1e-6
+    assert sum(streams.repeated) + n * streams.direct <= source * slack + 1e-3
+    for i in range(n):
+        assert (n - 1) * streams.repeated[i] <= up[i] * slack + 1e-3
+        assert rate <= down[i] * slack
+
+
+@given(swarms)
+def test_no_receiver_makes_it_slower_by_having_more_uplink(swarm) -> None:
+    source, up, down = swarm
+    assert best_rate(source, [u * 2 for u in up], down) >= best_rate(source, up, down)
+
+
+@pytest.mark.parametrize("wrong", [((), ()), ((1.0,), (1.0, 2.0)), ((1.0,), (0.0,)), ((-1.0,), (1.0,))])
+def test_what_never_ends(wrong) -> None:
+    with pytest.raises(ValueError):
+        fluid_bound(1.0, 1.0, *wrong)
