@@ -28,7 +28,7 @@ from tests.e2e.conftest import ENV, Shoal, wait_for
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ def test_demo_survives_a_killed_node(shoal: Shoal, tmp_path: Path) -> None:
     demo = shoal.start(
         "demo", "demo", "--json", "--chaos", "--steps", "24", "--seed", "3", "--run-dir", str(tmp_path / "demo")
     )
-    assert demo.wait(timeout=150) == 0, shoal.said("demo")
+    assert demo.wait(timeout=300) == 0, shoal.said("demo")
     result = shoal.result("demo")
     assert result["steps"] == 24 and result["versions_published"] == 25
     assert result["max_staleness_seen"] <= 2
@@ -63,7 +63,7 @@ def test_demo_survives_a_killed_node(shoal: Shoal, tmp_path: Path) -> None:
 def test_sparse_deltas_are_a_few_per_cent_of_an_anchor(shoal: Shoal, tmp_path: Path) -> None:
     arguments = ["demo", "--json", "--recipe", "sparse", "--nodes", "2", "--steps", "3", "--run-dir", str(tmp_path / "d")]
     demo = shoal.start("demo", *arguments)
-    assert demo.wait(timeout=150) == 0, shoal.said("demo")
+    assert demo.wait(timeout=300) == 0, shoal.said("demo")
     result = shoal.result("demo")
     assert result["steps"] == 3
     assert 0 < result["delta_density_mean"] < 0.05
@@ -89,7 +89,7 @@ def test_killed_trainer_and_killed_learner_resume(shoal: Shoal, tmp_path: Path, 
     wait_for("step 5", lambda: steps_done(run_dir) >= 5)
     [trainer] = [p for p in psutil.Process(learner.pid).children() if "learner.trainer" in " ".join(p.cmdline())]
     trainer.send_signal(signal.SIGKILL)
-    assert learner.wait(timeout=30) == 1
+    assert learner.wait(timeout=60) == 1
     assert "--resume" in shoal.said("learner") and "Traceback" not in shoal.said("learner")
 
     second = shoal.start("second", "learner", str(config), "--resume", "--json")
@@ -98,13 +98,13 @@ def test_killed_trainer_and_killed_learner_resume(shoal: Shoal, tmp_path: Path, 
     children = psutil.Process(second.pid).children(recursive=True)
     os.kill(second.pid, signal.SIGKILL)
     second.wait()
-    psutil.wait_procs(children, timeout=10)
+    psutil.wait_procs(children, timeout=30)
     assert not any(p.is_running() for p in children), "the trainer outlived its head"
 
     third = shoal.start("third", "learner", str(config), "--resume", "--json")
-    assert third.wait(timeout=120) == 0, shoal.said("third")
+    assert third.wait(timeout=240) == 0, shoal.said("third")
     result = shoal.result("third")
-    assert [node.wait(timeout=20) for node in nodes] == [0, 0]
+    assert [node.wait(timeout=60) for node in nodes] == [0, 0]
     assert result["epoch"] == 3 and result["step"] == 24 and result["max_staleness_seen"] <= 2
     check_books(result["trajectories"])
     assert set(result["trajectories"]["aborted"]) <= {"restart", "orphaned", "stale"}
