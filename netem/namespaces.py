@@ -1,0 +1,107 @@
+"""One network namespace a host, each with a TUN device whose packets are ours. Linux, root; nothing but loopback outside.
+
+Must not know rates or delays: what a packet does between two devices is the switch's business.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import ipaddress
+import os
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2p.errors import UsageError
+
+DEVICE = "shoal0"
+NETWORK = ipaddress.ip_network("10.77.0.0/16")
+QUEUE = 4096
+"""Packets that a device holds for the switch: 6 MB at 1500 bytes, a few milliseconds of a busy switch."""
+
+_TUNSETIFF = 0x400454CA
+_IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
+_CLONE_NEWNET = 0x40000000
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a host's programs run."""
+
+    name: str
+    namespace: str
+    address: str
+    tun: int
+    """the device's file descriptor, non-blocking: one IP packet a read or write"""
+
+    def command(self, argv: Sequence[str]) -> list[str]:
+        """`argv` as a command that runs in this host's network."""
+        return ["ip", "netns", "exec", self.namespace, *argv]
+
+
+def check_possible() -> None:
+    """UsageError, one line, where namespaces or TUN devices cannot be had."""
+    if os.geteuid() != 0:
+        raise UsageError("network emulation needs root (namespaces and TUN devices)")
+    if shutil.which("ip") is None:
+        raise UsageError("network emulation needs the program ip: apt-get install iproute2")
+    if not Path("/dev/net/tun").exists():
+        raise UsageError("network emulation needs /dev/net/tun, which this system lacks")
+
+
+@contextmanager
+def places(names: Sequence[str], *, mtu: int, prefix: str) -> Iterator[dict[str, Place]]:
+    """A namespace called PREFIX-NAME for each host, gone at the end. UsageError where they cannot be made."""
+    check_possible()
+    if len(names) > NETWORK.num_addresses - 2:
+        raise UsageError(f"{len(names)} hosts: at most {NETWORK.num_addresses - 2}")
+    made: dict[str, Place] = {}
+    try:
+        for number, name in enumerate(names, start=1):
+            namespace = f"{prefix}-{name}"
+            _ip("netns", "add", namespace)
+            made[name] = Place(name, namespace, "", -1)
+            address = str(NETWORK[number])
+            tun = _tun_in(namespace)
+            made[name] = Place(name, namespace, address, tun)
+            _ip("-n", namespace, "link", "set", "lo", "up")
+            _ip("-n", namespace, "link", "set", DEVICE, "mtu", str(mtu), "txqueuelen", str(QUEUE), "up")
+            _ip("-n", namespace, "addr", "add", f"{address}/{NETWORK.prefixlen}", "dev", DEVICE)
+        yield made
+    finally:
+        for place in made.values():
+            if place.tun >= 0:
+                os.close(place.tun)
+            subprocess.run(["ip", "netns", "del", place.namespace], capture_output=True, check=False)
+
+
+def _ip(*arguments: str) -> None:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise UsageError(f"ip {' '.join(arguments)}: {done.stderr.strip() or 'failed'}")
+
+
+def _tun_in(namespace: str) -> int:
+    """A TUN device made in `namespace`, for a process that stays where it is. For a process of one thread that matters:
+    only the calling thread goes there and back."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    here = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    there = os.open(f"/run/netns/{namespace}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if libc.setns(there, _CLONE_NEWNET) != 0:
+            raise UsageError(f"cannot enter namespace {namespace}: {os.strerror(ctypes.get_errno())}")
+        try:
+            tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)  # belongs where it is opened
+            fcntl.ioctl(tun, _TUNSETIFF, struct.pack("16sH22x", DEVICE.encode(), _IFF_TUN | _IFF_NO_PI))
+        finally:
+            if libc.setns(here, _CLONE_NEWNET) != 0:
+                os._exit(70)  # this thread would go on in a network that is not its own
+    finally:
+        os.close(here)
+        os.close(there)
+    return tun
