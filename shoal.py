@@ -120,8 +120,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
-    def verb(name: str, run: Callable[[argparse.Namespace], dict[str, Any]], help: str) -> argparse.ArgumentParser:
-        sub = verbs.add_parser(name, help=help, description=help, allow_abbrev=False)
+    def verb(
+        name: str, run: Callable[[argparse.Namespace], dict[str, Any]], help: str, under: Any = verbs
+    ) -> argparse.ArgumentParser:
+        sub = under.add_parser(name, help=help, description=help, allow_abbrev=False)
         sub.add_argument("--json", action="store_true", help="print one JSON object as the last line")
         sub.add_argument("-v", "--verbose", action="store_true", help="log what happens, and where an error arose, to stderr")
         sub.set_defaults(run=run)
@@ -164,6 +166,18 @@ def _parser() -> argparse.ArgumentParser:
                    help="sparse: a few steps of a 20 M model at lr 1e-6, whose deltas are small")
     p.add_argument("--chaos", action="store_true", help="kill one node in the middle and start another")
     p.add_argument("--resume", action="store_true", help="go on with the demo in --run-dir after its learner was killed")
+
+    what = "an emulated wide-area network on this machine, to run programs in (needs root)"
+    netem = verbs.add_parser("netem", help=what, description=what, allow_abbrev=False)
+    actions = netem.add_subparsers(dest="action", required=True, metavar="up|exec|down")
+    p = verb("up", _netem_up, "bring a profile's network up", actions)
+    p.add_argument("profile", metavar="PROFILE.toml", type=Path)
+    p = verb("exec", _netem_exec, "run a command on one of its hosts", actions)
+    p.add_argument("network", metavar="NETWORK", help="its name, or its profile's file")
+    p.add_argument("host", metavar="HOST")
+    p.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...")
+    p = verb("down", _netem_down, "take a network down", actions)
+    p.add_argument("network", metavar="NETWORK", help="its name, or its profile's file")
     return parser
 
 
@@ -262,6 +276,38 @@ def _export(args: argparse.Namespace) -> dict[str, Any]:
     result = export_run(args.run_dir, args.out)
     if not args.json:
         print(f"step {result['step']} exported to {result['folder']}")
+    return result
+
+
+def _netem_up(args: argparse.Namespace) -> dict[str, Any]:
+    from netem.service import up
+
+    result = up(args.profile)
+    if not args.json:
+        scale = "" if result["scale"] == 1 else f", rates times {result['scale']:g}"
+        print(f"network {result['name']} is up ({result['backend']}, MTU {result['mtu']}{scale})")
+        for name, host in result["hosts"].items():
+            print(f"  {name:<16} {host['address']}")
+        print(f"run something there: shoal netem exec {result['name']} HOST COMMAND ...")
+    return result
+
+
+def _netem_exec(args: argparse.Namespace) -> dict[str, Any]:
+    from netem.service import command
+    from p2p.errors import UsageError
+
+    if not args.command:
+        raise UsageError("no command: shoal netem exec NETWORK HOST COMMAND ...")
+    found = command(args.network, args.host, args.command)
+    os.execvp(found[0], found)
+
+
+def _netem_down(args: argparse.Namespace) -> dict[str, Any]:
+    from netem.service import down
+
+    result = down(args.network)
+    if not args.json:
+        print(f"network {result['name']} is down")
     return result
 
 
