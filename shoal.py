@@ -285,7 +285,9 @@ def _netem_up(args: argparse.Namespace) -> dict[str, Any]:
     result = up(args.profile)
     if not args.json:
         scale = "" if result["scale"] == 1 else f", rates times {result['scale']:g}"
-        print(f"network {result['name']} is up ({result['backend']}, MTU {result['mtu']}{scale})")
+        print(f"network {result['name']} is up ({result['backend']}, MTU {result['mtu']}, TCP {result['congestion']}{scale})")
+        if result["congestion"] != result["congestion_asked"]:
+            print(f"  this kernel keeps TCP {result['congestion']}; the profile asks for {result['congestion_asked']}")
         for name, host in result["hosts"].items():
             print(f"  {name:<16} {host['address']}")
         print(f"run something there: shoal netem exec {result['name']} HOST COMMAND ...")

@@ -107,7 +107,8 @@ class Fabric:
 
     def push(self, now: float, source: str, target: str, size: int, packet: object) -> bool:
         """`size` bytes on the wire. False when it was lost or dropped on the uplink. KeyError for an unknown host."""
-        self._hosts[target]
+        if target not in self._hosts:
+            raise KeyError(f"no host {target!r}")
         pipe = self._lan[source, "up"] if self._local(source, target) else self.up[source]
         at = pipe.offer(now, size)
         if at is None:

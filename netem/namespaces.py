@@ -38,6 +38,8 @@ class Place:
     address: str
     tun: int
     """the device's file descriptor, non-blocking: one IP packet a read or write"""
+    congestion: str
+    """TCP congestion control in force there: the one asked for, or the kernel's own where it lets no namespace choose"""
 
     def command(self, argv: Sequence[str]) -> list[str]:
         """`argv` as a command that runs in this host's network."""
@@ -55,7 +57,7 @@ def check_possible() -> None:
 
 
 @contextmanager
-def places(names: Sequence[str], *, mtu: int, prefix: str) -> Iterator[dict[str, Place]]:
+def places(names: Sequence[str], *, mtu: int, prefix: str, congestion: str = "") -> Iterator[dict[str, Place]]:
     """A namespace called PREFIX-NAME for each host, gone at the end. UsageError where they cannot be made."""
     check_possible()
     if len(names) > NETWORK.num_addresses - 2:
@@ -65,10 +67,10 @@ def places(names: Sequence[str], *, mtu: int, prefix: str) -> Iterator[dict[str,
         for number, name in enumerate(names, start=1):
             namespace = f"{prefix}-{name}"
             _ip("netns", "add", namespace)
-            made[name] = Place(name, namespace, "", -1)
+            made[name] = Place(name, namespace, "", -1, "")
             address = str(NETWORK[number])
             tun = _tun_in(namespace)
-            made[name] = Place(name, namespace, address, tun)
+            made[name] = Place(name, namespace, address, tun, _congestion_in(namespace, congestion))
             _ip("-n", namespace, "link", "set", "lo", "up")
             _ip("-n", namespace, "link", "set", DEVICE, "mtu", str(mtu), "txqueuelen", str(QUEUE), "up")
             _ip("-n", namespace, "addr", "add", f"{address}/{NETWORK.prefixlen}", "dev", DEVICE)
@@ -84,6 +86,14 @@ def _ip(*arguments: str) -> None:
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise UsageError(f"ip {' '.join(arguments)}: {done.stderr.strip() or 'failed'}")
+
+
+def _congestion_in(namespace: str, wanted: str) -> str:
+    """Ask for a congestion control ("" for none in particular); the one that is in force then."""
+    file = "/proc/sys/net/ipv4/tcp_congestion_control"
+    script = f'[ -z "$1" ] || echo "$1" 2>/dev/null > {file}; cat {file}'
+    command = ["ip", "netns", "exec", namespace, "sh", "-c", script, "sh", wanted]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _tun_in(namespace: str) -> int:

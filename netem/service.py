@@ -20,7 +20,7 @@ import psutil
 
 from netem.fabric import Fabric
 from netem.namespaces import check_possible, places
-from netem.profile import Profile, load_profile
+from netem.profile import LEARNER, Profile, load_profile
 from netem.switch import Switch
 from p2p.errors import ShoalError, UsageError
 
@@ -98,7 +98,8 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         state = json.loads(path.read_text())
         return {"name": state["name"], "pid": int(state["pid"]), "started": state["started"], "hosts": dict(state["hosts"]),
-                "backend": state["backend"], "mtu": state["mtu"], "scale": state["scale"]}  # fmt: skip
+                "backend": state["backend"], "mtu": state["mtu"], "scale": state["scale"],
+                "congestion": state["congestion"], "congestion_asked": state["congestion_asked"]}  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} cannot be read: {error!r}") from None
 
@@ -127,12 +128,14 @@ def _own(profile: Profile, path: Path) -> None:
     """The owner's life: until SIGTERM."""
     over: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: over.append(number))
-    with places([h.name for h in profile.hosts], mtu=profile.mtu, prefix=f"shoal-{profile.name}") as hosts:
+    names, prefix = [h.name for h in profile.hosts], f"shoal-{profile.name}"
+    with places(names, mtu=profile.mtu, prefix=prefix, congestion=profile.congestion) as hosts:
         addresses = {place.address: name for name, place in hosts.items()}
         switch = Switch(Fabric(profile), {name: place.tun for name, place in hosts.items()}, addresses)
         state = {
             "name": profile.name, "pid": os.getpid(), "started": psutil.Process().create_time(), "backend": "switch",
-            "mtu": profile.mtu, "scale": profile.scale,
+            "mtu": profile.mtu, "scale": profile.scale, "congestion": hosts[LEARNER].congestion,
+            "congestion_asked": profile.congestion,
             "hosts": {n: {"address": p.address, "namespace": p.namespace} for n, p in hosts.items()},
         }  # fmt: skip
         temporary = path.with_suffix(".tmp")

@@ -12,13 +12,14 @@ from typing import Any
 
 import trio
 
+from p2p.broadcast.arrivals import accept_header
 from p2p.broadcast.sender import BulkSender, read_chunk
 from p2p.broadcast.session import Session
 from p2p.broadcast.spread import ASK_PARTS_S, Neighbour, Spread, Traffic, batches, bitmap, members
 from p2p.channel.base import Channel
 from p2p.errors import Refusal, ShoalError
 from p2p.limits import MIB
-from p2p.manifest import Manifest, open_header, open_part
+from p2p.manifest import Manifest, open_header
 from p2p.protocol.messages import Chunk, Follow, GetParts, Have, Parts, Subscribe, Want
 from p2p.store import ChunkStore
 from p2p.version import Version
@@ -36,9 +37,6 @@ HAVE_BATCH = 32_768
 
 MAX_REFUSALS = 64
 """Refused messages that leave the link alone, before it is cut after all: each costs us work and the head a report."""
-
-MAX_SESSIONS = 256
-"""Manifests a peer keeps track of at once. A chain being followed is far shorter."""
 
 RefusedBy = Callable[[str, Refusal], Awaitable[None]]
 
@@ -361,21 +359,12 @@ class Exchange:
             spread.wake()
 
     def _on_new_header(self, part: bytes, mid: bytes) -> Spread | None:
-        kind, _ = open_part(part, self.head_key)
-        if kind != "header":
+        manifest = accept_header(
+            part, mid, [spread.manifest for spread in self.spreads.values()], head_key=self.head_key, run=self.run_id,
+            min_epoch=self.min_epoch, floor=self.floor, now=self._wall(),
+        )  # fmt: skip
+        if manifest is None:
             return None  # its header did not reach us: GetParts or another neighbour will bring it
-        manifest = open_header(part, head_key=self.head_key, run=self.run_id, min_epoch=self.min_epoch, now=self._wall())
-        version = manifest.version
-        if manifest.mid != mid:
-            raise Refusal("manifest id does not fit its header", version=version, fatal=True)
-        if manifest.header.kind == "delta" and self.floor is not None and version <= self.floor:
-            raise Refusal(f"version {version} is not newer than {self.floor}, which is installed", version=version)
-        for other in self.spreads.values():
-            h = other.manifest.header
-            if (h.version, h.kind, h.base) == (version, manifest.header.kind, manifest.header.base):
-                raise Refusal("two signed manifests for one version: the head equivocates", version=version)
-        if len(self.spreads) >= MAX_SESSIONS:
-            raise Refusal(f"more than {MAX_SESSIONS} manifests at once", version=version)
         spread = self._open(manifest, wanted=False)
         if self.on_header is not None and self.on_header(manifest):
             self.take(manifest.mid, catching=False)

@@ -343,7 +343,7 @@ async def test_a_message_that_finds_a_defect_costs_one_link(tmp_path, autojump_c
         head = await swarm.start_head()
         nodes = await swarm.start_nodes(2)
         rogue = await Rogue(await swarm.peer(60), nodes[0].peer).connect(nursery, membership(swarm, identity(60).peer_id))
-        monkeypatch.setattr("p2p.broadcast.exchange.open_part", Mock(side_effect=IndexError("no such thing")))
+        monkeypatch.setattr("p2p.broadcast.arrivals.open_part", Mock(side_effect=IndexError("no such thing")))
         await rogue.say(Parts(bytes(16), (b"x",)))
         assert "its Parts cannot be handled: IndexError('no such thing')" in await rogue.until_closed()
         assert f"refused: peer={rogue.peer} version=- chunk=-: its Parts cannot be handled" in caplog.text
@@ -391,7 +391,7 @@ async def test_records_without_their_header_are_not_worth_a_signature_check_each
         signer = ManifestSigner(swarm.head_identity, header)
         records = tuple(signer.record(i, SEGMENT, (bytes(32),) * (SEGMENT // CHUNK)) for i in range(4))
         checks = Mock(side_effect=open_part)
-        monkeypatch.setattr("p2p.broadcast.exchange.open_part", checks)
+        monkeypatch.setattr("p2p.broadcast.arrivals.open_part", checks)
         rogue = await Rogue(await swarm.peer(60), node.peer).connect(nursery, membership(swarm, identity(60).peer_id))
         await rogue.say(Parts(signer.mid, records * 100))
         await trio.sleep(1)

@@ -56,7 +56,10 @@ def namespaces(path: Path) -> list[str]:
 def test_up_exec_down(profile: Path) -> None:
     done = shoal("up", str(profile), "--json")
     assert done.returncode == 0, done
-    hosts = json.loads(done.stdout.splitlines()[-1])["hosts"]
+    said = json.loads(done.stdout.splitlines()[-1])
+    hosts = said["hosts"]
+    there = shoal("exec", profile.stem, "node-1", "cat", "/proc/sys/net/ipv4/tcp_congestion_control")
+    assert there.stdout.strip() == said["congestion"] and said["congestion_asked"] == "cubic"
     assert list(hosts) == ["learner", "node-1", "node-2"] and len(namespaces(profile)) == 3
     assert "is up already" in refused("up", str(profile))
     target = hosts["node-2"]["address"]
