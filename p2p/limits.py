@@ -65,5 +65,5 @@ HANDSHAKE_S = 15.0
 LEASE_S = 2.0
 """A wanted chunk is asked of another peer when its holder has sent nothing for so long, and about twice its usual delay."""
 
-REPAIR_AFTER_S = 0.3
+REPAIR_AFTER_S = 1.0
 """A chunk that the manifest proves, and that no peer has pushed so long after we learned of it, is asked for."""

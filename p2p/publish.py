@@ -12,8 +12,26 @@ import blake3
 import numpy as np
 
 from p2p.codec import encode_segment
+from p2p.limits import KIB, MAX_CHUNK
 from p2p.state import FlatState
 from p2p.store import ChunkFolder
+
+CHUNKS, MANY_CHUNKS = 512, 4096
+"""Chunks that a version is cut into where their size has room: 20 log2(N) keep what a pipeline of N peers loses to its
+filling under 5 % (Mundinger, Weber and Weiss 2008), and a few for each distributor keep all of them busy to the end. Chunks
+grow beyond MEDIUM_CHUNK only when there would be many."""
+
+MIN_CHUNK, MEDIUM_CHUNK = 8 * KIB, 64 * KIB
+"""Below the first the costs of a chunk (its digest, its announcements) are no longer small beside it; a slow uplink is busy
+with one of the second, handed to seven peers, for the better part of a second."""
+
+
+def chunk_bytes_for(payload: int) -> int:
+    """Bytes of a chunk, a power of two, for a version of about so many bytes."""
+    size = MIN_CHUNK
+    while size < MAX_CHUNK and size * (CHUNKS if size < MEDIUM_CHUNK else MANY_CHUNKS) < payload:
+        size *= 2
+    return size
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ it is known to be full.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class ChunkSet:
     """Chunk numbers from 0. As long as its highest member, so who adds numbers from outside bounds them first."""
@@ -52,9 +54,14 @@ class ChunkSet:
         """The lowest number below `total` that is not in."""
         return _lowest(((1 << total) - 1) & ~self._number())
 
-    def lowest_not_in(self, other: ChunkSet) -> int | None:
-        """The lowest member that `other` lacks; a few microseconds at 10^5 chunks."""
-        return _lowest(self._number() & ~other._number()) if self._count else None
+    def lowest_not_in(self, other: ChunkSet, but: Iterable[int] = ()) -> int | None:
+        """The lowest member that `other` lacks, and none of `but`; a few microseconds at 10^5 chunks."""
+        if not self._count:
+            return None
+        bits = self._number() & ~other._number()
+        for chunk in but:
+            bits &= ~(1 << chunk)
+        return _lowest(bits)
 
     def _number(self) -> int:
         return (1 << self._full) - 1 if self._full else int.from_bytes(self._bits, "little")

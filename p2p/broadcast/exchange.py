@@ -13,21 +13,28 @@ from typing import Any
 import trio
 
 from p2p.broadcast.arrivals import accept_header
-from p2p.broadcast.sender import BulkSender, read_chunk
+from p2p.broadcast.policy import DEFAULT
+from p2p.broadcast.pump import Pump, read_chunk
 from p2p.broadcast.session import Session
 from p2p.broadcast.spread import ASK_PARTS_S, Neighbour, Spread, Traffic, batches, bitmap, members
 from p2p.channel.base import Channel
 from p2p.errors import Refusal, ShoalError
 from p2p.limits import MIB
 from p2p.manifest import Manifest, open_header
-from p2p.protocol.messages import Chunk, Follow, GetParts, Have, Parts, Subscribe, Want
+from p2p.protocol.messages import Chunk, Follow, GetParts, Have, Parts, Relieve, Subscribe, Want
 from p2p.store import ChunkStore
 from p2p.version import Version
 
 log = logging.getLogger("shoal.broadcast")
 
 TICK_S = 0.05
-"""How often a session's timers are looked at and its news announced to third parties."""
+"""How often a session's timers are looked at and its news announced to the source, whose choices follow from it."""
+
+GOSSIP_S = 0.25
+"""How often news is announced to everyone else: for repair, which is patient. A message costs more than the chunk it names."""
+
+ANSWER_AFTER = 8
+"""Chunks of one peer that are not acknowledged before the next gossip; more are, so that its window never closes."""
 
 ANSWER_PARTS_S = 0.5
 """A neighbour that asks for one manifest's parts more often than this, for every MiB of them, is not answered."""
@@ -63,6 +70,7 @@ class Exchange:
         on_header: Callable[[Manifest], bool] | None = None,
         on_refusal: RefusedBy | None = None,
         on_full: Callable[[], bool] | None = None,
+        policy: str = DEFAULT,
     ) -> None:
         self.me, self.run_id, self.head, self.head_key = me, run, head, head_key
         self.store, self.is_source, self._now, self._wall = store, is_source, now, wall
@@ -72,7 +80,9 @@ class Exchange:
         self.on_header, self.on_refusal, self.on_full = on_header, on_refusal, on_full
         self.spreads: dict[bytes, Spread] = {}
         self.peers: dict[str, Neighbour] = {}
-        self._sender = BulkSender(self.spreads, store, now, self._lose)
+        self.policy = policy
+        self._memory: dict[str, float] = {}
+        self._pump = Pump(self.spreads, store, now, self._lose)
         self._nursery: trio.Nursery | None = None
         self._following = False
         self._opened = trio.Event()
@@ -83,7 +93,8 @@ class Exchange:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             for peer in self.peers.values():
-                nursery.start_soon(self._sender.serve, peer)
+                nursery.start_soon(self._pump.serve, peer)
+            nursery.start_soon(self._pump.run)
             task_status.started()
             while True:
                 await trio.sleep(TICK_S)
@@ -101,7 +112,7 @@ class Exchange:
             if spread.wanted:
                 post(Subscribe(mid, bitmap(spread.session.held)))
         if self._nursery is not None:
-            self._nursery.start_soon(self._sender.serve, peer)
+            self._nursery.start_soon(self._pump.serve, peer)
 
     def remove_peer(self, name: str) -> None:
         peer = self.peers.pop(name, None)
@@ -109,8 +120,8 @@ class Exchange:
             return
         peer.scope.cancel()
         for spread in self.spreads.values():
-            spread.session.leave(name)
-        self._wake_senders()
+            spread.session.leave(name, self._now())
+        self._pump.wake()
 
     def follow(self, on: bool) -> None:
         """Ask every neighbour, now and later ones, to push new deltas as they are made."""
@@ -152,7 +163,7 @@ class Exchange:
                 for name in spread.session.peers():
                     self.peers[name].post(Parts(mid, (part,)))
         spread.wake()
-        self._wake_senders()
+        self._pump.wake()
 
     def forget(self, mid: bytes) -> list[bytes]:
         """Drop a manifest; returns the digests of its chunks (for the store)."""
@@ -197,10 +208,13 @@ class Exchange:
     async def segment(self, mid: bytes, index: int) -> bytes:
         """The encoded payload of one segment, once its record and all its chunks are here. ShoalError when the manifest
         is forgotten meanwhile. No deadline: the caller watches `progress`."""
+        lacking = 0
         while True:
             spread = self._spread(mid)
             chunks = spread.manifest.chunks_of(index)
-            if chunks is not None and all(c in spread.session.held for c in chunks):
+            while chunks is not None and lacking < len(chunks) and chunks[lacking] in spread.session.held:
+                lacking += 1
+            if chunks is not None and lacking == len(chunks):
                 pieces = [await read_chunk(self.store, d) for d in spread.manifest.records[index].digests]
                 if all(piece is not None for piece in pieces):
                     return b"".join(piece for piece in pieces if piece is not None)
@@ -208,6 +222,7 @@ class Exchange:
                 for chunk, piece in zip(chunks, pieces, strict=True):
                     if piece is None:
                         self._lose(spread, chunk)
+                lacking = 0
             await spread.changed.wait()
 
     async def sealed(self, mid: bytes) -> Manifest:
@@ -235,7 +250,7 @@ class Exchange:
         """One message of the versions family from a neighbour, control or bulk. False when it is not ours to handle."""
         peer = self.peers.get(name)
         if peer is None:
-            return isinstance(message, (Parts, GetParts, Follow, Subscribe, Have, Want, Chunk))
+            return isinstance(message, (Parts, GetParts, Follow, Subscribe, Have, Want, Relieve, Chunk))
         try:
             match message:
                 case Chunk():
@@ -244,6 +259,8 @@ class Exchange:
                     self._on_have(peer, message)
                 case Want():
                     self._on_want(peer, message)
+                case Relieve():
+                    self._on_relieve(peer, message)
                 case Parts():
                     self._on_parts(peer, message)
                 case GetParts():
@@ -293,6 +310,7 @@ class Exchange:
             log.error("%s", Refusal(f"cannot keep it: {error}", peer=peer.name, version=version, chunk=message.index))
             return
         self.store.pin([digest])
+        self._pump.keep(digest, message.data)
         traffic = spread.traffic
         traffic.first_at = traffic.first_at or now
         if peer.name == self.head:
@@ -301,11 +319,18 @@ class Exchange:
             traffic.from_peers += len(message.data)
         seed = message.seed and peer.name == self.head
         spread.session.hold(message.index, peer.name, seed=seed, now=now)
-        peer.post(Have(message.mid, (message.index,)))  # the sender's window opens at once, the others hear at the tick
+        self._answer(spread, peer, message.index)
         if spread.session.complete:
             traffic.done_at = now
         spread.wake()
-        self._wake_senders()
+        self._pump.wake()
+
+    def _answer(self, spread: Spread, peer: Neighbour, chunk: int) -> None:
+        waiting = spread.unanswered.setdefault(peer.name, [])
+        waiting.append(chunk)
+        if len(waiting) >= ANSWER_AFTER:
+            peer.post(Have(spread.manifest.mid, tuple(waiting)))
+            waiting.clear()
 
     def _keep(self, digest: bytes, data: bytes) -> None:
         try:
@@ -333,7 +358,7 @@ class Exchange:
             # Its answer to our Subscribe may be the first we hear of it here: who holds chunks takes part.
             spread.session.join(peer.name, (), self._now())
             spread.session.peer_has(peer.name, message.chunks, self._now())
-            peer.wake.set()
+            self._pump.wake()
 
     def _on_want(self, peer: Neighbour, message: Want) -> None:
         spread = self.spreads.get(message.mid)
@@ -341,7 +366,16 @@ class Exchange:
             self._check_range(spread, message.chunks)
             spread.session.join(peer.name, (), self._now())
             spread.session.peer_wants(peer.name, message.chunks, self._now())
-            peer.wake.set()
+            self._pump.wake()
+
+    def _on_relieve(self, peer: Neighbour, message: Relieve) -> None:
+        spread = self.spreads.get(message.mid)
+        if spread is None:
+            return
+        if peer.name != self.head:
+            raise Refusal("Relieve from a peer that is not the source", version=spread.manifest.version, fatal=True)
+        self._check_range(spread, message.chunks)
+        spread.session.relieve(message.chunks)
 
     def _on_parts(self, peer: Neighbour, message: Parts) -> None:
         for part in message.parts:
@@ -393,7 +427,7 @@ class Exchange:
         if not self.is_source and spread.wanted and message.mid not in peer.greeted:
             peer.greeted.add(message.mid)
             self._post_have(peer, message.mid, sorted(spread.session.held))
-        peer.wake.set()
+        self._pump.wake()
 
     @staticmethod
     def _post_have(peer: Neighbour, mid: bytes, chunks: Sequence[int]) -> None:
@@ -408,26 +442,33 @@ class Exchange:
 
     # --- timers ------------------------------------------------------------------------------------------------------
 
-    def _wake_senders(self) -> None:
-        for peer in self.peers.values():
-            peer.wake.set()
-
     def _tick(self) -> None:
         now = self._now()
+        self._pump.measure()
         for mid, spread in self.spreads.items():
             session = spread.session
-            news = session.news()
-            if news:
-                # The source hears it too: it seeds again what died with a distributor, and reports who is done.
-                for name in session.peers():
-                    if name in self.peers:
-                        self._post_have(self.peers[name], mid, news)
+            session.tick(now)
+            self._tell(spread, now)
             if not spread.wanted or self.is_source:
                 continue
             for name, chunks in session.wants(now).items():
                 self.peers[name].post(Want(mid, tuple(chunks)))
             if not spread.manifest.whole and session.missing == 0 and now - spread.asked_parts_at > spread.ask_parts_after:
                 self._ask_for_parts(spread, now)
+        self._pump.wake()
+
+    def _tell(self, spread: Spread, now: float) -> None:
+        """The source hears at once: it feeds those who have room, and seeds again what died with a distributor."""
+        news, mid = spread.session.news(), spread.manifest.mid
+        if news and self.head in self.peers:
+            self._post_have(self.peers[self.head], mid, news)
+        spread.gossip.extend(news)
+        if spread.gossip and (now >= spread.gossip_at or spread.session.complete):
+            for name in spread.session.peers():
+                if name in self.peers and name != self.head:
+                    self._post_have(self.peers[name], mid, spread.gossip)
+            spread.gossip, spread.gossip_at = [], now + GOSSIP_S
+            spread.unanswered.clear()
 
     def _ask_for_parts(self, spread: Spread, now: float) -> None:
         """Records come with the chunks; when nothing is on its way and the manifest is not whole, ask for the rest."""
@@ -441,7 +482,10 @@ class Exchange:
 
     def _open(self, manifest: Manifest, *, wanted: bool) -> Spread:
         now = self._now()
-        session = Session(is_source=self.is_source, source=None if self.is_source else self.head, now=now)
+        session = Session(
+            me=self.me, source=None if self.is_source else self.head, now=now, policy=self.policy,
+            chunk_bytes=manifest.header.chunk_bytes, memory=self._memory,
+        )  # fmt: skip
         spread = self.spreads[manifest.mid] = Spread(manifest, session, Traffic(), wanted)
         self._opened.set()
         self._opened = trio.Event()

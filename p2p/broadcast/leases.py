@@ -18,9 +18,8 @@ from math import exp
 from p2p.broadcast.chunkset import ChunkSet
 from p2p.limits import LEASE_S, REPAIR_AFTER_S
 
-MAX_INFLIGHT = 8
-"""Chunks handed to one peer and not yet acknowledged by it. Small, so that the source's choice of distributor follows
-the peers' real pace; large enough to cover a round trip at 256 KiB a chunk."""
+MAX_AHEAD = 8
+"""Chunks of one peer that may lie in its channel before what is asked of it."""
 
 FIRST_WANTS = 2
 """Outstanding pulls before anything came: at 2 Mbit/s they still arrive within a lease. On a fast link it doubles with
@@ -41,6 +40,9 @@ MAX_SCAN = 2048
 SOURCE_AFTER_S = 0.6
 """Pull from the source itself only after so long without a pushed chunk from it: relays may just be slow to start."""
 
+SILENT_GAPS = 3.0
+"""A distributor is silent when nothing has come from it for so many times its usual pause, beyond the patience."""
+
 MAX_SLACK_S = 2 * LEASE_S
 """What a slow link may add to the patience with a distributor and with the source."""
 
@@ -54,7 +56,7 @@ MAX_BACKOFF = 4
 """Leases double, up to so many times LEASE_S, while not a single chunk has come since the last ones ran out: the link may
 be slower than anything that was measured yet."""
 
-STEAL_BEYOND = 3 * MAX_INFLIGHT
+STEAL_BEYOND = 24
 """Of what a distributor still has to push here, the first so many are left to it while the downlink is busy: they are on
 their way or will be before they could come from elsewhere."""
 
@@ -102,6 +104,8 @@ class _Supplier:
     """chunk that it did not send under a lease -> when it was asked"""
     window: int = FIRST_WANTS
     chunk_at: float = -1e18
+    gap_s: float = 0.0
+    """seconds from one chunk that it pushed to the next, averaged over the last few"""
     failures: int = 0
     """leases broken in a row"""
     distrusted_until: float = -1e18
@@ -201,6 +205,8 @@ class Pulls:
         if sender == self.source and pushed:
             self._source_at = now
         if supplier is not None:
+            if pushed and supplier.chunk_at > 0:
+                supplier.gap_s += (min(now - supplier.chunk_at, MAX_CHUNK_S) - supplier.gap_s) / 4
             supplier.chunk_at = now
             supplier.failures, supplier.distrusted_until = 0, now
             if asked_at is not None:
@@ -248,7 +254,7 @@ class Pulls:
                 fruitless += 1
                 continue
             self.leases[chunk] = holder.name
-            holder.asked[chunk] = _Lease(now, now + self._lease_s, len(holder.asked) + MAX_INFLIGHT)
+            holder.asked[chunk] = _Lease(now, now + self._lease_s, len(holder.asked) + MAX_AHEAD)
             asked.setdefault(holder.name, []).append(chunk)
             room -= 1
         return asked
@@ -258,7 +264,9 @@ class Pulls:
         all the others did too: wants can get lost, and nobody may be given up for good."""
         first, spared = self._first.get(chunk), None
         if not look.catching:
-            silent = first is None or look.now - max(first.due[chunk], first.chunk_at) >= look.patience
+            silent = (
+                first is None or look.now - max(first.due[chunk], first.chunk_at) >= look.patience + SILENT_GAPS * first.gap_s
+            )
             if not self._overdue(chunk, since, first, silent, look):
                 return None
             # While it pushes, others bring the chunk without a duplicate; while the downlink is idle, sooner too.
@@ -286,7 +294,9 @@ class Pulls:
     @staticmethod
     def _overdue(chunk: int, since: float, first: _Supplier | None, silent: bool, look: _Look) -> bool:
         """Whether a chunk is no longer awaited from whoever announced it first."""
-        if first is None or silent:
+        if first is None:  # its distributor may not have it yet, or the news of it is on the way
+            return look.now - since >= look.patience + (0 if look.idle else LEASE_S)
+        if silent:
             return look.now - since >= look.patience
         waited = look.now - max(since, first.due[chunk])
         return waited >= look.patience + (0 if look.idle else LEASE_S) and not look.will_push_soon(first, chunk)

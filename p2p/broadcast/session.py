@@ -1,23 +1,26 @@
-"""One manifest's spreading, seen from one peer: who gets which chunk from me next, and what do I ask of whom.
+"""One manifest's spreading, seen from one peer: who holds what, who asked for what, and what to hand to whom next.
 
 Pure: no clock, socket or randomness; `now` (seconds, any origin) is passed in. Must not know bytes, digests or
 channels: chunks are numbers, peers are names. The same object runs in nodes, in the head, in tests and in the simulator.
 
-The scheme is Mutualcast's (Li, Chou, Zhang 2005), made to survive loss: the source hands each chunk to exactly one
-peer, its distributor, whichever has room next, so strong uplinks take more with no rate configured; a distributor
-relays a chunk, once it has verified it, to everyone who lacks it. What does not arrive that way is pulled under leases
-from whoever announced it, and from the source only when no other peer has it. Late joiners only pull.
+What is pushed is decided by a `Policy`; here is what holds under any: what a peer asks for is served first, nothing is handed
+to a peer twice while it may still arrive, and what does not come by push is pulled under leases (`leases`) from whoever
+announced it, from the source only when no other peer has it. Late joiners only pull.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from p2p.broadcast.chunkset import ChunkSet
-from p2p.broadcast.leases import MAX_INFLIGHT, MAX_WANTS_PER_PEER, Pulls
-from p2p.limits import LEASE_S
+from p2p.broadcast.leases import MAX_WANTS_PER_PEER, Pulls
+from p2p.broadcast.policy import DEFAULT, Push, make_policy
+from p2p.limits import LEASE_S, MAX_CHUNK
+
+MAX_INFLIGHT = 32
+"""Chunks handed to one peer and not yet acknowledged by it; its channel holds far fewer."""
 
 MAX_QUEUED_WANTS = 4 * MAX_WANTS_PER_PEER
 """Wants of one peer that wait here. An honest peer has MAX_WANTS_PER_PEER out; what a flood adds is dropped."""
@@ -26,13 +29,17 @@ RESEND_AFTER_S, RESEND_MAX_S = 2 * LEASE_S, 16 * LEASE_S
 """From one time that a chunk is handed again to a peer that had it from us already, to the next: doubled each time up to
 the second. A peer that loses a chunk so often uses up our uplink, but its disk may have room again some day."""
 
+LAG_S = 2.0
+"""A peer that holds less than the middle one did so long ago lags: it is served after the others, and distributes nothing."""
+
+LAG_CHUNKS = 4
+"""Fewer chunks than that behind is not lagging."""
+
 
 @dataclass(slots=True)
 class _Peer:
     name: str
     has: ChunkSet = field(default_factory=ChunkSet)
-    push: deque[int] = field(default_factory=deque)
-    """chunks I distribute and this peer may lack, in order of arrival"""
     wanted: deque[int] = field(default_factory=deque)
     sent: dict[int, float] = field(default_factory=dict)
     """chunk -> when I handed it to this peer; removed when the peer says that it has it"""
@@ -51,21 +58,36 @@ class _Peer:
 class Session:
     """State machine of one manifest at one peer.
 
-    `is_source`: this peer made the manifest. `source`: the peer that did, if this one did not.
+    `me`: this peer's name. `source`: the peer that made the manifest; None at that peer itself.
     `catching`: pull at once from whoever has chunks (a joiner fetching an old manifest) instead of awaiting pushes.
+    `memory`: what the policy remembers of peers from one manifest to the next; shared by a peer's sessions.
     """
 
-    def __init__(self, *, is_source: bool, source: str | None, now: float, catching: bool = False) -> None:
-        self.is_source, self.source, self.catching = is_source, source, catching
+    def __init__(
+        self,
+        *,
+        me: str,
+        source: str | None,
+        now: float,
+        catching: bool = False,
+        policy: str = DEFAULT,
+        chunk_bytes: int = MAX_CHUNK,
+        memory: dict[str, float] | None = None,
+    ) -> None:
+        self.me, self.source, self.catching, self.chunk_bytes = me, source, catching, chunk_bytes
+        self.is_source = source is None
+        self.memory = {} if memory is None else memory
         self.held: set[int] = set()
+        self._holds = ChunkSet()
         self.total: int | None = None
         self.duplicates = 0
+        self.lagging: set[str] = set()
+        """peers that fell behind the others: leaves, for as long as that lasts"""
+        self._middle: deque[tuple[float, int]] = deque()
         self._pulls = Pulls(source, now)
         self._peers: dict[str, _Peer] = {}
-        self._unseeded = ChunkSet()
-        self._seeded: dict[int, str] = {}
-        self._duty: list[int] = []
         self._news: list[int] = []
+        self._policy = make_policy(policy, self)
 
     # --- what is known of the manifest -------------------------------------------------------------------------------
 
@@ -90,6 +112,10 @@ class Session:
         """Provable chunks not held."""
         return len(self._pulls.missing)
 
+    @property
+    def source_name(self) -> str:
+        return self.me if self.source is None else self.source
+
     # --- peers -------------------------------------------------------------------------------------------------------
 
     def join(self, peer: str, have: Iterable[int], now: float) -> None:
@@ -98,22 +124,16 @@ class Session:
         if entry is None:
             entry = self._peers[peer] = _Peer(peer)
             self._pulls.join(peer, entry.has)
-            if not self.complete:  # a late joiner pulls, from everybody: pushing as well would send much twice
-                entry.push.extend(self._duty)
+            self._policy.joined(peer, now)
         self.peer_has(peer, have, now)
 
-    def leave(self, peer: str) -> None:
+    def leave(self, peer: str, now: float) -> None:
         """`peer` is gone: what it alone distributed is seeded again, what was asked of it is free to ask elsewhere."""
         if self._peers.pop(peer, None) is None:
             return
+        self.lagging.discard(peer)
         self._pulls.leave(peer)
-        if self.is_source:
-            for chunk in [c for c, to in self._seeded.items() if to == peer and not self._elsewhere(c)]:
-                del self._seeded[chunk]
-                self._unseeded.add(chunk)
-
-    def _elsewhere(self, chunk: int) -> bool:
-        return any(chunk in p.has for p in self._peers.values())
+        self._policy.left(peer, now)
 
     def peers(self) -> list[str]:
         return list(self._peers)
@@ -129,11 +149,14 @@ class Session:
             return
         awaits_pushes = not self.is_source and not self.catching
         for chunk in chunks:
+            new = chunk not in entry.has
             entry.has.add(chunk)
             handed_at = entry.sent.pop(chunk, None)
             if handed_at is not None:
                 entry.answered_at, entry.answer_s = now, now - handed_at
             self._pulls.announced(peer, chunk, now, awaited=awaits_pushes and chunk not in self.held)
+            if new:
+                self._policy.has(peer, chunk, now)
         if self.total is not None:
             entry.has.compact(self.total)
 
@@ -143,11 +166,7 @@ class Session:
         entry = self._peers.get(peer)
         if entry is None:
             return
-        # Who asks is not waiting for what was handed over long ago: it was dropped there, and must not fill the window.
-        # Nothing is long ago while answers come, however slowly.
-        patience = LEASE_S + entry.answer_s
-        for chunk in [c for c, at in entry.sent.items() if now - max(at, entry.answered_at) >= patience]:
-            entry.not_kept(chunk, entry.sent.pop(chunk))
+        self._drop_lost(entry, now)
         for chunk in chunks:
             if len(entry.wanted) >= MAX_QUEUED_WANTS:
                 return
@@ -159,6 +178,37 @@ class Session:
                 entry.has.discard(chunk)
                 entry.not_kept(chunk, now)
             entry.wanted.append(chunk)
+
+    @staticmethod
+    def _drop_lost(entry: _Peer, now: float) -> None:
+        """Who asks is not waiting for what was handed over long ago: it was dropped there, and must not fill the window.
+        Nothing is long ago while answers come, however slowly."""
+        patience = LEASE_S + entry.answer_s
+        for chunk in [c for c, at in entry.sent.items() if now - max(at, entry.answered_at) >= patience]:
+            entry.not_kept(chunk, entry.sent.pop(chunk))
+
+    # --- what a policy asks ------------------------------------------------------------------------------------------
+
+    def peer_holds(self, peer: str, chunk: int) -> bool:
+        """Whether `peer` announced that it holds `chunk`."""
+        return chunk in self._peers[peer].has
+
+    def lacks(self, peer: str, chunk: int) -> bool:
+        """Whether `chunk` can be handed to `peer` and is neither there nor on its way from here."""
+        entry = self._peers.get(peer)
+        return entry is not None and chunk in self.held and chunk not in entry.has and chunk not in entry.sent
+
+    def anyone_holds(self, chunk: int) -> bool:
+        return any(chunk in peer.has for peer in self._peers.values())
+
+    def lowest_of(self, chunks: ChunkSet, peer: str) -> int | None:
+        """The lowest of `chunks` that `peer` does not hold."""
+        return chunks.lowest_not_in(self._peers[peer].has)
+
+    def lowest_lacking(self, peer: str) -> int | None:
+        """The lowest chunk held here that `peer` lacks and that is not on its way to it."""
+        entry = self._peers[peer]
+        return self._holds.lowest_not_in(entry.has, entry.sent)
 
     # --- chunks ------------------------------------------------------------------------------------------------------
 
@@ -172,23 +222,19 @@ class Session:
             self.duplicates += 1
             return False
         self.held.add(chunk)
+        self._holds.add(chunk)
         if sender is not None:
             self._news.append(chunk)
         if sender is not None and sender in self._peers:
             self._peers[sender].has.add(chunk)
-        if self.is_source:
-            self._unseeded.add(chunk)
-        elif seed:
-            self._duty.append(chunk)
-            for peer in self._peers.values():
-                if peer.name != self.source:
-                    peer.push.append(chunk)
+        self._policy.held(chunk, seed=seed, now=now)
         return True
 
     def lose(self, chunk: int, now: float) -> None:
         """The store no longer has this chunk: it is missing again, and not ours to relay."""
         if chunk in self.held:
             self.held.discard(chunk)
+            self._holds.discard(chunk)
             self._pulls.need(chunk, now)
             for peer in self._peers.values():
                 peer.sent.pop(chunk, None)  # it was never handed over after all
@@ -200,34 +246,46 @@ class Session:
 
     # --- decisions ---------------------------------------------------------------------------------------------------
 
-    def next_for(self, peer: str, now: float) -> tuple[int, bool] | None:
-        """The chunk to hand to `peer` next, and whether it becomes the chunk's distributor; None for now.
-        The chunk counts as sent."""
-        entry = self._peers.get(peer)
-        if entry is None or len(entry.sent) >= MAX_INFLIGHT:
-            return None
-        while entry.wanted:
-            chunk = entry.wanted.popleft()
-            if chunk in self.held and chunk not in entry.has:
-                return self._hand(entry, chunk, now)
-        if self.is_source:
-            unseeded = self._unseeded.lowest_not_in(entry.has)
-            return None if unseeded is None else self._hand(entry, unseeded, now)
-        while entry.push:
-            chunk = entry.push.popleft()
-            if chunk in self.held and chunk not in entry.has and chunk not in entry.sent:
-                return self._hand(entry, chunk, now)
-        return None
+    def tick(self, now: float) -> None:
+        """Some 20 times a second: who lags, and the policy's own timers."""
+        counts = sorted(len(p.has) for p in self._peers.values() if p.name != self.source)
+        if counts:
+            middle = self._middle
+            middle.append((now, counts[len(counts) // 2]))
+            while len(middle) > 1 and now - middle[1][0] >= LAG_S:
+                middle.popleft()
+            then = middle[0][1]
+            self.lagging = {
+                p.name for p in self._peers.values() if p.name != self.source and len(p.has) + LAG_CHUNKS < then
+            }  # fmt: skip
+        self._policy.tick(now)
 
-    def _hand(self, entry: _Peer, chunk: int, now: float) -> tuple[int, bool]:
-        """A chunk that nobody has from the source yet makes its first receiver the distributor, asked for or not."""
-        entry.sent[chunk] = now
-        seed = chunk in self._unseeded
-        if seed:
-            self._unseeded.discard(chunk)
-            self._seeded[chunk] = entry.name
-        return chunk, seed
+    def next(self, ready: Sequence[str], now: float) -> Push | None:
+        """What to hand to one of `ready` (peers whose channel has room, in the order in which they were served last) now;
+        None for nothing. The chunk counts as sent."""
+        able = [p for p in ready if p in self._peers and len(self._peers[p].sent) < MAX_INFLIGHT]
+        for peer in able:
+            entry = self._peers[peer]
+            while entry.wanted:
+                chunk = entry.wanted.popleft()
+                if chunk in self.held and chunk not in entry.has:
+                    entry.sent[chunk] = now
+                    return peer, chunk, self._policy.claim(peer, chunk, now)
+        found = self._policy.push(able, now) if able else None
+        if found is not None:
+            self._peers[found[0]].sent[found[1]] = now
+        return found
+
+    def relieve(self, chunks: Sequence[int]) -> None:
+        """The source says that it hands these to the others itself."""
+        self._policy.relieve(chunks)
+
+    def relieved(self) -> list[tuple[str, int]]:
+        """Distributors that the source has to tell so, and the chunks, since the last call."""
+        return self._policy.relieved()
 
     def wants(self, now: float) -> dict[str, list[int]]:
         """Chunks to ask for now, by peer; each is leased to that peer for as long as chunks come from it at a fair pace."""
-        return {} if self.is_source else self._pulls.wants(now, catching=self.catching)
+        if self.is_source or not (self._policy.pulls or self.catching):
+            return {}
+        return self._pulls.wants(now, catching=self.catching)

@@ -7,6 +7,8 @@ The changes, each with the line of 0.8.1 that asks for it:
 * yamux.py `handle_incoming` answers pings and stream openings itself; with bulk both ways both readers can wait for a
   write that waits for the other's reader, for ever.
 * yamux.py `_write_frame` formats a log line per frame whether or not it is wanted.
+* io/utils.py `read_exactly` gives up after a hundred reads, and a Noise record may come in more packets than that.
+* yamux.py, noise/io.py, io/trio.py: a long way for every frame; see `_hot`.
 * swarm_connection.py logs through the root logger, which installs a handler there.
 """
 
@@ -14,13 +16,17 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
+import struct
 from collections.abc import Sequence
 from typing import Any
 
+import trio
 from libp2p.abc import IMuxedConn, ISecureConn
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
 from libp2p.exceptions import ParseError
+from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.connection import swarm_connection
 from libp2p.network.connection.raw_connection import RawConnection
@@ -42,9 +48,11 @@ from libp2p.transport.upgrader import TransportUpgrader
 from libp2p.utils.varint import read_varint_prefixed_bytes_limited
 from multiaddr import Multiaddr as multiaddr
 
+from p2p.channel._hot import HotSession, HotStream
+from p2p.channel.base import PathState
 from p2p.limits import HANDSHAKE_S, MAX_CONNECTIONS
 
-__all__ = ["accept", "background_service", "make_swarm", "multiaddr", "peer_id", "select", "stream_eof"]
+__all__ = ["accept", "background_service", "hot", "make_swarm", "multiaddr", "path_of", "peer_id", "select", "stream_eof"]
 
 if not os.environ.get("LIBP2P_DEBUG"):
     # It reports every peer that goes away as a warning or an error; our channels carry the reason instead.
@@ -93,12 +101,61 @@ class _Muxer(Yamux):
         async with self._write_lock:
             await self.secured_conn.write(data)
 
+    async def _write_quietly(self, data: bytes) -> None:
+        """In a task of its own: whoever reads or writes next finds out that the connection is gone."""
+        try:
+            await self._write_now(data)
+        except ConnectionClosedError as error:
+            logging.getLogger(__name__).debug("window update not sent: %s", error)
+
+    async def _read_data_body(self, length: int) -> bytes:
+        if isinstance(self.secured_conn, HotSession):
+            return await self.secured_conn.body(length)  # the channels' own watch ends a peer that falls silent
+        return await super()._read_data_body(length)
+
+
+def hot(stream: Any) -> HotStream | None:
+    """The straight way to a stream, where the connection under it has one."""
+    return HotStream(stream) if isinstance(stream.muxed_stream.conn.secured_conn, HotSession) else None
+
+
+def _socket_of(secure: Any) -> trio.SocketStream | None:
+    """The TCP stream under a Noise session; None when the library is built otherwise than we know it."""
+    try:
+        stream = secure.conn.read_writer.read_write_closer.stream.stream
+    except AttributeError:
+        return None
+    return stream if isinstance(stream, trio.SocketStream) else None
+
+
+_TCP_INFO = struct.Struct("=16xI4xII36xI48xQ20xI")
+"""Of struct tcp_info (linux/tcp.h): snd_mss at 16, unacked at 24, sacked at 28, rtt at 68, bytes_acked at 120, min_rtt at 148."""
+
+
+def path_of(swarm_connection: Any) -> PathState | None:
+    """See `Channel.path`. None where the kernel does not say (another system, an old one)."""
+    stream = _socket_of(swarm_connection.muxed_conn.secured_conn)
+    if stream is None or not hasattr(socket, "TCP_INFO"):
+        return None
+    try:
+        info = stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        mss, unacked, sacked, rtt, acked, min_rtt = _TCP_INFO.unpack(info)
+    except (OSError, struct.error):
+        return None
+    # What is acknowledged out of order has arrived: counted only when the hole is filled, it would come as a burst.
+    return PathState(acked + sacked * mss, unacked, rtt / 1e6, min(rtt, min_rtt) / 1e6)
+
 
 class _Upgrader(TransportUpgrader):
     async def upgrade_connection(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
         # the original ignores the class it was given and makes a plain Yamux
         muxer = await self.muxer_multistream.select_transport(conn)  # type: ignore[arg-type]
-        return muxer(conn, peer_id)
+        stream = _socket_of(conn)
+        if stream is None or muxer is not _Muxer:
+            return muxer(conn, peer_id)
+        session = HotSession(conn, stream)
+        session.muxer = _Muxer(session, peer_id)  # type: ignore[arg-type]
+        return session.muxer
 
 
 class _Swarm(Swarm):

@@ -32,6 +32,20 @@ class ChannelStats:
     """messages accepted by `send` and not yet written to the transport"""
 
 
+@dataclass(frozen=True, slots=True)
+class PathState:
+    """What the transport knows of the way to the peer, over everything that shares its connection."""
+
+    delivered: int
+    """bytes that the peer's system has acknowledged"""
+    unacked: int
+    """pieces under way and not acknowledged yet"""
+    rtt_s: float
+    """round trip now"""
+    min_rtt_s: float
+    """the shortest one seen lately: what is above it is waiting in queues"""
+
+
 class Channel:
     """Ordered messages to one peer."""
 
@@ -71,6 +85,10 @@ class Channel:
 
     def statistics(self) -> ChannelStats:
         raise NotImplementedError
+
+    def path(self) -> PathState | None:
+        """What is known of the way to the peer; None where the transport cannot say."""
+        return None
 
 
 class Network:

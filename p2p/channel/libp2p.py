@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import trio
 
-from p2p.channel.base import BULK, CONTROL, Channel, Network
+from p2p.channel.base import BULK, CONTROL, Channel, Network, PathState
 from p2p.channel.stream import StreamChannel
 from p2p.channel.table import MAX_CHANNELS_PER_PEER, ChannelTable
 from p2p.errors import ChannelClosed, UsageError
@@ -291,11 +291,12 @@ class _StreamTransport:
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
+        self._way = _libp2p().hot(stream) or stream
         self._eof, self._broken = _libp2p().stream_eof, False
 
     async def write(self, data: bytes) -> None:
         try:
-            await self._stream.write(data)
+            await self._way.write(data)
         except Exception as error:  # libp2p has a dozen unrelated classes for one fact
             raise trio.BrokenResourceError(_cause(error)) from error
         if self._broken:  # a write to a socket that we closed ourselves returns as if all were well
@@ -303,7 +304,7 @@ class _StreamTransport:
 
     async def read(self, max_bytes: int) -> bytes:
         try:
-            return await self._stream.read(max_bytes)
+            return await self._way.read(max_bytes)
         except self._eof:
             return b""
         except Exception as error:
@@ -311,6 +312,9 @@ class _StreamTransport:
 
     async def aclose(self) -> None:
         await _quietly(self._stream.close)
+
+    def path(self) -> PathState | None:
+        return _libp2p().path_of(self._stream.swarm_conn)
 
     async def abort(self) -> None:
         self._broken = True

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from p2p.channel.base import BULK, CONTROL, Channel, Network
+from p2p.channel.base import BULK, CONTROL, Channel, Network, PathState
 from p2p.channel.stream import StreamChannel
 from p2p.channel.table import ChannelTable
 from p2p.errors import ChannelClosed
@@ -233,6 +233,9 @@ class _End:
             self._closed = True
             self._out.put_now(b"")
         await trio.lowlevel.checkpoint()
+
+    def path(self) -> PathState | None:
+        return None
 
     async def abort(self) -> None:
         if self.broken is None:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import trio
 
-from p2p.channel.base import Channel, ChannelStats
+from p2p.channel.base import Channel, ChannelStats, PathState
 from p2p.channel.link import HEADER, Closed, Granted, LinkCore, Message, cost_of
 from p2p.errors import ChannelClosed, Refusal
 from p2p.limits import CHANNEL_WINDOW, CREDIT_PROGRESS_S, KEEPALIVE_S, KIB, MAX_FRAME, SILENCE_S, WRITE_PROGRESS_S
@@ -24,7 +24,7 @@ PIECE = 65507
 
 READ_SIZE = 256 * KIB
 
-QUEUE_LIMIT = 512 * KIB
+QUEUE_LIMIT = 128 * KIB
 """Bytes waiting for the writer before `send` waits too (one message of any size always fits an empty queue): two
 chunks keep the wire busy, and more would only make the scheduler's choices stale."""
 
@@ -52,6 +52,10 @@ class ByteTransport(Protocol):
     async def aclose(self) -> None:
         """End our direction after what was written. The peer's direction can still be read. Never raises."""
         ...
+
+    def path(self) -> PathState | None:
+        """See `Channel.path`."""
+        return None
 
     async def abort(self) -> None:
         """Break the pipe and whatever connection it shares, at once: pending reads and writes fail. Never raises."""
@@ -142,6 +146,9 @@ class StreamChannel(Channel):
             outstanding=self._core.outstanding,
             queued=len(self._queue) + (self._rest_is_message and len(self._rest) > 0),
         )
+
+    def path(self) -> PathState | None:
+        return self._transport.path() if self._reason is None else None
 
     # --- for adapters
 

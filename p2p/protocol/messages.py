@@ -188,6 +188,15 @@ class Want:
     chunks: tuple[int, ...]
 
 
+@message("relieve")
+@dataclass(frozen=True, slots=True)
+class Relieve:
+    """Source to a distributor: these chunks go to the others from here, do not relay them."""
+
+    mid: bytes
+    chunks: tuple[int, ...]
+
+
 @message("chunk")
 @dataclass(frozen=True, slots=True)
 class Chunk:

@@ -1,0 +1,293 @@
+"""Shoal itself in a contest: real links, exchange and chunk store over libp2p, without learner, trainer and engine.
+
+The source makes one random state after another and publishes each as a delta; a node decodes the segments as they come and
+checks every tensor's digest and the state's against the seal. What a learner and a node do beyond that (signing rollouts,
+an engine's commit) is not a broadcast's.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import blake3
+import numpy as np
+import psutil
+import trio
+
+from netem.players.payload import payload_bytes
+from p2p.admission import make_ticket
+from p2p.broadcast.exchange import Exchange
+from p2p.channel.libp2p import open_libp2p_network
+from p2p.codec import decode_segment
+from p2p.errors import ChannelClosed, Refusal, ShoalError
+from p2p.identity import Identity
+from p2p.layout import Layout
+from p2p.limits import MIB
+from p2p.links import Link
+from p2p.manifest import CODEC, Header, Manifest, ManifestSigner
+from p2p.peering import JoinRefused, Peering
+from p2p.protocol.messages import Member, Report, Roster, make_roster
+from p2p.publish import chunk_bytes_for, encode_version
+from p2p.state import FlatState, state_digest
+from p2p.store import ChunkStore
+from p2p.version import Version
+
+RUN, PORT = "contest", 4001
+SEGMENT = MIB
+TENSOR_WORDS = 2 * MIB
+"""Of two bytes each: tensors of 4 MiB, about what a small model's are."""
+
+log = logging.getLogger("shoal.contest")
+
+
+def key_of(name: str) -> Identity:
+    """The same key for a host in every contest, so that who dials whom is too."""
+    return Identity.from_seed(blake3.blake3(f"shoal contest {name}".encode()).digest())
+
+
+def contest_layout(nbytes: int) -> Layout:
+    words, tensors = nbytes // 2, []
+    for i, start in enumerate(range(0, words, TENSOR_WORDS)):
+        tensors.append((f"block.{i}.weight", "bfloat16", (min(TENSOR_WORDS, words - start),)))
+    return Layout.build(tensors)
+
+
+class Player:
+    """One host's part. `say(event)` writes one line."""
+
+    def __init__(self, config: dict[str, Any], network: Any) -> None:
+        self.name, self.source, self.hosts = config["name"], config["source"], config["hosts"]
+        self.is_source = config["role"] == "source"
+        options = config.get("options", {})
+        self.chunk_bytes: int | None = options.get("chunk_bytes")
+        me, self.head = key_of(self.name), key_of(self.source)
+        self.me = me
+        address = f"/ip4/{self.hosts[self.source]}/tcp/{PORT}/p2p/{self.head.peer_id}"
+        self.head_addresses = (address,)
+        ticket = make_ticket(self.head, RUN, self.head_addresses).encode()
+        self.store = ChunkStore(Path(config["directory"]) / "chunks")
+        self.peering = Peering(
+            network, me, run=RUN, head=self.head.peer_id, name=self.name, agent="contest", wall=time.time,
+            ticket="" if self.is_source else ticket, dialable=options.get("dialable", True), on_up=self._on_up,
+            on_down=self._on_down, on_message=self._on_message, on_refusal=self._on_refusal,
+        )  # fmt: skip
+        if self.is_source:
+            self.peering.gate.epoch = 1
+        self.exchange = Exchange(
+            me=me.peer_id, run=RUN, head=self.head.peer_id, head_key=self.head.public_key, store=self.store,
+            is_source=self.is_source, now=trio.current_time, wall=time.time, on_header=lambda manifest: True,
+            on_refusal=self._on_refusal, policy=options.get("policy", "shoal"),
+        )  # fmt: skip
+        self.states: dict[int, FlatState] = {}
+        self.mids: dict[int, bytes] = {}
+        self.cpu: dict[int, float] = {}
+        self.reports: list[tuple[str, str]] = []
+        self.nursery: trio.Nursery | None = None
+
+    def say(self, event: str, **values: Any) -> None:
+        print(json.dumps({"event": event, **values}), flush=True)
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            self.nursery = nursery
+            await nursery.start(self.exchange.run)
+            await nursery.start(self.peering.run)
+            if not self.is_source:
+                nursery.start_soon(self._keep_head)
+                self.exchange.follow(True)
+            nursery.start_soon(self._obey)
+            if os.environ.get("TRACE"):
+                nursery.start_soon(self._trace)
+
+    async def _trace(self) -> None:
+        while True:
+            await trio.sleep(float(os.environ["TRACE"]))
+            up = self.exchange._pump.uplink
+            st = [p.bulk.path() for p in self.exchange.peers.values()]
+            q = min(((x.rtt_s - x.min_rtt_s) * 1e3 for x in st if x and x.unacked), default=0.0) // 1
+            ws = {}
+            up_s = ''
+            for sp in self.exchange.spreads.values():
+                pol = sp.session._policy
+                ss = sp.session
+                up_s = f"held {len(ss.held)} dup {ss.duplicates} lease {len(ss._pulls.leases)} asked {getattr(ss, 'asked', 0)} lag {len(ss.lagging)}"
+                if self.is_source:
+                    ws = {n[-3:]: f"{len(d.out)}/{d.window:.0f}/{d.rate:.0f}" for n, d in pol._peers.items()}
+                else:
+                    ws = {n[-3:]: len(d) for n, d in pol._queues._queues.items()}
+            print(f"{time.monotonic():.1f} {self.name} rate {up.rate*8/1e6:.1f} f {up._factor:.2f} srch {up._searching} debt {up._debt:.0f} q {q} {up_s} out {ws} cpu {time.process_time():.1f}", file=sys.stderr, flush=True)
+
+    async def _keep_head(self) -> None:
+        while True:
+            if self.head.peer_id not in self.peering.links:
+                try:
+                    await self.peering.connect(self.head.peer_id, self.head_addresses)
+                except (ChannelClosed, Refusal, JoinRefused) as error:
+                    log.info("no link to the source: %s", error)
+            await trio.sleep(0.1)
+
+    async def _obey(self) -> None:
+        self.say("ready")
+        stdin = trio.lowlevel.FdStream(os.dup(0))
+        rest = b""
+        async for data in stdin:
+            *lines, rest = (rest + data).split(b"\n")
+            for line in filter(None, lines):
+                await self._do(json.loads(line))
+        os._exit(0)
+
+    async def _do(self, command: dict[str, Any]) -> None:
+        assert self.nursery is not None
+        match command["do"]:
+            case "links":  # answers once a full mesh is up
+                while len(self.peering.links) < len(self.hosts) - 1:
+                    await trio.sleep(0.02)
+                self.say("linked", links=len(self.peering.links))
+            case "prepare":
+                self._prepare(command["round"], command["bytes"], command["seed"])
+            case "expect":
+                self._begin(command["round"])
+                self.nursery.start_soon(self._receive, command["round"], command["bytes"])
+                self.say("expecting", round=command["round"])
+            case "publish":
+                self.nursery.start_soon(self._publish, command["round"])
+            case "account":
+                self._account(command["round"])
+            case "stop":
+                os._exit(0)
+            case other:
+                self.say("failed", why=f"unknown command {other!r}")
+
+    # --- one round ---------------------------------------------------------------------------------------------------
+
+    def _begin(self, number: int) -> None:
+        self.cpu[number] = sum(psutil.Process().cpu_times()[:2])
+        for old in [n for n in self.mids if n < number]:
+            self.store.drop(self.exchange.forget(self.mids.pop(old)))
+
+    def _prepare(self, number: int, nbytes: int, seed: int) -> None:
+        self._begin(number)
+        data = payload_bytes(nbytes, seed)
+        state = FlatState.in_memory(contest_layout(nbytes))
+        state.bytes[: len(data)] = np.frombuffer(data, np.uint8)
+        self.states[number] = state
+        self.say("prepared", round=number, digest=blake3.blake3(data).hexdigest())
+
+    async def _publish(self, number: int) -> None:
+        at = time.monotonic()
+        state = self.states.pop(number)
+        base = FlatState.in_memory(state.layout)
+        chunk = self.chunk_bytes or chunk_bytes_for(state.layout.nbytes)
+        now = int(time.time())
+        header = Header(
+            RUN, Version(1, number), "delta", Version(1, number - 1), base.digest(), CODEC, SEGMENT, chunk, now, now + 3600, state.layout,
+        )  # fmt: skip
+        signer = ManifestSigner(self.head, header)
+        self.mids[number] = signer.mid
+        self.exchange.offer(signer.header_part, announce=True)
+        size = 0
+        encoded = encode_version(state, base, self.store, segment_bytes=SEGMENT, chunk_bytes=chunk)
+        while (done := await trio.to_thread.run_sync(next, encoded, None)) is not None:
+            for digest in done.digests:  # another thread wrote them past the store's own account
+                self.store.has(digest)
+            self.store.pin(done.digests)
+            self.exchange.extend(signer.mid, signer.record(done.index, done.size, done.digests), announce=True)
+            size += done.size
+        digests = state.tensor_digests()
+        self.exchange.extend(signer.mid, signer.seal(digests, state_digest(state.layout, digests)), announce=True)
+        self.say("published", round=number, at=at, size=size, chunk_bytes=chunk, encoded=time.monotonic() - at)
+
+    async def _receive(self, number: int, nbytes: int) -> None:
+        try:
+            manifest = await self._wait_for(number)
+            layout = manifest.header.layout
+            new, base = FlatState.in_memory(layout), FlatState.in_memory(layout)
+            for segment in manifest.segments:
+                payload = await self.exchange.segment(manifest.mid, segment.index)
+                await trio.to_thread.run_sync(decode_segment, payload, base.words(segment), new.words(segment))
+            sealed = await self.exchange.sealed(manifest.mid)
+            digests = await trio.to_thread.run_sync(new.tensor_digests)
+            assert sealed.seal is not None
+            if tuple(digests) != sealed.seal.tensor_digests or state_digest(layout, digests) != sealed.seal.state_digest:
+                self.say("failed", why=f"round {number}: the state does not hash to its seal")
+                return
+            at = time.monotonic()
+            self.say("verified", round=number, at=at, digest=blake3.blake3(new.bytes[:nbytes]).hexdigest(), **self._traffic(number))
+        except ShoalError as error:
+            self.say("failed", why=f"round {number}: {error}")
+
+    async def _wait_for(self, number: int) -> Manifest:
+        while True:
+            for mid, spread in self.exchange.spreads.items():
+                if spread.manifest.version == Version(1, number):
+                    self.mids[number] = mid
+                    return spread.manifest
+            await trio.sleep(0.005)
+
+    def _traffic(self, number: int) -> dict[str, int]:
+        spread = self.exchange.spreads.get(self.mids.get(number, b""))
+        if spread is None:
+            return {"sent": 0, "received": 0, "duplicates": 0, "from_source": 0}
+        t = spread.traffic
+        return {
+            "sent": t.sent, "received": t.from_head + t.from_peers + t.duplicates, "duplicates": t.duplicates,
+            "from_source": t.from_head,
+        }  # fmt: skip
+
+    def _account(self, number: int) -> None:
+        cpu = sum(psutil.Process().cpu_times()[:2]) - self.cpu.get(number, 0.0)
+        self.say("account", round=number, cpu_s=cpu, reports=self.reports, **self._traffic(number))
+
+    # --- links -------------------------------------------------------------------------------------------------------
+
+    async def _on_up(self, link: Link) -> None:
+        self.exchange.add_peer(link.peer, link.post, link.bulk)
+        self._send_roster()
+
+    async def _on_down(self, link: Link, reason: str) -> None:
+        log.info("link to %s is down: %s", link.name, reason)
+        entry = self.exchange.peers.get(link.peer)
+        if entry is not None and entry.bulk is link.bulk:
+            self.exchange.remove_peer(link.peer)
+            self._send_roster()
+
+    def _send_roster(self) -> None:
+        if self.is_source:
+            members = [Member(link.peer, link.addresses, link.name) for link in self.peering.links.values()]
+            for link in self.peering.links.values():
+                link.post(make_roster(1, members))
+
+    async def _on_refusal(self, peer: str, refusal: Refusal) -> None:
+        self.reports.append((peer, refusal.reason))
+        head = self.peering.links.get(self.head.peer_id)
+        if head is not None:
+            head.post(Report(peer, refusal.version or Version(0, 0), refusal.chunk or 0, refusal.reason[:500]))
+        if refusal.fatal and peer != self.head.peer_id:
+            await self.peering.expel(peer, str(refusal))
+
+    async def _on_message(self, link: Link, message: object) -> None:
+        if await self.exchange.handle(link.peer, message):
+            return
+        match message:
+            case Roster():
+                self.peering.keep_connected(message.members)
+            case Report():
+                self.reports.append((message.peer, message.reason))
+
+
+async def play(config: dict[str, Any]) -> None:
+    listen = [f"/ip4/{config['hosts'][config['name']]}/tcp/{PORT}"]
+    async with open_libp2p_network(key_of(config["name"]), listen) as network:
+        await Player(config, network).run()
+
+
+if __name__ == "__main__":
+    level = os.environ.get("SHOAL_LOG", "WARNING").upper()
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s.%(msecs)03d %(name)s %(message)s", datefmt="%M:%S")
+    trio.run(play, json.loads(sys.argv[1]))

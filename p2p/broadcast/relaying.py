@@ -1,0 +1,78 @@
+"""The default policy at a peer that is not the source: relay what it distributes, to everyone who lacks it.
+
+Pure; see `policy`. All peers get a chunk that is seeded here in the order in which the chunks came, so the others can tell
+from what was announced how far this peer has got.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from p2p.broadcast.policy import Policy, Push
+
+if TYPE_CHECKING:
+    from p2p.broadcast.session import Session
+
+
+class Queues:
+    """Chunks that wait to be pushed, by peer. A peer that lags is served when no other can be: it must not hold up a
+    version for the rest."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._queues: dict[str, deque[int]] = {}
+        self._spared: set[int] = set()
+
+    def spare(self, chunks: Iterable[int]) -> None:
+        """Push these to nobody."""
+        self._spared.update(chunks)
+
+    def add(self, peer: str, chunk: int) -> None:
+        self._queues.setdefault(peer, deque()).append(chunk)
+
+    def drop(self, peer: str) -> None:
+        self._queues.pop(peer, None)
+
+    def next(self, ready: Sequence[str]) -> tuple[str, int] | None:
+        """To whom most waits, and the oldest of it that is still lacking there."""
+        session, best, most = self._session, None, (False, 0)
+        for peer in ready:
+            queue = self._queues.get(peer)
+            while queue and (queue[0] in self._spared or not session.lacks(peer, queue[0])):
+                queue.popleft()
+            if queue:
+                rank = (peer not in session.lagging, len(queue))
+                if best is None or rank > most:
+                    best, most = peer, rank
+        return None if best is None else (best, self._queues[best].popleft())
+
+
+class Relaying(Policy):
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._duty: list[int] = []
+        self._queues = Queues(session)
+
+    def joined(self, peer: str, now: float) -> None:
+        if not self.session.complete:  # a late joiner pulls, from everybody: pushing as well would send much twice
+            for chunk in self._duty:
+                self._queues.add(peer, chunk)
+
+    def left(self, peer: str, now: float) -> None:
+        self._queues.drop(peer)
+
+    def held(self, chunk: int, *, seed: bool, now: float) -> None:
+        if seed:
+            self._duty.append(chunk)
+            for peer in self.session.peers():
+                if peer != self.session.source:
+                    self._queues.add(peer, chunk)
+
+    def relieve(self, chunks: Sequence[int]) -> None:
+        self._queues.spare(chunks)
+
+    def push(self, ready: Sequence[str], now: float) -> Push | None:
+        found = self._queues.next(ready)
+        return None if found is None else (*found, False)

@@ -1,0 +1,158 @@
+"""How fast this peer may send: learns its own uplink and paces what leaves, so that its flows do not drown each other.
+
+Pure: no clock or socket; times in seconds, sizes in bytes. Must not know peers or chunks. One for all channels of a peer,
+kept from version to version, so that a small version starts at the right pace.
+
+Many unpaced TCP flows over one uplink overrun its queue: each keeps its own window full. So the sum is paced here, at the
+level of whole chunks, by what BBR does for one flow (Cardwell et al. 2016): the uplink's rate is the most that was lately
+delivered while there was always something to send; now and then a little more is tried. Two differences: the queueing delay
+of the best flow pulls the pace up or down a little, and a pace is never taken from a time when there was too little to send.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+SAMPLE_S = 0.5
+"""Delivery is measured over so long: several packets even at 1 Mbit/s, a few round trips across an ocean."""
+
+START_SAMPLE_S = 0.2
+"""While the rate is still searched for, over so long."""
+
+FORGET_S = 10.0
+"""The most that was delivered counts for so long of busy time; then a link that became slower is believed."""
+
+TARGET_S = 0.06
+"""Queueing that is aimed for: enough that the uplink never runs dry, too little to drop packets or delay control messages."""
+
+CORRECT_S = 0.2
+"""A queue that is off its target is brought there in so long."""
+
+MIN_FACTOR, MAX_FACTOR = 0.5, 1.15
+
+PROBE_EVERY_S, PROBE_S, PROBE_FACTOR = 2.5, 0.3, 1.2
+"""How often more than the known rate is tried, for how long, and how much more."""
+
+START_RATE = 1.25e6
+START_FACTOR = 2.0
+"""An uplink of which nothing is known is tried with twice this many bytes/s, then with twice what was delivered."""
+
+GROWTH, ROUNDS = 1.2, 3
+"""The search ends when delivery has not grown by so much for so many samples, or packets queue."""
+
+FULL_QUEUE_S = 0.08
+"""Queueing that ends the search at once."""
+
+COLLAPSE = 0.7
+"""Delivery below so much of the known rate, with a queue building up, is a link that became slower: not waited out."""
+
+MIN_RATE = 8_000.0
+"""Bytes/s that are always tried: a link that is out for a while must be found again."""
+
+BURST_S = 0.03
+"""What may leave at once after a pause of the process: a timer that fires late must not cost rate."""
+
+
+class Uplink:
+    """`wait` says how long to wait before sending, `spent` what was sent, `observe` what arrived."""
+
+    def __init__(self, rate: float = 0.0) -> None:
+        self.rate = rate or START_RATE
+        """bytes/s the uplink is known to deliver"""
+        self._searching = rate == 0.0
+        self._factor = START_FACTOR if self._searching else 1.0
+        self._debt = 0.0  # bytes that left ahead of the pace
+        self._debt_at = 0.0
+        self._samples: deque[tuple[float, int]] = deque()
+        self._idle_at = float("-inf")
+        self._best: deque[tuple[float, float]] = deque()  # (busy time, delivery), falling deliveries
+        self._busy_s = 0.0
+        self._last: float | None = None
+        self._probe_at = 0.0
+        self._flat = 0
+        self._judged_at = float("-inf")
+
+    @property
+    def pace(self) -> float:
+        """Bytes/s that leave at most now."""
+        return max(self.rate * self._factor, MIN_RATE)
+
+    def wait(self, now: float) -> float:
+        """Seconds until the next piece may leave."""
+        self._settle(now)
+        return max(0.0, self._debt / self.pace)
+
+    def spent(self, now: float, nbytes: int) -> None:
+        self._settle(now)
+        self._debt += nbytes
+
+    def _settle(self, now: float) -> None:
+        pace = self.pace
+        self._debt = max(self._debt - (now - self._debt_at) * pace, -BURST_S * pace)
+        self._debt_at = now
+
+    def idle(self, now: float) -> None:
+        """There was nothing to send although the pace allowed it: what is delivered now says little about the uplink."""
+        self._idle_at = now
+
+    def observe(self, now: float, delivered: int, queueing: float | None) -> None:
+        """`delivered`: bytes that all peers have acknowledged so far, a sum that only grows. `queueing`: seconds that
+        packets wait on the way beyond the shortest time ever seen, of the flow where that is least; None when nothing is
+        under way. To be called some 20 times a second."""
+        step = 0.0 if self._last is None else now - self._last
+        self._last = now
+        samples = self._samples
+        samples.append((now, delivered))
+        span = START_SAMPLE_S if self._searching else SAMPLE_S
+        while len(samples) > 2 and now - samples[1][0] >= span:
+            samples.popleft()
+        since, before = samples[0]
+        limited_by_us = self._idle_at >= since
+        if not limited_by_us:
+            self._busy_s += step
+        if now - since < span * 0.9:
+            return
+        rate = (delivered - before) / (now - since)
+        if self._searching:
+            self._search(now, rate, queueing, limited_by_us)
+            return
+        if rate > self.rate or not limited_by_us:
+            self._learn(rate, queueing)
+        self._steer(queueing)
+
+    def _search(self, now: float, rate: float, queueing: float | None, limited_by_us: bool) -> None:
+        grown = rate > self.rate * GROWTH
+        self.rate = max(self.rate, rate)
+        self._factor = START_FACTOR
+        full = queueing is not None and queueing > FULL_QUEUE_S
+        if limited_by_us and not full:
+            return
+        if now - self._judged_at >= START_SAMPLE_S:
+            self._judged_at = now
+            self._flat = 0 if grown else self._flat + 1
+        if full or self._flat >= ROUNDS:
+            self._searching = False
+            self._samples.clear()
+            self._best.clear()
+            self._best.append((self._busy_s, self.rate))
+            self._probe_at = self._busy_s + PROBE_EVERY_S
+
+    def _learn(self, rate: float, queueing: float | None) -> None:
+        if rate < COLLAPSE * self.rate and queueing is not None and queueing > 2 * TARGET_S:
+            self._best.clear()
+        while self._best and (self._best[-1][1] <= rate or self._busy_s - self._best[0][0] > FORGET_S):
+            if self._best[-1][1] <= rate:
+                self._best.pop()
+            else:
+                self._best.popleft()
+        self._best.append((self._busy_s, rate))
+        self.rate = max(self._best[0][1], MIN_RATE)
+
+    def _steer(self, queueing: float | None) -> None:
+        off = 0.0 if queueing is None else (TARGET_S - queueing) / CORRECT_S
+        factor = min(max(1.0 + off, MIN_FACTOR), MAX_FACTOR)
+        if self._busy_s >= self._probe_at and (queueing is None or queueing < 2 * TARGET_S):
+            factor = PROBE_FACTOR
+            if self._busy_s >= self._probe_at + PROBE_S:
+                self._probe_at = self._busy_s + PROBE_EVERY_S
+        self._factor = factor

@@ -1,0 +1,179 @@
+"""The hot path of a libp2p connection: frames of open streams between a TCP socket and their streams, past the layers.
+
+py-libp2p 0.8.1 takes some nine locks, forty log lines and a task switch a layer for every frame, which is most of the time
+of a busy peer. Here the same bytes (Noise records, yamux frames) take a straight way; everything but plain data and window
+updates of open streams (opening, closing, pings, errors) is left to the library. What trio runs between two awaits is
+atomic, so the library's locks, which it holds over no await, are not needed for that. Imported by `_stack` only.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Any
+
+import trio
+from libp2p.io.exceptions import ConnectionClosedError, IncompleteReadError
+from libp2p.stream_muxer.yamux.yamux import (
+    DEFAULT_WINDOW_SIZE,
+    HEADER_SIZE,
+    MAX_MESSAGE_SIZE,
+    TYPE_DATA,
+    TYPE_WINDOW_UPDATE,
+    YAMUX_HEADER_FORMAT,
+)
+
+from p2p.limits import CHANNEL_WINDOW, KIB
+
+READ_AHEAD = 256 * KIB
+SMALL_READ = 4 * KIB
+"""A shorter rest of a record is not waited for in the kernel: it is there or comes with the next packet."""
+
+UNSENT = 64 * KIB
+"""Bytes that the kernel takes before they can leave (trio sets 16 KiB): a whole Noise record, so that writing one is one call.
+What the pump sends is paced, so this is not a queue that anything waits in."""
+
+RECORD = 65535 - 16
+"""Plain bytes of one Noise record."""
+
+WINDOW = 2 * CHANNEL_WINDOW
+"""Of every stream. A channel's own credits are smaller, so a writer never waits for yamux, which gives up after 5 s."""
+
+_HEADER = struct.Struct(YAMUX_HEADER_FORMAT)
+
+
+class HotSession:
+    """Takes a SecureSession's place under a muxer. Anything that is not here is the session's."""
+
+    def __init__(self, secure: Any, stream: trio.SocketStream) -> None:
+        self._secure, self._stream, self._socket = secure, stream, stream.socket
+        self._noise = secure.conn
+        self._sealed = bytearray()  # from the socket
+        self._plain = bytearray(secure._drain(None))  # decrypted, not yet taken
+        self._low = 1
+        self.muxer: Any = None
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._secure, name)
+
+    async def write(self, data: bytes) -> None:
+        """Under the muxer's write lock."""
+        for start in range(0, len(data), RECORD):
+            sealed = self._noise.encrypt(data if len(data) <= RECORD else data[start : start + RECORD])
+            try:
+                await self._stream.send_all(len(sealed).to_bytes(2, "big") + sealed)
+            except trio.BrokenResourceError as error:
+                raise ConnectionClosedError(f"TCP connection reset by remote peer: {error}", transport="tcp") from error
+            except trio.ClosedResourceError:  # closed here: the library takes that for written
+                return
+
+    async def read(self, n: int | None = None) -> bytes:
+        """The next frame header that is not for the hot path (the muxer asks for nothing else here)."""
+        if n != HEADER_SIZE:
+            return await self.body(1 if n is None else n)
+        while True:
+            header = await self.body(HEADER_SIZE)
+            version, kind, flags, number, length = _HEADER.unpack(header)
+            stream = None if flags or version else self.muxer.streams.get(number)
+            if stream is None or length > MAX_MESSAGE_SIZE and kind == TYPE_DATA:
+                return header
+            if kind == TYPE_DATA:
+                data = await self.body(length)
+                buffer = self.muxer.stream_buffers.get(number)
+                if buffer is not None:
+                    buffer += data
+                    stream.recv_window = max(stream.recv_window - length, 0)
+                    self.muxer.stream_events[number].set()
+            elif kind == TYPE_WINDOW_UPDATE:
+                stream.send_window += length
+            else:
+                return header
+
+    async def body(self, n: int) -> bytes:
+        """Exactly `n` plain bytes; the exceptions of the library's `read_exactly`."""
+        plain = self._plain
+        while len(plain) < n:
+            record = await self._record(n - len(plain))
+            if not plain and len(record) == n:
+                return record
+            plain += record
+        data = bytes(memoryview(plain)[:n])
+        del plain[:n]
+        return data
+
+    async def _record(self, wanted: int) -> bytes:
+        sealed = self._sealed
+        await self._fill(2, wanted)
+        size = 2 + int.from_bytes(sealed[:2], "big")
+        await self._fill(size, wanted)
+        record = bytes(memoryview(sealed)[2:size])
+        del sealed[:size]
+        return self._noise.decrypt(record)
+
+    async def _fill(self, size: int, wanted: int) -> None:
+        """At least `size` bytes from the socket. A long record that is cut into many packets is one wake-up."""
+        while len(self._sealed) < size:
+            missing = size - len(self._sealed)
+            low = missing if missing > SMALL_READ else 1
+            try:
+                if low != self._low:
+                    self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low)
+                    self._low = low
+                if low > 1:
+                    await trio.lowlevel.wait_readable(self._socket)  # type: ignore[arg-type]
+                data = await self._socket.recv(READ_AHEAD)
+            except trio.ClosedResourceError:
+                data = b""
+            except OSError as error:
+                raise ConnectionClosedError(f"TCP connection reset by remote peer: {error}", transport="tcp") from error
+            if not data:
+                raise IncompleteReadError("connection closed", expected_bytes=wanted, received_bytes=len(self._sealed))
+            self._sealed += data
+
+
+class HotStream:
+    """Reads and writes one yamux stream of a muxer over a HotSession."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream  # libp2p's NetStream
+        self._yamux = stream.muxed_stream
+        self._muxer = self._yamux.conn
+        self._consumed = WINDOW - DEFAULT_WINDOW_SIZE  # the window starts smaller than we let it be
+        self._grant(0)
+
+    async def write(self, data: bytes) -> None:
+        yamux = self._yamux
+        size = len(data)
+        if yamux.send_closed or yamux.closed or yamux.send_window < size or size > MAX_MESSAGE_SIZE:
+            await self._stream.write(data)
+            return
+        yamux.send_window -= size
+        await self._muxer._write_frame(_HEADER.pack(0, TYPE_DATA, 0, yamux.stream_id, size) + data)
+
+    async def read(self, max_bytes: int) -> bytes:
+        """What has come, at most so much; the library's exceptions at the end."""
+        yamux, muxer = self._yamux, self._muxer
+        while True:
+            buffer = muxer.stream_buffers.get(yamux.stream_id)
+            if buffer:
+                data = bytes(memoryview(buffer)[:max_bytes])
+                del buffer[: len(data)]
+                self._grant(len(data))
+                return data
+            over = yamux.recv_closed or yamux.reset_received or yamux.closed or muxer.event_shutting_down.is_set()
+            event = muxer.stream_events.get(yamux.stream_id)
+            if buffer is None or over or event is None:
+                return await self._stream.read(max_bytes)
+            await event.wait()
+            if muxer.stream_events.get(yamux.stream_id) is event:
+                muxer.stream_events[yamux.stream_id] = trio.Event()
+
+    def _grant(self, size: int) -> None:
+        """Give back the window of what was read. In a task of its own: a reader must never wait for a write."""
+        self._consumed += size
+        if self._consumed >= WINDOW // 8 and self._muxer._nursery is not None:
+            self._yamux.recv_window += self._consumed
+            frame = _HEADER.pack(0, TYPE_WINDOW_UPDATE, 0, self._yamux.stream_id, self._consumed)
+            self._consumed = 0
+            self._muxer._nursery.start_soon(self._muxer._write_quietly, frame)

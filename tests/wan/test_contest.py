@@ -1,0 +1,98 @@
+"""One small real round (and a second, for what the first leaves behind) of each peer over three nodes. How fast they are is not
+asked here. Needs root, TUN and the extra `peers`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from netem.contest import RoundResult, run_contest
+from netem.players import PEERS, peer_argv
+from netem.players.wire import Role
+from netem.profile import Profile, build_profile
+from p2p.errors import ShoalError
+from tests.wan.test_switch import WHY_NOT
+
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "-")
+
+SIZE = 1_000_003
+NODES = {"node-1", "node-2", "node-3"}
+
+
+def network() -> Profile:
+    link = {"up_mbit": 50.0, "down_mbit": 50.0, "delay_ms": 2.0}
+    return build_profile({"mtu": 9000, "learner": link, "nodes": [{"count": 3, **link}]}, "test")
+
+
+def left_behind() -> list[str]:
+    return [name for name in os.listdir("/run/netns") if name.startswith("shoal-")]
+
+
+def check(results: list[RoundResult]) -> None:
+    assert [r.failures for r in results] == [(), ()]
+    for result in results:
+        assert not result.cut_off and result.verified.keys() == NODES
+        assert all(seconds > 0 for seconds in result.verified.values())
+        assert result.source_bytes >= SIZE, "the source sent it at least once"
+        assert result.cpu_s > 0 and result.congestion
+    assert results[1].published_at > results[0].published_at
+
+
+@pytest.mark.parametrize("peer", sorted(PEERS))
+def test_a_peer_serves_three_nodes(peer: str) -> None:
+    if find_spec(peer) is None:
+        pytest.skip(f"{peer} is not installed (extra peers)")
+    if peer == "shardcast" and shutil.which("wget") is None:
+        pytest.skip("shardcast needs wget")
+    before = set(left_behind())
+    options = {"shard_bytes": 200_000} if peer == "shardcast" else {}
+    check(run_contest(network(), peer_argv(peer), SIZE, rounds=2, seed=3, cut_s=60.0, options=options))
+    assert set(left_behind()) <= before
+
+
+DEAF = """
+import sys, time
+from pathlib import Path
+from netem.players.wire import Player, Role, Traffic, serve
+class Deaf(Player):
+    def __init__(self, role):
+        self.mark, self.fails = Path(role.directory).parent / "published", role.name == role.options.get("fails")
+    def prepare(self, command, payload, digest): return {}
+    def expect(self, command): pass
+    def publish(self, round): self.mark.touch()
+    def poll(self):
+        if self.fails and self.mark.exists(): raise ValueError("out of luck")
+    def traffic(self): return Traffic(0, 0, 0)
+    def close(self): time.sleep(3600)
+sys.exit(serve(sys.argv, Deaf))
+"""
+
+
+def deaf(role: Role) -> list[str]:
+    return [sys.executable, "-c", DEAF, role.text()]
+
+
+def test_a_round_without_an_end_is_cut_off_and_nothing_is_left() -> None:
+    """Its players do not end by themselves either."""
+    before = set(left_behind())
+    (result,) = run_contest(network(), deaf, SIZE, rounds=3, seed=1, cut_s=0.5)
+    assert result.cut_off and result.verified == {} and result.failures == ()
+    assert set(left_behind()) <= before
+
+
+def test_a_node_that_fails_ends_the_contest() -> None:
+    (result,) = run_contest(network(), deaf, SIZE, rounds=3, seed=1, cut_s=60.0, options={"fails": "node-2"})
+    assert result.failures == ("node-2: ValueError('out of luck')",) and not result.cut_off
+
+
+def test_players_that_do_not_start_say_why() -> None:
+    before, babbling = set(left_behind()), [sys.executable, "-c", "print('?')"]
+    with pytest.raises(ShoalError, match=r"learner: it ended: .*no-such-module"):
+        run_contest(network(), lambda role: [sys.executable, "-m", "no-such-module"], SIZE, 1, 1, 1.0)
+    with pytest.raises(ShoalError, match=r"node-2: no event: "):
+        run_contest(network(), lambda r: babbling if r.name == "node-2" else deaf(r), SIZE, 1, 1, 1.0)
+    assert set(left_behind()) <= before
