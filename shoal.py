@@ -169,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
 
     what = "an emulated wide-area network on this machine, to run programs in (needs root)"
     netem = verbs.add_parser("netem", help=what, description=what, allow_abbrev=False)
-    actions = netem.add_subparsers(dest="action", required=True, metavar="up|exec|down")
+    actions = netem.add_subparsers(dest="action", required=True, metavar="up|exec|down|run")
     p = verb("up", _netem_up, "bring a profile's network up", actions)
     p.add_argument("profile", metavar="PROFILE.toml", type=Path)
     p = verb("exec", _netem_exec, "run a command on one of its hosts", actions)
@@ -178,6 +178,20 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...")
     p = verb("down", _netem_down, "take a network down", actions)
     p.add_argument("network", metavar="NETWORK", help="its name, or its profile's file")
+    p = verb("run", _netem_run, "run a scenario (network, payload, faults) and say whether what it requires holds", actions)
+    p.add_argument("scenario", metavar="SCENARIO", help="a file, or the name of one that comes with shoal (- lists them)")
+
+    what = "measurements"
+    bench = verbs.add_parser("bench", help=what, description=what, allow_abbrev=False)
+    actions = bench.add_subparsers(dest="action", required=True, metavar="broadcast")
+    what = "our broadcast against star, chain, tree, shardcast and libtorrent on the same emulated links (needs root)"
+    p = verb("broadcast", _bench_broadcast, what, actions)
+    p.add_argument("--scenario", action="extend", nargs="+", metavar="NAME_OR_FILE", help="default: the README's five")
+    p.add_argument("--policies", metavar="A,B", help="default: all")
+    p.add_argument("--repeat", type=int, default=3, metavar="N", help="of shoal, shardcast and libtorrent (default 3)")
+    p.add_argument("--mtu", type=int, metavar="N", help="instead of the scenarios' own")
+    p.add_argument("--plot", type=Path, metavar="FILE", help="write a plot (PNG, SVG or PDF)")
+    p.add_argument("--markdown", type=Path, metavar="FILE", help="write a Markdown table")
     return parser
 
 
@@ -310,6 +324,43 @@ def _netem_down(args: argparse.Namespace) -> dict[str, Any]:
     result = down(args.network)
     if not args.json:
         print(f"network {result['name']} is down")
+    return result
+
+
+def _netem_run(args: argparse.Namespace) -> dict[str, Any]:
+    from rich.console import Console
+
+    from netem.scenario import builtin_scenarios, find_scenario
+    from netem.trial import print_trial, run_scenario
+
+    if args.scenario == "-":
+        if not args.json:
+            print("\n".join(builtin_scenarios()))
+        return {"ok": True, "scenarios": builtin_scenarios()}
+    scenario = find_scenario(args.scenario)
+    result = run_scenario(scenario, lambda line: print(line, file=sys.stderr, flush=True))
+    if not args.json:
+        print_trial(result, Console())
+    return result
+
+
+def _bench_broadcast(args: argparse.Namespace) -> dict[str, Any]:
+    from netem.bench import DEFAULT_SCENARIOS, POLICIES, bench
+    from netem.bench_report import print_bench, write_markdown, write_plot
+
+    names = args.scenario or list(DEFAULT_SCENARIOS)
+    policies = args.policies.split(",") if args.policies is not None else list(POLICIES)
+    for file in (args.plot, args.markdown):  # before half an hour of measurements, not after
+        if file is not None:
+            args.where = file
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+    result = bench(names, policies, args.repeat, args.mtu, lambda line: print(line, file=sys.stderr, flush=True))
+    print_bench(result)
+    if args.markdown is not None:
+        write_markdown(result, args.markdown)
+    if args.plot is not None:
+        write_plot(result, args.plot)
     return result
 
 

@@ -6,37 +6,23 @@ any player does with its network. Times count from the source's `published` to e
 
 from __future__ import annotations
 
-import json
-import os
-import queue
-import shutil
 import signal
-import subprocess
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from netem.players.wire import Account, Command, Expect, Links, Prepare, Publish, Role, Stop, command_line
+from netem.faults import Continue, Fault, Join, Kill, Outage, SetRates, Stop, excused, in_order, joiners
+from netem.players.wire import Account, Expect, Prepare, Publish, Role
+from netem.processes import Event, Players, open_folder, open_players
 from netem.profile import LEARNER, Profile
 from netem.underlay import Underlay, underlay
-from p2p.errors import ShoalError
 
-READY_S = 60.0
 ANSWER_S = 60.0
 """For making a payload, a torrent, connections; not for a broadcast, which has the caller's cut."""
-STOP_S = 5.0
 COPIES = 4
 """Of the payload that a player may hold on disk at once: this round's and the last, whole and in pieces."""
-
-PATH = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]))
-"""Where players find their modules, wherever this was started."""
-
-Event = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +46,13 @@ class RoundResult:
     dropped: int = 0
     """packets that found a queue full"""
     congestion: str = ""
-    """TCP congestion control in force"""
+    """TCP congestion control in force on the hosts; a player may choose another for its own connections"""
+    joined: dict[str, float] = field(default_factory=dict)
+    """late host -> seconds after the publication at which its player was up"""
+    from_source: dict[str, int] = field(default_factory=dict)
+    """host -> bytes it had from the source itself, of players that say so"""
+    faults: tuple[Fault, ...] = ()
+    """those that were brought about before the round was over"""
 
     @property
     def seconds(self) -> float:
@@ -69,10 +61,15 @@ class RoundResult:
 
 
 class Round:
-    """What is known of one round. Feed it every event; pure."""
+    """What is known of one round. Feed it every event; pure.
 
-    def __init__(self, number: int, nodes: Collection[str], source: str, digest: str) -> None:
+    It is over when `nodes` have the payload; what `others` achieve by then is noted as well.
+    """
+
+    def __init__(self, number: int, nodes: Collection[str], source: str, digest: str, others: Collection[str] = ()) -> None:
         self._number, self._nodes, self._source, self._digest = number, frozenset(nodes), source, digest
+        self._others = frozenset(others)
+        self._gone: set[str] = set()
         self._published: float | None = None
         self._verified: dict[str, float] = {}
         self._accounts: dict[str, Event] = {}
@@ -80,7 +77,9 @@ class Round:
 
     def take(self, host: str, event: Event | None) -> None:
         """An event of a player; None says that the player is gone. What belongs to another round is dropped."""
-        if event is None or event.get("event") == "failed":
+        if host in self._gone:
+            pass
+        elif event is None or event.get("event") == "failed":
             why = "it ended" if event is None else str(event.get("why", "no reason given"))
             if not any(f.startswith(f"{host}: ") for f in self.failures):
                 self.failures.append(f"{host}: {why}")
@@ -88,7 +87,7 @@ class Round:
             pass
         elif event["event"] == "published" and host == self._source:
             self._published = float(event["at"])
-        elif event["event"] == "verified" and host in self._nodes:
+        elif event["event"] == "verified" and host in self._nodes | self._others:
             if event["digest"] == self._digest:
                 self._verified.setdefault(host, float(event["at"]))
             else:
@@ -96,14 +95,22 @@ class Round:
         elif event["event"] == "account":
             self._accounts[host] = event
 
+    def lose(self, host: str) -> None:
+        """`host` was killed on purpose: nothing of it counts any more, its end neither."""
+        self._gone.add(host)
+
     @property
     def whole(self) -> bool:
         """Nothing more to wait for: everyone has the payload, or someone failed."""
-        return bool(self.failures) or (self._published is not None and self._verified.keys() == self._nodes)
+        return bool(self.failures) or (self._published is not None and self._verified.keys() >= self._nodes)
 
     @property
     def accounted(self) -> bool:
-        return bool(self.failures) or self._accounts.keys() == self._nodes | {self._source}
+        return bool(self.failures) or self._accounts.keys() >= self._nodes | {self._source}
+
+    @property
+    def published_at(self) -> float | None:
+        return self._published
 
     def result(self, **network: Any) -> RoundResult:
         """As far as it went."""
@@ -114,7 +121,8 @@ class Round:
             int(self._accounts.get(self._source, {}).get("sent", 0)),
             sum(int(a["duplicates"]) for host, a in self._accounts.items() if host != self._source),
             sum(float(a["cpu_s"]) for a in self._accounts.values()),
-            not self.failures and not self.whole, tuple(self.failures), **network,
+            not self.failures and not self.whole, tuple(self.failures),
+            from_source={h: int(a["from_source"]) for h, a in self._accounts.items() if "from_source" in a}, **network,
         )  # fmt: skip
 
 
@@ -126,163 +134,116 @@ def run_contest(
     seed: int,
     cut_s: float,
     options: dict[str, Any] | None = None,
+    *,
+    faults: Sequence[Fault] = (),
+    required: Collection[str] | None = None,
+    on_result: Callable[[RoundResult], None] = lambda result: None,
 ) -> list[RoundResult]:
     """`rounds` broadcasts of `payload_bytes` from the learner to all nodes of `profile`; a round is cut off after `cut_s`.
 
-    Fewer results than rounds when one was cut off or failed: what its players still send would be in the next one's way.
-    UsageError or ShoalError, one line, when network or players do not come up. Blocks; nothing is left behind.
+    `faults` meet the last round, which waits for `required` only (all that can finish, unless said); killed hosts, late ones and
+    whoever is not required are no part of its account. Fewer results than rounds when one was cut off or failed: what its
+    players still send would be in the next one's way. UsageError or ShoalError, one line, when network or players do not come
+    up. Blocks; nothing is left behind.
     """
     results: list[RoundResult] = []
     copies = COPIES * payload_bytes * len(profile.hosts)
-    with underlay(profile) as network, _folder(copies) as folder:
-        with _players(network, player_argv, folder, options or {}) as players:
-            for number in range(rounds):
-                results.append(_run_round(network, players, number, payload_bytes, seed + number, cut_s))
+    late = list(joiners(faults))
+    with underlay(profile) as network, open_folder(copies) as folder:
+        with open_players(network, player_argv, folder, options or {}, late) as players:
+            for number in range(1, rounds + 1):
+                trouble = None
+                if number == rounds and faults:
+                    trouble = _Trouble(network, players, profile, faults)
+                results.append(_run_round(network, players, number, payload_bytes, seed + number, cut_s, trouble, required))
+                on_result(results[-1])
                 if results[-1].cut_off or results[-1].failures:
                     break
     return results
 
 
-def _run_round(network: Underlay, players: _Players, number: int, size: int, seed: int, cut_s: float) -> RoundResult:
+def _run_round(
+    network: Underlay,
+    players: Players,
+    number: int,
+    size: int,
+    seed: int,
+    cut_s: float,
+    trouble: _Trouble | None,
+    required: Collection[str] | None,
+) -> RoundResult:
     players.tell([LEARNER], Prepare(number, size, seed))
     prepared = players.gather("prepared", [LEARNER], ANSWER_S)[LEARNER]
     extra = {name: value for name, value in prepared.items() if name not in ("event", "round", "digest")}
-    players.tell(players.nodes, Expect(number, prepared["digest"], size, extra))
+    expect = Expect(number, prepared["digest"], size, extra)
+    players.tell(players.nodes, expect)
     players.gather("expecting", players.nodes, ANSWER_S)
     network.weather()
-    state = Round(number, players.nodes, LEARNER, prepared["digest"])
+    nodes = set(players.nodes)
+    if trouble is not None:
+        everyone = nodes | set(trouble.late)
+        nodes = everyone - trouble.excused if required is None else set(required)
+    state = Round(number, nodes, LEARNER, prepared["digest"], others=network.addresses)
     players.tell([LEARNER], Publish(number))
-    players.feed(state, lambda: state.whole, cut_s)
+    if trouble is not None:
+        trouble.begin(state, expect)
+    players.feed(state.take, lambda: state.whole, cut_s, trouble)
     weather = network.weather()
     if not state.failures:
-        players.tell(players.names, Account(number))
-        players.feed(state, lambda: state.accounted, ANSWER_S)
-    return state.result(late_s=weather.late_s, dropped=weather.dropped, congestion=network.congestion)
+        players.tell([name for name in players.names if name in nodes | {LEARNER}], Account(number))
+        players.feed(state.take, lambda: state.accounted, ANSWER_S)
+    happened = trouble.summary(state) if trouble is not None else {}
+    return state.result(late_s=weather.late_s, dropped=weather.dropped, congestion=network.congestion, **happened)
 
 
-class _Players:
-    """The processes, and one queue of what all of them say."""
+class _Trouble:
+    """Brings faults about when their time has come."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = list(names)
-        self.nodes = [name for name in names if name != LEARNER]
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._logs: dict[str, Path] = {}
-        self._events: queue.Queue[tuple[str, Event | None]] = queue.Queue()
+    def __init__(self, network: Underlay, players: Players, profile: Profile, faults: Sequence[Fault]) -> None:
+        self._network, self._players, self._profile = network, players, profile
+        self._waiting = deque(in_order(faults))
+        self._done: list[Fault] = []
+        self._up_at: dict[str, float] = {}
+        self.late, self.excused = joiners(faults), excused(faults)
 
-    def start(self, name: str, command: list[str], log: Path) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATH}
-        with open(log, "wb") as said:
-            self._processes[name] = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, env=environment, start_new_session=True
-            )
-        self._logs[name] = log
-        threading.Thread(target=self._read, args=(name,), daemon=True).start()
+    def begin(self, state: Round, expect: Expect) -> None:
+        """The clock runs from here on: when the source was told, a moment before it says that it has published."""
+        self._state, self._expect, self._began = state, expect, time.monotonic()
 
-    def tell(self, names: Sequence[str], command: Command) -> None:
-        """A player that is gone is not told; its end is an event already."""
-        for name in names:
-            stdin = self._processes[name].stdin
-            assert stdin is not None
-            try:
-                stdin.write(command_line(command).encode())
-                stdin.flush()
-            except OSError:
-                pass
+    @property
+    def next_at(self) -> float:
+        return self._began + self._waiting[0].at if self._waiting else float("inf")
 
-    def gather(self, kind: str, names: Sequence[str], wait_s: float) -> dict[str, Event]:
-        """An event of that kind from each of `names`. ShoalError when a player fails or the time is up."""
-        got: dict[str, Event] = {}
-        deadline = time.monotonic() + wait_s
-        while got.keys() != set(names):
-            said = self._next(deadline)
-            if said is None:
-                raise ShoalError(f"no {kind} within {wait_s:g} s from {', '.join(n for n in names if n not in got)}")
-            host, event = said
-            if event is None or event["event"] == "failed":
-                raise ShoalError(f"{host}: {self._last_words(host) if event is None else event.get('why')}")
-            if event["event"] == kind:
-                got[host] = event
-        return got
+    def act(self) -> None:
+        """What is due."""
+        while time.monotonic() >= self.next_at:
+            fault = self._waiting.popleft()
+            self._bring_about(fault)
+            self._done.append(fault)
 
-    def feed(self, state: Round, enough: Callable[[], bool], wait_s: float) -> None:
-        """Events to `state` until that is enough or the time is up."""
-        deadline = time.monotonic() + wait_s
-        while not enough() and (said := self._next(deadline)) is not None:
-            host, event = said
-            state.take(host, {"event": "failed", "why": self._last_words(host)} if event is None else event)
+    def heard(self, host: str, event: Event | None) -> None:
+        """A late player that is up is told what to expect, like everyone before it."""
+        if event is not None and event["event"] == "ready" and host in self.late:
+            self._up_at[host] = time.monotonic()
+            self._players.tell([host], self._expect)
 
-    def end(self) -> None:
-        """Everything, whatever state it is in."""
-        self.tell(list(self._processes), Stop())
-        deadline = time.monotonic() + STOP_S
-        for process in self._processes.values():
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                pass
-        for process in self._processes.values():
-            try:
-                os.killpg(process.pid, signal.SIGKILL)  # what it started as well
-            except ProcessLookupError:
-                pass
-            process.wait()
-            assert process.stdin is not None
-            try:
-                process.stdin.close()
-            except OSError:
-                pass  # what was not written any more
+    def summary(self, state: Round) -> dict[str, Any]:
+        began = state.published_at
+        return {"faults": tuple(self._done), "joined": {h: at - began for h, at in self._up_at.items()} if began else {}}
 
-    def _next(self, deadline: float) -> tuple[str, Event | None] | None:
-        try:
-            return self._events.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            return None
-
-    def _read(self, name: str) -> None:
-        stdout = self._processes[name].stdout
-        assert stdout is not None
-        with stdout:
-            for line in stdout:
-                try:
-                    event = json.loads(line)
-                    event["event"]
-                except (ValueError, KeyError, TypeError):
-                    event = {"event": "failed", "why": f"no event: {line[:200]!r}"}
-                self._events.put((name, event))
-        self._events.put((name, None))
-
-    def _last_words(self, name: str) -> str:
-        lines = self._logs[name].read_text(errors="replace").strip().splitlines()
-        return f"it ended: {lines[-1]}" if lines else "it ended"
-
-
-@contextmanager
-def _players(
-    network: Underlay, player_argv: Callable[[Role], list[str]], folder: Path, options: dict[str, Any]
-) -> Iterator[_Players]:
-    """The source first, then the nodes; all ready."""
-    hosts = network.addresses
-    players = _Players(list(hosts))
-    try:
-        for group in ([LEARNER], players.nodes):
-            for name in group:
-                own = folder / name
-                own.mkdir()
-                role = Role("source" if name == LEARNER else "node", name, hosts[name], str(own), hosts, LEARNER, options)
-                players.start(name, network.command(name, player_argv(role)), folder / f"{name}.log")
-            players.gather("ready", group, READY_S)
-        players.tell(players.names, Links())
-        players.gather("linked", players.names, READY_S)
-        yield players
-    finally:
-        players.end()
-
-
-@contextmanager
-def _folder(room: int) -> Iterator[Path]:
-    """An empty folder: in memory where that has `room` bytes, so that no disk is measured."""
-    memory = Path("/dev/shm")
-    fits = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > room
-    with tempfile.TemporaryDirectory(prefix="shoal-", dir=memory if fits else None, ignore_cleanup_errors=True) as folder:
-        yield Path(folder)
+    def _bring_about(self, fault: Fault) -> None:
+        match fault:
+            case Kill():
+                self._state.lose(fault.host)
+                self._players.signal(fault.host, signal.SIGKILL)
+            case Stop():
+                self._players.signal(fault.host, signal.SIGSTOP)
+            case Continue():
+                self._players.signal(fault.host, signal.SIGCONT)
+            case SetRates():
+                self._network.set_rates(fault.host, fault.up, fault.down)
+            case Outage():
+                for host in [fault.host] if fault.host else [h.name for h in self._profile.hosts]:
+                    self._network.set_rates(host, 0.0, 0.0, fault.seconds)
+            case Join():
+                self._players.launch(fault.host)

@@ -62,12 +62,23 @@ class Pipe:
         self.passed += 1
         return self._last_arrival
 
+    def set_rate(self, now: float, rate: float, until: float | None = None) -> None:
+        """From `now` on the rate is `rate` (0: an outage), whatever the steps say; with `until` only until then. What was
+        offered before leaves as it would have: at most the queue."""
+        after: list[tuple[float, float]] = []
+        if until is not None:
+            after = [(until, self._rate_at(until)), *(step for step in self._steps if step[0] > until)]
+        self._steps = ((now, rate), *after)
+
+    def _rate_at(self, at: float) -> float:
+        return next((rate for since, rate in reversed(self._steps) if since <= at), self._rate)
+
     def _serialised(self, at: float, bits: float) -> float | None:
         """When `bits` that start at `at` have gone out, over all changes of the rate."""
         if not self._steps:
             return at + bits / self._rate
         while True:
-            rate = next((r for since, r in reversed(self._steps) if since <= at), self._rate)
+            rate = self._rate_at(at)
             change = next((since for since, _ in self._steps if since > at), None)
             if change is None:
                 return at + bits / rate if rate > 0 else None
@@ -129,6 +140,12 @@ class Fabric:
             if then is not None:
                 self._schedule(then, True, source, target, size, packet)
         return out
+
+    def set_rates(self, now: float, host: str, up: float, down: float, seconds: float | None = None) -> None:
+        """`host`'s access link (not its site's LAN) has these rates from now on, or for so long. KeyError for an unknown host."""
+        until = None if seconds is None else now + seconds
+        self.up[host].set_rate(now, up, until)
+        self.down[host].set_rate(now, down, until)
 
     @property
     def next_at(self) -> float | None:

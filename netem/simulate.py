@@ -4,9 +4,10 @@ A discrete-event loop over `flows.Network`: no clock, no threads, randomness fro
 knows whom where not everybody does). What a peer does is in `simpeer`; here are rounds, faults and results. Must not know
 how a policy decides.
 
-What an emulated round has and this does not: packets (so jitter, loss, queues in front of receivers and TCP's search for a
-rate), acknowledgements that share uplinks, control messages that wait behind chunks, the trainer's encoding and the
-receivers' decoding. `t_star` and all times are of payload; chunks take their wire size on the links.
+What an emulated round has and this does not: packets (so jitter, loss, queues that overflow, TCP's search for a rate and
+what it sends twice), acknowledgements and control messages that take a share of uplinks, processes that wait for a core, the
+trainer's encoding and the receivers' decoding. It is the time of the protocol, without the cost of the machine it runs on.
+`t_star` and all times are of payload; chunks take their wire size on the links.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from statistics import median
 from netem.bound import profile_bound
 from netem.flows import Network
 from netem.profile import Profile
-from netem.simpeer import Loop, Plan, SimPeer
+from netem.simpeer import SimPeer
+from netem.simpump import Loop
+from netem.simwire import Plan
 from p2p.broadcast.exchange import TICK_S
 from p2p.broadcast.policy import DEFAULT, POLICIES
 from p2p.errors import ShoalError, UsageError
@@ -181,7 +184,7 @@ class Simulation(Loop):
         self._hosts = {host.name: host for host in profile.hosts}
         self._faults = faults
         self._neighbours = neighbours
-        self._queue: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
+        self._queue: list[tuple[float, int, Callable[..., object], tuple[object, ...]]] = []
         self._count = 0
         self._waiting: dict[str, None] = {}
         """hosts that are to complete the round"""
@@ -215,13 +218,16 @@ class Simulation(Loop):
 
     # --- what peers need ---------------------------------------------------------------------------------------------
 
-    def at(self, time: float, action: Callable[..., None], *arguments: object) -> None:
+    def at(self, time: float, action: Callable[..., object], *arguments: object) -> None:
         self._count += 1
         heappush(self._queue, (time, self._count, action, arguments))
 
-    def completed(self, peer: SimPeer) -> None:
-        if self._waiting.pop(peer.name, 0) is None:
-            self._done[peer.name] = self.now - self._began
+    def queueing(self, host: str) -> float:
+        return self.peers[host].queueing(self.now)
+
+    def completed(self, host: str) -> None:
+        if self._waiting.pop(host, 0) is None:
+            self._done[host] = self.now - self._began
 
     # --- rounds ------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import select
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 
 from netem.fabric import Fabric
@@ -32,9 +33,14 @@ class Switch:
         self._fabric, self._tuns, self._now = fabric, dict(tuns), now
         self._host_of = {bytes(map(int, address.split("."))): host for address, host in addresses.items()}
         self._by_fd = {fd: host for host, fd in self._tuns.items()}
+        self._calls: deque[Callable[[Fabric, float], None]] = deque()
         self.strays = 0
         self.late = 0.0
         """seconds that the latest hand-over was late at most: what the emulation adds to a delay"""
+
+    def call(self, change: Callable[[Fabric, float], None]) -> None:
+        """From any thread: have `change(fabric, now)` called by the one that owns the fabric, within IDLE_S."""
+        self._calls.append(change)
 
     def run(self, stop: Callable[[], bool]) -> None:
         """Until `stop()` says so. OSError when a device is gone."""
@@ -45,6 +51,8 @@ class Switch:
             began = self._now()
             while not stop():
                 now = self._now() - began
+                while self._calls:
+                    self._calls.popleft()(self._fabric, now)
                 due = self._fabric.next_at
                 wait = IDLE_S if due is None else min(max(due - now, 0.0), IDLE_S)
                 for fd, _ in poll.poll(wait):

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from select import select
 
 from pydantic import TypeAdapter
@@ -27,6 +28,8 @@ from netem.switch import Switch
 from p2p.errors import ShoalError
 
 START_S = 60.0
+NICE = -10
+"""The switch is the wire: it must not queue for a processor behind the programs on its hosts."""
 ANSWER_S = 5.0
 END_S = 20.0
 
@@ -61,13 +64,22 @@ class Underlay:
 
     def weather(self) -> Weather:
         """Since the last call. ShoalError when the network is gone."""
+        return Weather(**self._ask({}))
+
+    def set_rates(self, host: str, up: float, down: float, seconds: float | None = None) -> None:
+        """`host`'s access link has these rates (bit/s, 0: an outage) from now on, or for so long. KeyError for no host."""
+        if host not in self._hosts:
+            raise KeyError(host)
+        self._ask({"rates": [host, up, down, seconds]})
+
+    def _ask(self, question: dict) -> dict:
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(b"\n")
+            self._process.stdin.write(json.dumps(question).encode() + b"\n")
             self._process.stdin.flush()
         except OSError:
             raise ShoalError("the emulated network is gone") from None
-        return Weather(**_answer(self._process, ANSWER_S))
+        return _answer(self._process, ANSWER_S)
 
 
 @contextmanager
@@ -113,6 +125,8 @@ def _own(profile: Profile) -> None:
         fabric = Fabric(profile)
         switch = Switch(fabric, {name: place.tun for name, place in hosts.items()}, addresses)
         _say({"hosts": {n: [p.address, p.namespace] for n, p in hosts.items()}, "congestion": hosts[LEARNER].congestion})
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, NICE)
         over = threading.Event()
         threading.Thread(target=_attend, args=(switch, fabric, over), daemon=True).start()
         try:
@@ -134,12 +148,22 @@ def _attend(switch: Switch, fabric: Fabric, over: threading.Event) -> None:
     """Answer each line on stdin; its end is the network's."""
     pipes = [*fabric.up.values(), *fabric.down.values()]
     dropped = lost = 0
-    while sys.stdin.readline():
+    while line := sys.stdin.readline():
+        question = json.loads(line)
+        if "rates" in question:
+            switch.call(partial(_set_rates, question["rates"]))
+            _say({})
+            continue
         late, switch.late = switch.late, 0.0
         now_dropped, now_lost = sum(p.overflowed for p in pipes), sum(p.lost for p in pipes)
         _say({"late_s": late, "dropped": now_dropped - dropped, "lost": now_lost - lost})
         dropped, lost = now_dropped, now_lost
     over.set()
+
+
+def _set_rates(rates: list, fabric: Fabric, now: float) -> None:
+    host, up, down, seconds = rates
+    fabric.set_rates(now, host, up, down, seconds)
 
 
 def _say(values: dict) -> None:

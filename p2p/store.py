@@ -31,31 +31,56 @@ SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors of reading that say nothing about the file: try again later."""
 
 
+def _write_file(path: str, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+    finally:
+        os.close(fd)
+
+
+def _read_file(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.readall()
+
+
 class ChunkFolder:
     """Where chunks lie and how one is written. Keeps no account of what is there: for who only adds."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         root.mkdir(parents=True, exist_ok=True)
+        self._text = str(root)
 
     def path(self, digest: bytes) -> Path:
         name = digest.hex()
         return self.root / name[:2] / name
 
+    def _where(self, digest: bytes) -> str:
+        """`path` as text: a chunk's life is a few such calls, and Path takes most of their time."""
+        name = digest.hex()
+        return f"{self._text}/{name[:2]}/{name}"
+
     def put_trusted(self, digest: bytes, data: bytes) -> None:
         """Keep `data`, which this process has just hashed itself to `digest`. OSError as the disk says."""
-        if not self.path(digest).exists():
+        if not os.path.exists(self._where(digest)):
             self._write(digest, data)
 
     def _write(self, digest: bytes, data: bytes) -> None:
-        path = self.path(digest)
-        path.parent.mkdir(exist_ok=True)
-        temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name[:16]}")
+        path = self._where(digest)
+        folder, name = os.path.split(path)
+        temporary = f"{folder}/{TEMPORARY}{os.getpid()}-{name[:16]}"
         try:
-            temporary.write_bytes(data)
+            try:
+                _write_file(temporary, data)
+            except FileNotFoundError:
+                os.makedirs(folder, exist_ok=True)
+                _write_file(temporary, data)
             os.replace(temporary, path)
         except BaseException:  # a full disk must not fill up with halves that nobody counts
-            temporary.unlink(missing_ok=True)
+            Path(temporary).unlink(missing_ok=True)
             raise
 
 
@@ -96,7 +121,7 @@ class ChunkStore(ChunkFolder):
 
     def put_trusted(self, digest: bytes, data: bytes) -> None:
         """As put, for bytes that this process has just hashed itself."""
-        if digest in self._sizes and self.path(digest).exists():  # the other process may have dropped it
+        if digest in self._sizes and os.path.exists(self._where(digest)):  # the other process may have dropped it
             return
         self._make_room(len(data))
         self._write(digest, data)
@@ -106,7 +131,7 @@ class ChunkStore(ChunkFolder):
         """The chunk, verified again as it is read (a disk may rot); None when it is not held or cannot be read any
         more. OSError only of SHORTAGE."""
         try:
-            data = self.path(digest).read_bytes()
+            data = _read_file(self._where(digest))
         except FileNotFoundError:
             self._forget(digest)
             return None

@@ -55,6 +55,8 @@ class Role:
     source: str
     """the source's name"""
     options: dict[str, Any] = field(default_factory=dict)
+    late: list[str] = field(default_factory=list)
+    """hosts whose players start only in the middle of a round"""
 
     @property
     def nodes(self) -> list[str]:

@@ -14,7 +14,7 @@ import trio
 
 from p2p.broadcast.arrivals import accept_header
 from p2p.broadcast.policy import DEFAULT
-from p2p.broadcast.pump import Pump, read_chunk
+from p2p.broadcast.pump import Pump
 from p2p.broadcast.session import Session
 from p2p.broadcast.spread import ASK_PARTS_S, Neighbour, Spread, Traffic, batches, bitmap, members
 from p2p.channel.base import Channel
@@ -215,7 +215,7 @@ class Exchange:
             while chunks is not None and lacking < len(chunks) and chunks[lacking] in spread.session.held:
                 lacking += 1
             if chunks is not None and lacking == len(chunks):
-                pieces = [await read_chunk(self.store, d) for d in spread.manifest.records[index].digests]
+                pieces = [await self._pump.read(d) for d in spread.manifest.records[index].digests]
                 if all(piece is not None for piece in pieces):
                     return b"".join(piece for piece in pieces if piece is not None)
                 # The disk lost a chunk that was whole when it came: fetch it again.

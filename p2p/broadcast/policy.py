@@ -7,7 +7,6 @@ relaying (everywhere else).
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ Push = tuple[str, int, bool]
 """Peer, chunk, and whether the peer becomes the chunk's distributor."""
 
 
-class Policy(ABC):
+class Policy:
     """One session's. Methods but `push` are facts; the session's own state is up to date when they are called."""
 
     pulls = True
@@ -53,9 +52,9 @@ class Policy(ABC):
     def tick(self, now: float) -> None:
         """Some 20 times a second."""
 
-    @abstractmethod
     def push(self, ready: Sequence[str], now: float) -> Push | None:
-        """What to push now to one of `ready` (in the order in which they were served last); None for nothing."""
+        """What to push now to one of `ready` (the one served longest ago first); None for nothing."""
+        raise NotImplementedError
 
 
 class _Static(Policy):

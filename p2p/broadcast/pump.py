@@ -33,6 +33,12 @@ LONGEST_PAUSE_S = 0.05
 
 SHORTEST_PAUSE_S = 0.001
 
+SMOOTHED = 0.8
+"""A neighbour's connection is told of a new pace when it is so far from the one it knows."""
+
+BURST = 1.25
+"""One connection alone may go so much over the pace of all: it is told of a new one late."""
+
 
 class Pump:
     """`lose(spread, chunk)` is called for a chunk that counted as held and is not in the store."""
@@ -122,7 +128,7 @@ class Pump:
 
     async def _send(self, peer: Neighbour, spread: Spread, chunk: int, seed: bool) -> None:
         digest = spread.manifest.chunk_digest(chunk)
-        data = await self._read(digest) if digest is not None else None
+        data = await self.read(digest) if digest is not None else None
         if data is None:
             self._lose(spread, chunk)
             return
@@ -137,7 +143,8 @@ class Pump:
         await peer.bulk.send(encode(Chunk(mid, chunk, seed, data)))
         spread.traffic.sent += len(data)
 
-    async def _read(self, digest: bytes) -> bytes | None:
+    async def read(self, digest: bytes) -> bytes | None:
+        """As `read_chunk`, past the disk where it is still in memory."""
         data = self._recent.get(digest)
         if data is None:
             data = await read_chunk(self._store, digest)
@@ -162,6 +169,11 @@ class Pump:
                 queueing = waits if queueing is None else min(queueing, waits)
         if self._acked:
             self.uplink.observe(self._now(), self._delivered, queueing)
+            pace = self.uplink.pace
+            for peer in self._order.values():
+                if not SMOOTHED < pace / peer.smoothed < 1 / SMOOTHED:
+                    peer.smoothed = pace
+                    peer.bulk.smooth(pace * BURST)
 
 
 async def read_chunk(store: ChunkStore, digest: bytes) -> bytes | None:

@@ -23,7 +23,7 @@ BACKLOG_S = 1.2
 """Work that a distributor is given ahead. Less leaves uplinks idle while news travels, more leaves the slow ones at work
 alone in the end."""
 
-FIRST_WINDOW, MIN_WINDOW = 2.0, 2.0
+FIRST_WINDOW, MIN_WINDOW = 4.0, 2.0
 """Chunks out at a distributor of which nothing is known yet; and at the least."""
 
 TAKE_OVER_S = 0.05

@@ -261,7 +261,7 @@ class Session:
         self._policy.tick(now)
 
     def next(self, ready: Sequence[str], now: float) -> Push | None:
-        """What to hand to one of `ready` (peers whose channel has room, in the order in which they were served last) now;
+        """What to hand to one of `ready` (peers whose channel has room, the one served longest ago first) now;
         None for nothing. The chunk counts as sent."""
         able = [p for p in ready if p in self._peers and len(self._peers[p].sent) < MAX_INFLIGHT]
         for peer in able:

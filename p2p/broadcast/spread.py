@@ -72,6 +72,8 @@ class Neighbour:
         self.refusals = 0
         self.job: tuple[Spread, int, bool] | None = None
         """chunk that is being handed to the bulk channel, which has room for another one when this is done"""
+        self.smoothed = 1.0
+        """bytes/s that its connection was last told to keep to"""
         self.wake = trio.Event()
         self.scope = trio.CancelScope()
         self.since = now

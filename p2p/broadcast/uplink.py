@@ -28,9 +28,9 @@ TARGET_S = 0.06
 CORRECT_S = 0.2
 """A queue that is off its target is brought there in so long."""
 
-MIN_FACTOR, MAX_FACTOR = 0.5, 1.15
+MIN_FACTOR, MAX_FACTOR = 0.5, 1.1
 
-PROBE_EVERY_S, PROBE_S, PROBE_FACTOR = 2.5, 0.3, 1.2
+PROBE_EVERY_S, PROBE_S, PROBE_FACTOR = 2.5, 0.3, 1.15
 """How often more than the known rate is tried, for how long, and how much more."""
 
 START_RATE = 1.25e6
@@ -70,6 +70,7 @@ class Uplink:
         self._last: float | None = None
         self._probe_at = 0.0
         self._flat = 0
+        self._top = 0.0  # the most that was delivered during the search
         self._judged_at = float("-inf")
 
     @property
@@ -121,21 +122,23 @@ class Uplink:
         self._steer(queueing)
 
     def _search(self, now: float, rate: float, queueing: float | None, limited_by_us: bool) -> None:
-        grown = rate > self.rate * GROWTH
-        self.rate = max(self.rate, rate)
-        self._factor = START_FACTOR
-        full = queueing is not None and queueing > FULL_QUEUE_S
-        if limited_by_us and not full:
+        grown = rate > self._top * GROWTH
+        self._top = max(self._top, rate)
+        self.rate = max(self._top, START_RATE)
+        if limited_by_us:
             return
+        full = queueing is not None and queueing > FULL_QUEUE_S
         if now - self._judged_at >= START_SAMPLE_S:
             self._judged_at = now
             self._flat = 0 if grown else self._flat + 1
         if full or self._flat >= ROUNDS:
             self._searching = False
+            self.rate = max(self._top, MIN_RATE)  # what was tried at first may be far above it
             self._samples.clear()
             self._best.clear()
             self._best.append((self._busy_s, self.rate))
             self._probe_at = self._busy_s + PROBE_EVERY_S
+            self._steer(queueing)
 
     def _learn(self, rate: float, queueing: float | None) -> None:
         if rate < COLLAPSE * self.rate and queueing is not None and queueing > 2 * TARGET_S:

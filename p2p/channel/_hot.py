@@ -45,7 +45,7 @@ _HEADER = struct.Struct(YAMUX_HEADER_FORMAT)
 class HotSession:
     """Takes a SecureSession's place under a muxer. Anything that is not here is the session's."""
 
-    def __init__(self, secure: Any, stream: trio.SocketStream) -> None:
+    def __init__(self, secure: Any, stream: trio.SocketStream, congestion: str = "") -> None:
         self._secure, self._stream, self._socket = secure, stream, stream.socket
         self._noise = secure.conn
         self._sealed = bytearray()  # from the socket
@@ -53,6 +53,8 @@ class HotSession:
         self._low = 1
         self.muxer: Any = None
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
+        if congestion:
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._secure, name)
@@ -76,7 +78,7 @@ class HotSession:
             header = await self.body(HEADER_SIZE)
             version, kind, flags, number, length = _HEADER.unpack(header)
             stream = None if flags or version else self.muxer.streams.get(number)
-            if stream is None or length > MAX_MESSAGE_SIZE and kind == TYPE_DATA:
+            if stream is None or (length > MAX_MESSAGE_SIZE and kind == TYPE_DATA):
                 return header
             if kind == TYPE_DATA:
                 data = await self.body(length)

@@ -18,6 +18,7 @@ import logging
 import os
 import socket
 import struct
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,7 +53,9 @@ from p2p.channel._hot import HotSession, HotStream
 from p2p.channel.base import PathState
 from p2p.limits import HANDSHAKE_S, MAX_CONNECTIONS
 
-__all__ = ["accept", "background_service", "hot", "make_swarm", "multiaddr", "path_of", "peer_id", "select", "stream_eof"]
+__all__ = [
+    "accept", "background_service", "hot", "make_swarm", "multiaddr", "path_of", "peer_id", "select", "smooth", "stream_eof",
+]  # fmt: skip
 
 if not os.environ.get("LIBP2P_DEBUG"):
     # It reports every peer that goes away as a warning or an error; our channels carry the reason instead.
@@ -146,14 +149,30 @@ def path_of(swarm_connection: Any) -> PathState | None:
     return PathState(acked + sacked * mss, unacked, rtt / 1e6, min(rtt, min_rtt) / 1e6)
 
 
+_SO_MAX_PACING_RATE = 47
+"""Linux: TCP then spreads what it sends by itself, whatever the queueing discipline and the congestion control."""
+
+
+def smooth(swarm_connection: Any, rate: float) -> None:
+    """See `Channel.smooth`."""
+    stream = _socket_of(swarm_connection.muxed_conn.secured_conn)
+    if stream is not None and sys.platform == "linux":
+        try:
+            stream.socket.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=Q", int(rate)))
+        except OSError as error:  # closed just now, or an old kernel
+            logging.getLogger(__name__).debug("cannot pace a connection: %s", error)
+
+
 class _Upgrader(TransportUpgrader):
+    congestion = ""
+
     async def upgrade_connection(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
         # the original ignores the class it was given and makes a plain Yamux
         muxer = await self.muxer_multistream.select_transport(conn)  # type: ignore[arg-type]
         stream = _socket_of(conn)
         if stream is None or muxer is not _Muxer:
             return muxer(conn, peer_id)
-        session = HotSession(conn, stream)
+        session = HotSession(conn, stream, self.congestion)
         session.muxer = _Muxer(session, peer_id)  # type: ignore[arg-type]
         return session.muxer
 
@@ -170,8 +189,9 @@ class _Swarm(Swarm):
         await muxed.event_closed.wait()
 
 
-def make_swarm(seed: bytes) -> Swarm:
-    """A swarm with the key of `seed`: TCP, Noise and yamux only, nothing dialled, pruned or limited on its own."""
+def make_swarm(seed: bytes, congestion: str = "") -> Swarm:
+    """A swarm with the key of `seed`: TCP, Noise and yamux only, nothing dialled, pruned or limited on its own.
+    `congestion`: TCP congestion control of its connections; the system's own unless said."""
     key_pair = create_new_key_pair(seed)
     noise = NoiseTransport(key_pair, noise_privkey=create_noise_key_pair().private_key)
     config = ConnectionConfig(
@@ -182,10 +202,12 @@ def make_swarm(seed: bytes) -> Swarm:
         inbound_upgrade_timeout=HANDSHAKE_S,
         outbound_upgrade_timeout=HANDSHAKE_S,
     )
+    upgrader = _Upgrader({NOISE: noise}, {YAMUX: _Muxer})  # type: ignore[dict-item]
+    upgrader.congestion = congestion
     return _Swarm(
         ID.from_pubkey(key_pair.public_key),
         PeerStore(),
-        _Upgrader({NOISE: noise}, {YAMUX: _Muxer}),  # type: ignore[dict-item]
+        upgrader,
         transports=[TCP()],
         retry_config=RetryConfig(max_retries=0),
         connection_config=config,

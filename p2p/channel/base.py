@@ -90,6 +90,10 @@ class Channel:
         """What is known of the way to the peer; None where the transport cannot say."""
         return None
 
+    def smooth(self, rate: float) -> None:
+        """Let no more than `rate` bytes/s leave, however much is handed over at once: a burst at the speed of this machine
+        overruns the short queue of a slow link. Does nothing where the transport cannot."""
+
 
 class Network:
     """One peer's host. Made by an adapter's async context manager, which owns all its tasks."""

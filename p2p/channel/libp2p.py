@@ -40,18 +40,19 @@ REUSE_S = 5.0
 
 @asynccontextmanager
 async def open_libp2p_network(
-    identity: Identity, listen: Sequence[str], *, announce: Sequence[str] | None = None
+    identity: Identity, listen: Sequence[str], *, announce: Sequence[str] | None = None, congestion: str = ""
 ) -> AsyncIterator[Network]:
     """A host that listens on the multiaddrs `listen` (port 0 takes a free one; none at all is allowed).
 
-    `announce` replaces what `addresses` says, for a host whose public address is not on its interfaces.
+    `congestion`: TCP congestion control of every connection (the system's own unless said): OSError where the kernel
+    does not have it. `announce` replaces what `addresses` says, for a host whose public address is not on its interfaces.
     UsageError with one line when an address is malformed or its port is in use.
     """
     _probe(listen)
     _allow_many_files()
     stack = _libp2p()
     async with trio.open_nursery() as nursery:
-        swarm = stack.make_swarm(identity.seed)
+        swarm = stack.make_swarm(identity.seed, congestion)
         host = Libp2pNetwork(identity.peer_id, swarm, nursery, announce)
         swarm.set_stream_handler(host.on_stream)
         nursery.start_soon(host.break_idle_connections)
@@ -315,6 +316,9 @@ class _StreamTransport:
 
     def path(self) -> PathState | None:
         return _libp2p().path_of(self._stream.swarm_conn)
+
+    def smooth(self, rate: float) -> None:
+        _libp2p().smooth(self._stream.swarm_conn, rate)
 
     async def abort(self) -> None:
         self._broken = True

@@ -237,6 +237,9 @@ class _End:
     def path(self) -> PathState | None:
         return None
 
+    def smooth(self, rate: float) -> None:
+        pass
+
     async def abort(self) -> None:
         if self.broken is None:
             self._closed, self.broken = True, "connection reset"

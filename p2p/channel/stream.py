@@ -28,10 +28,11 @@ QUEUE_LIMIT = 128 * KIB
 """Bytes waiting for the writer before `send` waits too (one message of any size always fits an empty queue): two
 chunks keep the wire busy, and more would only make the scheduler's choices stale."""
 
-GRANT_BATCH = CHANNEL_WINDOW // 16
-"""Consumed credit given back at once. Less waits GRANT_DELAY_S for company, or rides with the next write."""
+GRANT_BATCH = CHANNEL_WINDOW // 4
+"""Consumed credit given back at once; so much less than the window never stops a sender. Less than that waits GRANT_DELAY_S
+for company, or rides with the next write: on a link that carries a chunk now and then a frame for each is half the work."""
 
-GRANT_DELAY_S = 0.02
+GRANT_DELAY_S = 1.0
 
 LINGER_S = WRITE_PROGRESS_S
 """From a closed channel to both directions of its transport ended; then the connection is broken."""
@@ -56,6 +57,9 @@ class ByteTransport(Protocol):
     def path(self) -> PathState | None:
         """See `Channel.path`."""
         return None
+
+    def smooth(self, rate: float) -> None:
+        """See `Channel.smooth`."""
 
     async def abort(self) -> None:
         """Break the pipe and whatever connection it shares, at once: pending reads and writes fail. Never raises."""
@@ -149,6 +153,10 @@ class StreamChannel(Channel):
 
     def path(self) -> PathState | None:
         return self._transport.path() if self._reason is None else None
+
+    def smooth(self, rate: float) -> None:
+        if self._reason is None:
+            self._transport.smooth(rate)
 
     # --- for adapters
 

@@ -108,7 +108,8 @@ class ChannelSuite:
                     assert not mine.try_send(bytes(size))
                     for i in range(total):
                         assert await theirs.receive() == bytes([i % 256]) * size
-                assert await until_settled(lambda: mine.statistics().outstanding) == 0
+                while mine.statistics().outstanding:  # the last grants wait for company
+                    await trio.sleep(0.05)
 
     async def test_cancelled_send_queues_all_or_nothing(self, clock) -> None:
         async with self.pair() as (a, b):

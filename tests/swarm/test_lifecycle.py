@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
+import p2p.store
 from p2p.channel.base import BULK
 from p2p.errors import ShoalError
 from p2p.limits import CREDIT_PROGRESS_S, HANDSHAKE_S, KIB, MAX_FRAME, MIB
@@ -135,20 +136,21 @@ async def test_a_store_that_cannot_hold_one_version_does_not_end_the_node(tmp_pa
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE])
 async def test_a_chunk_that_a_relay_cannot_read_just_then(tmp_path, autojump_clock, monkeypatch, code) -> None:
+    monkeypatch.setattr("p2p.broadcast.pump.RECENT_BYTES", 0)  # every chunk is read from the disk
     async with open_swarm(tmp_path) as swarm:
         head = await swarm.start_head()
         nodes = await swarm.start_nodes(2)
         anchor = head.publish(1, make_state(1))
         await head.until_installed([n.peer for n in nodes], Version(1, 1))
-        real, failures = Path.read_bytes, []
+        real, failures = p2p.store._read_file, []
 
-        def flaky(self: Path) -> bytes:
-            if nodes[0].agent.store.root in self.parents and not failures:
-                failures.append(self.name)
+        def flaky(path: str | Path) -> bytes:
+            if nodes[0].agent.store.root in Path(path).parents and not failures:
+                failures.append(Path(path).name)
                 raise OSError(code, os.strerror(code))
-            return real(self)
+            return real(path)
 
-        monkeypatch.setattr(Path, "read_bytes", flaky)
+        monkeypatch.setattr("p2p.store._read_file", flaky)
         late = await swarm.start_node(3)
         await head.until_installed([late.peer], Version(1, 1))
         assert failures and late.agent.shadow.digest == make_state(1).digest()
@@ -226,7 +228,8 @@ async def test_a_message_too_long_for_a_frame_does_not_end_who_posts_it(tmp_path
         await head.until_installed([node.peer], Version(1, 1))
 
 
-async def test_a_chunk_that_rots_on_a_relay_comes_from_elsewhere(tmp_path, autojump_clock) -> None:
+async def test_a_chunk_that_rots_on_a_relay_comes_from_elsewhere(tmp_path, autojump_clock, monkeypatch, caplog) -> None:
+    monkeypatch.setattr("p2p.broadcast.pump.RECENT_BYTES", 0)  # every chunk is read from the disk
     async with open_swarm(tmp_path) as swarm:
         head = await swarm.start_head()
         nodes = await swarm.start_nodes(2)
@@ -239,6 +242,7 @@ async def test_a_chunk_that_rots_on_a_relay_comes_from_elsewhere(tmp_path, autoj
         await head.until_installed([late.peer], Version(1, 1))
         assert late.agent.shadow.digest == state.digest()
         assert not head.reports  # a rotten chunk is never sent
+        assert "is gone from the store" in caplog.text
         assert late.traffic(anchor).from_peers > 0
 
 

@@ -12,22 +12,23 @@ from hypothesis import strategies as st
 from p2p.broadcast.leases import (
     DISTRUST_S,
     FIRST_WANTS,
-    MAX_INFLIGHT,
+    MAX_AHEAD,
     MAX_WANTS,
     MAX_WANTS_PER_PEER,
     SOURCE_AFTER_S,
     UNRELIABLE_AFTER,
 )
-from p2p.broadcast.session import MAX_QUEUED_WANTS, RESEND_AFTER_S, RESEND_MAX_S, Session
+from p2p.broadcast.seeding import OVERDUE_S
+from p2p.broadcast.session import MAX_INFLIGHT, MAX_QUEUED_WANTS, RESEND_AFTER_S, RESEND_MAX_S, Session
 from p2p.limits import LEASE_S, REPAIR_AFTER_S
 from tests.unit.swarm_sim import SOURCE, Sim
 
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-def swarm(seed: int, peers: int, chunks: int, *, slowest: float = 0.02, **kwargs) -> Sim:
+def swarm(seed: int, peers: int, chunks: int, *, slowest: float = 0.02, source_s: float = 0.01, **kwargs) -> Sim:
     sim = Sim(seed, chunks, **kwargs)
-    sim.add(SOURCE, 0.01)
+    sim.add(SOURCE, source_s)
     for i in range(peers):
         sim.add(f"p{i}", sim.random.uniform(0.003, slowest))
     return sim
@@ -37,29 +38,99 @@ def swarm(seed: int, peers: int, chunks: int, *, slowest: float = 0.02, **kwargs
 
 
 @settings(max_examples=60, deadline=None)
-@given(SEEDS, st.integers(1, 6), st.integers(1, 120), st.floats(0.0, 0.02))
-def test_without_faults_the_source_sends_each_chunk_once_and_nothing_is_sent_twice(seed, peers, chunks, every) -> None:
-    sim = swarm(seed, peers, chunks, slowest=0.01)
+@given(SEEDS, st.integers(1, 6), st.integers(1, 120), st.floats(0.0, 0.04))
+def test_a_source_with_nothing_to_spare_sends_each_chunk_about_once_and_hardly_any_arrives_twice(
+    seed, peers, chunks, every
+) -> None:
+    """Only when all chunks are handed out may it take over the last few."""
+    sim = swarm(seed, peers, chunks, slowest=0.01, source_s=0.05)
     sim.make(every)
     sim.run(120)
     note(f"seed {seed}: {sim.now:.2f} s")
     assert sim.finished
-    assert sim.peers[SOURCE].sent == dict.fromkeys(range(chunks), 1)
+    sent = sim.peers[SOURCE].sent
+    assert set(sent) == set(range(chunks)) and sum(sent.values()) <= chunks + 2 * peers
+    twice = sum(p.session.duplicates for p in sim.peers.values())
+    assert twice <= peers
+    assert chunks * peers + twice <= sum(sum(p.sent.values()) for p in sim.peers.values()) <= chunks * peers + 2 * peers
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS, st.integers(1, 6), st.integers(1, 300), st.sampled_from([0.002, 0.005, 0.01]))
+def test_a_source_that_can_spare_copies_helps_and_little_is_sent_twice(seed, peers, chunks, source_s) -> None:
+    """All chunks are there at once. Only what is taken over while its distributor comes to it may come twice."""
+    sim = swarm(seed, peers, chunks, slowest=0.01, source_s=source_s)
+    sim.make(0.0)
+    sim.run(120)
+    note(f"seed {seed}: {sim.now:.2f} s")
+    assert sim.finished
+    sent, total = sim.peers[SOURCE].sent, sum(sum(p.sent.values()) for p in sim.peers.values())
+    assert set(sent) == set(range(chunks)) and max(sent.values()) <= peers
+    twice = sum(p.session.duplicates for p in sim.peers.values())
+    assert chunks * peers + twice <= total <= chunks * peers + 4 * peers + 0.05 * chunks * peers
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="seeding.py _own_chunk: while chunks are made more slowly than they can be sent, a distributor's rate is unknown "
+    "or measured on its idle time, so the chunk that it is just sending is taken over: up to 39 % come twice",
+)
+def test_chunks_that_are_made_slowly_are_not_sent_twice() -> None:
+    """Every uplink has time to spare between two chunks. The encoder's pace is the usual limit of a small version."""
+    for seed in range(5):
+        sim = swarm(seed, 2, 200, slowest=0.01, source_s=0.003)
+        sim.make(0.01)
+        sim.run(60)
+        assert sim.finished
+        assert sum(p.session.duplicates for p in sim.peers.values()) <= 0.05 * 400, f"seed {seed}"
+
+
+def test_the_uplink_that_the_source_has_to_spare_shortens_the_round() -> None:
+    """Four receivers at 20 ms a chunk carry 100 chunks to each other in 6 s and more; the source does its share."""
+    for seed in range(5):
+        took = []
+        for source_s in (0.05, 0.02, 0.005):
+            sim = Sim(seed, 100)
+            sim.add(SOURCE, source_s)
+            for i in range(4):
+                sim.add(f"p{i}", 0.02)
+            sim.make(0.0)
+            sim.run(60)
+            assert sim.finished
+            took.append(sim.now)
+            bound = max(100 * source_s, 400 / (1 / source_s + 4 / 0.02))
+            assert sim.now <= 1.35 * bound + 0.3, f"seed {seed}: {sim.now:.2f} s, and the fluid bound is {bound:.2f} s"
+        assert took == sorted(took, reverse=True)
+
+
+@settings(max_examples=40, deadline=None)
+@given(SEEDS, st.sampled_from(["star", "chain", "tree"]), st.integers(1, 7), st.integers(1, 60), st.floats(0.0, 0.05))
+def test_every_plain_policy_completes_without_faults_and_sends_nothing_twice(seed, policy, peers, chunks, every) -> None:
+    sim = swarm(seed, peers, chunks, policy=policy)
+    sim.make(every)
+    sim.run(120)
+    assert sim.finished
     assert all(p.session.duplicates == 0 for p in sim.peers.values())
-    total = sum(sum(p.sent.values()) for p in sim.peers.values())
-    assert total == chunks * peers
+    assert sum(sim.peers[SOURCE].sent.values()) == chunks * {"star": peers, "chain": 1, "tree": min(peers, 2)}[policy]
+    assert sum(sum(p.sent.values()) for p in sim.peers.values()) == chunks * peers
 
 
 @settings(max_examples=80, deadline=None)
 @given(SEEDS)
 def test_every_live_peer_completes_whatever_happens(seed) -> None:
-    """Random rates, losses, deaths, joins and withholders. Only the source must live."""
+    """Random rates, losses (of chunks and of announcements), deaths, joins, withholders and peers that never acknowledge.
+    Only the source must live."""
     rng = random.Random(seed)
     chunks = rng.randint(1, 100)
-    sim = swarm(seed, rng.randint(1, 6), chunks, slowest=rng.choice([0.01, 0.05, 0.3]), loss=rng.choice([0, 0, 0.05, 0.3]))
+    sim = swarm(
+        seed, rng.randint(1, 6), chunks, slowest=rng.choice([0.01, 0.05, 0.3]), source_s=rng.choice([0.003, 0.01, 0.05]),
+        loss=rng.choice([0, 0, 0.05, 0.3]), deafness=rng.choice([0, 0, 0.3]),
+    )  # fmt: skip
     sim.make(rng.choice([0.0, 0.01, 0.1]))
     for i in range(rng.randint(0, 2)):
         sim.add(f"withholder{i}", 0.01, withholds=True)
+    for i in range(rng.choice([0, 0, 1])):
+        sim.add(f"deaf{i}", 0.01).deaf = True
     for i in range(rng.randint(0, 3)):
         sim.at(rng.uniform(0, 8), lambda i=i: sim.add(f"late{i}", rng.uniform(0.003, 0.1), catching=sim.sealed))
     for _ in range(rng.randint(0, 3)):
@@ -159,7 +230,7 @@ def test_a_slow_receiver_of_pushes_gets_everything_about_once_and_holds_up_nobod
         assert slow.arrived <= 135, f"seed {seed}: {slow.arrived} chunks sent for 100"
         assert slow.done_at <= 1.35 * 100 * down_s + 1, f"seed {seed}: {slow.done_at:.1f} s"
         others = max(p.done_at for p in sim.others(SOURCE) if p is not slow)
-        assert others < 4, f"seed {seed}: {others:.1f} s"
+        assert others < OVERDUE_S + 2, f"seed {seed}: {others:.1f} s"  # what was seeded there is sent by the source then
 
 
 def test_a_distributor_that_trickles_costs_seconds_and_not_its_whole_backlog() -> None:
@@ -170,7 +241,7 @@ def test_a_distributor_that_trickles_costs_seconds_and_not_its_whole_backlog() -
         sim.make(0.0)
         sim.run(200)
         assert sim.finished, f"seed {seed}"
-        assert trickle.got_from[SOURCE] >= 150
+        assert 10 <= trickle.got_from[SOURCE] < 100, "it is given as much as it passes on, not an equal share"
         honest = [p for p in sim.others(SOURCE) if p is not trickle]
         assert max(p.done_at for p in honest) < 20, f"seed {seed}: {sim.now:.1f} s"
         assert sum(p.session.duplicates for p in honest) < 40, f"seed {seed}"
@@ -192,8 +263,19 @@ def test_a_node_whose_disk_was_full_for_long_is_served_again() -> None:
 # --- one session
 
 
+def hand(session: Session, peer: str, now: float) -> tuple[int, bool] | None:
+    """What is handed out when only `peer` has room."""
+    found = session.next([peer], now)
+    return None if found is None else found[1:]
+
+
+def drain(session: Session, peer: str, now: float) -> list[int]:
+    """Everything that can be handed to `peer` now."""
+    return [chunk for chunk, _ in iter(lambda: hand(session, peer, now), None)]
+
+
 def receiver(chunks: int = 40, **kwargs) -> Session:
-    session = Session(is_source=False, source=SOURCE, now=0.0, **kwargs)
+    session = Session(me="me", source=SOURCE, now=0.0, **kwargs)
     session.join(SOURCE, (), 0.0)
     session.learn(range(chunks), 0.0)
     session.close(chunks)
@@ -201,14 +283,13 @@ def receiver(chunks: int = 40, **kwargs) -> Session:
 
 
 def test_at_most_max_inflight_chunks_are_unacknowledged() -> None:
-    session = Session(is_source=True, source=None, now=0.0)
+    session = Session(me=SOURCE, source=None, now=0.0)
     session.join("a", (), 0.0)
-    for chunk in range(30):
+    for chunk in range(2 * MAX_INFLIGHT):
         session.hold(chunk, None, seed=False, now=0.0)
-    handed = [session.next_for("a", 0.0) for _ in range(20)]
-    assert [h for h in handed if h] == [(c, True) for c in range(MAX_INFLIGHT)]
+    assert drain(session, "a", 0.0) == list(range(MAX_INFLIGHT))
     session.peer_has("a", [0, 1], 1.0)
-    assert [session.next_for("a", 1.0) for _ in range(3)] == [(8, True), (9, True), None]
+    assert drain(session, "a", 1.0) == [MAX_INFLIGHT, MAX_INFLIGHT + 1]
 
 
 def test_a_missing_chunk_is_asked_of_its_holder_and_then_of_another() -> None:
@@ -216,14 +297,15 @@ def test_a_missing_chunk_is_asked_of_its_holder_and_then_of_another() -> None:
     session = receiver(1)
     session.join("a", [0], 0.0)
     session.join("b", [0], 0.1)
-    assert session.wants(REPAIR_AFTER_S / 2) == {}
-    assert session.wants(0.5) == {"a": [0]}
-    assert session.wants(0.5 + LEASE_S / 2) == {}
-    assert session.wants(0.5 + LEASE_S) == {"b": [0]}
-    assert session.wants(0.5 + 2 * LEASE_S) == {}
-    assert session.wants(0.5 + 3 * LEASE_S) == {SOURCE: [0]}
-    session.wants(0.5 + 7 * LEASE_S)  # all broke it: from the start again
-    assert session.wants(0.6 + 7 * LEASE_S) == {"a": [0]}
+    t = REPAIR_AFTER_S
+    assert session.wants(t / 2) == {}
+    assert session.wants(t) == {"a": [0]}
+    assert session.wants(t + LEASE_S / 2) == {}
+    assert session.wants(t + LEASE_S) == {"b": [0]}
+    assert session.wants(t + 2 * LEASE_S) == {}
+    assert session.wants(t + 3 * LEASE_S) == {SOURCE: [0]}
+    session.wants(t + 7 * LEASE_S)  # all broke it: from the start again
+    assert session.wants(t + 0.1 + 7 * LEASE_S) == {"a": [0]}
     assert session.hold(0, "a", seed=False, now=19.0) and session.complete
     assert session.wants(30.0) == {}
 
@@ -231,7 +313,8 @@ def test_a_missing_chunk_is_asked_of_its_holder_and_then_of_another() -> None:
 def test_the_source_is_asked_last_and_after_a_pause() -> None:
     session = receiver(1)
     assert session.wants(SOURCE_AFTER_S - 0.1) == {}
-    assert session.wants(SOURCE_AFTER_S) == {SOURCE: [0]}
+    asked = [t for t in range(1, 100) if session.wants(0.1 * t) == {SOURCE: [0]}]
+    assert asked and 0.1 * asked[0] <= REPAIR_AFTER_S + LEASE_S + 0.1
 
 
 def test_a_peer_that_breaks_its_leases_is_not_asked_for_a_while() -> None:
@@ -253,7 +336,13 @@ def test_a_peer_that_breaks_its_leases_is_not_asked_for_a_while() -> None:
         assert set(asked_now) == {SOURCE} and second + 2 * LEASE_S < DISTRUST_S
         deliver(session, asked_now, now + second)
     session.hold(99, "liar", seed=False, now=now + 5)  # it was only slow
-    assert "liar" in session.wants(now + 6)
+    for step in range(8):
+        asked_now = session.wants(now + 5 + 0.5 * step)
+        if "liar" in asked_now:
+            break
+        deliver(session, asked_now, now + 5 + 0.5 * step)
+    else:
+        pytest.fail("a peer that sends again is not asked again")
 
 
 def deliver(session: Session, asked: dict[str, list[int]], now: float) -> None:
@@ -315,7 +404,7 @@ def test_a_lease_lasts_while_chunks_come_from_its_peer_but_not_for_ever() -> Non
             break
     else:
         pytest.fail("a peer may sit on a chunk for ever")
-    assert chunk - 10 > MAX_INFLIGHT / 2
+    assert chunk - 10 >= MAX_AHEAD / 2
 
 
 def test_a_chunk_sent_over_and_over_keeps_no_lease_alive() -> None:
@@ -333,32 +422,34 @@ def test_a_chunk_sent_over_and_over_keeps_no_lease_alive() -> None:
 
 def test_a_chunk_on_a_slow_way_is_not_handed_over_again() -> None:
     """It was handed over longer than LEASE_S ago, but answers take that long there."""
-    session = Session(is_source=True, source=None, now=0.0)
+    session = Session(me=SOURCE, source=None, now=0.0)
     session.join("a", (), 0.0)
     for chunk in range(4):
         session.hold(chunk, None, seed=False, now=0.0)
-    assert [session.next_for("a", 0.0) for _ in range(4)] == [(c, True) for c in range(4)]
+    assert drain(session, "a", 0.0) == [0, 1, 2, 3]
     session.peer_has("a", [0], 4.0)
     session.peer_has("a", [1], 8.0)
     session.peer_wants("a", [2], 8.0 + LEASE_S)
-    assert session.next_for("a", 8.0 + LEASE_S) is None
+    assert hand(session, "a", 8.0 + LEASE_S) is None
     session.peer_wants("a", [2], 16.0 + LEASE_S)
-    assert session.next_for("a", 16.0 + LEASE_S) == (2, False)
+    assert hand(session, "a", 16.0 + LEASE_S) == (2, False)
 
 
 def test_a_chunk_that_is_pulled_from_the_source_is_not_seeded_again() -> None:
-    session = Session(is_source=True, source=None, now=0.0)
+    session = Session(me=SOURCE, source=None, now=0.0)
     for name in ("a", "b"):
         session.join(name, (), 0.0)
     for chunk in range(6):
         session.hold(chunk, None, seed=False, now=0.0)
     session.peer_wants("a", [0, 1, 2], 0.0)
-    assert [session.next_for("a", 0.0) for _ in range(3)] == [(0, True), (1, True), (2, True)]
-    assert [session.next_for("b", 0.0) for _ in range(4)] == [(3, True), (4, True), (5, True), None]
+    assert [hand(session, "a", 0.0) for _ in range(3)] == [(0, True), (1, True), (2, True)]
+    handed = [h for h in (hand(session, "b", 0.0) for _ in range(10)) if h]
+    assert [c for c, seed in handed if seed] == [3, 4, 5][: len([c for c, seed in handed if seed])] != []
+    assert len({c for c, _ in handed}) == len(handed)
 
 
 def test_what_a_complete_peer_holds_takes_no_memory() -> None:
-    session = Session(is_source=True, source=None, now=0.0)
+    session = Session(me=SOURCE, source=None, now=0.0)
     session.join("a", range(99_999), 0.0)
     session.close(100_000)
     assert not session.peer_complete("a") and len(session._peers["a"].has._bits) == 12_500
@@ -367,31 +458,32 @@ def test_what_a_complete_peer_holds_takes_no_memory() -> None:
 
 
 def test_chunks_that_were_dropped_over_there_do_not_fill_the_window_for_good() -> None:
-    session = Session(is_source=True, source=None, now=0.0)
+    session = Session(me=SOURCE, source=None, now=0.0)
     session.join("a", (), 0.0)
-    for chunk in range(20):
+    last = 2 * MAX_INFLIGHT
+    for chunk in range(last + 1):
         session.hold(chunk, None, seed=False, now=0.0)
-    assert [session.next_for("a", 0.0) for _ in range(MAX_INFLIGHT)][-1] == (MAX_INFLIGHT - 1, True)
-    session.peer_wants("a", [15], LEASE_S / 2)
-    assert session.next_for("a", LEASE_S / 2) is None
-    session.peer_wants("a", [15], LEASE_S)
-    assert session.next_for("a", LEASE_S) == (15, True)  # nobody had it from the source
+    assert drain(session, "a", 0.0) == list(range(MAX_INFLIGHT))
+    session.peer_wants("a", [last], LEASE_S / 2)
+    assert hand(session, "a", LEASE_S / 2) is None
+    session.peer_wants("a", [last], LEASE_S)
+    assert hand(session, "a", LEASE_S) == (last, True)  # nobody had it from the source
 
 
 def test_a_flood_of_wants_is_bounded() -> None:
-    session = Session(is_source=False, source=SOURCE, now=0.0)
+    session = Session(me="me", source=SOURCE, now=0.0)
     session.learn(range(1000), 0.0)
     for chunk in range(1000):
         session.hold(chunk, SOURCE, seed=False, now=0.0)
     session.join("a", (), 0.0)
     session.peer_wants("a", list(range(1000)) * 5, 1.0)
     assert len(session._peers["a"].wanted) == MAX_QUEUED_WANTS
-    session.leave("a")
+    session.leave("a", 1.0)
     session.join("a", (), 0.0)
     sent = 0
     for second in range(1000):
         session.peer_wants("a", [7] * 50, float(second))
-        while session.next_for("a", float(second)) is not None:
+        while hand(session, "a", float(second)) is not None:
             sent += 1
         session.peer_has("a", [7], float(second))
     often = 1000 / RESEND_MAX_S
@@ -403,10 +495,10 @@ def test_a_chunk_that_the_disk_lost_comes_from_a_peer_when_the_source_is_gone() 
     session.join("a", (), 0.0)
     session.hold(0, "a", seed=False, now=0.0)
     session.hold(1, SOURCE, seed=True, now=0.0)
-    session.leave(SOURCE)
+    session.leave(SOURCE, 0.0)
     assert session.complete
     session.lose(0, 5.0)
-    assert not session.complete and session.next_for("a", 5.0) == (1, False)
+    assert not session.complete and hand(session, "a", 5.0) == (1, False)
     assert session.wants(6.0) == {"a": [0]}
     assert session.hold(0, "a", seed=False, now=6.5) and session.complete
 
@@ -422,4 +514,59 @@ def test_a_duplicate_is_counted_and_changes_nothing() -> None:
 def test_a_stranger_changes_nothing(call) -> None:
     session = receiver(4)
     getattr(session, call)("stranger", [0, 1], 0.0)
-    assert session.peers() == [SOURCE] and session.next_for("stranger", 0.0) is None
+    assert session.peers() == [SOURCE] and hand(session, "stranger", 0.0) is None
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="session.py next: wants go before pushes to all others, so who asks for a whole version has the uplink alone",
+)
+def test_a_peer_that_asks_for_everything_does_not_have_the_uplink_alone() -> None:
+    """It has room always and acknowledges at once, as a joiner with a fast downlink does: the neighbours take turns."""
+    session = Session(me=SOURCE, source=None, now=0.0)
+    order = ["greedy", "a", "b"]
+    for name in order:
+        session.join(name, (), 0.0)
+    for chunk in range(400):
+        session.hold(chunk, None, seed=False, now=0.0)
+    served: dict[str, int] = dict.fromkeys(order, 0)
+    for step in range(300):
+        now = 0.01 * step
+        session.peer_wants("greedy", range(400), now)
+        found = session.next(order, now)
+        assert found is not None
+        peer, chunk, _ = found
+        order.remove(peer)
+        order.append(peer)
+        served[peer] += 1
+        session.peer_has(peer, [chunk], now + 0.005)
+    assert min(served["a"], served["b"]) >= 300 / 6, served
+
+
+def test_a_peer_that_never_acknowledges_is_handed_no_more_than_the_window_and_others_go_on() -> None:
+    session = Session(me=SOURCE, source=None, now=0.0)
+    for name in ("deaf", "a"):
+        session.join(name, (), 0.0)
+    for chunk in range(200):
+        session.hold(chunk, None, seed=False, now=0.0)
+    got: dict[str, set[int]] = {"deaf": set(), "a": set()}
+    order = ["deaf", "a"]
+    for step in range(3000):
+        now = 0.01 * step
+        session.tick(now)
+        found = session.next(order, now)
+        if found is not None:
+            peer, chunk, _ = found
+            order.remove(peer)
+            order.append(peer)
+            assert chunk not in got[peer]
+            got[peer].add(chunk)
+            if peer == "a":
+                session.peer_has("a", [chunk], now + 0.005)
+    assert len(got["deaf"]) == MAX_INFLIGHT and got["a"] == set(range(200))
+    now = 100.0
+    for _ in range(1000):  # it was there all the time, and asks in the end
+        session.peer_wants("deaf", sorted(set(range(200)) - got["deaf"])[:8], now)
+        got["deaf"].update(drain(session, "deaf", now))
+        now += 1.0
+    assert got["deaf"] == set(range(200))

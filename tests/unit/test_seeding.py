@@ -1,0 +1,263 @@
+"""What the source hands to whom: windows, seeds, take-over, and what becomes of chunks whose distributor fails."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from p2p.broadcast.seeding import OVERDUE_S, Seeding
+from p2p.broadcast.session import LAG_S, Session
+from tests.unit.swarm_sim import SOURCE, Sim
+
+
+def source(peers: str, chunks: int, memory: dict[str, float] | None = None) -> Session:
+    session = Session(me=SOURCE, source=None, now=0.0, memory=memory)
+    for peer in peers:
+        session.join(peer, (), 0.0)
+    for chunk in range(chunks):
+        session.hold(chunk, None, seed=False, now=0.0)
+    session.close(chunks)
+    return session
+
+
+def seeds(session: Session, peers: str, now: float) -> dict[str, list[int]]:
+    """All seeds that can be handed out now, until the source starts to send copies itself."""
+    out: dict[str, list[int]] = {peer: [] for peer in peers}
+    order = list(peers)
+    while (found := session.next(order, now)) is not None and found[2]:
+        out[found[0]].append(found[1])
+        order.remove(found[0])
+        order.append(found[0])
+    return out
+
+
+def everything(session: Session, peers: str, now: float) -> dict[str, set[int]]:
+    """Every chunk that can be handed out now, by peer."""
+    out: dict[str, set[int]] = {peer: set() for peer in peers}
+    while (found := session.next(list(peers), now)) is not None:
+        out[found[0]].add(found[1])
+    return out
+
+
+def strong_and_weak(chunks: int, weak_s: float) -> Sim:
+    sim = Sim(0, chunks)
+    sim.add(SOURCE, 0.012)
+    for name, chunk_s in (("strong", 0.005), ("weak", weak_s), ("other", 0.02)):
+        sim.add(name, chunk_s)
+    sim.make(0.0)
+    return sim
+
+
+def test_a_strong_peer_is_given_more_in_proportion_to_what_it_delivers() -> None:
+    sim = strong_and_weak(1000, 0.05)
+    sim.run(120)
+    assert sim.finished
+    strong, weak = (sim.peers[name].got_from[SOURCE] for name in ("strong", "weak"))
+    relayed = {name: sum(sim.peers[name].sent.values()) for name in ("strong", "weak", "other")}
+    assert relayed["strong"] > 3 * relayed["weak"] > 0
+    assert strong > weak
+    memory = sim.peers[SOURCE].session.memory
+    assert memory["strong"] > 2 * memory["weak"]
+
+
+def test_every_peer_is_tried_before_one_is_given_its_second_window() -> None:
+    first = seeds(source("abcd", 40), "abcd", 0.0)
+    assert all(first.values()) and max(map(len, first.values())) - min(map(len, first.values())) <= 1
+    chunks = [chunk for got in first.values() for chunk in got]
+    assert sorted(chunks) == list(range(len(chunks))), "lowest first, none twice"
+
+
+def test_a_peer_that_withholds_is_given_no_more_than_it_never_passed_on() -> None:
+    session = source("abw", 300)
+    given: Counter[str] = Counter()
+    holds: dict[str, set[int]] = {peer: set() for peer in "abw"}
+    now = 0.0
+    for _ in range(200):  # a and b pass on what they are given within the tick; w keeps it
+        now += 0.05
+        session.tick(now)
+        for peer, chunks in seeds(session, "abw", now).items():
+            given[peer] += len(chunks)
+            reached = "w" if peer == "w" else "abw"
+            for other in reached:
+                new = set(chunks) - holds[other]
+                holds[other] |= new
+                session.peer_has(other, sorted(new), now)
+    assert given["a"] + given["b"] > 100
+    assert given["w"] <= 4, given
+    relieved = session.relieved()
+    assert {peer for peer, _ in relieved} <= {"w", "a", "b"}
+
+
+def test_an_overdue_chunk_is_sent_by_the_source_and_its_distributor_told() -> None:
+    session = source("abc", 3)
+    handed = seeds(session, "abc", 0.0)
+    everything(session, "abc", 0.0)  # what else it can spare now
+    session.relieved()
+    silent = next(peer for peer, chunks in handed.items() if chunks)
+    (chunk, *_) = handed[silent]
+    now = 0.0
+    while not session.relieved():
+        now += 0.05
+        session.tick(now)
+        assert now < 5 * OVERDUE_S
+        assert now >= OVERDUE_S or not session.relieved()
+    sent = everything(session, "abc", now)
+    assert any(sent.values())
+    for peer in "abc":
+        if peer != silent:
+            assert not session.lacks(peer, chunk), "it is there or on its way from the source"
+
+
+def test_a_peer_that_lags_is_given_no_seeds_and_still_gets_everything_from_who_has_time() -> None:
+    session = source("abz", 400)
+    now = 0.0
+    session.peer_has("z", range(2), now)
+    for chunk in range(60):
+        now += 0.05
+        session.peer_has("a", [chunk], now)
+        session.peer_has("b", [chunk], now)
+        session.tick(now)
+    assert now > LAG_S and session.lagging == {"z"}
+    handed = seeds(session, "abz", now)
+    assert handed["z"] == [] and handed["a"] and handed["b"]
+    assert seeds(session, "z", now)["z"] == []
+    found = session.next(["z"], now)
+    assert found is not None and found[0] == "z" and not found[2], "no seed, but a copy when nobody else has room"
+
+
+@pytest.mark.parametrize("reached", [False, True])
+def test_what_a_dead_distributor_held_is_handed_out_again(reached) -> None:
+    session = source("abc", 4)
+    handed = seeds(session, "abc", 0.0)
+    victim = next(peer for peer, chunks in handed.items() if chunks)
+    session.peer_has(victim, handed[victim], 0.1)
+    rest = "abc".replace(victim, "")
+    if reached:  # one other has it: the source brings it to the last one itself, as that one's repair would ask for it
+        session.peer_has(rest[0], handed[victim], 0.2)
+    session.leave(victim, 0.3)
+    later = everything(session, rest, 0.3)
+    for chunk in handed[victim]:
+        got = [peer for peer in rest if chunk in later[peer]]
+        assert got, f"chunk {chunk} died with its distributor"
+        assert not reached or got == [rest[1]]
+
+
+def test_what_is_taken_over_is_the_last_chunk_of_the_most_loaded_and_it_is_told_once() -> None:
+    """a is known for a large window and b for a small one; then nothing moves."""
+    unit = Session(me=SOURCE, source=None, now=0.0).chunk_bytes
+    session = source("ab", 12, {"a": 10.0 * unit, "b": 2.0 * unit})
+    handed = seeds(session, "ab", 0.0)
+    assert len(handed["a"]) + len(handed["b"]) >= 11
+    while session.relieved():
+        pass
+    policy = session._policy
+    assert isinstance(policy, Seeding)
+    told: list[tuple[str, int]] = []
+    for _ in range(30):
+        backlog = {peer: list(d.out) for peer, d in policy._peers.items()}
+        session.next(["a", "b"], 0.0)
+        for peer, chunk in session.relieved():
+            assert chunk == backlog[peer][-1], "the last one it was given"
+            told.append((peer, chunk))
+    assert told and len(set(told)) == len(told)
+    assert told[0][0] == "a", "the one that would come to it last"
+    assert Counter(peer for peer, _ in told)["a"] >= Counter(peer for peer, _ in told)["b"]
+
+
+def test_a_relieved_distributor_does_not_push_the_chunk_whether_it_hears_before_or_after_it_comes() -> None:
+    for before in (True, False):
+        relay = Session(me="a", source=SOURCE, now=0.0)
+        for peer in (SOURCE, "b"):
+            relay.join(peer, (), 0.0)
+        if before:
+            relay.relieve([0])
+        relay.hold(0, SOURCE, seed=True, now=0.1)
+        relay.hold(1, SOURCE, seed=True, now=0.1)
+        if not before:
+            relay.relieve([0])
+        assert relay.next(["b"], 0.2) == ("b", 1, False)
+        assert relay.next(["b"], 0.2) is None
+        relay.peer_wants("b", [0], 3.0)
+        assert relay.next(["b"], 3.0) == ("b", 0, False), "who asks for it is served all the same"
+
+
+def test_memory_carries_from_one_version_to_the_next() -> None:
+    sim = strong_and_weak(600, 0.06)
+    sim.run(60)
+    assert sim.finished
+    memory = sim.peers[SOURCE].session.memory
+    names = ["strong", "weak", "other"]
+    cold, warm = Session(me=SOURCE, source=None, now=0.0), Session(me=SOURCE, source=None, now=0.0, memory=dict(memory))
+    took = {}
+    for kind, session in (("cold", cold), ("warm", warm)):
+        for name in names:
+            session.join(name, (), 0.0)
+        for chunk in range(400):
+            session.hold(chunk, None, seed=False, now=0.0)
+        got: Counter[str] = Counter()
+        while (found := session.next(names, 0.0)) is not None and found[2] and got[found[0]] < 30:
+            got[found[0]] += 1
+        took[kind] = got
+    assert took["warm"]["strong"] > 2 * took["cold"]["strong"]
+    assert took["warm"]["strong"] > took["warm"]["weak"]
+
+
+def test_memory_is_in_bytes_so_that_larger_chunks_are_fewer() -> None:
+    memory = {"a": 64 * 8192.0 * 1, "b": 64 * 8192.0 * 1}
+    counts = []
+    for size in (8192, 65536):
+        session = Session(me=SOURCE, source=None, now=0.0, chunk_bytes=size, memory=dict(memory))
+        for name in "ab":
+            session.join(name, (), 0.0)
+        for chunk in range(500):
+            session.hold(chunk, None, seed=False, now=0.0)
+        counts.append(sum(map(len, seeds(session, "ab", 0.0).values())))
+    assert counts[0] >= 4 * counts[1] > 0
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="seeding.py _seed: the least loaded peer that has room is chosen before it is asked whether it lacks any unseeded "
+    "chunk, so one peer that has (or says that it has) everything ends all seeding and the source sends to everyone itself",
+)
+@pytest.mark.parametrize("lies", [True, False])
+def test_a_peer_that_has_everything_does_not_end_seeding(lies) -> None:
+    sim = Sim(1, 200)
+    sim.add(SOURCE, 0.01)
+    for i in range(4):
+        sim.add(f"p{i}", 0.005)
+    sim.add("whole", 0.005, withholds=lies, holds=range(200))
+    sim.at(0.06, lambda: sim.make(0.0) if not sim.sealed else None)
+    sim.run(60)
+    assert sim.finished
+    assert sum(sim.peers[SOURCE].sent.values()) <= 1.3 * 200
+
+
+def test_nothing_that_a_lying_receiver_says_keeps_others_from_finishing() -> None:
+    """It announces what it lacks, takes it back by asking for it, announces again: counts of copies go wrong, no more."""
+    for seed in range(6):
+        sim = Sim(seed, 120)
+        sim.add(SOURCE, 0.01)
+        for i in range(3):
+            sim.add(f"p{i}", 0.008)
+        liar = sim.add("liar", 0.01, withholds=True)
+
+        def lie(sim: Sim = sim, liar=liar, step: int = 0) -> None:
+            for other in sim.others("liar"):
+                chunks = [sim.random.randrange(120) for _ in range(20)]
+                if sim.random.random() < 0.5:
+                    sim.message("liar", other.name, lambda to, c=tuple(chunks): to.session.peer_has("liar", c, sim.now))
+                else:
+                    sim.message("liar", other.name, lambda to, c=tuple(chunks): to.session.peer_wants("liar", c, sim.now))
+            sim.at(sim.now + 0.05, lie)
+
+        sim.make(0.005)
+        sim.at(0.01, lie)
+        honest = [p for p in sim.peers.values() if p is not liar]
+        for until in range(1, 60):
+            sim.run(float(until))
+            if all(p.session.complete for p in honest):
+                break
+        assert all(p.session.complete for p in honest), f"seed {seed}"
+        assert sim.now < 20, f"seed {seed}: {sim.now:.1f} s"

@@ -1,0 +1,224 @@
+"""How fast a peer lets chunks leave, over a simulated link: one queue of a fixed rate, looked at 20 times a second."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+
+from p2p.broadcast.uplink import MIN_RATE, TARGET_S, Uplink
+from p2p.limits import KIB
+
+TICK_S = 0.05
+MBIT = 125_000.0
+
+
+@dataclass
+class Link:
+    """A queue in front of `rate` bytes/s. What arrives is acknowledged `rtt` later; a full queue drops nothing here, it
+    holds the sender up, as the kernel's send buffer does (`buffer` bytes ahead of the queue)."""
+
+    rate: float
+    rtt: float = 0.04
+    buffer: float = 512.0 * KIB
+    queued: float = 0.0
+    delivered: float = 0.0
+    acked: deque[tuple[float, float]] = field(default_factory=lambda: deque([(-1.0, 0.0)]))
+
+    def move(self, now: float, seconds: float) -> None:
+        moved = min(self.queued, self.rate * seconds)
+        self.queued -= moved
+        self.delivered += moved
+        self.acked.append((now + self.rtt, self.delivered))
+
+    def acknowledged(self, now: float) -> int:
+        while len(self.acked) > 1 and self.acked[1][0] <= now:
+            self.acked.popleft()
+        return int(self.acked[0][1])
+
+    def queueing(self, stuck_s: float = 1.0) -> float:
+        return self.queued / self.rate if self.rate > 0 else stuck_s
+
+
+@dataclass
+class Run:
+    """Sends chunks over the link as the pump does, in steps of a few ms. Keeps what it saw at each tick."""
+
+    uplink: Uplink
+    link: Link
+    chunk: int = 32 * KIB
+    jitter_s: float = 0.0
+    seed: int = 0
+    now: float = 0.0
+    seen: list[tuple[float, float, float, float]] = field(default_factory=list)
+    """(time, delivered, queueing, pace)"""
+
+    def go(self, seconds: float, *, demand: float = float("inf")) -> None:
+        """`demand`: bytes/s that there are to send."""
+        rng, step = random.Random(self.seed), 0.002
+        wanted, next_tick, end = 0.0, self.now, self.now + seconds
+        while self.now < end:
+            self.link.move(self.now, step)
+            self.now += step
+            wanted = min(wanted + demand * step, 1e12) if demand < float("inf") else 1e12
+            while self.link.queued < self.link.buffer and self.uplink.wait(self.now) <= 0.001:
+                if wanted < self.chunk:
+                    self.uplink.idle(self.now)
+                    break
+                self.uplink.spent(self.now, self.chunk)
+                self.link.queued += self.chunk
+                wanted -= self.chunk
+            if self.now >= next_tick:
+                next_tick += TICK_S
+                waits = self.link.queueing()
+                self.seen.append((self.now, self.link.delivered, waits, self.uplink.pace))
+                signal = max(0.0, waits + rng.uniform(0, self.jitter_s)) if self.link.queued or self.jitter_s else None
+                self.uplink.observe(self.now, self.link.acknowledged(self.now), signal)
+
+    def carried(self, since: float) -> float:
+        """Bytes/s that arrived from then on."""
+        then = next(s for s in self.seen if s[0] >= since)
+        return (self.seen[-1][1] - then[1]) / (self.seen[-1][0] - then[0])
+
+    def waits(self, since: float) -> list[float]:
+        return [s[2] for s in self.seen if s[0] >= since]
+
+
+def chunk_for(rate: float) -> int:
+    """As a version's chunks are: a slow link is not given large ones."""
+    return 8 * KIB if rate < 2 * MBIT else 64 * KIB
+
+
+@pytest.mark.parametrize("mbit", [1, 20, 200])
+def test_from_cold_it_finds_the_rate_and_keeps_the_queue_short(mbit) -> None:
+    rate = mbit * MBIT
+    run = Run(Uplink(), Link(rate, buffer=max(256 * KIB, 0.5 * rate)), chunk_for(rate))
+    run.go(20.0)
+    assert run.carried(10.0) >= 0.95 * rate
+    assert 0.95 * rate <= run.uplink.rate <= 1.05 * rate
+    waits = run.waits(10.0)
+    one = run.chunk / rate
+    assert max(waits) <= 3 * TARGET_S + one, f"{max(waits):.3f} s queued"
+    assert sorted(waits)[len(waits) // 2] <= 2 * TARGET_S + one
+
+
+@pytest.mark.parametrize("mbit", [1, 20, 200])
+def test_the_search_takes_a_few_seconds_and_overruns_the_queue_only_once(mbit) -> None:
+    rate = mbit * MBIT
+    run = Run(Uplink(), Link(rate, buffer=max(256 * KIB, 0.5 * rate)), chunk_for(rate))
+    run.go(8.0)
+    assert run.carried(5.0) >= 0.9 * rate
+    assert max(run.waits(5.0)) < 0.5, "a search that overran the queue has drained it by then"
+
+
+@pytest.mark.parametrize("share", [0.1, 5.0])
+def test_it_follows_a_rate_that_changes(share) -> None:
+    rate = 20 * MBIT
+    run = Run(Uplink(), Link(rate, buffer=1.5e6), 16 * KIB)
+    run.go(15.0)
+    run.link.rate = rate * share
+    changed = run.now
+    run.go(30.0)
+    assert run.carried(changed + 20) >= 0.9 * rate * share
+    assert run.uplink.rate <= 1.1 * rate * share
+    assert max(run.waits(changed + 20)) <= 4 * TARGET_S + run.chunk / (rate * share)
+
+
+def test_a_link_that_collapsed_is_believed_within_seconds() -> None:
+    rate = 20 * MBIT
+    run = Run(Uplink(), Link(rate, buffer=1.5e6), 16 * KIB)
+    run.go(15.0)
+    run.link.rate = rate / 10
+    run.go(3.0)
+    assert run.uplink.rate <= 2 * rate / 10, "not only when the old rate is forgotten"
+
+
+def test_times_with_little_to_send_say_nothing_about_the_uplink() -> None:
+    rate = 20 * MBIT
+    run = Run(Uplink(), Link(rate), 16 * KIB)
+    run.go(10.0)
+    known = run.uplink.rate
+    run.go(60.0, demand=0.05 * rate)
+    assert run.uplink.rate >= 0.95 * known
+    busy = run.now
+    run.go(2.0)
+    assert run.carried(busy + 0.1) >= 0.9 * rate, "the next version starts at the known pace"
+
+
+def test_an_uplink_that_never_had_much_to_send_goes_on_searching() -> None:
+    rate = 100 * MBIT
+    run = Run(Uplink(), Link(rate, buffer=4e6), 64 * KIB)
+    run.go(30.0, demand=0.02 * rate)
+    assert run.uplink.pace >= 0.04 * rate
+    busy = run.now
+    run.go(8.0)
+    assert run.carried(busy + 5) >= 0.9 * rate
+
+
+@pytest.mark.parametrize("stuck_s", [0.0, 1.0])
+def test_it_survives_a_second_of_outage(stuck_s) -> None:
+    """`stuck_s`: the queueing that is seen meanwhile; a kernel that hears nothing keeps the last value."""
+    rate = 20 * MBIT
+    run = Run(Uplink(), Link(rate), 16 * KIB)
+    run.go(10.0)
+    queueing = run.link.queueing
+    run.link.rate = 0.0
+    run.link.queueing = lambda _=stuck_s: stuck_s  # type: ignore[assignment, method-assign]
+    run.go(1.0)
+    run.link.rate, run.link.queueing = rate, queueing  # type: ignore[method-assign]
+    back = run.now
+    run.go(10.0)
+    assert run.carried(back + 4) >= 0.9 * rate
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("mbit", [1, 20])
+def test_jitter_of_the_queueing_does_not_spiral_it_down(mbit, seed) -> None:
+    rate = mbit * MBIT
+    run = Run(Uplink(), Link(rate, buffer=max(256 * KIB, 0.5 * rate)), chunk_for(rate), jitter_s=0.02, seed=seed)
+    run.go(90.0)
+    assert run.carried(30.0) >= 0.93 * rate
+    assert run.carried(80.0) >= 0.93 * rate, "nor later"
+
+
+def test_queueing_that_is_not_ours_costs_a_share_and_not_everything() -> None:
+    """Another program fills the queue: 150 ms are always there."""
+    rate = 20 * MBIT
+    run = Run(Uplink(), Link(rate), 16 * KIB)
+    run.go(10.0)
+    own = run.link.queueing
+    run.link.queueing = lambda: own() + 0.15  # type: ignore[assignment, method-assign]
+    since = run.now
+    run.go(60.0)
+    assert run.carried(since + 40) >= 0.25 * rate
+
+
+def test_a_pace_is_never_below_what_finds_a_link_again() -> None:
+    uplink = Uplink()
+    now = 0.0
+    for _ in range(2000):
+        now += TICK_S
+        if uplink.wait(now) <= 0.0:
+            uplink.spent(now, 64 * KIB)
+        uplink.observe(now, 0, 5.0)
+        assert uplink.pace >= MIN_RATE and uplink.wait(now) <= 64 * KIB / MIN_RATE
+    assert uplink.rate >= MIN_RATE
+
+
+def test_debt_is_paid_at_the_pace_and_a_late_timer_costs_no_rate() -> None:
+    uplink = Uplink(rate=1e6)
+    assert uplink.wait(0.0) == 0.0
+    uplink.spent(0.0, 100_000)
+    assert uplink.wait(0.0) == pytest.approx(0.1, abs=0.04)
+    sent, now = 0, 10.0
+    while now < 20.0:  # the timer comes 10 ms late each time
+        wait = uplink.wait(now)
+        if wait <= 0.0:
+            uplink.spent(now, 32 * KIB)
+            sent += 32 * KIB
+        else:
+            now += wait + 0.01
+    assert sent >= 0.95 * 1e7
+    assert sent <= 1.05 * 1e7
