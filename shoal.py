@@ -340,7 +340,7 @@ def _netem_run(args: argparse.Namespace) -> dict[str, Any]:
     scenario = find_scenario(args.scenario)
     result = run_scenario(scenario, lambda line: print(line, file=sys.stderr, flush=True))
     if not args.json:
-        print_trial(result, Console())
+        print_trial(result, Console(width=None if sys.stdout.isatty() else 110))
     return result
 
 

@@ -191,6 +191,14 @@ class Manifest:
         record = self.records[segment]
         return record.digests[chunk - record.first]
 
+    def chunk_size(self, chunk: int) -> int:
+        """Bytes of this chunk; the most it can be while no record covers it."""
+        segment = self._owner.get(chunk)
+        if segment is None:
+            return self.header.chunk_bytes
+        record = self.records[segment]
+        return min(self.header.chunk_bytes, record.size - (chunk - record.first) * self.header.chunk_bytes)
+
     def chunks_of(self, segment: int) -> range | None:
         record = self.records.get(segment)
         return None if record is None else range(record.first, record.first + len(record.digests))

@@ -128,7 +128,7 @@ class Player:
         match command["do"]:
             case "links":  # answers once a full mesh is up, but for the late
                 while len(self.peering.links) < len(self.hosts) - 1 - len(self.late):
-                    await trio.sleep(0.02)  # noqa: ASYNC110  a contest's start, not its course
+                    await trio.sleep(0.02)  # a contest's start, not its course
                 self.say("linked", links=len(self.peering.links))
             case "prepare":
                 self._prepare(command["round"], command["bytes"], command["seed"])

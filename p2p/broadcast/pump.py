@@ -97,12 +97,13 @@ class Pump:
             peer.job = spread, chunk, seed
             peer.wake.set()
             self._order.move_to_end(name)
-            self.uplink.spent(now, spread.manifest.header.chunk_bytes)
+            self.uplink.spent(now, spread.manifest.chunk_size(chunk))
             for whom, taken in spread.session.relieved():
                 if whom in self._order:
                     self._order[whom].post(Relieve(spread.manifest.mid, (taken,)))
             return True
-        if len(ready) == len(self._order):
+        # When more than half of the channels have no room it is our uplink that is full; a few of them are slow at their other end.
+        if 2 * len(ready) >= len(self._order):
             self.uplink.idle(now)
         return False
 

@@ -196,32 +196,34 @@ class Seeding(Policy):
         if seed is not None:
             return seed
         found = self._own.next(ready)
-        if found is None:
+        while found is None:
             chunk = self._own_chunk(now)
-            if chunk is not None:
-                self._distribute(chunk)
-                found = self._own.next(ready)
+            if chunk is None:
+                return None
+            lacked = self._distribute(chunk)
+            found = self._own.next(ready)
+            if lacked:
+                break
         return None if found is None else (*found, False)
 
     def _seed(self, ready: Sequence[str], now: float) -> Push | None:
         if not len(self._unseeded):
             return None
         session = self.session
-        best, least = None, 1.0
-        for peer in ready:
+        loads = []
+        for place, peer in enumerate(ready):
             d = self._peers.get(peer)
             if d is None or peer in self._lagging or now < d.spared_until:
                 continue
             load = len(d.out) / self._window(peer, d)
-            if load < least:
-                best, least = peer, load
-        if best is None:
-            return None
-        chunk = session.lowest_of(self._unseeded, best)
-        if chunk is None:
-            return None
-        self._seeded(best, chunk, now)
-        return best, chunk, True
+            if load < 1.0:
+                loads.append((load, place, peer))
+        for _, _, peer in sorted(loads):
+            chunk = session.lowest_of(self._unseeded, peer)
+            if chunk is not None:  # else it has them all, or says so
+                self._seeded(peer, chunk, now)
+                return peer, chunk, True
+        return None
 
     def _seeded(self, peer: str, chunk: int, now: float) -> None:
         self._unseeded.discard(chunk)
@@ -230,18 +232,21 @@ class Seeding(Policy):
         lacking = sum(self._lacks(p, chunk) for p in self._peers)
         self._out[chunk] = _Out(peer, now, len(d.out), lacking)
 
-    def _distribute(self, chunk: int) -> None:
-        """The source sends this chunk to everyone who lacks it, itself."""
+    def _distribute(self, chunk: int) -> int:
+        """The source sends this chunk to everyone who lacks it, itself. How many those are."""
         self._unseeded.discard(chunk)
-        for peer in self._peers:
-            if self.session.lacks(peer, chunk):
-                self._own.add(peer, chunk)
+        lacking = [peer for peer in self._peers if self.session.lacks(peer, chunk)]
+        for peer in lacking:
+            self._own.add(peer, chunk)
+        return len(lacking)
 
     def _own_chunk(self, now: float) -> int | None:
         """What the source distributes next itself: the first that no distributor has room for, else the one that its
         distributor would come to last."""
         if len(self._unseeded):
             return self._unseeded.lowest_not_in(ChunkSet())
+        if self.session.total is None:
+            return None  # more is being made, and nobody is overburdened with what there is so far
         latest, chosen = TAKE_OVER_S, None
         for peer, d in self._peers.items():
             if not d.out:

@@ -3,7 +3,7 @@
 Pure: no clock, socket or randomness; `now` (seconds, any origin) is passed in. Must not know bytes, digests or
 channels: chunks are numbers, peers are names. The same object runs in nodes, in the head, in tests and in the simulator.
 
-What is pushed is decided by a `Policy`; here is what holds under any: what a peer asks for is served first, nothing is handed
+What is pushed is decided by a `Policy`; here is what holds under any: what a peer asks for takes turns with it, nothing is handed
 to a peer twice while it may still arrive, and what does not come by push is pulled under leases (`leases`) from whoever
 announced it, from the source only when no other peer has it. Late joiners only pull.
 """
@@ -87,6 +87,7 @@ class Session:
         self._pulls = Pulls(source, now)
         self._peers: dict[str, _Peer] = {}
         self._news: list[int] = []
+        self._asked_next = True
         self._policy = make_policy(policy, self)
 
     # --- what is known of the manifest -------------------------------------------------------------------------------
@@ -264,14 +265,28 @@ class Session:
         """What to hand to one of `ready` (peers whose channel has room, the one served longest ago first) now;
         None for nothing. The chunk counts as sent."""
         able = [p for p in ready if p in self._peers and len(self._peers[p].sent) < MAX_INFLIGHT]
+        if not able:
+            return None
+        # Wants and pushes take turns: who asks for much must not stop what everybody waits for.
+        found = self._asked(able, now) if self._asked_next else self._pushed(able, now)
+        if found is None:
+            found = self._pushed(able, now) if self._asked_next else self._asked(able, now)
+        else:
+            self._asked_next = not self._asked_next
+        return found
+
+    def _asked(self, able: Sequence[str], now: float) -> Push | None:
         for peer in able:
             entry = self._peers[peer]
             while entry.wanted:
                 chunk = entry.wanted.popleft()
-                if chunk in self.held and chunk not in entry.has:
+                if chunk in self.held and chunk not in entry.has and chunk not in entry.sent:
                     entry.sent[chunk] = now
                     return peer, chunk, self._policy.claim(peer, chunk, now)
-        found = self._policy.push(able, now) if able else None
+        return None
+
+    def _pushed(self, able: Sequence[str], now: float) -> Push | None:
+        found = self._policy.push(able, now)
         if found is not None:
             self._peers[found[0]].sent[found[1]] = now
         return found

@@ -28,7 +28,7 @@ TARGET_S = 0.06
 CORRECT_S = 0.2
 """A queue that is off its target is brought there in so long."""
 
-MIN_FACTOR, MAX_FACTOR = 0.5, 1.1
+MIN_FACTOR, MAX_FACTOR = 0.6, 1.1
 
 PROBE_EVERY_S, PROBE_S, PROBE_FACTOR = 2.5, 0.3, 1.15
 """How often more than the known rate is tried, for how long, and how much more."""
@@ -125,9 +125,12 @@ class Uplink:
         grown = rate > self._top * GROWTH
         self._top = max(self._top, rate)
         self.rate = max(self._top, START_RATE)
+        full = queueing is not None and queueing > FULL_QUEUE_S
+        self._factor = START_FACTOR
+        if full:  # whoever's queue it is: acknowledgements wait in it too, and would slow down everybody
+            self._steer(queueing)
         if limited_by_us:
             return
-        full = queueing is not None and queueing > FULL_QUEUE_S
         if now - self._judged_at >= START_SAMPLE_S:
             self._judged_at = now
             self._flat = 0 if grown else self._flat + 1

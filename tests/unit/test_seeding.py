@@ -216,11 +216,6 @@ def test_memory_is_in_bytes_so_that_larger_chunks_are_fewer() -> None:
     assert counts[0] >= 4 * counts[1] > 0
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="seeding.py _seed: the least loaded peer that has room is chosen before it is asked whether it lacks any unseeded "
-    "chunk, so one peer that has (or says that it has) everything ends all seeding and the source sends to everyone itself",
-)
 @pytest.mark.parametrize("lies", [True, False])
 def test_a_peer_that_has_everything_does_not_end_seeding(lies) -> None:
     sim = Sim(1, 200)

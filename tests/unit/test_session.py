@@ -70,11 +70,6 @@ def test_a_source_that_can_spare_copies_helps_and_little_is_sent_twice(seed, pee
     assert chunks * peers + twice <= total <= chunks * peers + 4 * peers + 0.05 * chunks * peers
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="seeding.py _own_chunk: while chunks are made more slowly than they can be sent, a distributor's rate is unknown "
-    "or measured on its idle time, so the chunk that it is just sending is taken over: up to 39 % come twice",
-)
 def test_chunks_that_are_made_slowly_are_not_sent_twice() -> None:
     """Every uplink has time to spare between two chunks. The encoder's pace is the usual limit of a small version."""
     for seed in range(5):
@@ -517,10 +512,6 @@ def test_a_stranger_changes_nothing(call) -> None:
     assert session.peers() == [SOURCE] and hand(session, "stranger", 0.0) is None
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="session.py next: wants go before pushes to all others, so who asks for a whole version has the uplink alone",
-)
 def test_a_peer_that_asks_for_everything_does_not_have_the_uplink_alone() -> None:
     """It has room always and acknowledges at once, as a joiner with a fast downlink does: the neighbours take turns."""
     session = Session(me=SOURCE, source=None, now=0.0)

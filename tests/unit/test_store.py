@@ -216,7 +216,6 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         import tempfile
-        from pathlib import Path
 
         self.folder = tempfile.TemporaryDirectory()
         self.store = ChunkStore(Path(self.folder.name), limit=600)
