@@ -102,7 +102,7 @@ class Pump:
                 if whom in self._order:
                     self._order[whom].post(Relieve(spread.manifest.mid, (taken,)))
             return True
-        # When more than half of the channels have no room it is our uplink that is full; a few of them are slow at their other end.
+        # When more than half of the channels have no room our uplink is full; a few may be slow at their other end.
         if 2 * len(ready) >= len(self._order):
             self.uplink.idle(now)
         return False
