@@ -32,6 +32,10 @@ TAKE_OVER_S = 0.05
 MAX_TRANSIT_S = 2.0
 """The longest way to a distributor that its window makes up for."""
 
+HELP_AFTER_S = 0.3
+"""The source sends each chunk once, and nothing else, for so long: a version that is everywhere by then is not worth more of the
+learner's egress, which costs money."""
+
 RATE_S = 0.5
 """The pace of a distributor is measured over so long."""
 
@@ -78,6 +82,7 @@ class Seeding(Policy):
         self._out: dict[int, _Out] = {}
         self._peers: dict[str, _Distributor] = {}
         self._own = Queues(session)
+        self._began: float | None = None
         self._relieved: list[tuple[str, int]] = []
         self._lagging: frozenset[str] = frozenset()
 
@@ -226,6 +231,7 @@ class Seeding(Policy):
         return None
 
     def _seeded(self, peer: str, chunk: int, now: float) -> None:
+        self._began = now if self._began is None else self._began
         self._unseeded.discard(chunk)
         d = self._peers[peer]
         d.out[chunk] = None
@@ -243,6 +249,10 @@ class Seeding(Policy):
     def _own_chunk(self, now: float) -> int | None:
         """What the source distributes next itself: the first that no distributor has room for, else the one that its
         distributor would come to last."""
+        if self._began is None:
+            self._began = now
+        if now - self._began < HELP_AFTER_S:
+            return None
         if len(self._unseeded):
             return self._unseeded.lowest_not_in(ChunkSet())
         if self.session.total is None:

@@ -109,7 +109,8 @@ def test_an_overdue_chunk_is_sent_by_the_source_and_its_distributor_told() -> No
             assert not session.lacks(peer, chunk), "it is there or on its way from the source"
 
 
-def test_a_peer_that_lags_is_given_no_seeds_and_still_gets_everything_from_who_has_time() -> None:
+def test_a_peer_that_lags_is_given_no_seeds_and_still_gets_everything_from_who_has_time(monkeypatch) -> None:
+    monkeypatch.setattr("p2p.broadcast.seeding.HELP_AFTER_S", 0.0)
     session = source("abz", 400)
     now = 0.0
     session.peer_has("z", range(2), now)
@@ -143,8 +144,9 @@ def test_what_a_dead_distributor_held_is_handed_out_again(reached) -> None:
         assert not reached or got == [rest[1]]
 
 
-def test_what_is_taken_over_is_the_last_chunk_of_the_most_loaded_and_it_is_told_once() -> None:
+def test_what_is_taken_over_is_the_last_chunk_of_the_most_loaded_and_it_is_told_once(monkeypatch) -> None:
     """a is known for a large window and b for a small one; then nothing moves."""
+    monkeypatch.setattr("p2p.broadcast.seeding.HELP_AFTER_S", 0.0)
     unit = Session(me=SOURCE, source=None, now=0.0).chunk_bytes
     session = source("ab", 12, {"a": 10.0 * unit, "b": 2.0 * unit})
     handed = seeds(session, "ab", 0.0)
@@ -256,3 +258,17 @@ def test_nothing_that_a_lying_receiver_says_keeps_others_from_finishing() -> Non
                 break
         assert all(p.session.complete for p in honest), f"seed {seed}"
         assert sim.now < 20, f"seed {seed}: {sim.now:.1f} s"
+
+
+def test_a_version_that_is_over_soon_leaves_the_source_once() -> None:
+    """The learner's egress costs money: what its distributors pass on within a moment is not sent twice to save some of it."""
+    session = Session(me="source", source=None, now=0.0)
+    for peer in ("a", "b", "c"):
+        session.join(peer, (), 0.0)
+    for chunk in range(3):
+        session.hold(chunk, None, seed=False, now=0.0)
+    session.close(3)
+    handed = [session.next(["a", "b", "c"], 0.01 * i) for i in range(20)]
+    assert sorted(h[1] for h in handed if h is not None) == [0, 1, 2]
+    session.tick(5.0)
+    assert session.next(["a", "b", "c"], 5.0) is not None  # but nobody waits for ever

@@ -277,7 +277,8 @@ def receiver(chunks: int = 40, **kwargs) -> Session:
     return session
 
 
-def test_at_most_max_inflight_chunks_are_unacknowledged() -> None:
+def test_at_most_max_inflight_chunks_are_unacknowledged(monkeypatch) -> None:
+    monkeypatch.setattr("p2p.broadcast.seeding.HELP_AFTER_S", 0.0)
     session = Session(me=SOURCE, source=None, now=0.0)
     session.join("a", (), 0.0)
     for chunk in range(2 * MAX_INFLIGHT):
@@ -452,7 +453,8 @@ def test_what_a_complete_peer_holds_takes_no_memory() -> None:
     assert session.peer_complete("a") and len(session._peers["a"].has._bits) == 0
 
 
-def test_chunks_that_were_dropped_over_there_do_not_fill_the_window_for_good() -> None:
+def test_chunks_that_were_dropped_over_there_do_not_fill_the_window_for_good(monkeypatch) -> None:
+    monkeypatch.setattr("p2p.broadcast.seeding.HELP_AFTER_S", 0.0)
     session = Session(me=SOURCE, source=None, now=0.0)
     session.join("a", (), 0.0)
     last = 2 * MAX_INFLIGHT
