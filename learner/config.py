@@ -126,17 +126,22 @@ class LearnerConfig(Section):
         return TrainerConfig.from_dict(values)
 
 
-def load_config(file: str | Path, overrides: Sequence[str] = ()) -> LearnerConfig:
-    """Read a TOML file and apply `--section.key value` flags. UsageError, one line, for anything wrong."""
-    path = Path(file)
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """The values in a TOML file. UsageError, one line, when there is none or it is none; `what` names it there."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UsageError(f"no such config file: {path}") from None
+        raise UsageError(f"no such {what}: {path}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {path}: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path} is not TOML: {error}") from None
+
+
+def load_config(file: str | Path, overrides: Sequence[str] = ()) -> LearnerConfig:
+    """Read a TOML file and apply `--section.key value` flags. UsageError, one line, for anything wrong."""
+    path = Path(file)
+    values = read_toml(path, "config file")
     for key, text in _pairs(overrides):
         _set(values, key, _parse(text))
     return build_config(values, str(path))

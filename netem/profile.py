@@ -8,7 +8,6 @@ hosts is the sum of theirs. Hosts of one **site** reach each other over the site
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from learner.config import read_toml
 from p2p.errors import UsageError
 
 LEARNER = "learner"
@@ -203,14 +203,7 @@ class _File(_Section):
 def load_profile(file: str | Path) -> Profile:
     """Read a profile. UsageError, one line that names the key, for anything wrong."""
     path = Path(file)
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"no such profile: {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path} is not TOML: {error}") from None
+    values = read_toml(path, "profile")
     return build_profile(values, str(path), path.stem)
 
 

@@ -7,7 +7,6 @@ Those that come with Shoal are files in netem/scenarios.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from learner.config import read_toml
 from netem.bound import profile_bound
 from netem.faults import Continue, Fault, Join, Kill, Outage, SetRates, Stop, bound_under, excused, in_order, joiners
 from netem.profile import LEARNER, Profile, build_profile, load_profile
@@ -207,14 +207,7 @@ def find_scenario(name_or_file: str) -> Scenario:
 def load_scenario(file: str | Path) -> Scenario:
     """Read a scenario. UsageError, one line that names the key, for anything wrong."""
     path = Path(file)
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"no such scenario: {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path} is not TOML: {error}") from None
+    values = read_toml(path, "scenario")
     return build_scenario(values, str(path), path.stem, path.parent)
 
 
