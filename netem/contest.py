@@ -9,12 +9,12 @@ from __future__ import annotations
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from netem.faults import Continue, Fault, Join, Kill, Outage, SetRates, Stop, excused, in_order, joiners
-from netem.players.wire import Account, Expect, Prepare, Publish, Role
+from netem.faults import Continue, Corrupt, Fault, Join, Kill, Outage, SetRates, Stop, Withhold, excused, in_order, joiners
+from netem.players.wire import Account, Expect, Prepare, Publish, Role, Turn
 from netem.processes import Event, Players, open_folder, open_players
 from netem.profile import LEARNER, Profile
 from netem.underlay import Underlay, underlay
@@ -51,6 +51,12 @@ class RoundResult:
     """late host -> seconds after the publication at which its player was up"""
     from_source: dict[str, int] = field(default_factory=dict)
     """host -> bytes it had from the source itself, of players that say so"""
+    named: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """host -> nodes that refused something it sent"""
+    reported: tuple[str, ...] = ()
+    """hosts that the source refused, or was told of"""
+    shunned: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """host -> nodes that have dropped it and keep away from it"""
     faults: tuple[Fault, ...] = ()
     """those that were brought about before the round was over"""
 
@@ -122,8 +128,20 @@ class Round:
             sum(int(a["duplicates"]) for host, a in self._accounts.items() if host != self._source),
             sum(float(a["cpu_s"]) for a in self._accounts.values()),
             not self.failures and not self.whole, tuple(self.failures),
-            from_source={h: int(a["from_source"]) for h, a in self._accounts.items() if "from_source" in a}, **network,
+            from_source={h: int(a["from_source"]) for h, a in self._accounts.items() if "from_source" in a},
+            named=self._by_whom(lambda account: (host for host, _ in account.get("reports", ()))),
+            reported=tuple(sorted({host for host, _ in self._accounts.get(self._source, {}).get("reports", ())})),
+            shunned=self._by_whom(lambda account: account.get("shuns", ())), **network,
         )  # fmt: skip
+
+
+    def _by_whom(self, whom: Callable[[Event], Iterable[str]]) -> dict[str, tuple[str, ...]]:
+        """host -> the nodes in whose account it is."""
+        out: dict[str, set[str]] = {}
+        for node, account in self._accounts.items():
+            for host in whom(account) if node != self._source else ():
+                out.setdefault(host, set()).add(node)
+        return {host: tuple(sorted(nodes)) for host, nodes in sorted(out.items())}
 
 
 def run_contest(
@@ -247,3 +265,7 @@ class _Trouble:
                     self._network.set_rates(host, 0.0, 0.0, fault.seconds)
             case Join():
                 self._players.launch(fault.host)
+            case Corrupt():
+                self._players.tell([fault.host], Turn("corrupt"))
+            case Withhold():
+                self._players.tell([fault.host], Turn("withhold"))

@@ -63,7 +63,8 @@ def round_values(scenario: Scenario, result: RoundResult, number: int) -> dict[s
         "source_bytes": result.source_bytes, "source_share": result.source_bytes / scenario.payload_bytes,
         "duplicate_bytes": result.duplicate_bytes, "cpu_s": result.cpu_s, "late_ms": 1e3 * result.late_s,
         "dropped": result.dropped, "cut_off": result.cut_off, "failures": list(result.failures), "verified": result.verified,
-        "joined": result.joined, "from_source": result.from_source, "faults": len(result.faults),
+        "joined": result.joined, "from_source": result.from_source, "faults": len(result.faults), "named": result.named,
+        "reported": result.reported, "shunned": result.shunned,
     }  # fmt: skip
 
 
@@ -90,6 +91,12 @@ def print_trial(result: dict[str, Any], console: Console) -> None:
             f"{r['source_share']:.2f}", share, f"{r['cpu_s']:.1f}", f"{r['late_ms']:.1f}",
         )  # fmt: skip
     console.print(table)
+    for r in result["rounds"]:
+        for host, nodes in r["named"].items():
+            dropped = ", ".join(r["shunned"].get(host, ())) or "nobody"
+            reported = "reported to" if host in r["reported"] else "unknown to"
+            told = f"round {r['round']}: {host} named by {', '.join(nodes)}, dropped by {dropped}, {reported} the source"
+            console.print(told, markup=False, highlight=False)
     console.print("holds" if result["holds"] else "does not hold: " + "; ".join(result["why"]), markup=False, highlight=False)
 
 

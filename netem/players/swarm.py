@@ -21,6 +21,7 @@ import psutil
 import trio
 
 from netem.players.payload import payload_bytes
+from netem.players.rogue import Conduct, RogueChannel
 from p2p.admission import make_ticket
 from p2p.broadcast.exchange import Exchange
 from p2p.channel.libp2p import open_libp2p_network
@@ -89,6 +90,9 @@ class Player:
         self.mids: dict[int, bytes] = {}
         self.cpu: dict[int, float] = {}
         self.reports: list[tuple[str, str]] = []
+        """host that was refused something, and why: here, or (at the source) at a node that told it"""
+        self.names = {key_of(name).peer_id: name for name in self.hosts}
+        self.conduct = Conduct()
         self.nursery: trio.Nursery | None = None
 
     def say(self, event: str, **values: Any) -> None:
@@ -140,6 +144,9 @@ class Player:
                 self.nursery.start_soon(self._publish, command["round"])
             case "account":
                 self._account(command["round"])
+            case "turn":
+                self.conduct.turn(command["to"])
+                self.say("turned", to=command["to"])
             case "stop":
                 os._exit(0)
             case other:
@@ -225,12 +232,13 @@ class Player:
 
     def _account(self, number: int) -> None:
         cpu = sum(psutil.Process().cpu_times()[:2]) - self.cpu.get(number, 0.0)
-        self.say("account", round=number, cpu_s=cpu, reports=self.reports, **self._traffic(number))
+        shuns = [name for peer, name in self.names.items() if self.peering.shuns(peer) and peer not in self.peering.links]
+        self.say("account", round=number, cpu_s=cpu, reports=self.reports, shuns=shuns, **self._traffic(number))
 
     # --- links -------------------------------------------------------------------------------------------------------
 
     async def _on_up(self, link: Link) -> None:
-        self.exchange.add_peer(link.peer, link.post, link.bulk)
+        self.exchange.add_peer(link.peer, link.post, RogueChannel(link.bulk, self.conduct))
         self._send_roster()
         if self.is_source and self.mids:  # a late host, or one that lost its link
             number = max(self.mids)
@@ -250,7 +258,7 @@ class Player:
     async def _on_down(self, link: Link, reason: str) -> None:
         log.info("link to %s is down: %s", link.name, reason)
         entry = self.exchange.peers.get(link.peer)
-        if entry is not None and entry.bulk is link.bulk:
+        if entry is not None and isinstance(entry.bulk, RogueChannel) and entry.bulk.inner is link.bulk:
             self.exchange.remove_peer(link.peer)
             self._send_roster()
 
@@ -261,7 +269,7 @@ class Player:
                 link.post(make_roster(1, members))
 
     async def _on_refusal(self, peer: str, refusal: Refusal) -> None:
-        self.reports.append((peer, refusal.reason))
+        self.reports.append((self.names.get(peer, peer), refusal.reason))
         head = self.peering.links.get(self.head.peer_id)
         if head is not None:
             head.post(Report(peer, refusal.version or Version(0, 0), refusal.chunk or 0, refusal.reason[:500]))
@@ -279,7 +287,7 @@ class Player:
                 for entry in message.entries:
                     self.nursery.start_soon(self._catch_up, entry)
             case Report():
-                self.reports.append((message.peer, message.reason))
+                self.reports.append((self.names.get(message.peer, message.peer), message.reason))
 
 
 async def play(config: dict[str, Any]) -> None:
