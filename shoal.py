@@ -183,7 +183,7 @@ def _parser() -> argparse.ArgumentParser:
 
     what = "measurements"
     bench = verbs.add_parser("bench", help=what, description=what, allow_abbrev=False)
-    actions = bench.add_subparsers(dest="action", required=True, metavar="broadcast")
+    actions = bench.add_subparsers(dest="action", required=True, metavar="broadcast|memory")
     what = "our broadcast against star, chain, tree, shardcast and libtorrent on the same emulated links (needs root)"
     p = verb("broadcast", _bench_broadcast, what, actions)
     p.add_argument("--scenario", action="extend", nargs="+", metavar="NAME_OR_FILE", help="default: the README's five")
@@ -192,6 +192,9 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--mtu", type=int, metavar="N", help="instead of the scenarios' own")
     p.add_argument("--plot", type=Path, metavar="FILE", help="write a plot (PNG, SVG or PDF)")
     p.add_argument("--markdown", type=Path, metavar="FILE", help="write a Markdown table")
+    p = verb("memory", _bench_memory, "memory that a source and a node take for one large version (over loopback)", actions)
+    p.add_argument("--payload", default="1 GiB", metavar="SIZE", help="default 1 GiB")
+    p.add_argument("--folder", type=Path, metavar="DIR", help="where files go (default: where temporary files go)")
     return parser
 
 
@@ -361,6 +364,17 @@ def _bench_broadcast(args: argparse.Namespace) -> dict[str, Any]:
         write_markdown(result, args.markdown)
     if args.plot is not None:
         write_plot(result, args.plot)
+    return result
+
+
+def _bench_memory(args: argparse.Namespace) -> dict[str, Any]:
+    from netem.memory import describe, measure_memory
+    from netem.scenario import payload_size
+
+    args.where = args.folder
+    result = measure_memory(payload_size(args.payload, "--payload"), args.folder)
+    if not args.json:
+        print(describe(result))
     return result
 
 

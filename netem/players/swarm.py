@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 import trio
 
-from netem.players.payload import payload_bytes
+from netem.players.payload import payload_blocks
 from netem.players.rogue import Conduct, RogueChannel
 from p2p.admission import make_ticket
 from p2p.broadcast.exchange import Exchange
@@ -43,6 +43,9 @@ RUN, PORT = "contest", 4001
 SEGMENT = MIB
 TENSOR_WORDS = 2 * MIB
 """Of two bytes each: tensors of 4 MiB, about what a small model's are."""
+
+IN_MEMORY = 256 * MIB
+"""A larger state is mapped from a file, as a node's shadow is; a smaller one is spared the page faults."""
 
 log = logging.getLogger("shoal.contest")
 
@@ -86,6 +89,7 @@ class Player:
             is_source=self.is_source, now=trio.current_time, wall=time.time, on_header=lambda manifest: True,
             on_refusal=self._on_refusal, policy=options.get("policy", "shoal"),
         )  # fmt: skip
+        self.directory = Path(config["directory"])
         self.states: dict[int, FlatState] = {}
         self.mids: dict[int, bytes] = {}
         self.cpu: dict[int, float] = {}
@@ -159,18 +163,29 @@ class Player:
         for old in [n for n in self.mids if n < number]:
             self.store.drop(self.exchange.forget(self.mids.pop(old)))
 
+    def _state(self, number: int, layout: Layout) -> FlatState:
+        """All zero; a file goes with the last view of it."""
+        if layout.nbytes <= IN_MEMORY:
+            return FlatState.in_memory(layout)
+        path = self.directory / f"{number}.state"
+        state = FlatState.create(path, layout)
+        path.unlink()
+        return state
+
     def _prepare(self, number: int, nbytes: int, seed: int) -> None:
         self._begin(number)
-        data = payload_bytes(nbytes, seed)
-        state = FlatState.in_memory(contest_layout(nbytes))
-        state.bytes[: len(data)] = np.frombuffer(data, np.uint8)
+        state, digest, start = self._state(number, contest_layout(nbytes)), blake3.blake3(), 0
+        for block in payload_blocks(nbytes, seed):
+            state.bytes[start : start + len(block)] = np.frombuffer(block, np.uint8)
+            digest.update(block)
+            start += len(block)
         self.states[number] = state
-        self.say("prepared", round=number, digest=blake3.blake3(data).hexdigest())
+        self.say("prepared", round=number, digest=digest.hexdigest())
 
     async def _publish(self, number: int) -> None:
         at = time.monotonic()
         state = self.states.pop(number)
-        base = FlatState.in_memory(state.layout)
+        base = FlatState.in_memory(state.layout)  # never written, so it takes no memory
         chunk = self.chunk_bytes or chunk_bytes_for(state.layout.nbytes)
         now = int(time.time())
         header = Header(
@@ -196,7 +211,7 @@ class Player:
         try:
             manifest = await self._wait_for(number)
             layout = manifest.header.layout
-            new, base = FlatState.in_memory(layout), FlatState.in_memory(layout)
+            new, base = self._state(number, layout), FlatState.in_memory(layout)
             for segment in manifest.segments:
                 payload = await self.exchange.segment(manifest.mid, segment.index)
                 await trio.to_thread.run_sync(decode_segment, payload, base.words(segment), new.words(segment))
