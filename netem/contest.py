@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from netem.backends import AUTO
 from netem.faults import Continue, Corrupt, Fault, Join, Kill, Outage, SetRates, Stop, Withhold, excused, in_order, joiners
 from netem.players.wire import Account, Expect, Prepare, Publish, Role, Turn
 from netem.processes import Event, Players, open_folder, open_players
@@ -47,6 +48,8 @@ class RoundResult:
     """packets that found a queue full"""
     congestion: str = ""
     """TCP congestion control in force on the hosts; a player may choose another for its own connections"""
+    backend: str = ""
+    """what the links were emulated by, "tc" or "switch"; late_s is known of the switch only"""
     joined: dict[str, float] = field(default_factory=dict)
     """late host -> seconds after the publication at which its player was up"""
     from_source: dict[str, int] = field(default_factory=dict)
@@ -155,6 +158,7 @@ def run_contest(
     *,
     faults: Sequence[Fault] = (),
     required: Collection[str] | None = None,
+    backend: str = AUTO,
     on_result: Callable[[RoundResult], None] = lambda result: None,
 ) -> list[RoundResult]:
     """`rounds` broadcasts of `payload_bytes` from the learner to all nodes of `profile`; a round is cut off after `cut_s`.
@@ -167,7 +171,7 @@ def run_contest(
     results: list[RoundResult] = []
     copies = COPIES * payload_bytes * len(profile.hosts)
     late = list(joiners(faults))
-    with underlay(profile) as network, open_folder(copies) as folder:
+    with underlay(profile, backend) as network, open_folder(copies) as folder:
         with open_players(network, player_argv, folder, options or {}, late) as players:
             for number in range(1, rounds + 1):
                 trouble = None
@@ -211,7 +215,8 @@ def _run_round(
         players.tell([name for name in players.names if name in nodes | {LEARNER}], Account(number))
         players.feed(state.take, lambda: state.accounted, ANSWER_S)
     happened = trouble.summary(state) if trouble is not None else {}
-    return state.result(late_s=weather.late_s, dropped=weather.dropped, congestion=network.congestion, **happened)
+    known = {"congestion": network.congestion, "backend": network.backend}
+    return state.result(late_s=weather.late_s, dropped=weather.dropped, **known, **happened)
 
 
 class _Trouble:
