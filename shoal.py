@@ -304,13 +304,11 @@ def _export(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _netem_up(args: argparse.Namespace) -> dict[str, Any]:
-    from netem.backends import choose
     from netem.service import up
 
-    backend, why = choose(args.backend)
-    if why:
-        print(why, file=sys.stderr)
-    result = up(args.profile, backend)
+    result = up(args.profile, args.backend)
+    if result["note"]:
+        print(result["note"], file=sys.stderr)
     if not args.json:
         scale = "" if result["scale"] == 1 else f", rates times {result['scale']:g}"
         print(f"network {result['name']} is up ({result['backend']}, MTU {result['mtu']}, TCP {result['congestion']}{scale})")

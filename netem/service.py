@@ -29,14 +29,15 @@ END_S = 20.0
 
 
 def up(file: Path, backend: str = AUTO) -> dict[str, Any]:
-    """Bring a profile's network up; its state. UsageError when it is up already or cannot be made."""
+    """Bring a profile's network up; its state, and a `note` where another back end was hoped for. UsageError when it is up
+    already or cannot be made."""
     check_namespaces()
     profile = load_profile(file)
     path = _state_path(profile.name)
     _clear(path)
     if path.exists():
         raise UsageError(f"network {profile.name} is up already: shoal netem down {profile.name}")
-    backend, _ = choose(backend)
+    backend, note = choose(backend)
     STATE.mkdir(mode=0o755, parents=True, exist_ok=True)
     log = path.with_suffix(".log")
     with open(log, "wb") as said:
@@ -51,7 +52,7 @@ def up(file: Path, backend: str = AUTO) -> dict[str, Any]:
             lines = log.read_text(errors="replace").strip().splitlines()
             raise ShoalError(f"network {profile.name} did not come up: {lines[-1] if lines else 'it said nothing'}")
         time.sleep(0.05)
-    return _read(path)
+    return {**_read(path), "note": note}
 
 
 def down(name: str) -> dict[str, Any]:
