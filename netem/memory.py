@@ -21,7 +21,7 @@ from netem.players.wire import Account, Expect, Links, Prepare, Publish, Role
 from netem.processes import READY_S, Players
 from netem.profile import LEARNER
 from p2p.errors import ShoalError, UsageError
-from p2p.limits import MIB
+from p2p.limits import DEFAULT_SEGMENT, MIB
 
 BOUND = 300 * MIB
 """Above idle, of source and node, for a version of 1 GiB."""
@@ -138,7 +138,8 @@ def _players(hosts: dict[str, str], folder: Path) -> Iterator[Players]:
     def launch(players: Players, name: str) -> None:
         own = folder / name
         own.mkdir()
-        role = Role("source" if name == LEARNER else "node", name, hosts[name], str(own), hosts, LEARNER)
+        options = {"segment_bytes": DEFAULT_SEGMENT}  # as a run has it unless told otherwise; contests have smaller ones
+        role = Role("source" if name == LEARNER else "node", name, hosts[name], str(own), hosts, LEARNER, options)
         players.start(name, argv(role), folder / f"{name}.log")
 
     players = Players(launch)

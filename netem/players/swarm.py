@@ -71,6 +71,7 @@ class Player:
         self.late = {*config.get("late", [])} - {self.name}
         options = config.get("options", {})
         self.chunk_bytes: int | None = options.get("chunk_bytes")
+        self.segment_bytes: int = options.get("segment_bytes", SEGMENT)
         me, self.head = key_of(self.name), key_of(self.source)
         self.me = me
         address = f"/ip4/{self.hosts[self.source]}/tcp/{PORT}/p2p/{self.head.peer_id}"
@@ -189,14 +190,14 @@ class Player:
         chunk = self.chunk_bytes or chunk_bytes_for(state.layout.nbytes)
         now = int(time.time())
         header = Header(
-            RUN, Version(1, number), "delta", Version(1, number - 1), base.digest(), CODEC, SEGMENT, chunk, now, now + 3600,
-            state.layout,
+            RUN, Version(1, number), "delta", Version(1, number - 1), base.digest(), CODEC, self.segment_bytes, chunk, now,
+            now + 3600, state.layout,
         )  # fmt: skip
         signer = ManifestSigner(self.head, header)
         self.mids[number] = signer.mid
         self.exchange.offer(signer.header_part, announce=True)
         size = 0
-        encoded = encode_version(state, base, self.store, segment_bytes=SEGMENT, chunk_bytes=chunk)
+        encoded = encode_version(state, base, self.store, segment_bytes=self.segment_bytes, chunk_bytes=chunk)
         while (done := await trio.to_thread.run_sync(next, encoded, None)) is not None:
             for digest in done.digests:  # another thread wrote them past the store's own account
                 self.store.has(digest)
