@@ -18,7 +18,7 @@ from netem.fabric import Fabric
 from netem.namespaces import Place, check_namespaces, check_possible, congestion_in, places
 from netem.profile import Profile
 from netem.switch import IDLE_S, Switch
-from netem.tc import Plan, Rates, dropped_and_lost, rate_commands, stats_commands, up_commands
+from netem.tc import Plan, Rates, dropped_and_lost, needs_netem, rate_commands, stats_commands, up_commands
 from p2p.errors import UsageError
 
 AUTO, TC, SWITCH = "auto", "tc", "switch"
@@ -59,12 +59,14 @@ class Backend:
         raise NotImplementedError
 
 
-def choose(asked: str) -> tuple[str, str]:
-    """(the back end to use, one line to say when it is not the one that was hoped for, "" otherwise). UsageError where that
-    or, asked for "auto", both cannot be had."""
+def choose(asked: str, *profiles: Profile) -> tuple[str, str]:
+    """(the back end for these profiles, one line to say when it is not the one that was hoped for, "" otherwise). "auto" takes tc
+    only where it can do everything; asked for by name it need only do what the profiles need. UsageError where that, or with
+    "auto" both, cannot be had."""
     if asked not in BACKENDS:
         raise UsageError(f"no back end {asked!r}: {', '.join(BACKENDS)}")
-    why = "" if asked == SWITCH else why_not_tc()
+    all_of_it = asked == AUTO or not profiles or any(needs_netem(profile) for profile in profiles)
+    why = "" if asked == SWITCH else why_not_tc(netem=all_of_it)
     if asked == TC and why:
         raise UsageError(f"back end tc: {why}")
     if asked == SWITCH or why:
@@ -73,7 +75,7 @@ def choose(asked: str) -> tuple[str, str]:
     return TC, ""
 
 
-def why_not_tc() -> str:
+def why_not_tc(*, netem: bool = True) -> str:
     """"" where `tc` can do it all. Tried out on a namespace of its own: modules may be loaded only when they are asked for."""
     check_namespaces()
     if shutil.which("tc") is None:
@@ -81,11 +83,11 @@ def why_not_tc() -> str:
     probe = f"shoal-probe-{threading.get_native_id()}"
     htb = ["qdisc", "add", "dev", "lo", "root", "handle", "1:", "htb", "default", "10"]
     rate = ["class", "add", "dev", "lo", "parent", "1:", "classid", "1:10", "htb", "rate", "1mbit"]
-    netem = ["qdisc", "add", "dev", "lo", "parent", "1:10", "handle", "101:", "netem", "delay", "1ms"]
-    bfifo = ["qdisc", "add", "dev", "lo", "parent", "101:1", "handle", "102:", "bfifo", "limit", "3000"]
+    delay = ["qdisc", "add", "dev", "lo", "parent", "1:10", "handle", "101:", "netem", "delay", "1ms"]
+    bfifo = ["qdisc", "add", "dev", "lo", "parent", "101:1" if netem else "1:10", "handle", "102:", "bfifo", "limit", "3000"]
     _call(["ip", "netns", "add", probe])
     try:
-        for name, words in (("htb", htb), ("htb", rate), ("netem", netem), ("bfifo", bfifo)):
+        for name, words in (("htb", htb), ("htb", rate), *([("netem", delay)] if netem else []), ("bfifo", bfifo)):
             done = subprocess.run(["tc", "-n", probe, *words], capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 return f"this kernel lacks sch_{name} ({' '.join(done.stderr.split()) or 'tc failed'})"

@@ -169,7 +169,7 @@ def bench(
     """What `shoal bench broadcast --json` prints. UsageError for what cannot be measured at all; what goes wrong in one turn is
     in its row. Blocks; nothing is left behind, whatever ends it."""
     scenarios, chosen, skipped = select(names, policies, repeat, mtu)
-    backend, note = choose(backend)
+    backend, note = choose(backend, *(scenario.profile for scenario in scenarios))
     if note:
         say(note)
     for why in skipped.values():

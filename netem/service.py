@@ -37,7 +37,7 @@ def up(file: Path, backend: str = AUTO) -> dict[str, Any]:
     _clear(path)
     if path.exists():
         raise UsageError(f"network {profile.name} is up already: shoal netem down {profile.name}")
-    backend, note = choose(backend)
+    backend, note = choose(backend, profile)
     STATE.mkdir(mode=0o755, parents=True, exist_ok=True)
     log = path.with_suffix(".log")
     with open(log, "wb") as said:

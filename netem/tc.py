@@ -91,6 +91,11 @@ class Plan:
         return next(i for i, h in enumerate(self.profile.hosts) if h.name == host)
 
 
+def needs_netem(profile: Profile) -> bool:
+    """Without delay, jitter and loss anywhere it does not."""
+    return any(_has_netem(access) for access in (*(h.access for h in profile.hosts), *profile.sites.values()))
+
+
 def up_commands(plan: Plan) -> list[Command]:
     """All that makes the network, in order. What goes wrong half-way is undone by deleting `plan.namespaces`."""
     if len(plan.profile.hosts) > NETWORK.num_addresses - 2:
@@ -194,12 +199,12 @@ def _tc(link: Link, what: str, action: str, *words: str) -> Command:
 def _chain(link: Link, minor: str, access: Access, rate: float, mtu: int) -> list[Command]:
     """htb class, netem if there is anything for it to do, and the queue."""
     out = [_class(link, "add", minor, rate, mtu)]
-    if _needs_netem(access):
+    if _has_netem(access):
         out.append(_tc(link, "qdisc", "add", "parent", f"1:{minor}", "handle", f"{minor}1:", "netem", *netem_words(access)))
     return [*out, _queue(link, "add", minor, access, rate, mtu)]
 
 
-def _needs_netem(access: Access) -> bool:
+def _has_netem(access: Access) -> bool:
     return access.delay > 0 or access.jitter > 0 or access.loss > 0
 
 
@@ -213,7 +218,7 @@ def _class(link: Link, action: str, minor: str, rate: float, mtu: int) -> Comman
 def _queue(link: Link, action: str, minor: str, access: Access, rate: float, mtu: int) -> Command:
     """As the fabric's pipe: a packet is taken while no more than `queue` seconds of others are ahead of it."""
     limit = round(rate * access.queue / 8) + mtu if rate > 0 else 1
-    parent = f"{minor}1:1" if _needs_netem(access) else f"1:{minor}"
+    parent = f"{minor}1:1" if _has_netem(access) else f"1:{minor}"
     return _tc(link, "qdisc", action, "parent", parent, "handle", f"{minor}2:", "bfifo", "limit", str(limit))
 
 

@@ -26,7 +26,7 @@ def run_scenario(
 ) -> dict[str, Any]:
     """What `shoal netem run --json` prints. UsageError or ShoalError when network or players do not come up. Blocks."""
     said = 0
-    chosen, why = choose(backend)
+    chosen, why = choose(backend, scenario.profile)
     if why:
         on_round(why)
 

@@ -74,7 +74,7 @@ class Underlay:
 @contextmanager
 def underlay(profile: Profile, backend: str = AUTO) -> Iterator[Underlay]:
     """Bring `profile` up by that back end. UsageError or ShoalError, one line, when that cannot be done."""
-    backend, _ = choose(backend)
+    backend, _ = choose(backend, profile)
     command = [sys.executable, "-m", "netem.underlay", backend, TypeAdapter(Profile).dump_json(profile).decode()]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     try:

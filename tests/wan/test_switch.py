@@ -192,16 +192,11 @@ BARE: dict[str, Any] = {
 """Without delay, jitter and loss nothing of it needs netem."""
 
 
-@pytest.fixture(scope="module")
-def _htb() -> None:
-    try:
-        with open_backend(TC, build_profile(BARE, "test"), f"shoal-{os.getpid()}-htb"):
-            pass
-    except UsageError as error:
-        pytest.skip(f"tc without netem: {error}")
+NO_HTB = WHY_NOT or why_not_tc(netem=False)
+htb = pytest.mark.skipif(bool(NO_HTB), reason=f"back end tc: {NO_HTB}")
 
 
-@pytest.mark.usefixtures("_htb")
+@htb
 def test_rates_routes_and_sites_of_tc() -> None:
     """Each way is as fast as the profile says, the LAN past the access links, and what a full queue drops is counted."""
     def attempt() -> str:
@@ -226,7 +221,7 @@ began = time.monotonic(); s.recv(2000); print(time.monotonic() - began)
 """
 
 
-@pytest.mark.usefixtures("_htb")
+@htb
 def test_tc_leaves_nothing_behind() -> None:
     prefix = f"shoal-{os.getpid()}-gone"
     with pytest.raises(KeyboardInterrupt), open_backend(TC, build_profile(BARE, "test"), prefix) as net:
@@ -253,11 +248,16 @@ def test_tc_understands_every_word() -> None:
 
 def test_which_back_end_is_chosen() -> None:
     assert choose("switch") == (SWITCH, "")
+    bare = build_profile(BARE, "test")
+    if not why_not_tc(netem=False):
+        assert choose("tc", bare) == (TC, "")
     chosen, why = choose("auto")
     if WHY_NOT_TC:
         assert chosen == SWITCH and WHY_NOT_TC in why and "\n" not in why
-        with pytest.raises(UsageError, match="back end tc: "):
-            choose("tc")
+        assert choose("auto", bare)[0] == SWITCH
+        for profiles in ((), (bare, build_profile(PROFILE, "test"))):
+            with pytest.raises(UsageError, match="back end tc: "):
+                choose("tc", *profiles)
     else:
         assert (chosen, why) == (TC, "") == choose("tc")
     with pytest.raises(UsageError, match="no back end 'pigeon'"):
