@@ -28,8 +28,8 @@ from p2p.channel.libp2p import open_libp2p_network
 from p2p.codec import decode_segment
 from p2p.errors import ChannelClosed, Refusal, ShoalError
 from p2p.identity import Identity
-from p2p.layout import Layout
-from p2p.limits import MIB
+from p2p.layout import Layout, Segment
+from p2p.limits import KIB, MIB
 from p2p.links import Link
 from p2p.manifest import CODEC, Header, Manifest, ManifestSigner
 from p2p.peering import JoinRefused, Peering
@@ -40,7 +40,9 @@ from p2p.store import ChunkStore
 from p2p.version import Version
 
 RUN, PORT = "contest", 4001
-SEGMENT = MIB
+SEGMENT = MIB - 8 * KIB
+"""A mebibyte and its payload's first byte would be one chunk more, of one byte."""
+
 TENSOR_WORDS = 2 * MIB
 """Of two bytes each: tensors of 4 MiB, about what a small model's are."""
 
@@ -213,11 +215,17 @@ class Player:
             manifest = await self._wait_for(number)
             layout = manifest.header.layout
             new, base = self._state(number, layout), FlatState.in_memory(layout)
+            digests: list[bytes] = []
+
+            def install(segment: Segment, payload: bytes) -> None:
+                decode_segment(payload, base.words(segment), new.words(segment))
+                while len(digests) < len(layout.tensors) and layout.tensors[len(digests)].stop <= segment.stop:
+                    digests.append(new.tensor_digest(len(digests)))
+
             for segment in manifest.segments:
                 payload = await self.exchange.segment(manifest.mid, segment.index)
-                await trio.to_thread.run_sync(decode_segment, payload, base.words(segment), new.words(segment))
+                await trio.to_thread.run_sync(install, segment, payload)
             sealed = await self.exchange.sealed(manifest.mid)
-            digests = await trio.to_thread.run_sync(new.tensor_digests)
             assert sealed.seal is not None
             if tuple(digests) != sealed.seal.tensor_digests or state_digest(layout, digests) != sealed.seal.state_digest:
                 self.say("failed", why=f"round {number}: the state does not hash to its seal")

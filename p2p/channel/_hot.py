@@ -35,8 +35,8 @@ UNSENT = 64 * KIB
 What the pump sends is paced, so this is not a queue that anything waits in."""
 
 RECEIVE_WINDOW = 1024 * KIB
-"""Bytes that the other side may have under way to us from the beginning. Linux starts at 64 KiB: with a record of that length
-half read, the sender waits a round trip for the rest. SO_RCVBUF would do too, but keeps it from growing."""
+"""Bytes that the other side may have under way to us from the beginning. Linux starts at 64 KiB: with half a record of that
+length here, the sender waits a round trip for the rest. SO_RCVBUF would do too, but keeps it from growing."""
 
 RETRY_MS = 1000
 """A connection that hears nothing tries again at least so often. Left to itself TCP doubles its pauses, and a network that was
