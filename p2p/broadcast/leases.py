@@ -11,11 +11,13 @@ cannot keep others from repairing by anything it says or sends.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from math import exp
+from operator import itemgetter
 
-from p2p.broadcast.chunkset import ChunkSet
+from p2p.broadcast.chunkset import ChunkSet, bits_of, chunks_of
 from p2p.limits import LEASE_S, REPAIR_AFTER_S
 
 MAX_AHEAD = 8
@@ -147,6 +149,10 @@ class Pulls:
         self.source = source
         self.missing: dict[int, float] = {}
         """provable chunk that is not held -> since when"""
+        self._lacking = 0
+        """the same as bits of a number"""
+        self._somewhere = 0
+        """chunks that some neighbour announced (or took back since), as bits of a number"""
         self.leases: dict[int, str] = {}
         self._suppliers: dict[str, _Supplier] = {}
         self._first: dict[int, _Supplier] = {}
@@ -161,6 +167,7 @@ class Pulls:
     def join(self, peer: str, has: ChunkSet) -> None:
         """`has` is shared with the session, which keeps it up to date."""
         self._suppliers[peer] = _Supplier(peer, has)
+        self._somewhere |= has.bits
 
     def leave(self, peer: str) -> None:
         supplier = self._suppliers.pop(peer)
@@ -168,18 +175,30 @@ class Pulls:
             del self.leases[chunk]
         for chunk in supplier.due:
             del self._first[chunk]
+        self._somewhere = 0
+        for other in self._suppliers.values():
+            self._somewhere |= other.has.bits
 
-    def need(self, chunk: int, now: float) -> None:
-        """A chunk that is provable and not held."""
-        self.missing.setdefault(chunk, now)
+    def need(self, chunks: Iterable[int], now: float) -> None:
+        """Chunks that are provable and not held."""
+        for chunk in chunks:
+            self.missing.setdefault(chunk, now)
+        self._lacking |= bits_of(chunks)
 
-    def announced(self, peer: str, chunk: int, now: float, *, awaited: bool) -> None:
-        """`peer` holds `chunk`. `awaited`: it is lacking here, and may be pushed."""
+    def announced(self, peer: str, chunks: Iterable[int], bits: int, now: float, *, awaited: int) -> None:
+        """`peer` holds `chunks` (`bits`, as bits of a number). `awaited`: those that are lacking here, and may be pushed."""
         supplier = self._suppliers[peer]
-        supplier.broke.pop(chunk, None)
-        if awaited and peer != self.source and chunk not in self._first:
-            self._first[chunk] = supplier
-            supplier.due[chunk] = now
+        self._somewhere |= bits
+        if supplier.broke:
+            for chunk in chunks:
+                supplier.broke.pop(chunk, None)
+        if peer == self.source:
+            return
+        if awaited:
+            for chunk in chunks:
+                if awaited >> chunk & 1 and chunk not in self._first:
+                    self._first[chunk] = supplier
+                    supplier.due[chunk] = now
 
     def came(self, chunk: int, sender: str | None, now: float, *, held: bool) -> None:
         """A chunk arrived from `sender`; `held`: it was here already. What is neither new nor was ever asked of its sender
@@ -191,7 +210,8 @@ class Pulls:
         first = self._first.pop(chunk, None)
         if first is not None:
             del first.due[chunk]
-        self.missing.pop(chunk, None)
+        if self.missing.pop(chunk, None) is not None:
+            self._lacking ^= 1 << chunk
         holder = self.leases.pop(chunk, None)
         if holder is not None:
             lease = self._suppliers[holder].asked.pop(chunk)
@@ -244,9 +264,9 @@ class Pulls:
         look = _Look(now, catching, REPAIR_AFTER_S + slack, quiet, self._pace.per_lease(now) < self._peak / 2)
         room = min(room, sum(max(s.room, 0) for s in self._suppliers.values()))
         fruitless = 0
-        for chunk, since in self.missing.items():
-            if room <= 0 or fruitless >= MAX_SCAN:
-                break
+        for chunk, since in self._candidates(quiet):
+            if room <= 0 or fruitless >= MAX_SCAN or (not catching and now - since < look.patience):
+                break  # later ones are missing for less time still
             if chunk in self.leases:
                 continue
             holder = self._whom(chunk, since, look)
@@ -258,6 +278,18 @@ class Pulls:
             asked.setdefault(holder.name, []).append(chunk)
             room -= 1
         return asked
+
+    def _candidates(self, source_quiet: bool) -> Iterable[tuple[int, float]]:
+        """Missing chunks that somebody could be asked for, the one missing longest first, and since when."""
+        if source_quiet and self.source is not None and self.source in self._suppliers:
+            return self.missing.items()
+        found = self._lacking & self._somewhere
+        if not found:
+            return ()
+        if 2 * found.bit_count() > len(self.missing):
+            return ((c, at) for c, at in self.missing.items() if found >> c & 1)
+        missing = self.missing
+        return sorted(((c, missing[c]) for c in chunks_of(found)), key=itemgetter(1))
 
     def _whom(self, chunk: int, since: float, look: _Look) -> _Supplier | None:
         """Another peer that has it, before the source. One that broke its lease on this chunk is asked again only when
@@ -302,6 +334,8 @@ class Pulls:
         return waited >= look.patience + (0 if look.idle else LEASE_S) and not look.will_push_soon(first, chunk)
 
     def _expire(self, now: float) -> None:
+        if not self.leases:
+            return
         expired = [(s, c, lease) for s in self._suppliers.values() for c, lease in s.asked.items() if lease.until <= now]
         if expired:
             self._backoff = min(2 * self._backoff, MAX_BACKOFF)

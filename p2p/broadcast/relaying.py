@@ -37,16 +37,27 @@ class Queues:
 
     def next(self, ready: Sequence[str]) -> tuple[str, int] | None:
         """To whom most waits, and the oldest of it that is still lacking there."""
-        session, best, most = self._session, None, (False, 0)
-        for peer in ready:
-            queue = self._queues.get(peer)
+        session, queues, lagging = self._session, self._queues, self._session.lagging
+        waiting = [(peer, queue) for peer in ready if (queue := queues.get(peer))]
+        while waiting:
+            # What is stale is taken off only where it matters: a queue that is longest as it is, is so when it is cleaned.
+            if lagging:
+                peer, queue = max(waiting, key=lambda w: (w[0] not in lagging, len(w[1])))
+            else:
+                peer, queue = max(waiting, key=_length)
+            fresh = True
             while queue and (queue[0] in self._spared or not session.lacks(peer, queue[0])):
                 queue.popleft()
-            if queue:
-                rank = (peer not in session.lagging, len(queue))
-                if best is None or rank > most:
-                    best, most = peer, rank
-        return None if best is None else (best, self._queues[best].popleft())
+                fresh = False
+            if fresh:
+                return peer, queue.popleft()
+            if not queue:
+                waiting.remove((peer, queue))
+        return None
+
+
+def _length(waiting: tuple[str, deque[int]]) -> int:
+    return len(waiting[1])
 
 
 class Relaying(Policy):

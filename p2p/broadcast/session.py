@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from p2p.broadcast.chunkset import ChunkSet
+from p2p.broadcast.chunkset import ChunkSet, bits_of
 from p2p.broadcast.leases import MAX_WANTS_PER_PEER, Pulls
-from p2p.broadcast.policy import DEFAULT, Push, make_policy
+from p2p.broadcast.policy import DEFAULT, Policy, Push, make_policy
 from p2p.limits import LEASE_S, MAX_CHUNK
 
 MAX_INFLIGHT = 32
@@ -88,15 +88,16 @@ class Session:
         self._peers: dict[str, _Peer] = {}
         self._news: list[int] = []
         self._asked_next = True
+        self._askers: set[str] = set()
+        """peers with wants that wait here"""
         self._policy = make_policy(policy, self)
+        self._hears = type(self._policy).has is not Policy.has
 
     # --- what is known of the manifest -------------------------------------------------------------------------------
 
     def learn(self, chunks: Iterable[int], now: float) -> None:
         """These chunks are provable from now on."""
-        for chunk in chunks:
-            if chunk not in self.held:
-                self._pulls.need(chunk, now)
+        self._pulls.need([c for c in chunks if c not in self.held], now)
 
     def close(self, total: int) -> None:
         """The manifest is sealed with `total` chunks."""
@@ -133,6 +134,7 @@ class Session:
         if self._peers.pop(peer, None) is None:
             return
         self.lagging.discard(peer)
+        self._askers.discard(peer)
         self._pulls.leave(peer)
         self._policy.left(peer, now)
 
@@ -143,21 +145,30 @@ class Session:
         entry = self._peers.get(peer)
         return entry is not None and self.total is not None and len(entry.has) >= self.total
 
-    def peer_has(self, peer: str, chunks: Iterable[int], now: float) -> None:
-        """`peer` announced that it holds these."""
+    def peer_has(self, peer: str, chunks: Iterable[int], now: float, bits: int | None = None) -> None:
+        """`peer` announced that it holds these, in the order in which they came there. `bits`: the same as bits of a number,
+        from a caller that has them at hand."""
         entry = self._peers.get(peer)
         if entry is None:
             return
-        awaits_pushes = not self.is_source and not self.catching
-        for chunk in chunks:
-            new = chunk not in entry.has
-            entry.has.add(chunk)
-            handed_at = entry.sent.pop(chunk, None)
-            if handed_at is not None:
-                entry.answered_at, entry.answer_s = now, now - handed_at
-            self._pulls.announced(peer, chunk, now, awaited=awaits_pushes and chunk not in self.held)
-            if new:
-                self._policy.has(peer, chunk, now)
+        if bits is None:
+            chunks = list(chunks)
+            bits = bits_of(chunks)
+        if not bits:
+            return
+        new, sent = entry.has.add_bits(bits), entry.sent
+        if sent:
+            for chunk in chunks:
+                handed_at = sent.pop(chunk, None)
+                if handed_at is not None:
+                    entry.answered_at, entry.answer_s = now, now - handed_at
+        awaited = 0 if self.is_source or self.catching else bits & ~self._holds.bits
+        self._pulls.announced(peer, chunks, bits, now, awaited=awaited)
+        if new and self._hears:
+            for chunk in chunks:
+                if new >> chunk & 1:
+                    new ^= 1 << chunk
+                    self._policy.has(peer, chunk, now)
         if self.total is not None:
             entry.has.compact(self.total)
 
@@ -179,6 +190,7 @@ class Session:
                 entry.has.discard(chunk)
                 entry.not_kept(chunk, now)
             entry.wanted.append(chunk)
+            self._askers.add(peer)
 
     @staticmethod
     def _drop_lost(entry: _Peer, now: float) -> None:
@@ -236,7 +248,7 @@ class Session:
         if chunk in self.held:
             self.held.discard(chunk)
             self._holds.discard(chunk)
-            self._pulls.need(chunk, now)
+            self._pulls.need((chunk,), now)
             for peer in self._peers.values():
                 peer.sent.pop(chunk, None)  # it was never handed over after all
 
@@ -264,7 +276,7 @@ class Session:
     def next(self, ready: Sequence[str], now: float) -> Push | None:
         """What to hand to one of `ready` (peers whose channel has room, the one served longest ago first) now;
         None for nothing. The chunk counts as sent."""
-        able = [p for p in ready if p in self._peers and len(self._peers[p].sent) < MAX_INFLIGHT]
+        able = [p for p in ready if (entry := self._peers.get(p)) is not None and len(entry.sent) < MAX_INFLIGHT]
         if not able:
             return None
         # Wants and pushes take turns: who asks for much must not stop what everybody waits for.
@@ -276,13 +288,18 @@ class Session:
         return found
 
     def _asked(self, able: Sequence[str], now: float) -> Push | None:
+        if not self._askers:
+            return None
         for peer in able:
+            if peer not in self._askers:
+                continue
             entry = self._peers[peer]
             while entry.wanted:
                 chunk = entry.wanted.popleft()
                 if chunk in self.held and chunk not in entry.has and chunk not in entry.sent:
                     entry.sent[chunk] = now
                     return peer, chunk, self._policy.claim(peer, chunk, now)
+            self._askers.discard(peer)
         return None
 
     def _pushed(self, able: Sequence[str], now: float) -> Push | None:
