@@ -9,14 +9,14 @@ everything about links but their delay: a neighbour is there or is not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import floor, inf
 from typing import Any
 
 from netem.flows import Arrival
 from netem.profile import Host
 from netem.simpump import Link, Loop, SimPump
-from netem.simwire import Chunk, GetParts, Have, Message, Parts, Plan, Relieve, Subscribe, Want
+from netem.simwire import Chunk, GetParts, Have, Message, Parts, Plan, Relieve, Subscribe, Want, have
 from p2p.broadcast.exchange import ANSWER_AFTER, GOSSIP_S, TICK_S
 from p2p.broadcast.session import Session
 from p2p.broadcast.spread import ASK_PARTS_S
@@ -87,7 +87,7 @@ class SimPeer(SimPump):
         for other in self.links:
             if other == self.source or not catching:
                 session.join(other, (), now)
-            self.post(other, Subscribe(plan.number, ()))
+        self.post_all(list(self.links), Subscribe(plan.number, ()))
         if catching:
             self._learn_all()
 
@@ -130,6 +130,15 @@ class SimPeer(SimPump):
         else:
             self._leave(other, message)
 
+    def post_all(self, others: Sequence[str], message: Message) -> None:
+        now = self.loop.now
+        wait = self.queueing(now)
+        for other in others:
+            if wait:
+                self.loop.at(now + wait, self._leave, other, message)
+            else:
+                self._leave(other, message)
+
     def _leave(self, other: str, message: Message) -> None:
         self.loop.network.send_small(self.loop.now, self.name, other, SMALL, message)
 
@@ -154,23 +163,26 @@ class SimPeer(SimPump):
         if chunk in session.held:
             session.hold(chunk, source, seed=False, now=now)
             self.duplicate_bytes += plan.size(chunk)
-            self.post(source, Have(plan.number, (chunk,)))
+            self.post(source, have(plan.number, (chunk,)))
             return
         session.hold(chunk, source, seed=message.seed and source == self.source, now=now)
         self.loop.moved_at = now
         waiting = self._unanswered.setdefault(source, [])
         waiting.append(chunk)
         if len(waiting) >= ANSWER_AFTER:
-            self.post(source, Have(plan.number, tuple(waiting)))
+            self.post(source, have(plan.number, tuple(waiting)))
             waiting.clear()
         if session.complete:
             self.loop.completed(self.name)
         self.pump()
 
     def _on_have(self, session: Session, source: str, message: Have) -> None:
-        session.join(source, (), self.loop.now)
-        session.peer_has(source, message.chunks, self.loop.now)
-        self.pump()
+        now = self.loop.now
+        session.join(source, (), now)
+        full = session.full(source)
+        session.peer_has(source, message.chunks, now, message.bits)
+        if full or self.is_source:  # elsewhere nothing else can be handed out for that
+            self.pump()
 
     def _on_want(self, session: Session, source: str, message: Want) -> None:
         session.join(source, (), self.loop.now)
@@ -181,7 +193,7 @@ class SimPeer(SimPump):
         session.join(source, message.have, self.loop.now)
         if not self.is_source and source not in self._greeted:
             self._greeted.add(source)
-            self.post(source, Have(message.round, tuple(session.held)))
+            self.post(source, have(message.round, tuple(session.held)))
         self.pump()
 
     def _on_relieve(self, session: Session, source: str, message: Relieve) -> None:
@@ -226,13 +238,11 @@ class SimPeer(SimPump):
         assert self.plan is not None
         news = session.news()
         if news and self.source in self.links:
-            self.post(self.source, Have(self.plan.number, news))
+            self.post(self.source, have(self.plan.number, news))
         self._gossip.extend(news)
         if self._gossip and (now >= self._gossip_at or session.complete):
-            message = Have(self.plan.number, self._gossip)
-            for other in session.peers():
-                if other != self.source:
-                    self.post(other, message)
+            message = have(self.plan.number, self._gossip)
+            self.post_all([other for other in session.peers() if other != self.source], message)
             self._gossip, self._gossip_at = [], now + GOSSIP_S
             self._unanswered.clear()
 

@@ -120,9 +120,15 @@ class SimPump:
         self._delivered = max(self._delivered, delivered)
         queueing: float | None = None
         if busy:
-            queueing = self.queueing(now)
-            in_use = (link.name for link in self.links.values() if link.at >= then - TICK_S)
-            queueing += min(map(self.loop.queueing, in_use), default=0.0)
+            queueing = self._wait_s(backlog)
+            least = inf
+            for name in reversed(self.links):  # the one served last first
+                if self.links[name].at < then - TICK_S:
+                    break
+                least = min(least, self.loop.queueing(name))
+                if not least:
+                    break
+            queueing += least if least < inf else 0.0
         # The uplink counts what is inside packets, as the kernel does.
         payload = self.plan.chunk_bytes if self.plan is not None else 1
         heads = wire_bytes(payload, network.profile.mtu) / payload
@@ -131,7 +137,9 @@ class SimPump:
     def queueing(self, now: float) -> float:
         """Seconds that a packet waits in front of this uplink: what is under way from here in all, but never more than its
         queue holds."""
-        backlog = self.loop.network.uplink_backlog(now, self.name)
+        return self._wait_s(self.loop.network.uplink_backlog(now, self.name))
+
+    def _wait_s(self, backlog: int) -> float:
         limit = self.host.access.queue
         return (min(8 * backlog / self.up, limit) if self.up > 0 else limit) if backlog else 0.0
 

@@ -141,6 +141,11 @@ class Session:
     def peers(self) -> list[str]:
         return list(self._peers)
 
+    def full(self, peer: str) -> bool:
+        """Whether as much was handed to `peer` as may be before it answers."""
+        entry = self._peers.get(peer)
+        return entry is not None and len(entry.sent) >= MAX_INFLIGHT
+
     def peer_complete(self, peer: str) -> bool:
         entry = self._peers.get(peer)
         return entry is not None and self.total is not None and len(entry.has) >= self.total
