@@ -36,6 +36,9 @@ HELP_AFTER_S = 0.3
 """The source sends each chunk once, and nothing else, for so long: a version that is everywhere by then is not worth more of the
 learner's egress, which costs money."""
 
+STRAGGLERS = 4
+"""A chunk is spread when all but one in so many have it: the last word may come from a peer whose own uplink is full."""
+
 RATE_S = 0.5
 """The pace of a distributor is measured over so long."""
 
@@ -56,6 +59,8 @@ class _Out:
     """chunks out there when it was handed over, itself included"""
     lacking: int
     """peers that count and do not have it"""
+    spread: bool = False
+    """nearly all have it: its distributor is through with it, as far as can be told"""
 
 
 @dataclass(slots=True)
@@ -64,6 +69,8 @@ class _Distributor:
     """chunks that may be out there at once; 0 until it is first looked at"""
     out: dict[int, None] = field(default_factory=dict)
     """chunks, in the order in which they were handed over"""
+    busy: int = 0
+    """those of them that are not yet spread"""
     transit_s: float = 0.0
     """from handing over a chunk to its answer, averaged over the last few"""
     copies: int = 0
@@ -113,7 +120,7 @@ class Seeding(Policy):
         for chunk, out in list(self._out.items()):
             out.lacking = sum(self._lacks(p, chunk) for p in self._peers)
             if not out.lacking:
-                self._done(chunk, out, now, tells=False)
+                self._done(chunk, out)
 
     def has(self, peer: str, chunk: int, now: float) -> None:
         out = self._out.get(chunk)
@@ -126,23 +133,29 @@ class Seeding(Policy):
         else:
             owner.copies += 1
         out.lacking -= 1
+        if out.lacking <= len(self._peers) // STRAGGLERS and not out.spread:
+            self._spread(out, owner, now)
         if out.lacking <= 0:
-            self._done(chunk, out, now, tells=True)
+            self._done(chunk, out)
 
     def held(self, chunk: int, *, seed: bool, now: float) -> None:
         self._unseeded.add(chunk)
 
-    def _done(self, chunk: int, out: _Out, now: float, *, tells: bool) -> None:
+    def _spread(self, out: _Out, owner: _Distributor, now: float) -> None:
+        out.spread = True
+        owner.busy -= 1
+        took, target = max(now - out.at, 1e-3), BACKLOG_S + owner.transit_s
+        window = self._window(out.to, owner)
+        fits = min(out.ahead * target / took, 2 * window)
+        owner.window = max(MIN_WINDOW, window + (fits - window) / max(2.0, window / 2))
+        owner.strikes = 0
+        self.session.memory[out.to] = self._to_bytes(owner.window)
+
+    def _done(self, chunk: int, out: _Out) -> None:
         del self._out[chunk]
         owner = self._peers[out.to]
-        owner.out.pop(chunk, None)
-        if tells:
-            took, target = max(now - out.at, 1e-3), BACKLOG_S + owner.transit_s
-            window = self._window(out.to, owner)
-            fits = min(out.ahead * target / took, 2 * window)
-            owner.window = max(MIN_WINDOW, window + (fits - window) / max(2.0, window / 2))
-            owner.strikes = 0
-            self.session.memory[out.to] = self._to_bytes(owner.window)
+        del owner.out[chunk]
+        owner.busy -= not out.spread
 
     def _copies(self) -> int:
         return max(1, len(self._peers) - 1)
@@ -175,7 +188,7 @@ class Seeding(Policy):
                 d.since, d.before = now, d.copies
 
     def _give_up(self, chunk: int, out: _Out, owner: _Distributor, now: float) -> None:
-        del self._out[chunk], owner.out[chunk]
+        self._done(chunk, out)
         self._relieved.append((out.to, chunk))
         self._distribute(chunk)
         if now >= owner.spared_until:
@@ -220,7 +233,7 @@ class Seeding(Policy):
             d = self._peers.get(peer)
             if d is None or peer in self._lagging or now < d.spared_until:
                 continue
-            load = len(d.out) / self._window(peer, d)
+            load = d.busy / self._window(peer, d)
             if load < 1.0:
                 loads.append((load, place, peer))
         for _, _, peer in sorted(loads):
@@ -235,8 +248,9 @@ class Seeding(Policy):
         self._unseeded.discard(chunk)
         d = self._peers[peer]
         d.out[chunk] = None
+        d.busy += 1
         lacking = sum(self._lacks(p, chunk) for p in self._peers)
-        self._out[chunk] = _Out(peer, now, len(d.out), lacking)
+        self._out[chunk] = _Out(peer, now, d.busy, lacking)
 
     def _distribute(self, chunk: int) -> int:
         """The source sends this chunk to everyone who lacks it, itself. How many those are."""
@@ -269,7 +283,7 @@ class Seeding(Policy):
                 latest, chosen = start, last
         if chosen is None:
             return None
-        out = self._out.pop(chosen)
-        del self._peers[out.to].out[chosen]
+        out = self._out[chosen]
+        self._done(chosen, out)
         self._relieved.append((out.to, chosen))
         return chosen

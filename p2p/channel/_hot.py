@@ -33,6 +33,10 @@ UNSENT = 64 * KIB
 """Bytes that the kernel takes before they can leave (trio sets 16 KiB): a whole Noise record, so that writing one is one call.
 What the pump sends is paced, so this is not a queue that anything waits in."""
 
+RECEIVE_WINDOW = 1024 * KIB
+"""Bytes that the other side may have under way to us from the beginning. Linux starts at 64 KiB: with a record of that length half
+read, the sender waits a round trip for the rest. SO_RCVBUF would do too, but keeps it from growing."""
+
 RECORD = 65535 - 16
 """Plain bytes of one Noise record."""
 
@@ -53,6 +57,8 @@ class HotSession:
         self._low = 1
         self.muxer: Any = None
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
+        for low in (RECEIVE_WINDOW, 1):  # what the first leaves behind is room for so much, which still grows by itself
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low)
         if congestion:
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
 
