@@ -18,6 +18,7 @@ from netem.profile import Host
 from netem.simpump import Link, Loop, SimPump
 from netem.simwire import Chunk, GetParts, Have, Message, Parts, Plan, Relieve, Subscribe, Want, have
 from p2p.broadcast.exchange import ANSWER_AFTER, GOSSIP_S, TICK_S
+from p2p.broadcast.groups import EVERYWHERE, FAR_NEWS, MESH, QUIET_NEWS_S, Places
 from p2p.broadcast.session import Session
 from p2p.broadcast.spread import ASK_PARTS_S
 
@@ -39,8 +40,13 @@ class SimPeer(SimPump):
         self._parked = False
         """has nothing to do until a version or a want comes: it does not tick"""
         self._segments: set[int] = set()
+        self.places: Places | None = None
+        """which groups the peers are in; the owner sets it and calls `rearranged`"""
         self._gossip: list[int] = []
         self._gossip_at = 0.0
+        self._far_gossip: list[int] = []
+        self._far_at = self._source_at = 0.0
+        self._for_source: list[int] = []
         self._unanswered: dict[str, list[int]] = {}
         self._greeted: set[str] = set()
         self._asked_parts = -1e9
@@ -58,7 +64,18 @@ class SimPeer(SimPump):
     # --- neighbours --------------------------------------------------------------------------------------------------
 
     def link(self, other: str) -> None:
-        self.links[other] = Link(other)
+        if other not in self.links:
+            self.links[other] = Link(other)
+
+    def greet(self, other: str) -> None:
+        """Tell a new neighbour what is held here."""
+        if self.session is not None and self.plan is not None and not self.is_source:
+            self.post(other, Subscribe(self.plan.number, tuple(self.session.held)))
+
+    def rearranged(self) -> None:
+        """`places` are other ones."""
+        if self.session is not None:
+            self.session.places = self.places
 
     def unlink(self, other: str) -> None:
         if self.links.pop(other, None) is not None and self.session is not None:
@@ -94,13 +111,15 @@ class SimPeer(SimPump):
     def _open(self, plan: Plan) -> Session:
         session = Session(
             me=self.name, source=None if self.is_source else self.source, now=self.loop.now, policy=self.policy,
-            chunk_bytes=plan.chunk_bytes, memory=self.memory,
+            chunk_bytes=plan.chunk_bytes, memory=self.memory, places=self.places,
         )  # fmt: skip
         self.start(plan, session)
         self.wake_up()
         self.duplicate_bytes = 0
         self._segments.clear()
         self._gossip, self._gossip_at = [], 0.0
+        self._far_gossip, self._far_at = [], 0.0
+        self._for_source, self._source_at = [], 0.0
         self._unanswered.clear()
         self._greeted.clear()
         self._asked_parts, self._ask_parts_after = -1e9, ASK_PARTS_S[0]
@@ -160,12 +179,13 @@ class SimPeer(SimPump):
             return
         now, chunk = self.loop.now, message.chunk
         self._learn(plan.segment(chunk))
+        seed = message.seed if source == self.source or message.seed != EVERYWHERE else 0
         if chunk in session.held:
-            session.hold(chunk, source, seed=False, now=now)
+            session.hold(chunk, source, seed=seed, now=now)
             self.duplicate_bytes += plan.size(chunk)
             self.post(source, have(plan.number, (chunk,)))
             return
-        session.hold(chunk, source, seed=message.seed and source == self.source, now=now)
+        session.hold(chunk, source, seed=seed, now=now)
         self.loop.moved_at = now
         waiting = self._unanswered.setdefault(source, [])
         waiting.append(chunk)
@@ -222,7 +242,7 @@ class SimPeer(SimPump):
                     self.post(other, Want(self.plan.number, chunks))
                 self._ask_for_parts(session, now)
         idle = self.pump()
-        done = session is None or (session.complete and not self._gossip and self.all_delivered)
+        done = session is None or (session.complete and not self._gossip and not self._far_gossip and self.all_delivered)
         if idle and done and not self.is_source:
             self._parked = True
         else:
@@ -236,15 +256,31 @@ class SimPeer(SimPump):
 
     def _tell(self, session: Session, now: float) -> None:
         assert self.plan is not None
+        number, places, complete = self.plan.number, self.places, session.complete
         news = session.news()
-        if news and self.source in self.links:
-            self.post(self.source, have(self.plan.number, news))
+        if self.source in self.links:
+            self._for_source.extend(news)
+            if self._for_source and (places is None or places.witness or complete or now >= self._source_at):
+                self.post(self.source, have(number, self._for_source))
+                self._for_source, self._source_at = [], now + QUIET_NEWS_S
         self._gossip.extend(news)
-        if self._gossip and (now >= self._gossip_at or session.complete):
-            message = have(self.plan.number, self._gossip)
-            self.post_all([other for other in session.peers() if other != self.source], message)
-            self._gossip, self._gossip_at = [], now + GOSSIP_S
-            self._unanswered.clear()
+        if self._gossip and (complete or now >= self._gossip_at):
+            every = GOSSIP_S * max(1.0, len(self.links) / MESH)
+            others = [other for other in session.peers() if other != self.source and (places is None or places.near(other))]
+            self._gossip_to(others, self._gossip)
+            if places is not None:
+                self._far_gossip.extend(self._gossip)
+            self._gossip, self._gossip_at = [], now + every
+        if self._far_gossip and places is not None and (complete or now >= self._far_at):
+            others = [other for other in session.peers() if other != self.source and not places.near(other)]
+            self._gossip_to(others, self._far_gossip)
+            self._far_gossip, self._far_at = [], now + GOSSIP_S * FAR_NEWS
+
+    def _gossip_to(self, others: Sequence[str], chunks: Sequence[int]) -> None:
+        assert self.plan is not None
+        self.post_all(others, have(self.plan.number, chunks))
+        for other in others:
+            self._unanswered.pop(other, None)
 
     def _ask_for_parts(self, session: Session, now: float) -> None:
         if session.total is None and session.missing == 0 and now - self._asked_parts > self._ask_parts_after:

@@ -60,7 +60,7 @@ class Plan:
 class Chunk(NamedTuple):
     round: int
     chunk: int
-    seed: bool
+    seed: int
 
 
 class Subscribe(NamedTuple):

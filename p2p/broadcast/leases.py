@@ -18,6 +18,7 @@ from math import exp
 from operator import itemgetter
 
 from p2p.broadcast.chunkset import ChunkSet, bits_of, chunks_of
+from p2p.broadcast.groups import Places
 from p2p.limits import LEASE_S, REPAIR_AFTER_S
 
 MAX_AHEAD = 8
@@ -98,6 +99,8 @@ class _Supplier:
 
     name: str
     has: ChunkSet
+    near: bool
+    """in our own group, or at our site: from others nothing is pushed but what they were asked to bring here"""
     due: dict[int, float] = field(default_factory=dict)
     """missing chunk -> when it announced it, for those that it was the first to announce: it is their likely
     distributor, and will push them in this order"""
@@ -145,8 +148,8 @@ class Pulls:
     `source`: name of the peer that made the manifest; None at that peer itself.
     """
 
-    def __init__(self, source: str | None, now: float) -> None:
-        self.source = source
+    def __init__(self, source: str | None, now: float, places: Places | None = None) -> None:
+        self.source, self._places = source, places
         self.missing: dict[int, float] = {}
         """provable chunk that is not held -> since when"""
         self._lacking = 0
@@ -156,6 +159,8 @@ class Pulls:
         self.leases: dict[int, str] = {}
         self._suppliers: dict[str, _Supplier] = {}
         self._first: dict[int, _Supplier] = {}
+        self._far: dict[int, float] = {}
+        """chunk -> when a peer of another group announced it, before any of our own did"""
         self._source_at = now
         self._pace = Pace()
         self._peak = 0.0
@@ -164,9 +169,16 @@ class Pulls:
         """from asking to arrival, averaged over the last few chunks of all peers: one slow peer has little say in it"""
         self._backoff = 1
 
+    def place(self, places: Places | None) -> None:
+        """Which groups the peers are in, from now on."""
+        self._places = places
+        for supplier in self._suppliers.values():
+            supplier.near = places is None or places.near(supplier.name)
+
     def join(self, peer: str, has: ChunkSet) -> None:
         """`has` is shared with the session, which keeps it up to date."""
-        self._suppliers[peer] = _Supplier(peer, has)
+        near = self._places is None or self._places.near(peer)
+        self._suppliers[peer] = _Supplier(peer, has, near)
         self._somewhere |= has.bits
 
     def leave(self, peer: str) -> None:
@@ -194,7 +206,11 @@ class Pulls:
                 supplier.broke.pop(chunk, None)
         if peer == self.source:
             return
-        if awaited:
+        if awaited and not supplier.near:
+            for chunk in chunks:
+                if awaited >> chunk & 1:
+                    self._far.setdefault(chunk, now)
+        elif awaited:
             for chunk in chunks:
                 if awaited >> chunk & 1 and chunk not in self._first:
                     self._first[chunk] = supplier
@@ -210,6 +226,7 @@ class Pulls:
         first = self._first.pop(chunk, None)
         if first is not None:
             del first.due[chunk]
+        self._far.pop(chunk, None)
         if self.missing.pop(chunk, None) is not None:
             self._lacking ^= 1 << chunk
         holder = self.leases.pop(chunk, None)
@@ -222,7 +239,8 @@ class Pulls:
         self._pace.add(now, pushed=pushed)
         self._peak = max(self._peak, self._pace.per_lease(now))
         self._backoff = 1
-        if sender == self.source and pushed:
+        # In a swarm of groups the source pushes to each peer but rarely: while anything comes, it may still be at work.
+        if pushed and (sender == self.source or self._places is not None):
             self._source_at = now
         if supplier is not None:
             if pushed and supplier.chunk_at > 0:
@@ -299,7 +317,7 @@ class Pulls:
             silent = (
                 first is None or look.now - max(first.due[chunk], first.chunk_at) >= look.patience + SILENT_GAPS * first.gap_s
             )
-            if not self._overdue(chunk, since, first, silent, look):
+            if not self._overdue(chunk, max(since, self._far.get(chunk, since)), first, silent, look):
                 return None
             # While it pushes, others bring the chunk without a duplicate; while the downlink is idle, sooner too.
             spared = first if look.idle or not silent else None
@@ -308,7 +326,8 @@ class Pulls:
         free = [s for s in trusted if s.room > 0 and s is not spared]
         if free:
             # Whoever announced it first is its likely distributor: asking it moves the chunk up and duplicates nothing.
-            return min(free, key=lambda s: (s.failures, len(s.asked) if look.catching else 0, s is not first))
+            load = 1 if look.catching else 0
+            return min(free, key=lambda s: (not s.near, s.failures, load * len(s.asked), s is not first))
         if look.catching and trusted:
             return None
         source = None if self.source is None else self._suppliers.get(self.source)

@@ -127,7 +127,7 @@ class Pump:
         if self._order.get(peer.name) is peer:
             del self._order[peer.name]
 
-    async def _send(self, peer: Neighbour, spread: Spread, chunk: int, seed: bool) -> None:
+    async def _send(self, peer: Neighbour, spread: Spread, chunk: int, seed: int) -> None:
         digest = spread.manifest.chunk_digest(chunk)
         data = await self.read(digest) if digest is not None else None
         if data is None:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from p2p.broadcast.chunkset import ChunkSet, bits_of
+from p2p.broadcast.groups import Places
 from p2p.broadcast.leases import MAX_WANTS_PER_PEER, Pulls
 from p2p.broadcast.policy import DEFAULT, Policy, Push, make_policy
 from p2p.limits import LEASE_S, MAX_CHUNK
@@ -60,6 +61,7 @@ class Session:
 
     `me`: this peer's name. `source`: the peer that made the manifest; None at that peer itself.
     `catching`: pull at once from whoever has chunks (a joiner fetching an old manifest) instead of awaiting pushes.
+    `places`: which groups the peers are in; None while all are one. The owner replaces it when that changes.
     `memory`: what the policy remembers of peers from one manifest to the next; shared by a peer's sessions.
     """
 
@@ -73,10 +75,12 @@ class Session:
         policy: str = DEFAULT,
         chunk_bytes: int = MAX_CHUNK,
         memory: dict[str, float] | None = None,
+        places: Places | None = None,
     ) -> None:
         self.me, self.source, self.catching, self.chunk_bytes = me, source, catching, chunk_bytes
         self.is_source = source is None
         self.memory = {} if memory is None else memory
+        self._places = places
         self.held: set[int] = set()
         self._holds = ChunkSet()
         self.total: int | None = None
@@ -84,7 +88,7 @@ class Session:
         self.lagging: set[str] = set()
         """peers that fell behind the others: leaves, for as long as that lasts"""
         self._middle: deque[tuple[float, int]] = deque()
-        self._pulls = Pulls(source, now)
+        self._pulls = Pulls(source, now, places)
         self._peers: dict[str, _Peer] = {}
         self._news: list[int] = []
         self._asked_next = True
@@ -117,6 +121,16 @@ class Session:
     @property
     def source_name(self) -> str:
         return self.me if self.source is None else self.source
+
+    @property
+    def places(self) -> Places | None:
+        """Which groups the peers are in; None while all are one."""
+        return self._places
+
+    @places.setter
+    def places(self, places: Places | None) -> None:
+        self._places = places
+        self._pulls.place(places)
 
     # --- peers -------------------------------------------------------------------------------------------------------
 
@@ -216,6 +230,9 @@ class Session:
         entry = self._peers.get(peer)
         return entry is not None and chunk in self.held and chunk not in entry.has and chunk not in entry.sent
 
+    def takes_part(self, peer: str) -> bool:
+        return peer in self._peers
+
     def anyone_holds(self, chunk: int) -> bool:
         return any(chunk in peer.has for peer in self._peers.values())
 
@@ -230,14 +247,17 @@ class Session:
 
     # --- chunks ------------------------------------------------------------------------------------------------------
 
-    def hold(self, chunk: int, sender: str | None, *, seed: bool, now: float) -> bool:
+    def hold(self, chunk: int, sender: str | None, *, seed: int, now: float) -> bool:
         """A verified chunk is held now. False when it was held before (a duplicate).
 
-        `seed`: the source made this peer its distributor. At the source itself `sender` is None.
+        `seed`: 1 when the source made this peer its distributor, else a duty for some groups (see `groups`), 0 for none. At
+        the source itself `sender` is None.
         """
         self._pulls.came(chunk, sender, now, held=chunk in self.held)
         if chunk in self.held:
             self.duplicates += 1
+            if seed and self.places is not None:
+                self._policy.entrusted(chunk, seed, now)
             return False
         self.held.add(chunk)
         self._holds.add(chunk)

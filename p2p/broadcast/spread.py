@@ -70,7 +70,7 @@ class Neighbour:
         self.greeted: set[bytes] = set()
         """manifests this neighbour was told our chunks of, in answer to its own Subscribe"""
         self.refusals = 0
-        self.job: tuple[Spread, int, bool] | None = None
+        self.job: tuple[Spread, int, int] | None = None
         """chunk that is being handed to the bulk channel, which has room for another one when this is done"""
         self.smoothed = 1.0
         """bytes/s that its connection was last told to keep to"""

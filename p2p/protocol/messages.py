@@ -200,11 +200,12 @@ class Relieve:
 @message("chunk")
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One chunk. `seed` marks a chunk that the source hands to its one distributor: relay it to everyone who lacks it."""
+    """One chunk. `seed` is what the receiver is to do with it: 0 nothing; 1, from the source only, it is the chunk's distributor:
+    relay it to everyone who lacks it; else bring it to these groups of peers (see `broadcast.groups`)."""
 
     mid: bytes
     index: int
-    seed: bool
+    seed: int
     data: bytes
 
 
