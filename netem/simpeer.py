@@ -263,6 +263,8 @@ class SimPeer(SimPump):
             if self._for_source and (places is None or places.witness or complete or now >= self._source_at):
                 self.post(self.source, have(number, self._for_source))
                 self._for_source, self._source_at = [], now + QUIET_NEWS_S
+                if places is not None:
+                    self._unanswered.pop(self.source, None)
         self._gossip.extend(news)
         if self._gossip and (complete or now >= self._gossip_at):
             every = GOSSIP_S * max(1.0, len(self.links) / MESH)
@@ -271,6 +273,8 @@ class SimPeer(SimPump):
             if places is not None:
                 self._far_gossip.extend(self._gossip)
             self._gossip, self._gossip_at = [], now + every
+            if places is None or places.witness:
+                self._unanswered.pop(self.source, None)
         if self._far_gossip and places is not None and (complete or now >= self._far_at):
             others = [other for other in session.peers() if other != self.source and not places.near(other)]
             self._gossip_to(others, self._far_gossip)

@@ -18,7 +18,7 @@ from math import exp
 from operator import itemgetter
 
 from p2p.broadcast.chunkset import ChunkSet, bits_of, chunks_of
-from p2p.broadcast.groups import Places
+from p2p.broadcast.groups import MESH, Places
 from p2p.limits import LEASE_S, REPAIR_AFTER_S
 
 MAX_AHEAD = 8
@@ -39,6 +39,9 @@ withholds would otherwise cost a lease for every few chunks that it claims to ha
 
 MAX_SCAN = 2048
 """Missing chunks looked at in vain before the rest waits for the next look: a version may have 10^5 of them."""
+
+LOOK_S = 0.25
+"""With many suppliers, and nothing asked of any, what may be overdue is looked for so often."""
 
 SOURCE_AFTER_S = 0.6
 """Pull from the source itself only after so long without a pushed chunk from it: relays may just be slow to start."""
@@ -168,6 +171,7 @@ class Pulls:
         self._wait_s = 0.0
         """from asking to arrival, averaged over the last few chunks of all peers: one slow peer has little say in it"""
         self._backoff = 1
+        self._look_at = -1e18
 
     def place(self, places: Places | None) -> None:
         """Which groups the peers are in, from now on."""
@@ -276,6 +280,9 @@ class Pulls:
         room = self._window - len(self.leases)
         if not self.missing or room <= 0:
             return asked
+        if len(self._suppliers) > MESH and not (catching or self.leases) and now < self._look_at:
+            return asked
+        self._look_at = now + LOOK_S
         # So long it takes until each neighbour got one chunk through, when they share the downlink.
         slack = min(len(self._suppliers) * self._pace.chunk_s, MAX_SLACK_S)
         quiet = now - self._source_at >= SOURCE_AFTER_S + slack

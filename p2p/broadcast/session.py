@@ -33,6 +33,9 @@ the second. A peer that loses a chunk so often uses up our uplink, but its disk 
 LAG_S = 2.0
 """A peer that holds less than the middle one did so long ago lags: it is served after the others, and distributes nothing."""
 
+LAG_PEERS, LAG_TICK_S = 12, 0.05
+"""Who lags is looked at so much less often for every so many peers: all have to be counted for it."""
+
 LAG_CHUNKS = 4
 """Fewer chunks than that behind is not lagging."""
 
@@ -87,6 +90,7 @@ class Session:
         self.duplicates = 0
         self.lagging: set[str] = set()
         """peers that fell behind the others: leaves, for as long as that lasts"""
+        self._middle_at = -1e18
         self._middle: deque[tuple[float, int]] = deque()
         self._pulls = Pulls(source, now, places)
         self._peers: dict[str, _Peer] = {}
@@ -94,6 +98,8 @@ class Session:
         self._asked_next = True
         self._askers: set[str] = set()
         """peers with wants that wait here"""
+        self._full: set[str] = set()
+        """peers that were handed as much as may be before they answer"""
         self._policy = make_policy(policy, self)
         self._hears = type(self._policy).has is not Policy.has
 
@@ -149,6 +155,7 @@ class Session:
             return
         self.lagging.discard(peer)
         self._askers.discard(peer)
+        self._full.discard(peer)
         self._pulls.leave(peer)
         self._policy.left(peer, now)
 
@@ -157,8 +164,7 @@ class Session:
 
     def full(self, peer: str) -> bool:
         """Whether as much was handed to `peer` as may be before it answers."""
-        entry = self._peers.get(peer)
-        return entry is not None and len(entry.sent) >= MAX_INFLIGHT
+        return peer in self._full
 
     def peer_complete(self, peer: str) -> bool:
         entry = self._peers.get(peer)
@@ -181,6 +187,8 @@ class Session:
                 handed_at = sent.pop(chunk, None)
                 if handed_at is not None:
                     entry.answered_at, entry.answer_s = now, now - handed_at
+            if peer in self._full and len(sent) < MAX_INFLIGHT:
+                self._full.discard(peer)
         awaited = 0 if self.is_source or self.catching else bits & ~self._holds.bits
         self._pulls.announced(peer, chunks, bits, now, awaited=awaited)
         if new and self._hears:
@@ -211,13 +219,13 @@ class Session:
             entry.wanted.append(chunk)
             self._askers.add(peer)
 
-    @staticmethod
-    def _drop_lost(entry: _Peer, now: float) -> None:
+    def _drop_lost(self, entry: _Peer, now: float) -> None:
         """Who asks is not waiting for what was handed over long ago: it was dropped there, and must not fill the window.
         Nothing is long ago while answers come, however slowly."""
         patience = LEASE_S + entry.answer_s
         for chunk in [c for c, at in entry.sent.items() if now - max(at, entry.answered_at) >= patience]:
             entry.not_kept(chunk, entry.sent.pop(chunk))
+            self._full.discard(entry.name)
 
     # --- what a policy asks ------------------------------------------------------------------------------------------
 
@@ -276,6 +284,7 @@ class Session:
             self._pulls.need((chunk,), now)
             for peer in self._peers.values():
                 peer.sent.pop(chunk, None)  # it was never handed over after all
+            self._full = {peer.name for peer in self._peers.values() if len(peer.sent) >= MAX_INFLIGHT}
 
     def news(self) -> list[int]:
         """Chunks held since the last call, to announce to the others."""
@@ -286,6 +295,12 @@ class Session:
 
     def tick(self, now: float) -> None:
         """Some 20 times a second: who lags, and the policy's own timers."""
+        if now >= self._middle_at:
+            self._middle_at = now + LAG_TICK_S * (len(self._peers) // LAG_PEERS)
+            self._see_who_lags(now)
+        self._policy.tick(now)
+
+    def _see_who_lags(self, now: float) -> None:
         counts = sorted(len(p.has) for p in self._peers.values() if p.name != self.source)
         if counts:
             middle = self._middle
@@ -293,44 +308,53 @@ class Session:
             while len(middle) > 1 and now - middle[1][0] >= LAG_S:
                 middle.popleft()
             then = middle[0][1]
+            if counts[0] + LAG_CHUNKS >= then:
+                self.lagging = set()
+                return
             self.lagging = {
                 p.name for p in self._peers.values() if p.name != self.source and len(p.has) + LAG_CHUNKS < then
             }  # fmt: skip
-        self._policy.tick(now)
 
     def next(self, ready: Sequence[str], now: float) -> Push | None:
         """What to hand to one of `ready` (peers whose channel has room, the one served longest ago first) now;
         None for nothing. The chunk counts as sent."""
-        able = [p for p in ready if (entry := self._peers.get(p)) is not None and len(entry.sent) < MAX_INFLIGHT]
-        if not able:
+        if self._full:
+            ready = [p for p in ready if p not in self._full]
+        if not ready:
             return None
         # Wants and pushes take turns: who asks for much must not stop what everybody waits for.
-        found = self._asked(able, now) if self._asked_next else self._pushed(able, now)
+        found = self._asked(ready, now) if self._asked_next else self._pushed(ready, now)
         if found is None:
-            found = self._pushed(able, now) if self._asked_next else self._asked(able, now)
+            found = self._pushed(ready, now) if self._asked_next else self._asked(ready, now)
         else:
             self._asked_next = not self._asked_next
         return found
 
-    def _asked(self, able: Sequence[str], now: float) -> Push | None:
+    def _hand(self, peer: str, chunk: int, now: float) -> None:
+        sent = self._peers[peer].sent
+        sent[chunk] = now
+        if len(sent) >= MAX_INFLIGHT:
+            self._full.add(peer)
+
+    def _asked(self, ready: Sequence[str], now: float) -> Push | None:
         if not self._askers:
             return None
-        for peer in able:
+        for peer in ready:
             if peer not in self._askers:
                 continue
             entry = self._peers[peer]
             while entry.wanted:
                 chunk = entry.wanted.popleft()
                 if chunk in self.held and chunk not in entry.has and chunk not in entry.sent:
-                    entry.sent[chunk] = now
+                    self._hand(peer, chunk, now)
                     return peer, chunk, self._policy.claim(peer, chunk, now)
             self._askers.discard(peer)
         return None
 
-    def _pushed(self, able: Sequence[str], now: float) -> Push | None:
-        found = self._policy.push(able, now)
+    def _pushed(self, ready: Sequence[str], now: float) -> Push | None:
+        found = self._policy.push(ready, now)
         if found is not None:
-            self._peers[found[0]].sent[found[1]] = now
+            self._hand(found[0], found[1], now)
         return found
 
     def relieve(self, chunks: Sequence[int]) -> None:
