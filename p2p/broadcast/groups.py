@@ -18,8 +18,9 @@ from math import ceil, sqrt
 MESH = 32
 """Peers that all know each other: a full mesh of more has too many connections, and announcements grow with their square."""
 
-GROUP = 16
-"""Peers of one group at the least, where there are more than MESH: their entry sends each of them its own copy of a chunk."""
+GROUP, SHAPE = 8, 0.7
+"""Peers of one group, where there are more than MESH: at the least, and as a part of sqrt(N). Its entry sends each of them a copy
+of its own, while between groups a chunk travels along a tree: so groups are rather more than they are large."""
 
 SITE_GROUP = 24
 """A site with more peers than this is cut into groups of this size or less; from one to the other chunks go over the LAN."""
@@ -166,7 +167,7 @@ class Grid:
         if len(self._sites) <= self._mesh:
             return self._mesh
         room = MAX_GROUPS - len(self._groups)
-        return max(self._least, round(sqrt(peers)), ceil(peers / room))
+        return max(self._least, round(SHAPE * sqrt(peers)), ceil(peers / room))
 
     def _cut(self, peers: list[str], site: str, size: int) -> None:
         pieces = max(1, round(len(peers) / size)) if peers else 0
