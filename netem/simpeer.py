@@ -17,8 +17,9 @@ from netem.flows import Arrival
 from netem.profile import Host
 from netem.simpump import Link, Loop, SimPump
 from netem.simwire import Chunk, GetParts, Have, Message, Parts, Plan, Relieve, Subscribe, Want, have
-from p2p.broadcast.exchange import ANSWER_AFTER, GOSSIP_S, TICK_S
-from p2p.broadcast.groups import EVERYWHERE, FAR_NEWS, MESH, QUIET_NEWS_S, Places
+from p2p.broadcast.exchange import TICK_S
+from p2p.broadcast.groups import EVERYWHERE, Places
+from p2p.broadcast.news import News
 from p2p.broadcast.session import Session
 from p2p.broadcast.spread import ASK_PARTS_S
 
@@ -42,12 +43,7 @@ class SimPeer(SimPump):
         self._segments: set[int] = set()
         self.places: Places | None = None
         """which groups the peers are in; the owner sets it and calls `rearranged`"""
-        self._gossip: list[int] = []
-        self._gossip_at = 0.0
-        self._far_gossip: list[int] = []
-        self._far_at = self._source_at = 0.0
-        self._for_source: list[int] = []
-        self._unanswered: dict[str, list[int]] = {}
+        self._news = News()
         self._greeted: set[str] = set()
         self._asked_parts = -1e9
         self._ask_parts_after = ASK_PARTS_S[0]
@@ -117,10 +113,7 @@ class SimPeer(SimPump):
         self.wake_up()
         self.duplicate_bytes = 0
         self._segments.clear()
-        self._gossip, self._gossip_at = [], 0.0
-        self._far_gossip, self._far_at = [], 0.0
-        self._for_source, self._source_at = [], 0.0
-        self._unanswered.clear()
+        self._news = News()
         self._greeted.clear()
         self._asked_parts, self._ask_parts_after = -1e9, ASK_PARTS_S[0]
         return session
@@ -187,11 +180,9 @@ class SimPeer(SimPump):
             return
         session.hold(chunk, source, seed=seed, now=now)
         self.loop.moved_at = now
-        waiting = self._unanswered.setdefault(source, [])
-        waiting.append(chunk)
-        if len(waiting) >= ANSWER_AFTER:
-            self.post(source, have(plan.number, tuple(waiting)))
-            waiting.clear()
+        answered = self._news.came_from(source, chunk)
+        if answered:
+            self.post(source, have(plan.number, answered))
         if session.complete:
             self.loop.completed(self.name)
         self.pump()
@@ -242,7 +233,7 @@ class SimPeer(SimPump):
                     self.post(other, Want(self.plan.number, chunks))
                 self._ask_for_parts(session, now)
         idle = self.pump()
-        done = session is None or (session.complete and not self._gossip and not self._far_gossip and self.all_delivered)
+        done = session is None or (session.complete and not self._news.pending and self.all_delivered)
         if idle and done and not self.is_source:
             self._parked = True
         else:
@@ -256,35 +247,8 @@ class SimPeer(SimPump):
 
     def _tell(self, session: Session, now: float) -> None:
         assert self.plan is not None
-        number, places, complete = self.plan.number, self.places, session.complete
-        news = session.news()
-        if self.source in self.links:
-            self._for_source.extend(news)
-            if self._for_source and (places is None or places.witness or complete or now >= self._source_at):
-                self.post(self.source, have(number, self._for_source))
-                self._for_source, self._source_at = [], now + QUIET_NEWS_S
-                if places is not None:
-                    self._unanswered.pop(self.source, None)
-        self._gossip.extend(news)
-        if self._gossip and (complete or now >= self._gossip_at):
-            every = GOSSIP_S * max(1.0, len(self.links) / MESH)
-            others = [other for other in session.peers() if other != self.source and (places is None or places.near(other))]
-            self._gossip_to(others, self._gossip)
-            if places is not None:
-                self._far_gossip.extend(self._gossip)
-            self._gossip, self._gossip_at = [], now + every
-            if places is None or places.witness:
-                self._unanswered.pop(self.source, None)
-        if self._far_gossip and places is not None and (complete or now >= self._far_at):
-            others = [other for other in session.peers() if other != self.source and not places.near(other)]
-            self._gossip_to(others, self._far_gossip)
-            self._far_gossip, self._far_at = [], now + GOSSIP_S * FAR_NEWS
-
-    def _gossip_to(self, others: Sequence[str], chunks: Sequence[int]) -> None:
-        assert self.plan is not None
-        self.post_all(others, have(self.plan.number, chunks))
-        for other in others:
-            self._unanswered.pop(other, None)
+        for others, chunks in self._news.due(session, now, self.links):
+            self.post_all(others, have(self.plan.number, chunks))
 
     def _ask_for_parts(self, session: Session, now: float) -> None:
         if session.total is None and session.missing == 0 and now - self._asked_parts > self._ask_parts_after:

@@ -144,10 +144,11 @@ def simulate(
         absent = {fault.host for fault in faults if isinstance(fault, Join)}
         grid = Grid({h.name: h.site for h in profile.hosts[1:] if h.name not in absent}, mesh=mesh)
     if neighbours is None:
-        neighbours = {} if grid is not None else random_neighbours(names, degree, seed) if degree is not None else full_mesh(names)
+        if grid is None:
+            neighbours = random_neighbours(names, degree, seed) if degree is not None else full_mesh(names)
     size = chunk_bytes or chunk_bytes_for(payload_bytes)
     simulation = Simulation(
-        profile, policy=policy, seed=seed, neighbours=neighbours, grid=grid, faults=faults, process_s=process_s
+        profile, policy=policy, seed=seed, neighbours=neighbours or {}, grid=grid, faults=faults, process_s=process_s
     )
     return [simulation.round(Plan(number, payload_bytes, size)) for number in range(1, rounds + 1)]
 

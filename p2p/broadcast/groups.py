@@ -11,7 +11,7 @@ The head keeps the `Grid`; each peer is told its own `Places`. Must not know chu
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import ceil, sqrt
 
@@ -28,14 +28,11 @@ SITE_GROUP = 24
 MAX_GROUPS = 60
 """A set of groups travels as the bits of one 64-bit number; beyond 60 * GROUP peers groups grow instead."""
 
+GROWTH = 1.5
+"""All are placed anew when there are so many times more peers, or fewer, than when they were placed last."""
+
 WITNESSES = 64
 """Peers that tell the source of every chunk at once. What the others tell it, for repair, comes less often."""
-
-FAR_NEWS = 4
-"""Peers of other groups hear so many times less often than those of the own one what is held here: they only repair by it."""
-
-QUIET_NEWS_S = 2.0
-"""How often a peer that is no witness tells the source what it holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +86,14 @@ class _Group:
 
 class Grid:
     """The peers of a run, the source aside. Who comes takes an empty cell, who goes leaves one, so that few links change;
-    all are placed anew when their number has doubled or halved, or groups begin or cease to be of use.
+    all are placed anew when their number has changed by GROWTH, or groups begin or cease to be of use.
 
     `mesh`: as MESH; `group`: as GROUP.
     """
 
     def __init__(self, peers: Mapping[str, str] | Iterable[str] = (), *, mesh: int = MESH, group: int = GROUP) -> None:
         """`peers`: names, or name -> site ("" for none)."""
-        self._mesh, self._least = mesh, group
+        self.mesh, self._least = mesh, group
         self._sites: dict[str, str] = dict(peers) if isinstance(peers, Mapping) else dict.fromkeys(peers, "")
         self._groups: list[_Group] = []
         self._where: dict[str, tuple[int, int]] = {}
@@ -106,6 +103,9 @@ class Grid:
 
     def __len__(self) -> int:
         return len(self._sites)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sites)
 
     def __contains__(self, peer: str) -> bool:
         return peer in self._sites
@@ -142,11 +142,11 @@ class Grid:
 
     def _useful(self) -> bool:
         shared = [s for s in self._sites.values() if s]
-        return len(self._sites) > self._mesh or len(shared) > len(set(shared))
+        return len(self._sites) > self.mesh or len(shared) > len(set(shared))
 
     def _outgrown(self) -> bool:
         n = len(self._sites)
-        return self._useful() != self.grouped or (self.grouped and not self._placed / 2 <= n <= 2 * self._placed)
+        return self._useful() != self.grouped or (self.grouped and not self._placed / GROWTH <= n <= GROWTH * self._placed)
 
     def _place_all(self) -> None:
         self._groups, self._where, self._placed = [], {}, len(self._sites)
@@ -164,13 +164,14 @@ class Grid:
         self._cut(rest, "", self._size(len(rest)))
 
     def _size(self, peers: int) -> int:
-        if len(self._sites) <= self._mesh:
-            return self._mesh
+        if len(self._sites) <= self.mesh:
+            return self.mesh
         room = MAX_GROUPS - len(self._groups)
         return max(self._least, round(SHAPE * sqrt(peers)), ceil(peers / room))
 
     def _cut(self, peers: list[str], site: str, size: int) -> None:
-        pieces = max(1, round(len(peers) / size)) if peers else 0
+        least = 2 if not site and not self._groups and len(peers) > self.mesh else 1
+        pieces = max(least, round(len(peers) / size)) if peers else 0
         for piece in range(pieces):
             group = _Group(site)
             self._groups.append(group)
@@ -197,7 +198,7 @@ class Grid:
         if not self._groups:
             return None
         mine, lane = self._where[peer]
-        if len(self._sites) <= self._mesh:
+        if len(self._sites) <= self.mesh:
             groups = {p: g for p, (g, _) in self._where.items()}
         else:
             groups = dict.fromkeys(self._groups[mine].peers, mine)

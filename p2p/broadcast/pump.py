@@ -141,7 +141,7 @@ class Pump:
             for batch in batches(parts):
                 await peer.bulk.send(encode(Parts(mid, batch)))
         spread.traffic.first_at = spread.traffic.first_at or self._now()
-        await peer.bulk.send(encode(Chunk(mid, chunk, seed, data)))
+        await peer.bulk.send(encode(Chunk(mid, chunk, int(seed), data)))
         spread.traffic.sent += len(data)
 
     async def read(self, digest: bytes) -> bytes | None:

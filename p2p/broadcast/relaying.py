@@ -1,8 +1,8 @@
 """The default policy at a peer that is not the source: relay what it distributes, to everyone who lacks it.
 
 Pure; see `policy`. Where peers are in groups, it brings the chunk to the others of its own group, and to those groups that it
-was handed with it (`spanning`). All peers get a chunk that is seeded here in the order in which the chunks came, so the others can tell
-from what was announced how far this peer has got.
+was handed with it (`spanning`). All peers get a chunk that is seeded here in the order in which the chunks came, so the
+others can tell from what was announced how far this peer has got.
 """
 
 from __future__ import annotations
