@@ -189,7 +189,8 @@ class SimPeer(SimPump):
 
     def _on_have(self, session: Session, source: str, message: Have) -> None:
         now = self.loop.now
-        session.join(source, (), now)
+        if not session.takes_part(source):
+            session.join(source, (), now)
         full = session.full(source)
         session.peer_has(source, message.chunks, now, message.bits)
         if full or self.is_source:  # elsewhere nothing else can be handed out for that

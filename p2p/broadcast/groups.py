@@ -78,9 +78,11 @@ class _Group:
         self.cells.append(peer)
         return len(self.cells) - 1
 
-    def at(self, lane: int) -> str | None:
-        """Who stands in that lane, or stands in for who left it."""
+    def at(self, lane: int, asking: int) -> str | None:
+        """Who stands in that lane, or stands in for who left it; for a lane that is not here, another for each asking group."""
         n = len(self.cells)
+        if lane >= n:
+            lane += asking
         return next((p for i in range(n) if (p := self.cells[(lane + i) % n]) is not None), None) if n else None
 
 
@@ -206,13 +208,13 @@ class Grid:
             for number, group in enumerate(self._groups):
                 if number == mine:
                     continue
-                other = group.at(lane)
+                other = group.at(lane, mine)
                 if other is not None:
                     groups[other] = number
                 # Those whose lane nobody else of this group stands in.
                 if len(group.cells) > len(own.cells) or None in own.cells:
                     for i, cell in enumerate(group.cells):
-                        if cell is not None and own.at(i) == peer:
+                        if cell is not None and own.at(i, number) == peer:
                             groups[cell] = number
         return Places(mine, groups, self._numbers(), self._is_witness(mine, lane))
 

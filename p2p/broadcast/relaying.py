@@ -41,6 +41,8 @@ class Queues:
     def next(self, ready: Sequence[str]) -> tuple[str, int] | None:
         """To whom most waits, and the oldest of it that is still lacking there."""
         session, queues, lagging = self._session, self._queues, self._session.lagging
+        if not queues:
+            return None
         waiting = [(peer, queue) for peer in ready if (queue := queues.get(peer))]
         while waiting:
             # What is stale is taken off only where it matters: a queue that is longest as it is, is so when it is cleaned.
@@ -53,8 +55,12 @@ class Queues:
                 queue.popleft()
                 fresh = False
             if fresh:
-                return peer, queue.popleft()
+                chunk = queue.popleft()
+                if not queue:
+                    del queues[peer]
+                return peer, chunk
             if not queue:
+                del queues[peer]
                 waiting.remove((peer, queue))
         return None
 

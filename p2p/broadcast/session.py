@@ -318,8 +318,8 @@ class Session:
     def next(self, ready: Sequence[str], now: float) -> Push | None:
         """What to hand to one of `ready` (peers whose channel has room, the one served longest ago first) now;
         None for nothing. The chunk counts as sent."""
-        if self._full:
-            ready = [p for p in ready if p not in self._full]
+        peers, full = self._peers, self._full
+        ready = [p for p in ready if p in peers and p not in full] if full else [p for p in ready if p in peers]
         if not ready:
             return None
         # Wants and pushes take turns: who asks for much must not stop what everybody waits for.

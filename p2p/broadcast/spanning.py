@@ -31,6 +31,8 @@ class Spanning:
         self._session = session
         self._queues: dict[str, deque[Errand]] = {}
         self._given: deque[tuple[float, str, Errand]] = deque()
+        self._strays: list[Errand] = []
+        """for groups in which nobody is known, until we are told of somebody"""
         self._known: tuple[Places | None, dict[int, list[str]]] = (None, {})
 
     def bring(self, chunk: int, groups: Sequence[int], places: Places) -> None:
@@ -65,6 +67,8 @@ class Spanning:
             neighbour = self._best(self._linked(places).get(places.group, ()), chunk)
             if neighbour is not None:
                 self._send(neighbour, chunk, strays)
+            else:
+                self._strays.append((chunk, tuple(strays)))
 
     def _send(self, peer: str, chunk: int, groups: Sequence[int]) -> None:
         self._queues.setdefault(peer, deque()).append((chunk, tuple(groups)))
@@ -88,6 +92,7 @@ class Spanning:
     def drop(self, chunks: Iterable[int]) -> None:
         """Bring these to nobody."""
         gone = set(chunks)
+        self._strays = [errand for errand in self._strays if errand[0] not in gone]
         for peer, queue in list(self._queues.items()):
             self._queues[peer] = deque(errand for errand in queue if errand[0] not in gone)
 
@@ -100,6 +105,10 @@ class Spanning:
 
     def next(self, ready: Sequence[str], now: float, places: Places) -> tuple[str, int, int] | None:
         """Peer, chunk and duty: the errand that goes to most groups, of those that can leave now."""
+        if self._strays and places is not self._known[0]:
+            strays, self._strays = self._strays, []
+            for chunk, groups in strays:
+                self.bring(chunk, groups, places)
         if not self._queues:
             return None
         session = self._session

@@ -42,8 +42,9 @@ async def test_beyond_the_mesh_nodes_have_few_links_and_all_install(tmp_path, au
         assert max(len(grid.links(n.peer)) for n in swarm.nodes) <= 9 and min(linked) < 14
         names = [n.peer for n in swarm.nodes]
         state = make_state(1)
-        head.publish(1, state)
+        anchor = head.publish(1, state)
         await head.until_installed(names, Version(1, 1))
+        assert head.sent(anchor) < 5 * anchor.size
         old, state = state, changed_state(state, 2, 0.9)
         delta = head.publish(2, state, base=1, old=old)
         await head.until_installed(names, Version(1, 2))
