@@ -37,13 +37,12 @@ from p2p.protocol.messages import (
     GetCatalog,
     GetParts,
     Installed,
-    Member,
     NodeStatus,
     Rejected,
     Report,
     Tokens,
-    make_roster,
 )  # fmt: skip
+from p2p.rosters import Rosters
 from p2p.store import ChunkStore
 
 log = logging.getLogger("shoal.head")
@@ -88,6 +87,7 @@ class Head(TrainerHandler):
             identity, run, run_dir, self.exchange, epoch=self.epoch, segment_bytes=config.swarm.segment_bytes,
             chunk_bytes=config.swarm.chunk_bytes, now=now, wall=wall,
         )  # fmt: skip
+        self.rosters = Rosters(self.exchange, self.peering.links, epoch=self.epoch)
         self.rollouts: Rollouts | None = None
         self.nodes: dict[str, NodeState] = {}
         self.gone: dict[str, dict[str, Any]] = {}
@@ -122,6 +122,7 @@ class Head(TrainerHandler):
         """Catches what no event announces: a node that went quiet, room that a timeout opened."""
         while True:
             await trio.sleep(0.5)
+            self.rosters.flush()
             for peer in self._rollouts.take_from_stalled(self._now()):
                 if peer in self.nodes:
                     self.nodes[peer].back_off(self._now())
@@ -159,7 +160,7 @@ class Head(TrainerHandler):
         self.exchange.add_peer(link.peer, link.post, link.bulk)
         if catalog is not None:
             link.post(catalog)
-        self._send_roster()
+        self.rosters.changed()
 
     async def _on_down(self, link: Link, reason: str) -> None:
         node = self.nodes.get(link.peer)
@@ -172,17 +173,11 @@ class Head(TrainerHandler):
         self.journal.record_node(link.peer, link.name, node.tokens, node.bytes_from_peers + node.bytes_from_head)
         moved = self.rollouts.on_node_lost(link.peer) if self.rollouts is not None else 0
         log.info("node %s (%s) is gone: %s; %d sequences go elsewhere", link.name, link.peer, reason, moved)
-        self._send_roster()
+        self.rosters.changed()
 
     def _wake(self) -> None:
         self._moved.set()
         self._moved = trio.Event()
-
-    def _send_roster(self) -> None:
-        members = tuple(Member(n.link.peer, n.link.addresses, n.link.name) for n in self.nodes.values())
-        roster = make_roster(self.epoch, members)
-        for node in self.nodes.values():
-            node.link.post(roster)
 
     async def _on_refusal(self, peer: str, refusal: Refusal) -> None:
         self.report(peer, refusal)

@@ -146,15 +146,21 @@ class Network:
 
     def backlog(self, now: float, source: str, target: str) -> int:
         """Bytes queued from `source` to `target` and not sent yet, rounded up: 0 when everything was sent."""
-        self._pass(now)
+        if now != self.now:
+            self._pass(now)
         connection = self._connections.get((source, target))
         return 0 if connection is None else self._backlog(connection)
 
     def uplink_backlog(self, now: float, host: str) -> int:
         """`backlog` of all connections from `host`, those over its LAN as well. O(connections with a backlog)."""
-        self._pass(now)
-        links = self._hosts[host].up, self._hosts[host].lan_up
-        return sum(self._backlog(f) for link in links if link for f in link.flows if isinstance(f, Connection))
+        if now != self.now:
+            self._pass(now)
+        entry, total = self._hosts[host], 0
+        for link in (entry.up, entry.lan_up):
+            if link is not None:
+                for flow in link.flows:
+                    total += self._backlog(flow)  # type: ignore[arg-type]  # flows are connections here
+        return total
 
     def acked(self, now: float, source: str, target: str) -> int:
         """Bytes of the messages sent whole a round trip (two delays) ago or earlier. Real acknowledgements come also for
@@ -229,7 +235,10 @@ class Network:
     def _backlog(self, connection: Connection) -> int:
         if not connection.queue:
             return 0
-        return ceil(connection.queued - connection.queue[0][0] + connection.left(self.now) / 8)
+        by, left = connection.by, connection.done
+        if by is not None:
+            left -= by.clock if by.level == inf else by.clock + by.level * (self.now - by.since)
+        return ceil(connection.queued - connection.queue[0][0] + max(left, 0.0) / 8)
 
     def _pass(self, now: float) -> None:
         """Everything up to `now`, `now` included. Rates that changed at `now` itself are worked out when time goes on."""

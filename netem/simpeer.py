@@ -9,15 +9,17 @@ everything about links but their delay: a neighbour is there or is not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import floor, inf
 from typing import Any
 
 from netem.flows import Arrival
 from netem.profile import Host
 from netem.simpump import Link, Loop, SimPump
-from netem.simwire import Chunk, GetParts, Have, Message, Parts, Plan, Relieve, Subscribe, Want
-from p2p.broadcast.exchange import ANSWER_AFTER, GOSSIP_S, TICK_S
+from netem.simwire import Chunk, GetParts, Have, Message, Parts, Plan, Relieve, Subscribe, Want, have
+from p2p.broadcast.exchange import TICK_S
+from p2p.broadcast.groups import EVERYWHERE, Places
+from p2p.broadcast.news import News
 from p2p.broadcast.session import Session
 from p2p.broadcast.spread import ASK_PARTS_S
 
@@ -39,9 +41,9 @@ class SimPeer(SimPump):
         self._parked = False
         """has nothing to do until a version or a want comes: it does not tick"""
         self._segments: set[int] = set()
-        self._gossip: list[int] = []
-        self._gossip_at = 0.0
-        self._unanswered: dict[str, list[int]] = {}
+        self.places: Places | None = None
+        """which groups the peers are in; the owner sets it and calls `rearranged`"""
+        self._news = News()
         self._greeted: set[str] = set()
         self._asked_parts = -1e9
         self._ask_parts_after = ASK_PARTS_S[0]
@@ -58,7 +60,18 @@ class SimPeer(SimPump):
     # --- neighbours --------------------------------------------------------------------------------------------------
 
     def link(self, other: str) -> None:
-        self.links[other] = Link(other)
+        if other not in self.links:
+            self.links[other] = Link(other)
+
+    def greet(self, other: str) -> None:
+        """Tell a new neighbour what is held here."""
+        if self.session is not None and self.plan is not None and not self.is_source:
+            self.post(other, Subscribe(self.plan.number, tuple(self.session.held)))
+
+    def rearranged(self) -> None:
+        """`places` are other ones."""
+        if self.session is not None:
+            self.session.places = self.places
 
     def unlink(self, other: str) -> None:
         if self.links.pop(other, None) is not None and self.session is not None:
@@ -87,21 +100,20 @@ class SimPeer(SimPump):
         for other in self.links:
             if other == self.source or not catching:
                 session.join(other, (), now)
-            self.post(other, Subscribe(plan.number, ()))
+        self.post_all(list(self.links), Subscribe(plan.number, ()))
         if catching:
             self._learn_all()
 
     def _open(self, plan: Plan) -> Session:
         session = Session(
             me=self.name, source=None if self.is_source else self.source, now=self.loop.now, policy=self.policy,
-            chunk_bytes=plan.chunk_bytes, memory=self.memory,
+            chunk_bytes=plan.chunk_bytes, memory=self.memory, places=self.places,
         )  # fmt: skip
         self.start(plan, session)
         self.wake_up()
         self.duplicate_bytes = 0
         self._segments.clear()
-        self._gossip, self._gossip_at = [], 0.0
-        self._unanswered.clear()
+        self._news = News()
         self._greeted.clear()
         self._asked_parts, self._ask_parts_after = -1e9, ASK_PARTS_S[0]
         return session
@@ -130,6 +142,15 @@ class SimPeer(SimPump):
         else:
             self._leave(other, message)
 
+    def post_all(self, others: Sequence[str], message: Message) -> None:
+        now = self.loop.now
+        wait = self.queueing(now)
+        for other in others:
+            if wait:
+                self.loop.at(now + wait, self._leave, other, message)
+            else:
+                self._leave(other, message)
+
     def _leave(self, other: str, message: Message) -> None:
         self.loop.network.send_small(self.loop.now, self.name, other, SMALL, message)
 
@@ -151,26 +172,29 @@ class SimPeer(SimPump):
             return
         now, chunk = self.loop.now, message.chunk
         self._learn(plan.segment(chunk))
+        seed = message.seed if source == self.source or message.seed != EVERYWHERE else 0
         if chunk in session.held:
-            session.hold(chunk, source, seed=False, now=now)
+            session.hold(chunk, source, seed=seed, now=now)
             self.duplicate_bytes += plan.size(chunk)
-            self.post(source, Have(plan.number, (chunk,)))
+            self.post(source, have(plan.number, (chunk,)))
             return
-        session.hold(chunk, source, seed=message.seed and source == self.source, now=now)
+        session.hold(chunk, source, seed=seed, now=now)
         self.loop.moved_at = now
-        waiting = self._unanswered.setdefault(source, [])
-        waiting.append(chunk)
-        if len(waiting) >= ANSWER_AFTER:
-            self.post(source, Have(plan.number, tuple(waiting)))
-            waiting.clear()
+        answered = self._news.came_from(source, chunk)
+        if answered:
+            self.post(source, have(plan.number, answered))
         if session.complete:
             self.loop.completed(self.name)
         self.pump()
 
     def _on_have(self, session: Session, source: str, message: Have) -> None:
-        session.join(source, (), self.loop.now)
-        session.peer_has(source, message.chunks, self.loop.now)
-        self.pump()
+        now = self.loop.now
+        if not session.takes_part(source):
+            session.join(source, (), now)
+        full = session.full(source)
+        session.peer_has(source, message.chunks, now, message.bits)
+        if full or self.is_source:  # elsewhere nothing else can be handed out for that
+            self.pump()
 
     def _on_want(self, session: Session, source: str, message: Want) -> None:
         session.join(source, (), self.loop.now)
@@ -181,7 +205,7 @@ class SimPeer(SimPump):
         session.join(source, message.have, self.loop.now)
         if not self.is_source and source not in self._greeted:
             self._greeted.add(source)
-            self.post(source, Have(message.round, tuple(session.held)))
+            self.post(source, have(message.round, tuple(session.held)))
         self.pump()
 
     def _on_relieve(self, session: Session, source: str, message: Relieve) -> None:
@@ -210,7 +234,7 @@ class SimPeer(SimPump):
                     self.post(other, Want(self.plan.number, chunks))
                 self._ask_for_parts(session, now)
         idle = self.pump()
-        done = session is None or (session.complete and not self._gossip and self.all_delivered)
+        done = session is None or (session.complete and not self._news.pending and self.all_delivered)
         if idle and done and not self.is_source:
             self._parked = True
         else:
@@ -224,17 +248,8 @@ class SimPeer(SimPump):
 
     def _tell(self, session: Session, now: float) -> None:
         assert self.plan is not None
-        news = session.news()
-        if news and self.source in self.links:
-            self.post(self.source, Have(self.plan.number, news))
-        self._gossip.extend(news)
-        if self._gossip and (now >= self._gossip_at or session.complete):
-            message = Have(self.plan.number, self._gossip)
-            for other in session.peers():
-                if other != self.source:
-                    self.post(other, message)
-            self._gossip, self._gossip_at = [], now + GOSSIP_S
-            self._unanswered.clear()
+        for others, chunks in self._news.due(session, now, self.links):
+            self.post_all(others, have(self.plan.number, chunks))
 
     def _ask_for_parts(self, session: Session, now: float) -> None:
         if session.total is None and session.missing == 0 and now - self._asked_parts > self._ask_parts_after:

@@ -71,6 +71,8 @@ class SimPump:
         """bit/s, kept up to date by the owner"""
         self.links: dict[str, Link] = {}
         """neighbours, the one served longest ago first"""
+        self._waiting: set[str] = set()
+        """neighbours with a chunk that waits for room; some may be gone"""
         self.plan: Plan | None = None
         self.session: Session | None = None
         self.sent_bytes = 0
@@ -81,6 +83,7 @@ class SimPump:
         self._left: deque[tuple[float, float]] = deque([(-inf, 0.0)])
         """(when, wire bytes that had left by then), at ticks of the last round trip"""
         self._delivered = 0.0
+        self._heads = float(wire_bytes(1, loop.network.profile.mtu))
         self._asleep_until = -inf
 
     def post(self, other: str, message: Message) -> None:
@@ -97,8 +100,10 @@ class SimPump:
     def start(self, plan: Plan, session: Session) -> None:
         """What was not handed to a channel yet belongs to the past."""
         self.plan, self.session, self.sent_bytes = plan, session, 0
+        self._heads = wire_bytes(plan.chunk_bytes, self.loop.network.profile.mtu) / plan.chunk_bytes
         for link in self.links.values():
             link.job = None
+        self._waiting.clear()
 
     def measure(self, now: float) -> None:
         """What production reads off its sockets, some 20 times a second.
@@ -120,18 +125,24 @@ class SimPump:
         self._delivered = max(self._delivered, delivered)
         queueing: float | None = None
         if busy:
-            queueing = self.queueing(now)
-            in_use = (link.name for link in self.links.values() if link.at >= then - TICK_S)
-            queueing += min(map(self.loop.queueing, in_use), default=0.0)
+            queueing = self._wait_s(backlog)
+            least = inf
+            for name in reversed(self.links):  # the one served last first
+                if self.links[name].at < then - TICK_S:
+                    break
+                least = min(least, self.loop.queueing(name))
+                if not least:
+                    break
+            queueing += least if least < inf else 0.0
         # The uplink counts what is inside packets, as the kernel does.
-        payload = self.plan.chunk_bytes if self.plan is not None else 1
-        heads = wire_bytes(payload, network.profile.mtu) / payload
-        self.uplink.observe(now, int(self._delivered / heads), queueing)
+        self.uplink.observe(now, int(self._delivered / self._heads), queueing)
 
     def queueing(self, now: float) -> float:
         """Seconds that a packet waits in front of this uplink: what is under way from here in all, but never more than its
         queue holds."""
-        backlog = self.loop.network.uplink_backlog(now, self.name)
+        return self._wait_s(self.loop.network.uplink_backlog(now, self.name))
+
+    def _wait_s(self, backlog: int) -> float:
         limit = self.host.access.queue
         return (min(8 * backlog / self.up, limit) if self.up > 0 else limit) if backlog else 0.0
 
@@ -157,7 +168,7 @@ class SimPump:
                 self._asleep_until = now + min(pause, LONGEST_PAUSE_S)
                 loop.at(self._asleep_until, self.pump)
                 return False
-            ready = [name for name, link in self.links.items() if link.job is None]
+            ready = [name for name, link in self.links.items() if link.job is None] if self._waiting else list(self.links)
             found = session.next(ready, now) if ready and session is not None else None
             if found is None:
                 if len(ready) < len(self.links):
@@ -169,6 +180,7 @@ class SimPump:
             name, chunk, seed = found
             link = self.links[name] = self.links.pop(name)
             link.job = Chunk(self.plan.number, chunk, seed)
+            self._waiting.add(name)
             uplink.spent(now, self.plan.chunk_bytes)
             self._enter(link)
             for whom, taken in session.relieved():
@@ -190,6 +202,7 @@ class SimPump:
         self.handed += size
         self.sent_bytes += payload
         link.job = None
+        self._waiting.discard(link.name)
         return True
 
     def _unsent(self, now: float) -> float:

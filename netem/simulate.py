@@ -26,6 +26,7 @@ from netem.simpeer import SimPeer
 from netem.simpump import Loop
 from netem.simwire import Plan
 from p2p.broadcast.exchange import TICK_S
+from p2p.broadcast.groups import Grid
 from p2p.broadcast.policy import DEFAULT, POLICIES
 from p2p.errors import ShoalError, UsageError
 from p2p.publish import chunk_bytes_for
@@ -118,12 +119,14 @@ def simulate(
     neighbours: Mapping[str, Sequence[str]] | None = None,
     faults: Sequence[Fault] = (),
     process_s: float = PROCESS_S,
+    mesh: int = FULL_MESH - 1,
 ) -> list[SimResult]:
     """Broadcast `rounds` versions of `payload_bytes` from the profile's first host to all others, one after another, as peers
     that keep what they learned of their uplinks and of each other. The same arguments give the same results, bit for bit.
 
     `chunk_bytes`: as the publisher would choose unless given. `neighbours`: host -> hosts, both ways; with `degree` a random
-    graph in which each host has about so many; else everybody knows everybody. UsageError for arguments that make no
+    graph in which each host has about so many; else everybody knows everybody, and under the default policy more than `mesh`
+    nodes, or those that share a site, are in groups as the head would put them. UsageError for arguments that make no
     broadcast, ShoalError when a round stands still for STALL_S.
     """
     if payload_bytes < 1 or rounds < 1 or (chunk_bytes is not None and chunk_bytes < 1):
@@ -136,10 +139,17 @@ def simulate(
             raise UsageError(f"{fault}: the host must be one of the profile's, and not the source")
         if fault.at < 0 or not 1 <= fault.round <= rounds:
             raise UsageError(f"{fault}: there are {rounds} rounds, and times count from 0")
+    grid = None
+    if neighbours is None and degree is None and policy == DEFAULT:
+        absent = {fault.host for fault in faults if isinstance(fault, Join)}
+        grid = Grid({h.name: h.site for h in profile.hosts[1:] if h.name not in absent}, mesh=mesh)
     if neighbours is None:
-        neighbours = random_neighbours(names, degree, seed) if degree is not None else full_mesh(names)
+        if grid is None:
+            neighbours = random_neighbours(names, degree, seed) if degree is not None else full_mesh(names)
     size = chunk_bytes or chunk_bytes_for(payload_bytes)
-    simulation = Simulation(profile, policy=policy, seed=seed, neighbours=neighbours, faults=faults, process_s=process_s)
+    simulation = Simulation(
+        profile, policy=policy, seed=seed, neighbours=neighbours or {}, grid=grid, faults=faults, process_s=process_s
+    )
     return [simulation.round(Plan(number, payload_bytes, size)) for number in range(1, rounds + 1)]
 
 
@@ -175,6 +185,7 @@ class Simulation(Loop):
         policy: str,
         seed: int,
         neighbours: Mapping[str, Sequence[str]],
+        grid: Grid | None,
         faults: Sequence[Fault],
         process_s: float,
     ) -> None:
@@ -183,6 +194,11 @@ class Simulation(Loop):
         self.moved_at = self._began = 0.0
         self._hosts = {host.name: host for host in profile.hosts}
         self._faults = faults
+        self._grid = grid
+        if grid is not None:
+            everybody = [host.name for host in profile.hosts[1:]]
+            neighbours = {name: [profile.learner.name, *(grid.links(name) if name in grid else ())] for name in everybody}
+            neighbours[profile.learner.name] = everybody
         self._neighbours = neighbours
         self._queue: list[tuple[float, int, Callable[..., object], tuple[object, ...]]] = []
         self._count = 0
@@ -209,6 +225,27 @@ class Simulation(Loop):
             for other in others:
                 if not {name, other} & absent:
                     self.peers[name].link(other)
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """Tell everybody its place, as the head does. Links of before stay."""
+        if self._grid is None:
+            return
+        for name, peer in self.peers.items():
+            if name == self.source:
+                peer.places = self._grid.source_places()
+            elif name in self._grid:
+                peer.places = self._grid.places(name)
+                for other in self._grid.links(name):
+                    if other not in peer.links and self.peers[other].alive:
+                        self._connect(name, other)
+            peer.rearranged()
+
+    def _connect(self, one: str, other: str) -> None:
+        """A new link, in the midst of a round or not."""
+        for a, b in ((one, other), (other, one)):
+            self.peers[a].link(b)
+            self.peers[a].greet(b)
 
     def _delay(self, one: str, other: str) -> float:
         a, b = self._hosts[one], self._hosts[other]
@@ -307,12 +344,25 @@ class Simulation(Loop):
         for name in peer.links:
             self.peers[name].handed -= self.network.backlog(self.now, name, peer.name)
             self.at(self.now + self._delay(peer.name, name) + unnoticed_s, self.peers[name].unlink, peer.name)
+        if self._grid is not None:
+            self.at(self.now + 2 * self._delay(peer.name, self.source) + unnoticed_s, self._left, peer.name)
         self.network.remove_host(self.now, peer.name)
+
+    def _left(self, host: str) -> None:
+        """The head noticed, and others take its place."""
+        if self._grid is not None and not self.peers[host].alive:
+            self._grid.remove(host)
+            self._arrange()
 
     def _join(self, peer: SimPeer, plan: Plan) -> None:
         peer.alive = True
         self.network.restore_host(self.now, peer.name)
-        for name in self._neighbours[peer.name]:
+        others: Sequence[str] = self._neighbours[peer.name]
+        if self._grid is not None:
+            self._grid.add(peer.name, self._hosts[peer.name].site)
+            self._arrange()
+            others = [self.source, *self._grid.links(peer.name)]
+        for name in others:
             if self.peers[name].alive:
                 self.peers[name].link(peer.name)
                 peer.link(name)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
+from p2p.broadcast.chunkset import bits_of
 from p2p.channel.stream import PIECE
 from p2p.limits import DEFAULT_SEGMENT
 
@@ -59,7 +60,7 @@ class Plan:
 class Chunk(NamedTuple):
     round: int
     chunk: int
-    seed: bool
+    seed: int
 
 
 class Subscribe(NamedTuple):
@@ -68,8 +69,16 @@ class Subscribe(NamedTuple):
 
 
 class Have(NamedTuple):
+    """`bits`: the chunks once more, as bits of a number: one message goes to many."""
+
     round: int
     chunks: Sequence[int]
+    bits: int
+
+
+def have(number: int, chunks: Sequence[int]) -> Have:
+    """The message of round `number` that says that these are held."""
+    return Have(number, chunks, bits_of(chunks))
 
 
 class Want(NamedTuple):

@@ -32,6 +32,7 @@ from p2p.protocol.messages import (
     Assign,
     Bye,
     Catalog,
+    Grouping,
     Installed,
     NodeStatus,
     Rejected,
@@ -42,6 +43,7 @@ from p2p.protocol.messages import (
     Tokens,
 )  # fmt: skip
 from p2p.protocol.rollout import TokenEvent
+from p2p.rosters import places_of
 from p2p.store import ChunkStore
 from p2p.version import Version
 
@@ -74,6 +76,8 @@ class NodeSettings:
     dialable: bool = True
     exit_when_done: bool = True
     agent: str = "shoal/0.1"
+    site: str = ""
+    """nodes of one site share a fast LAN: a version crosses the WAN to them once"""
 
 
 class Agent:
@@ -96,7 +100,7 @@ class Agent:
         self.shadow = Shadow.open(s.directory / "shadow", s.ticket.run)
         self.peering = Peering(
             network, identity, run=s.ticket.run, head=s.ticket.head, name=s.name, agent=s.agent, wall=wall,
-            ticket=s.ticket_text, dialable=s.dialable, on_up=self._on_up, on_down=self._on_down,
+            ticket=s.ticket_text, dialable=s.dialable, site=s.site, on_up=self._on_up, on_down=self._on_down,
             on_message=self._on_message, on_refusal=self._on_refusal,
         )  # fmt: skip
         self.exchange = Exchange(
@@ -178,6 +182,7 @@ class Agent:
     async def _on_up(self, link: Link) -> None:
         if link.peer == self.settings.ticket.head:
             self.installer.new_epoch(self.peering.epoch)
+            self.exchange.arrange(None)  # it may be another head, and says anew what groups there are
             await self._forget_requests()
         log.info("link to %s (%s) is up", link.name, link.peer)
         self.exchange.add_peer(link.peer, link.post, link.bulk)
@@ -209,6 +214,11 @@ class Agent:
         match message:
             case Roster():
                 self.peering.keep_connected(message.members)
+            case Grouping():
+                try:
+                    self.exchange.arrange(places_of(message))
+                except Refusal as refusal:
+                    await self._on_refusal(link.peer, refusal)
             case Catalog():
                 self.installer.set_catalog(message)
             case Assign():

@@ -40,6 +40,8 @@ class NodeOptions:
     capacity: int = 64
     store_gib: float = 8.0
     dialable: bool = True
+    site: str = ""
+    """nodes that say the same share a fast LAN"""
     stay: bool = False
     """keep waiting for the learner after the run is over"""
 
@@ -68,6 +70,7 @@ async def run_node(options: NodeOptions, announce: Callable[[str, dict[str, Any]
             ticket=ticket, ticket_text=options.ticket, directory=directory,
             name=options.name or f"{socket.gethostname()}-{identity.peer_id[-6:]}", capacity=options.capacity,
             store_limit=int(options.store_gib * GIB), dialable=options.dialable, exit_when_done=not options.stay,
+            site=options.site,
         )  # fmt: skip
         engine_settings: dict[str, Any] = {"threads": options.threads, "log": str(directory / "engine.log")}
         if options.engine == "transformers":

@@ -33,6 +33,8 @@ class Link:
     control: Channel
     bulk: Channel
     outbox: trio.MemorySendChannel[bytes] = field(repr=False)
+    site: str = ""
+    """what the peer said of itself when it opened the link"""
     proven: float = 0.0
     """wall time at which the head gave this peer its membership (at the head only)"""
     closing: str = ""

@@ -31,6 +31,9 @@ log = logging.getLogger("shoal.peering")
 MAX_REASON = 500
 """Characters of a refusal's reason that a peer is told: it may quote what the peer itself sent."""
 
+MAX_SITE = 64
+"""Characters of a site's name that count."""
+
 RENEW_CHECK_S = 600.0
 """How often the head looks whether a membership it gave is past half its life. Often, for a machine may sleep for days."""
 
@@ -69,11 +72,12 @@ class Peering:
         ticket: str = "",
         membership: bytes = b"",
         dialable: bool = True,
+        site: str = "",
     ) -> None:
         self._network = network
         self.gate = Gate(identity, run=run, head=head, wall=wall, membership=membership)
         self.run_id, self.head, self.me, self.name, self._agent, self._wall = run, head, identity.peer_id, name, agent, wall
-        self.ticket, self._dialable = ticket, dialable
+        self.ticket, self._dialable, self._site = ticket, dialable, site
         self.links: dict[str, Link] = {}
         self._on_up, self._on_down, self._on_message, self._on_refusal = on_up, on_down, on_message, on_refusal
         self._half: dict[str, tuple[Channel, Hello]] = {}
@@ -169,7 +173,9 @@ class Peering:
     async def _greet(self, channel: Channel) -> Welcome:
         addresses = tuple(self._network.addresses) if self._dialable else ()
         ticket = self.ticket if channel.peer == self.head else ""
-        hello = Hello(PROTOCOL_VERSION, self.run_id, ticket, self.gate.membership, addresses, self.name, self._agent)
+        hello = Hello(
+            PROTOCOL_VERSION, self.run_id, ticket, self.gate.membership, addresses, self.name, self._agent, self._site
+        )
         await channel.send(encode(hello))
         answer = await _first(channel)
         if isinstance(answer, Refused):
@@ -224,7 +230,7 @@ class Peering:
         if half is None:
             await self._part_with(channel, "bulk channel without a control channel")
             return
-        await self._start(peer, hello.name, hello.addresses, half[0], channel)
+        await self._start(peer, hello.name, hello.addresses, half[0], channel, hello.site[:MAX_SITE])
 
     async def _turn_away(self, channel: Channel, refusal: Refusal) -> None:
         reason = refusal.reason[:MAX_REASON]
@@ -258,9 +264,11 @@ class Peering:
 
     # --- links -------------------------------------------------------------------------------------------------------
 
-    async def _start(self, peer: str, name: str, addresses: tuple[str, ...], control: Channel, bulk: Channel) -> Link:
+    async def _start(
+        self, peer: str, name: str, addresses: tuple[str, ...], control: Channel, bulk: Channel, site: str = ""
+    ) -> Link:
         outbox, outgoing = trio.open_memory_channel[bytes](OUTBOX)
-        link = Link(peer, name, addresses, control, bulk, outbox, proven=self._wall())
+        link = Link(peer, name, addresses, control, bulk, outbox, site, proven=self._wall())
         # In place before the old one is closed, which takes a while: a third link must see this one.
         old, self.links[peer] = self.links.get(peer), link
         if old is not None:

@@ -33,8 +33,9 @@ from p2p.limits import KIB, MIB
 from p2p.links import Link
 from p2p.manifest import CODEC, Header, Manifest, ManifestSigner
 from p2p.peering import JoinRefused, Peering
-from p2p.protocol.messages import Catalog, CatalogEntry, Member, Report, Roster, make_roster
+from p2p.protocol.messages import Catalog, CatalogEntry, Grouping, Report, Roster
 from p2p.publish import chunk_bytes_for, encode_version
+from p2p.rosters import Rosters, places_of
 from p2p.state import FlatState, state_digest
 from p2p.store import ChunkStore
 from p2p.version import Version
@@ -93,6 +94,7 @@ class Player:
             on_refusal=self._on_refusal, policy=options.get("policy", "shoal"),
         )  # fmt: skip
         self.directory = Path(config["directory"])
+        self.rosters = Rosters(self.exchange, self.peering.links, epoch=1) if self.is_source else None
         self.states: dict[int, FlatState] = {}
         self.mids: dict[int, bytes] = {}
         self.cpu: dict[int, float] = {}
@@ -287,10 +289,8 @@ class Player:
             self._send_roster()
 
     def _send_roster(self) -> None:
-        if self.is_source:
-            members = [Member(link.peer, link.addresses, link.name) for link in self.peering.links.values()]
-            for link in self.peering.links.values():
-                link.post(make_roster(1, members))
+        if self.rosters is not None:
+            self.rosters.changed()
 
     async def _on_refusal(self, peer: str, refusal: Refusal) -> None:
         self.reports.append((self.names.get(peer, peer), refusal.reason))
@@ -306,6 +306,8 @@ class Player:
         match message:
             case Roster():
                 self.peering.keep_connected(message.members)
+            case Grouping():
+                self.exchange.arrange(places_of(message))
             case Catalog():
                 assert self.nursery is not None
                 for entry in message.entries:

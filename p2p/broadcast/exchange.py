@@ -13,6 +13,7 @@ from typing import Any
 import trio
 
 from p2p.broadcast.arrivals import accept_header
+from p2p.broadcast.groups import EVERYWHERE, Places
 from p2p.broadcast.policy import DEFAULT
 from p2p.broadcast.pump import Pump
 from p2p.broadcast.session import Session
@@ -28,13 +29,7 @@ from p2p.version import Version
 log = logging.getLogger("shoal.broadcast")
 
 TICK_S = 0.05
-"""How often a session's timers are looked at and its news announced to the source, whose choices follow from it."""
-
-GOSSIP_S = 0.25
-"""How often news is announced to everyone else: for repair, which is patient. A message costs more than the chunk it names."""
-
-ANSWER_AFTER = 8
-"""Chunks of one peer that are not acknowledged before the next gossip; more are, so that its window never closes."""
+"""How often a session's timers are looked at, and whether there is news to announce."""
 
 ANSWER_PARTS_S = 0.5
 """A neighbour that asks for one manifest's parts more often than this, for every MiB of them, is not answered."""
@@ -82,6 +77,7 @@ class Exchange:
         self.peers: dict[str, Neighbour] = {}
         self.policy = policy
         self._memory: dict[str, float] = {}
+        self._places: Places | None = None
         self._pump = Pump(self.spreads, store, now, self._lose)
         self._nursery: trio.Nursery | None = None
         self._following = False
@@ -122,6 +118,12 @@ class Exchange:
         for spread in self.spreads.values():
             spread.session.leave(name, self._now())
         self._pump.wake()
+
+    def arrange(self, places: Places | None) -> None:
+        """Which groups the peers are in from now on; None while all are one."""
+        self._places = places
+        for spread in self.spreads.values():
+            spread.session.places = places
 
     def follow(self, on: bool) -> None:
         """Ask every neighbour, now and later ones, to push new deltas as they are made."""
@@ -296,8 +298,10 @@ class Exchange:
         if digest is None:
             raise Refusal("chunk came before the record that proves it", version=version, chunk=message.index)
         now = self._now()
+        # Only the source makes a peer the distributor of a chunk; others may ask it to bring one to some groups.
+        seed = message.seed if peer.name == self.head or message.seed != EVERYWHERE else 0
         if message.index in spread.session.held:
-            spread.session.hold(message.index, peer.name, seed=False, now=now)
+            spread.session.hold(message.index, peer.name, seed=seed, now=now)
             spread.traffic.duplicates += len(message.data)
             peer.post(Have(message.mid, (message.index,)))
             return
@@ -317,20 +321,14 @@ class Exchange:
             traffic.from_head += len(message.data)
         else:
             traffic.from_peers += len(message.data)
-        seed = message.seed and peer.name == self.head
         spread.session.hold(message.index, peer.name, seed=seed, now=now)
-        self._answer(spread, peer, message.index)
+        answered = spread.news.came_from(peer.name, message.index)
+        if answered:
+            peer.post(Have(message.mid, tuple(answered)))
         if spread.session.complete:
             traffic.done_at = now
         spread.wake()
         self._pump.wake()
-
-    def _answer(self, spread: Spread, peer: Neighbour, chunk: int) -> None:
-        waiting = spread.unanswered.setdefault(peer.name, [])
-        waiting.append(chunk)
-        if len(waiting) >= ANSWER_AFTER:
-            peer.post(Have(spread.manifest.mid, tuple(waiting)))
-            waiting.clear()
 
     def _keep(self, digest: bytes, data: bytes) -> None:
         try:
@@ -448,7 +446,9 @@ class Exchange:
         for mid, spread in self.spreads.items():
             session = spread.session
             session.tick(now)
-            self._tell(spread, now)
+            for names, chunks in spread.news.due(session, now, self.peers):
+                for name in names:
+                    self._post_have(self.peers[name], mid, chunks)
             if not spread.wanted or self.is_source:
                 continue
             for name, chunks in session.wants(now).items():
@@ -456,19 +456,6 @@ class Exchange:
             if not spread.manifest.whole and session.missing == 0 and now - spread.asked_parts_at > spread.ask_parts_after:
                 self._ask_for_parts(spread, now)
         self._pump.wake()
-
-    def _tell(self, spread: Spread, now: float) -> None:
-        """The source hears at once: it feeds those who have room, and seeds again what died with a distributor."""
-        news, mid = spread.session.news(), spread.manifest.mid
-        if news and self.head in self.peers:
-            self._post_have(self.peers[self.head], mid, news)
-        spread.gossip.extend(news)
-        if spread.gossip and (now >= spread.gossip_at or spread.session.complete):
-            for name in spread.session.peers():
-                if name in self.peers and name != self.head:
-                    self._post_have(self.peers[name], mid, spread.gossip)
-            spread.gossip, spread.gossip_at = [], now + GOSSIP_S
-            spread.unanswered.clear()
 
     def _ask_for_parts(self, spread: Spread, now: float) -> None:
         """Records come with the chunks; when nothing is on its way and the manifest is not whole, ask for the rest."""
@@ -484,7 +471,7 @@ class Exchange:
         now = self._now()
         session = Session(
             me=self.me, source=None if self.is_source else self.head, now=now, policy=self.policy,
-            chunk_bytes=manifest.header.chunk_bytes, memory=self._memory,
+            chunk_bytes=manifest.header.chunk_bytes, memory=self._memory, places=self._places,
         )  # fmt: skip
         spread = self.spreads[manifest.mid] = Spread(manifest, session, Traffic(), wanted)
         self._opened.set()

@@ -11,11 +11,14 @@ cannot keep others from repairing by anything it says or sends.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from math import exp
+from operator import itemgetter
 
-from p2p.broadcast.chunkset import ChunkSet
+from p2p.broadcast.chunkset import ChunkSet, bits_of, chunks_of
+from p2p.broadcast.groups import MESH, Places
 from p2p.limits import LEASE_S, REPAIR_AFTER_S
 
 MAX_AHEAD = 8
@@ -36,6 +39,9 @@ withholds would otherwise cost a lease for every few chunks that it claims to ha
 
 MAX_SCAN = 2048
 """Missing chunks looked at in vain before the rest waits for the next look: a version may have 10^5 of them."""
+
+LOOK_S = 0.25
+"""With many suppliers, and nothing asked of any, what may be overdue is looked for so often."""
 
 SOURCE_AFTER_S = 0.6
 """Pull from the source itself only after so long without a pushed chunk from it: relays may just be slow to start."""
@@ -96,6 +102,8 @@ class _Supplier:
 
     name: str
     has: ChunkSet
+    near: bool
+    """in our own group, or at our site: from others nothing is pushed but what they were asked to bring here"""
     due: dict[int, float] = field(default_factory=dict)
     """missing chunk -> when it announced it, for those that it was the first to announce: it is their likely
     distributor, and will push them in this order"""
@@ -143,13 +151,19 @@ class Pulls:
     `source`: name of the peer that made the manifest; None at that peer itself.
     """
 
-    def __init__(self, source: str | None, now: float) -> None:
-        self.source = source
+    def __init__(self, source: str | None, now: float, places: Places | None = None) -> None:
+        self.source, self._places = source, places
         self.missing: dict[int, float] = {}
         """provable chunk that is not held -> since when"""
+        self._lacking = 0
+        """the same as bits of a number"""
+        self._somewhere = 0
+        """chunks that some neighbour announced (or took back since), as bits of a number"""
         self.leases: dict[int, str] = {}
         self._suppliers: dict[str, _Supplier] = {}
         self._first: dict[int, _Supplier] = {}
+        self._far: dict[int, float] = {}
+        """chunk -> when a peer of another group announced it, before any of our own did"""
         self._source_at = now
         self._pace = Pace()
         self._peak = 0.0
@@ -157,10 +171,19 @@ class Pulls:
         self._wait_s = 0.0
         """from asking to arrival, averaged over the last few chunks of all peers: one slow peer has little say in it"""
         self._backoff = 1
+        self._look_at = -1e18
+
+    def place(self, places: Places | None) -> None:
+        """Which groups the peers are in, from now on."""
+        self._places = places
+        for supplier in self._suppliers.values():
+            supplier.near = places is None or places.near(supplier.name)
 
     def join(self, peer: str, has: ChunkSet) -> None:
         """`has` is shared with the session, which keeps it up to date."""
-        self._suppliers[peer] = _Supplier(peer, has)
+        near = self._places is None or self._places.near(peer)
+        self._suppliers[peer] = _Supplier(peer, has, near)
+        self._somewhere |= has.bits
 
     def leave(self, peer: str) -> None:
         supplier = self._suppliers.pop(peer)
@@ -168,18 +191,34 @@ class Pulls:
             del self.leases[chunk]
         for chunk in supplier.due:
             del self._first[chunk]
+        self._somewhere = 0
+        for other in self._suppliers.values():
+            self._somewhere |= other.has.bits
 
-    def need(self, chunk: int, now: float) -> None:
-        """A chunk that is provable and not held."""
-        self.missing.setdefault(chunk, now)
+    def need(self, chunks: Iterable[int], now: float) -> None:
+        """Chunks that are provable and not held."""
+        for chunk in chunks:
+            self.missing.setdefault(chunk, now)
+        self._lacking |= bits_of(chunks)
 
-    def announced(self, peer: str, chunk: int, now: float, *, awaited: bool) -> None:
-        """`peer` holds `chunk`. `awaited`: it is lacking here, and may be pushed."""
+    def announced(self, peer: str, chunks: Iterable[int], bits: int, now: float, *, awaited: int) -> None:
+        """`peer` holds `chunks` (`bits`, as bits of a number). `awaited`: those that are lacking here, and may be pushed."""
         supplier = self._suppliers[peer]
-        supplier.broke.pop(chunk, None)
-        if awaited and peer != self.source and chunk not in self._first:
-            self._first[chunk] = supplier
-            supplier.due[chunk] = now
+        self._somewhere |= bits
+        if supplier.broke:
+            for chunk in chunks:
+                supplier.broke.pop(chunk, None)
+        if peer == self.source:
+            return
+        if awaited and not supplier.near:
+            for chunk in chunks:
+                if awaited >> chunk & 1:
+                    self._far.setdefault(chunk, now)
+        elif awaited:
+            for chunk in chunks:
+                if awaited >> chunk & 1 and chunk not in self._first:
+                    self._first[chunk] = supplier
+                    supplier.due[chunk] = now
 
     def came(self, chunk: int, sender: str | None, now: float, *, held: bool) -> None:
         """A chunk arrived from `sender`; `held`: it was here already. What is neither new nor was ever asked of its sender
@@ -191,7 +230,9 @@ class Pulls:
         first = self._first.pop(chunk, None)
         if first is not None:
             del first.due[chunk]
-        self.missing.pop(chunk, None)
+        self._far.pop(chunk, None)
+        if self.missing.pop(chunk, None) is not None:
+            self._lacking ^= 1 << chunk
         holder = self.leases.pop(chunk, None)
         if holder is not None:
             lease = self._suppliers[holder].asked.pop(chunk)
@@ -202,7 +243,8 @@ class Pulls:
         self._pace.add(now, pushed=pushed)
         self._peak = max(self._peak, self._pace.per_lease(now))
         self._backoff = 1
-        if sender == self.source and pushed:
+        # In a swarm of groups the source pushes to each peer but rarely: while anything comes, it may still be at work.
+        if pushed and (sender == self.source or self._places is not None):
             self._source_at = now
         if supplier is not None:
             if pushed and supplier.chunk_at > 0:
@@ -238,15 +280,18 @@ class Pulls:
         room = self._window - len(self.leases)
         if not self.missing or room <= 0:
             return asked
+        if len(self._suppliers) > MESH and not (catching or self.leases) and now < self._look_at:
+            return asked
+        self._look_at = now + LOOK_S
         # So long it takes until each neighbour got one chunk through, when they share the downlink.
         slack = min(len(self._suppliers) * self._pace.chunk_s, MAX_SLACK_S)
         quiet = now - self._source_at >= SOURCE_AFTER_S + slack
         look = _Look(now, catching, REPAIR_AFTER_S + slack, quiet, self._pace.per_lease(now) < self._peak / 2)
         room = min(room, sum(max(s.room, 0) for s in self._suppliers.values()))
         fruitless = 0
-        for chunk, since in self.missing.items():
-            if room <= 0 or fruitless >= MAX_SCAN:
-                break
+        for chunk, since in self._candidates(quiet):
+            if room <= 0 or fruitless >= MAX_SCAN or (not catching and now - since < look.patience):
+                break  # later ones are missing for less time still
             if chunk in self.leases:
                 continue
             holder = self._whom(chunk, since, look)
@@ -259,6 +304,18 @@ class Pulls:
             room -= 1
         return asked
 
+    def _candidates(self, source_quiet: bool) -> Iterable[tuple[int, float]]:
+        """Missing chunks that somebody could be asked for, the one missing longest first, and since when."""
+        if source_quiet and self.source is not None and self.source in self._suppliers:
+            return self.missing.items()
+        found = self._lacking & self._somewhere
+        if not found:
+            return ()
+        if 2 * found.bit_count() > len(self.missing):
+            return ((c, at) for c, at in self.missing.items() if found >> c & 1)
+        missing = self.missing
+        return sorted(((c, missing[c]) for c in chunks_of(found)), key=itemgetter(1))
+
     def _whom(self, chunk: int, since: float, look: _Look) -> _Supplier | None:
         """Another peer that has it, before the source. One that broke its lease on this chunk is asked again only when
         all the others did too: wants can get lost, and nobody may be given up for good."""
@@ -267,7 +324,7 @@ class Pulls:
             silent = (
                 first is None or look.now - max(first.due[chunk], first.chunk_at) >= look.patience + SILENT_GAPS * first.gap_s
             )
-            if not self._overdue(chunk, since, first, silent, look):
+            if not self._overdue(chunk, max(since, self._far.get(chunk, since)), first, silent, look):
                 return None
             # While it pushes, others bring the chunk without a duplicate; while the downlink is idle, sooner too.
             spared = first if look.idle or not silent else None
@@ -276,7 +333,8 @@ class Pulls:
         free = [s for s in trusted if s.room > 0 and s is not spared]
         if free:
             # Whoever announced it first is its likely distributor: asking it moves the chunk up and duplicates nothing.
-            return min(free, key=lambda s: (s.failures, len(s.asked) if look.catching else 0, s is not first))
+            load = 1 if look.catching else 0
+            return min(free, key=lambda s: (not s.near, s.failures, load * len(s.asked), s is not first))
         if look.catching and trusted:
             return None
         source = None if self.source is None else self._suppliers.get(self.source)
@@ -302,6 +360,8 @@ class Pulls:
         return waited >= look.patience + (0 if look.idle else LEASE_S) and not look.will_push_soon(first, chunk)
 
     def _expire(self, now: float) -> None:
+        if not self.leases:
+            return
         expired = [(s, c, lease) for s in self._suppliers.values() for c, lease in s.asked.items() if lease.until <= now]
         if expired:
             self._backoff = min(2 * self._backoff, MAX_BACKOFF)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from p2p.broadcast.session import Session
 
-Push = tuple[str, int, bool]
-"""Peer, chunk, and whether the peer becomes the chunk's distributor."""
+Push = tuple[str, int, int]
+"""Peer, chunk, and what the peer is to do with it: nothing (0), bring it to everybody (True, 1), or to some groups of peers
+(see `groups`)."""
 
 
 class Policy:
@@ -35,12 +36,15 @@ class Policy:
     def has(self, peer: str, chunk: int, now: float) -> None:
         """`peer` holds `chunk`, and was not known to."""
 
-    def held(self, chunk: int, *, seed: bool, now: float) -> None:
-        """`chunk` is here, verified (or, at the source, made)."""
+    def held(self, chunk: int, *, seed: int, now: float) -> None:
+        """`chunk` is here, verified (or, at the source, made). `seed`: what the sender asks to be done with it."""
 
-    def claim(self, peer: str, chunk: int, now: float) -> bool:
-        """`peer` asked for `chunk` and gets it: whether it becomes its distributor by that."""
-        return False
+    def entrusted(self, chunk: int, duty: int, now: float) -> None:
+        """`chunk`, which was here already, came with a duty."""
+
+    def claim(self, peer: str, chunk: int, now: float) -> int:
+        """`peer` asked for `chunk` and gets it: what it is to do with it, as in Push."""
+        return 0
 
     def relieve(self, chunks: Sequence[int]) -> None:
         """The source says that it hands these to the others itself."""
@@ -102,6 +106,7 @@ class Tree(_Static):
 
 def make_policy(name: str, session: Session) -> Policy:
     """ValueError for a name that is none of POLICIES."""
+    from p2p.broadcast.lanes import Lanes
     from p2p.broadcast.relaying import Relaying
     from p2p.broadcast.seeding import Seeding
 
@@ -109,7 +114,9 @@ def make_policy(name: str, session: Session) -> Policy:
     if name in plain:
         return plain[name](session)
     if name == DEFAULT:
-        return Seeding(session) if session.is_source else Relaying(session)
+        if not session.is_source:
+            return Relaying(session)
+        return Seeding(session) if session.places is None else Lanes(session)
     raise ValueError(f"unknown policy {name!r}; known: {', '.join(POLICIES)}")
 
 

@@ -127,7 +127,7 @@ class Pump:
         if self._order.get(peer.name) is peer:
             del self._order[peer.name]
 
-    async def _send(self, peer: Neighbour, spread: Spread, chunk: int, seed: bool) -> None:
+    async def _send(self, peer: Neighbour, spread: Spread, chunk: int, seed: int) -> None:
         digest = spread.manifest.chunk_digest(chunk)
         data = await self.read(digest) if digest is not None else None
         if data is None:
@@ -141,7 +141,7 @@ class Pump:
             for batch in batches(parts):
                 await peer.bulk.send(encode(Parts(mid, batch)))
         spread.traffic.first_at = spread.traffic.first_at or self._now()
-        await peer.bulk.send(encode(Chunk(mid, chunk, seed, data)))
+        await peer.bulk.send(encode(Chunk(mid, chunk, int(seed), data)))
         spread.traffic.sent += len(data)
 
     async def read(self, digest: bytes) -> bytes | None:

@@ -146,7 +146,14 @@ class Seeding(Policy):
         if out.lacking <= 0:
             self._done(chunk, out)
 
-    def held(self, chunk: int, *, seed: bool, now: float) -> None:
+    def held(self, chunk: int, *, seed: int, now: float) -> None:
+        self._unseeded.add(chunk)
+
+    def unseed(self, chunk: int) -> None:
+        """Nobody has this chunk after all."""
+        out = self._out.get(chunk)
+        if out is not None:
+            self._done(chunk, out)
         self._unseeded.add(chunk)
 
     def _spread(self, out: _Out, owner: _Distributor, now: float) -> None:
@@ -218,7 +225,7 @@ class Seeding(Policy):
     # --- decisions ---------------------------------------------------------------------------------------------------
 
     def push(self, ready: Sequence[str], now: float) -> Push | None:
-        seed = self._seed(ready, now)
+        seed = self.seed(ready, now)
         if seed is not None:
             return seed
         found = self._own.next(ready)
@@ -232,7 +239,8 @@ class Seeding(Policy):
                 break
         return None if found is None else (*found, False)
 
-    def _seed(self, ready: Sequence[str], now: float) -> Push | None:
+    def seed(self, ready: Sequence[str], now: float) -> Push | None:
+        """A chunk that nobody has, for the distributor with most room."""
         if not len(self._unseeded):
             return None
         session = self.session

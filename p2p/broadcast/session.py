@@ -14,9 +14,10 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from p2p.broadcast.chunkset import ChunkSet
+from p2p.broadcast.chunkset import ChunkSet, bits_of
+from p2p.broadcast.groups import Places
 from p2p.broadcast.leases import MAX_WANTS_PER_PEER, Pulls
-from p2p.broadcast.policy import DEFAULT, Push, make_policy
+from p2p.broadcast.policy import DEFAULT, Policy, Push, make_policy
 from p2p.limits import LEASE_S, MAX_CHUNK
 
 MAX_INFLIGHT = 32
@@ -31,6 +32,9 @@ the second. A peer that loses a chunk so often uses up our uplink, but its disk 
 
 LAG_S = 2.0
 """A peer that holds less than the middle one did so long ago lags: it is served after the others, and distributes nothing."""
+
+LAG_PEERS, LAG_TICK_S = 12, 0.05
+"""Who lags is looked at so much less often for every so many peers: all have to be counted for it."""
 
 LAG_CHUNKS = 4
 """Fewer chunks than that behind is not lagging."""
@@ -60,6 +64,7 @@ class Session:
 
     `me`: this peer's name. `source`: the peer that made the manifest; None at that peer itself.
     `catching`: pull at once from whoever has chunks (a joiner fetching an old manifest) instead of awaiting pushes.
+    `places`: which groups the peers are in; None while all are one. The owner replaces it when that changes.
     `memory`: what the policy remembers of peers from one manifest to the next; shared by a peer's sessions.
     """
 
@@ -73,30 +78,36 @@ class Session:
         policy: str = DEFAULT,
         chunk_bytes: int = MAX_CHUNK,
         memory: dict[str, float] | None = None,
+        places: Places | None = None,
     ) -> None:
         self.me, self.source, self.catching, self.chunk_bytes = me, source, catching, chunk_bytes
         self.is_source = source is None
         self.memory = {} if memory is None else memory
+        self._places = places
         self.held: set[int] = set()
         self._holds = ChunkSet()
         self.total: int | None = None
         self.duplicates = 0
         self.lagging: set[str] = set()
         """peers that fell behind the others: leaves, for as long as that lasts"""
+        self._middle_at = -1e18
         self._middle: deque[tuple[float, int]] = deque()
-        self._pulls = Pulls(source, now)
+        self._pulls = Pulls(source, now, places)
         self._peers: dict[str, _Peer] = {}
         self._news: list[int] = []
         self._asked_next = True
+        self._askers: set[str] = set()
+        """peers with wants that wait here"""
+        self._full: set[str] = set()
+        """peers that were handed as much as may be before they answer"""
         self._policy = make_policy(policy, self)
+        self._hears = type(self._policy).has is not Policy.has
 
     # --- what is known of the manifest -------------------------------------------------------------------------------
 
     def learn(self, chunks: Iterable[int], now: float) -> None:
         """These chunks are provable from now on."""
-        for chunk in chunks:
-            if chunk not in self.held:
-                self._pulls.need(chunk, now)
+        self._pulls.need([c for c in chunks if c not in self.held], now)
 
     def close(self, total: int) -> None:
         """The manifest is sealed with `total` chunks."""
@@ -117,6 +128,16 @@ class Session:
     def source_name(self) -> str:
         return self.me if self.source is None else self.source
 
+    @property
+    def places(self) -> Places | None:
+        """Which groups the peers are in; None while all are one."""
+        return self._places
+
+    @places.setter
+    def places(self, places: Places | None) -> None:
+        self._places = places
+        self._pulls.place(places)
+
     # --- peers -------------------------------------------------------------------------------------------------------
 
     def join(self, peer: str, have: Iterable[int], now: float) -> None:
@@ -133,31 +154,48 @@ class Session:
         if self._peers.pop(peer, None) is None:
             return
         self.lagging.discard(peer)
+        self._askers.discard(peer)
+        self._full.discard(peer)
         self._pulls.leave(peer)
         self._policy.left(peer, now)
 
     def peers(self) -> list[str]:
         return list(self._peers)
 
+    def full(self, peer: str) -> bool:
+        """Whether as much was handed to `peer` as may be before it answers."""
+        return peer in self._full
+
     def peer_complete(self, peer: str) -> bool:
         entry = self._peers.get(peer)
         return entry is not None and self.total is not None and len(entry.has) >= self.total
 
-    def peer_has(self, peer: str, chunks: Iterable[int], now: float) -> None:
-        """`peer` announced that it holds these."""
+    def peer_has(self, peer: str, chunks: Iterable[int], now: float, bits: int | None = None) -> None:
+        """`peer` announced that it holds these, in the order in which they came there. `bits`: the same as bits of a number,
+        from a caller that has them at hand."""
         entry = self._peers.get(peer)
         if entry is None:
             return
-        awaits_pushes = not self.is_source and not self.catching
-        for chunk in chunks:
-            new = chunk not in entry.has
-            entry.has.add(chunk)
-            handed_at = entry.sent.pop(chunk, None)
-            if handed_at is not None:
-                entry.answered_at, entry.answer_s = now, now - handed_at
-            self._pulls.announced(peer, chunk, now, awaited=awaits_pushes and chunk not in self.held)
-            if new:
-                self._policy.has(peer, chunk, now)
+        if bits is None:
+            chunks = list(chunks)
+            bits = bits_of(chunks)
+        if not bits:
+            return
+        new, sent = entry.has.add_bits(bits), entry.sent
+        if sent:
+            for chunk in chunks:
+                handed_at = sent.pop(chunk, None)
+                if handed_at is not None:
+                    entry.answered_at, entry.answer_s = now, now - handed_at
+            if peer in self._full and len(sent) < MAX_INFLIGHT:
+                self._full.discard(peer)
+        awaited = 0 if self.is_source or self.catching else bits & ~self._holds.bits
+        self._pulls.announced(peer, chunks, bits, now, awaited=awaited)
+        if new and self._hears:
+            for chunk in chunks:
+                if new >> chunk & 1:
+                    new ^= 1 << chunk
+                    self._policy.has(peer, chunk, now)
         if self.total is not None:
             entry.has.compact(self.total)
 
@@ -179,14 +217,15 @@ class Session:
                 entry.has.discard(chunk)
                 entry.not_kept(chunk, now)
             entry.wanted.append(chunk)
+            self._askers.add(peer)
 
-    @staticmethod
-    def _drop_lost(entry: _Peer, now: float) -> None:
+    def _drop_lost(self, entry: _Peer, now: float) -> None:
         """Who asks is not waiting for what was handed over long ago: it was dropped there, and must not fill the window.
         Nothing is long ago while answers come, however slowly."""
         patience = LEASE_S + entry.answer_s
         for chunk in [c for c, at in entry.sent.items() if now - max(at, entry.answered_at) >= patience]:
             entry.not_kept(chunk, entry.sent.pop(chunk))
+            self._full.discard(entry.name)
 
     # --- what a policy asks ------------------------------------------------------------------------------------------
 
@@ -198,6 +237,9 @@ class Session:
         """Whether `chunk` can be handed to `peer` and is neither there nor on its way from here."""
         entry = self._peers.get(peer)
         return entry is not None and chunk in self.held and chunk not in entry.has and chunk not in entry.sent
+
+    def takes_part(self, peer: str) -> bool:
+        return peer in self._peers
 
     def anyone_holds(self, chunk: int) -> bool:
         return any(chunk in peer.has for peer in self._peers.values())
@@ -213,14 +255,17 @@ class Session:
 
     # --- chunks ------------------------------------------------------------------------------------------------------
 
-    def hold(self, chunk: int, sender: str | None, *, seed: bool, now: float) -> bool:
+    def hold(self, chunk: int, sender: str | None, *, seed: int, now: float) -> bool:
         """A verified chunk is held now. False when it was held before (a duplicate).
 
-        `seed`: the source made this peer its distributor. At the source itself `sender` is None.
+        `seed`: 1 when the source made this peer its distributor, else a duty for some groups (see `groups`), 0 for none. At
+        the source itself `sender` is None.
         """
         self._pulls.came(chunk, sender, now, held=chunk in self.held)
         if chunk in self.held:
             self.duplicates += 1
+            if seed and self.places is not None:
+                self._policy.entrusted(chunk, seed, now)
             return False
         self.held.add(chunk)
         self._holds.add(chunk)
@@ -236,9 +281,10 @@ class Session:
         if chunk in self.held:
             self.held.discard(chunk)
             self._holds.discard(chunk)
-            self._pulls.need(chunk, now)
+            self._pulls.need((chunk,), now)
             for peer in self._peers.values():
                 peer.sent.pop(chunk, None)  # it was never handed over after all
+            self._full = {peer.name for peer in self._peers.values() if len(peer.sent) >= MAX_INFLIGHT}
 
     def news(self) -> list[int]:
         """Chunks held since the last call, to announce to the others."""
@@ -249,6 +295,12 @@ class Session:
 
     def tick(self, now: float) -> None:
         """Some 20 times a second: who lags, and the policy's own timers."""
+        if now >= self._middle_at:
+            self._middle_at = now + LAG_TICK_S * (len(self._peers) // LAG_PEERS)
+            self._see_who_lags(now)
+        self._policy.tick(now)
+
+    def _see_who_lags(self, now: float) -> None:
         counts = sorted(len(p.has) for p in self._peers.values() if p.name != self.source)
         if counts:
             middle = self._middle
@@ -256,39 +308,53 @@ class Session:
             while len(middle) > 1 and now - middle[1][0] >= LAG_S:
                 middle.popleft()
             then = middle[0][1]
+            if counts[0] + LAG_CHUNKS >= then:
+                self.lagging = set()
+                return
             self.lagging = {
                 p.name for p in self._peers.values() if p.name != self.source and len(p.has) + LAG_CHUNKS < then
             }  # fmt: skip
-        self._policy.tick(now)
 
     def next(self, ready: Sequence[str], now: float) -> Push | None:
         """What to hand to one of `ready` (peers whose channel has room, the one served longest ago first) now;
         None for nothing. The chunk counts as sent."""
-        able = [p for p in ready if p in self._peers and len(self._peers[p].sent) < MAX_INFLIGHT]
-        if not able:
+        peers, full = self._peers, self._full
+        ready = [p for p in ready if p in peers and p not in full] if full else [p for p in ready if p in peers]
+        if not ready:
             return None
         # Wants and pushes take turns: who asks for much must not stop what everybody waits for.
-        found = self._asked(able, now) if self._asked_next else self._pushed(able, now)
+        found = self._asked(ready, now) if self._asked_next else self._pushed(ready, now)
         if found is None:
-            found = self._pushed(able, now) if self._asked_next else self._asked(able, now)
+            found = self._pushed(ready, now) if self._asked_next else self._asked(ready, now)
         else:
             self._asked_next = not self._asked_next
         return found
 
-    def _asked(self, able: Sequence[str], now: float) -> Push | None:
-        for peer in able:
+    def _hand(self, peer: str, chunk: int, now: float) -> None:
+        sent = self._peers[peer].sent
+        sent[chunk] = now
+        if len(sent) >= MAX_INFLIGHT:
+            self._full.add(peer)
+
+    def _asked(self, ready: Sequence[str], now: float) -> Push | None:
+        if not self._askers:
+            return None
+        for peer in ready:
+            if peer not in self._askers:
+                continue
             entry = self._peers[peer]
             while entry.wanted:
                 chunk = entry.wanted.popleft()
                 if chunk in self.held and chunk not in entry.has and chunk not in entry.sent:
-                    entry.sent[chunk] = now
+                    self._hand(peer, chunk, now)
                     return peer, chunk, self._policy.claim(peer, chunk, now)
+            self._askers.discard(peer)
         return None
 
-    def _pushed(self, able: Sequence[str], now: float) -> Push | None:
-        found = self._policy.push(able, now)
+    def _pushed(self, ready: Sequence[str], now: float) -> Push | None:
+        found = self._policy.push(ready, now)
         if found is not None:
-            self._peers[found[0]].sent[found[1]] = now
+            self._hand(found[0], found[1], now)
         return found
 
     def relieve(self, chunks: Sequence[int]) -> None:

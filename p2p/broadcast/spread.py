@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from p2p.broadcast.news import News
 from p2p.broadcast.session import Session
 from p2p.channel.base import Channel
 from p2p.errors import Refusal
@@ -45,11 +46,7 @@ class Spread:
     wanted: bool
     """this peer takes part (a header alone is only remembered)"""
     changed: trio.Event = field(default_factory=trio.Event)
-    gossip: list[int] = field(default_factory=list)
-    """chunks held that the neighbours were not told of yet"""
-    gossip_at: float = 0.0
-    unanswered: dict[str, list[int]] = field(default_factory=dict)
-    """peer -> chunks that came from it and that it was not told of yet"""
+    news: News = field(default_factory=News)
     asked_parts_at: float = -1e9
     ask_parts_after: float = ASK_PARTS_S[0]
 
@@ -70,7 +67,7 @@ class Neighbour:
         self.greeted: set[bytes] = set()
         """manifests this neighbour was told our chunks of, in answer to its own Subscribe"""
         self.refusals = 0
-        self.job: tuple[Spread, int, bool] | None = None
+        self.job: tuple[Spread, int, int] | None = None
         """chunk that is being handed to the bulk channel, which has room for another one when this is done"""
         self.smoothed = 1.0
         """bytes/s that its connection was last told to keep to"""

@@ -36,6 +36,8 @@ class Hello:
     addresses: tuple[str, ...]
     name: str
     agent: str
+    site: str
+    """those of one site share a fast LAN; empty for none"""
 
 
 @message("welcome")
@@ -67,7 +69,8 @@ class Member:
 @message("roster")
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """Head to nodes: everybody admitted and alive, the receiver included. Replaces the roster before."""
+    """Head to node: whom to link with, of those admitted and alive, the receiver included: everybody, or in groups (see
+    Grouping) its neighbours. Replaces the roster before."""
 
     epoch: int
     members: tuple[Member, ...]
@@ -86,6 +89,25 @@ def make_roster(epoch: int, members: Sequence[Member]) -> Roster:
     if fits < len(members):
         log.warning("%d peers are too many for a roster: the last %d are left out", len(members), len(members) - fits)
     return Roster(epoch, listed[:fits])
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    peer: str
+    group: int
+
+
+@message("grouping")
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """Head to node: the groups that the swarm is in (see `broadcast.groups`), as far as the node is concerned. `group` is its
+    own, `sites` the number of each group's site, `witness` whether it tells the source of every chunk at once, `peers` the
+    groups of its neighbours and its own. Without `sites`: all are one group."""
+
+    group: int
+    sites: tuple[int, ...]
+    witness: bool
+    peers: tuple[Placed, ...]
 
 
 @message("renewal")
@@ -200,11 +222,12 @@ class Relieve:
 @message("chunk")
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One chunk. `seed` marks a chunk that the source hands to its one distributor: relay it to everyone who lacks it."""
+    """One chunk. `seed` is what the receiver is to do with it: 0 nothing; 1, from the source only, it is the chunk's distributor:
+    relay it to everyone who lacks it; else bring it to these groups of peers (see `broadcast.groups`)."""
 
     mid: bytes
     index: int
-    seed: bool
+    seed: int
     data: bytes
 
 

@@ -23,6 +23,7 @@ from node.engine.fake import ScriptedCore, ScriptedSettings
 from node.engine.inline import InlineEngine, open_inline_engine
 from p2p.admission import make_ticket
 from p2p.broadcast.exchange import Exchange
+from p2p.broadcast.groups import MESH
 from p2p.channel.memory import MemoryNetwork, MemorySwitch
 from p2p.errors import Refusal
 from p2p.identity import Identity
@@ -40,10 +41,10 @@ from p2p.protocol.messages import (
     Report,
     Request,
     Tokens,
-    make_roster,
 )
 from p2p.protocol.rollout import Completion, Generate
 from p2p.publish import encode_version
+from p2p.rosters import Rosters
 from p2p.state import FlatState
 from p2p.store import ChunkStore
 from p2p.version import Version
@@ -89,7 +90,7 @@ def changed_state(old: FlatState, seed: int, share: float = 0.3) -> FlatState:
 class HeadUnderTest:
     """One epoch of a head: everybody who connects is told the roster and the catalog."""
 
-    def __init__(self, network: MemoryNetwork, who: Identity, directory: Path, epoch: int) -> None:
+    def __init__(self, network: MemoryNetwork, who: Identity, directory: Path, epoch: int, mesh: int = MESH) -> None:
         self.identity, self.epoch, self.directory, self.network = who, epoch, directory, network
         directory.mkdir(parents=True, exist_ok=True)
         self.store = ChunkStore(directory / "chunks")
@@ -108,6 +109,7 @@ class HeadUnderTest:
         )  # fmt: skip
         (directory / "layout").write_bytes(msgpack.packb(LAYOUT.to_wire()))
         self.links: dict[str, Link] = {}
+        self.rosters = Rosters(self.exchange, self.links, epoch=epoch, mesh=mesh)
         self.status: dict[str, NodeStatus] = {}
         self.installed: dict[str, dict[Version, Installed]] = {}
         self.reports: list[tuple[str, Report]] = []
@@ -121,7 +123,13 @@ class HeadUnderTest:
         async with trio.open_nursery() as nursery:
             await nursery.start(self.exchange.run)
             await nursery.start(self.peering.run)
+            nursery.start_soon(self._flush)
             task_status.started()
+
+    async def _flush(self) -> None:
+        while True:
+            await trio.sleep(0.5)
+            self.rosters.flush()
 
     async def _on_up(self, link: Link) -> None:
         self.links[link.peer] = link
@@ -135,9 +143,8 @@ class HeadUnderTest:
             link.post(catalog)
 
     def send_roster(self) -> None:
-        members = [Member(link.peer, link.addresses, link.name) for link in self.links.values()]
-        for link in self.links.values():
-            link.post(make_roster(self.epoch, [*members, *self.extra_members]))
+        self.rosters.extra = self.extra_members
+        self.rosters.changed()
         self._wake()
 
     async def _on_down(self, link: Link, reason: str) -> None:
@@ -240,7 +247,7 @@ class Swarm:
         self._head_scope = trio.CancelScope()
         self.head: HeadUnderTest
 
-    async def start_head(self, epoch: int = 1, *, descriptor: bool = True) -> HeadUnderTest:
+    async def start_head(self, epoch: int = 1, *, descriptor: bool = True, mesh: int = MESH) -> HeadUnderTest:
         """A new head process: what the one before held is gone."""
         await trio.sleep(1)  # a mock clock starts at 0, which the publisher takes for "not yet"
         started = trio.Event()
@@ -249,7 +256,7 @@ class Swarm:
         async def live() -> None:
             with scope:
                 async with self.switch.network(self.head_identity.peer_id) as network:
-                    head = HeadUnderTest(network, self.head_identity, self.directory / f"head-{epoch}", epoch)
+                    head = HeadUnderTest(network, self.head_identity, self.directory / f"head-{epoch}", epoch, mesh)
                     self.head = head
                     async with trio.open_nursery() as nursery:
                         await nursery.start(head.run)
@@ -269,7 +276,7 @@ class Swarm:
 
     async def start_node(
         self, number: int, *, dialable: bool = True, store_limit: int = 64 * MIB, core: ScriptedCore | None = None,
-        ticket: str | None = None,
+        ticket: str | None = None, site: str = "",
     ) -> NodeUnderTest:  # fmt: skip
         who = identity(number)
         made = trio.Event()
@@ -282,7 +289,7 @@ class Swarm:
                     settings = NodeSettings(
                         ticket=self.ticket, ticket_text=self.ticket.encode() if ticket is None else ticket,
                         directory=self.directory / f"node-{number}", name=f"n{number}", capacity=4,
-                        store_limit=store_limit, dialable=dialable,
+                        store_limit=store_limit, dialable=dialable, site=site,
                     )  # fmt: skip
                     scripted = core or ScriptedCore(ScriptedSettings())
 

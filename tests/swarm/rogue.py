@@ -20,7 +20,7 @@ def membership(swarm: Swarm, peer: str, *, epoch: int = 1, run: str = RUN, lifet
 
 
 def hello(proof: bytes, *, protocol: int = PROTOCOL_VERSION, run: str = RUN, name: str = "rogue", addresses=()) -> Hello:
-    return Hello(protocol, run, "", proof, tuple(addresses), name, "test")
+    return Hello(protocol, run, "", proof, tuple(addresses), name, "test", "")
 
 
 async def greet(network: MemoryNetwork, peer: str, words: object, kind: str = CONTROL) -> tuple[Channel, object]:

@@ -527,7 +527,7 @@ async def test_a_ticket_that_is_not_for_this_run(tmp_path, autojump_clock) -> No
             (swarm.ticket.encode()[:-8], "not a ticket"),
         ]:
             words = hello(b"")
-            words = type(words)(words.protocol, words.run, ticket, b"", (), "n", "test")
+            words = type(words)(words.protocol, words.run, ticket, b"", (), "n", "test", "")
             _, answer = await greet(network, head.identity.peer_id, words)
             assert isinstance(answer, Refused) and reason in answer.reason and not answer.retryable
         assert not head.links

@@ -272,3 +272,17 @@ def test_a_version_that_is_over_soon_leaves_the_source_once() -> None:
     assert sorted(h[1] for h in handed if h is not None) == [0, 1, 2]
     session.tick(5.0)
     assert session.next(["a", "b", "c"], 5.0) is not None  # but nobody waits for ever
+
+
+def test_a_neighbour_that_takes_no_part_yet_uses_nothing_up() -> None:
+    """An anchor is offered before anybody takes part: what the source would hand out itself must still be there then."""
+    session = Session(me=SOURCE, source=None, now=0.0)
+    session.learn(range(4), 0.0)
+    for chunk in range(4):
+        session.hold(chunk, None, seed=False, now=0.0)
+    session.close(4)
+    for now in (0.0, 1.0, 2.0):
+        session.tick(now)
+        assert session.next(["a", "b"], now) is None
+    session.join("a", (), 2.0)
+    assert [session.next(["a", "b"], 2.0) for _ in range(4)] == [("a", chunk, True) for chunk in range(4)]

@@ -192,5 +192,5 @@ def test_arguments_that_make_no_broadcast(options: dict[str, object], complaint:
 
 def test_a_mesh_of_many_is_refused() -> None:
     with pytest.raises(UsageError, match="33 hosts cannot all know each other"):
-        broadcast(network(nodes=32), MIB)
+        broadcast(network(nodes=32), MIB, policy="star")
     assert len(full_mesh([str(i) for i in range(32)])["0"]) == 31

@@ -188,7 +188,7 @@ def test_the_longest_lists_fit() -> None:
     assert decode(encode(have)) == have
     roster = Roster(1, tuple(Member(f"p{i}", ("/ip4/1.2.3.4/tcp/4001",), "n") for i in range(10_000)))
     assert decode(encode(roster)) == roster
-    assert decode(encode(Hello(1, "r", "t" * MAX_TEXT, b"", (), "n", "a"))).ticket == "t" * MAX_TEXT
+    assert decode(encode(Hello(1, "r", "t" * MAX_TEXT, b"", (), "n", "a", ""))).ticket == "t" * MAX_TEXT
 
 
 @pytest.mark.parametrize(("count", "addresses", "listed", "each"), [

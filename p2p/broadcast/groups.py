@@ -1,0 +1,263 @@
+"""Who is linked to whom when there are too many peers for a full mesh, or some of them share a fast LAN. Pure.
+
+Peers stand in a grid: a row is a **group**, a column a **lane**. A group is a piece of one site, or of those that belong to
+none. A peer is linked to its whole group and, in every other group, to whoever stands in its own lane; the source to all.
+So everybody is two links from everybody, with about 2 sqrt(N) links each, and a chunk crosses from group to group once.
+Up to MESH peers everybody is linked to everybody; with no sites among them they are one group, and nothing of this applies.
+
+The head keeps the `Grid`; each peer is told its own `Places`. Must not know chunks, links or who pushes what.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import ceil, sqrt
+
+MESH = 32
+"""Peers that all know each other: a full mesh of more has too many connections, and announcements grow with their square."""
+
+GROUP, SHAPE = 8, 0.7
+"""Peers of one group, where there are more than MESH: at the least, and as a part of sqrt(N). Its entry sends each of them a copy
+of its own, while between groups a chunk travels along a tree: so groups are rather more than they are large."""
+
+SITE_GROUP = 24
+"""A site with more peers than this is cut into groups of this size or less; from one to the other chunks go over the LAN."""
+
+MAX_GROUPS = 60
+"""A set of groups travels as the bits of one 64-bit number; beyond 60 * GROUP peers groups grow instead."""
+
+GROWTH = 1.5
+"""All are placed anew when there are so many times more peers, or fewer, than when they were placed last."""
+
+WITNESSES = 64
+"""Peers that tell the source of every chunk at once. What the others tell it, for repair, comes less often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where one peer stands, and the others as far as it is concerned with them."""
+
+    group: int
+    """its own; -1 for the source, which is in none"""
+    groups: Mapping[str, int]
+    """of every peer that it is linked to, and its own"""
+    sites: tuple[int, ...]
+    """group -> number of its site; groups of one number share a LAN"""
+    witness: bool = True
+    """it tells the source of every chunk at once"""
+    lanes: Mapping[str, int] = field(default_factory=dict)
+    """lane of every peer; the source alone knows"""
+    witnesses: frozenset[str] = frozenset()
+    """the source alone knows"""
+
+    def near(self, peer: str) -> bool:
+        """Whether `peer` is in the same group, or at the same site."""
+        other = self.groups.get(peer, -1)
+        return self.group >= 0 <= other and self.sites[other] == self.sites[self.group]
+
+
+class _Group:
+    __slots__ = ("cells", "site")
+
+    def __init__(self, site: str) -> None:
+        self.site = site
+        self.cells: list[str | None] = []
+        """peers by lane; None where one left and nobody took its place yet"""
+
+    @property
+    def peers(self) -> list[str]:
+        return [p for p in self.cells if p is not None]
+
+    def add(self, peer: str) -> int:
+        for lane, cell in enumerate(self.cells):
+            if cell is None:
+                self.cells[lane] = peer
+                return lane
+        self.cells.append(peer)
+        return len(self.cells) - 1
+
+    def at(self, lane: int, asking: int) -> str | None:
+        """Who stands in that lane, or stands in for who left it; for a lane that is not here, another for each asking group."""
+        n = len(self.cells)
+        if lane >= n:
+            lane += asking
+        return next((p for i in range(n) if (p := self.cells[(lane + i) % n]) is not None), None) if n else None
+
+
+class Grid:
+    """The peers of a run, the source aside. Who comes takes an empty cell, who goes leaves one, so that few links change;
+    all are placed anew when their number has changed by GROWTH, or groups begin or cease to be of use.
+
+    `mesh`: as MESH; `group`: as GROUP.
+    """
+
+    def __init__(self, peers: Mapping[str, str] | Iterable[str] = (), *, mesh: int = MESH, group: int = GROUP) -> None:
+        """`peers`: names, or name -> site ("" for none)."""
+        self.mesh, self._least = mesh, group
+        self._sites: dict[str, str] = dict(peers) if isinstance(peers, Mapping) else dict.fromkeys(peers, "")
+        self._groups: list[_Group] = []
+        self._where: dict[str, tuple[int, int]] = {}
+        self._placed = 0
+        """peers when all were placed last"""
+        self._place_all()
+
+    def __len__(self) -> int:
+        return len(self._sites)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sites)
+
+    def __contains__(self, peer: str) -> bool:
+        return peer in self._sites
+
+    @property
+    def grouped(self) -> bool:
+        """False: everybody is linked to everybody, in one group."""
+        return bool(self._groups)
+
+    @property
+    def groups(self) -> list[list[str]]:
+        return [g.peers for g in self._groups]
+
+    def add(self, peer: str, site: str = "") -> None:
+        if self._sites.get(peer) == site:
+            return
+        self.remove(peer)
+        self._sites[peer] = site
+        if self._outgrown():
+            self._place_all()
+        elif self._groups:
+            self._place(peer, site)
+
+    def remove(self, peer: str) -> None:
+        if self._sites.pop(peer, None) is None:
+            return
+        where = self._where.pop(peer, None)
+        if where is not None:
+            self._groups[where[0]].cells[where[1]] = None
+        if self._outgrown():
+            self._place_all()
+
+    # --- placing -----------------------------------------------------------------------------------------------------
+
+    def _useful(self) -> bool:
+        shared = [s for s in self._sites.values() if s]
+        return len(self._sites) > self.mesh or len(shared) > len(set(shared))
+
+    def _outgrown(self) -> bool:
+        n = len(self._sites)
+        return self._useful() != self.grouped or (self.grouped and not self._placed / GROWTH <= n <= GROWTH * self._placed)
+
+    def _place_all(self) -> None:
+        self._groups, self._where, self._placed = [], {}, len(self._sites)
+        if not self._useful():
+            return
+        by_site: dict[str, list[str]] = {}
+        for peer in sorted(self._sites, key=_mixed):
+            by_site.setdefault(self._sites[peer], []).append(peer)
+        rest = by_site.pop("", [])
+        for place, site in enumerate(sorted(by_site, key=lambda s: (-len(by_site[s]), s))):
+            if len(by_site[site]) > 1 and place < MAX_GROUPS // 2:
+                self._cut(by_site[site], site, max(SITE_GROUP, ceil(len(self._sites) / MAX_GROUPS)))
+            else:
+                rest += by_site[site]
+        self._cut(rest, "", self._size(len(rest)))
+
+    def _size(self, peers: int) -> int:
+        if len(self._sites) <= self.mesh:
+            return self.mesh
+        room = MAX_GROUPS - len(self._groups)
+        return max(self._least, round(SHAPE * sqrt(peers)), ceil(peers / room))
+
+    def _cut(self, peers: list[str], site: str, size: int) -> None:
+        least = 2 if not site and not self._groups and len(peers) > self.mesh else 1
+        pieces = max(least, round(len(peers) / size)) if peers else 0
+        for piece in range(pieces):
+            group = _Group(site)
+            self._groups.append(group)
+            for peer in peers[piece::pieces]:
+                self._where[peer] = len(self._groups) - 1, group.add(peer)
+
+    def _place(self, peer: str, site: str) -> None:
+        own = [g for g in self._groups if g.site == site]
+        group = min(own or [g for g in self._groups if not g.site] or self._groups, key=lambda g: len(g.peers))
+        if not own and len(self._groups) < MAX_GROUPS and all(g.site for g in self._groups):
+            group = _Group("")
+            self._groups.append(group)
+        self._where[peer] = self._groups.index(group), group.add(peer)
+
+    # --- what peers are told -----------------------------------------------------------------------------------------
+
+    def _numbers(self) -> tuple[int, ...]:
+        """Number of the site of each group. A group without a site shares nothing with another."""
+        first: dict[str, int] = {}
+        return tuple(first.setdefault(g.site, number) if g.site else number for number, g in enumerate(self._groups))
+
+    def places(self, peer: str) -> Places | None:
+        """None when everybody is linked to everybody, in one group. KeyError for a peer that is not here."""
+        if not self._groups:
+            return None
+        mine, lane = self._where[peer]
+        if len(self._sites) <= self.mesh:
+            groups = {p: g for p, (g, _) in self._where.items()}
+        else:
+            groups = dict.fromkeys(self._groups[mine].peers, mine)
+            own = self._groups[mine]
+            for number, group in enumerate(self._groups):
+                if number == mine:
+                    continue
+                other = group.at(lane, mine)
+                if other is not None:
+                    groups[other] = number
+                # Those whose lane nobody else of this group stands in.
+                if len(group.cells) > len(own.cells) or None in own.cells:
+                    for i, cell in enumerate(group.cells):
+                        if cell is not None and own.at(i, number) == peer:
+                            groups[cell] = number
+        return Places(mine, groups, self._numbers(), self._is_witness(mine, lane))
+
+    def links(self, peer: str) -> list[str]:
+        """Whom `peer` is to be linked to, beside the source. KeyError for a peer that is not here."""
+        places = self.places(peer)
+        linked = self._sites if places is None else places.groups
+        return [p for p in linked if p != peer]
+
+    def source_places(self) -> Places | None:
+        """What the source has to know: everybody's place."""
+        if not self._groups:
+            return None
+        witnesses = frozenset(p for p, where in self._where.items() if self._is_witness(*where))
+        return Places(
+            -1, {p: g for p, (g, _) in self._where.items()}, self._numbers(),
+            lanes={p: lane for p, (_, lane) in self._where.items()}, witnesses=witnesses,
+        )  # fmt: skip
+
+    def _is_witness(self, group: int, lane: int) -> bool:
+        """Some of each lane, and of each group; all of them where they are few."""
+        stride = min(max(1, len(self._sites) // WITNESSES), len(self._groups))
+        return (group + lane) % stride == 0
+
+
+def _mixed(peer: str) -> bytes:
+    return hashlib.sha256(peer.encode()).digest()
+
+
+# --- sets of groups as they travel with a chunk ----------------------------------------------------------------------
+
+EVERYWHERE = 1
+"""The duty of a chunk's distributor: bring it to every peer. 0 is no duty; else it is a set of groups, as below."""
+
+
+def duty_of(groups: Iterable[int]) -> int:
+    """The duty to bring a chunk to all of these groups: one bit each, above that of EVERYWHERE."""
+    duty = 0
+    for group in groups:
+        duty |= 2 << group
+    return duty
+
+
+def groups_of(duty: int, count: int) -> list[int]:
+    """The groups of a duty, of `count` that there are."""
+    return [g for g in range(count) if duty == EVERYWHERE or duty >> g + 1 & 1]

@@ -1,0 +1,211 @@
+"""Who is linked to whom, and how a chunk gets from group to group: properties of the grid, and sessions on it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2p.broadcast.groups import EVERYWHERE, MAX_GROUPS, MESH, Grid, Places, duty_of, groups_of
+from p2p.broadcast.session import Session
+from p2p.errors import Refusal
+from p2p.protocol.messages import Grouping, Placed
+from p2p.protocol.wire import decode, encode
+from p2p.rosters import grouping_of, places_of
+
+
+def names(count: int) -> list[str]:
+    return [f"p{i}" for i in range(count)]
+
+
+def check(grid: Grid, peers: set[str]) -> None:
+    """Everybody stands somewhere; links are mutual; each is linked to its whole group, and to every other group."""
+    assert sorted(p for g in grid.groups for p in g) == sorted(peers)
+    places = {p: grid.places(p) for p in peers}
+    filled = [n for n, g in enumerate(grid.groups) if g]
+    assert len(grid.groups) <= MAX_GROUPS
+    for peer, mine in places.items():
+        assert mine is not None
+        linked = set(grid.links(peer))
+        assert linked == set(mine.groups) - {peer} and set(grid.groups[mine.group]) <= linked | {peer}
+        assert {mine.groups[p] for p in linked} | {mine.group} == set(filled)
+        assert all(peer in grid.links(other) for other in linked), "links are mutual"
+        assert all(places[other].group == group for other, group in mine.groups.items())  # type: ignore[union-attr]
+
+
+def test_a_small_swarm_without_sites_is_one_group() -> None:
+    grid = Grid(names(MESH))
+    assert not grid.grouped and grid.places("p3") is None and grid.source_places() is None
+    assert grid.links("p3") == [p for p in names(MESH) if p != "p3"]
+    grid.add("late")
+    assert grid.grouped and grid.places("late") is not None
+    grid.remove("p3")
+    assert not grid.grouped
+
+
+@pytest.mark.parametrize(("count", "degree"), [(33, 14), (64, 16), (128, 26), (256, 36), (512, 54), (1000, 72), (2000, 100)])
+def test_the_degree_grows_as_the_square_root(count: int, degree: int) -> None:
+    grid = Grid(names(count))
+    check(grid, set(names(count)))
+    assert max(len(grid.links(p)) for p in grid) <= degree
+    source = grid.source_places()
+    assert source is not None and len(source.groups) == count
+    by_lane: dict[int, set[str]] = {}
+    for peer, lane in source.lanes.items():
+        by_lane.setdefault(lane, set()).add(peer)
+    assert all(peers & source.witnesses for peers in by_lane.values()), "each lane has a witness"
+    assert len(source.witnesses) <= 2 * 64 + len(by_lane)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 60), st.sampled_from(["", "", "east", "west"])), max_size=150))
+@settings(max_examples=60, deadline=None)
+def test_it_heals_whoever_comes_and_goes(steps: list[tuple[bool, int, str]]) -> None:
+    grid, there = Grid(mesh=6, group=3), {}
+    for comes, number, site in steps:
+        peer = f"p{number}"
+        if comes:
+            grid.add(peer, site)
+            there[peer] = site
+        else:
+            grid.remove(peer)
+            there.pop(peer, None)
+        assert len(grid) == len(there)
+    if grid.grouped:
+        check(grid, set(there))
+    shared = [s for s in there.values() if s]
+    assert grid.grouped == (len(there) > 6 or len(shared) > len(set(shared)))
+
+
+def test_those_of_one_site_are_near_and_a_large_site_is_cut() -> None:
+    sites = {f"e{i}": "east" for i in range(60)} | {f"w{i}": "west" for i in range(5)} | {"h1": "", "h2": ""}
+    grid = Grid(sites)
+    check(grid, set(sites))
+    places = {p: grid.places(p) for p in sites}
+    for peer, mine in places.items():
+        assert mine is not None
+        assert all(mine.near(o) == (sites[o] == sites[peer] or mine.groups[o] == mine.group) for o in mine.groups)
+    assert sum(all(sites[p] == "east" for p in g) for g in grid.groups) in (2, 3)
+    few = Grid({"a": "x", "b": "x", "c": "", "d": "y"})
+    assert few.grouped and set(few.links("c")) == {"a", "b", "d"}, "few are linked to everybody all the same"
+
+
+@given(st.sets(st.integers(0, MAX_GROUPS - 1)))
+def test_a_duty_fits_an_integer_of_the_wire(groups: set[int]) -> None:
+    duty = duty_of(groups)
+    assert duty != EVERYWHERE and duty < 1 << 64
+    assert set(groups_of(duty, MAX_GROUPS)) == groups
+    assert groups_of(EVERYWHERE, 5) == [0, 1, 2, 3, 4]
+
+
+def test_a_place_survives_the_wire_and_one_that_is_none_is_refused() -> None:
+    grid = Grid(names(50))
+    places = grid.places("p7")
+    assert places_of(decode(encode(grouping_of(places)))) == places
+    assert places_of(decode(encode(grouping_of(None)))) is None
+    for wrong in (Grouping(3, (0, 1), True, ()), Grouping(0, (0, 1), True, (Placed("x", 2),)), Grouping(0, (0,) * 99, True, ())):
+        with pytest.raises(Refusal):
+            places_of(wrong)
+
+
+# --- a chunk's way
+
+
+class Copies:
+    """Sessions on a grid, and copies that arrive at once, in a random order."""
+
+    def __init__(self, grid: Grid, seed: int) -> None:
+        self.grid, self.random = grid, random.Random(seed)
+        self.sessions: dict[str, Session] = {}
+        for peer in grid:
+            session = self.sessions[peer] = Session(me=peer, source="source", now=0.0, places=grid.places(peer))
+            session.learn([0], 0.0)
+            for other in grid.links(peer):
+                session.join(other, (), 0.0)
+        self.log: list[tuple[str, str]] = []
+        self.dead: set[str] = set()
+
+    def run(self, first: str, duty: int = EVERYWHERE) -> None:
+        self.sessions[first].hold(0, "source", seed=duty, now=0.0)
+        self.settle()
+
+    def settle(self) -> None:
+        moved = True
+        while moved:
+            moved = False
+            order = [p for p in self.sessions if p not in self.dead]
+            self.random.shuffle(order)
+            for peer in order:
+                found = self.sessions[peer].next(self.grid.links(peer), 0.0)
+                if found is not None:
+                    moved = True
+                    target, chunk, duty = found
+                    self.log.append((peer, target))
+                    if target not in self.dead:
+                        self.sessions[target].hold(chunk, peer, seed=duty, now=0.0)
+
+    @property
+    def holders(self) -> set[str]:
+        return {p for p, s in self.sessions.items() if 0 in s.held}
+
+
+@pytest.mark.parametrize("count", [7, 20, 45, 100])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_chunk_reaches_everybody_in_one_copy_each(count: int, seed: int) -> None:
+    copies = Copies(Grid(names(count), mesh=6, group=4), seed)
+    copies.run("p3")
+    assert copies.holders == set(names(count))
+    assert len(copies.log) == count - 1, "nobody is sent it twice"
+    sent = max(sum(1 for one, _ in copies.log if one == peer) for peer in copies.grid)
+    largest = max(map(len, copies.grid.groups))
+    assert sent <= largest - 1 + len(copies.grid.groups).bit_length(), "the work is shared out"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_it_crosses_into_a_site_once(seed: int) -> None:
+    sites = {f"{s}{i}": s for s in "abc" for i in range(30)} | {f"h{i}": "" for i in range(8)}
+    copies = Copies(Grid(sites), seed)
+    copies.run("a5")
+    assert copies.holders == set(sites) and len(copies.log) == len(sites) - 1
+    for site in "bc":
+        assert sum(sites[one] != site and sites[to] == site for one, to in copies.log) == 1
+    assert not [1 for one, to in copies.log if sites[one] != "a" and sites[to] == "a"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_was_handed_to_one_that_leaves_goes_another_way(seed: int) -> None:
+    grid = Grid(names(60), mesh=6, group=6)
+    copies = Copies(grid, seed)
+    others = [p for p in grid.links("p3") if grid.places(p).group != grid.places("p3").group]  # type: ignore[union-attr]
+    dead = others[seed % len(others)]
+    copies.dead = {dead}
+    copies.run("p3")
+    lost = set(names(60)) - copies.holders
+    assert dead in lost
+    for peer, session in copies.sessions.items():
+        if peer != dead:
+            session.leave(dead, 0.5)
+    copies.settle()
+    group = grid.places(dead).group  # type: ignore[union-attr]
+    grid.remove(dead)  # as the head does, and tells who stands in
+    for peer in grid:
+        copies.sessions[peer].places = grid.places(peer)
+        for other in grid.links(peer):
+            copies.sessions[peer].join(other, copies.sessions[other].held, 0.5)
+    copies.settle()
+    assert copies.holders == set(names(60)) - {dead}
+    assert len(copies.log) <= 59 + len(grid.groups) + len(grid.groups[group]), "few got it twice"
+
+
+def test_a_duty_of_somebody_elses_is_done_once() -> None:
+    places = Places(0, {"me": 0, "a": 0, "b": 1, "c": 2}, (0, 1, 2))
+    session = Session(me="me", source="source", now=0.0, places=places)
+    session.learn([0], 0.0)
+    for peer in "abc":
+        session.join(peer, (), 0.0)
+    session.hold(0, "a", seed=duty_of([1]), now=0.0)
+    assert session.next(["a", "b", "c"], 0.0) == ("b", 0, duty_of([1]))
+    session.hold(0, "a", seed=duty_of([1, 2]), now=0.0)
+    assert session.next(["a", "b", "c"], 0.0) == ("c", 0, duty_of([2])), "group 1 was seen to"
+    assert session.next(["a", "b", "c"], 0.0) is None, "its own group was no part of it"
