@@ -22,7 +22,7 @@ filling under 5 % (Mundinger, Weber and Weiss 2008), and a few for each distribu
 grow beyond MEDIUM_CHUNK only when there would be many."""
 
 MIN_CHUNK, MEDIUM_CHUNK = 8 * KIB, 128 * KIB
-"""Below the first the costs of a chunk (its digest, its announcements) are no longer small beside it; a slow uplink (10 Mbit/s) is
+"""Below the first the costs of a chunk (its digest, its announcements) are no longer small beside it; a slow uplink is
 busy with one of the second, handed to seven peers, for the better part of a second."""
 
 RECORDS_FROM = 64 * KIB
