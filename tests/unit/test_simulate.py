@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from netem.flows import Network
 from netem.profile import Profile, build_profile
 from netem.simulate import Join, Kill, SetRates, SimResult, Withhold, full_mesh, random_neighbours, simulate
 from netem.simwire import Plan, wire_bytes
@@ -194,3 +195,59 @@ def test_a_mesh_of_many_is_refused() -> None:
     with pytest.raises(UsageError, match="33 hosts cannot all know each other"):
         broadcast(network(nodes=32), MIB, policy="star")
     assert len(full_mesh([str(i) for i in range(32)])["0"]) == 31
+
+
+# --- groups
+
+
+def test_groups_of_many_nodes_cost_little_against_a_mesh_of_few() -> None:
+    """T / T* of 48 equal nodes in groups, linked to a third of the others, against that of 12 in a full mesh."""
+    few, many = (simulate(network(nodes=n), 8 * MIB, chunk_bytes=CHUNK, rounds=2)[-1] for n in (12, 48))
+    assert len(many.done) == 48
+    assert many.ratio < 1.15 * few.ratio
+    assert many.source_bytes < 4 * 8 * MIB
+    assert many.duplicate_bytes < 0.05 * 48 * 8 * MIB
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [Kill(at=0.4, host=f"n-{i}") for i in (1, 9, 17)],
+        [Kill(at=0.4, host="n-5", unnoticed_s=20.0)],
+        [Withhold(host="n-3"), Withhold(host="n-11")],
+        [Join(at=0.8, host="n-7")],
+    ],
+    ids=["killed", "silent", "withholding", "late"],
+)
+def test_groups_get_over_what_single_nodes_do(faults: list[Kill | Withhold | Join]) -> None:
+    result = broadcast(network(nodes=20), 2 * MIB, faults=faults, mesh=8)
+    killed = {f.host for f in faults if isinstance(f, Kill)}
+    assert set(result.done) == {f"n-{i + 1}" for i in range(20)} - killed
+    assert result.t_max < 12.0
+
+
+def test_a_version_crosses_into_each_site_about_once() -> None:
+    """The uplinks of the nodes carry what leaves a site: with one copy into each of three, two thirds of a version each."""
+    sites = {name: {"preset": "lan"} for name in ("east", "west", "north")}
+    nodes = [
+        {"name": site, "count": 6, "up_mbit": 10.0, "down_mbit": 100.0, "delay_ms": 10.0, "queue_ms": 200.0, "site": site}
+        for site in sites
+    ]
+    learner = {"up_mbit": 40.0, "down_mbit": 100.0, "delay_ms": 10.0, "queue_ms": 200.0}
+    profile = build_profile({"mtu": 9000, "sites": sites, "learner": learner, "nodes": nodes}, "test")
+    crossing = {site: 0 for site in sites}
+    site_of = {host.name: host.site for host in profile.hosts}
+    send = Network.send
+
+    def counted(self: Network, now: float, source: str, target: str, size: int, tag: object = None) -> None:
+        if site_of[source] != site_of[target] and site_of[target]:
+            crossing[site_of[target]] += size
+        send(self, now, source, target, size, tag)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Network, "send", counted)
+        _, result = simulate(profile, 8 * MIB, chunk_bytes=CHUNK, rounds=2)
+    assert len(result.done) == 18
+    for size in crossing.values():
+        assert 2 * 8 * MIB <= size <= 1.1 * 2 * 8 * MIB, "two versions, each of them once"
+    assert result.t_max < 1.5 * wire_seconds(8 * MIB, 40)
