@@ -179,7 +179,7 @@ def test_who_was_named_by_whom() -> None:
     assert result.named == {"c": ("a",), "d": ("b",)} and result.shunned == {"c": ("a",)} and result.reported == ("c",)
 
 
-CHUNK, HAVE = encode(Chunk(b"m" * 32, 7, True, b"bytes")), encode(Have(b"m" * 32, (1, 2)))
+CHUNK, HAVE = encode(Chunk(b"m" * 32, 7, 1, b"bytes")), encode(Have(b"m" * 32, (1, 2)))
 
 
 def test_a_rogue_tampers_with_chunks_only() -> None:

@@ -178,7 +178,7 @@ def test_a_frame_is_the_limit_both_ways() -> None:
     with pytest.raises(Refusal, match="over the frame limit"):
         decode(bytes(MAX_FRAME + 1))
     with pytest.raises(ValueError, match="over the frame limit"):
-        encode(Chunk(b"m", 0, False, bytes(MAX_FRAME)))
+        encode(Chunk(b"m", 0, 0, bytes(MAX_FRAME)))
     part = bytes(MAX_FRAME - 64)
     assert decode(encode(Parts(b"m", (part,)))).parts == (part,)
 
