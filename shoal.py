@@ -129,6 +129,10 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=run)
         return sub
 
+    def backend(sub: argparse.ArgumentParser) -> None:
+        what = "what emulates the links: the kernel's tc netem, or a switch in user space (default: tc where the kernel has it)"
+        sub.add_argument("--backend", choices=["auto", "tc", "switch"], default="auto", help=what)
+
     p = verb("learner", _learner, "run the learner: head and trainer")
     p.add_argument("config", metavar="CONFIG.toml")
     p.add_argument("--resume", action="store_true", help="go on with the run in run_dir, from its last commit")
@@ -173,6 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     actions = netem.add_subparsers(dest="action", required=True, metavar="up|exec|down|run")
     p = verb("up", _netem_up, "bring a profile's network up", actions)
     p.add_argument("profile", metavar="PROFILE.toml", type=Path)
+    backend(p)
     p = verb("exec", _netem_exec, "run a command on one of its hosts", actions)
     p.add_argument("network", metavar="NETWORK", help="its name, or its profile's file")
     p.add_argument("host", metavar="HOST")
@@ -181,18 +186,23 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("network", metavar="NETWORK", help="its name, or its profile's file")
     p = verb("run", _netem_run, "run a scenario (network, payload, faults) and say whether what it requires holds", actions)
     p.add_argument("scenario", metavar="SCENARIO", help="a file, or the name of one that comes with shoal (- lists them)")
+    backend(p)
 
     what = "measurements"
     bench = verbs.add_parser("bench", help=what, description=what, allow_abbrev=False)
-    actions = bench.add_subparsers(dest="action", required=True, metavar="broadcast")
+    actions = bench.add_subparsers(dest="action", required=True, metavar="broadcast|memory")
     what = "our broadcast against star, chain, tree, shardcast and libtorrent on the same emulated links (needs root)"
     p = verb("broadcast", _bench_broadcast, what, actions)
     p.add_argument("--scenario", action="extend", nargs="+", metavar="NAME_OR_FILE", help="default: the README's five")
     p.add_argument("--policies", metavar="A,B", help="default: all")
     p.add_argument("--repeat", type=int, default=3, metavar="N", help="of shoal, shardcast and libtorrent (default 3)")
     p.add_argument("--mtu", type=int, metavar="N", help="instead of the scenarios' own")
+    backend(p)
     p.add_argument("--plot", type=Path, metavar="FILE", help="write a plot (PNG, SVG or PDF)")
     p.add_argument("--markdown", type=Path, metavar="FILE", help="write a Markdown table")
+    p = verb("memory", _bench_memory, "memory that a source and a node take for one large version (over loopback)", actions)
+    p.add_argument("--payload", default="1 GiB", metavar="SIZE", help="default 1 GiB")
+    p.add_argument("--folder", type=Path, metavar="DIR", help="where files go (default: where temporary files go)")
     return parser
 
 
@@ -297,7 +307,9 @@ def _export(args: argparse.Namespace) -> dict[str, Any]:
 def _netem_up(args: argparse.Namespace) -> dict[str, Any]:
     from netem.service import up
 
-    result = up(args.profile)
+    result = up(args.profile, args.backend)
+    if result["note"]:
+        print(result["note"], file=sys.stderr)
     if not args.json:
         scale = "" if result["scale"] == 1 else f", rates times {result['scale']:g}"
         print(f"network {result['name']} is up ({result['backend']}, MTU {result['mtu']}, TCP {result['congestion']}{scale})")
@@ -339,7 +351,7 @@ def _netem_run(args: argparse.Namespace) -> dict[str, Any]:
             print("\n".join(builtin_scenarios()))
         return {"ok": True, "scenarios": builtin_scenarios()}
     scenario = find_scenario(args.scenario)
-    result = run_scenario(scenario, lambda line: print(line, file=sys.stderr, flush=True))
+    result = run_scenario(scenario, lambda line: print(line, file=sys.stderr, flush=True), args.backend)
     if not args.json:
         print_trial(result, Console(width=None if sys.stdout.isatty() else 110))
     return result
@@ -356,12 +368,24 @@ def _bench_broadcast(args: argparse.Namespace) -> dict[str, Any]:
             args.where = file
             file.parent.mkdir(parents=True, exist_ok=True)
             file.touch()
-    result = bench(names, policies, args.repeat, args.mtu, lambda line: print(line, file=sys.stderr, flush=True))
+    say = lambda line: print(line, file=sys.stderr, flush=True)
+    result = bench(names, policies, args.repeat, args.mtu, say, args.backend)
     print_bench(result)
     if args.markdown is not None:
         write_markdown(result, args.markdown)
     if args.plot is not None:
         write_plot(result, args.plot)
+    return result
+
+
+def _bench_memory(args: argparse.Namespace) -> dict[str, Any]:
+    from netem.memory import describe, measure_memory
+    from netem.scenario import payload_size
+
+    args.where = args.folder
+    result = measure_memory(payload_size(args.payload, "--payload"), args.folder)
+    if not args.json:
+        print(describe(result))
     return result
 
 

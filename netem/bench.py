@@ -13,8 +13,8 @@ from math import isfinite
 from statistics import median
 from typing import Any
 
+from netem.backends import AUTO, choose
 from netem.contest import RoundResult, run_contest
-from netem.namespaces import check_possible
 from netem.players import PEERS, is_ours, peer_argv
 from netem.profile import Profile
 from netem.scenario import Scenario, find_scenario
@@ -151,11 +151,11 @@ def _whole(value: float | None) -> int | None:
     return None if value is None else round(value)
 
 
-def scenario_values(scenario: Scenario, rows: list[dict[str, Any]], on_hosts: str) -> dict[str, Any]:
+def scenario_values(scenario: Scenario, rows: list[dict[str, Any]], on_hosts: str, backend: str) -> dict[str, Any]:
     profile = scenario.profile
     return {
         "name": scenario.name, "nodes": len(profile.hosts) - 1, "payload_bytes": scenario.payload_bytes,
-        "t_star": scenario.t_star, "backend": "switch", "mtu": profile.mtu, "scale": profile.scale,
+        "t_star": scenario.t_star, "backend": backend, "mtu": profile.mtu, "scale": profile.scale,
         "congestion_asked": profile.congestion, "congestion_on_hosts": on_hosts, "rows": rows,
     }  # fmt: skip
 
@@ -164,12 +164,14 @@ def scenario_values(scenario: Scenario, rows: list[dict[str, Any]], on_hosts: st
 
 
 def bench(
-    names: Sequence[str], policies: Sequence[str], repeat: int, mtu: int | None, say: Callable[[str], None]
+    names: Sequence[str], policies: Sequence[str], repeat: int, mtu: int | None, say: Callable[[str], None], backend: str = AUTO
 ) -> dict[str, Any]:
     """What `shoal bench broadcast --json` prints. UsageError for what cannot be measured at all; what goes wrong in one turn is
     in its row. Blocks; nothing is left behind, whatever ends it."""
     scenarios, chosen, skipped = select(names, policies, repeat, mtu)
-    check_possible()
+    backend, note = choose(backend, *(scenario.profile for scenario in scenarios))
+    if note:
+        say(note)
     for why in skipped.values():
         say(f"skipped: {why}")
     turns = schedule(scenarios, chosen, repeat)
@@ -185,12 +187,12 @@ def bench(
             if turn.is_idle(done):
                 say(f"  {turn.policy} {turn.repeat + 1}: left out, more than {FAR:g} T* before")
                 continue
-            _take(turn, tallies[turn.policy], say)
+            _take(turn, tallies[turn.policy], say, backend)
         on_hosts = next((r.congestion for t in tallies.values() for results in t.turns for r in results), "")
         first = {turn.policy: turn for turn in reversed(mine)}
         rows = [row_of(first[p], tallies[p], _options(p, scenario), on_hosts) for p in chosen]
         ok = ok and all(row["repeats"] > 0 for row in rows)
-        out.append(scenario_values(scenario, rows, on_hosts))
+        out.append(scenario_values(scenario, rows, on_hosts, backend))
     return {
         "ok": ok, "scenarios": out, "skipped": skipped, "repeat": repeat, "expected_s": round(expected_s),
         "took_s": round(time.monotonic() - began),
@@ -229,13 +231,13 @@ def _options(policy: str, scenario: Scenario) -> dict[str, Any]:
     return player_options(policy, scenario.profile, scenario.payload_bytes)
 
 
-def _take(turn: Turn, tally: Tally, say: Callable[[str], None]) -> None:
+def _take(turn: Turn, tally: Tally, say: Callable[[str], None], backend: str) -> None:
     scenario, began = turn.scenario, time.monotonic()
     profile: Profile = scenario.profile
     try:
         results = run_contest(
             profile, peer_argv(turn.policy), scenario.payload_bytes, turn.rounds, scenario.seed + 100 * turn.repeat, turn.cut_s,
-            _options(turn.policy, scenario),
+            _options(turn.policy, scenario), backend=backend,
         )  # fmt: skip
     except UsageError:
         raise

@@ -9,12 +9,13 @@ from __future__ import annotations
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from netem.faults import Continue, Fault, Join, Kill, Outage, SetRates, Stop, excused, in_order, joiners
-from netem.players.wire import Account, Expect, Prepare, Publish, Role
+from netem.backends import AUTO
+from netem.faults import Continue, Corrupt, Fault, Join, Kill, Outage, SetRates, Stop, Withhold, excused, in_order, joiners
+from netem.players.wire import Account, Expect, Prepare, Publish, Role, Turn
 from netem.processes import Event, Players, open_folder, open_players
 from netem.profile import LEARNER, Profile
 from netem.underlay import Underlay, underlay
@@ -47,10 +48,18 @@ class RoundResult:
     """packets that found a queue full"""
     congestion: str = ""
     """TCP congestion control in force on the hosts; a player may choose another for its own connections"""
+    backend: str = ""
+    """what the links were emulated by, "tc" or "switch"; late_s is known of the switch only"""
     joined: dict[str, float] = field(default_factory=dict)
     """late host -> seconds after the publication at which its player was up"""
     from_source: dict[str, int] = field(default_factory=dict)
     """host -> bytes it had from the source itself, of players that say so"""
+    named: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """host -> nodes that refused something it sent"""
+    reported: tuple[str, ...] = ()
+    """hosts that the source refused, or was told of"""
+    shunned: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """host -> nodes that have dropped it and keep away from it"""
     faults: tuple[Fault, ...] = ()
     """those that were brought about before the round was over"""
 
@@ -122,8 +131,20 @@ class Round:
             sum(int(a["duplicates"]) for host, a in self._accounts.items() if host != self._source),
             sum(float(a["cpu_s"]) for a in self._accounts.values()),
             not self.failures and not self.whole, tuple(self.failures),
-            from_source={h: int(a["from_source"]) for h, a in self._accounts.items() if "from_source" in a}, **network,
+            from_source={h: int(a["from_source"]) for h, a in self._accounts.items() if "from_source" in a},
+            named=self._by_whom(lambda account: (host for host, _ in account.get("reports", ()))),
+            reported=tuple(sorted({host for host, _ in self._accounts.get(self._source, {}).get("reports", ())})),
+            shunned=self._by_whom(lambda account: account.get("shuns", ())), **network,
         )  # fmt: skip
+
+
+    def _by_whom(self, whom: Callable[[Event], Iterable[str]]) -> dict[str, tuple[str, ...]]:
+        """host -> the nodes in whose account it is."""
+        out: dict[str, set[str]] = {}
+        for node, account in self._accounts.items():
+            for host in whom(account) if node != self._source else ():
+                out.setdefault(host, set()).add(node)
+        return {host: tuple(sorted(nodes)) for host, nodes in sorted(out.items())}
 
 
 def run_contest(
@@ -137,6 +158,7 @@ def run_contest(
     *,
     faults: Sequence[Fault] = (),
     required: Collection[str] | None = None,
+    backend: str = AUTO,
     on_result: Callable[[RoundResult], None] = lambda result: None,
 ) -> list[RoundResult]:
     """`rounds` broadcasts of `payload_bytes` from the learner to all nodes of `profile`; a round is cut off after `cut_s`.
@@ -149,7 +171,7 @@ def run_contest(
     results: list[RoundResult] = []
     copies = COPIES * payload_bytes * len(profile.hosts)
     late = list(joiners(faults))
-    with underlay(profile) as network, open_folder(copies) as folder:
+    with underlay(profile, backend) as network, open_folder(copies) as folder:
         with open_players(network, player_argv, folder, options or {}, late) as players:
             for number in range(1, rounds + 1):
                 trouble = None
@@ -193,7 +215,8 @@ def _run_round(
         players.tell([name for name in players.names if name in nodes | {LEARNER}], Account(number))
         players.feed(state.take, lambda: state.accounted, ANSWER_S)
     happened = trouble.summary(state) if trouble is not None else {}
-    return state.result(late_s=weather.late_s, dropped=weather.dropped, congestion=network.congestion, **happened)
+    known = {"congestion": network.congestion, "backend": network.backend}
+    return state.result(late_s=weather.late_s, dropped=weather.dropped, **known, **happened)
 
 
 class _Trouble:
@@ -247,3 +270,7 @@ class _Trouble:
                     self._network.set_rates(host, 0.0, 0.0, fault.seconds)
             case Join():
                 self._players.launch(fault.host)
+            case Corrupt():
+                self._players.tell([fault.host], Turn("corrupt"))
+            case Withhold():
+                self._players.tell([fault.host], Turn("withhold"))

@@ -63,7 +63,25 @@ class Join:
     host: str
 
 
-Fault = Kill | Stop | Continue | SetRates | Outage | Join
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corrupt:
+    """From then on every chunk that the host sends has a wrong byte in it."""
+
+    at: float
+    host: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withhold:
+    """From then on the host sends no chunk any more. It goes on taking them, what is seeded there too, and announcing them."""
+
+    at: float
+    host: str
+
+
+Fault = Kill | Stop | Continue | SetRates | Outage | Join | Corrupt | Withhold
+Turn = Corrupt | Withhold
+"""The host's program turns against the others, of its own accord and for good."""
 
 
 def in_order(faults: Sequence[Fault]) -> list[Fault]:
@@ -71,10 +89,10 @@ def in_order(faults: Sequence[Fault]) -> list[Fault]:
 
 
 def excused(faults: Sequence[Fault]) -> set[str]:
-    """Hosts that cannot finish: killed, or stopped for good."""
+    """Hosts that nobody waits for: killed, stopped for good, or turned against the others."""
     out: set[str] = set()
     for fault in in_order(faults):
-        if isinstance(fault, Kill | Stop):
+        if isinstance(fault, Kill | Stop | Turn):
             out.add(fault.host)
         elif isinstance(fault, Continue):
             out.discard(fault.host)
@@ -142,7 +160,7 @@ class _State:
     def apply(self, change: tuple[float, Fault, bool]) -> None:
         _, fault, begins = change
         match fault:
-            case Kill() | Stop():
+            case Kill() | Stop() | Corrupt() | Withhold():  # one that turns might as well be gone: its uplink is
                 self._halted.add(fault.host)
             case Continue():
                 self._halted.discard(fault.host)

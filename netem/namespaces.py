@@ -37,7 +37,7 @@ class Place:
     namespace: str
     address: str
     tun: int
-    """the device's file descriptor, non-blocking: one IP packet a read or write"""
+    """the device's file descriptor, non-blocking: one IP packet a read or write; -1 where the kernel has the packets"""
     congestion: str
     """TCP congestion control in force there: the one asked for, or the kernel's own where it lets no namespace choose"""
 
@@ -46,12 +46,17 @@ class Place:
         return ["ip", "netns", "exec", self.namespace, *argv]
 
 
-def check_possible() -> None:
-    """UsageError, one line, where namespaces or TUN devices cannot be had."""
+def check_namespaces() -> None:
+    """UsageError, one line, where namespaces cannot be had."""
     if os.geteuid() != 0:
         raise UsageError("network emulation needs root (namespaces and TUN devices)")
     if shutil.which("ip") is None:
         raise UsageError("network emulation needs the program ip: apt-get install iproute2")
+
+
+def check_possible() -> None:
+    """UsageError, one line, where namespaces or TUN devices cannot be had."""
+    check_namespaces()
     if not Path("/dev/net/tun").exists():
         raise UsageError("network emulation needs /dev/net/tun, which this system lacks")
 
@@ -70,7 +75,7 @@ def places(names: Sequence[str], *, mtu: int, prefix: str, congestion: str = "")
             made[name] = Place(name, namespace, "", -1, "")
             address = str(NETWORK[number])
             tun = _tun_in(namespace)
-            made[name] = Place(name, namespace, address, tun, _congestion_in(namespace, congestion))
+            made[name] = Place(name, namespace, address, tun, congestion_in(namespace, congestion))
             _ip("-n", namespace, "link", "set", "lo", "up")
             _ip("-n", namespace, "link", "set", DEVICE, "mtu", str(mtu), "txqueuelen", str(QUEUE), "up")
             _ip("-n", namespace, "addr", "add", f"{address}/{NETWORK.prefixlen}", "dev", DEVICE)
@@ -88,7 +93,7 @@ def _ip(*arguments: str) -> None:
         raise UsageError(f"ip {' '.join(arguments)}: {done.stderr.strip() or 'failed'}")
 
 
-def _congestion_in(namespace: str, wanted: str) -> str:
+def congestion_in(namespace: str, wanted: str) -> str:
     """Ask for a congestion control ("" for none in particular); the one that is in force then."""
     file = "/proc/sys/net/ipv4/tcp_congestion_control"
     script = f'[ -z "$1" ] || echo "$1" 2>/dev/null > {file}; cat {file}'

@@ -61,6 +61,9 @@ class Players:
     def nodes(self) -> list[str]:
         return [name for name in self.names if name != LEARNER]
 
+    def pid(self, name: str) -> int:
+        return self._processes[name].pid
+
     def launch(self, name: str) -> None:
         self._launch(self, name)
 

@@ -18,7 +18,22 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from learner.config import read_toml
 from netem.bound import profile_bound
-from netem.faults import Continue, Fault, Join, Kill, Outage, SetRates, Stop, bound_under, excused, in_order, joiners
+from netem.faults import (
+    Continue,
+    Corrupt,
+    Fault,
+    Join,
+    Kill,
+    Outage,
+    SetRates,
+    Stop,
+    Turn,
+    Withhold,
+    bound_under,
+    excused,
+    in_order,
+    joiners,
+)
 from netem.profile import LEARNER, Profile, build_profile, load_profile
 from p2p.errors import UsageError
 
@@ -39,11 +54,14 @@ class Require:
     slack_s: float = 0.0
     """... and so many seconds"""
     complete: tuple[str, ...] | None = None
-    """hosts that must have it all; all that are neither killed nor stopped for good, unless said"""
+    """hosts that must have it all; all that are neither killed, stopped for good nor turned against the others, unless said"""
     source_share: float | None = None
     """the source sends at most so many times the payload"""
     joiner_share: float | None = None
     """of the payload, a late host has at most this share from the source"""
+    named: tuple[str, ...] | None = None
+    """hosts that are convicted of a wrong chunk: reported to the source, and dropped by all that a round waits for. Nobody else
+    may be named"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +122,27 @@ def judge(scenario: Scenario, results: Sequence[RoundResult]) -> list[str]:
             share = result.from_source.get(host, scenario.payload_bytes) / scenario.payload_bytes
             if require.joiner_share is not None and share > require.joiner_share:
                 wrong.append(f"round {number}: {host} had {share:.3f} of it from the source, at most {require.joiner_share:g}")
+        if require.named is not None:
+            wrong += [f"round {number}: {what}" for what in _misnamed(require.named, scenario.required, result)]
     times = [finish(scenario, result) for result in counted]
     if require.ratio is not None and times and median(times) > require.ratio * scenario.t_star + require.slack_s:
         slack = f" and {require.slack_s:g} s" if require.slack_s else ""
         what = f"{median(times):.2f} s is {median(times) / scenario.t_star:.3f} times T* ({scenario.t_star:.2f} s)"
         wrong.append(f"{what}, at most {require.ratio:g} times{slack}")
+    return wrong
+
+
+def _misnamed(named: Collection[str], required: Collection[str], result: RoundResult) -> list[str]:
+    """What is wrong with who was named, and by whom."""
+    wrong = [f"{host} was named, and did nothing" for host in sorted({*result.named, *result.reported} - {*named})]
+    for host in named:
+        if host not in result.named:
+            wrong.append(f"nobody named {host}")
+        if host not in result.reported:
+            wrong.append(f"{host} was not reported to the source")
+        keep = [name for name in required if name not in result.shunned.get(host, ())]
+        if keep:
+            wrong.append(f"{host} was not dropped by {', '.join(keep)}")
     return wrong
 
 
@@ -127,6 +161,12 @@ def finish(scenario: Scenario, result: RoundResult) -> float:
 # --- the file ------------------------------------------------------------------------------------------------------------
 
 
+KINDS: dict[str, Any] = {
+    "kill": Kill, "stop": Stop, "cont": Continue, "join": Join, "corrupt": Corrupt, "withhold": Withhold,
+}  # fmt: skip
+"""Faults that say no more than when and where."""
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -136,12 +176,11 @@ class _Fault(_Section):
 
 
 class _Hosts(_Fault):
-    kind: Literal["kill", "stop", "cont", "join"]
+    kind: Literal["kill", "stop", "cont", "join", "corrupt", "withhold"]
     host: str
 
     def fault(self) -> Fault:
-        kinds: dict[str, Any] = {"kill": Kill, "stop": Stop, "cont": Continue, "join": Join}
-        return kinds[self.kind](at=self.at, host=self.host)
+        return KINDS[self.kind](at=self.at, host=self.host)
 
 
 class _Rate(_Fault):
@@ -169,6 +208,7 @@ class _Require(_Section):
     complete: Literal["all"] | list[str] = "all"
     source_share: float | None = Field(default=None, gt=0)
     joiner_share: float | None = Field(default=None, gt=0, le=1)
+    named: list[str] | None = None
 
 
 class _File(_Section):
@@ -217,7 +257,7 @@ def build_scenario(values: dict[str, Any], source: str, name: str = "scenario", 
         file = _File.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(str(p) for p in first["loc"] if p not in ("kill", "stop", "cont", "join", "rate", "outage"))
+        key = ".".join(str(p) for p in first["loc"] if p not in (*KINDS, "rate", "outage"))
         what = "unknown key" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
         raise UsageError(f"{source}: {key}: {what}" if key else f"{source}: {what}") from None
     name = file.name or name
@@ -232,8 +272,12 @@ def build_scenario(values: dict[str, Any], source: str, name: str = "scenario", 
         if host == LEARNER or host not in {h.name for h in profile.hosts}:
             raise UsageError(f"{source}: require.complete: no node {host!r}")
         if host in excused(faults):
-            raise UsageError(f"{source}: require.complete: {host} is killed or stopped")
-    require = Require(**{**file.require.model_dump(), "complete": complete})
+            raise UsageError(f"{source}: require.complete: {host} is killed, stopped or turned")
+    named = None if file.require.named is None else tuple(file.require.named)
+    for host in named or ():
+        if not any(isinstance(fault, Corrupt) and fault.host == host for fault in faults):
+            raise UsageError(f"{source}: require.named: {host} corrupts nothing")
+    require = Require(**{**file.require.model_dump(), "complete": complete, "named": named})
     size = payload_size(file.payload, source)
     scenario = Scenario(name, profile, size, file.policy, file.rounds, file.warm_up, file.seed, faults, require)
     if not scenario.required:
@@ -250,7 +294,7 @@ def _check_faults(source: str, faults: Sequence[Fault], hosts: Collection[str]) 
             raise UsageError(f"{source}: faults: no host {fault.host!r}")
         if fault.host == LEARNER and not isinstance(fault, SetRates | Outage):
             raise UsageError(f"{source}: faults: the learner is the source of every round")
-        if isinstance(fault, Kill | Stop | Continue) and fault.at < late.get(fault.host, 0.0):
+        if isinstance(fault, Kill | Stop | Continue | Turn) and fault.at < late.get(fault.host, 0.0):
             raise UsageError(f"{source}: faults: {fault.host} has not joined at {fault.at:g} s")
     if len(late) < sum(isinstance(fault, Join) for fault in faults):
         raise UsageError(f"{source}: faults: a host joins once")

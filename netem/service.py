@@ -1,6 +1,6 @@
 """An emulated network that stays up between commands: `shoal netem up`, `exec`, `down`. Thin shell.
 
-`up` starts a process of its own that owns namespaces, devices and switch, and says in a state file where the hosts are;
+`up` starts a process of its own that owns namespaces, devices and back end, and says in a state file where the hosts are;
 they are gone when it ends, whichever way, but for a SIGKILL: then the next `up` or `down` clears away what it left.
 """
 
@@ -18,10 +18,9 @@ from typing import Any
 
 import psutil
 
-from netem.fabric import Fabric
-from netem.namespaces import check_possible, places
+from netem.backends import AUTO, choose, open_backend, remove
+from netem.namespaces import check_namespaces
 from netem.profile import LEARNER, Profile, load_profile
-from netem.switch import Switch
 from p2p.errors import ShoalError, UsageError
 
 STATE = Path("/run/shoal-netem")
@@ -29,19 +28,21 @@ START_S = 60.0
 END_S = 20.0
 
 
-def up(file: Path) -> dict[str, Any]:
-    """Bring a profile's network up; its state. UsageError when it is up already or cannot be made."""
-    check_possible()
+def up(file: Path, backend: str = AUTO) -> dict[str, Any]:
+    """Bring a profile's network up; its state, and a `note` where another back end was hoped for. UsageError when it is up
+    already or cannot be made."""
+    check_namespaces()
     profile = load_profile(file)
     path = _state_path(profile.name)
     _clear(path)
     if path.exists():
         raise UsageError(f"network {profile.name} is up already: shoal netem down {profile.name}")
+    backend, note = choose(backend, profile)
     STATE.mkdir(mode=0o755, parents=True, exist_ok=True)
     log = path.with_suffix(".log")
     with open(log, "wb") as said:
         process = subprocess.Popen(
-            [sys.executable, "-m", "netem.service", str(Path(file).resolve()), str(path)],
+            [sys.executable, "-m", "netem.service", backend, str(Path(file).resolve()), str(path)],
             stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True,
         )  # fmt: skip
     deadline = time.monotonic() + START_S
@@ -51,7 +52,7 @@ def up(file: Path) -> dict[str, Any]:
             lines = log.read_text(errors="replace").strip().splitlines()
             raise ShoalError(f"network {profile.name} did not come up: {lines[-1] if lines else 'it said nothing'}")
         time.sleep(0.05)
-    return _read(path)
+    return {**_read(path), "note": note}
 
 
 def down(name: str) -> dict[str, Any]:
@@ -97,9 +98,11 @@ def _state_path(name: str) -> Path:
 def _read(path: Path) -> dict[str, Any]:
     try:
         state = json.loads(path.read_text())
-        return {"name": state["name"], "pid": int(state["pid"]), "started": state["started"], "hosts": dict(state["hosts"]),
-                "backend": state["backend"], "mtu": state["mtu"], "scale": state["scale"],
-                "congestion": state["congestion"], "congestion_asked": state["congestion_asked"]}  # fmt: skip
+        return {
+            "name": state["name"], "pid": int(state["pid"]), "started": state["started"], "hosts": dict(state["hosts"]),
+            "backend": state["backend"], "namespaces": list(state["namespaces"]), "mtu": state["mtu"], "scale": state["scale"],
+            "congestion": state["congestion"], "congestion_asked": state["congestion_asked"],
+        }  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} cannot be read: {error!r}") from None
 
@@ -119,34 +122,30 @@ def _clear(path: Path) -> None:
         return
     state = _read(path)
     if not _alive(state):
-        for host in state["hosts"].values():
-            subprocess.run(["ip", "netns", "del", host["namespace"]], capture_output=True, check=False)
+        remove(state["namespaces"])
         path.unlink(missing_ok=True)
 
 
-def _own(profile: Profile, path: Path) -> None:
+def _own(profile: Profile, path: Path, name: str) -> None:
     """The owner's life: until SIGTERM."""
     over: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: over.append(number))
-    names, prefix = [h.name for h in profile.hosts], f"shoal-{profile.name}"
-    with places(names, mtu=profile.mtu, prefix=prefix, congestion=profile.congestion) as hosts:
-        addresses = {place.address: name for name, place in hosts.items()}
-        switch = Switch(Fabric(profile), {name: place.tun for name, place in hosts.items()}, addresses)
+    with open_backend(name, profile, f"shoal-{profile.name}") as backend:
         state = {
-            "name": profile.name, "pid": os.getpid(), "started": psutil.Process().create_time(), "backend": "switch",
-            "mtu": profile.mtu, "scale": profile.scale, "congestion": hosts[LEARNER].congestion,
-            "congestion_asked": profile.congestion,
-            "hosts": {n: {"address": p.address, "namespace": p.namespace} for n, p in hosts.items()},
+            "name": profile.name, "pid": os.getpid(), "started": psutil.Process().create_time(), "backend": backend.name,
+            "namespaces": backend.namespaces, "mtu": profile.mtu, "scale": profile.scale,
+            "congestion": backend.places[LEARNER].congestion, "congestion_asked": profile.congestion,
+            "hosts": {n: {"address": p.address, "namespace": p.namespace} for n, p in backend.places.items()},
         }  # fmt: skip
         temporary = path.with_suffix(".tmp")
         temporary.write_text(json.dumps(state))
         os.replace(temporary, path)
-        switch.run(lambda: bool(over))
+        backend.run(lambda: bool(over))
     path.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":
     try:
-        _own(load_profile(sys.argv[1]), Path(sys.argv[2]))
+        _own(load_profile(sys.argv[2]), Path(sys.argv[3]), sys.argv[1])
     except ShoalError as error:
         sys.exit(str(error))

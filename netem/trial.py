@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from netem.backends import AUTO, choose
 from netem.contest import RoundResult, run_contest
 from netem.players import peer_argv
 from netem.scenario import Scenario, finish, judge
@@ -20,9 +21,14 @@ CUT_SLACK_S = 20.0
 """A round is cut off after CUT T* and this: a scenario is to fail by its predicate, a hang to end."""
 
 
-def run_scenario(scenario: Scenario, on_round: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+def run_scenario(
+    scenario: Scenario, on_round: Callable[[str], None] = lambda line: None, backend: str = AUTO
+) -> dict[str, Any]:
     """What `shoal netem run --json` prints. UsageError or ShoalError when network or players do not come up. Blocks."""
     said = 0
+    chosen, why = choose(backend, scenario.profile)
+    if why:
+        on_round(why)
 
     def tell(result: RoundResult) -> None:
         nonlocal said
@@ -34,16 +40,16 @@ def run_scenario(scenario: Scenario, on_round: Callable[[str], None] = lambda li
     results = run_contest(
         scenario.profile, peer_argv(scenario.policy), scenario.payload_bytes, scenario.warm_up + scenario.rounds, scenario.seed,
         cut_s, player_options(scenario.policy, scenario.profile, scenario.payload_bytes), faults=scenario.faults,
-        required=scenario.required if scenario.faults else None, on_result=tell,
+        required=scenario.required if scenario.faults else None, backend=chosen, on_result=tell,
     )  # fmt: skip
-    why = judge(scenario, results)
+    wrong = judge(scenario, results)
     rounds = [round_values(scenario, result, number) for number, result in enumerate(results, start=1)]
     warm = [r["ratio"] for r in rounds if not r["cold"] and r["ratio"] is not None]
     cold = [r["ratio"] for r in rounds if r["cold"] and r["ratio"] is not None]
     profile = scenario.profile
     return {
-        "ok": not why, "holds": not why, "why": why, "name": scenario.name, "policy": scenario.policy,
-        "nodes": len(profile.hosts) - 1, "payload_bytes": scenario.payload_bytes, "t_star": scenario.t_star, "backend": "switch",
+        "ok": not wrong, "holds": not wrong, "why": wrong, "name": scenario.name, "policy": scenario.policy,
+        "nodes": len(profile.hosts) - 1, "payload_bytes": scenario.payload_bytes, "t_star": scenario.t_star, "backend": chosen,
         "mtu": profile.mtu, "scale": profile.scale,
         "congestion": congestion_in_force(scenario.policy, profile, results[0].congestion),
         "ratio": median(warm) if warm else None, "cold_ratio": cold[0] if cold else None, "rounds": rounds,
@@ -63,7 +69,8 @@ def round_values(scenario: Scenario, result: RoundResult, number: int) -> dict[s
         "source_bytes": result.source_bytes, "source_share": result.source_bytes / scenario.payload_bytes,
         "duplicate_bytes": result.duplicate_bytes, "cpu_s": result.cpu_s, "late_ms": 1e3 * result.late_s,
         "dropped": result.dropped, "cut_off": result.cut_off, "failures": list(result.failures), "verified": result.verified,
-        "joined": result.joined, "from_source": result.from_source, "faults": len(result.faults),
+        "joined": result.joined, "from_source": result.from_source, "faults": len(result.faults), "named": result.named,
+        "reported": result.reported, "shunned": result.shunned,
     }  # fmt: skip
 
 
@@ -90,6 +97,12 @@ def print_trial(result: dict[str, Any], console: Console) -> None:
             f"{r['source_share']:.2f}", share, f"{r['cpu_s']:.1f}", f"{r['late_ms']:.1f}",
         )  # fmt: skip
     console.print(table)
+    for r in result["rounds"]:
+        for host, nodes in r["named"].items():
+            dropped = ", ".join(r["shunned"].get(host, ())) or "nobody"
+            reported = "reported to" if host in r["reported"] else "unknown to"
+            told = f"round {r['round']}: {host} named by {', '.join(nodes)}, dropped by {dropped}, {reported} the source"
+            console.print(told, markup=False, highlight=False)
     console.print("holds" if result["holds"] else "does not hold: " + "; ".join(result["why"]), markup=False, highlight=False)
 
 

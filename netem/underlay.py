@@ -1,4 +1,4 @@
-"""A profile's network for as long as a `with` lasts: namespaces, devices and switch in a child process of their own.
+"""A profile's network for as long as a `with` lasts: namespaces, devices and back end in a child process of their own.
 
 The child owns all of it and ends when its stdin does, with all that runs on its hosts: nothing is left when this process is
 killed. Thin shell.
@@ -15,16 +15,13 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import asdict
 from select import select
 
 from pydantic import TypeAdapter
 
-from netem.fabric import Fabric
-from netem.namespaces import check_possible, places
+from netem.backends import AUTO, Backend, Weather, choose, open_backend
 from netem.profile import LEARNER, Profile
-from netem.switch import Switch
 from p2p.errors import ShoalError
 
 START_S = 60.0
@@ -34,25 +31,17 @@ ANSWER_S = 5.0
 END_S = 20.0
 
 
-@dataclass(frozen=True, slots=True)
-class Weather:
-    """What the switch saw since it was last asked."""
-
-    late_s: float
-    """the latest hand-over's lateness: more than a few milliseconds mean that the machine, not the profile, was measured"""
-    dropped: int
-    """packets that found a queue full"""
-    lost: int
-    """packets that the profile's loss took"""
-
-
 class Underlay:
     """Of a network that is up. Made by `underlay`."""
 
-    def __init__(self, process: subprocess.Popen[bytes], hosts: dict[str, tuple[str, str]], congestion: str) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], hosts: dict[str, tuple[str, str]], congestion: str, backend: str
+    ) -> None:
         self._process, self._hosts = process, hosts
         self.congestion = congestion
         """TCP congestion control in force, which may not be the one asked for"""
+        self.backend = backend
+        """what it was brought up by, tc or switch"""
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -83,17 +72,17 @@ class Underlay:
 
 
 @contextmanager
-def underlay(profile: Profile) -> Iterator[Underlay]:
-    """Bring `profile` up. UsageError or ShoalError, one line, when that cannot be done."""
-    check_possible()
-    command = [sys.executable, "-m", "netem.underlay", TypeAdapter(Profile).dump_json(profile).decode()]
+def underlay(profile: Profile, backend: str = AUTO) -> Iterator[Underlay]:
+    """Bring `profile` up by that back end. UsageError or ShoalError, one line, when that cannot be done."""
+    backend, _ = choose(backend, profile)
+    command = [sys.executable, "-m", "netem.underlay", backend, TypeAdapter(Profile).dump_json(profile).decode()]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     try:
         state = _answer(process, START_S)
         if "error" in state:
             raise ShoalError(f"network {profile.name} did not come up: {state['error']}")
         hosts = {name: (address, namespace) for name, (address, namespace) in state["hosts"].items()}
-        yield Underlay(process, hosts, state["congestion"])
+        yield Underlay(process, hosts, state["congestion"], backend)
     finally:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.close()
@@ -118,19 +107,16 @@ def _answer(process: subprocess.Popen[bytes], wait_s: float) -> dict:
     return json.loads(line)
 
 
-def _own(profile: Profile) -> None:
-    names = [h.name for h in profile.hosts]
-    with places(names, mtu=profile.mtu, prefix=f"shoal-{os.getpid()}", congestion=profile.congestion) as hosts:
-        addresses = {place.address: name for name, place in hosts.items()}
-        fabric = Fabric(profile)
-        switch = Switch(fabric, {name: place.tun for name, place in hosts.items()}, addresses)
+def _own(profile: Profile, name: str) -> None:
+    with open_backend(name, profile, f"shoal-{os.getpid()}") as backend:
+        hosts = backend.places
         _say({"hosts": {n: [p.address, p.namespace] for n, p in hosts.items()}, "congestion": hosts[LEARNER].congestion})
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, NICE)
         over = threading.Event()
-        threading.Thread(target=_attend, args=(switch, fabric, over), daemon=True).start()
+        threading.Thread(target=_attend, args=(backend, over), daemon=True).start()
         try:
-            switch.run(over.is_set)
+            backend.run(over.is_set)
         finally:
             for place in hosts.values():
                 _kill_in(place.namespace)
@@ -144,26 +130,16 @@ def _kill_in(namespace: str) -> None:
             os.kill(int(pid), signal.SIGKILL)
 
 
-def _attend(switch: Switch, fabric: Fabric, over: threading.Event) -> None:
+def _attend(backend: Backend, over: threading.Event) -> None:
     """Answer each line on stdin; its end is the network's."""
-    pipes = [*fabric.up.values(), *fabric.down.values()]
-    dropped = lost = 0
     while line := sys.stdin.readline():
         question = json.loads(line)
         if "rates" in question:
-            switch.call(partial(_set_rates, question["rates"]))
+            backend.set_rates(*question["rates"])
             _say({})
-            continue
-        late, switch.late = switch.late, 0.0
-        now_dropped, now_lost = sum(p.overflowed for p in pipes), sum(p.lost for p in pipes)
-        _say({"late_s": late, "dropped": now_dropped - dropped, "lost": now_lost - lost})
-        dropped, lost = now_dropped, now_lost
+        else:
+            _say(asdict(backend.weather()))
     over.set()
-
-
-def _set_rates(rates: list, fabric: Fabric, now: float) -> None:
-    host, up, down, seconds = rates
-    fabric.set_rates(now, host, up, down, seconds)
 
 
 def _say(values: dict) -> None:
@@ -172,7 +148,7 @@ def _say(values: dict) -> None:
 
 if __name__ == "__main__":
     try:
-        _own(TypeAdapter(Profile).validate_json(sys.argv[1]))
+        _own(TypeAdapter(Profile).validate_json(sys.argv[2]), sys.argv[1])
     except (ShoalError, OSError) as error:
         _say({"error": str(error)})
         sys.exit(1)

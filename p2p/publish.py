@@ -21,17 +21,20 @@ CHUNKS, MANY_CHUNKS = 512, 4096
 filling under 5 % (Mundinger, Weber and Weiss 2008), and a few for each distributor keep all of them busy to the end. Chunks
 grow beyond MEDIUM_CHUNK only when there would be many."""
 
-MIN_CHUNK, MEDIUM_CHUNK = 8 * KIB, 64 * KIB
-"""Below the first the costs of a chunk (its digest, its announcements) are no longer small beside it; a slow uplink is busy
-with one of the second, handed to seven peers, for the better part of a second."""
+MIN_CHUNK, MEDIUM_CHUNK = 8 * KIB, 128 * KIB
+"""Below the first the costs of a chunk (its digest, its announcements) are no longer small beside it; a slow uplink is
+busy with one of the second, handed to seven peers, for the better part of a second."""
+
+RECORDS_FROM = 64 * KIB
 
 
 def chunk_bytes_for(payload: int) -> int:
-    """Bytes of a chunk, a power of two, for a version of about so many bytes."""
+    """Bytes of a chunk, for a version of about so many: a power of two, or a little less, so that with its headers it just
+    fills whole encrypted records (64 KiB)."""
     size = MIN_CHUNK
     while size < MAX_CHUNK and size * (CHUNKS if size < MEDIUM_CHUNK else MANY_CHUNKS) < payload:
         size *= 2
-    return size
+    return size - (size // 256 if size >= RECORDS_FROM else 0)
 
 
 @dataclass(frozen=True, slots=True)

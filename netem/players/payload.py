@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
+
+BLOCK = 4 << 20
+
+
+def payload_blocks(nbytes: int, seed: int) -> Iterator[bytes]:
+    """`nbytes` bytes that do not compress, from `seed` (PCG64), BLOCK at a time."""
+    generator = np.random.Generator(np.random.PCG64(seed))
+    for start in range(0, nbytes, BLOCK):
+        yield generator.bytes(min(BLOCK, nbytes - start))
 
 
 def payload_bytes(nbytes: int, seed: int) -> bytes:
-    """`nbytes` bytes that do not compress, from `seed` (PCG64)."""
-    return np.random.Generator(np.random.PCG64(seed)).bytes(nbytes)
+    """The same in one piece."""
+    return b"".join(payload_blocks(nbytes, seed))

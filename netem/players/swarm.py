@@ -20,15 +20,16 @@ import numpy as np
 import psutil
 import trio
 
-from netem.players.payload import payload_bytes
+from netem.players.payload import payload_blocks
+from netem.players.rogue import Conduct, RogueChannel
 from p2p.admission import make_ticket
 from p2p.broadcast.exchange import Exchange
 from p2p.channel.libp2p import open_libp2p_network
 from p2p.codec import decode_segment
 from p2p.errors import ChannelClosed, Refusal, ShoalError
 from p2p.identity import Identity
-from p2p.layout import Layout
-from p2p.limits import MIB
+from p2p.layout import Layout, Segment
+from p2p.limits import KIB, MIB
 from p2p.links import Link
 from p2p.manifest import CODEC, Header, Manifest, ManifestSigner
 from p2p.peering import JoinRefused, Peering
@@ -40,9 +41,14 @@ from p2p.store import ChunkStore
 from p2p.version import Version
 
 RUN, PORT = "contest", 4001
-SEGMENT = MIB
+SEGMENT = MIB - 8 * KIB
+"""A mebibyte and its payload's first byte would be one chunk more, of one byte."""
+
 TENSOR_WORDS = 2 * MIB
 """Of two bytes each: tensors of 4 MiB, about what a small model's are."""
+
+IN_MEMORY = 256 * MIB
+"""A larger state is mapped from a file, as a node's shadow is; a smaller one is spared the page faults."""
 
 log = logging.getLogger("shoal.contest")
 
@@ -68,6 +74,7 @@ class Player:
         self.late = {*config.get("late", [])} - {self.name}
         options = config.get("options", {})
         self.chunk_bytes: int | None = options.get("chunk_bytes")
+        self.segment_bytes: int = options.get("segment_bytes", SEGMENT)
         me, self.head = key_of(self.name), key_of(self.source)
         self.me = me
         address = f"/ip4/{self.hosts[self.source]}/tcp/{PORT}/p2p/{self.head.peer_id}"
@@ -86,11 +93,15 @@ class Player:
             is_source=self.is_source, now=trio.current_time, wall=time.time, on_header=lambda manifest: True,
             on_refusal=self._on_refusal, policy=options.get("policy", "shoal"),
         )  # fmt: skip
+        self.directory = Path(config["directory"])
         self.rosters = Rosters(self.exchange, self.peering.links, epoch=1) if self.is_source else None
         self.states: dict[int, FlatState] = {}
         self.mids: dict[int, bytes] = {}
         self.cpu: dict[int, float] = {}
         self.reports: list[tuple[str, str]] = []
+        """host that was refused something, and why: here, or (at the source) at a node that told it"""
+        self.names = {key_of(name).peer_id: name for name in self.hosts}
+        self.conduct = Conduct()
         self.nursery: trio.Nursery | None = None
 
     def say(self, event: str, **values: Any) -> None:
@@ -142,6 +153,9 @@ class Player:
                 self.nursery.start_soon(self._publish, command["round"])
             case "account":
                 self._account(command["round"])
+            case "turn":
+                self.conduct.turn(command["to"])
+                self.say("turned", to=command["to"])
             case "stop":
                 os._exit(0)
             case other:
@@ -154,29 +168,40 @@ class Player:
         for old in [n for n in self.mids if n < number]:
             self.store.drop(self.exchange.forget(self.mids.pop(old)))
 
+    def _state(self, number: int, layout: Layout) -> FlatState:
+        """All zero; a file goes with the last view of it."""
+        if layout.nbytes <= IN_MEMORY:
+            return FlatState.in_memory(layout)
+        path = self.directory / f"{number}.state"
+        state = FlatState.create(path, layout)
+        path.unlink()
+        return state
+
     def _prepare(self, number: int, nbytes: int, seed: int) -> None:
         self._begin(number)
-        data = payload_bytes(nbytes, seed)
-        state = FlatState.in_memory(contest_layout(nbytes))
-        state.bytes[: len(data)] = np.frombuffer(data, np.uint8)
+        state, digest, start = self._state(number, contest_layout(nbytes)), blake3.blake3(), 0
+        for block in payload_blocks(nbytes, seed):
+            state.bytes[start : start + len(block)] = np.frombuffer(block, np.uint8)
+            digest.update(block)
+            start += len(block)
         self.states[number] = state
-        self.say("prepared", round=number, digest=blake3.blake3(data).hexdigest())
+        self.say("prepared", round=number, digest=digest.hexdigest())
 
     async def _publish(self, number: int) -> None:
         at = time.monotonic()
         state = self.states.pop(number)
-        base = FlatState.in_memory(state.layout)
+        base = FlatState.in_memory(state.layout)  # never written, so it takes no memory
         chunk = self.chunk_bytes or chunk_bytes_for(state.layout.nbytes)
         now = int(time.time())
         header = Header(
-            RUN, Version(1, number), "delta", Version(1, number - 1), base.digest(), CODEC, SEGMENT, chunk, now, now + 3600,
-            state.layout,
+            RUN, Version(1, number), "delta", Version(1, number - 1), base.digest(), CODEC, self.segment_bytes, chunk, now,
+            now + 3600, state.layout,
         )  # fmt: skip
         signer = ManifestSigner(self.head, header)
         self.mids[number] = signer.mid
         self.exchange.offer(signer.header_part, announce=True)
         size = 0
-        encoded = encode_version(state, base, self.store, segment_bytes=SEGMENT, chunk_bytes=chunk)
+        encoded = encode_version(state, base, self.store, segment_bytes=self.segment_bytes, chunk_bytes=chunk)
         while (done := await trio.to_thread.run_sync(next, encoded, None)) is not None:
             for digest in done.digests:  # another thread wrote them past the store's own account
                 self.store.has(digest)
@@ -191,12 +216,18 @@ class Player:
         try:
             manifest = await self._wait_for(number)
             layout = manifest.header.layout
-            new, base = FlatState.in_memory(layout), FlatState.in_memory(layout)
+            new, base = self._state(number, layout), FlatState.in_memory(layout)
+            digests: list[bytes] = []
+
+            def install(segment: Segment, payload: bytes) -> None:
+                decode_segment(payload, base.words(segment), new.words(segment))
+                while len(digests) < len(layout.tensors) and layout.tensors[len(digests)].stop <= segment.stop:
+                    digests.append(new.tensor_digest(len(digests)))
+
             for segment in manifest.segments:
                 payload = await self.exchange.segment(manifest.mid, segment.index)
-                await trio.to_thread.run_sync(decode_segment, payload, base.words(segment), new.words(segment))
+                await trio.to_thread.run_sync(install, segment, payload)
             sealed = await self.exchange.sealed(manifest.mid)
-            digests = await trio.to_thread.run_sync(new.tensor_digests)
             assert sealed.seal is not None
             if tuple(digests) != sealed.seal.tensor_digests or state_digest(layout, digests) != sealed.seal.state_digest:
                 self.say("failed", why=f"round {number}: the state does not hash to its seal")
@@ -227,12 +258,13 @@ class Player:
 
     def _account(self, number: int) -> None:
         cpu = sum(psutil.Process().cpu_times()[:2]) - self.cpu.get(number, 0.0)
-        self.say("account", round=number, cpu_s=cpu, reports=self.reports, **self._traffic(number))
+        shuns = [name for peer, name in self.names.items() if self.peering.shuns(peer) and peer not in self.peering.links]
+        self.say("account", round=number, cpu_s=cpu, reports=self.reports, shuns=shuns, **self._traffic(number))
 
     # --- links -------------------------------------------------------------------------------------------------------
 
     async def _on_up(self, link: Link) -> None:
-        self.exchange.add_peer(link.peer, link.post, link.bulk)
+        self.exchange.add_peer(link.peer, link.post, RogueChannel(link.bulk, self.conduct))
         self._send_roster()
         if self.is_source and self.mids:  # a late host, or one that lost its link
             number = max(self.mids)
@@ -252,7 +284,7 @@ class Player:
     async def _on_down(self, link: Link, reason: str) -> None:
         log.info("link to %s is down: %s", link.name, reason)
         entry = self.exchange.peers.get(link.peer)
-        if entry is not None and entry.bulk is link.bulk:
+        if entry is not None and isinstance(entry.bulk, RogueChannel) and entry.bulk.inner is link.bulk:
             self.exchange.remove_peer(link.peer)
             self._send_roster()
 
@@ -261,7 +293,7 @@ class Player:
             self.rosters.changed()
 
     async def _on_refusal(self, peer: str, refusal: Refusal) -> None:
-        self.reports.append((peer, refusal.reason))
+        self.reports.append((self.names.get(peer, peer), refusal.reason))
         head = self.peering.links.get(self.head.peer_id)
         if head is not None:
             head.post(Report(peer, refusal.version or Version(0, 0), refusal.chunk or 0, refusal.reason[:500]))
@@ -281,7 +313,7 @@ class Player:
                 for entry in message.entries:
                     self.nursery.start_soon(self._catch_up, entry)
             case Report():
-                self.reports.append((message.peer, message.reason))
+                self.reports.append((self.names.get(message.peer, message.peer), message.reason))
 
 
 async def play(config: dict[str, Any]) -> None:

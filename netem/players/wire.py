@@ -12,6 +12,7 @@ networks, namespaces or any peer-to-peer program. The first half is pure; `serve
 | `publish` round | source | `published` at |
 | | nodes | `verified` at, digest, sent, received, duplicates: once the payload is whole and its BLAKE3 was checked |
 | `account` round | all | `account` sent, received, duplicates, cpu_s |
+| `turn` to | a node of ours | `turned`: from now on it corrupts or withholds what it sends |
 | `stop`, or the end of stdin | all | exit status 0 |
 
 `failed` with a `why` may come at any time, and exit status 1 follows. Times are CLOCK_MONOTONIC, which all processes of a
@@ -120,13 +121,20 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    __pydantic_config__ = _STRICT
+
+    to: Literal["corrupt", "withhold"]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     __pydantic_config__ = _STRICT
 
 
-Command = Links | Prepare | Expect | Publish | Account | Stop
+Command = Links | Prepare | Expect | Publish | Account | Turn | Stop
 _KINDS: dict[str, type[Command]] = {
-    "links": Links, "prepare": Prepare, "expect": Expect, "publish": Publish, "account": Account, "stop": Stop,
+    "links": Links, "prepare": Prepare, "expect": Expect, "publish": Publish, "account": Account, "turn": Turn, "stop": Stop,
 }  # fmt: skip
 _OWN = ("round", "digest", "bytes")
 
@@ -265,6 +273,8 @@ class _Server:
                 self._check(command.round)
                 traffic = asdict(self._player.traffic())
                 self._emit("account", round=command.round, cpu_s=_cpu_s() - self._cpu, **traffic)
+            case Turn():
+                raise UsageError("this player cannot be turned against the others")
 
     def _begin(self, number: int) -> None:
         self._round, self._cpu = number, _cpu_s()

@@ -38,6 +38,10 @@ class Queues:
     def drop(self, peer: str) -> None:
         self._queues.pop(peer, None)
 
+    def longest(self) -> int:
+        """Chunks that wait for the peer for which most do, those that lag aside."""
+        return max((len(q) for peer, q in self._queues.items() if peer not in self._session.lagging), default=0)
+
     def next(self, ready: Sequence[str]) -> tuple[str, int] | None:
         """To whom most waits, and the oldest of it that is still lacking there."""
         session, queues, lagging = self._session, self._queues, self._session.lagging

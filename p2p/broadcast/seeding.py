@@ -39,6 +39,14 @@ learner's egress, which costs money."""
 STRAGGLERS = 4
 """A chunk is spread when all but one in so many have it: the last word may come from a peer whose own uplink is full."""
 
+OUTSTANDING = 1.5
+"""Chunks that some peer still lacks, spread ones included, for each chunk of the window: more and it is a slow connection that
+holds them up, not a late word."""
+
+OWN_WAITING = 4
+"""The source takes no other chunk to distribute itself while so many wait for one peer: that peer, often one that is seeded much,
+would get them last of all."""
+
 RATE_S = 0.5
 """The pace of a distributor is measured over so long."""
 
@@ -221,7 +229,7 @@ class Seeding(Policy):
         if seed is not None:
             return seed
         found = self._own.next(ready)
-        while found is None:
+        while found is None and self._own.longest() < OWN_WAITING:
             chunk = self._own_chunk(now)
             if chunk is None:
                 return None
@@ -241,7 +249,7 @@ class Seeding(Policy):
             d = self._peers.get(peer)
             if d is None or peer in self._lagging or now < d.spared_until:
                 continue
-            load = d.busy / self._window(peer, d)
+            load = max(d.busy, len(d.out) / OUTSTANDING) / self._window(peer, d)
             if load < 1.0:
                 loads.append((load, place, peer))
         for _, _, peer in sorted(loads):

@@ -8,8 +8,11 @@ atomic, so the library's locks, which it holds over no await, are not needed for
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import trio
@@ -34,8 +37,15 @@ UNSENT = 64 * KIB
 What the pump sends is paced, so this is not a queue that anything waits in."""
 
 RECEIVE_WINDOW = 1024 * KIB
-"""Bytes that the other side may have under way to us from the beginning. Linux starts at 64 KiB: with a record of that length half
-read, the sender waits a round trip for the rest. SO_RCVBUF would do too, but keeps it from growing."""
+"""Bytes that the other side may have under way to us from the beginning. Linux starts at 64 KiB: with half a record of that
+length here, the sender waits a round trip for the rest. SO_RCVBUF would do too, but keeps it from growing."""
+
+RETRY_MS = 1000
+"""A connection that hears nothing tries again at least so often. Left to itself TCP doubles its pauses, and a network that was
+down is up for up to as long again before everyone has noticed."""
+
+_TCP_RTO_MAX_MS = 44
+"""Linux 6.15; Python has no name for it yet."""
 
 RECORD = 65535 - 16
 """Plain bytes of one Noise record."""
@@ -59,6 +69,8 @@ class HotSession:
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
         for low in (RECEIVE_WINDOW, 1):  # what the first leaves behind is room for so much, which still grows by itself
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low)
+        with suppress(OSError):  # an older kernel
+            stream.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, RETRY_MS)
         if congestion:
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
 
@@ -66,15 +78,29 @@ class HotSession:
         return getattr(self._secure, name)
 
     async def write(self, data: bytes) -> None:
-        """Under the muxer's write lock."""
-        for start in range(0, len(data), RECORD):
-            sealed = self._noise.encrypt(data if len(data) <= RECORD else data[start : start + RECORD])
+        """Under the muxer's write lock. Does not wait for anything while the socket takes it all."""
+        sealed = b"".join(self._seal(data))
+        try:
+            taken = os.write(self._socket.fileno(), sealed)
+        except BlockingIOError:
+            taken = 0
+        except OSError as error:
+            if self._socket.fileno() < 0:  # closed here: the library takes that for written
+                return
+            raise ConnectionClosedError(f"TCP connection reset by remote peer: {error}", transport="tcp") from error
+        if taken < len(sealed):
             try:
-                await self._stream.send_all(len(sealed).to_bytes(2, "big") + sealed)
+                await self._stream.send_all(memoryview(sealed)[taken:])
             except trio.BrokenResourceError as error:
                 raise ConnectionClosedError(f"TCP connection reset by remote peer: {error}", transport="tcp") from error
-            except trio.ClosedResourceError:  # closed here: the library takes that for written
+            except trio.ClosedResourceError:
                 return
+
+    def _seal(self, data: bytes) -> Iterator[bytes]:
+        for start in range(0, len(data), RECORD):
+            sealed = self._noise.encrypt(data if len(data) <= RECORD else data[start : start + RECORD])
+            yield len(sealed).to_bytes(2, "big")
+            yield sealed
 
     async def read(self, n: int | None = None) -> bytes:
         """The next frame header that is not for the hot path (the muxer asks for nothing else here)."""
@@ -130,7 +156,12 @@ class HotSession:
                     self._low = low
                 if low > 1:
                     await trio.lowlevel.wait_readable(self._socket)  # type: ignore[arg-type]
-                data = await self._socket.recv(READ_AHEAD)
+                    try:
+                        data = os.read(self._socket.fileno(), READ_AHEAD)
+                    except BlockingIOError:
+                        continue
+                else:
+                    data = await self._socket.recv(READ_AHEAD)
             except trio.ClosedResourceError:
                 data = b""
             except OSError as error:

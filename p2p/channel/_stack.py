@@ -101,8 +101,15 @@ class _Muxer(Yamux):
                 event.set()
 
     async def _write_now(self, data: bytes) -> None:
-        async with self._write_lock:
+        lock = self._write_lock
+        try:
+            lock.acquire_nowait()  # a lock that is free costs a turn of the scheduler otherwise
+        except trio.WouldBlock:
+            await lock.acquire()
+        try:
             await self.secured_conn.write(data)
+        finally:
+            lock.release()
 
     async def _write_quietly(self, data: bytes) -> None:
         """In a task of its own: whoever reads or writes next finds out that the connection is gone."""

@@ -9,14 +9,15 @@ import numpy as np
 from p2p.codec.base import Coding
 from p2p.codec.dense import DenseCoding
 from p2p.codec.empty import EmptyCoding
+from p2p.codec.plain import PlainCoding
 from p2p.codec.raw import RawCoding
 from p2p.codec.sparse import SparseCoding
 from p2p.errors import Refusal
 from p2p.layout import WORD
 
-EMPTY, SPARSE, DENSE, RAW = EmptyCoding(), SparseCoding(), DenseCoding(), RawCoding()
+EMPTY, SPARSE, DENSE, RAW, PLAIN = EmptyCoding(), SparseCoding(), DenseCoding(), RawCoding(), PlainCoding()
 
-CODINGS: dict[int, Coding] = {coding.id: coding for coding in (EMPTY, SPARSE, DENSE, RAW)}
+CODINGS: dict[int, Coding] = {coding.id: coding for coding in (EMPTY, SPARSE, DENSE, RAW, PLAIN)}
 
 SPARSE_BELOW = 0.5
 """Share of changed words up to which SPARSE is tried."""
@@ -49,7 +50,8 @@ def encode_segment(new: np.ndarray, base: np.ndarray | None) -> bytes:
             candidates.append(SPARSE)
         if share >= DENSE_ABOVE:
             candidates += [DENSE, RAW]
-    return min((bytes([c.id]) + c.encode(new, base) for c in candidates), key=len)
+    payload = min((bytes([c.id]) + c.encode(new, base) for c in candidates), key=len)
+    return payload if len(payload) <= new.nbytes else bytes([PLAIN.id]) + PLAIN.encode(new, base)
 
 
 def decode_segment(payload: bytes | memoryview, base: np.ndarray | None, out: np.ndarray) -> SegmentInfo:

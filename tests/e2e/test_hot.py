@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import random
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import trio
 
+from p2p.channel._hot import _TCP_RTO_MAX_MS, RETRY_MS
 from p2p.channel.libp2p import _libp2p
 from p2p.limits import KIB
 
@@ -131,6 +133,18 @@ async def hot_and_plain(dialler: str = "hot") -> AsyncIterator[tuple[Side, Side,
                     for wire in proxy.wires:
                         await wire.aclose()
                 nursery.cancel_scope.cancel()
+
+
+async def test_a_connection_that_hears_nothing_tries_again_each_second() -> None:
+    """Its retransmission timeout is bounded where Linux can (6.15): after an outage the network is found up again at once."""
+    with socket.socket() as probe:
+        try:
+            probe.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, RETRY_MS)
+        except OSError:
+            pytest.skip("this kernel has no TCP_RTO_MAX_MS")
+    async with hot_and_plain() as (ours, _, _):
+        session = ours.connection.muxed_conn.secured_conn
+        assert session._socket.getsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS) == RETRY_MS == 1000
 
 
 async def pair(opener: Side, other: Side) -> tuple[Any, Any]:

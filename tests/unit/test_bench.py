@@ -148,7 +148,7 @@ def whole() -> dict[str, Any]:
         row("star", [[result([T], cut_off=True)]]), row("libtorrent", [], ("no ready",)),
     ]  # fmt: skip
     skipped = {"shardcast": "shardcast is not installed"}
-    return {"ok": False, "scenarios": [scenario_values(LARGE, rows, "bbr")], "skipped": skipped}
+    return {"ok": False, "scenarios": [scenario_values(LARGE, rows, "bbr", "switch")], "skipped": skipped}
 
 
 def test_the_json_has_what_was_promised() -> None:

@@ -11,11 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import trio.testing
 from blake3 import blake3
 from pydantic import TypeAdapter
 
 from netem.contest import Round
 from netem.players import PEERS, is_ours, peer_argv
+from netem.players.rogue import Conduct, RogueChannel
 from netem.players.shard import LAYOUTS, upstream_of
 from netem.players.wire import (
     Account,
@@ -26,19 +28,24 @@ from netem.players.wire import (
     Publish,
     Role,
     Stop,
+    Turn,
     check_options,
     command_line,
     parse_command,
 )
 from netem.profile import Profile, build_profile
-from p2p.errors import UsageError
+from p2p.channel.base import BULK
+from p2p.channel.memory import MemorySwitch
+from p2p.errors import ChannelClosed, UsageError
+from p2p.protocol.messages import Chunk, Have
+from p2p.protocol.wire import decode, encode
 
 HOSTS = {"learner": "10.77.0.1", "node-1": "10.77.0.2", "node-2": "10.77.0.3"}
 NODE = Role("node", "node-1", HOSTS["node-1"], "/nowhere", HOSTS, "learner", {"width": 1})
 
 COMMANDS = [
     Links(), Prepare(0, 1 << 20, 7), Expect(3, "ab", 5, {"torrent": "xyz"}), Expect(3, "ab", 5, {}), Publish(1), Account(2),
-    Stop(),
+    Turn("corrupt"), Turn("withhold"), Stop(),
 ]  # fmt: skip
 
 
@@ -55,7 +62,8 @@ def test_commands_come_back(command: Command) -> None:
 @pytest.mark.parametrize(
     "line",
     ["", "x", "[]", "{}", '{"do":"sing"}', '{"do":"publish"}', '{"do":"publish","round":"0"}', '{"do":"stop","now":true}',
-     '{"do":"expect","round":0}', '{"do":"prepare","round":0,"bytes":1.5,"seed":0}'],
+     '{"do":"turn"}', '{"do":"turn","to":"dust"}', '{"do":"expect","round":0}',
+     '{"do":"prepare","round":0,"bytes":1.5,"seed":0}'],
 )  # fmt: skip
 def test_what_is_no_command(line: str) -> None:
     with pytest.raises(UsageError, match="no command"):
@@ -136,6 +144,7 @@ def test_a_player_ends_with_its_stdin() -> None:
         ('{"do":"sing"}\n', "no command"),
         (command_line(Expect(0, "", 1, {})), "lost"),
         (command_line(Publish(3)), "round 3 is not the latest"),
+        (command_line(Turn("corrupt")), "cannot be turned"),
     ],
 )
 def test_a_player_that_fails_says_why(line: str, why: str) -> None:
@@ -158,6 +167,53 @@ def verified(at: float, digest: str = DIGEST) -> dict[str, Any]:
 
 def account(sent: int, duplicates: int, cpu_s: float) -> dict[str, Any]:
     return event("account", sent=sent, received=0, duplicates=duplicates, cpu_s=cpu_s)
+
+
+def test_who_was_named_by_whom() -> None:
+    state = new_round()
+    wrong = ["c", "chunk does not hash"]
+    state.take("a", {**account(1, 0, 0.0), "reports": [wrong, wrong], "shuns": ["c"]})
+    state.take("b", {**account(1, 0, 0.0), "reports": [["d", "?"]], "shuns": []})
+    state.take("learner", {**account(1, 0, 0.0), "reports": [wrong], "shuns": []})
+    result = state.result()
+    assert result.named == {"c": ("a",), "d": ("b",)} and result.shunned == {"c": ("a",)} and result.reported == ("c",)
+
+
+CHUNK, HAVE = encode(Chunk(b"m" * 32, 7, True, b"bytes")), encode(Have(b"m" * 32, (1, 2)))
+
+
+def test_a_rogue_tampers_with_chunks_only() -> None:
+    conduct = Conduct()
+    assert conduct.out(CHUNK) == CHUNK and conduct.out(HAVE) == HAVE
+    conduct.turn("corrupt")
+    sent = conduct.out(CHUNK)
+    assert sent is not None and conduct.out(HAVE) == HAVE
+    assert decode(sent) == replace(decode(CHUNK), data=bytes([ord("b") ^ 1]) + b"ytes")
+    conduct.turn("withhold")
+    assert conduct.out(CHUNK) is None and conduct.out(HAVE) == HAVE
+    with pytest.raises(ValueError, match="dust"):
+        conduct.turn("dust")
+
+
+async def test_a_rogues_channel_passes_on_the_rest(autojump_clock: trio.testing.MockClock) -> None:
+    switch = MemorySwitch(latency=0.01)
+    async with switch.network("alice") as alice, switch.network("bob") as bob:
+        inner = await alice.open("bob", bob.addresses, BULK)
+        theirs, conduct = await bob.incoming.receive(), Conduct()
+        mine = RogueChannel(inner, conduct)
+        assert (mine.peer, mine.kind, mine.path()) == ("bob", BULK, inner.path())
+        await mine.send(CHUNK)
+        assert await theirs.receive() == CHUNK
+        conduct.turn("withhold")
+        await mine.send(CHUNK)
+        assert mine.try_send(CHUNK) and mine.try_send(HAVE)
+        assert await theirs.receive() == HAVE
+        assert mine.statistics().sent_messages == 2
+        await theirs.send(HAVE)
+        assert await mine.receive() == HAVE
+        await mine.aclose("over")
+        with pytest.raises(ChannelClosed):
+            await theirs.receive()
 
 
 def new_round() -> Round:

@@ -10,7 +10,7 @@ import pytest
 from netem.bound import profile_bound
 from netem.contest import RoundResult
 from netem.fabric import Fabric, Pipe
-from netem.faults import Continue, Join, Kill, Outage, SetRates, Stop, bound_under, excused, joiners
+from netem.faults import Continue, Corrupt, Join, Kill, Outage, SetRates, Stop, Withhold, bound_under, excused, joiners
 from netem.profile import build_profile
 from netem.scenario import build_scenario, builtin_scenarios, find_scenario, finish, judge, load_scenario, payload_size
 from p2p.errors import UsageError
@@ -30,7 +30,8 @@ def values(**more: Any) -> dict[str, Any]:
 def test_the_builtin_ones_are_sound() -> None:
     names = builtin_scenarios()
     assert {"homogeneous-32", "homogeneous-64", "heterogeneous", "delays", "small", "killed-relay", "killed-three-of-ten",
-            "slow-relay", "stall-6s", "late-joiner", "equal-2", "equal-4", "equal-8", "equal-16"} <= set(names)  # fmt: skip
+            "slow-relay", "corrupt-relay", "withholding-relay", "stall-6s", "late-joiner", "equal-2", "equal-4", "equal-8",
+            "equal-16"} <= set(names)  # fmt: skip
     for name in names:
         scenario = find_scenario(name)
         assert scenario.name == name and scenario.warm_up == 1 and scenario.profile.mtu == 9000
@@ -104,6 +105,11 @@ KILL = {"at": 1.0, "kind": "kill", "host": "node-1"}
         ({"faults": [KILL], "require": {"complete": ["node-1"]}}, "x: require.complete: node-1 is killed"),
         ({"require": {"complete": ["learner"]}}, "x: require.complete: no node 'learner'"),
         ({"require": {"complete": []}}, "x: require.complete: nobody"),
+        ({"faults": [{**KILL, "kind": "corrupt"}], "require": {"complete": ["node-1"]}}, "require.complete: node-1 is killed,"),
+        ({"faults": [{**KILL, "kind": "corrupt", "host": "learner"}]}, "x: faults: the learner"),
+        ({"faults": [{**KILL, "kind": "withhold", "seconds": 1.0}]}, "x: faults.0.seconds: unknown key"),
+        ({"faults": [{**KILL, "kind": "withhold"}], "require": {"named": ["node-1"]}}, "x: require.named: node-1 corrupts"),
+        ({"require": {"named": ["node-2"]}}, "x: require.named: node-2 corrupts nothing"),
         ({"require": {"ratio": 0.5}}, "x: require.ratio: "),
         ({"require": {"joiner_share": 2.0}}, "x: require.joiner_share: "),
     ],
@@ -121,7 +127,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     file.write_text("payload = ")
     with pytest.raises(UsageError, match="is not TOML"):
         load_scenario(file)
-    with pytest.raises(UsageError, match=r"no scenario 'blizzard': a file, or one of delays, "):
+    with pytest.raises(UsageError, match=r"no scenario 'blizzard': a file, or one of corrupt-relay, delays, "):
         find_scenario("blizzard")
 
 
@@ -142,6 +148,9 @@ def test_the_bound_without_faults_is_the_profiles() -> None:
     [
         # three nodes are left after 30 of 80 Mbit: 100 / 3 Mbit/s
         ((Kill(at=1.0, host="node-1"),), NODES[1:], 1 + 50 / (100 / 3)),
+        # as if it was gone, though what it is fed counts for nobody
+        ((Corrupt(at=1.0, host="node-1"),), NODES[1:], 1 + 50 / (100 / 3)),
+        ((Withhold(at=1.0, host="node-1"),), NODES[1:], 1 + 50 / (100 / 3)),
         # too late to matter
         ((Kill(at=9.0, host="node-1"),), NODES[1:], 80 / 30),
         # it lends 0.2 Mbit/s, and nobody waits for it
@@ -194,6 +203,28 @@ def test_faults_that_did_not_happen_do_not_count() -> None:
     assert judge(scenario, [everyone(3.0), result(survivors, faults=scenario.faults)]) == []
     (why,) = judge(scenario, [everyone(3.0), result(survivors)])
     assert why == "round 2 was over before kill at 1 s"
+
+
+def test_who_corrupts_is_named_reported_and_dropped() -> None:
+    fault = {**KILL, "kind": "corrupt"}
+    scenario = build_scenario(values(faults=[fault], require={"named": ["node-1"]}), "x")
+    assert scenario.faults == (Corrupt(at=1.0, host="node-1"),) and scenario.required == NODES[1:]
+    times, others = dict.fromkeys(NODES[1:], 2.8), NODES[1:]
+    known = {"faults": scenario.faults, "named": {"node-1": others[:1]}, "reported": ("node-1",)}
+    assert judge(scenario, [everyone(3.0), result(times, **known, shunned={"node-1": others})]) == []
+    (why,) = judge(scenario, [everyone(3.0), result(times, **known, shunned={"node-1": others[1:]})])
+    assert why == "round 2: node-1 was not dropped by node-2"
+    whys = judge(scenario, [everyone(3.0), result(times, faults=scenario.faults)])
+    assert [why.split(": ")[1].split(" by ")[0] for why in whys] == [
+        "nobody named node-1", "node-1 was not reported to the source", "node-1 was not dropped"
+    ]
+    slander = {**known, "named": {"node-1": others, "node-3": ("node-2",)}, "shunned": {"node-1": others}}
+    assert judge(scenario, [everyone(3.0), result(times, **slander)]) == ["round 2: node-3 was named, and did nothing"]
+    # Who withholds cannot be convicted of it: `named = []` says that nobody is.
+    scenario = build_scenario(values(faults=[{**KILL, "kind": "withhold"}], require={"named": []}), "x")
+    assert judge(scenario, [everyone(3.0), result(times, faults=scenario.faults)]) == []
+    (why,) = judge(scenario, [everyone(3.0), result(times, faults=scenario.faults, reported=("node-1",))])
+    assert why == "round 2: node-1 was named, and did nothing"
 
 
 def test_a_joiner_counts_from_when_it_is_up() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from netem.backends import choose
 from tests.wan.test_switch import WHY_NOT
 
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "-")
@@ -71,6 +72,28 @@ def test_a_late_host_catches_up(tmp_path: Path) -> None:
     assert said["rounds"][1]["verified"].keys() == {"node-1", "node-2"} and said["rounds"][1]["joined"]["node-2"] > 0.05
 
 
+def test_a_relay_that_corrupts_is_named_and_dropped(tmp_path: Path) -> None:
+    """By the one other node, who gets the whole of it all the same; the source is told, and goes on with both."""
+    faults = 'faults = [{ at = 0.05, kind = "corrupt", host = "node-2" }]\n'
+    file = Path(scenario(tmp_path, faults, '[require]\nnamed = ["node-2"]\n'))
+    file.write_text(file.read_text().replace("1 MiB", "4 MiB"))
+    said = last(shoal("netem", "run", str(file), "--json"))
+    assert said["holds"] and said["why"] == [], said
+    cold, warm = said["rounds"]
+    assert cold["named"] == {} and cold["verified"].keys() == {"node-1", "node-2"}
+    assert warm["named"] == warm["shunned"] == {"node-2": ["node-1"]} and warm["reported"] == ["node-2"]
+    assert "node-1" in warm["verified"]
+
+
+def test_a_relay_that_withholds_stops_nobody(tmp_path: Path) -> None:
+    faults = 'faults = [{ at = 0.05, kind = "withhold", host = "node-2" }]\n'
+    file = Path(scenario(tmp_path, faults, "[require]\nnamed = []\n"))
+    file.write_text(file.read_text().replace("1 MiB", "4 MiB"))
+    said = last(shoal("netem", "run", str(file), "--json"))
+    assert said["holds"] and "node-1" in said["rounds"][1]["verified"], said
+    assert said["rounds"][1]["source_bytes"] > said["rounds"][0]["source_bytes"], "what it kept the source sent again"
+
+
 def test_a_tiny_bench(tmp_path: Path) -> None:
     before, plot, table = left_behind(), tmp_path / "plot.png", tmp_path / "table.md"
     done = shoal(
@@ -80,7 +103,7 @@ def test_a_tiny_bench(tmp_path: Path) -> None:
     assert done.returncode == 0, done
     (one,) = last(done)["scenarios"]
     assert (one["name"], one["nodes"], one["payload_bytes"], one["mtu"]) == ("tiny", 2, 1 << 20, 1500)
-    assert one["backend"] == "switch" and one["t_star"] == pytest.approx(8 * 2**20 / 40e6)
+    assert one["backend"] == choose("auto")[0] and one["t_star"] == pytest.approx(8 * 2**20 / 40e6)
     assert [row["policy"] for row in one["rows"]] == ["shoal", "star"]
     for row in one["rows"]:
         assert row["t_max"] >= row["t_median"] > 0 and row["ratio"] == pytest.approx(row["t_max"] / one["t_star"])

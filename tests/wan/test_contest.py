@@ -10,7 +10,10 @@ from importlib.util import find_spec
 
 import pytest
 
+from netem.backends import why_not_tc
+from netem.bound import profile_bound
 from netem.contest import RoundResult, run_contest
+from netem.faults import Outage, SetRates
 from netem.players import PEERS, is_ours, peer_argv
 from netem.players.wire import Role
 from netem.profile import Profile, build_profile
@@ -18,6 +21,7 @@ from p2p.errors import ShoalError
 from tests.wan.test_switch import WHY_NOT
 
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "-")
+NO_HTB = WHY_NOT or why_not_tc(netem=False)
 
 SIZE = 1_000_003
 NODES = {"node-1", "node-2", "node-3"}
@@ -51,6 +55,21 @@ def test_a_peer_serves_three_nodes(peer: str) -> None:
     before = set(left_behind())
     options = {"shard_bytes": 200_000} if peer == "shardcast" else {}
     check(run_contest(network(), peer_argv(peer), SIZE, rounds=2, seed=3, cut_s=60.0, options=options))
+    assert set(left_behind()) <= before
+
+
+@pytest.mark.skipif(bool(NO_HTB), reason=f"back end tc: {NO_HTB}")
+def test_a_contest_over_the_kernels_own_queues() -> None:
+    """Without delays, which most kernels can do; a rate that falls and an outage are brought about as well."""
+    link = {"up_mbit": 50.0, "down_mbit": 50.0}
+    profile = build_profile({"mtu": 9000, "learner": link, "nodes": [{"count": 3, **link}]}, "test")
+    faults = [SetRates(at=0.1, host="node-1", up=25e6, down=25e6), Outage(at=0.2, seconds=0.4, host="node-2")]
+    before = set(left_behind())
+    first, second = run_contest(profile, peer_argv("shoal"), 4 * SIZE, 2, 3, 60.0, faults=faults, backend="tc")
+    for result in (first, second):
+        assert not result.failures and result.verified.keys() == NODES and result.backend == "tc" and result.late_s == 0
+        assert result.seconds > 0.9 * profile_bound(profile, 4 * SIZE), "the links are as slow as they should be"
+    assert second.faults == tuple(faults) and second.seconds > max(0.6, 8 * 4 * SIZE / 25e6 * 0.8)
     assert set(left_behind()) <= before
 
 

@@ -13,8 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
+from netem.backends import choose
 from netem.service import STATE
-from tests.wan.test_switch import WHY_NOT
+from tests.wan.test_switch import WHY_NOT, WHY_NOT_TC
 
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "-")
 ROOT = Path(__file__).parents[2]
@@ -60,7 +61,8 @@ def test_up_exec_down(profile: Path) -> None:
     hosts = said["hosts"]
     there = shoal("exec", profile.stem, "node-1", "cat", "/proc/sys/net/ipv4/tcp_congestion_control")
     assert there.stdout.strip() == said["congestion"] and said["congestion_asked"] == "cubic"
-    assert list(hosts) == ["learner", "node-1", "node-2"] and len(namespaces(profile)) == 3
+    assert list(hosts) == ["learner", "node-1", "node-2"] and sorted(namespaces(profile)) == sorted(said["namespaces"])
+    assert (said["backend"], said["note"]) == choose("auto") and said["note"] in done.stderr
     assert "is up already" in refused("up", str(profile))
     target = hosts["node-2"]["address"]
     served = [sys.executable, "-m", "http.server", "8000", "--directory", str(profile.parent)]
@@ -83,10 +85,17 @@ def test_up_exec_down(profile: Path) -> None:
     assert "no network" in refused("down", profile.stem) and "no network" in refused("exec", profile.stem, "learner", "true")
 
 
+@pytest.mark.skipif(not WHY_NOT_TC, reason="this kernel has what tc needs")
+def test_a_back_end_that_cannot_be_had(profile: Path) -> None:
+    assert f"back end tc: {WHY_NOT_TC}" in refused("up", str(profile), "--backend", "tc")
+    assert "back end tc: " in refused("run", "small", "--backend", "tc")
+    assert shoal("up", str(profile), "--backend", "switch").stderr == ""
+
+
 def test_what_a_killed_owner_leaves_is_cleared_away(profile: Path) -> None:
     assert shoal("up", str(profile)).returncode == 0
     kill_owner(profile)
-    assert len(namespaces(profile)) == 3
+    assert len(namespaces(profile)) >= 3
     assert "not up any more" in refused("exec", profile.stem, "learner", "true")
     assert shoal("up", str(profile)).returncode == 0  # over the remains
     kill_owner(profile)
@@ -98,6 +107,7 @@ def test_bad_profiles_and_names(profile: Path, tmp_path: Path) -> None:
     assert "no such profile" in refused("up", str(tmp_path / "none.toml"))
     profile.write_text(profile.read_text() + "speed = 1\n")
     assert "unknown key" in refused("up", str(profile))
+    assert "invalid choice" in refused("up", "--backend", "pigeon", str(profile))
     assert "is no name of a network" in refused("down", "no/such")
     assert "unknown argument" in refused("down", "x", "y")
     assert "invalid choice" in refused("sideways", "x")
