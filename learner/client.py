@@ -178,7 +178,7 @@ class LearnerClient:
         begun = self._ask(Begin(step, kind, base[0] if base else None, str(table.relative_to(self.run_dir))), Begun)
         segments = encode_version(
             state, base[1] if base else None, self._store,
-            segment_bytes=self._start.segment_bytes, chunk_bytes=self._start.chunk_bytes,
+            segment_bytes=self._start.segment_bytes, chunk_bytes=begun.chunk_bytes,
         )  # fmt: skip
         for s in segments:
             self._ask(SegmentDone(begun.mid, s.index, s.size, b"".join(s.digests), s.changed, s.words), Ok)

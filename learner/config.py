@@ -51,7 +51,8 @@ class SwarmSection(Section):
     announce: list[str] = Field(default_factory=list)
     """addresses to put into tickets instead of those found (a public address, a forwarded port)"""
     segment_bytes: int = Field(default=DEFAULT_SEGMENT, ge=1024, le=MAX_SEGMENT)
-    chunk_bytes: int = Field(default=MAX_CHUNK, ge=1024, le=MAX_CHUNK)
+    chunk_bytes: int = Field(default=0, ge=0, le=MAX_CHUNK)
+    """0: as fits each version's size (`p2p.publish.chunk_bytes_for`)"""
     anchor_every: int = Field(default=20, ge=1)
     """publications between anchors: bounds a joiner's chain"""
 
@@ -169,7 +170,9 @@ def build_config(values: dict[str, Any], source: str) -> LearnerConfig:
             "set rollout.top_p = 1 or trainer.proximal = \"trainer\""
         )
     swarm = config.swarm
-    if swarm.segment_bytes > swarm.chunk_bytes * MAX_SEGMENT_CHUNKS:
+    if 0 < swarm.chunk_bytes < 1024:
+        raise UsageError(f"swarm.chunk_bytes = {swarm.chunk_bytes}: at least 1024, or 0 for what fits each version")
+    if 0 < swarm.chunk_bytes * MAX_SEGMENT_CHUNKS < swarm.segment_bytes:
         raise UsageError(
             f"swarm.chunk_bytes = {swarm.chunk_bytes} is too small for swarm.segment_bytes = {swarm.segment_bytes}: "
             f"a segment has at most {MAX_SEGMENT_CHUNKS} chunks"

@@ -246,12 +246,12 @@ class Head(TrainerHandler):
         self.step = last.step if last else 0
         swarm = self.config.swarm
         return Start(
-            self.epoch, self.step, last.checkpoint if last else "", swarm.segment_bytes, swarm.chunk_bytes, swarm.anchor_every
+            self.epoch, self.step, last.checkpoint if last else "", swarm.segment_bytes, swarm.anchor_every
         )  # fmt: skip
 
     async def on_begin(self, message: Begin) -> Begun:
         self._rollouts.advance(message.step)
-        return Begun(self.publisher.begin(message))
+        return Begun(*self.publisher.begin(message))
 
     async def on_segment(self, message: SegmentDone) -> None:
         self.publisher.segment(message)

@@ -34,7 +34,6 @@ class Start:
     step: int
     checkpoint: str
     segment_bytes: int
-    chunk_bytes: int
     anchor_every: int
 
 
@@ -52,7 +51,10 @@ class Begin:
 @message("t.begun")
 @dataclass(frozen=True, slots=True)
 class Begun:
+    """Its chunks are to have `chunk_bytes`."""
+
     mid: bytes
+    chunk_bytes: int
 
 
 @message("t.segment")

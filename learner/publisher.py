@@ -24,6 +24,7 @@ from p2p.limits import MAX_SEGMENT
 from p2p.manifest import CODEC, MAX_LIFETIME_S, Header, Manifest, ManifestSigner
 from p2p.protocol.descriptor import descriptor_layout
 from p2p.protocol.messages import Catalog, CatalogEntry
+from p2p.publish import chunk_bytes_for
 from p2p.state import FlatState, state_digest
 from p2p.version import Version
 
@@ -38,6 +39,9 @@ STRAGGLER_STEPS = 64
 
 DIGESTS = 4096
 """Versions whose state digest is remembered, to check what nodes say they installed."""
+
+FIRST_DELTA = 32
+"""A run's first delta is taken to be so many times smaller than the state: RL at small learning rates changes a few percent."""
 
 
 class Publisher:
@@ -65,6 +69,8 @@ class Publisher:
         self._layouts: dict[str, Layout] = {}
         self._by_mid: dict[bytes, Published] = {}
         self._digests: dict[Version, bytes] = {}
+        self._sizes: dict[str, int] = {}
+        """kind -> bytes of the last version of it"""
 
     # --- making ------------------------------------------------------------------------------------------------------
 
@@ -74,9 +80,10 @@ class Publisher:
         state = FlatState.in_memory(layout)
         state.write_tensor(layout.tensors[0].name, words)
         signer = self._open("descriptor", Version(self.epoch, 0), None, b"", layout, announce=False)
+        chunk_bytes = signer.header.chunk_bytes
         for segment in layout.segments(self.segment_bytes):
             payload = encode_segment(state.words(segment), None)
-            pieces = [payload[i : i + self.chunk_bytes] for i in range(0, len(payload), self.chunk_bytes)]
+            pieces = [payload[i : i + chunk_bytes] for i in range(0, len(payload), chunk_bytes)]
             digests = []
             for piece in pieces:
                 digest = blake3.blake3(piece).digest()
@@ -86,8 +93,9 @@ class Publisher:
         tensor_digests = state.tensor_digests()
         self._seal(signer, tensor_digests, state_digest(layout, tensor_digests), announce=False)
 
-    def begin(self, message: Begin) -> bytes:
-        """A version is about to come from the trainer; its header leaves at once. Returns the manifest id."""
+    def begin(self, message: Begin) -> tuple[bytes, int]:
+        """A version is about to come from the trainer; its header leaves at once. Returns the manifest's id and the bytes of
+        its chunks."""
         version = Version(self.epoch, message.step)
         base = None if message.base is None else Version(self.epoch, message.base)
         base_digest = b""
@@ -98,7 +106,13 @@ class Publisher:
             base_digest = found
         layout = self._layout(message.layout_file)
         # An anchor is fetched by those who need one; a delta goes to everybody who follows.
-        return self._open(message.kind, version, base, base_digest, layout, announce=message.kind == "delta").mid
+        signer = self._open(message.kind, version, base, base_digest, layout, announce=message.kind == "delta")
+        return signer.mid, signer.header.chunk_bytes
+
+    def _chunk_bytes(self, kind: str, layout: Layout) -> int:
+        """The header leaves before anything is encoded, so what a version will have is guessed: what the last of its kind had."""
+        guess = {"delta": layout.nbytes // FIRST_DELTA, "anchor": layout.nbytes, "descriptor": layout.nbytes}
+        return self.chunk_bytes or chunk_bytes_for(self._sizes.get(kind, guess[kind]))
 
     def segment(self, message: SegmentDone) -> None:
         signer = self._signer(message.mid)
@@ -129,8 +143,8 @@ class Publisher:
     ) -> ManifestSigner:
         created = int(self._wall())
         header = Header(
-            self._run, version, kind, base, base_digest, CODEC, min(self.segment_bytes, MAX_SEGMENT), self.chunk_bytes,
-            created, created + (MAX_LIFETIME_S if kind == "descriptor" else LIFETIME_S), layout,
+            self._run, version, kind, base, base_digest, CODEC, min(self.segment_bytes, MAX_SEGMENT),
+            self._chunk_bytes(kind, layout), created, created + (MAX_LIFETIME_S if kind == "descriptor" else LIFETIME_S), layout,
         )  # fmt: skip
         signer = ManifestSigner(self._identity, header)
         self._signers[signer.mid] = signer
@@ -154,6 +168,7 @@ class Publisher:
         published.state_digest = digest
         self._exchange.extend(signer.mid, signer.seal(tensor_digests, digest), announce=announce)
         published.sealed = self._now()
+        self._sizes[published.kind] = published.size
         if published.kind != "descriptor":
             self.history.seal(published)
 

@@ -135,9 +135,9 @@ class Bench:
 async def publish(head: Head, step: int) -> None:
     state = make_state(1)
     (head.run_dir / "layout").write_bytes(msgpack.packb(LAYOUT.to_wire()))
-    mid = (await head.on_begin(Begin(step, "anchor", None, "layout"))).mid
-    swarm = head.config.swarm
-    for s in encode_version(state, None, head.store, segment_bytes=swarm.segment_bytes, chunk_bytes=swarm.chunk_bytes):
+    begun = await head.on_begin(Begin(step, "anchor", None, "layout"))
+    mid, segment_bytes = begun.mid, head.config.swarm.segment_bytes
+    for s in encode_version(state, None, head.store, segment_bytes=segment_bytes, chunk_bytes=begun.chunk_bytes):
         await head.on_segment(SegmentDone(mid, s.index, s.size, b"".join(s.digests), s.changed, s.words))
     await head.on_seal(SealVersion(mid, b"".join(state.tensor_digests()), state.digest(), 0.0))
 

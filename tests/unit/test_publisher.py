@@ -1,0 +1,53 @@
+"""The size of a run's chunks follows what its versions turn out to have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgpack
+
+from learner.local import Begin, SealVersion, SegmentDone
+from learner.publisher import FIRST_DELTA, Publisher
+from p2p.identity import Identity
+from p2p.layout import Layout
+from p2p.limits import MIB
+from p2p.publish import chunk_bytes_for
+from p2p.state import state_digest
+
+LAYOUT = Layout.build([("w", "bfloat16", (512 * MIB,))])
+
+
+def publisher(folder: Path, chunk_bytes: int) -> Publisher:
+    """Over an exchange that takes everything."""
+    (folder / "layout").write_bytes(msgpack.packb(LAYOUT.to_wire()))
+    nothing = SimpleNamespace(
+        offer=lambda part, announce: None, extend=lambda mid, part, announce: None, spreads={},
+        store=SimpleNamespace(pin=lambda digests: None),
+    )  # fmt: skip
+    return Publisher(
+        Identity.from_seed(bytes(32)), "run", folder, nothing, epoch=1, segment_bytes=8 * MIB, chunk_bytes=chunk_bytes,  # type: ignore[arg-type]
+        now=lambda: 0.0, wall=lambda: 1e9,
+    )  # fmt: skip
+
+
+def publish(made: Publisher, step: int, base: int | None, size: int) -> int:
+    """One version of `size` bytes; what its chunks were to have."""
+    mid, chunk_bytes = made.begin(Begin(step, "anchor" if base is None else "delta", base, "layout"))
+    made.segment(SegmentDone(mid, 0, size, b"".join(i.to_bytes(32, "big") for i in range(-(-size // chunk_bytes))), 1, 1))
+    digests = [step.to_bytes(16, "big")]
+    made.seal(SealVersion(mid, b"".join(digests), state_digest(LAYOUT, digests), 0.0))
+    return chunk_bytes
+
+
+def test_chunks_fit_the_last_version_of_their_kind(tmp_path: Path) -> None:
+    made = publisher(tmp_path, 0)
+    assert publish(made, 1, None, 700 * MIB) == chunk_bytes_for(LAYOUT.nbytes)
+    assert publish(made, 2, 1, 2 * MIB) == chunk_bytes_for(LAYOUT.nbytes // FIRST_DELTA)
+    assert publish(made, 3, 2, 3 * MIB) == chunk_bytes_for(2 * MIB) < chunk_bytes_for(LAYOUT.nbytes // FIRST_DELTA)
+    assert publish(made, 4, None, 700 * MIB) == chunk_bytes_for(700 * MIB)
+
+
+def test_chunks_are_as_the_configuration_says(tmp_path: Path) -> None:
+    made = publisher(tmp_path, 20_000)
+    assert {publish(made, 1, None, MIB), publish(made, 2, 1, MIB)} == {20_000}
