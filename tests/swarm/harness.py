@@ -188,8 +188,8 @@ class HeadUnderTest:
 
     def publish(self, step: int, new: FlatState, *, base: int | None = None, old: FlatState | None = None) -> Published:
         """A whole version at once: an anchor, or with `base` and `old` a delta."""
-        mid = self.publisher.begin(Begin(step, "anchor" if base is None else "delta", base, "layout"))
-        for done in encode_version(new, old, self.store, segment_bytes=SEGMENT, chunk_bytes=CHUNK):
+        mid, chunk_bytes = self.publisher.begin(Begin(step, "anchor" if base is None else "delta", base, "layout"))
+        for done in encode_version(new, old, self.store, segment_bytes=SEGMENT, chunk_bytes=chunk_bytes):
             joined = b"".join(done.digests)
             self.publisher.segment(SegmentDone(mid, done.index, done.size, joined, done.changed, done.words))
         published = self.publisher.seal(SealVersion(mid, b"".join(new.tensor_digests()), new.digest(), 0.0))
