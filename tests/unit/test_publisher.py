@@ -15,7 +15,8 @@ from p2p.limits import MIB
 from p2p.publish import chunk_bytes_for
 from p2p.state import state_digest
 
-LAYOUT = Layout.build([("w", "bfloat16", (512 * MIB,))])
+LAYOUT = Layout.build([("w", "bfloat16", (4 * MIB,))])
+"""One segment."""
 
 
 def publisher(folder: Path, chunk_bytes: int) -> Publisher:
@@ -42,10 +43,13 @@ def publish(made: Publisher, step: int, base: int | None, size: int) -> int:
 
 def test_chunks_fit_the_last_version_of_their_kind(tmp_path: Path) -> None:
     made = publisher(tmp_path, 0)
-    assert publish(made, 1, None, 700 * MIB) == chunk_bytes_for(LAYOUT.nbytes)
-    assert publish(made, 2, 1, 2 * MIB) == chunk_bytes_for(LAYOUT.nbytes // FIRST_DELTA)
-    assert publish(made, 3, 2, 3 * MIB) == chunk_bytes_for(2 * MIB) < chunk_bytes_for(LAYOUT.nbytes // FIRST_DELTA)
-    assert publish(made, 4, None, 700 * MIB) == chunk_bytes_for(700 * MIB)
+    first, usual = chunk_bytes_for(LAYOUT.nbytes // FIRST_DELTA), chunk_bytes_for(6 * MIB)
+    assert first < usual
+    assert publish(made, 1, None, 5 * MIB) == chunk_bytes_for(LAYOUT.nbytes)
+    assert publish(made, 2, 1, 6 * MIB) == first
+    assert publish(made, 3, 2, 100) == usual
+    assert publish(made, 4, 3, 100) == first
+    assert publish(made, 5, None, 5 * MIB) == chunk_bytes_for(5 * MIB)
 
 
 def test_chunks_are_as_the_configuration_says(tmp_path: Path) -> None:
