@@ -1,4 +1,4 @@
-"""One simulated peer: what the broadcast's `exchange` does, over a simulated network and clock; its pump is in `simpump`.
+"""One simulated peer: what the broadcast's `exchange` and `inbox` do, over a simulated network and clock; `simpump` is its pump.
 
 The session, its policy and the uplink are production's own objects; this only carries out what they decide, in the same
 order and at the same times as the real shell. Must not know faults, results or when a round is over.

@@ -214,14 +214,12 @@ class Installer:
             reason = f"unknown base: delta is against {base}, held is version {held} ({digest})"
             refusal = Refusal(reason, peer=self._exchange.head, version=e.version)
             log.error("%s (keeping version %s)", refusal, held)
-            if self._exchange.on_refusal is not None:
-                await self._exchange.on_refusal(self._exchange.head, refusal)
+            await self._exchange.report(self._exchange.head, refusal)
 
     async def _give_up(self, entry: CatalogEntry, refusal: Refusal) -> None:
         self._bad.add(entry.mid)
         self._forget(entry.mid)
-        if self._exchange.on_refusal is not None:
-            await self._exchange.on_refusal(self._exchange.head, refusal.at(version=entry.version))
+        await self._exchange.report(self._exchange.head, refusal.at(version=entry.version))
 
     def _free(self) -> bool:
         """The store is full: let go of the oldest manifest that is kept only for neighbours."""

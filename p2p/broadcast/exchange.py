@@ -1,28 +1,28 @@
-"""Moves what sessions decide over channels: announces, verifies, stores, relays. The thin shell of the broadcast.
+"""The manifests that are spread here, from their offer or their header on, and the neighbours. The thin shell of the broadcast.
 
-Must not know reinforcement learning, engines or how peers were admitted: peers are added and removed by the owner, and
-every byte taken from one is proven first (manifest parts by the head's signature, chunks by their digest).
+Must not know reinforcement learning, engines or how peers were admitted: peers are added and removed by the owner. What they
+say is the `inbox`'s business, what leaves the `pump`'s; both work on this exchange's spreads and neighbours.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import trio
 
 from p2p.broadcast.arrivals import accept_header
-from p2p.broadcast.groups import EVERYWHERE, Places
+from p2p.broadcast.groups import Places
+from p2p.broadcast.inbox import Inbox, RefusedBy
 from p2p.broadcast.policy import DEFAULT
 from p2p.broadcast.pump import Pump
 from p2p.broadcast.session import Session
-from p2p.broadcast.spread import ASK_PARTS_S, Neighbour, Spread, Traffic, batches, bitmap, members
+from p2p.broadcast.spread import ASK_PARTS_S, Neighbour, Spread, Traffic, bitmap
 from p2p.channel.base import Channel
 from p2p.errors import Refusal, ShoalError
-from p2p.limits import MIB
 from p2p.manifest import Manifest, open_header
-from p2p.protocol.messages import Chunk, Follow, GetParts, Have, Parts, Relieve, Subscribe, Want
+from p2p.protocol.messages import Follow, GetParts, Parts, Subscribe, Want
 from p2p.store import ChunkStore
 from p2p.version import Version
 
@@ -30,17 +30,6 @@ log = logging.getLogger("shoal.broadcast")
 
 TICK_S = 0.05
 """How often a session's timers are looked at, and whether there is news to announce."""
-
-ANSWER_PARTS_S = 0.5
-"""A neighbour that asks for one manifest's parts more often than this, for every MiB of them, is not answered."""
-
-HAVE_BATCH = 32_768
-"""Chunk numbers in one Have, below the limit on list lengths; an anchor of a large model has more chunks than that."""
-
-MAX_REFUSALS = 64
-"""Refused messages that leave the link alone, before it is cut after all: each costs us work and the head a report."""
-
-RefusedBy = Callable[[str, Refusal], Awaitable[None]]
 
 
 class Exchange:
@@ -79,6 +68,12 @@ class Exchange:
         self._memory: dict[str, float] = {}
         self._places: Places | None = None
         self._pump = Pump(self.spreads, store, now, self._lose)
+        self._inbox = Inbox(
+            head=head, head_key=head_key, is_source=is_source, store=store, spreads=self.spreads, peers=self.peers,
+            pump=self._pump, now=now, announced=self._announced, make_room=self._make_room, report=self.report,
+        )  # fmt: skip
+        self.handle = self._inbox.handle
+        """takes one message of a neighbour; False when it is not of the versions family"""
         self._nursery: trio.Nursery | None = None
         self._following = False
         self._opened = trio.Event()
@@ -174,17 +169,11 @@ class Exchange:
             return []
         spread.wake()
         for peer in self.peers.values():
-            self._forget_sent(peer, mid)
-            peer.answered.pop(mid, None)
-            peer.greeted.discard(mid)
+            peer.forget(mid)
         # Only what this manifest pinned: another one may hold the same bytes.
         held = [spread.manifest.chunk_digest(chunk) for chunk in spread.session.held]
         self.store.unpin(d for d in held if d is not None)
         return [d for record in spread.manifest.records.values() for d in record.digests]
-
-    @staticmethod
-    def _forget_sent(peer: Neighbour, mid: bytes) -> None:
-        peer.parts_sent = {(m, s) for m, s in peer.parts_sent if m != mid}
 
     # --- a receiver --------------------------------------------------------------------------------------------------
 
@@ -246,99 +235,28 @@ class Exchange:
             raise ShoalError(f"manifest {mid.hex()[:12]} is not held any more")
         return spread
 
-    # --- messages ----------------------------------------------------------------------------------------------------
+    # --- for inbox and pump ------------------------------------------------------------------------------------------
 
-    async def handle(self, name: str, message: object) -> bool:
-        """One message of the versions family from a neighbour, control or bulk. False when it is not ours to handle."""
-        peer = self.peers.get(name)
-        if peer is None:
-            return isinstance(message, (Parts, GetParts, Follow, Subscribe, Have, Want, Relieve, Chunk))
-        try:
-            match message:
-                case Chunk():
-                    self._on_chunk(peer, message)
-                case Have():
-                    self._on_have(peer, message)
-                case Want():
-                    self._on_want(peer, message)
-                case Relieve():
-                    self._on_relieve(peer, message)
-                case Parts():
-                    self._on_parts(peer, message)
-                case GetParts():
-                    self._on_get_parts(peer, message)
-                case Subscribe():
-                    self._on_subscribe(peer, message)
-                case Follow():
-                    peer.following = message.on
-                case _:
-                    return False
-        except Refusal as refusal:
-            await self._refuse(name, refusal)
+    async def report(self, peer: str, refusal: Refusal) -> None:
+        """Tell the owner of a refusal."""
+        if self.on_refusal is not None:
+            await self.on_refusal(peer, refusal)
+
+    def _announced(self, part: bytes, mid: bytes) -> bool:
+        """The first part of a manifest that is not known here: True when it is its header, which is remembered from now on."""
+        manifest = accept_header(
+            part, mid, [spread.manifest for spread in self.spreads.values()], head_key=self.head_key, run=self.run_id,
+            min_epoch=self.min_epoch, floor=self.floor, now=self._wall(),
+        )  # fmt: skip
+        if manifest is None:
+            return False  # its header did not reach us: GetParts or another neighbour will bring it
+        self._open(manifest, wanted=False)
+        if self.on_header is not None and self.on_header(manifest):
+            self.take(manifest.mid, catching=False)
         return True
 
-    async def _refuse(self, name: str, refusal: Refusal) -> None:
-        refusal = refusal.at(peer=name)
-        peer = self.peers.get(name)
-        if peer is not None and name != self.head:
-            peer.refusals += 1
-            if peer.refusals >= MAX_REFUSALS and not refusal.fatal:
-                reason = f"{refusal.reason}; {peer.refusals} of its messages were refused"
-                refusal = Refusal(reason, peer=name, version=refusal.version, chunk=refusal.chunk, fatal=True)
-        log.warning("%s", refusal)
-        if self.on_refusal is not None:
-            await self.on_refusal(name, refusal)
-
-    def _on_chunk(self, peer: Neighbour, message: Chunk) -> None:
-        spread = self.spreads.get(message.mid)
-        if spread is None or not spread.wanted:
-            return  # a manifest we dropped meanwhile: the sender could not know
-        version = spread.manifest.version
-        digest = spread.manifest.chunk_digest(message.index)
-        if digest is None:
-            raise Refusal("chunk came before the record that proves it", version=version, chunk=message.index)
-        now = self._now()
-        # Only the source makes a peer the distributor of a chunk; others may ask it to bring one to some groups.
-        seed = message.seed if peer.name == self.head or message.seed != EVERYWHERE else 0
-        if message.index in spread.session.held:
-            spread.session.hold(message.index, peer.name, seed=seed, now=now)
-            spread.traffic.duplicates += len(message.data)
-            peer.post(Have(message.mid, (message.index,)))
-            return
-        try:
-            self._keep(digest, message.data)
-        except Refusal as refusal:
-            raise refusal.at(version=version, chunk=message.index) from None
-        except (ShoalError, OSError) as error:
-            # Nobody's fault but ours: the chunk is not held, the version is not installed, the node goes on.
-            log.error("%s", Refusal(f"cannot keep it: {error}", peer=peer.name, version=version, chunk=message.index))
-            return
-        self.store.pin([digest])
-        self._pump.keep(digest, message.data)
-        traffic = spread.traffic
-        traffic.first_at = traffic.first_at or now
-        if peer.name == self.head:
-            traffic.from_head += len(message.data)
-        else:
-            traffic.from_peers += len(message.data)
-        spread.session.hold(message.index, peer.name, seed=seed, now=now)
-        answered = spread.news.came_from(peer.name, message.index)
-        if answered:
-            peer.post(Have(message.mid, tuple(answered)))
-        if spread.session.complete:
-            traffic.done_at = now
-        spread.wake()
-        self._pump.wake()
-
-    def _keep(self, digest: bytes, data: bytes) -> None:
-        try:
-            self.store.put(digest, data)
-        except Refusal:
-            raise
-        except ShoalError:
-            if self.on_full is None or not self.on_full():
-                raise
-            self.store.put(digest, data)
+    def _make_room(self) -> bool:
+        return self.on_full is not None and self.on_full()
 
     def _lose(self, spread: Spread, chunk: int) -> None:
         """The store turned out not to have a chunk that we counted as held."""
@@ -348,95 +266,6 @@ class Exchange:
             if digest is not None:
                 self.store.unpin([digest])
             spread.session.lose(chunk, self._now())
-
-    def _on_have(self, peer: Neighbour, message: Have) -> None:
-        spread = self.spreads.get(message.mid)
-        if spread is not None:
-            self._check_range(spread, message.chunks)
-            # Its answer to our Subscribe may be the first we hear of it here: who holds chunks takes part.
-            spread.session.join(peer.name, (), self._now())
-            spread.session.peer_has(peer.name, message.chunks, self._now())
-            self._pump.wake()
-
-    def _on_want(self, peer: Neighbour, message: Want) -> None:
-        spread = self.spreads.get(message.mid)
-        if spread is not None:
-            self._check_range(spread, message.chunks)
-            spread.session.join(peer.name, (), self._now())
-            spread.session.peer_wants(peer.name, message.chunks, self._now())
-            self._pump.wake()
-
-    def _on_relieve(self, peer: Neighbour, message: Relieve) -> None:
-        spread = self.spreads.get(message.mid)
-        if spread is None:
-            return
-        if peer.name != self.head:
-            raise Refusal("Relieve from a peer that is not the source", version=spread.manifest.version, fatal=True)
-        self._check_range(spread, message.chunks)
-        spread.session.relieve(message.chunks)
-
-    def _on_parts(self, peer: Neighbour, message: Parts) -> None:
-        for part in message.parts:
-            spread = self.spreads.get(message.mid)
-            if spread is None:
-                if self._on_new_header(part, message.mid) is None:
-                    return  # what follows is part of it: no signature is worth checking without the header
-                continue
-            chunks = spread.manifest.add(part, self.head_key)
-            spread.session.learn(chunks, self._now())
-            if chunks:
-                spread.ask_parts_after = ASK_PARTS_S[0]
-            if spread.manifest.whole and spread.manifest.seal is not None:
-                spread.session.close(spread.manifest.seal.chunks)
-            spread.wake()
-
-    def _on_new_header(self, part: bytes, mid: bytes) -> Spread | None:
-        manifest = accept_header(
-            part, mid, [spread.manifest for spread in self.spreads.values()], head_key=self.head_key, run=self.run_id,
-            min_epoch=self.min_epoch, floor=self.floor, now=self._wall(),
-        )  # fmt: skip
-        if manifest is None:
-            return None  # its header did not reach us: GetParts or another neighbour will bring it
-        spread = self._open(manifest, wanted=False)
-        if self.on_header is not None and self.on_header(manifest):
-            self.take(manifest.mid, catching=False)
-        return spread
-
-    def _on_get_parts(self, peer: Neighbour, message: GetParts) -> None:
-        spread = self.spreads.get(message.mid)
-        now = self._now()
-        if spread is None or now < peer.answered.get(message.mid, -1e9):
-            return
-        parts = spread.manifest.parts()
-        peer.answered[message.mid] = now + ANSWER_PARTS_S * max(1.0, sum(map(len, parts)) / MIB)
-        for batch in batches(parts):
-            peer.post(Parts(message.mid, batch))
-
-    def _on_subscribe(self, peer: Neighbour, message: Subscribe) -> None:
-        spread = self.spreads.get(message.mid)
-        if spread is None:
-            return
-        if len(message.have) > spread.manifest.max_chunks // 8 + 1:
-            raise Refusal(f"a bitmap of {len(message.have)} bytes", version=spread.manifest.version, fatal=True)
-        have = members(message.have)
-        self._check_range(spread, have)
-        self._forget_sent(peer, message.mid)  # it may have dropped the manifest and taken it up again
-        spread.session.join(peer.name, have, self._now())
-        if not self.is_source and spread.wanted and message.mid not in peer.greeted:
-            peer.greeted.add(message.mid)
-            self._post_have(peer, message.mid, sorted(spread.session.held))
-        self._pump.wake()
-
-    @staticmethod
-    def _post_have(peer: Neighbour, mid: bytes, chunks: Sequence[int]) -> None:
-        for start in range(0, max(len(chunks), 1), HAVE_BATCH):
-            peer.post(Have(mid, tuple(chunks[start : start + HAVE_BATCH])))
-
-    def _check_range(self, spread: Spread, chunks: Sequence[int]) -> None:
-        limit = spread.manifest.max_chunks
-        for chunk in chunks:
-            if chunk >= limit:
-                raise Refusal(f"chunk {chunk} of {limit}", version=spread.manifest.version, chunk=chunk, fatal=True)
 
     # --- timers ------------------------------------------------------------------------------------------------------
 
@@ -448,7 +277,7 @@ class Exchange:
             session.tick(now)
             for names, chunks in spread.news.due(session, now, self.peers):
                 for name in names:
-                    self._post_have(self.peers[name], mid, chunks)
+                    self.peers[name].post_have(mid, chunks)
             if not spread.wanted or self.is_source:
                 continue
             for name, chunks in session.wants(now).items():

@@ -5,7 +5,7 @@ Must not know who decides: the session does, the exchange carries it out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -16,9 +16,13 @@ from p2p.channel.base import Channel
 from p2p.errors import Refusal
 from p2p.limits import KIB, MIB
 from p2p.manifest import Manifest
+from p2p.protocol.messages import Have
 
 PARTS_PER_MESSAGE = 512 * KIB
 """Bytes of manifest parts per message, below MAX_FRAME with room for the envelope. A longer part travels alone."""
+
+HAVE_BATCH = 32_768
+"""Chunk numbers in one Have, below the limit on list lengths; an anchor of a large model has more chunks than that."""
 
 ASK_PARTS_S = (1.0, 8.0)
 """From one request for missing records to the next: doubled each time up to the second, while nothing comes."""
@@ -74,6 +78,21 @@ class Neighbour:
         self.wake = trio.Event()
         self.scope = trio.CancelScope()
         self.since = now
+
+    def post_have(self, mid: bytes, chunks: Sequence[int]) -> None:
+        """Tell it that these chunks are held here; of none, that this peer takes part."""
+        for start in range(0, max(len(chunks), 1), HAVE_BATCH):
+            self.post(Have(mid, tuple(chunks[start : start + HAVE_BATCH])))
+
+    def forget_sent(self, mid: bytes) -> None:
+        """It may not have the parts of this manifest any more: the next chunk is proven anew."""
+        self.parts_sent = {(m, s) for m, s in self.parts_sent if m != mid}
+
+    def forget(self, mid: bytes) -> None:
+        """The manifest is dropped here."""
+        self.forget_sent(mid)
+        self.answered.pop(mid, None)
+        self.greeted.discard(mid)
 
 
 def batches(parts: Iterable[bytes]) -> Iterator[tuple[bytes, ...]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from p2p.broadcast.exchange import Exchange
+from p2p.broadcast.inbox import Inbox
 from p2p.limits import KIB, MIB
 from p2p.version import Version
 from tests.swarm.harness import CHUNK, Swarm, changed_state, make_state, open_swarm
@@ -68,14 +69,15 @@ async def test_a_version_crosses_into_each_site_once(tmp_path, autojump_clock, m
     monkeypatch.setattr("p2p.channel.stream.QUEUE_LIMIT", 2 * CHUNK)
     crossed: Counter[tuple[str, int]] = Counter()
     site_of: dict[str, str] = {}
-    handle = Exchange._on_chunk
+    owners: dict[Inbox, Exchange] = {}
+    handle = Inbox._on_chunk
 
     def counted(self, peer, message) -> None:
-        if self.me in site_of and site_of.get(peer.name) != site_of[self.me]:
-            crossed[site_of[self.me], self.spreads[message.mid].manifest.version.step] += len(message.data)
+        if self in owners and site_of.get(peer.name) != (site := site_of[owners[self].me]):
+            crossed[site, owners[self].spreads[message.mid].manifest.version.step] += len(message.data)
         handle(self, peer, message)
 
-    monkeypatch.setattr(Exchange, "_on_chunk", counted)
+    monkeypatch.setattr(Inbox, "_on_chunk", counted)
     async with open_swarm(tmp_path) as swarm:
         head = await swarm.start_head()
         swarm.switch.set_node(swarm.head_identity.peer_id, uplink=300 * KIB)
@@ -83,6 +85,7 @@ async def test_a_version_crosses_into_each_site_once(tmp_path, autojump_clock, m
             site = "left" if number % 2 else "right"
             node = await swarm.start_node(number + 1, site=site)
             site_of[node.peer] = site
+            owners[node.agent.exchange._inbox] = node.agent.exchange
             swarm.switch.set_node(node.peer, uplink=2 * MIB)
         await arranged(swarm)
         assert sorted(map(len, head.rosters.grid.groups)) == [3, 3]

@@ -316,7 +316,7 @@ async def test_what_an_anchor_overtook_does_not_pile_up(tmp_path, autojump_clock
 
 
 async def test_an_anchor_of_many_chunks_is_announced_in_pieces(tmp_path, autojump_clock, monkeypatch) -> None:
-    monkeypatch.setattr("p2p.broadcast.exchange.HAVE_BATCH", 10)
+    monkeypatch.setattr("p2p.broadcast.spread.HAVE_BATCH", 10)
     async with open_swarm(tmp_path) as swarm:
         head = await swarm.start_head()
         nodes = await swarm.start_nodes(2)

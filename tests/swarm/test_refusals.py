@@ -10,7 +10,7 @@ import msgpack
 import pytest
 import trio
 
-from p2p.broadcast.exchange import MAX_REFUSALS
+from p2p.broadcast.inbox import MAX_REFUSALS
 from p2p.channel.base import CONTROL
 from p2p.channel.link import DATA, HEADER
 from p2p.errors import ChannelClosed

@@ -1,0 +1,219 @@
+"""What neighbours say: messages of the versions family are checked here and told to the sessions; chunks are kept first.
+
+Every byte taken from a neighbour is proven first: manifest parts by the head's signature, chunks by their digest. Must not
+know which manifests are wanted or when they are dropped, nor what leaves: spreads and neighbours are the exchange's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from p2p.broadcast.groups import EVERYWHERE
+from p2p.broadcast.pump import Pump
+from p2p.broadcast.spread import ASK_PARTS_S, Neighbour, Spread, batches, members
+from p2p.errors import Refusal, ShoalError
+from p2p.limits import MIB
+from p2p.protocol.messages import Chunk, Follow, GetParts, Have, Parts, Relieve, Subscribe, Want
+from p2p.store import ChunkStore
+
+log = logging.getLogger("shoal.broadcast")
+
+ANSWER_PARTS_S = 0.5
+"""A neighbour that asks for one manifest's parts more often than this, for every MiB of them, is not answered."""
+
+MAX_REFUSALS = 64
+"""Refused messages that leave the link alone, before it is cut after all: each costs us work and the head a report."""
+
+RefusedBy = Callable[[str, Refusal], Awaitable[None]]
+
+
+class Inbox:
+    """`spreads` by manifest id and `peers` by name change under it.
+
+    `announced(part, mid)` gets the first part of a manifest that is not known; it says whether that was its header and it
+    is known from now on, or raises a Refusal. `make_room()` is called when a chunk finds no store space; it says whether some
+    was freed. `report(peer, refusal)` hears every refusal; it drops the peer when `refusal.fatal`.
+    """
+
+    def __init__(
+        self,
+        *,
+        head: str,
+        head_key: bytes,
+        is_source: bool,
+        store: ChunkStore,
+        spreads: Mapping[bytes, Spread],
+        peers: Mapping[str, Neighbour],
+        pump: Pump,
+        now: Callable[[], float],
+        announced: Callable[[bytes, bytes], bool],
+        make_room: Callable[[], bool],
+        report: RefusedBy,
+    ) -> None:
+        self._head, self._head_key, self._is_source = head, head_key, is_source
+        self._store, self._spreads, self._peers, self._pump, self._now = store, spreads, peers, pump, now
+        self._announced, self._make_room, self._report = announced, make_room, report
+
+    async def handle(self, name: str, message: object) -> bool:
+        """One message of the versions family from a neighbour, control or bulk. False when it is not ours to handle."""
+        peer = self._peers.get(name)
+        if peer is None:
+            return isinstance(message, (Parts, GetParts, Follow, Subscribe, Have, Want, Relieve, Chunk))
+        try:
+            match message:
+                case Chunk():
+                    self._on_chunk(peer, message)
+                case Have():
+                    self._on_have(peer, message)
+                case Want():
+                    self._on_want(peer, message)
+                case Relieve():
+                    self._on_relieve(peer, message)
+                case Parts():
+                    self._on_parts(peer, message)
+                case GetParts():
+                    self._on_get_parts(peer, message)
+                case Subscribe():
+                    self._on_subscribe(peer, message)
+                case Follow():
+                    peer.following = message.on
+                case _:
+                    return False
+        except Refusal as refusal:
+            await self._refuse(name, refusal)
+        return True
+
+    async def _refuse(self, name: str, refusal: Refusal) -> None:
+        refusal = refusal.at(peer=name)
+        peer = self._peers.get(name)
+        if peer is not None and name != self._head:
+            peer.refusals += 1
+            if peer.refusals >= MAX_REFUSALS and not refusal.fatal:
+                reason = f"{refusal.reason}; {peer.refusals} of its messages were refused"
+                refusal = Refusal(reason, peer=name, version=refusal.version, chunk=refusal.chunk, fatal=True)
+        log.warning("%s", refusal)
+        await self._report(name, refusal)
+
+    def _on_chunk(self, peer: Neighbour, message: Chunk) -> None:
+        spread = self._spreads.get(message.mid)
+        if spread is None or not spread.wanted:
+            return  # a manifest we dropped meanwhile: the sender could not know
+        version = spread.manifest.version
+        digest = spread.manifest.chunk_digest(message.index)
+        if digest is None:
+            raise Refusal("chunk came before the record that proves it", version=version, chunk=message.index)
+        now = self._now()
+        # Only the source makes a peer the distributor of a chunk; others may ask it to bring one to some groups.
+        seed = message.seed if peer.name == self._head or message.seed != EVERYWHERE else 0
+        if message.index in spread.session.held:
+            spread.session.hold(message.index, peer.name, seed=seed, now=now)
+            spread.traffic.duplicates += len(message.data)
+            peer.post(Have(message.mid, (message.index,)))
+            return
+        try:
+            self._keep(digest, message.data)
+        except Refusal as refusal:
+            raise refusal.at(version=version, chunk=message.index) from None
+        except (ShoalError, OSError) as error:
+            # Nobody's fault but ours: the chunk is not held, the version is not installed, the node goes on.
+            log.error("%s", Refusal(f"cannot keep it: {error}", peer=peer.name, version=version, chunk=message.index))
+            return
+        self._store.pin([digest])
+        self._pump.keep(digest, message.data)
+        traffic = spread.traffic
+        traffic.first_at = traffic.first_at or now
+        if peer.name == self._head:
+            traffic.from_head += len(message.data)
+        else:
+            traffic.from_peers += len(message.data)
+        spread.session.hold(message.index, peer.name, seed=seed, now=now)
+        answered = spread.news.came_from(peer.name, message.index)
+        if answered:
+            peer.post(Have(message.mid, tuple(answered)))
+        if spread.session.complete:
+            traffic.done_at = now
+        spread.wake()
+        self._pump.wake()
+
+    def _keep(self, digest: bytes, data: bytes) -> None:
+        try:
+            self._store.put(digest, data)
+        except Refusal:
+            raise
+        except ShoalError:
+            if not self._make_room():
+                raise
+            self._store.put(digest, data)
+
+    def _on_have(self, peer: Neighbour, message: Have) -> None:
+        spread = self._spreads.get(message.mid)
+        if spread is not None:
+            self._check_range(spread, message.chunks)
+            # Its answer to our Subscribe may be the first we hear of it here: who holds chunks takes part.
+            spread.session.join(peer.name, (), self._now())
+            spread.session.peer_has(peer.name, message.chunks, self._now())
+            self._pump.wake()
+
+    def _on_want(self, peer: Neighbour, message: Want) -> None:
+        spread = self._spreads.get(message.mid)
+        if spread is not None:
+            self._check_range(spread, message.chunks)
+            spread.session.join(peer.name, (), self._now())
+            spread.session.peer_wants(peer.name, message.chunks, self._now())
+            self._pump.wake()
+
+    def _on_relieve(self, peer: Neighbour, message: Relieve) -> None:
+        spread = self._spreads.get(message.mid)
+        if spread is None:
+            return
+        if peer.name != self._head:
+            raise Refusal("Relieve from a peer that is not the source", version=spread.manifest.version, fatal=True)
+        self._check_range(spread, message.chunks)
+        spread.session.relieve(message.chunks)
+
+    def _on_parts(self, peer: Neighbour, message: Parts) -> None:
+        for part in message.parts:
+            spread = self._spreads.get(message.mid)
+            if spread is None:
+                if not self._announced(part, message.mid):
+                    return  # what follows is part of it: no signature is worth checking without the header
+                continue
+            chunks = spread.manifest.add(part, self._head_key)
+            spread.session.learn(chunks, self._now())
+            if chunks:
+                spread.ask_parts_after = ASK_PARTS_S[0]
+            if spread.manifest.whole and spread.manifest.seal is not None:
+                spread.session.close(spread.manifest.seal.chunks)
+            spread.wake()
+
+    def _on_get_parts(self, peer: Neighbour, message: GetParts) -> None:
+        spread = self._spreads.get(message.mid)
+        now = self._now()
+        if spread is None or now < peer.answered.get(message.mid, -1e9):
+            return
+        parts = spread.manifest.parts()
+        peer.answered[message.mid] = now + ANSWER_PARTS_S * max(1.0, sum(map(len, parts)) / MIB)
+        for batch in batches(parts):
+            peer.post(Parts(message.mid, batch))
+
+    def _on_subscribe(self, peer: Neighbour, message: Subscribe) -> None:
+        spread = self._spreads.get(message.mid)
+        if spread is None:
+            return
+        if len(message.have) > spread.manifest.max_chunks // 8 + 1:
+            raise Refusal(f"a bitmap of {len(message.have)} bytes", version=spread.manifest.version, fatal=True)
+        have = members(message.have)
+        self._check_range(spread, have)
+        peer.forget_sent(message.mid)  # it may have dropped the manifest and taken it up again
+        spread.session.join(peer.name, have, self._now())
+        if not self._is_source and spread.wanted and message.mid not in peer.greeted:
+            peer.greeted.add(message.mid)
+            peer.post_have(message.mid, sorted(spread.session.held))
+        self._pump.wake()
+
+    def _check_range(self, spread: Spread, chunks: Sequence[int]) -> None:
+        limit = spread.manifest.max_chunks
+        for chunk in chunks:
+            if chunk >= limit:
+                raise Refusal(f"chunk {chunk} of {limit}", version=spread.manifest.version, chunk=chunk, fatal=True)
