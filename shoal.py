@@ -1,4 +1,6 @@
-"""The command line: verbs only. Each verb imports what it needs when it runs, so that `shoal --help` is instant.
+"""The command line: verbs only; those of the emulated network and of measurements are in `netem.verbs`.
+
+Each verb imports what it needs when it runs, so that `shoal --help` is instant.
 
 Every verb takes --json and then prints one JSON object as its last line. Exit status: 0 it did what it says, 1 it could not
 finish, 2 bad input (one clear line, no traceback), 130 interrupted, 143 terminated.
@@ -115,6 +117,8 @@ class _OneLineParser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
+    from netem.verbs import add_verbs
+
     parser = _OneLineParser(
         prog="shoal", description="Peer-to-peer weight broadcast and rollout network for RL post-training."
     )
@@ -128,10 +132,6 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("-v", "--verbose", action="store_true", help="log what happens, and where an error arose, to stderr")
         sub.set_defaults(run=run)
         return sub
-
-    def backend(sub: argparse.ArgumentParser) -> None:
-        what = "what emulates the links: the kernel's tc netem, or a switch in user space (default: tc where the kernel has it)"
-        sub.add_argument("--backend", choices=["auto", "tc", "switch"], default="auto", help=what)
 
     p = verb("learner", _learner, "run the learner: head and trainer")
     p.add_argument("config", metavar="CONFIG.toml")
@@ -172,37 +172,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--chaos", action="store_true", help="kill one node in the middle and start another")
     p.add_argument("--resume", action="store_true", help="go on with the demo in --run-dir after its learner was killed")
 
-    what = "an emulated wide-area network on this machine, to run programs in (needs root)"
-    netem = verbs.add_parser("netem", help=what, description=what, allow_abbrev=False)
-    actions = netem.add_subparsers(dest="action", required=True, metavar="up|exec|down|run")
-    p = verb("up", _netem_up, "bring a profile's network up", actions)
-    p.add_argument("profile", metavar="PROFILE.toml", type=Path)
-    backend(p)
-    p = verb("exec", _netem_exec, "run a command on one of its hosts", actions)
-    p.add_argument("network", metavar="NETWORK", help="its name, or its profile's file")
-    p.add_argument("host", metavar="HOST")
-    p.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...")
-    p = verb("down", _netem_down, "take a network down", actions)
-    p.add_argument("network", metavar="NETWORK", help="its name, or its profile's file")
-    p = verb("run", _netem_run, "run a scenario (network, payload, faults) and say whether what it requires holds", actions)
-    p.add_argument("scenario", metavar="SCENARIO", help="a file, or the name of one that comes with shoal (- lists them)")
-    backend(p)
-
-    what = "measurements"
-    bench = verbs.add_parser("bench", help=what, description=what, allow_abbrev=False)
-    actions = bench.add_subparsers(dest="action", required=True, metavar="broadcast|memory")
-    what = "our broadcast against star, chain, tree, shardcast and libtorrent on the same emulated links (needs root)"
-    p = verb("broadcast", _bench_broadcast, what, actions)
-    p.add_argument("--scenario", action="extend", nargs="+", metavar="NAME_OR_FILE", help="default: the README's five")
-    p.add_argument("--policies", metavar="A,B", help="default: all")
-    p.add_argument("--repeat", type=int, default=3, metavar="N", help="of shoal, shardcast and libtorrent (default 3)")
-    p.add_argument("--mtu", type=int, metavar="N", help="instead of the scenarios' own")
-    backend(p)
-    p.add_argument("--plot", type=Path, metavar="FILE", help="write a plot (PNG, SVG or PDF)")
-    p.add_argument("--markdown", type=Path, metavar="FILE", help="write a Markdown table")
-    p = verb("memory", _bench_memory, "memory that a source and a node take for one large version (over loopback)", actions)
-    p.add_argument("--payload", default="1 GiB", metavar="SIZE", help="default 1 GiB")
-    p.add_argument("--folder", type=Path, metavar="DIR", help="where files go (default: where temporary files go)")
+    add_verbs(verbs, verb)
     return parser
 
 
@@ -301,91 +271,6 @@ def _export(args: argparse.Namespace) -> dict[str, Any]:
     result = export_run(args.run_dir, args.out)
     if not args.json:
         print(f"step {result['step']} exported to {result['folder']}")
-    return result
-
-
-def _netem_up(args: argparse.Namespace) -> dict[str, Any]:
-    from netem.service import up
-
-    result = up(args.profile, args.backend)
-    if result["note"]:
-        print(result["note"], file=sys.stderr)
-    if not args.json:
-        scale = "" if result["scale"] == 1 else f", rates times {result['scale']:g}"
-        print(f"network {result['name']} is up ({result['backend']}, MTU {result['mtu']}, TCP {result['congestion']}{scale})")
-        if result["congestion"] != result["congestion_asked"]:
-            print(f"  this kernel keeps TCP {result['congestion']}; the profile asks for {result['congestion_asked']}")
-        for name, host in result["hosts"].items():
-            print(f"  {name:<16} {host['address']}")
-        print(f"run something there: shoal netem exec {result['name']} HOST COMMAND ...")
-    return result
-
-
-def _netem_exec(args: argparse.Namespace) -> dict[str, Any]:
-    from netem.service import command
-    from p2p.errors import UsageError
-
-    if not args.command:
-        raise UsageError("no command: shoal netem exec NETWORK HOST COMMAND ...")
-    found = command(args.network, args.host, args.command)
-    os.execvp(found[0], found)
-
-
-def _netem_down(args: argparse.Namespace) -> dict[str, Any]:
-    from netem.service import down
-
-    result = down(args.network)
-    if not args.json:
-        print(f"network {result['name']} is down")
-    return result
-
-
-def _netem_run(args: argparse.Namespace) -> dict[str, Any]:
-    from rich.console import Console
-
-    from netem.scenario import builtin_scenarios, find_scenario
-    from netem.trial import print_trial, run_scenario
-
-    if args.scenario == "-":
-        if not args.json:
-            print("\n".join(builtin_scenarios()))
-        return {"ok": True, "scenarios": builtin_scenarios()}
-    scenario = find_scenario(args.scenario)
-    result = run_scenario(scenario, lambda line: print(line, file=sys.stderr, flush=True), args.backend)
-    if not args.json:
-        print_trial(result, Console(width=None if sys.stdout.isatty() else 110))
-    return result
-
-
-def _bench_broadcast(args: argparse.Namespace) -> dict[str, Any]:
-    from netem.bench import DEFAULT_SCENARIOS, POLICIES, bench
-    from netem.bench_report import print_bench, write_markdown, write_plot
-
-    names = args.scenario or list(DEFAULT_SCENARIOS)
-    policies = args.policies.split(",") if args.policies is not None else list(POLICIES)
-    for file in (args.plot, args.markdown):  # before half an hour of measurements, not after
-        if file is not None:
-            args.where = file
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.touch()
-    say = lambda line: print(line, file=sys.stderr, flush=True)
-    result = bench(names, policies, args.repeat, args.mtu, say, args.backend)
-    print_bench(result)
-    if args.markdown is not None:
-        write_markdown(result, args.markdown)
-    if args.plot is not None:
-        write_plot(result, args.plot)
-    return result
-
-
-def _bench_memory(args: argparse.Namespace) -> dict[str, Any]:
-    from netem.memory import describe, measure_memory
-    from netem.scenario import payload_size
-
-    args.where = args.folder
-    result = measure_memory(payload_size(args.payload, "--payload"), args.folder)
-    if not args.json:
-        print(describe(result))
     return result
 
 

@@ -366,7 +366,8 @@ def test_the_command_line_is_light() -> None:
     """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, cwd=ROOT)
     assert run.returncode == 0 and run.stdout.splitlines()[-1] == "light", run.stderr
-    assert "VERB" in run.stdout and all(verb in run.stdout for verb in ("learner", "node", "status", "export", "demo"))
+    verbs = ("learner", "node", "status", "export", "demo", "netem", "bench")
+    assert "VERB" in run.stdout and all(verb in run.stdout for verb in verbs)
 
 
 def test_a_real_process_complains_the_same(tmp_path: Path) -> None:

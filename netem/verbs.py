@@ -1,0 +1,147 @@
+"""The verbs `shoal netem ...` and `shoal bench ...`: their flags, and what they print.
+
+Must not know the other verbs, exit statuses or how errors are told: each returns the object that --json prints. Imports what
+it needs when it runs, for `shoal --help` reads this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+Run = Callable[[argparse.Namespace], dict[str, Any]]
+
+
+class AddVerb(Protocol):
+    """Adds the verb `name` to the subparsers `under`, with the flags that every verb takes."""
+
+    def __call__(self, name: str, run: Run, help: str, under: Any) -> argparse.ArgumentParser: ...
+
+
+def add_verbs(verbs: Any, verb: AddVerb) -> None:
+    """`verbs`: argparse's subparsers of the whole command."""
+    what = "an emulated wide-area network on this machine, to run programs in (needs root)"
+    netem = verbs.add_parser("netem", help=what, description=what, allow_abbrev=False)
+    actions = netem.add_subparsers(dest="action", required=True, metavar="up|exec|down|run")
+    p = verb("up", _netem_up, "bring a profile's network up", actions)
+    p.add_argument("profile", metavar="PROFILE.toml", type=Path)
+    _add_backend(p)
+    p = verb("exec", _netem_exec, "run a command on one of its hosts", actions)
+    p.add_argument("network", metavar="NETWORK", help="its name, or its profile's file")
+    p.add_argument("host", metavar="HOST")
+    p.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...")
+    p = verb("down", _netem_down, "take a network down", actions)
+    p.add_argument("network", metavar="NETWORK", help="its name, or its profile's file")
+    p = verb("run", _netem_run, "run a scenario (network, payload, faults) and say whether what it requires holds", actions)
+    p.add_argument("scenario", metavar="SCENARIO", help="a file, or the name of one that comes with shoal (- lists them)")
+    _add_backend(p)
+
+    what = "measurements"
+    bench = verbs.add_parser("bench", help=what, description=what, allow_abbrev=False)
+    actions = bench.add_subparsers(dest="action", required=True, metavar="broadcast|memory")
+    what = "our broadcast against star, chain, tree, shardcast and libtorrent on the same emulated links (needs root)"
+    p = verb("broadcast", _bench_broadcast, what, actions)
+    p.add_argument("--scenario", action="extend", nargs="+", metavar="NAME_OR_FILE", help="default: the README's five")
+    p.add_argument("--policies", metavar="A,B", help="default: all")
+    p.add_argument("--repeat", type=int, default=3, metavar="N", help="of shoal, shardcast and libtorrent (default 3)")
+    p.add_argument("--mtu", type=int, metavar="N", help="instead of the scenarios' own")
+    _add_backend(p)
+    p.add_argument("--plot", type=Path, metavar="FILE", help="write a plot (PNG, SVG or PDF)")
+    p.add_argument("--markdown", type=Path, metavar="FILE", help="write a Markdown table")
+    p = verb("memory", _bench_memory, "memory that a source and a node take for one large version (over loopback)", actions)
+    p.add_argument("--payload", default="1 GiB", metavar="SIZE", help="default 1 GiB")
+    p.add_argument("--folder", type=Path, metavar="DIR", help="where files go (default: where temporary files go)")
+
+
+def _add_backend(sub: argparse.ArgumentParser) -> None:
+    what = "what emulates the links: the kernel's tc netem, or a switch in user space (default: tc where the kernel has it)"
+    sub.add_argument("--backend", choices=["auto", "tc", "switch"], default="auto", help=what)
+
+
+def _netem_up(args: argparse.Namespace) -> dict[str, Any]:
+    from netem.service import up
+
+    result = up(args.profile, args.backend)
+    if result["note"]:
+        print(result["note"], file=sys.stderr)
+    if not args.json:
+        scale = "" if result["scale"] == 1 else f", rates times {result['scale']:g}"
+        print(f"network {result['name']} is up ({result['backend']}, MTU {result['mtu']}, TCP {result['congestion']}{scale})")
+        if result["congestion"] != result["congestion_asked"]:
+            print(f"  this kernel keeps TCP {result['congestion']}; the profile asks for {result['congestion_asked']}")
+        for name, host in result["hosts"].items():
+            print(f"  {name:<16} {host['address']}")
+        print(f"run something there: shoal netem exec {result['name']} HOST COMMAND ...")
+    return result
+
+
+def _netem_exec(args: argparse.Namespace) -> dict[str, Any]:
+    from netem.service import command
+    from p2p.errors import UsageError
+
+    if not args.command:
+        raise UsageError("no command: shoal netem exec NETWORK HOST COMMAND ...")
+    found = command(args.network, args.host, args.command)
+    os.execvp(found[0], found)
+
+
+def _netem_down(args: argparse.Namespace) -> dict[str, Any]:
+    from netem.service import down
+
+    result = down(args.network)
+    if not args.json:
+        print(f"network {result['name']} is down")
+    return result
+
+
+def _netem_run(args: argparse.Namespace) -> dict[str, Any]:
+    from rich.console import Console
+
+    from netem.scenario import builtin_scenarios, find_scenario
+    from netem.trial import print_trial, run_scenario
+
+    if args.scenario == "-":
+        if not args.json:
+            print("\n".join(builtin_scenarios()))
+        return {"ok": True, "scenarios": builtin_scenarios()}
+    scenario = find_scenario(args.scenario)
+    result = run_scenario(scenario, lambda line: print(line, file=sys.stderr, flush=True), args.backend)
+    if not args.json:
+        print_trial(result, Console(width=None if sys.stdout.isatty() else 110))
+    return result
+
+
+def _bench_broadcast(args: argparse.Namespace) -> dict[str, Any]:
+    from netem.bench import DEFAULT_SCENARIOS, POLICIES, bench
+    from netem.bench_report import print_bench, write_markdown, write_plot
+
+    names = args.scenario or list(DEFAULT_SCENARIOS)
+    policies = args.policies.split(",") if args.policies is not None else list(POLICIES)
+    for file in (args.plot, args.markdown):  # before half an hour of measurements, not after
+        if file is not None:
+            args.where = file
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+    say = lambda line: print(line, file=sys.stderr, flush=True)
+    result = bench(names, policies, args.repeat, args.mtu, say, args.backend)
+    print_bench(result)
+    if args.markdown is not None:
+        write_markdown(result, args.markdown)
+    if args.plot is not None:
+        write_plot(result, args.plot)
+    return result
+
+
+def _bench_memory(args: argparse.Namespace) -> dict[str, Any]:
+    from netem.memory import describe, measure_memory
+    from netem.scenario import payload_size
+
+    args.where = args.folder
+    result = measure_memory(payload_size(args.payload, "--payload"), args.folder)
+    if not args.json:
+        print(describe(result))
+    return result
