@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from netem.faults import Corrupt, Join, Kill, SetRates, Withhold
 from netem.flows import Network
 from netem.profile import Profile, build_profile
-from netem.simulate import Join, Kill, SetRates, SimResult, Withhold, full_mesh, random_neighbours, simulate
+from netem.simloop import SimFault, SimResult
+from netem.simulate import full_mesh, random_neighbours, simulate
 from netem.simwire import Plan, wire_bytes
 from p2p.broadcast.policy import POLICIES
 from p2p.errors import ShoalError, UsageError
@@ -54,8 +56,8 @@ def test_wire_bytes_counts_the_heads_of_packets() -> None:
 
 
 def test_the_same_seed_gives_the_same_results_to_the_last_bit() -> None:
-    faults = (SetRates(at=0.3, host="n-2", up=5e6, down=50e6), Kill(at=0.6, host="n-3", round=2))
-    one, other = (simulate(network(), 2 * MIB, rounds=2, seed=7, faults=faults) for _ in range(2))
+    faults = (SetRates(at=0.3, host="n-2", up=5e6, down=50e6), Kill(at=0.6, host="n-3"))
+    one, other = (simulate(network(), 2 * MIB, rounds=2, seed=7, faults=faults, fault_round=2) for _ in range(2))
     assert one == other
     assert [r.done for r in one] == [r.done for r in other] and one[0].events > 1000
     assert simulate(network(), 2 * MIB, seed=8)[0].done != one[0].done
@@ -130,14 +132,14 @@ def test_a_killed_relay_does_not_end_a_round() -> None:
 
 
 def test_a_relay_that_is_gone_without_a_word() -> None:
-    silent = broadcast(network(), 4 * MIB, faults=[Kill(at=0.5, host="n-2", unnoticed_s=20.0)])
+    silent = broadcast(network(), 4 * MIB, faults=[Kill(at=0.5, host="n-2")], unnoticed_s=20.0)
     assert set(silent.done) == {"n-1", "n-3", "n-4", "n-5"}
     assert silent.t_max < 20.0  # nobody waited for the connection to end
 
 
 def test_a_withholding_relay_only_costs_time() -> None:
     honest = broadcast(network(), 4 * MIB)
-    withheld = broadcast(network(), 4 * MIB, faults=[Withhold(host="n-2")])
+    withheld = broadcast(network(), 4 * MIB, faults=[Withhold(at=0.0, host="n-2")])
     assert set(withheld.done) == set(honest.done)
     assert honest.t_max < withheld.t_max < 6 * honest.t_max
     assert withheld.source_bytes > honest.source_bytes
@@ -181,7 +183,9 @@ def test_a_sparse_swarm_completes() -> None:
         ({"policy": "flood"}, "no policy 'flood'"),
         ({"faults": [Kill(at=1.0, host="nobody")]}, "the host must be one of the profile's"),
         ({"faults": [Kill(at=1.0, host="learner")]}, "and not the source"),
-        ({"faults": [Withhold(host="n-1", round=2)]}, "there are 1 rounds"),
+        ({"faults": [Withhold(at=-1.0, host="n-1")]}, "times count from the publication"),
+        ({"faults": [Corrupt(at=1.0, host="n-1")]}, "the simulator knows no Corrupt"),
+        ({"fault_round": 2}, "faults in round 2: there are 1 rounds"),
         ({"degree": 1}, "degree 1"),
         ({"chunk_bytes": 0}, "chunks of 0"),
     ],
@@ -210,17 +214,17 @@ def test_groups_of_many_nodes_cost_little_against_a_mesh_of_few() -> None:
 
 
 @pytest.mark.parametrize(
-    "faults",
+    ("faults", "unnoticed_s"),
     [
-        [Kill(at=0.4, host=f"n-{i}") for i in (1, 9, 17)],
-        [Kill(at=0.4, host="n-5", unnoticed_s=20.0)],
-        [Withhold(host="n-3"), Withhold(host="n-11")],
-        [Join(at=0.8, host="n-7")],
+        ([Kill(at=0.4, host=f"n-{i}") for i in (1, 9, 17)], 0.0),
+        ([Kill(at=0.4, host="n-5")], 20.0),
+        ([Withhold(at=0.0, host="n-3"), Withhold(at=0.0, host="n-11")], 0.0),
+        ([Join(at=0.8, host="n-7")], 0.0),
     ],
     ids=["killed", "silent", "withholding", "late"],
 )
-def test_groups_get_over_what_single_nodes_do(faults: list[Kill | Withhold | Join]) -> None:
-    result = broadcast(network(nodes=20), 2 * MIB, faults=faults, mesh=8)
+def test_groups_get_over_what_single_nodes_do(faults: list[SimFault], unnoticed_s: float) -> None:
+    result = broadcast(network(nodes=20), 2 * MIB, faults=faults, unnoticed_s=unnoticed_s, mesh=8)
     killed = {f.host for f in faults if isinstance(f, Kill)}
     assert set(result.done) == {f"n-{i + 1}" for i in range(20)} - killed
     assert result.t_max < 12.0
