@@ -1,4 +1,4 @@
-"""py-libp2p 0.8.1 as we use it, and what had to be changed. Imported late, by p2p.channel.libp2p only.
+"""py-libp2p 0.8.1 as we use it, and what had to be changed. Imported late, by p2p.channel.yamux only.
 
 The changes, each with the line of 0.8.1 that asks for it:
 * swarm.py `_handle_inbound_connection` holds a slot until the swarm ends, not until the connection does: a host stops

@@ -1,38 +1,35 @@
 """The libp2p adapter: TCP, Noise, yamux and nothing else. Must not know what the messages mean.
 
-libp2p is imported inside functions only: it is slow to import and configures logging. It runs with its own peer
-store, identify, resource manager and auto-connector out of the way: a bare Swarm with our two protocols on it.
-Where 0.8.1 would hurt a long-lived node, `_Swarm` and `_Muxer` below say how and what we do instead.
+libp2p runs with its own peer store, identify, resource manager and auto-connector out of the way: a bare Swarm with our two
+protocols on it. Here are the host and its connections: who is dialled and how, what streams become channels, what is idle.
+Where 0.8.1 would hurt a long-lived node, `_Swarm` and `_Muxer` in `_stack` say how and what we do instead.
 """
 
 from __future__ import annotations
 
-import errno
 import functools
 import logging
-import resource
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-import psutil
 import trio
 
-from p2p.channel.base import BULK, CONTROL, Channel, Network, PathState
+from p2p.channel.base import BULK, CONTROL, Channel, Network
+from p2p.channel.listening import allow_many_files, check_free, spell_out
 from p2p.channel.stream import StreamChannel
 from p2p.channel.table import MAX_CHANNELS_PER_PEER, ChannelTable
+from p2p.channel.yamux import YamuxTransport, break_connection, cause_of, load_stack, quietly
 from p2p.errors import ChannelClosed, UsageError
 from p2p.identity import Identity, public_key_of
 from p2p.limits import HANDSHAKE_S, MAX_CONNECTIONS
+
+log = logging.getLogger(__name__)
 
 PROTOCOLS = {CONTROL: "/shoal/1/control", BULK: "/shoal/1/bulk"}
 
 STAGGER_S = 1.0
 """An address that has not answered for so long goes on trying while the next one is dialled too (RFC 8305)."""
-
-MAX_FILES = 65_536
-"""Open files this process asks to be allowed: every connection is one, and many systems give 1024 unless asked."""
 
 REUSE_S = 5.0
 """A live connection that cannot open a stream in this time is broken, and the peer dialled anew."""
@@ -48,9 +45,9 @@ async def open_libp2p_network(
     does not have it. `announce` replaces what `addresses` says, for a host whose public address is not on its interfaces.
     UsageError with one line when an address is malformed or its port is in use.
     """
-    _probe(listen)
-    _allow_many_files()
-    stack = _libp2p()
+    check_free(listen)
+    allow_many_files()
+    stack = load_stack()
     async with trio.open_nursery() as nursery:
         swarm = stack.make_swarm(identity.seed, congestion)
         host = Libp2pNetwork(identity.peer_id, swarm, nursery, announce)
@@ -68,7 +65,7 @@ async def open_libp2p_network(
                 with trio.CancelScope(shield=True):
                     await host.table.close_all("shutting down")
                     for connection in swarm.get_connections():
-                        await _break(connection)
+                        await break_connection(connection)
         nursery.cancel_scope.cancel()
 
 
@@ -92,7 +89,7 @@ class Libp2pNetwork(Network):
             found = [text.split("/p2p/")[0] for text in self._announce]
         else:
             bound = (str(address) for listener in self._swarm.listeners.values() for address in listener.get_addrs())
-            found = [address for text in bound for address in _spell_out(text)]
+            found = [address for text in bound for address in spell_out(text)]
         return [f"{text}/p2p/{self.peer_id}" for text in dict.fromkeys(found)]
 
     @property
@@ -114,17 +111,17 @@ class Libp2pNetwork(Network):
     async def drop(self, peer: str, reason: str) -> None:
         await self.table.close_all(reason, peer)
         for connection in self._connections(peer):
-            await _break(connection)
+            await break_connection(connection)
 
     async def on_stream(self, stream: Any) -> None:
         """One stream that a peer opened; returns when its channel has ended."""
         peer = str(stream.muxed_conn.peer_id)
         if len(stream.swarm_conn.streams) > 2 * MAX_CHANNELS_PER_PEER:  # streams that never say what they are
-            await _break(stream.swarm_conn)
+            await break_connection(stream.swarm_conn)
             return
         kind = await self._within(HANDSHAKE_S, stream.swarm_conn, lambda: self._negotiate_in(stream))
         if kind is None or not self.table.has_room(peer):
-            await _quietly(stream.reset)
+            await quietly(stream.reset)
             return
         channel = self._add(stream, peer, kind)
         self.table.announce(channel)
@@ -186,7 +183,7 @@ class Libp2pNetwork(Network):
                     self._remember(peer, address)
                     nursery.cancel_scope.cancel()
                 else:  # it came through before it could be cancelled
-                    await _break(connection)
+                    await break_connection(connection)
 
             for address in order:
                 failed = trio.Event()
@@ -216,26 +213,26 @@ class Libp2pNetwork(Network):
 
     async def _dial(self, peer: str, address: str, seconds: float) -> Any:
         """A new connection. Its handshake may be cancelled: the connection is not anyone's yet and dies of it."""
-        stack = _libp2p()
+        stack = load_stack()
         try:
             with trio.fail_after(seconds):
                 return await self._swarm.dial_addr(stack.multiaddr(address), stack.peer_id(peer))
         except trio.TooSlowError:
             raise ChannelClosed(f"{address}: no answer in {seconds:.0f} s") from None
         except Exception as error:  # whatever libp2p, multiaddr or the socket raise, the address does not work
-            raise ChannelClosed(f"{address}: {_cause(error)}") from error
+            raise ChannelClosed(f"{address}: {cause_of(error)}") from error
 
     async def _negotiate(self, connection: Any, protocol: str) -> Any:
         stream = await connection.new_stream()
         try:
-            await _libp2p().select(stream, protocol)
+            await load_stack().select(stream, protocol)
         except Exception:
-            await _quietly(stream.reset)
+            await quietly(stream.reset)
             raise
         return stream
 
     async def _negotiate_in(self, stream: Any) -> str | None:
-        chosen = await _libp2p().accept(stream, list(PROTOCOLS.values()))
+        chosen = await load_stack().accept(stream, list(PROTOCOLS.values()))
         return next((kind for kind, protocol in PROTOCOLS.items() if protocol == chosen), None)
 
     async def _within(self, seconds: float, connection: Any, call: Callable[[], Awaitable[Any]]) -> Any:
@@ -249,7 +246,7 @@ class Libp2pNetwork(Network):
                     try:
                         result = await call()
                     except Exception as error:  # a stream that is not to be had, for whatever reason
-                        logging.getLogger(__name__).debug("no stream: %s", _cause(error))
+                        log.debug("no stream: %s", cause_of(error))
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(attempt)
@@ -257,11 +254,11 @@ class Libp2pNetwork(Network):
                 await trio.sleep(seconds)
             finally:
                 if result is None and not nursery.cancel_scope.cancel_called:
-                    await _break(connection)
+                    await break_connection(connection)
         return result
 
     def _add(self, stream: Any, peer: str, kind: str) -> StreamChannel:
-        channel = StreamChannel(_StreamTransport(stream), peer, kind, self._nursery, self._discard)
+        channel = StreamChannel(YamuxTransport(stream), peer, kind, self._nursery, self._discard)
         self.table.add(channel)
         self._carriers[channel] = stream.swarm_conn
         return channel
@@ -281,125 +278,7 @@ class Libp2pNetwork(Network):
             idle = {c: idle.get(c, now) for c in self._swarm.get_connections() if id(c) not in busy}
             for connection, since in idle.items():
                 if now - since >= HANDSHAKE_S:
-                    await _break(connection)
+                    await break_connection(connection)
 
     def _connections(self, peer: str) -> list[Any]:
-        return [c for c in self._swarm.get_connections(_libp2p().peer_id(peer)) if not c.is_closed]
-
-
-class _StreamTransport:
-    """A ByteTransport over one yamux stream."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self._way = _libp2p().hot(stream) or stream
-        self._eof, self._broken = _libp2p().stream_eof, False
-
-    async def write(self, data: bytes) -> None:
-        try:
-            await self._way.write(data)
-        except Exception as error:  # libp2p has a dozen unrelated classes for one fact
-            raise trio.BrokenResourceError(_cause(error)) from error
-        if self._broken:  # a write to a socket that we closed ourselves returns as if all were well
-            raise trio.ClosedResourceError("broken here")
-
-    async def read(self, max_bytes: int) -> bytes:
-        try:
-            return await self._way.read(max_bytes)
-        except self._eof:
-            return b""
-        except Exception as error:
-            raise trio.BrokenResourceError(_cause(error)) from error
-
-    async def aclose(self) -> None:
-        await _quietly(self._stream.close)
-
-    def path(self) -> PathState | None:
-        return _libp2p().path_of(self._stream.swarm_conn)
-
-    def smooth(self, rate: float) -> None:
-        _libp2p().smooth(self._stream.swarm_conn, rate)
-
-    async def abort(self) -> None:
-        self._broken = True
-        await _break(self._stream.swarm_conn)
-
-
-async def _break(connection: Any) -> None:
-    """Close the socket under a SwarmConn at once, which then cleans up by itself."""
-    with trio.CancelScope(shield=True):
-        await _quietly(connection.muxed_conn.break_now)
-
-
-async def _quietly(call: Callable[[], Awaitable[None]]) -> None:
-    try:
-        await call()
-    except Exception as error:  # closing what is broken already
-        logging.getLogger(__name__).debug("while closing: %s", _cause(error))
-
-
-def _cause(error: BaseException) -> str:
-    """The innermost reason; libp2p wraps the one fact in several layers without text."""
-    text, inner = str(error), error
-    while True:
-        group = isinstance(inner, BaseExceptionGroup)
-        following = inner.exceptions[0] if group else inner.__cause__ or inner.__context__  # type: ignore[attr-defined]
-        if following is None:
-            return text or "the stream was closed"
-        inner = following
-        text = str(inner) or text
-
-
-def _allow_many_files() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        except (OSError, ValueError) as error:  # some systems say a hard limit that they do not grant
-            logging.getLogger(__name__).warning("only %d open files are allowed: %s", soft, error)
-
-
-def _probe(listen: Sequence[str]) -> None:
-    """UsageError when an address cannot be bound. libp2p listens with SO_REUSEPORT, so it would share a port in use
-    with the process that has it and get half of its connections."""
-    for text in listen:
-        parts = text.split("/")
-        if len(parts) != 5 or parts[0] or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp" or not parts[4].isdigit():
-            raise UsageError(f"cannot listen on {text!r}: want /ip4/ADDRESS/tcp/PORT or /ip6/ADDRESS/tcp/PORT")
-        family = socket.AF_INET if parts[1] == "ip4" else socket.AF_INET6
-        host, port = parts[2], int(parts[4])
-        try:
-            with socket.socket(family, socket.SOCK_STREAM) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind((host, port))
-                probe.listen(1)  # on Linux two binds with SO_REUSEADDR may pass and only listen tell
-        except OverflowError:
-            raise UsageError(f"cannot listen on {text}: no such port as {port}") from None
-        except OSError as error:
-            why = f"port {port} is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
-            raise UsageError(f"cannot listen on {text}: {why}") from None
-
-
-def _spell_out(text: str) -> list[str]:
-    """A bound multiaddr as dialable ones: a wildcard becomes the addresses of this machine, loopback last."""
-    _, family, host, *rest = text.split("/")
-    if host not in ("0.0.0.0", "::"):
-        return [text]
-    wanted = socket.AF_INET if family == "ip4" else socket.AF_INET6
-    hosts = [
-        address.address
-        for addresses in psutil.net_if_addrs().values()
-        for address in addresses
-        if address.family == wanted and "%" not in address.address  # link-local ones need a zone to be dialled
-    ]
-    hosts.sort(key=lambda host: host.startswith("127.") or host == "::1")
-    return ["/".join(["", family, host, *rest]) for host in hosts]
-
-
-@functools.cache
-def _libp2p() -> Any:
-    """Import libp2p and tame it. The result is p2p.channel._stack, which may import it at the top."""
-    from p2p.channel import _stack
-
-    return _stack
+        return [c for c in self._swarm.get_connections(load_stack().peer_id(peer)) if not c.is_closed]

@@ -17,8 +17,10 @@ import pytest
 import trio
 
 from p2p.channel.base import BULK, CONTROL
-from p2p.channel.libp2p import MAX_FILES, STAGGER_S, _libp2p, _StreamTransport, open_libp2p_network
+from p2p.channel.libp2p import STAGGER_S, open_libp2p_network
+from p2p.channel.listening import MAX_FILES
 from p2p.channel.stream import PIECE
+from p2p.channel.yamux import YamuxTransport, load_stack
 from p2p.errors import ChannelClosed, UsageError
 from p2p.identity import Identity
 from p2p.limits import KIB
@@ -119,7 +121,7 @@ async def test_an_address_that_never_answers_does_not_hide_the_next_one() -> Non
 
 async def test_a_connection_that_carries_nothing_is_broken(monkeypatch) -> None:
     monkeypatch.setattr("p2p.channel.libp2p.HANDSHAKE_S", 1.0)
-    stack = _libp2p()
+    stack = load_stack()
     async with two_hosts() as (a, b), open_libp2p_network(Identity.generate(), []) as c:
         mine, theirs = await connect(c, b)
         await a._swarm.dial_addr(stack.multiaddr(b.addresses[0]), stack.peer_id(b.peer_id))
@@ -186,7 +188,7 @@ async def test_trap_5_only_noise_is_spoken(security) -> None:
     from libp2p.security.insecure.transport import PLAINTEXT_PROTOCOL_ID, InsecureTransport
     from libp2p.security.tls.transport import PROTOCOL_ID, TLSTransport
 
-    stack = _libp2p()
+    stack = load_stack()
     async with open_libp2p_network(Identity.generate(), LOOPBACK) as host:
         seed = os.urandom(32)
         keys = create_new_key_pair(seed)
@@ -203,13 +205,13 @@ async def test_trap_5_only_noise_is_spoken(security) -> None:
 
 async def test_trap_10_no_write_is_over_one_noise_record(monkeypatch) -> None:
     sizes: list[int] = []
-    write = _StreamTransport.write
+    write = YamuxTransport.write
 
     async def spy(self, data: bytes) -> None:
         sizes.append(len(data))
         await write(self, data)
 
-    monkeypatch.setattr(_StreamTransport, "write", spy)
+    monkeypatch.setattr(YamuxTransport, "write", spy)
     async with two_hosts() as (a, b):
         mine, theirs = await connect(a, b)
         message = os.urandom(1024 * KIB)

@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from p2p.channel._hot import _TCP_RTO_MAX_MS, RETRY_MS
-from p2p.channel.libp2p import _libp2p
+from p2p.channel.yamux import load_stack
 from p2p.limits import KIB
 
 pytestmark = pytest.mark.e2e
@@ -74,7 +74,7 @@ class Side:
     def wrap(self, stream: Any) -> Any:
         if not self.hot:
             return stream
-        way = _libp2p().hot(stream)
+        way = load_stack().hot(stream)
         assert way is not None, "the connection has no hot path"
         return way
 
@@ -92,7 +92,7 @@ async def _side(hot: bool) -> AsyncIterator[Side]:
     from libp2p.stream_muxer.yamux.yamux import Yamux
     from libp2p.transport.upgrader import TransportUpgrader
 
-    stack, seed = _libp2p(), os.urandom(32)
+    stack, seed = load_stack(), os.urandom(32)
     swarm = stack.make_swarm(seed)
     if not hot:
         noise = NoiseTransport(create_new_key_pair(seed), noise_privkey=create_noise_key_pair().private_key)
@@ -112,7 +112,7 @@ async def _side(hot: bool) -> AsyncIterator[Side]:
 @asynccontextmanager
 async def hot_and_plain(dialler: str = "hot") -> AsyncIterator[tuple[Side, Side, Proxy]]:
     """A connection between the two, dialled by one of them, through a proxy."""
-    stack = _libp2p()
+    stack = load_stack()
     with trio.fail_after(30):
         async with _side(True) as ours, _side(False) as theirs, trio.open_nursery() as nursery:
             a, b = (ours, theirs) if dialler == "hot" else (theirs, ours)

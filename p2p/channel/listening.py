@@ -1,0 +1,69 @@
+"""What a host that listens asks of the operating system: a free port, the addresses of its interfaces, open files.
+
+Must not know libp2p: addresses are multiaddrs as text, "/ip4/ADDRESS/tcp/PORT".
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import resource
+import socket
+from collections.abc import Sequence
+
+import psutil
+
+from p2p.errors import UsageError
+
+log = logging.getLogger("p2p.channel.libp2p")
+
+MAX_FILES = 65_536
+"""Open files this process asks to be allowed: every connection is one, and many systems give 1024 unless asked."""
+
+
+def check_free(listen: Sequence[str]) -> None:
+    """UsageError when an address cannot be bound. libp2p listens with SO_REUSEPORT, so it would share a port in use
+    with the process that has it and get half of its connections."""
+    for text in listen:
+        parts = text.split("/")
+        if len(parts) != 5 or parts[0] or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp" or not parts[4].isdigit():
+            raise UsageError(f"cannot listen on {text!r}: want /ip4/ADDRESS/tcp/PORT or /ip6/ADDRESS/tcp/PORT")
+        family = socket.AF_INET if parts[1] == "ip4" else socket.AF_INET6
+        host, port = parts[2], int(parts[4])
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((host, port))
+                probe.listen(1)  # on Linux two binds with SO_REUSEADDR may pass and only listen tell
+        except OverflowError:
+            raise UsageError(f"cannot listen on {text}: no such port as {port}") from None
+        except OSError as error:
+            why = f"port {port} is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+            raise UsageError(f"cannot listen on {text}: {why}") from None
+
+
+def spell_out(text: str) -> list[str]:
+    """A bound multiaddr as dialable ones: a wildcard becomes the addresses of this machine, loopback last."""
+    _, family, host, *rest = text.split("/")
+    if host not in ("0.0.0.0", "::"):
+        return [text]
+    wanted = socket.AF_INET if family == "ip4" else socket.AF_INET6
+    hosts = [
+        address.address
+        for addresses in psutil.net_if_addrs().values()
+        for address in addresses
+        if address.family == wanted and "%" not in address.address  # link-local ones need a zone to be dialled
+    ]
+    hosts.sort(key=lambda host: host.startswith("127.") or host == "::1")
+    return ["/".join(["", family, host, *rest]) for host in hosts]
+
+
+def allow_many_files() -> None:
+    """Raise the limit of open files of this process, as far as it may, to MAX_FILES."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError) as error:  # some systems say a hard limit that they do not grant
+            log.warning("only %d open files are allowed: %s", soft, error)

@@ -1,0 +1,89 @@
+"""One yamux stream of libp2p as a `ByteTransport`, and how what is broken is closed. Must not know peers, dialling or channels.
+
+libp2p is imported inside functions only: it is slow to import and configures logging.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+
+from p2p.channel.base import PathState
+
+log = logging.getLogger("p2p.channel.libp2p")
+
+
+@functools.cache
+def load_stack() -> Any:
+    """Import libp2p and tame it. The result is p2p.channel._stack, which may import it at the top."""
+    from p2p.channel import _stack
+
+    return _stack
+
+
+class YamuxTransport:
+    """A ByteTransport over one yamux stream."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._way = load_stack().hot(stream) or stream
+        self._eof, self._broken = load_stack().stream_eof, False
+
+    async def write(self, data: bytes) -> None:
+        try:
+            await self._way.write(data)
+        except Exception as error:  # libp2p has a dozen unrelated classes for one fact
+            raise trio.BrokenResourceError(cause_of(error)) from error
+        if self._broken:  # a write to a socket that we closed ourselves returns as if all were well
+            raise trio.ClosedResourceError("broken here")
+
+    async def read(self, max_bytes: int) -> bytes:
+        try:
+            return await self._way.read(max_bytes)
+        except self._eof:
+            return b""
+        except Exception as error:
+            raise trio.BrokenResourceError(cause_of(error)) from error
+
+    async def aclose(self) -> None:
+        await quietly(self._stream.close)
+
+    def path(self) -> PathState | None:
+        return load_stack().path_of(self._stream.swarm_conn)
+
+    def smooth(self, rate: float) -> None:
+        load_stack().smooth(self._stream.swarm_conn, rate)
+
+    async def abort(self) -> None:
+        self._broken = True
+        await break_connection(self._stream.swarm_conn)
+
+
+async def break_connection(connection: Any) -> None:
+    """Close the socket under a SwarmConn at once, which then cleans up by itself."""
+    with trio.CancelScope(shield=True):
+        await quietly(connection.muxed_conn.break_now)
+
+
+async def quietly(call: Callable[[], Awaitable[None]]) -> None:
+    """Close or reset what may be broken already."""
+    try:
+        await call()
+    except Exception as error:  # closing what is broken already
+        log.debug("while closing: %s", cause_of(error))
+
+
+def cause_of(error: BaseException) -> str:
+    """The innermost reason; libp2p wraps the one fact in several layers without text."""
+    text, inner = str(error), error
+    while True:
+        group = isinstance(inner, BaseExceptionGroup)
+        following = inner.exceptions[0] if group else inner.__cause__ or inner.__context__  # type: ignore[attr-defined]
+        if following is None:
+            return text or "the stream was closed"
+        inner = following
+        text = str(inner) or text
