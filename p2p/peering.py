@@ -1,7 +1,7 @@
-"""Links between peers: handshake, one control and one bulk channel each, reconnects. A thin shell around the gate.
+"""How links between peers come about: dialling, handshakes, reconnects. A thin shell around the gate.
 
-Must not know what the messages after the handshake mean: they go to the owner. A **link** is up when both channels passed
-their handshake; it is down when either closes, and then both close.
+Must not know what the messages after the handshake mean: they go to the owner. A **link** is one control and one bulk channel;
+it is up when both passed their handshake. What happens to it then is in `links`.
 
 Who dials: a node dials the head; of two nodes the one with the smaller peer id dials if the other can be dialled, else
 the other one. So every pair has one link, and a node behind NAT takes part through the connections it opened.
@@ -16,20 +16,17 @@ from typing import Any
 import trio
 
 from p2p.channel.base import BULK, CONTROL, Channel, Network
-from p2p.errors import ChannelClosed, Refusal, first_of
+from p2p.errors import ChannelClosed, Refusal
 from p2p.gate import Gate
 from p2p.identity import Identity
 from p2p.limits import GREETING_WINDOW, HANDSHAKE_S, PROTOCOL_VERSION
-from p2p.links import OUTBOX, Link
+from p2p.links import MAX_REASON, Link, LinkTasks
 from p2p.protocol.messages import Hello, Member, Refused, Renewal, Welcome
 from p2p.protocol.wire import decode, encode
 
 __all__ = ["REDIAL_S", "JoinRefused", "Link", "Peering"]
 
 log = logging.getLogger("shoal.peering")
-
-MAX_REASON = 500
-"""Characters of a refusal's reason that a peer is told: it may quote what the peer itself sent."""
 
 MAX_SITE = 64
 """Characters of a site's name that count."""
@@ -78,8 +75,8 @@ class Peering:
         self.gate = Gate(identity, run=run, head=head, wall=wall, membership=membership)
         self.run_id, self.head, self.me, self.name, self._agent, self._wall = run, head, identity.peer_id, name, agent, wall
         self.ticket, self._dialable, self._site = ticket, dialable, site
-        self.links: dict[str, Link] = {}
-        self._on_up, self._on_down, self._on_message, self._on_refusal = on_up, on_down, on_message, on_refusal
+        self._tasks = LinkTasks(on_up=on_up, on_down=on_down, on_message=on_message, on_refusal=on_refusal, renewed=self._renewed)
+        self.links: dict[str, Link] = self._tasks.links
         self._half: dict[str, tuple[Channel, Hello]] = {}
         self._dialling: dict[str, trio.CancelScope] = {}
         self._members: dict[str, Member] = {}
@@ -130,10 +127,10 @@ class Peering:
             try:
                 await self._greet(bulk)
             except BaseException:
-                await _close(bulk, "handshake failed")
+                await bulk.aclose("handshake failed")
                 raise
         except BaseException:
-            await _close(control, "handshake failed")
+            await control.aclose("handshake failed")
             raise
         return await self._start(peer, welcome.name, tuple(addresses), control, bulk)
 
@@ -220,7 +217,7 @@ class Peering:
             old = self._half.pop(peer, None)
             self._half[peer] = (channel, hello)
             if old is not None:
-                await _close(old[0], "replaced by a newer channel")
+                await old[0].aclose("replaced by a newer channel")
             await trio.sleep(HANDSHAKE_S)
             if self._half.get(peer, (None, None))[0] is channel:
                 del self._half[peer]
@@ -245,11 +242,11 @@ class Peering:
         if refusal.fatal:
             await self._part_with(channel, reason)
         else:  # it will come again soon, over the same connection
-            await _close(channel, reason)
+            await channel.aclose(reason)
 
     async def _part_with(self, channel: Channel, reason: str) -> None:
         """Close a channel that came to nothing, and the connection under it unless it carries something else."""
-        await _close(channel, reason)
+        await channel.aclose(reason)
         if channel.peer not in self.links and channel.peer not in self._half and channel.peer not in self._greeting:
             await self._network.drop(channel.peer, reason)
 
@@ -267,118 +264,18 @@ class Peering:
     async def _start(
         self, peer: str, name: str, addresses: tuple[str, ...], control: Channel, bulk: Channel, site: str = ""
     ) -> Link:
-        outbox, outgoing = trio.open_memory_channel[bytes](OUTBOX)
-        link = Link(peer, name, addresses, control, bulk, outbox, site, proven=self._wall())
-        # In place before the old one is closed, which takes a while: a third link must see this one.
-        old, self.links[peer] = self.links.get(peer), link
-        if old is not None:
-            await self._close_link(old, "replaced by a newer link")
         assert self._nursery is not None
-        up = trio.Event()
-        self._nursery.start_soon(self._serve, link, outgoing, up)
-        await up.wait()
-        return link
+        return await self._tasks.start(self._nursery, peer, name, addresses, control, bulk, site=site, proven=self._wall())
 
-    async def _serve(self, link: Link, outgoing: trio.MemoryReceiveChannel[bytes], up: trio.Event) -> None:
-        reason = "closed"
-        try:
-            if self.links.get(link.peer) is not link:
-                raise ChannelClosed(link.closing or "replaced by a newer link")
-            await self._guarded(link, "its arrival", self._on_up(link))
-            up.set()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._write, link, outgoing)
-                nursery.start_soon(self._read, link, link.bulk)
-                nursery.start_soon(self._until_doomed, link)
-                await self._read(link, link.control)
-        except* ChannelClosed as group:
-            reason = link.closing or str(first_of(group))
-        except* Refusal as group:
-            reason = link.closing or str(first_of(group))
-        finally:
-            up.set()
-            if self.links.get(link.peer) is link:
-                del self.links[link.peer]
-            link.outbox.close()
-            with trio.CancelScope(shield=True):
-                await _close(link.control, reason)
-                await _close(link.bulk, reason)
-                await self._on_down(link, reason)
-
-    async def _write(self, link: Link, outgoing: trio.MemoryReceiveChannel[bytes]) -> None:
-        async with outgoing:
-            async for data in outgoing:
-                await link.control.send(data)
-                link.queued -= len(data)
-        raise ChannelClosed(link.closing or "closed here")
-
-    @staticmethod
-    async def _until_doomed(link: Link) -> None:
-        await link.doomed.wait()
-        raise ChannelClosed(link.closing)
-
-    async def _read(self, link: Link, channel: Channel) -> None:
-        while True:
-            try:
-                message = decode(await channel.receive())
-            except ChannelClosed as closed:
-                refusal = _refused_below(closed, link.peer)
-                if refusal is not None and not link.closing:
-                    log.warning("%s", refusal)
-                    await self._on_refusal(link.peer, refusal)
-                raise
-            except Refusal as refusal:
-                raise await self._refused(link, refusal) from None
-            if isinstance(message, Renewal):
-                await self._on_renewal(link, message)
-            else:
-                await self._guarded(link, f"its {type(message).__name__}", self._on_message(link, message))
-
-    async def _guarded(self, link: Link, what: str, handling: Awaitable[None]) -> None:
-        """What a peer does may find a defect of ours: it then costs that peer's link, and no other."""
-        try:
-            await handling
-        except (ChannelClosed, Refusal):
-            raise
-        except Exception as error:
-            log.exception("cannot handle %s of %s", what, link.peer)
-            refusal = Refusal(f"{what} cannot be handled: {error!r}"[:MAX_REASON], fatal=True)
-            raise await self._refused(link, refusal) from error
-
-    async def _refused(self, link: Link, refusal: Refusal) -> Refusal:
-        """Tell the owner; the link ends with what is returned."""
-        refusal = refusal.at(peer=link.peer)
-        log.warning("%s", refusal)
-        await self._on_refusal(link.peer, refusal)
-        return refusal
-
-    async def _on_renewal(self, link: Link, message: Renewal) -> None:
-        try:
-            if link.peer != self.head:
-                raise Refusal("Renewal from a peer that is not the head", fatal=True)
-            self.gate.check(message.membership, self.me)
-        except Refusal as refusal:
-            raise await self._refused(link, refusal) from None
+    def _renewed(self, link: Link, message: Renewal) -> None:
+        if link.peer != self.head:
+            raise Refusal("Renewal from a peer that is not the head", fatal=True)
+        self.gate.check(message.membership, self.me)
         self.gate.membership = message.membership
 
     async def close(self, peer: str, reason: str) -> None:
         """Close the link to `peer`, if there is one; `on_down` follows."""
-        link = self.links.pop(peer, None)
-        if link is not None:
-            await self._close_link(link, reason)
-
-    @staticmethod
-    async def _close_link(link: Link, reason: str) -> None:
-        link.closing = link.closing or reason
-        await _close(link.control, reason)
-        await _close(link.bulk, reason)
-
-
-def _refused_below(closed: ChannelClosed, peer: str) -> Refusal | None:
-    """What the channel itself refused (a frame over the limit, credits overrun), if that is why it closed. A peer's own
-    words cannot look like it: they follow "closed by the peer"."""
-    head, found, reason = str(closed).partition(" chunk=-: ")
-    return Refusal(reason, peer=peer, fatal=True) if found and head.startswith("refused: ") else None
+        await self._tasks.close(peer, reason)
 
 
 async def _first(channel: Channel) -> object:
@@ -386,7 +283,3 @@ async def _first(channel: Channel) -> object:
     with trio.move_on_after(HANDSHAKE_S):
         return decode(await channel.receive())
     raise ChannelClosed(f"{channel.peer} did not say hello within {HANDSHAKE_S:.0f} s")
-
-
-async def _close(channel: Channel, reason: str) -> None:
-    await channel.aclose(reason)
