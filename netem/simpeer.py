@@ -88,7 +88,7 @@ class SimPeer(SimPump):
             session.join(other, (), now)
         session.learn(range(plan.total), now)
         for chunk in range(plan.total):
-            session.hold(chunk, None, seed=False, now=now)
+            session.hold(chunk, None, seed=0, now=now)
         session.close(plan.total)
         self.pump()
 

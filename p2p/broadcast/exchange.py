@@ -150,7 +150,7 @@ class Exchange:
         chunks = spread.manifest.add(part, self.head_key)
         spread.session.learn(chunks, now)
         for chunk in chunks:
-            spread.session.hold(chunk, None, seed=False, now=now)
+            spread.session.hold(chunk, None, seed=0, now=now)
         if spread.manifest.whole and spread.manifest.seal is not None:
             spread.session.close(spread.manifest.seal.chunks)
             spread.traffic.done_at = now

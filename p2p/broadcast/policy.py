@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from p2p.broadcast.session import Session
 
 Push = tuple[str, int, int]
-"""Peer, chunk, and what the peer is to do with it: nothing (0), bring it to everybody (True, 1), or to some groups of peers
-(see `groups`)."""
+"""Peer, chunk, and what the peer is to do with it: nothing (0), bring it to everybody (`groups.EVERYWHERE`), or to some groups
+of peers (see `groups`)."""
 
 
 class Policy:
@@ -79,7 +79,7 @@ class _Static(Policy):
             if peer in children:
                 chunk = session.lowest_lacking(peer)
                 if chunk is not None:
-                    return peer, chunk, False
+                    return peer, chunk, 0
         return None
 
 

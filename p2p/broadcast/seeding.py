@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from p2p.broadcast.chunkset import ChunkSet
+from p2p.broadcast.groups import EVERYWHERE
 from p2p.broadcast.policy import Policy, Push
 from p2p.broadcast.relaying import Queues
 
@@ -215,12 +216,12 @@ class Seeding(Policy):
         relieved, self._relieved = self._relieved, []
         return relieved
 
-    def claim(self, peer: str, chunk: int, now: float) -> bool:
+    def claim(self, peer: str, chunk: int, now: float) -> int:
         """A chunk that nobody was given yet makes who asked for it its distributor."""
         if chunk in self._unseeded and peer in self._peers:
             self._seeded(peer, chunk, now)
-            return True
-        return False
+            return EVERYWHERE
+        return 0
 
     # --- decisions ---------------------------------------------------------------------------------------------------
 
@@ -237,7 +238,7 @@ class Seeding(Policy):
             found = self._own.next(ready)
             if lacked:
                 break
-        return None if found is None else (*found, False)
+        return None if found is None else (*found, 0)
 
     def seed(self, ready: Sequence[str], now: float) -> Push | None:
         """A chunk that nobody has, for the distributor with most room."""
@@ -256,7 +257,7 @@ class Seeding(Policy):
             chunk = session.lowest_of(self._unseeded, peer)
             if chunk is not None:  # else it has them all, or says so
                 self._seeded(peer, chunk, now)
-                return peer, chunk, True
+                return peer, chunk, EVERYWHERE
         return None
 
     def _seeded(self, peer: str, chunk: int, now: float) -> None:
