@@ -226,6 +226,7 @@ class SimPeer(SimPump):
         now, session = self.loop.now, self.session
         self.measure(now)
         if session is not None:
+            session.pace = self.uplink.pace
             session.tick(now)
             self._tell(session, now)
             if not self.is_source:

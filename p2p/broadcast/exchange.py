@@ -274,6 +274,7 @@ class Exchange:
         self._pump.measure()
         for mid, spread in self.spreads.items():
             session = spread.session
+            session.pace = self._pump.uplink.pace
             session.tick(now)
             for names, chunks in spread.news.due(session, now, self.peers):
                 for name in names:

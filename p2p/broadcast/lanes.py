@@ -50,6 +50,10 @@ class _View:
         return self._session.memory
 
     @property
+    def pace(self) -> float:
+        return self._session.pace
+
+    @property
     def chunk_bytes(self) -> int:
         return self._session.chunk_bytes
 

@@ -30,6 +30,9 @@ FIRST_WINDOW, MIN_WINDOW = 4.0, 2.0
 TAKE_OVER_S = 0.05
 """Taken over is only what its distributor comes to so much later than it can be told: anything sooner may be on its way."""
 
+AHEAD = 2.0
+"""What its distributor is at already is taken over where the source is through with it in so much less time."""
+
 MAX_TRANSIT_S = 2.0
 """The longest way to a distributor that its window makes up for."""
 
@@ -288,16 +291,21 @@ class Seeding(Policy):
             return self._unseeded.lowest_not_in(ChunkSet())
         if self.session.total is None:
             return None  # more is being made, and nobody is overburdened with what there is so far
-        latest, chosen = TAKE_OVER_S, None
+        latest, chosen = 0.0, None
+        pace = self.session.pace / self.session.chunk_bytes
         for peer, d in self._peers.items():
             if not d.out:
                 continue
             rate = d.rate or self._window(peer, d) * self._copies() / BACKLOG_S
             *before, last = d.out
             ahead = sum(self._out[c].lacking for c in before)
-            start = (ahead / rate if rate > 0 else 1e9) - d.transit_s
-            if start > latest:
-                latest, chosen = start, last
+            lacking = self._out[last].lacking
+            start, finish = (((ahead + more) / rate if rate > 0 else 1e9) - d.transit_s for more in (0, lacking))
+            begun = start <= TAKE_OVER_S
+            if begun and not (pace and finish > TAKE_OVER_S + AHEAD * lacking / pace):
+                continue
+            if finish > latest:
+                latest, chosen = finish, last
         if chosen is None:
             return None
         out = self._out[chosen]

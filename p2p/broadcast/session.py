@@ -88,6 +88,8 @@ class Session:
         self._holds = ChunkSet()
         self.total: int | None = None
         self.duplicates = 0
+        self.pace = 0.0
+        """bytes/s that leave this peer at most, as its owner measures; 0 for unknown"""
         self.lagging: set[str] = set()
         """peers that fell behind the others: leaves, for as long as that lasts"""
         self._middle_at = -1e18
