@@ -116,8 +116,7 @@ class Relaying(Policy):
                 self._queues.add(peer, chunk)
 
     def relieve(self, chunks: Sequence[int]) -> None:
-        self._queues.spare(chunks)
-        self._spanning.drop(chunks)
+        self._queues.spare(chunks)  # not `_spanning`: other groups count on this peer
 
     def push(self, ready: Sequence[str], now: float) -> Push | None:
         places = self.session.places

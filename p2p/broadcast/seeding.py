@@ -185,6 +185,9 @@ class Seeding(Policy):
             d.window = max(MIN_WINDOW, of_old) if of_old else FIRST_WINDOW
         return d.window
 
+    def _rate(self, peer: str, d: _Distributor) -> float:
+        return d.rate or self._window(peer, d) * self._copies() / BACKLOG_S
+
     def tick(self, now: float) -> None:
         if self._lagging != self.session.lagging:
             self._lagging = frozenset(self.session.lagging)
@@ -287,11 +290,15 @@ class Seeding(Policy):
             return self._unseeded.lowest_not_in(ChunkSet())
         if self.session.total is None:
             return None  # more is being made, and nobody is overburdened with what there is so far
+        return self._take_over()
+
+    def _take_over(self) -> int | None:
+        """The chunk that its distributor would come to last, if that is late enough."""
         latest, chosen = TAKE_OVER_S, None
         for peer, d in self._peers.items():
             if not d.out:
                 continue
-            rate = d.rate or self._window(peer, d) * self._copies() / BACKLOG_S
+            rate = self._rate(peer, d)
             *before, last = d.out
             ahead = sum(self._out[c].lacking for c in before)
             start = (ahead / rate if rate > 0 else 1e9) - d.transit_s
