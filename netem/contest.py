@@ -55,7 +55,7 @@ class RoundResult:
     from_source: dict[str, int] = field(default_factory=dict)
     """host -> bytes it had from the source itself, of players that say so"""
     whence: dict[str, dict[str, int]] = field(default_factory=dict)
-    """host -> host -> bytes that the first had from the second, duplicates too, of players that say so"""
+    """node -> host -> bytes that the node had from it, duplicates too, of players that say so"""
     named: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """host -> nodes that refused something it sent"""
     reported: tuple[str, ...] = ()
@@ -134,7 +134,7 @@ class Round:
             sum(float(a["cpu_s"]) for a in self._accounts.values()),
             not self.failures and not self.whole, tuple(self.failures),
             from_source={h: int(a["from_source"]) for h, a in self._accounts.items() if "from_source" in a},
-            whence={h: a["whence"] for h, a in self._accounts.items() if "whence" in a},
+            whence={h: a["whence"] for h, a in self._accounts.items() if "whence" in a and h != self._source},
             named=self._by_whom(lambda account: (host for host, _ in account.get("reports", ()))),
             reported=tuple(sorted({host for host, _ in self._accounts.get(self._source, {}).get("reports", ())})),
             shunned=self._by_whom(lambda account: account.get("shuns", ())), **network,

@@ -16,10 +16,15 @@ from p2p.broadcast.chunkset import ChunkSet, bits_of
 from p2p.broadcast.groups import EVERYWHERE, Places, duty_of
 from p2p.broadcast.helping import Helping, Pace
 from p2p.broadcast.policy import Policy, Push
-from p2p.broadcast.seeding import HELP_AFTER_S, OVERDUE_S, Seeding
+from p2p.broadcast.seeding import FIRST_WINDOW, HELP_AFTER_S, OVERDUE_S, Seeding, _Distributor
 
 if TYPE_CHECKING:
     from p2p.broadcast.session import Session
+
+
+FIRST_EACH = FIRST_WINDOW / 2
+"""Chunks out at each member of a lane of which nothing is known yet. A member relays to its own group only, so that this is less
+work than as many chunks are in a mesh; but it takes two steps more until they are everywhere."""
 
 
 class _Lane:
@@ -54,6 +59,9 @@ class _View:
     def chunk_bytes(self) -> int:
         return self._session.chunk_bytes
 
+    def members(self, lane: str) -> int:
+        return len(self._lanes[lane].peers)
+
     def peer_holds(self, lane: str, chunk: int) -> bool:
         return chunk in self._lanes[lane].holds
 
@@ -69,6 +77,10 @@ class _View:
 
 class _Seeding(Seeding):
     """With what `Helping` has to know of it. Takes nothing over from a lane: some groups have it from there already."""
+
+    def __init__(self, view: _View) -> None:
+        super().__init__(cast("Session", view))
+        self._view = view
 
     def all_handed_out(self, now: float) -> bool:
         """And for so long under way that the source may help with it."""
@@ -87,6 +99,11 @@ class _Seeding(Seeding):
         """The chunks that are not everywhere, as far as is known, in one bit each."""
         return bits_of(self._out)
 
+    def _window(self, peer: str, d: _Distributor) -> float:
+        if not d.window and peer not in self._view.memory:
+            d.window = max(FIRST_WINDOW, FIRST_EACH * self._view.members(peer))
+        return super()._window(peer, d)
+
     def _take_over(self) -> int | None:
         return None
 
@@ -100,7 +117,7 @@ class Lanes(Policy):
         self._lanes: dict[str, _Lane] = {}
         self._lane_of: dict[str, _Lane] = {}
         self._view = _View(session, self._lanes)
-        self._seeding = _Seeding(cast("Session", self._view))
+        self._seeding = _Seeding(self._view)
         self._given: dict[int, str] = {}
         """chunk -> who distributes it"""
         self._own: dict[str, deque[tuple[int, int]]] = {}
