@@ -131,6 +131,7 @@ class Seeding(Policy):
                 self._done(chunk, out)
 
     def has(self, peer: str, chunk: int, now: float) -> None:
+        self._own.settle(peer, chunk)
         out = self._out.get(chunk)
         if out is None or peer in self._lagging:
             return
