@@ -228,7 +228,7 @@ def select(
 
 
 def _options(policy: str, scenario: Scenario) -> dict[str, Any]:
-    return player_options(policy, scenario.profile, scenario.payload_bytes)
+    return player_options(policy, scenario.profile, scenario.payload_bytes, scenario.mesh)
 
 
 def _take(turn: Turn, tally: Tally, say: Callable[[str], None], backend: str) -> None:

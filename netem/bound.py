@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from netem.profile import Profile
+from netem.profile import LEARNER, Profile
 
 
 def fluid_bound(payload_bits: float, source_up: float, uplinks: Sequence[float], downlinks: Sequence[float]) -> float:
@@ -55,6 +55,20 @@ def fluid_streams(source_up: float, uplinks: Sequence[float], downlinks: Sequenc
 
 
 def profile_bound(profile: Profile, payload_bytes: int) -> float:
-    """T* of a broadcast from the learner to every node of `profile`, without sites: over one LAN more is possible."""
-    nodes = [h.access for h in profile.hosts[1:]]
-    return fluid_bound(8 * payload_bytes, profile.learner.access.up, [a.up for a in nodes], [a.down for a in nodes])
+    """T* of a broadcast from the learner to every node of `profile`. A site's hosts are one to the WAN, with the sum of their
+    rates; over its LAN each has what any of them has, at the LAN's rate."""
+    bits, source_up = 8.0 * payload_bytes, 0.0
+    up: dict[str, float] = {}
+    down: dict[str, float] = {}
+    least = 0.0
+    for host in profile.hosts:
+        lan = profile.sites[host.site] if host.site else None
+        if host.name != LEARNER:
+            least = max(least, bits / (host.access.down + (lan.down if lan is not None else 0.0)))
+        if host.name == LEARNER or (host.site and host.site == profile.learner.site):
+            source_up += host.access.up
+        else:
+            unit = f"site {host.site}" if host.site else host.name
+            up[unit] = up.get(unit, 0.0) + host.access.up
+            down[unit] = down.get(unit, 0.0) + host.access.down
+    return max(least, fluid_bound(bits, source_up, list(up.values()), list(down.values())) if up else 0.0)

@@ -54,6 +54,8 @@ class RoundResult:
     """late host -> seconds after the publication at which its player was up"""
     from_source: dict[str, int] = field(default_factory=dict)
     """host -> bytes it had from the source itself, of players that say so"""
+    whence: dict[str, dict[str, int]] = field(default_factory=dict)
+    """node -> host -> bytes that the node had from it, duplicates too, of players that say so"""
     named: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """host -> nodes that refused something it sent"""
     reported: tuple[str, ...] = ()
@@ -132,6 +134,7 @@ class Round:
             sum(float(a["cpu_s"]) for a in self._accounts.values()),
             not self.failures and not self.whole, tuple(self.failures),
             from_source={h: int(a["from_source"]) for h, a in self._accounts.items() if "from_source" in a},
+            whence={h: a["whence"] for h, a in self._accounts.items() if "whence" in a and h != self._source},
             named=self._by_whom(lambda account: (host for host, _ in account.get("reports", ()))),
             reported=tuple(sorted({host for host, _ in self._accounts.get(self._source, {}).get("reports", ())})),
             shunned=self._by_whom(lambda account: account.get("shuns", ())), **network,
@@ -172,7 +175,8 @@ def run_contest(
     copies = COPIES * payload_bytes * len(profile.hosts)
     late = list(joiners(faults))
     with underlay(profile, backend) as network, open_folder(copies) as folder:
-        with open_players(network, player_argv, folder, options or {}, late) as players:
+        sites = {host.name: host.site for host in profile.hosts}
+        with open_players(network, player_argv, folder, options or {}, late, sites) as players:
             for number in range(1, rounds + 1):
                 trouble = None
                 if number == rounds and faults:

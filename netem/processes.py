@@ -14,10 +14,10 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from netem.players.wire import Command, Links, Role, Stop, command_line
 from netem.profile import LEARNER
@@ -174,15 +174,18 @@ class Players:
 
 @contextmanager
 def open_players(
-    network: Underlay, player_argv: Callable[[Role], list[str]], folder: Path, options: dict[str, Any], late: list[str]
+    network: Underlay, player_argv: Callable[[Role], list[str]], folder: Path, options: dict[str, Any], late: list[str],
+    sites: Mapping[str, str],
 ) -> Iterator[Players]:
-    """The source first, then the nodes but the late ones; all ready. Whatever they are doing, they are gone at the end."""
+    """The source first, then the nodes but the late ones; all ready. Whatever they are doing, they are gone at the end.
+    `sites`: host -> its site."""
     hosts = network.addresses
 
     def launch(players: Players, name: str) -> None:
         own = folder / name
         own.mkdir()
-        role = Role("source" if name == LEARNER else "node", name, hosts[name], str(own), hosts, LEARNER, options, late)
+        kind: Literal["source", "node"] = "source" if name == LEARNER else "node"
+        role = Role(kind, name, hosts[name], str(own), hosts, LEARNER, options, late, sites.get(name, ""))
         players.start(name, network.command(name, player_argv(role)), folder / f"{name}.log")
 
     players = Players(launch)

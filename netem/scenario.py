@@ -35,6 +35,7 @@ from netem.faults import (
     joiners,
 )
 from netem.profile import LEARNER, Profile, build_profile, load_profile
+from p2p.broadcast.groups import MESH
 from p2p.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class Require:
     """the source sends at most so many times the payload"""
     joiner_share: float | None = None
     """of the payload, a late host has at most this share from the source"""
+    site_share: float | None = None
+    """hosts of one site together have at most so many times the payload from hosts that are not at it"""
     named: tuple[str, ...] | None = None
     """hosts that are convicted of a wrong chunk: reported to the source, and dropped by all that a round waits for. Nobody else
     may be named"""
@@ -77,6 +80,8 @@ class Scenario:
     seed: int
     faults: tuple[Fault, ...]
     require: Require
+    mesh: int = MESH
+    """beyond so many nodes they are linked in groups (default policy)"""
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -122,6 +127,8 @@ def judge(scenario: Scenario, results: Sequence[RoundResult]) -> list[str]:
             share = result.from_source.get(host, scenario.payload_bytes) / scenario.payload_bytes
             if require.joiner_share is not None and share > require.joiner_share:
                 wrong.append(f"round {number}: {host} had {share:.3f} of it from the source, at most {require.joiner_share:g}")
+        if require.site_share is not None:
+            wrong += [f"round {number}: {what}" for what in _crossed_too_much(require.site_share, scenario, result)]
         if require.named is not None:
             wrong += [f"round {number}: {what}" for what in _misnamed(require.named, scenario.required, result)]
     times = [finish(scenario, result) for result in counted]
@@ -130,6 +137,24 @@ def judge(scenario: Scenario, results: Sequence[RoundResult]) -> list[str]:
         what = f"{median(times):.2f} s is {median(times) / scenario.t_star:.3f} times T* ({scenario.t_star:.2f} s)"
         wrong.append(f"{what}, at most {require.ratio:g} times{slack}")
     return wrong
+
+
+def _crossed_too_much(limit: float, scenario: Scenario, result: RoundResult) -> list[str]:
+    wrong = [f"{name} does not say whence it had what" for name in scenario.required if name not in result.whence]
+    for site, share in crossed(scenario, result).items():
+        if share > limit:
+            wrong.append(f"{share:.3f} of it came to {site} over the WAN, at most {limit:g}")
+    return wrong
+
+
+def crossed(scenario: Scenario, result: RoundResult) -> dict[str, float]:
+    """site -> how many times the payload its hosts had from elsewhere, those that are in the account."""
+    site_of = {host.name: host.site for host in scenario.profile.hosts}
+    came = dict.fromkeys((site for site in site_of.values() if site and site != scenario.profile.learner.site), 0)
+    for host, whence in result.whence.items():
+        if site_of[host] in came:
+            came[site_of[host]] += sum(size for other, size in whence.items() if site_of.get(other) != site_of[host])
+    return {site: size / scenario.payload_bytes for site, size in came.items()}
 
 
 def _misnamed(named: Collection[str], required: Collection[str], result: RoundResult) -> list[str]:
@@ -208,6 +233,7 @@ class _Require(_Section):
     complete: Literal["all"] | list[str] = "all"
     source_share: float | None = Field(default=None, gt=0)
     joiner_share: float | None = Field(default=None, gt=0, le=1)
+    site_share: float | None = Field(default=None, ge=1)
     named: list[str] | None = None
 
 
@@ -219,6 +245,7 @@ class _File(_Section):
     rounds: int = Field(default=1, ge=1, le=1000)
     warm_up: int = Field(default=1, ge=0, le=100)
     seed: int = Field(default=0, ge=0)
+    mesh: int = Field(default=MESH, ge=2, le=MESH)
     faults: list[Annotated[_Hosts | _Rate | _Outage, Field(discriminator="kind")]] = Field(default_factory=list)
     require: _Require = Field(default_factory=_Require)
 
@@ -279,7 +306,9 @@ def build_scenario(values: dict[str, Any], source: str, name: str = "scenario", 
             raise UsageError(f"{source}: require.named: {host} corrupts nothing")
     require = Require(**{**file.require.model_dump(), "complete": complete, "named": named})
     size = payload_size(file.payload, source)
-    scenario = Scenario(name, profile, size, file.policy, file.rounds, file.warm_up, file.seed, faults, require)
+    if require.site_share is not None and not profile.sites:
+        raise UsageError(f"{source}: require.site_share: no host is at a site")
+    scenario = Scenario(name, profile, size, file.policy, file.rounds, file.warm_up, file.seed, faults, require, file.mesh)
     if not scenario.required:
         raise UsageError(f"{source}: require.complete: nobody")
     if not isfinite(scenario.t_star):

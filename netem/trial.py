@@ -13,7 +13,7 @@ from rich.table import Table
 from netem.backends import AUTO, choose
 from netem.contest import RoundResult, run_contest
 from netem.players import peer_argv
-from netem.scenario import Scenario, finish, judge
+from netem.scenario import Scenario, crossed, finish, judge
 from netem.tuning import congestion_in_force, player_options
 
 CUT = 5.0
@@ -39,7 +39,7 @@ def run_scenario(
     cut_s = CUT * max(scenario.t_star, scenario.t_star_calm) + CUT_SLACK_S
     results = run_contest(
         scenario.profile, peer_argv(scenario.policy), scenario.payload_bytes, scenario.warm_up + scenario.rounds, scenario.seed,
-        cut_s, player_options(scenario.policy, scenario.profile, scenario.payload_bytes), faults=scenario.faults,
+        cut_s, player_options(scenario.policy, scenario.profile, scenario.payload_bytes, scenario.mesh), faults=scenario.faults,
         required=scenario.required if scenario.faults else None, backend=chosen, on_result=tell,
     )  # fmt: skip
     wrong = judge(scenario, results)
@@ -69,7 +69,8 @@ def round_values(scenario: Scenario, result: RoundResult, number: int) -> dict[s
         "source_bytes": result.source_bytes, "source_share": result.source_bytes / scenario.payload_bytes,
         "duplicate_bytes": result.duplicate_bytes, "cpu_s": result.cpu_s, "late_ms": 1e3 * result.late_s,
         "dropped": result.dropped, "cut_off": result.cut_off, "failures": list(result.failures), "verified": result.verified,
-        "joined": result.joined, "from_source": result.from_source, "faults": len(result.faults), "named": result.named,
+        "joined": result.joined, "from_source": result.from_source, "crossed": crossed(scenario, result),
+        "faults": len(result.faults), "named": result.named,
         "reported": result.reported, "shunned": result.shunned,
     }  # fmt: skip
 
@@ -98,6 +99,9 @@ def print_trial(result: dict[str, Any], console: Console) -> None:
         )  # fmt: skip
     console.print(table)
     for r in result["rounds"]:
+        if r["crossed"]:
+            shares = ", ".join(f"{site} {share:.3f}" for site, share in r["crossed"].items())
+            console.print(f"round {r['round']}: of the payload came over the WAN to {shares}", markup=False, highlight=False)
         for host, nodes in r["named"].items():
             dropped = ", ".join(r["shunned"].get(host, ())) or "nobody"
             reported = "reported to" if host in r["reported"] else "unknown to"

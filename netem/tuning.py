@@ -13,6 +13,7 @@ from typing import Any
 from netem.players import is_ours
 from netem.players.wire import need
 from netem.profile import LEARNER, Profile
+from p2p.broadcast.groups import MESH
 from p2p.errors import UsageError
 
 AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
@@ -22,9 +23,11 @@ FAST = 50e6
 """bit/s at the source, from which shardcast does better with fewer, larger requests (netem/players/shard.py)."""
 
 
-def player_options(peer: str, profile: Profile, payload_bytes: int) -> dict[str, Any]:
+def player_options(peer: str, profile: Profile, payload_bytes: int, mesh: int = MESH) -> dict[str, Any]:
+    """`mesh`: beyond so many nodes ours are linked in groups; the plain policies need everybody linked to everybody."""
     if is_ours(peer):
-        return {"congestion": profile.congestion} if profile.congestion in _available() else {}
+        congestion = {"congestion": profile.congestion} if profile.congestion in _available() else {}
+        return congestion | ({"mesh": mesh} if peer == "shoal" and mesh != MESH else {})
     if peer == "shardcast":
         return shardcast_options(profile, payload_bytes)
     return {}

@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from netem.players.payload import payload_blocks
 from netem.players.rogue import Conduct, RogueChannel
 from p2p.admission import make_ticket
 from p2p.broadcast.exchange import Exchange
+from p2p.broadcast.groups import MESH, Places
 from p2p.channel.libp2p import open_libp2p_network
 from p2p.codec import decode_segment
 from p2p.errors import ChannelClosed, Refusal, ShoalError
@@ -33,7 +35,7 @@ from p2p.limits import KIB, MIB
 from p2p.links import Link
 from p2p.manifest import CODEC, Header, Manifest, ManifestSigner
 from p2p.peering import JoinRefused, Peering
-from p2p.protocol.messages import Catalog, CatalogEntry, Grouping, Report, Roster
+from p2p.protocol.messages import Catalog, CatalogEntry, Chunk, Grouping, Report, Roster
 from p2p.publish import chunk_bytes_for, encode_version
 from p2p.rosters import Rosters, places_of
 from p2p.state import FlatState, state_digest
@@ -46,6 +48,9 @@ SEGMENT = MIB - 8 * KIB
 
 TENSOR_WORDS = 2 * MIB
 """Of two bytes each: tensors of 4 MiB, about what a small model's are."""
+
+ROSTERS_S = 0.5
+"""How often the source tells nodes of a large swarm whom to link with."""
 
 IN_MEMORY = 256 * MIB
 """A larger state is mapped from a file, as a node's shadow is; a smaller one is spared the page faults."""
@@ -73,6 +78,7 @@ class Player:
         self.is_source = config["role"] == "source"
         self.late = {*config.get("late", [])} - {self.name}
         options = config.get("options", {})
+        mesh: int = options.get("mesh", MESH)
         self.chunk_bytes: int | None = options.get("chunk_bytes")
         self.segment_bytes: int = options.get("segment_bytes", SEGMENT)
         me, self.head = key_of(self.name), key_of(self.source)
@@ -83,8 +89,8 @@ class Player:
         self.store = ChunkStore(Path(config["directory"]) / "chunks")
         self.peering = Peering(
             network, me, run=RUN, head=self.head.peer_id, name=self.name, agent="contest", wall=time.time,
-            ticket="" if self.is_source else ticket, dialable=options.get("dialable", True), on_up=self._on_up,
-            on_down=self._on_down, on_message=self._on_message, on_refusal=self._on_refusal,
+            ticket="" if self.is_source else ticket, dialable=options.get("dialable", True), site=config.get("site", ""),
+            on_up=self._on_up, on_down=self._on_down, on_message=self._on_message, on_refusal=self._on_refusal,
         )  # fmt: skip
         if self.is_source:
             self.peering.gate.epoch = 1
@@ -94,10 +100,14 @@ class Player:
             on_refusal=self._on_refusal, policy=options.get("policy", "shoal"),
         )  # fmt: skip
         self.directory = Path(config["directory"])
-        self.rosters = Rosters(self.exchange, self.peering.links, epoch=1) if self.is_source else None
+        self.rosters = Rosters(self.exchange, self.peering.links, epoch=1, mesh=mesh) if self.is_source else None
+        self.places: Places | None = None
+        self.placed_at = 0.0
         self.states: dict[int, FlatState] = {}
         self.mids: dict[int, bytes] = {}
         self.cpu: dict[int, float] = {}
+        self.whence: dict[bytes, Counter[str]] = {}
+        """manifest -> host -> bytes of payload that came from it"""
         self.reports: list[tuple[str, str]] = []
         """host that was refused something, and why: here, or (at the source) at a node that told it"""
         self.names = {key_of(name).peer_id: name for name in self.hosts}
@@ -115,7 +125,16 @@ class Player:
             if not self.is_source:
                 nursery.start_soon(self._keep_head)
                 self.exchange.follow(True)
+            else:
+                nursery.start_soon(self._keep_rosters)
             nursery.start_soon(self._obey)
+
+    async def _keep_rosters(self) -> None:
+        """As a learner's head does."""
+        while True:
+            await trio.sleep(ROSTERS_S)
+            assert self.rosters is not None
+            self.rosters.flush()
 
     async def _keep_head(self) -> None:
         while True:
@@ -139,8 +158,8 @@ class Player:
     async def _do(self, command: dict[str, Any]) -> None:
         assert self.nursery is not None
         match command["do"]:
-            case "links":  # answers once a full mesh is up, but for the late
-                while len(self.peering.links) < len(self.hosts) - 1 - len(self.late):
+            case "links":
+                while not self._linked():
                     await trio.sleep(0.02)  # a contest's start, not its course
                 self.say("linked", links=len(self.peering.links))
             case "prepare":
@@ -161,11 +180,19 @@ class Player:
             case other:
                 self.say("failed", why=f"unknown command {other!r}")
 
+    def _linked(self) -> bool:
+        """Whether the links are up that there are to be, but for those to the late: all, or a place's in the grid."""
+        if self.places is None:
+            return len(self.peering.links) >= len(self.hosts) - 1 - len(self.late)
+        wanted = self.places.groups.keys() - {self.me.peer_id}
+        return wanted <= self.peering.links.keys() and trio.current_time() - self.placed_at > 2 * ROSTERS_S
+
     # --- one round ---------------------------------------------------------------------------------------------------
 
     def _begin(self, number: int) -> None:
         self.cpu[number] = sum(psutil.Process().cpu_times()[:2])
         for old in [n for n in self.mids if n < number]:
+            self.whence.pop(self.mids[old], None)
             self.store.drop(self.exchange.forget(self.mids.pop(old)))
 
     def _state(self, number: int, layout: Layout) -> FlatState:
@@ -259,7 +286,8 @@ class Player:
     def _account(self, number: int) -> None:
         cpu = sum(psutil.Process().cpu_times()[:2]) - self.cpu.get(number, 0.0)
         shuns = [name for peer, name in self.names.items() if self.peering.shuns(peer) and peer not in self.peering.links]
-        self.say("account", round=number, cpu_s=cpu, reports=self.reports, shuns=shuns, **self._traffic(number))
+        whence = dict(self.whence.get(self.mids.get(number, b""), Counter()))
+        self.say("account", round=number, cpu_s=cpu, reports=self.reports, shuns=shuns, whence=whence, **self._traffic(number))
 
     # --- links -------------------------------------------------------------------------------------------------------
 
@@ -301,13 +329,16 @@ class Player:
             await self.peering.expel(peer, str(refusal))
 
     async def _on_message(self, link: Link, message: object) -> None:
+        if isinstance(message, Chunk):
+            self.whence.setdefault(message.mid, Counter())[self.names.get(link.peer, link.peer)] += len(message.data)
         if await self.exchange.handle(link.peer, message):
             return
         match message:
             case Roster():
                 self.peering.keep_connected(message.members)
             case Grouping():
-                self.exchange.arrange(places_of(message))
+                self.places, self.placed_at = places_of(message), trio.current_time()
+                self.exchange.arrange(self.places)
             case Catalog():
                 assert self.nursery is not None
                 for entry in message.entries:

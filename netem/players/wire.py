@@ -11,7 +11,7 @@ networks, namespaces or any peer-to-peer program. The first half is pure; `serve
 | `expect` round, digest, bytes, and that | nodes | `expecting` |
 | `publish` round | source | `published` at |
 | | nodes | `verified` at, digest, sent, received, duplicates: once the payload is whole and its BLAKE3 was checked |
-| `account` round | all | `account` sent, received, duplicates, cpu_s |
+| `account` round | all | `account` sent, received, duplicates, cpu_s; of ours also reports, shuns, whence (host -> bytes) |
 | `turn` to | a node of ours | `turned`: from now on it corrupts or withholds what it sends |
 | `stop`, or the end of stdin | all | exit status 0 |
 
@@ -58,6 +58,8 @@ class Role:
     options: dict[str, Any] = field(default_factory=dict)
     late: list[str] = field(default_factory=list)
     """hosts whose players start only in the middle of a round"""
+    site: str = ""
+    """those of one name share a fast LAN; empty for none"""
 
     @property
     def nodes(self) -> list[str]:

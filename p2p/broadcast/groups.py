@@ -51,6 +51,8 @@ class Places:
     """lane of every peer; the source alone knows"""
     witnesses: frozenset[str] = frozenset()
     """the source alone knows"""
+    lans: frozenset[int] = frozenset()
+    """groups that are at a site; the source alone knows"""
 
     def near(self, peer: str) -> bool:
         """Whether `peer` is in the same group, or at the same site."""
@@ -232,6 +234,7 @@ class Grid:
         return Places(
             -1, {p: g for p, (g, _) in self._where.items()}, self._numbers(),
             lanes={p: lane for p, (_, lane) in self._where.items()}, witnesses=witnesses,
+            lans=frozenset(number for number, group in enumerate(self._groups) if group.site),
         )  # fmt: skip
 
     def _is_witness(self, group: int, lane: int) -> bool:

@@ -2,8 +2,8 @@
 
 Pure; see `policy`. Who is handed a chunk brings it to every group through its own lane: so a lane has the pace of its slowest
 members, and is what a window belongs to. To `Seeding` a lane is a peer that holds a chunk once its witnesses say that they
-do; of the lane's members each becomes a distributor in its turn. What the source distributes itself goes to one peer of each
-group, with the duty to relay it there.
+do; of the lane's members each becomes a distributor in its turn. A chunk that the source distributes itself goes to one peer of
+each group, with the duty to relay it there. Once all are handed out it helps single groups (`helping`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,19 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from p2p.broadcast.chunkset import ChunkSet
+from p2p.broadcast.chunkset import ChunkSet, bits_of
 from p2p.broadcast.groups import EVERYWHERE, Places, duty_of
+from p2p.broadcast.helping import Helping, Pace
 from p2p.broadcast.policy import Policy, Push
-from p2p.broadcast.seeding import OVERDUE_S, Seeding
+from p2p.broadcast.seeding import FIRST_WINDOW, HELP_AFTER_S, OVERDUE_S, Seeding, _Distributor
 
 if TYPE_CHECKING:
     from p2p.broadcast.session import Session
+
+
+FIRST_EACH = FIRST_WINDOW / 2
+"""Chunks out at each member of a lane of which nothing is known yet. A member relays to its own group only, so that this is less
+work than as many chunks are in a mesh; but it takes two steps more until they are everywhere."""
 
 
 class _Lane:
@@ -57,6 +63,9 @@ class _View:
     def chunk_bytes(self) -> int:
         return self._session.chunk_bytes
 
+    def members(self, lane: str) -> int:
+        return len(self._lanes[lane].peers)
+
     def peer_holds(self, lane: str, chunk: int) -> bool:
         return chunk in self._lanes[lane].holds
 
@@ -70,6 +79,39 @@ class _View:
         return chunks.lowest_not_in(self._lanes[lane].holds)
 
 
+class _Seeding(Seeding):
+    """With what `Helping` has to know of it. Takes nothing over from a lane: some groups have it from there already."""
+
+    def __init__(self, view: _View) -> None:
+        super().__init__(cast("Session", view))
+        self._view = view
+
+    def all_handed_out(self, now: float) -> bool:
+        """And for so long under way that the source may help with it."""
+        began = self._began is not None and now - self._began >= HELP_AFTER_S
+        return began and not len(self._unseeded) and self.session.total is not None
+
+    def through(self) -> float:
+        """Chunks a second that all lanes together bring to everybody."""
+        return sum(self._rate(lane, d) for lane, d in self._peers.items() if d.out) / self._copies()
+
+    def transit_s(self) -> float:
+        """The longest that a chunk takes to a distributor, of any lane."""
+        return max((d.transit_s for d in self._peers.values()), default=0.0)
+
+    def out(self) -> int:
+        """The chunks that are not everywhere, as far as is known, in one bit each."""
+        return bits_of(self._out)
+
+    def _window(self, peer: str, d: _Distributor) -> float:
+        if not d.window and peer not in self._view.memory:
+            d.window = max(FIRST_WINDOW, FIRST_EACH * self._view.members(peer))
+        return super()._window(peer, d)
+
+    def _take_over(self) -> int | None:
+        return None
+
+
 class Lanes(Policy):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
@@ -79,12 +121,14 @@ class Lanes(Policy):
         self._lanes: dict[str, _Lane] = {}
         self._lane_of: dict[str, _Lane] = {}
         self._view = _View(session, self._lanes)
-        self._seeding = Seeding(cast("Session", self._view))
+        self._seeding = _Seeding(self._view)
         self._given: dict[int, str] = {}
         """chunk -> who distributes it"""
         self._own: dict[str, deque[tuple[int, int]]] = {}
         """peer -> chunks and duties that the source hands it itself"""
         self._own_at: dict[int, float] = {}
+        self._helping = Helping(session)
+        self._relieved: list[tuple[str, int]] = []
 
     # --- facts -------------------------------------------------------------------------------------------------------
 
@@ -169,7 +213,7 @@ class Lanes(Policy):
         return 0
 
     def relieved(self) -> list[tuple[str, int]]:
-        told = []
+        told, self._relieved = self._relieved, []
         for _, chunk in self._seeding.relieved():
             peer = self._given.pop(chunk, None)
             if peer is not None:
@@ -188,6 +232,8 @@ class Lanes(Policy):
         while True:
             found = self._seeding.seed(lanes, now) if self._own else self._seeding.push(lanes, now)
             if found is None:
+                if not self._own:
+                    self._help(now)
                 return self._next_own(ready)
             name, chunk, seed = found
             if seed:
@@ -218,6 +264,17 @@ class Lanes(Policy):
         for site in {places.sites[g] for g in best}:
             groups = [g for g in best if places.sites[g] == site]
             self._own.setdefault(best[groups[0]][1], deque()).append((chunk, duty_of(groups)))
+
+    def _help(self, now: float) -> None:
+        """Hand a whole group the chunk that somebody in it comes to last."""
+        if not self._seeding.all_handed_out(now):
+            return
+        pace = Pace(self._seeding.through(), self._seeding.transit_s())
+        found = self._helping.next(self._seeding.out(), pace, self.session.places or self._places, now)
+        if found is not None:
+            self._relieved.append((found.holder, found.chunk))
+            for peer in found.lacking:
+                self._own.setdefault(peer, deque()).append((found.chunk, 0))
 
     def _next_own(self, ready: Sequence[str]) -> Push | None:
         for peer in ready if self._own else ():

@@ -47,10 +47,10 @@ class Policy:
         return 0
 
     def relieve(self, chunks: Sequence[int]) -> None:
-        """The source says that it hands these to the others itself."""
+        """The source says that it hands these to the others itself; to those of this peer's own group where there are groups."""
 
     def relieved(self) -> list[tuple[str, int]]:
-        """Distributors to tell so, and the chunks, since the last call."""
+        """Whom to tell so, and the chunks, since the last call."""
         return []
 
     def tick(self, now: float) -> None:

@@ -38,6 +38,14 @@ class Queues:
     def drop(self, peer: str) -> None:
         self._queues.pop(peer, None)
 
+    def settle(self, peer: str, chunk: int) -> None:
+        """`peer` has it: else it would count in `longest` until its turn comes."""
+        queue = self._queues.get(peer)
+        if queue and chunk in queue:
+            queue.remove(chunk)
+            if not queue:
+                del self._queues[peer]
+
     def longest(self) -> int:
         """Chunks that wait for the peer for which most do, those that lag aside."""
         return max((len(q) for peer, q in self._queues.items() if peer not in self._session.lagging), default=0)
@@ -116,8 +124,7 @@ class Relaying(Policy):
                 self._queues.add(peer, chunk)
 
     def relieve(self, chunks: Sequence[int]) -> None:
-        self._queues.spare(chunks)
-        self._spanning.drop(chunks)
+        self._queues.spare(chunks)  # not `_spanning`: other groups count on this peer
 
     def push(self, ready: Sequence[str], now: float) -> Push | None:
         places = self.session.places

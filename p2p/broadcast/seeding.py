@@ -135,6 +135,7 @@ class Seeding(Policy):
                 self._done(chunk, out)
 
     def has(self, peer: str, chunk: int, now: float) -> None:
+        self._own.settle(peer, chunk)
         out = self._out.get(chunk)
         if out is None or peer in self._lagging:
             return
@@ -188,6 +189,9 @@ class Seeding(Policy):
             of_old = 0.0 if remembered is None else remembered / (self._copies() * self.session.chunk_bytes)
             d.window = max(MIN_WINDOW, of_old) if of_old else FIRST_WINDOW
         return d.window
+
+    def _rate(self, peer: str, d: _Distributor) -> float:
+        return d.rate or self._window(peer, d) * self._copies() / BACKLOG_S
 
     def tick(self, now: float) -> None:
         if self._lagging != self.session.lagging:
@@ -291,12 +295,16 @@ class Seeding(Policy):
             return self._unseeded.lowest_not_in(ChunkSet())
         if self.session.total is None:
             return None  # more is being made, and nobody is overburdened with what there is so far
+        return self._take_over()
+
+    def _take_over(self) -> int | None:
+        """The chunk that its distributor would be through with last, if that is late enough."""
         latest, chosen = 0.0, None
         pace = self.session.pace / self.session.chunk_bytes
         for peer, d in self._peers.items():
             if not d.out:
                 continue
-            rate = d.rate or self._window(peer, d) * self._copies() / BACKLOG_S
+            rate = self._rate(peer, d)
             *before, last = d.out
             ahead = sum(self._out[c].lacking for c in before)
             lacking = self._out[last].lacking

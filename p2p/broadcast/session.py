@@ -235,6 +235,10 @@ class Session:
         """Whether `peer` announced that it holds `chunk`."""
         return chunk in self._peers[peer].has
 
+    def holds_of(self, peer: str) -> int:
+        """The chunks that `peer` announced that it holds, in one bit each."""
+        return self._peers[peer].has.bits
+
     def lacks(self, peer: str, chunk: int) -> bool:
         """Whether `chunk` can be handed to `peer` and is neither there nor on its way from here."""
         entry = self._peers.get(peer)

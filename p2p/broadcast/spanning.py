@@ -11,7 +11,7 @@ Must not know why a chunk is here, nor what its own group gets: see `relaying`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from p2p.broadcast.groups import Places, duty_of
@@ -88,13 +88,6 @@ class Spanning:
                     by_group.setdefault(group, []).append(peer)
             self._known = places, by_group
         return self._known[1]
-
-    def drop(self, chunks: Iterable[int]) -> None:
-        """Bring these to nobody."""
-        gone = set(chunks)
-        self._strays = [errand for errand in self._strays if errand[0] not in gone]
-        for peer, queue in list(self._queues.items()):
-            self._queues[peer] = deque(errand for errand in queue if errand[0] not in gone)
 
     def left(self, peer: str, now: float, places: Places) -> None:
         """What waits for `peer`, and what it may not have brought on, goes another way."""

@@ -213,7 +213,8 @@ class Want:
 @message("relieve")
 @dataclass(frozen=True, slots=True)
 class Relieve:
-    """Source to a distributor: these chunks go to the others from here, do not relay them."""
+    """Source to whoever relays these chunks: they go to the others from here, do not relay them. Where peers are in groups, to
+    those of the receiver's own group: what it is to bring to other groups stays with it."""
 
     mid: bytes
     chunks: tuple[int, ...]

@@ -50,10 +50,10 @@ async def test_beyond_the_mesh_nodes_have_few_links_and_all_install(tmp_path, au
         delta = head.publish(2, state, base=1, old=old)
         await head.until_installed(names, Version(1, 2))
         assert all(n.agent.shadow.digest == state.digest() for n in swarm.nodes)
-        assert head.sent(delta) < 5 * delta.size
+        assert head.sent(delta) < 3 * delta.size
         traffic = [n.traffic(delta) for n in swarm.nodes]
         assert all(t.from_head + t.from_peers == delta.size for t in traffic)
-        assert sum(t.duplicates for t in traffic) < 0.25 * 15 * delta.size
+        assert sum(t.duplicates for t in traffic) < 0.1 * 15 * delta.size
         # One that leaves is stood in for, and what follows reaches the others.
         await swarm.kill(swarm.nodes[3])
         gone = swarm.nodes.pop(3)
@@ -99,5 +99,6 @@ async def test_a_version_crosses_into_each_site_once(tmp_path, autojump_clock, m
             sizes[step] = head.publish(step, state, base=step - 1, old=old).size
             await head.until_installed(names, Version(1, step))
         for site in ("left", "right"):
-            assert sizes[3] <= crossed[site, 3] <= 1.15 * sizes[3]
+            for step in (2, 3):
+                assert sizes[step] <= crossed[site, step] <= 1.05 * sizes[step]
         assert not head.reports and not head.refusals

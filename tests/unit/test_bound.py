@@ -37,6 +37,23 @@ def test_of_a_profile() -> None:
     assert profile_bound(build_profile(values, "t"), 32 << 20) == pytest.approx(8 * 8 * (32 << 20) / 200e6)
 
 
+def test_a_sites_hosts_are_one_to_the_wan() -> None:
+    link, lan = {"up_mbit": 8.0, "down_mbit": 50.0}, {"up_mbit": 200.0, "down_mbit": 200.0}
+    sites = [{"name": site, "count": 3, "site": site, **link} for site in ("east", "west")]
+    values = {"sites": {"east": lan, "west": lan}, "learner": {"up_mbit": 20.0, "down_mbit": 50.0}, "nodes": sites}
+    bits = 8 * (16 << 20)
+
+    def bound(**learner: float | str) -> float:
+        return profile_bound(build_profile({**values, "learner": {**values["learner"], **learner}}, "t"), 16 << 20)  # type: ignore[dict-item]
+
+    assert bound() == pytest.approx(bits / 20e6), "6 x M / (20 + 6 x 8) without sites"
+    assert bound(up_mbit=100.0) == pytest.approx(bits / 74e6), "2 M / (100 + 48)"
+    assert bound(up_mbit=1000.0) == pytest.approx(bits / 150e6), "three downlinks together"
+    assert bound(site="east") == pytest.approx(bits / 44e6), "three of them and the learner send to the other site"
+    values["nodes"] = sites[:1]
+    assert bound(site="east") == pytest.approx(bits / 250e6), "nothing crosses the WAN"
+
+
 @given(swarms)
 def test_a_schedule_within_all_capacities_reaches_the_bound(swarm) -> None:
     source, up, down = swarm

@@ -179,6 +179,13 @@ def test_who_was_named_by_whom() -> None:
     assert result.named == {"c": ("a",), "d": ("b",)} and result.shunned == {"c": ("a",)} and result.reported == ("c",)
 
 
+def test_whence_it_came() -> None:
+    state = new_round()
+    state.take("a", {**account(1, 0, 0.0), "whence": {"learner": 5, "b": 7}})
+    state.take("b", account(1, 0, 0.0))  # a peer that does not say
+    assert state.result().whence == {"a": {"learner": 5, "b": 7}}
+
+
 CHUNK, HAVE = encode(Chunk(b"m" * 32, 7, 1, b"bytes")), encode(Have(b"m" * 32, (1, 2)))
 
 

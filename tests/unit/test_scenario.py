@@ -12,7 +12,9 @@ from netem.contest import RoundResult
 from netem.fabric import Fabric, Pipe
 from netem.faults import Continue, Corrupt, Join, Kill, Outage, SetRates, Stop, Withhold, bound_under, excused, joiners
 from netem.profile import build_profile
-from netem.scenario import build_scenario, builtin_scenarios, find_scenario, finish, judge, load_scenario, payload_size
+from netem.scenario import build_scenario, builtin_scenarios, crossed, find_scenario, finish, judge, load_scenario, payload_size
+from netem.tuning import player_options
+from p2p.broadcast.groups import MESH
 from p2p.errors import UsageError
 
 LINK = {"up_mbit": 20, "down_mbit": 50, "delay_ms": 12.5}
@@ -31,7 +33,7 @@ def test_the_builtin_ones_are_sound() -> None:
     names = builtin_scenarios()
     assert {"homogeneous-32", "homogeneous-64", "heterogeneous", "delays", "small", "killed-relay", "killed-three-of-ten",
             "slow-relay", "corrupt-relay", "withholding-relay", "stall-6s", "late-joiner", "equal-2", "equal-4", "equal-8",
-            "equal-16"} <= set(names)  # fmt: skip
+            "equal-16", "sites", "groups"} <= set(names)  # fmt: skip
     for name in names:
         scenario = find_scenario(name)
         assert scenario.name == name and scenario.warm_up == 1 and scenario.profile.mtu == 9000
@@ -41,6 +43,9 @@ def test_the_builtin_ones_are_sound() -> None:
     t_stars = [find_scenario(f"equal-{n}").t_star for n in (2, 4, 8, 16)]
     assert t_stars == pytest.approx([16 * MIB * 8 / 20e6] * 4)
     assert find_scenario("homogeneous-32").t_star == pytest.approx(32 * MIB * 8 / 25e6)
+    assert find_scenario("sites").t_star == pytest.approx(16 * MIB * 8 / 20e6)
+    groups = find_scenario("groups")
+    assert groups.mesh < len(groups.profile.hosts) - 1 and find_scenario("sites").mesh == MESH
 
 
 def test_a_scenario_with_everything(tmp_path: Path) -> None:
@@ -64,6 +69,13 @@ def test_a_scenario_with_everything(tmp_path: Path) -> None:
     assert excused(scenario.faults) == {"node-1"} and joiners(scenario.faults) == {"node-4": 4}
     assert find_scenario(str(file)) == scenario
     assert scenario.with_mtu(1500).profile.mtu == 1500 and scenario.with_mtu(1500).faults == scenario.faults
+
+
+def test_only_the_default_policy_is_told_of_a_smaller_mesh() -> None:
+    assert player_options("shoal", NETWORK, SIZE, 6)["mesh"] == 6
+    for peer in ("star", "chain", "libtorrent"):
+        assert "mesh" not in player_options(peer, NETWORK, SIZE, 6)
+    assert "mesh" not in player_options("shoal", NETWORK, SIZE)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +124,10 @@ KILL = {"at": 1.0, "kind": "kill", "host": "node-1"}
         ({"require": {"named": ["node-2"]}}, "x: require.named: node-2 corrupts nothing"),
         ({"require": {"ratio": 0.5}}, "x: require.ratio: "),
         ({"require": {"joiner_share": 2.0}}, "x: require.joiner_share: "),
+        ({"require": {"site_share": 0.9}}, "x: require.site_share: "),
+        ({"require": {"site_share": 1.2}}, "x: require.site_share: no host is at a site"),
+        ({"mesh": 1}, "x: mesh: "),
+        ({"mesh": MESH + 1}, "x: mesh: "),
     ],
 )  # fmt: skip
 def test_what_a_scenario_may_not_say(more: dict[str, Any], why: str) -> None:
@@ -238,6 +254,32 @@ def test_a_joiner_counts_from_when_it_is_up() -> None:
     assert judge(scenario, [everyone(3.0), greedy]) == ["round 2: node-4 had 0.500 of it from the source, at most 0.2"]
     missing = result(dict.fromkeys(NODES[:3], 2.0), faults=scenario.faults)
     assert "round 2: incomplete at node-4" in judge(scenario, [everyone(3.0), missing])
+
+
+def test_what_crosses_into_a_site() -> None:
+    link = {"up_mbit": 20, "down_mbit": 50}
+    sites = [{"name": site, "count": 2, "site": site, **link} for site in ("east", "west")]
+    profile = {"sites": {"east": link, "west": link}, "learner": link, "nodes": [*sites, {"name": "alone", **link}]}
+    scenario = build_scenario(values(profile=profile, rounds=1, require={"site_share": 1.25}), "x")
+    half, names = 4 * MIB, scenario.required
+
+    def account(**more: dict[str, int]) -> RoundResult:
+        whence = {
+            "east-1": {"learner": half, "east-2": half}, "east-2": {"west-1": half, "east-1": half},
+            "west-1": {"learner": 2 * half}, "west-2": {"west-1": 2 * half}, "alone": {"west-1": 2 * half, "learner": half},
+        }  # fmt: skip
+        return result(dict.fromkeys(names, 9.0), whence=whence | more)
+
+    assert crossed(scenario, account()) == {"east": 1.0, "west": 1.0}
+    assert judge(scenario, [account(), account()]) == []
+    twice = account(**{"west-2": {"east-1": half, "alone": half}})
+    assert judge(scenario, [twice, account()]) == [], "a warm-up round may"
+    assert judge(scenario, [account(), twice]) == ["round 2: 2.000 of it came to west over the WAN, at most 1.25"]
+    silent = account()
+    del silent.whence["west-1"]
+    assert judge(scenario, [account(), silent]) == ["round 2: west-1 does not say whence it had what"]
+    at_home = build_scenario(values(profile={**profile, "learner": {**link, "site": "west"}}), "x")
+    assert crossed(at_home, account()) == {"east": 1.0}, "the learner's own site has it"
 
 
 # --- rates of a running fabric -------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from p2p.broadcast.relaying import Queues
 from p2p.broadcast.seeding import OVERDUE_S, Seeding
 from p2p.broadcast.session import LAG_S, Session
 from tests.unit.swarm_sim import SOURCE, Sim
@@ -286,3 +287,19 @@ def test_a_neighbour_that_takes_no_part_yet_uses_nothing_up() -> None:
         assert session.next(["a", "b"], now) is None
     session.join("a", (), 2.0)
     assert [session.next(["a", "b"], 2.0) for _ in range(4)] == [("a", chunk, True) for chunk in range(4)]
+
+
+def test_what_a_peer_has_by_now_does_not_count_as_waiting_for_it() -> None:
+    session = source("ab", 6)
+    queues = Queues(session)
+    for chunk in range(6):
+        queues.add("a", chunk)
+    queues.add("b", 0)
+    for chunk in (4, 1):
+        session.peer_has("a", [chunk], 0.0)
+        queues.settle("a", chunk)
+        queues.settle("a", chunk)
+    assert queues.longest() == 4
+    assert [queues.next("a") for _ in range(5)] == [("a", 0), ("a", 2), ("a", 3), ("a", 5), None]
+    queues.settle("b", 0)
+    assert queues.longest() == 0 and queues.next("b") is None

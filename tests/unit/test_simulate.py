@@ -210,7 +210,7 @@ def test_groups_of_many_nodes_cost_little_against_a_mesh_of_few() -> None:
     assert len(many.done) == 48
     assert many.ratio < 1.15 * few.ratio
     assert many.source_bytes < 4 * 8 * MIB
-    assert many.duplicate_bytes < 0.05 * 48 * 8 * MIB
+    assert many.duplicate_bytes < 0.01 * 48 * 8 * MIB
 
 
 @pytest.mark.parametrize(
@@ -250,8 +250,8 @@ def test_a_version_crosses_into_each_site_about_once() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Network, "send", counted)
-        _, result = simulate(profile, 8 * MIB, chunk_bytes=CHUNK, rounds=2)
+        first, result = simulate(profile, 8 * MIB, chunk_bytes=CHUNK, rounds=2)
     assert len(result.done) == 18
     for size in crossing.values():
-        assert 2 * 8 * MIB <= size <= 1.1 * 2 * 8 * MIB, "two versions, each of them once"
-    assert result.t_max < 1.5 * wire_seconds(8 * MIB, 40)
+        assert 2 * 8 * MIB <= size <= 1.05 * 2 * 8 * MIB, "two versions, each of them once"
+    assert first.t_max < 1.4 * wire_seconds(8 * MIB, 40) and result.t_max < 1.2 * wire_seconds(8 * MIB, 40)

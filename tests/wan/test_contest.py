@@ -58,6 +58,23 @@ def test_a_peer_serves_three_nodes(peer: str) -> None:
     assert set(left_behind()) <= before
 
 
+def test_sites_and_groups_over_real_connections() -> None:
+    """Two sites of two, on fast LANs; then five nodes in two groups, not all linked. Each node's bytes are accounted for."""
+    link, lan = {"up_mbit": 20.0, "down_mbit": 50.0, "delay_ms": 5.0}, {"up_mbit": 80.0, "down_mbit": 80.0}
+    sites = [{"name": site, "count": 2, "site": site, **link} for site in ("east", "west")]
+    profile = build_profile({"mtu": 9000, "sites": {"east": lan, "west": lan}, "learner": link, "nodes": sites}, "test")
+    for result in run_contest(profile, peer_argv("shoal"), SIZE, 2, 3, 60.0):
+        assert not result.failures and len(result.verified) == 4 and result.whence.keys() == result.verified.keys()
+        for site in ("east", "west"):
+            came = [(h, size) for n, whence in result.whence.items() if n.startswith(site) for h, size in whence.items()]
+            assert SIZE <= sum(size for _, size in came) <= 3 * SIZE
+            assert SIZE <= sum(size for h, size in came if not h.startswith(site)) <= 1.25 * SIZE
+    profile = build_profile({"mtu": 9000, "learner": link, "nodes": [{"count": 5, **link}]}, "test")
+    for result in run_contest(profile, peer_argv("shoal"), SIZE, 2, 3, 60.0, {"mesh": 2}):
+        assert not result.failures and len(result.verified) == 5
+        assert all(sum(whence.values()) >= SIZE for whence in result.whence.values())
+
+
 @pytest.mark.skipif(bool(NO_HTB), reason=f"back end tc: {NO_HTB}")
 def test_a_contest_over_the_kernels_own_queues() -> None:
     """Without delays, which most kernels can do; a rate that falls and an outage are brought about as well."""
