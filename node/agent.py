@@ -217,6 +217,7 @@ class Agent:
             case Grouping():
                 try:
                     self.exchange.arrange(places_of(message))
+                    self.peering.shed(message.apart)
                 except Refusal as refusal:
                     await self._on_refusal(link.peer, refusal)
             case Catalog():

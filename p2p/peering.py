@@ -10,7 +10,7 @@ the other one. So every pair has one link, and a node behind NAT takes part thro
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any
 
 import trio
@@ -30,6 +30,9 @@ log = logging.getLogger("shoal.peering")
 
 MAX_SITE = 64
 """Characters of a site's name that count."""
+
+SHED_S = 10.0
+"""A link that is needed no more is closed after so long: what is in flight on it has arrived, the links in its place are up."""
 
 RENEW_CHECK_S = 600.0
 """How often the head looks whether a membership it gave is past half its life. Often, for a machine may sleep for days."""
@@ -80,6 +83,8 @@ class Peering:
         self._half: dict[str, tuple[Channel, Hello]] = {}
         self._dialling: dict[str, trio.CancelScope] = {}
         self._members: dict[str, Member] = {}
+        self._listed: set[str] = set()
+        """the members of the last roster, whoever is to dial them"""
         self._greeting: set[str] = set()
         """peers that `connect` is at work on"""
         self._nursery: trio.Nursery | None = None
@@ -136,6 +141,8 @@ class Peering:
 
     def keep_connected(self, members: Iterable[Member]) -> None:
         """Dial, and keep dialling, the members that are ours to dial; stop for those that left the roster."""
+        members = list(members)
+        self._listed = {m.peer for m in members}
         wanted = {m.peer: m for m in members if m.peer not in (self.me, self.head) and self._mine_to_dial(m)}
         self._members = wanted  # a peer that came back may listen elsewhere now
         for peer in [p for p in self._dialling if p not in wanted]:
@@ -144,6 +151,17 @@ class Peering:
             if peer not in self._dialling and self._nursery is not None:
                 scope = self._dialling[peer] = trio.CancelScope()
                 self._nursery.start_soon(self._keep, peer, scope)
+
+    def shed(self, peers: Collection[str]) -> None:
+        """Close the links to these in a while, unless they are members of the roster then. Both ends are told to, one will do."""
+        if peers and self._nursery is not None:
+            self._nursery.start_soon(self._shed, frozenset(peers))
+
+    async def _shed(self, peers: frozenset[str]) -> None:
+        await trio.sleep(SHED_S)
+        for peer in peers - self._listed:
+            if peer != self.head:
+                await self.close(peer, "neighbours no longer")
 
     def _mine_to_dial(self, member: Member) -> bool:
         if not member.addresses:

@@ -6,6 +6,7 @@ The head's half of `broadcast.groups`. Must not know manifests, nor who dials wh
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from p2p.broadcast.exchange import Exchange
 from p2p.broadcast.groups import MAX_GROUPS, MESH, Grid, Places
@@ -59,7 +60,9 @@ class Rosters:
         if places is not None and before is not None and before[0] is link and before[1:] == (roster, grouping):
             return
         if places is not None or (before is not None and before[2] != grouping):
-            link.post(grouping)
+            # Of those who are here: one that only lost us may need every link it has.
+            apart = [m.peer for m in before[1] if m.peer in self.grid and m.peer not in listed] if before is not None else []
+            link.post(replace(grouping, apart=tuple(apart)))
         link.post(make_roster(self._epoch, [*roster, *self.extra]))
         self._told[link.peer] = link, roster, grouping
 

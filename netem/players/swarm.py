@@ -339,6 +339,7 @@ class Player:
             case Grouping():
                 self.places, self.placed_at = places_of(message), trio.current_time()
                 self.exchange.arrange(self.places)
+                self.peering.shed(message.apart)
             case Catalog():
                 assert self.nursery is not None
                 for entry in message.entries:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from p2p.broadcast.chunkset import ChunkSet, bits_of
-from p2p.broadcast.groups import EVERYWHERE, Places, duty_of
+from p2p.broadcast.groups import EVERYWHERE, Places, duty_of, groups_of
 from p2p.broadcast.helping import Helping, Pace
 from p2p.broadcast.policy import Policy, Push
 from p2p.broadcast.seeding import FIRST_WINDOW, HELP_AFTER_S, OVERDUE_S, Seeding, _Distributor
@@ -127,6 +127,8 @@ class Lanes(Policy):
         self._own: dict[str, deque[tuple[int, int]]] = {}
         """peer -> chunks and duties that the source hands it itself"""
         self._own_at: dict[int, float] = {}
+        self._entered: dict[str, list[tuple[int, int]]] = {}
+        """peer -> chunks and duties that the source handed it itself"""
         self._helping = Helping(session)
         self._relieved: list[tuple[str, int]] = []
 
@@ -152,12 +154,16 @@ class Lanes(Policy):
         if lane is None:
             return
         del lane.peers[peer]
-        for chunk, _ in self._own.pop(peer, ()):
-            self._own_at.pop(chunk, None)  # overdue soon, and sent another way then
+        entered = [*self._entered.pop(peer, ()), *self._own.pop(peer, ())]
         for chunk in [c for c, to in self._given.items() if to == peer]:
             del self._given[chunk]
             if not self.session.anyone_holds(chunk):
                 self._seeding.unseed(chunk)
+            else:  # other groups were served first
+                self._bring_home(chunk, (self.session.places or self._places).groups.get(peer, -1))
+        for chunk, duty in entered:
+            for group in groups_of(duty, len(self._places.sites)):
+                self._bring_home(chunk, group)
         if not lane.peers:
             del self._lanes[lane.name]
             self._seeding.left(lane.name, now)
@@ -166,6 +172,14 @@ class Lanes(Policy):
             if not lane.witnesses:
                 lane.witnesses.add(next(iter(lane.peers)))
             self._recount(lane, now)
+
+    def _bring_home(self, chunk: int, group: int) -> None:
+        """Who was to relay this chunk in that group is gone. Unless somebody of it has the chunk by now, another is to."""
+        places, session = self.session.places or self._places, self.session
+        members = [p for p in self._lane_of if places.groups.get(p) == group]
+        if members and all(session.lacks(p, chunk) for p in members):
+            entry = min(members, key=lambda p: (p in session.lagging, len(self._own.get(p, ()))))
+            self._own.setdefault(entry, deque()).append((chunk, duty_of([group])))
 
     def _counted(self, lane: _Lane) -> list[str]:
         return [p for p in lane.witnesses if p not in self.session.lagging] or list(lane.witnesses)
@@ -284,5 +298,7 @@ class Lanes(Policy):
                 if not queue:
                     del self._own[peer]
                 if self.session.lacks(peer, chunk):
+                    if duty:
+                        self._entered.setdefault(peer, []).append((chunk, duty))
                     return peer, chunk, duty
         return None

@@ -27,6 +27,12 @@ async def arranged(swarm: Swarm) -> None:
     await swarm.head.until(is_arranged)
 
 
+def has_its_links_alone(swarm: Swarm) -> bool:
+    """No links are left of what was before the groups."""
+    head, grid = swarm.head_identity.peer_id, swarm.head.rosters.grid
+    return all(set(n.agent.peering.links) - {head} == set(grid.links(n.peer)) for n in swarm.nodes)
+
+
 async def test_beyond_the_mesh_nodes_have_few_links_and_all_install(tmp_path, autojump_clock, monkeypatch) -> None:
     monkeypatch.setattr("p2p.channel.stream.QUEUE_LIMIT", 2 * CHUNK)
     async with open_swarm(tmp_path) as swarm:
@@ -38,9 +44,9 @@ async def test_beyond_the_mesh_nodes_have_few_links_and_all_install(tmp_path, au
         await arranged(swarm)
         grid = head.rosters.grid
         assert len(grid.groups) == 2
-        # A full mesh up to the mesh's size, then some links from before the groups were made: but far from everybody.
-        linked = [len(set(n.agent.peering.links) - {swarm.head_identity.peer_id}) for n in swarm.nodes]
-        assert max(len(grid.links(n.peer)) for n in swarm.nodes) <= 9 and min(linked) < 14
+        assert max(len(grid.links(n.peer)) for n in swarm.nodes) <= 9
+        assert not has_its_links_alone(swarm), "there was a full mesh up to the mesh's size"
+        await head.until(lambda: has_its_links_alone(swarm))
         names = [n.peer for n in swarm.nodes]
         state = make_state(1)
         anchor = head.publish(1, state)
@@ -62,6 +68,7 @@ async def test_beyond_the_mesh_nodes_have_few_links_and_all_install(tmp_path, au
         old, state = state, changed_state(state, 3, 0.9)
         head.publish(3, state, base=2, old=old)
         await head.until_installed([n.peer for n in swarm.nodes], Version(1, 3))
+        await head.until(lambda: has_its_links_alone(swarm))
         assert not head.reports and not head.refusals
 
 

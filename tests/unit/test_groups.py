@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from p2p.broadcast.session import Session
 from p2p.errors import Refusal
 from p2p.protocol.messages import Grouping, Placed
 from p2p.protocol.wire import decode, encode
-from p2p.rosters import grouping_of, places_of
+from p2p.rosters import Rosters, grouping_of, places_of
 
 
 def names(count: int) -> list[str]:
@@ -107,6 +108,43 @@ def test_a_place_survives_the_wire_and_one_that_is_none_is_refused() -> None:
     for wrong in (Grouping(3, (0, 1), True, ()), Grouping(0, (0, 1), True, (Placed("x", 2),)), Grouping(0, (0,) * 99, True, ())):
         with pytest.raises(Refusal):
             places_of(wrong)
+
+
+class _Link:
+    """What the head knows of a node, and what it told it."""
+
+    def __init__(self, peer: str) -> None:
+        self.peer, self.name, self.site, self.addresses = peer, peer, "", ()
+        self.told: list[Grouping] = []
+
+    def post(self, message: object) -> None:
+        if isinstance(message, Grouping):
+            self.told.append(message)
+
+
+class _Exchange:
+    def arrange(self, places: Places | None) -> None:
+        self.places = places
+
+
+def test_who_was_a_neighbour_is_told_of_it_if_it_is_still_here() -> None:
+    links = {p: _Link(p) for p in names(6)}
+    rosters = Rosters(cast(Any, _Exchange()), cast(Any, links), epoch=1, mesh=6)
+    rosters.changed()
+    assert not any(link.told for link in links.values()), "a mesh"
+    links |= {p: _Link(p) for p in names(14)[6:]}
+    del links["p5"]
+    rosters.changed()
+    rosters.flush()
+    for peer, link in links.items():
+        (told,) = link.told
+        before = set(names(6)) if peer in names(6) else set()
+        assert set(told.apart) == before - {"p5", peer} - set(rosters.grid.links(peer)), "p5 may have lost us alone"
+    assert any(link.told[0].apart for link in links.values())
+    del links["p0"]
+    rosters.changed()
+    rosters.flush()
+    assert all(not link.told[1].apart for link in links.values() if len(link.told) > 1), "somebody left; nobody moved"
 
 
 # --- a chunk's way
