@@ -21,7 +21,7 @@ CHUNKS, MANY_CHUNKS = 512, 4096
 filling under 5 % (Mundinger, Weber and Weiss 2008), and a few for each distributor keep all of them busy to the end. Chunks
 grow beyond MEDIUM_CHUNK only when there would be many."""
 
-MIN_CHUNK, MEDIUM_CHUNK = 8 * KIB, 128 * KIB
+MIN_CHUNK, MEDIUM_CHUNK = 16 * KIB, 128 * KIB
 """Below the first the costs of a chunk (its digest, its announcements) are no longer small beside it; a slow uplink is
 busy with one of the second, handed to seven peers, for the better part of a second."""
 

@@ -30,8 +30,9 @@ FIRST_WINDOW, MIN_WINDOW = 4.0, 2.0
 TAKE_OVER_S = 0.05
 """Taken over is only what its distributor comes to so much later than it can be told: anything sooner may be on its way."""
 
-AHEAD = 2.0
-"""What its distributor is at already is taken over where the source is through with it in so much less time."""
+BEGUN_S, AHEAD = 0.3, 2.0
+"""What its distributor is at already is taken over when that would take it longer than the first, and the second times as long as
+the source."""
 
 MAX_TRANSIT_S = 2.0
 """The longest way to a distributor that its window makes up for."""
@@ -310,7 +311,7 @@ class Seeding(Policy):
             lacking = self._out[last].lacking
             start, finish = (((ahead + more) / rate if rate > 0 else 1e9) - d.transit_s for more in (0, lacking))
             begun = start <= TAKE_OVER_S
-            if begun and not (pace and finish > TAKE_OVER_S + AHEAD * lacking / pace):
+            if begun and not (pace and finish > max(BEGUN_S, AHEAD * lacking / pace)):
                 continue
             if finish > latest:
                 latest, chosen = finish, last

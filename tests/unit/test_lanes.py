@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from netem.faults import Kill
 from netem.scenario import find_scenario
-from netem.simulate import Kill, simulate
+from netem.simulate import simulate
 from p2p.broadcast.groups import EVERYWHERE, Grid, Places, duty_of
 from p2p.broadcast.seeding import HELP_AFTER_S
 from p2p.broadcast.session import Session

@@ -43,10 +43,10 @@ def publish(made: Publisher, step: int, base: int | None, size: int) -> int:
 
 def test_chunks_fit_the_last_version_of_their_kind(tmp_path: Path) -> None:
     made = publisher(tmp_path, 0)
-    first, usual = chunk_bytes_for(LAYOUT.nbytes // FIRST_DELTA), chunk_bytes_for(6 * MIB)
+    first, usual = chunk_bytes_for(LAYOUT.nbytes // FIRST_DELTA), chunk_bytes_for(9 * MIB)
     assert first < usual
     assert publish(made, 1, None, 5 * MIB) == chunk_bytes_for(LAYOUT.nbytes)
-    assert publish(made, 2, 1, 6 * MIB) == first
+    assert publish(made, 2, 1, 9 * MIB) == first
     assert publish(made, 3, 2, 100) == usual
     assert publish(made, 4, 3, 100) == first
     assert publish(made, 5, None, 5 * MIB) == chunk_bytes_for(5 * MIB)
