@@ -3,7 +3,8 @@
 Pure; see `policy`. The scheme is Mutualcast's (Li, Chou, Zhang 2005): a peer is handed as many chunks as it has room for,
 so strong uplinks take more with no rate configured. How much room a peer has follows from how long its chunks take to
 reach everybody (Little's law), which its receivers tell, not the peer itself. When no distributor has room, the source
-distributes the next chunk itself; when all chunks are handed out, it takes over those that their distributors would come to last.
+distributes the next chunk itself; when all chunks are handed out, it takes over those that their distributors would be
+through with last.
 """
 
 from __future__ import annotations

@@ -303,3 +303,23 @@ def test_what_a_peer_has_by_now_does_not_count_as_waiting_for_it() -> None:
     assert [queues.next("a") for _ in range(5)] == [("a", 0), ("a", 2), ("a", 3), ("a", 5), None]
     queues.settle("b", 0)
     assert queues.longest() == 0 and queues.next("b") is None
+
+
+@pytest.mark.parametrize(("pace", "taken"), [(1000.0, ["a"]), (2.0, []), (0.0, [])])
+def test_what_a_slow_distributor_is_at_is_taken_over_by_a_source_that_is_through_with_it_much_sooner(
+    monkeypatch, pace: float, taken: list[str]
+) -> None:
+    """One chunk is out at a, which is known to bring one copy a second to somebody; nothing else is to do. `pace`: of the
+    source, in chunks a second; 0 for unknown."""
+    monkeypatch.setattr("p2p.broadcast.seeding.HELP_AFTER_S", 0.0)
+    session = source("abc", 1)
+    unit = session.chunk_bytes
+    session.pace = pace * unit
+    assert seeds(session, "a", 0.0) == {"a": [0]}
+    policy = session._policy
+    assert isinstance(policy, Seeding)
+    policy._peers["a"].rate = 1.0
+    session.peer_has("a", [0], 0.1)
+    found = session.next(["a", "b", "c"], 0.2)
+    assert [peer for peer, _ in session.relieved()] == taken
+    assert (found is not None and found[0] in "bc") == bool(taken)
