@@ -15,6 +15,7 @@ from typing import Any
 
 from netem.backends import AUTO, choose
 from netem.contest import RoundResult, run_contest
+from netem.foretold import foretell
 from netem.players import PEERS, is_ours, peer_argv
 from netem.profile import Profile
 from netem.scenario import Scenario, find_scenario
@@ -191,6 +192,8 @@ def bench(
         on_hosts = next((r.congestion for t in tallies.values() for results in t.turns for r in results), "")
         first = {turn.policy: turn for turn in reversed(mine)}
         rows = [row_of(first[p], tallies[p], _options(p, scenario), on_hosts) for p in chosen]
+        for row in rows:
+            row["simulated"] = _simulated(first[row["policy"]], row)
         ok = ok and all(row["repeats"] > 0 for row in rows)
         out.append(scenario_values(scenario, rows, on_hosts, backend))
     return {
@@ -250,6 +253,13 @@ def _take(turn: Turn, tally: Tally, say: Callable[[str], None], backend: str) ->
     late = max(r.late_s for r in results)
     slow = f", the emulator {1e3 * late:.0f} ms late" if late > 0.01 else ""
     say(f"  {turn.policy} {turn.repeat + 1}: {what} (took {time.monotonic() - began:.0f} s{slow})")
+
+
+def _simulated(turn: Turn, row: dict[str, Any]) -> dict[str, Any] | None:
+    """For our own policy; the order of the plain ones' nodes is that of their keys, which a simulation has none of."""
+    if turn.policy != "shoal" or row["ratio"] is None:
+        return None
+    return foretell(turn.scenario, turn.policy, turn.rounds, row["cpu_s"], row["duplicate_bytes"])
 
 
 def _brief(result: RoundResult, t_star: float) -> str:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from netem.trial import number
 
-COLUMNS = ("policy", "T/T*", "cold", "T max s", "T median s", "source", "duplicates", "CPU s", "TCP", "")
+COLUMNS = ("policy", "T/T*", "cold", "simulated", "T max s", "T median s", "source", "duplicates", "CPU s", "TCP", "")
 
 WIDTH = 110
 """Of a table that goes to no terminal."""
@@ -52,17 +52,21 @@ def cells(scenario: dict[str, Any], row: dict[str, Any]) -> list[str]:
     notes += [f"{len(row['failures'])} failed"] if row["failures"] else []
     notes += [f"emulator {row['late_ms']:.0f} ms late"] if row["late_ms"] > 10 else []
     return [
-        row["policy"], f"{more}{row['ratio']:.2f}", number(row["cold_ratio"], 2), f"{more}{row['t_max']:.2f}",
-        f"{row['t_median']:.2f}", f"{row['source_bytes'] / size:.2f}",
+        row["policy"], f"{more}{row['ratio']:.2f}", number(row["cold_ratio"], 2), number(_simulated(row), 2),
+        f"{more}{row['t_max']:.2f}", f"{row['t_median']:.2f}", f"{row['source_bytes'] / size:.2f}",
         f"{100 * row['duplicate_bytes'] / (size * scenario['nodes']):.2f} %", f"{row['cpu_s']:.1f}", row["congestion"],
         ", ".join(notes),
     ]  # fmt: skip
 
 
+def _simulated(row: dict[str, Any]) -> float | None:
+    return row["simulated"]["ratio"] if row.get("simulated") else None
+
+
 def markdown(result: dict[str, Any]) -> str:
     lines = []
     for scenario in result["scenarios"]:
-        lines += [f"**{headline(scenario)}**", "", "| " + " | ".join(COLUMNS) + " |", "|---" + "|---:" * 7 + "|---|---|"]
+        lines += [f"**{headline(scenario)}**", "", "| " + " | ".join(COLUMNS) + " |", "|---" + "|---:" * 8 + "|---|---|"]
         lines += ["| " + " | ".join(cells(scenario, row)) + " |" for row in scenario["rows"]] + [""]
     return "\n".join(lines)
 

@@ -17,6 +17,7 @@ from netem.bound import profile_bound
 from netem.faults import Join, Kill, SetRates, Withhold, joiners
 from netem.flows import Network
 from netem.profile import Profile
+from netem.simcores import Cores, Machine
 from netem.simpeer import SimPeer
 from netem.simpump import Loop
 from netem.simwire import Plan
@@ -68,9 +69,9 @@ class Simulation(Loop):
         faults: Sequence[SimFault],
         fault_round: int,
         unnoticed_s: float,
-        process_s: float,
+        machine: Machine,
     ) -> None:
-        self.profile, self.process_s, self.events = profile, process_s, 0
+        self.profile, self.events, self._cores = profile, 0, Cores(machine)
         self.network, self.now = Network(profile), 0.0
         self.moved_at = self._began = 0.0
         self._hosts = {host.name: host for host in profile.hosts}
@@ -139,6 +140,9 @@ class Simulation(Loop):
     def at(self, time: float, action: Callable[..., object], *arguments: object) -> None:
         self._count += 1
         heappush(self._queue, (time, self._count, action, arguments))
+
+    def worked(self, host: str) -> float:
+        return self._cores.done(self.now, host)
 
     def queueing(self, host: str) -> float:
         return self.peers[host].queueing(self.now)

@@ -10,7 +10,7 @@ everything about links but their delay: a neighbour is there or is not.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import floor, inf
+from math import floor
 from typing import Any
 
 from netem.flows import Arrival
@@ -36,7 +36,6 @@ class SimPeer(SimPump):
         self.memory: dict[str, float] = {}
         self.duplicate_bytes = 0
         """payload of chunks that came this round and were here already"""
-        self._busy_until = -inf
         self._ticks_from = phase
         self._parked = False
         """has nothing to do until a version or a want comes: it does not tick"""
@@ -161,8 +160,7 @@ class SimPeer(SimPump):
         if session is None or plan is None or message.round != plan.number or arrival.source not in self.links:
             return
         if type(message) is Chunk:
-            self._busy_until = max(self._busy_until, self.loop.now) + self.loop.process_s
-            self.loop.at(self._busy_until, self._on_chunk, arrival.source, message)
+            self.loop.at(self.loop.worked(self.name), self._on_chunk, arrival.source, message)
         else:
             self._on[type(message)](session, arrival.source, message)
 

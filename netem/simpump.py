@@ -28,12 +28,15 @@ class Loop:
 
     network: Network
     now: float
-    process_s: float
     moved_at: float
     """when a host last got a chunk that it did not have"""
 
     def at(self, time: float, action: Callable[..., object], *arguments: object) -> None:
         """Call `action` at that time."""
+        raise NotImplementedError
+
+    def worked(self, host: str) -> float:
+        """When the host will have done the work of a chunk that came now."""
         raise NotImplementedError
 
     def queueing(self, host: str) -> float:

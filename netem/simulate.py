@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from netem.faults import SetRates, joiners
 from netem.profile import Profile
+from netem.simcores import Machine
 from netem.simloop import SimFault, SimResult, Simulation
 from netem.simwire import Plan
 from p2p.broadcast.groups import Grid
@@ -24,8 +25,7 @@ from p2p.broadcast.policy import DEFAULT, POLICIES
 from p2p.errors import UsageError
 from p2p.publish import chunk_bytes_for
 
-PROCESS_S = 0.001
-"""A receiver verifies and stores one chunk in so long, one after another."""
+OWN_CORES = Machine()
 
 FULL_MESH = 32
 """Hosts that may all know each other; a larger profile needs `degree` or `neighbours`."""
@@ -44,7 +44,7 @@ def simulate(
     faults: Sequence[SimFault] = (),
     fault_round: int = 1,
     unnoticed_s: float = 0.0,
-    process_s: float = PROCESS_S,
+    machine: Machine = OWN_CORES,
     mesh: int = FULL_MESH - 1,
 ) -> list[SimResult]:
     """Broadcast `rounds` versions of `payload_bytes` from the profile's first host to all others, one after another, as peers
@@ -54,7 +54,8 @@ def simulate(
     graph in which each host has about so many; else everybody knows everybody, and under the default policy more than `mesh`
     nodes, or those that share a site, are in groups as the head would put them. `faults` meet round `fault_round` (from 1); a
     late host is absent in those before. The neighbours of a killed host notice one delay later, as when its process ends, and
-    `unnoticed_s` after that: SILENCE_S for a host that loses its power. UsageError for arguments that make no broadcast,
+    `unnoticed_s` after that: SILENCE_S for a host that loses its power. `machine`: what the peers' work takes, and whether they
+    share cores, as they do in an emulation. UsageError for arguments that make no broadcast,
     ShoalError when a round stands still for STALL_S.
     """
     if payload_bytes < 1 or rounds < 1 or (chunk_bytes is not None and chunk_bytes < 1):
@@ -81,7 +82,7 @@ def simulate(
     size = chunk_bytes or chunk_bytes_for(payload_bytes)
     simulation = Simulation(
         profile, policy=policy, seed=seed, neighbours=neighbours or {}, grid=grid, faults=faults, fault_round=fault_round,
-        unnoticed_s=unnoticed_s, process_s=process_s,
+        unnoticed_s=unnoticed_s, machine=machine,
     )  # fmt: skip
     return [simulation.round(Plan(number, payload_bytes, size)) for number in range(1, rounds + 1)]
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from netem.faults import Corrupt, Join, Kill, SetRates, Withhold
 from netem.flows import Network
+from netem.foretold import foretell
 from netem.profile import Profile, build_profile
+from netem.scenario import find_scenario
+from netem.simcores import Cores, Machine
 from netem.simloop import SimFault, SimResult
 from netem.simulate import full_mesh, random_neighbours, simulate
 from netem.simwire import Plan, wire_bytes
@@ -255,3 +260,28 @@ def test_a_version_crosses_into_each_site_about_once() -> None:
     for size in crossing.values():
         assert 2 * 8 * MIB <= size <= 1.05 * 2 * 8 * MIB, "two versions, each of them once"
     assert first.t_max < 1.4 * wire_seconds(8 * MIB, 40) and result.t_max < 1.2 * wire_seconds(8 * MIB, 40)
+
+
+def test_each_peer_has_a_core_unless_the_machine_says_otherwise() -> None:
+    alone, shared = Cores(Machine(chunk_s=0.5)), Cores(Machine(cores=2, chunk_s=0.5))
+    assert [alone.done(1.0, peer) for peer in "abac"] == [1.5, 1.5, 2.0, 1.5]
+    # Two cores for three peers: the third waits, and one peer does one thing at a time even with a core free.
+    assert [shared.done(1.0, peer) for peer in "abc"] == [1.5, 1.5, 2.0]
+    assert [shared.done(5.0, peer) for peer in "aab"] == [5.5, 6.0, 5.5]
+
+
+def test_a_short_broadcast_waits_for_cores_and_not_for_links() -> None:
+    machines = [Machine(cores, 0.002) for cores in (None, 64, 2)]
+    ratios = [simulate(network(), MIB, chunk_bytes=16 * KIB, rounds=2, machine=machine)[-1].ratio for machine in machines]
+    assert ratios[0] == ratios[1]
+    # 64 chunks for 5 nodes, 2 ms each, on two cores.
+    assert ratios[2] > 0.32 / simulate(network(), MIB)[0].t_star > ratios[0]
+
+
+def test_the_simulator_is_told_what_the_emulation_cost() -> None:
+    small = find_scenario("small")
+    free, dear = (foretell(small, "shoal", 2, cpu_s, duplicate_bytes=0) for cpu_s in (0.1, 4.0))
+    assert free["cores"] == os.cpu_count() and dear["chunk_ms"] == pytest.approx(40 * free["chunk_ms"])
+    assert free["links_ratio"] == dear["links_ratio"]
+    assert free["ratio"] == pytest.approx(free["links_ratio"], rel=0.03)
+    assert dear["ratio"] > 4.0 / os.cpu_count() / small.t_star  # type: ignore[operator]
