@@ -58,7 +58,8 @@ class Pump:
         self._recent_bytes = 0
         self._wake = trio.Event()
         self._acked: dict[str, int] = {}
-        self._delivered = 0
+        self._delivered = self._resent = 0
+        self._resent_by: dict[str, int] = {}
 
     def wake(self) -> None:
         """Something may have become possible: a chunk, a want, room at a neighbour."""
@@ -111,6 +112,7 @@ class Pump:
         """The bulk channel of one neighbour, until it closes or its scope is cancelled."""
         self._order[peer.name] = peer
         self._acked.pop(peer.name, None)
+        self._resent_by.pop(peer.name, None)
         self.wake()
         with peer.scope:
             try:
@@ -165,11 +167,13 @@ class Pump:
             gained = max(0, path.delivered - before)
             self._acked[name] = max(before, path.delivered)
             self._delivered += gained
+            self._resent += max(0, path.resent - self._resent_by.get(name, path.resent))
+            self._resent_by[name] = path.resent
             if gained or path.unacked:
                 waits = max(0.0, path.rtt_s - path.min_rtt_s)
                 queueing = waits if queueing is None else min(queueing, waits)
         if self._acked:
-            self.uplink.observe(self._now(), self._delivered, queueing)
+            self.uplink.observe(self._now(), self._delivered, queueing, self._resent)
             pace = self.uplink.pace
             for peer in self._order.values():
                 if not SMOOTHED < pace / peer.smoothed < 1 / SMOOTHED:

@@ -12,6 +12,7 @@ of the best flow pulls the pace up or down a little, and a pace is never taken f
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 SAMPLE_S = 1.0
 """Delivery is measured over so long: acknowledgements that waited come in bursts, and the most of several short measurements
@@ -46,6 +47,13 @@ GROWTH, ROUNDS = 1.2, 3
 FULL_QUEUE_S = 0.08
 """Queueing that ends the search at once."""
 
+LOST = 0.1
+"""So much sent again, of what was delivered: queues overflow. That ends the search also of who has little to send, a relay of
+short versions, who would drown its own packets with every one of them otherwise."""
+
+STEADY_S = 0.5
+"""The most that was delivered in so long is what the search has found; in START_SAMPLE_S one burst counts for half of it."""
+
 COLLAPSE = 0.7
 """Delivery below so much of the known rate, with a queue building up, is a link that became slower: not waited out."""
 
@@ -54,6 +62,13 @@ MIN_RATE = 8_000.0
 
 BURST_S = 0.03
 """What may leave at once after a pause of the process: a timer that fires late must not cost rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Delivery:
+    since: float
+    rate: float
+    lossy: bool
 
 
 class Uplink:
@@ -66,14 +81,14 @@ class Uplink:
         self._factor = START_FACTOR if self._searching else 1.0
         self._debt = 0.0  # bytes that left ahead of the pace
         self._debt_at = 0.0
-        self._samples: deque[tuple[float, int]] = deque()
+        self._samples: deque[tuple[float, int, int]] = deque()  # (when, delivered, resent)
         self._idle_at = float("-inf")
         self._best: deque[tuple[float, float]] = deque()  # (busy time, delivery), falling deliveries
         self._busy_s = 0.0
         self._last: float | None = None
         self._probe_at = 0.0
         self._flat = 0
-        self._top = 0.0  # the most that was delivered during the search
+        self._top = self._steady = 0.0  # the most that was delivered during the search, in START_SAMPLE_S and in STEADY_S
         self._judged_at = float("-inf")
 
     @property
@@ -99,49 +114,60 @@ class Uplink:
         """There was nothing to send although the pace allowed it: what is delivered now says little about the uplink."""
         self._idle_at = now
 
-    def observe(self, now: float, delivered: int, queueing: float | None) -> None:
+    def observe(self, now: float, delivered: int, queueing: float | None, resent: int = 0) -> None:
         """`delivered`: bytes that all peers have acknowledged so far, a sum that only grows. `queueing`: seconds that
         packets wait on the way beyond the shortest time ever seen, of the flow where that is least; None when nothing is
-        under way. To be called some 20 times a second."""
+        under way. `resent`: bytes that were sent again so far. To be called some 20 times a second."""
         step = 0.0 if self._last is None else now - self._last
         self._last = now
         samples = self._samples
-        samples.append((now, delivered))
-        span = START_SAMPLE_S if self._searching else SAMPLE_S
-        while len(samples) > 2 and now - samples[1][0] >= span:
+        samples.append((now, delivered, resent))
+        while len(samples) > 2 and now - samples[1][0] >= SAMPLE_S:
             samples.popleft()
-        since, before = samples[0]
-        limited_by_us = self._idle_at >= since
+        span = START_SAMPLE_S if self._searching else SAMPLE_S
+        found = self._over(span)
+        limited_by_us = self._idle_at >= (samples[0][0] if found is None else found.since)
         if not limited_by_us:
             self._busy_s += step
-        if now - since < span * 0.9:
+        if found is None:
             return
-        rate = (delivered - before) / (now - since)
         if self._searching:
-            self._search(now, rate, queueing, limited_by_us)
+            self._search(now, found, queueing, limited_by_us)
             return
-        if rate > self.rate or not limited_by_us:
-            self._learn(rate, queueing)
+        if found.rate > self.rate or not limited_by_us:
+            self._learn(found.rate, queueing)
         self._steer(queueing)
 
-    def _search(self, now: float, rate: float, queueing: float | None, limited_by_us: bool) -> None:
-        grown = rate > self._top * GROWTH
-        self._top = max(self._top, rate)
+    def _over(self, span: float) -> _Delivery | None:
+        """What was delivered in the last `span` seconds, a little less or more; None when that is not known."""
+        now, delivered, resent = self._samples[-1]
+        since, before, lost = next((s for s in reversed(self._samples) if now - s[0] >= span), self._samples[0])
+        if now - since < span * 0.9:
+            return None
+        return _Delivery(since, (delivered - before) / (now - since), resent - lost > LOST * (delivered - before))
+
+    def _search(self, now: float, found: _Delivery, queueing: float | None, limited_by_us: bool) -> None:
+        steady = self._over(STEADY_S)
+        self._steady = max(self._steady, steady.rate if steady is not None else 0.0)
+        grown = found.rate > self._top * GROWTH
+        self._top = max(self._top, found.rate)
         self.rate = max(self._top, START_RATE)
         full = queueing is not None and queueing > FULL_QUEUE_S
         self._factor = START_FACTOR
         if full:  # whoever's queue it is: acknowledgements wait in it too, and would slow down everybody
             self._steer(queueing)
-        if limited_by_us:
+        if limited_by_us and not found.lossy:
             return
         if now - self._judged_at >= START_SAMPLE_S:
             self._judged_at = now
             self._flat = 0 if grown else self._flat + 1
-        if full or self._flat >= ROUNDS:
+        if full or found.lossy or self._flat >= ROUNDS:
             self._searching = False
-            self.rate = max(self._top, MIN_RATE)  # what was tried at first may be far above it
+            # What was tried at first may be far above it. The first measurement that is long enough replaces this; who is
+            # short of things to send may have none for long, and so must not start from what a burst was.
+            self.rate = max(self._steady if limited_by_us and self._steady else self._top, MIN_RATE)
             self._samples.clear()
-            self._best.clear()  # the first measurement that is long enough replaces what the search found
+            self._best.clear()
             self._probe_at = self._busy_s + PROBE_EVERY_S
             self._steer(queueing)
 

@@ -138,8 +138,9 @@ def _socket_of(secure: Any) -> trio.SocketStream | None:
     return stream if isinstance(stream, trio.SocketStream) else None
 
 
-_TCP_INFO = struct.Struct("=16xI4xII36xI48xQ20xI")
-"""Of struct tcp_info (linux/tcp.h): snd_mss at 16, unacked at 24, sacked at 28, rtt at 68, bytes_acked at 120, min_rtt at 148."""
+_TCP_INFO = struct.Struct("=16xI4xII36xI28xI16xQ20xI")
+"""Of struct tcp_info (linux/tcp.h): snd_mss at 16, unacked at 24, sacked at 28, rtt at 68, total_retrans at 100,
+bytes_acked at 120, min_rtt at 148."""
 
 
 def path_of(swarm_connection: Any) -> PathState | None:
@@ -149,11 +150,11 @@ def path_of(swarm_connection: Any) -> PathState | None:
         return None
     try:
         info = stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-        mss, unacked, sacked, rtt, acked, min_rtt = _TCP_INFO.unpack(info)
+        mss, unacked, sacked, rtt, resent, acked, min_rtt = _TCP_INFO.unpack(info)
     except (OSError, struct.error):
         return None
     # What is acknowledged out of order has arrived: counted only when the hole is filled, it would come as a burst.
-    return PathState(acked + sacked * mss, unacked, rtt / 1e6, min(rtt, min_rtt) / 1e6)
+    return PathState(acked + sacked * mss, unacked, rtt / 1e6, min(rtt, min_rtt) / 1e6, resent * mss)
 
 
 _SO_MAX_PACING_RATE = 47

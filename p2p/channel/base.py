@@ -44,6 +44,8 @@ class PathState:
     """round trip now"""
     min_rtt_s: float
     """the shortest one seen lately: what is above it is waiting in queues"""
+    resent: int = 0
+    """bytes that were sent once more, since they seemed lost"""
 
 
 class Channel:
