@@ -51,6 +51,12 @@ LOST = 0.1
 """So much sent again, of what was delivered: queues overflow. That ends the search also of who has little to send, a relay of
 short versions, who would drown its own packets with every one of them otherwise."""
 
+DRY_S = 0.02
+"""Having nothing to send for less is no idleness: packets still wait in front of the uplink."""
+
+LAG_S = 0.1
+"""After an idle time so long passes until acknowledgements come as fast as packets leave."""
+
 STEADY_S = 0.5
 """The most that was delivered in so long is what the search has found; in START_SAMPLE_S one burst counts for half of it."""
 
@@ -82,14 +88,16 @@ class Uplink:
         self._debt = 0.0  # bytes that left ahead of the pace
         self._debt_at = 0.0
         self._samples: deque[tuple[float, int, int]] = deque()  # (when, delivered, resent)
-        self._idle_at = float("-inf")
+        self._last = 0.0
+        self._dry_at: float | None = None  # since when there has been nothing to send
+        self._idle_at = float("-inf")  # when there last was nothing to send, for long enough to matter
+        self._worked: deque[tuple[float, int]] = deque()  # (busy time, delivered in it by then), idle times left out
+        self._busy_s, self._gained = 0.0, 0
         self._best: deque[tuple[float, float]] = deque()  # (busy time, delivery), falling deliveries
-        self._busy_s = 0.0
-        self._last: float | None = None
-        self._probe_at = 0.0
+        self._probe_at = PROBE_EVERY_S
+        self._judged_at = float("-inf")
         self._flat = 0
         self._top = self._steady = 0.0  # the most that was delivered during the search, in START_SAMPLE_S and in STEADY_S
-        self._judged_at = float("-inf")
 
     @property
     def pace(self) -> float:
@@ -104,6 +112,10 @@ class Uplink:
     def spent(self, now: float, nbytes: int) -> None:
         self._settle(now)
         self._debt += nbytes
+        if self._dry_at is not None:
+            if now - self._dry_at >= DRY_S:
+                self._idle_at = now
+            self._dry_at = None
 
     def _settle(self, now: float) -> None:
         pace = self.pace
@@ -111,32 +123,42 @@ class Uplink:
         self._debt_at = now
 
     def idle(self, now: float) -> None:
-        """There was nothing to send although the pace allowed it: what is delivered now says little about the uplink."""
-        self._idle_at = now
+        """There is nothing to send although the pace allows it: what is delivered until `spent` says little about the uplink."""
+        if self._dry_at is None:
+            self._dry_at = now
 
     def observe(self, now: float, delivered: int, queueing: float | None, resent: int = 0) -> None:
         """`delivered`: bytes that all peers have acknowledged so far, a sum that only grows. `queueing`: seconds that
         packets wait on the way beyond the shortest time ever seen, of the flow where that is least; None when nothing is
         under way. `resent`: bytes that were sent again so far. To be called some 20 times a second."""
-        step = 0.0 if self._last is None else now - self._last
-        self._last = now
+        last, self._last = self._last, now
+        if self._dry_at is not None and now - self._dry_at >= DRY_S:
+            self._idle_at = now
         samples = self._samples
         samples.append((now, delivered, resent))
         while len(samples) > 2 and now - samples[1][0] >= SAMPLE_S:
             samples.popleft()
-        span = START_SAMPLE_S if self._searching else SAMPLE_S
-        found = self._over(span)
-        limited_by_us = self._idle_at >= (samples[0][0] if found is None else found.since)
-        if not limited_by_us:
-            self._busy_s += step
-        if found is None:
-            return
         if self._searching:
-            self._search(now, found, queueing, limited_by_us)
+            self._search(now, queueing)
             return
-        if found.rate > self.rate or not limited_by_us:
+        found = self._over(SAMPLE_S)
+        if found is not None and found.rate > self.rate:  # whatever there was to send: the uplink did carry it
             self._learn(found.rate, queueing)
+        if len(samples) > 1 and self._idle_at < last - LAG_S:
+            self._work(now - last, delivered - samples[-2][1], queueing)
         self._steer(queueing)
+
+    def _work(self, seconds: float, gained: int, queueing: float | None) -> None:
+        """`gained` bytes were delivered in so many seconds, all the while there was something to send."""
+        work = self._worked
+        work.append((self._busy_s, self._gained))
+        self._busy_s += seconds
+        self._gained += gained
+        while len(work) > 1 and self._busy_s - work[1][0] >= SAMPLE_S:
+            work.popleft()
+        since, before = work[0]
+        if self._busy_s - since >= 0.9 * SAMPLE_S:
+            self._learn((self._gained - before) / (self._busy_s - since), queueing)
 
     def _over(self, span: float) -> _Delivery | None:
         """What was delivered in the last `span` seconds, a little less or more; None when that is not known."""
@@ -146,16 +168,19 @@ class Uplink:
             return None
         return _Delivery(since, (delivered - before) / (now - since), resent - lost > LOST * (delivered - before))
 
-    def _search(self, now: float, found: _Delivery, queueing: float | None, limited_by_us: bool) -> None:
-        steady = self._over(STEADY_S)
-        self._steady = max(self._steady, steady.rate if steady is not None else 0.0)
+    def _search(self, now: float, queueing: float | None) -> None:
+        found, steady = self._over(START_SAMPLE_S), self._over(STEADY_S)
+        if found is None:
+            return
         grown = found.rate > self._top * GROWTH
         self._top = max(self._top, found.rate)
+        self._steady = max(self._steady, steady.rate if steady is not None else 0.0)
         self.rate = max(self._top, START_RATE)
         full = queueing is not None and queueing > FULL_QUEUE_S
         self._factor = START_FACTOR
         if full:  # whoever's queue it is: acknowledgements wait in it too, and would slow down everybody
             self._steer(queueing)
+        limited_by_us = self._idle_at >= found.since
         if limited_by_us and not found.lossy:
             return
         if now - self._judged_at >= START_SAMPLE_S:
@@ -167,8 +192,7 @@ class Uplink:
             # short of things to send may have none for long, and so must not start from what a burst was.
             self.rate = max(self._steady if limited_by_us and self._steady else self._top, MIN_RATE)
             self._samples.clear()
-            self._best.clear()
-            self._probe_at = self._busy_s + PROBE_EVERY_S
+            self._probe_at = PROBE_EVERY_S
             self._steer(queueing)
 
     def _learn(self, rate: float, queueing: float | None) -> None:

@@ -25,6 +25,9 @@ class Link:
     rate: float
     rtt: float = 0.04
     buffer: float = 512.0 * KIB
+    limit: float = float("inf")
+    """bytes in the queue above which packets are lost: sent again, which takes the link's time once more"""
+    resent: int = 0
     queued: float = 0.0
     delivered: float = 0.0
     acked: deque[tuple[float, float]] = field(default_factory=lambda: deque([(-1.0, 0.0)]))
@@ -70,6 +73,8 @@ class Run:
                     self.uplink.idle(self.now)
                     break
                 self.uplink.spent(self.now, self.chunk)
+                if self.link.queued > self.link.limit:
+                    self.link.resent += self.chunk
                 self.link.queued += self.chunk
                 wanted -= self.chunk
             if self.now >= next_tick:
@@ -77,7 +82,7 @@ class Run:
                 waits = self.link.queueing()
                 self.seen.append((self.now, self.link.delivered, waits, self.uplink.pace))
                 signal = max(0.0, waits + rng.uniform(0, self.jitter_s)) if self.link.queued or self.jitter_s else None
-                self.uplink.observe(self.now, self.link.acknowledged(self.now), signal)
+                self.uplink.observe(self.now, self.link.acknowledged(self.now), signal, self.link.resent)
 
     def carried(self, since: float) -> float:
         """Bytes/s that arrived from then on."""
@@ -236,3 +241,30 @@ def test_a_queue_that_is_the_other_sides_costs_no_rate() -> None:
     run.go(40.0)
     assert run.carried(20.0) >= 0.95 * rate
     assert 0.95 * rate <= run.uplink.rate <= 1.05 * rate
+
+
+def test_a_relay_of_short_versions_stops_searching_when_it_loses_packets() -> None:
+    """It has nothing to send for most of the time, and would try twice a burst for ever."""
+    rate = 10 * MBIT
+    run = Run(Uplink(), Link(rate, limit=0.05 * rate), 16 * KIB)
+    assert run.uplink.pace > 1.9 * rate
+    for _ in range(20):
+        run.go(0.04)
+        run.go(0.06, demand=0.0)
+    assert run.link.resent > 0
+    assert 0.5 * rate <= run.uplink.pace <= 1.2 * rate
+    lost = run.link.resent
+    for _ in range(20):
+        run.go(0.04)
+        run.go(0.06, demand=0.0)
+    assert run.link.resent == lost
+
+
+@pytest.mark.parametrize("believed", [0.6, 1.5])
+def test_short_versions_teach_the_rate_together(believed) -> None:
+    rate = 20 * MBIT
+    run = Run(Uplink(believed * rate), Link(rate, limit=0.1 * rate, buffer=0.5 * rate), 16 * KIB)
+    for _ in range(25):
+        run.go(0.5)
+        run.go(1.0, demand=0.0)
+    assert 0.92 * rate <= run.uplink.rate <= 1.08 * rate
