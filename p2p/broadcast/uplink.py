@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from p2p.limits import KIB
+
 SAMPLE_S = 1.0
 """Delivery is measured over so long: acknowledgements that waited come in bursts, and the most of several short measurements
 is far more than the rate (at 0.5 s by 10 to 40 %)."""
@@ -47,9 +49,9 @@ GROWTH, ROUNDS = 1.2, 3
 FULL_QUEUE_S = 0.08
 """Queueing that ends the search at once."""
 
-LOST = 0.1
-"""So much sent again, of what was delivered: queues overflow. That ends the search also of who has little to send, a relay of
-short versions, who would drown its own packets with every one of them otherwise."""
+LOST, LOST_BYTES = 0.1, 64 * KIB
+"""So much sent again in START_SAMPLE_S, of what was delivered and at the least: queues overflow. That ends the search also of
+who has little to send, a relay of short versions, who would drown its own packets with every one of them otherwise."""
 
 DRY_S = 0.02
 """Having nothing to send for less is no idleness: packets still wait in front of the uplink."""
@@ -166,7 +168,8 @@ class Uplink:
         since, before, lost = next((s for s in reversed(self._samples) if now - s[0] >= span), self._samples[0])
         if now - since < span * 0.9:
             return None
-        return _Delivery(since, (delivered - before) / (now - since), resent - lost > LOST * (delivered - before))
+        again = resent - lost
+        return _Delivery(since, (delivered - before) / (now - since), again >= max(LOST * (delivered - before), LOST_BYTES))
 
     def _search(self, now: float, queueing: float | None) -> None:
         found, steady = self._over(START_SAMPLE_S), self._over(STEADY_S)
@@ -181,16 +184,16 @@ class Uplink:
         if full:  # whoever's queue it is: acknowledgements wait in it too, and would slow down everybody
             self._steer(queueing)
         limited_by_us = self._idle_at >= found.since
-        if limited_by_us and not found.lossy:
+        if limited_by_us and not (found.lossy and self._steady):
             return
         if now - self._judged_at >= START_SAMPLE_S:
             self._judged_at = now
             self._flat = 0 if grown else self._flat + 1
-        if full or found.lossy or self._flat >= ROUNDS:
+        if full or limited_by_us or self._flat >= ROUNDS:
             self._searching = False
             # What was tried at first may be far above it. The first measurement that is long enough replaces this; who is
             # short of things to send may have none for long, and so must not start from what a burst was.
-            self.rate = max(self._steady if limited_by_us and self._steady else self._top, MIN_RATE)
+            self.rate = max(self._steady, START_RATE / 2) if limited_by_us else max(self._top, MIN_RATE)
             self._samples.clear()
             self._probe_at = PROBE_EVERY_S
             self._steer(queueing)

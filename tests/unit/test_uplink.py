@@ -268,3 +268,11 @@ def test_short_versions_teach_the_rate_together(believed) -> None:
         run.go(0.5)
         run.go(1.0, demand=0.0)
     assert 0.92 * rate <= run.uplink.rate <= 1.08 * rate
+
+
+def test_a_few_packets_lost_before_anything_came_through_end_no_search() -> None:
+    uplink, start = Uplink(), Uplink().pace
+    for k in range(40):
+        uplink.idle(k * TICK_S)
+        uplink.observe(k * TICK_S, 0, 0.03, 0 if k < 3 else 20_000)
+    assert uplink.pace == start
