@@ -41,8 +41,8 @@ SET_UP_S, PEER_SET_UP_S = 6.5, 4.5
 LIKELY = {"shoal": 1.1, "libtorrent": 1.4, "shardcast": 2.3}
 """T/T*, to say beforehand how long it will take."""
 
-FAR, SURE = 2.0, 2
-"""A peer that took more than FAR T* in each of SURE turns is not asked again: its median decides nothing, and it takes long."""
+FAR = 2.0
+"""A peer that has never taken less than so many T* is not asked again: it is far behind, and it takes long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Turn:
 
     def is_idle(self, ratios: Sequence[float]) -> bool:
         """Whether it can be left out, after turns of its policy that took so many times T*."""
-        return not is_ours(self.policy) and len(ratios) >= SURE and min(ratios) > FAR
+        return not is_ours(self.policy) and min(ratios, default=0.0) > FAR
 
 
 @dataclass(slots=True)
