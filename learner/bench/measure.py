@@ -29,11 +29,12 @@ REPEATS = 3
 def measure(update: Update, codecs: Sequence[str], say: Callable[[str], None]) -> dict[str, Any]:
     """One case of the benchmark's JSON. ShoalError when a codec does not give back what it was given."""
     changed = update.changed
+    rows: list[dict[str, Any]] = []
     case = {
         "name": update.name, "model": update.model, "lr": update.lr, "step": update.step, "values": update.values,
         "changed": changed, "memoryless_bound_bytes": round(memoryless_bytes(update.old, update.new)),
         "conditional_bound_bytes": round(conditional_bytes(update.old, update.new)), "state_bytes": update.new.nbytes,
-        "copy_gbps": _copy_rate(update.new), "rows": [],
+        "copy_gbps": _copy_rate(update.new), "rows": rows,
     }  # fmt: skip
     for name in codecs:
         if (why := missing(name)) is not None:
@@ -41,7 +42,7 @@ def measure(update: Update, codecs: Sequence[str], say: Callable[[str], None]) -
             continue
         row = _ours(update, name == ANCHOR) if name in (OURS, ANCHOR) else _rival(update, name)
         row = {"codec": name, "bits_per_changed": 8 * row["bytes"] / changed if changed else None, **row}
-        case["rows"].append(row)
+        rows.append(row)
         say(f"{update.name}: {name} {row['bytes']:,} bytes, {row['encode_gbps']:.2f} and {row['decode_gbps']:.2f} GB/s")
     return case
 
@@ -65,7 +66,7 @@ def _ours(update: Update, anchor: bool) -> dict[str, Any]:
         return {
             "bytes": sum(map(len, payloads)),
             "encode_gbps": _rate(new, lambda: [encode(cut) for cut in cuts]),
-            "decode_gbps": _rate(new, lambda: [decode(cut, p) for cut, p in zip(cuts, payloads, strict=True)]),
+            "decode_gbps": _rate(new, lambda: list(map(decode, cuts, payloads))),
             "encode_gbps_all": _rate(new, lambda: list(pool.map(encode, cuts))),
             "decode_gbps_all": _rate(new, lambda: list(pool.map(decode, cuts, payloads))),
             "cores": os.cpu_count(), "segment_bytes": DEFAULT_SEGMENT,

@@ -113,7 +113,7 @@ def leb128_decode(payload: bytes, update: Update) -> np.ndarray:
     size = int.from_bytes(payload[:8], "little")
     stream = np.frombuffer(payload, np.uint8, size, 8)
     last = stream < 128
-    number = np.cumsum(last) - last  # which gap a byte belongs to
+    number: np.ndarray = np.cumsum(last) - last  # which gap a byte belongs to
     first = np.flatnonzero(np.concatenate([[True], last[:-1]])) if size else np.empty(0, np.int64)
     place = np.arange(size) - first[number] if size else number
     gaps = np.zeros(int(last.sum()), np.int64)
