@@ -18,7 +18,7 @@ from numba import njit
 from p2p.codec.base import Coding, changed
 from p2p.codec.classes import CLASSES, classes_of
 from p2p.codec.planes import zigzag
-from p2p.codec.rans import decode, encode, levels_of, read_levels, table_of, write_levels
+from p2p.codec.rans import decode, encode, levels_of, read_levels, tables_of, write_levels
 from p2p.codec.sparse import group, narrow
 from p2p.codec.tokens import FIRST, RAW_BITS, TOKENS, raw_bytes, tokens_of, write_raw
 from p2p.errors import Refusal
@@ -52,9 +52,9 @@ class DenseCoding(Coding):
         rows = by_class[rows]
         counts = np.zeros((int(model_of[-1]) + 1, TOKENS), np.int64)
         _count(tokens, rows, counts)
-        levels = [levels_of(row) for row in counts]
+        levels = levels_of(counts)
         head += b"".join(map(write_levels, levels))
-        words = encode(tokens, rows, [table_of(row) for row in levels])
+        words = encode(tokens, rows, tables_of(levels))
         return b"".join([head, _LENGTH.pack(len(words)), words, raw]), changes
 
     def decode(self, body: memoryview, base: np.ndarray | None, out: np.ndarray) -> int:
@@ -62,15 +62,13 @@ class DenseCoding(Coding):
         whole, (out, base) = (out, base), (narrow(out), narrow(base))
         rows = classes_of(base)
         by_class, models, at = _read_classes(body, np.flatnonzero(np.bincount(rows, minlength=CLASSES)))
-        tables = []
-        for _ in range(models):
-            levels, at = read_levels(body, at, TOKENS)
-            tables.append(table_of(levels))
+        levels = np.empty((models, TOKENS), np.uint8)
+        at = read_levels(body, at, levels)
         if at + _LENGTH.size > len(body):
             raise Refusal("payload ends before its token words")
         (length,) = _LENGTH.unpack_from(body, at)
         at += _LENGTH.size
-        tokens = decode(body[at : at + length], by_class[rows], tables)
+        tokens = decode(body[at : at + length], by_class[rows], tables_of(levels))
         del rows
         raw = np.frombuffer(body[at + length :], np.uint8)
         if len(raw) != raw_bytes(tokens):

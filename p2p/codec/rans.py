@@ -3,8 +3,7 @@
 rANS (Duda 2013; the form with two interleaved states after Giesen 2014). Which table a token is coded with, both sides know.
 Deterministic in integers. Must not know what tokens mean.
 
-A table is int64 [tokens]: how many of SCALE slots each token has. It is made from levels, four bits a token, which are what is
-written.
+A table is a row of slots: how many of SCALE each token has. It is made from levels, four bits a token, which are what is written.
 """
 
 from __future__ import annotations
@@ -28,79 +27,78 @@ LOW = 1 << 16
 
 
 def levels_of(counts: np.ndarray) -> np.ndarray:
-    """uint8 [to the last that occurs]: how often each token occurs against the most frequent one, in 15 steps (0: never).
+    """uint8 [tables, tokens]: how often each token occurs against its table's most frequent one, in 15 steps (0: never).
 
-    One must occur. A step of half as much again costs a token 0.01 bits in the mean, and a table half a byte a token.
+    `counts` int [tables, tokens]; one must occur in each. A step of half as much again costs a token 0.01 bits in the mean,
+    and a table half a byte a token.
     """
-    counts = counts[: int(np.flatnonzero(counts)[-1]) + 1]
-    nearest = np.searchsorted(_BETWEEN, counts / counts.max()) + 1
+    nearest = np.searchsorted(_BETWEEN, counts / counts.max(axis=1, keepdims=True)) + 1
     return np.where(counts > 0, nearest, 0).astype(np.uint8)
 
 
-def table_of(levels: np.ndarray) -> np.ndarray:
-    """int64 [tokens]: slots in proportion to what the levels stand for, at least 1 for each that is not 0."""
+def tables_of(levels: np.ndarray) -> np.ndarray:
+    """int64 [tables, tokens]: slots in proportion to what the levels stand for, at least 1 for each that is not 0."""
     weights = _WEIGHTS[levels]
-    total = int(weights.sum())
-    slots = np.where(weights > 0, np.maximum(1, weights * SCALE // total), 0)
+    slots = np.where(weights > 0, np.maximum(1, weights * SCALE // weights.sum(axis=1, keepdims=True)), 0)
     # What rounding left over or took too much goes to the token that notices it least.
-    slots[int(np.argmax(slots))] += SCALE - int(slots.sum())
+    slots[np.arange(len(slots)), np.argmax(slots, axis=1)] += SCALE - slots.sum(axis=1)
     return slots
 
 
 def write_levels(levels: np.ndarray) -> bytes:
-    padded = np.concatenate([levels, np.zeros(len(levels) % 2, np.uint8)])
-    return bytes([len(levels) - 1]) + (padded[::2] | padded[1::2] << 4).astype(np.uint8).tobytes()
+    """One table's, up to its last token that occurs."""
+    stop = int(np.flatnonzero(levels)[-1]) + 1
+    padded = np.zeros(stop + stop % 2, np.uint8)
+    padded[:stop] = levels[:stop]
+    return bytes([stop - 1]) + (padded[::2] | padded[1::2] << 4).tobytes()
 
 
-def read_levels(body: memoryview, at: int, tokens: int) -> tuple[np.ndarray, int]:
-    """(levels of at most `tokens` tokens, where they ended). Refusal on anything `write_levels` does not write."""
-    count = body[at] + 1 if at < len(body) else 0
-    stop = at + 1 + (count + 1) // 2
-    if not count or stop > len(body):
-        raise Refusal("payload ends in a table")
-    pairs = np.frombuffer(body[at + 1 : stop], np.uint8)
-    levels = np.stack([pairs & 15, pairs >> 4], axis=1).reshape(-1)
-    if count > tokens or not levels[count - 1] or levels[count:].any() or levels.max() != len(_WEIGHTS) - 1:
-        raise Refusal(f"a table of {count} tokens is in a form that its encoder does not use")
-    return levels[:count], stop
+def read_levels(body: memoryview, at: int, levels: np.ndarray) -> int:
+    """Fill `levels` (uint8 [tables, tokens]) from where `at` is; where they ended. Refusal on anything `write_levels` does not
+    write."""
+    levels[:] = 0
+    for row in levels:
+        count = body[at] + 1 if at < len(body) else 0
+        stop = at + 1 + (count + 1) // 2
+        if not count or stop > len(body):
+            raise Refusal("payload ends in a table")
+        pairs = np.frombuffer(body[at + 1 : stop], np.uint8)
+        found = np.stack([pairs & 15, pairs >> 4], axis=1).reshape(-1)
+        if count > len(row) or not found[count - 1] or (count % 2 and found[count]) or found.max() != len(_WEIGHTS) - 1:
+            raise Refusal(f"a table of {count} tokens is in a form that its encoder does not use")
+        row[:count] = found[:count]
+        at = stop
+    return at
 
 
-def encode(tokens: np.ndarray, rows: np.ndarray, tables: list[np.ndarray]) -> bytes:
-    """`tokens` uint8 [n], each coded with table `rows` (uint8 [n]) of `tables`, which must have it."""
-    freq = np.zeros((len(tables), 256), np.int64)
-    for row, table in zip(freq, tables, strict=True):
-        row[: len(table)] = table
+def encode(tokens: np.ndarray, rows: np.ndarray, tables: np.ndarray) -> bytes:
+    """`tokens` uint8 [n], each coded with table `rows` (uint8 [n]) of `tables` (int64 [tables, tokens]), which must have it."""
     words = np.empty(len(tokens) + 4, "<u2")
-    return words[_encode(tokens, rows, freq, np.cumsum(freq, axis=1) - freq, words) :].tobytes()
+    return words[_encode(tokens, rows, tables, np.cumsum(tables, axis=1) - tables, words) :].tobytes()
 
 
-def decode(body: memoryview, rows: np.ndarray, tables: list[np.ndarray]) -> np.ndarray:
+def decode(body: memoryview, rows: np.ndarray, tables: np.ndarray) -> np.ndarray:
     """uint8 [n]: the tokens, by the tables that `rows` (uint8 [n], each below len(tables)) says. Refusal when `body` is not
     just what `encode` makes of them."""
     if len(body) % 2 or len(body) < 8:
         raise Refusal(f"{len(body)} bytes are no stream of tokens")
-    tokens = np.empty(len(rows), np.uint8)
-    if not _decode(np.frombuffer(body, "<u2"), rows, _slots(tables), tokens):
+    tokens, slots = np.empty(len(rows), np.uint8), np.empty((len(tables), SCALE), np.uint32)
+    _fill(tables, slots)
+    if not _decode(np.frombuffer(body, "<u2"), rows, slots, tokens):
         raise Refusal("stream of tokens is cut short or corrupt")
     return tokens
 
 
-def _slots(tables: list[np.ndarray]) -> np.ndarray:
-    """uint32 [tables, SCALE]: of each slot its token (low 8 bits), the token's slots less 1 (12), which of them it is (12)."""
-    out = np.empty((len(tables), SCALE), np.uint32)
-    for row, table in zip(out, tables, strict=True):
-        _fill(table, row)
-    return out
-
-
 @njit(nogil=True, cache=True)
-def _fill(table, row):  # type: ignore[no-untyped-def]
-    at = 0
-    for token in range(len(table)):
-        count = table[token]
-        for k in range(count):
-            row[at] = token | (count - 1) << 8 | k << 20
-            at += 1
+def _fill(tables, slots):  # type: ignore[no-untyped-def]
+    """Of each slot of each table its token (low 8 bits), the token's slots less 1 (12), which of them it is (12)."""
+    for row in range(len(tables)):
+        at = 0
+        for token in range(tables.shape[1]):
+            count = tables[row, token]
+            for k in range(count):
+                slots[row, at] = token | (count - 1) << 8 | k << 20
+                at += 1
 
 
 @njit(nogil=True, cache=True)

@@ -19,7 +19,7 @@ import numpy as np
 from p2p.codec.base import Coding, changed
 from p2p.codec.classes import CLASSES, LANES, Changes, apply, find
 from p2p.codec.planes import unzigzag, zigzag_steps
-from p2p.codec.rans import decode, encode, levels_of, read_levels, table_of, write_levels
+from p2p.codec.rans import decode, encode, levels_of, read_levels, tables_of, write_levels
 from p2p.codec.tokens import TOKENS, read_raw, tokens_of, write_raw
 from p2p.errors import Refusal
 
@@ -68,22 +68,17 @@ def pack(changes: Changes) -> bytes:
         return b""
     numbers = zigzag_steps(changes.steps) - changes.steps.dtype.type(1)
     parts = tokens_of(changes.gaps), tokens_of(numbers)
-    tokens = np.stack(parts, axis=1)
     of_class = changes.counts.sum(axis=1)
     used = np.flatnonzero(of_class)
     model_of = group(of_class[used], OWN_MODEL)
     head = bytearray([int(model_of[-1]), len(used) - 1])
     for c, model in zip(used.tolist(), model_of.tolist(), strict=True):
         head += bytes([c, model]) + b"".join(map(_varint, changes.counts[c].tolist()))
-    # The changes of a model lie together, as its classes do.
-    of_model = np.bincount(model_of, weights=of_class[used]).astype(np.int64)
-    tables: list[np.ndarray] = []
-    for stop, count in zip(np.cumsum(of_model).tolist(), of_model.tolist(), strict=True):
-        for which in range(2):
-            levels = levels_of(np.bincount(parts[which][stop - count : stop]))
-            head += write_levels(levels)
-            tables.append(table_of(levels))
-    words = encode(tokens.reshape(-1), _rows(of_class[used], model_of), tables)
+    rows = _rows(of_class[used], model_of)
+    stream = np.stack(parts, axis=1).reshape(-1)
+    levels = levels_of(np.bincount(rows * np.int64(TOKENS) + stream, minlength=(2 * head[0] + 2) * TOKENS).reshape(-1, TOKENS))
+    head += b"".join(map(write_levels, levels))
+    words = encode(stream, rows, tables_of(levels))
     raw = write_raw(changes.gaps, parts[0]), write_raw(numbers, parts[1])
     return b"".join([head, _LENGTH.pack(len(words)), words, *raw])
 
@@ -125,7 +120,7 @@ def _rows(counts: np.ndarray, model_of: np.ndarray) -> np.ndarray:
     return np.stack([rows, rows + np.uint8(1)], axis=1).reshape(-1)
 
 
-def _read_head(body: memoryview, words: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray], int]:
+def _read_head(body: memoryview, words: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
     """(int64 [CLASSES, LANES]: changes, the model of each class that has any, the models' tables, where the head ends)"""
     if len(body) < 2:
         raise Refusal("sparse delta is cut short")
@@ -146,11 +141,9 @@ def _read_head(body: memoryview, words: int) -> tuple[np.ndarray, np.ndarray, li
         model_of.append(model)
     if model_of[-1] != body[0] or body[0] > 127:
         raise Refusal(f"sparse delta has {body[0] + 1} models, and its classes use {model_of[-1] + 1}")
-    tables = []
-    for _ in range(2 * (body[0] + 1)):
-        levels, at = read_levels(body, at, TOKENS)
-        tables.append(table_of(levels))
-    return counts, np.array(model_of[1:]), tables, at
+    levels = np.empty((2 * (body[0] + 1), TOKENS), np.uint8)
+    at = read_levels(body, at, levels)
+    return counts, np.array(model_of[1:]), tables_of(levels), at
 
 
 def _varint(number: int) -> bytes:
