@@ -8,6 +8,7 @@ or fp32. Loops over words, compiled; must not know how gaps and steps are writte
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,10 +40,19 @@ class Changes:
     """uN [changes]: new - base, in the words' own arithmetic"""
 
 
+def readable(words: np.ndarray) -> np.ndarray:
+    """The same words for a compiled loop that only reads them: to it, read-only arrays are of another type, to be compiled for
+    anew."""
+    if words.flags.writeable:
+        return words
+    alias = (ctypes.c_char * words.nbytes).from_address(words.ctypes.data)
+    return np.frombuffer(memoryview(alias).cast("B"), words.dtype)
+
+
 def find(new: np.ndarray, base: np.ndarray, most: int) -> Changes | None:
     """What changed; None when it is more than `most` words. `new` and `base` are uN [n] of 1, 2 or 4 bytes."""
     places, gaps, steps = np.empty(most, np.uint16), np.empty(most, np.uint32), np.empty(most, new.dtype)
-    count = _find(new, base, SHIFT[new.itemsize], places, gaps, steps)
+    count = _find(readable(new), readable(base), SHIFT[new.itemsize], places, gaps, steps)
     if count < 0:
         return None
     counts = np.bincount(places[:count], minlength=CLASSES * LANES)
@@ -58,13 +68,13 @@ def apply(base: np.ndarray, changes: Changes, out: np.ndarray) -> bool:
     # A gap without end after those of each place.
     gaps = np.insert(np.minimum(changes.gaps, _END), np.cumsum(counts), _END)
     begin = np.cumsum(counts) - counts + np.arange(len(counts))
-    return bool(_apply(base, SHIFT[base.itemsize], begin + counts, begin, gaps, changes.steps, out))
+    return bool(_apply(readable(base), SHIFT[base.itemsize], begin + counts, begin, gaps, changes.steps, out))
 
 
 def classes_of(words: np.ndarray) -> np.ndarray:
     """uint8 [n]: the class of each word."""
     out = np.empty(len(words), np.uint8)
-    _classes_of(words, SHIFT[words.itemsize], out)
+    _classes_of(readable(words), SHIFT[words.itemsize], out)
     return out
 
 

@@ -16,9 +16,9 @@ import numpy as np
 from numba import njit
 
 from p2p.codec.base import Coding, changed
-from p2p.codec.classes import CLASSES, classes_of
+from p2p.codec.classes import CLASSES, classes_of, readable
 from p2p.codec.planes import zigzag
-from p2p.codec.rans import decode, encode, levels_of, read_levels, tables_of, write_levels
+from p2p.codec.rans import BITS, decode, encode, levels_of, read_levels, tables_of, write_levels
 from p2p.codec.sparse import group, narrow
 from p2p.codec.tokens import FIRST, RAW_BITS, TOKENS, raw_bytes, tokens_of, write_raw
 from p2p.errors import Refusal
@@ -32,7 +32,8 @@ OWN_MODEL = 2000
 class DenseCoding(Coding):
     name, id, needs_base = "dense", 6, True
 
-    def encode(self, new: np.ndarray, base: np.ndarray | None) -> tuple[bytes, int]:
+    def encode(self, new: np.ndarray, base: np.ndarray | None) -> tuple[bytes, int] | None:
+        """None when that takes more than the words themselves."""
         assert base is not None
         whole, (new, base) = (new, base), (narrow(new), narrow(base))
         numbers = zigzag(new, base)
@@ -53,8 +54,12 @@ class DenseCoding(Coding):
         counts = np.zeros((int(model_of[-1]) + 1, TOKENS), np.int64)
         _count(tokens, rows, counts)
         levels = levels_of(counts)
+        tables = tables_of(levels)
+        bits = float((counts * (BITS - np.log2(np.maximum(tables, 1)))).sum())
+        if len(raw) + bits / 8 > new.nbytes:
+            return None
         head += b"".join(map(write_levels, levels))
-        words = encode(tokens, rows, tables_of(levels))
+        words = encode(tokens, rows, tables)
         return b"".join([head, _LENGTH.pack(len(words)), words, raw]), changes
 
     def decode(self, body: memoryview, base: np.ndarray | None, out: np.ndarray) -> int:
@@ -73,7 +78,7 @@ class DenseCoding(Coding):
         raw = np.frombuffer(body[at + length :], np.uint8)
         if len(raw) != raw_bytes(tokens):
             raise Refusal(f"payload has {len(raw)} bytes of raw bits, its steps take {raw_bytes(tokens)}")
-        changes = int(_apply(raw, tokens, FIRST, RAW_BITS, np.iinfo(out.dtype).max, base, out))
+        changes = int(_apply(raw, tokens, FIRST, RAW_BITS, np.iinfo(out.dtype).max, readable(base), out))
         if changes < 0:
             raise Refusal("dense delta has a step larger than a word, or something in its padding")
         return changes if out is whole[0] else changed(*whole)

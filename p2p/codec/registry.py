@@ -72,6 +72,17 @@ def decode_segment(payload: bytes | memoryview, base: np.ndarray | None, out: np
     return SegmentInfo(coding.name, coding.decode(body[1:], base, out))
 
 
+def warm() -> None:
+    """Compile the loops over words, or load them from the cache beside the code, for words of two and four bytes. To be called
+    before there is anything to be late for: whoever compiles holds up every thread, for some ten seconds the first time."""
+    for size in (2, 4):
+        base = np.arange(5000).astype(WORD[size])
+        few, all_ = base.copy(), base + WORD[size].type(1)
+        few[::100] += WORD[size].type(300)
+        for new in (few, all_):
+            decode_segment(encode_segment(new, base)[0], base, np.empty_like(base))
+
+
 def _check(words: np.ndarray, base: np.ndarray | None) -> None:
     if words.ndim != 1 or words.dtype not in WORD.values():
         raise ValueError(f"want one-dimensional unsigned words, got {words.dtype} with {words.ndim} dimensions")
