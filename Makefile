@@ -51,6 +51,7 @@ $(STAMP): pyproject.toml constraints.txt
 	else $(BIN)/pip install -q '$(TORCH)+cpu' -c constraints.txt >&2 2>/dev/null \
 	  || $(BIN)/pip install -q '$(TORCH)+cpu' --index-url $(CPU_INDEX) --extra-index-url https://pypi.org/simple >&2; fi
 	@$(BIN)/pip install -q -e '.[dev]' -c constraints.txt >&2
+	@$(BIN)/python -c "from p2p.codec import warm; warm()"
 	@touch $@
 
 clean:

@@ -82,7 +82,7 @@ class Publisher:
         signer = self._open("descriptor", Version(self.epoch, 0), None, b"", layout, announce=False)
         chunk_bytes = signer.header.chunk_bytes
         for segment in layout.segments(self.segment_bytes):
-            payload = encode_segment(state.words(segment), None)
+            payload, _ = encode_segment(state.words(segment), None)
             pieces = [payload[i : i + chunk_bytes] for i in range(0, len(payload), chunk_bytes)]
             digests = []
             for piece in pieces:

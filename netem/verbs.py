@@ -42,7 +42,7 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
 
     what = "measurements"
     bench = verbs.add_parser("bench", help=what, description=what, allow_abbrev=False)
-    actions = bench.add_subparsers(dest="action", required=True, metavar="broadcast|memory")
+    actions = bench.add_subparsers(dest="action", required=True, metavar="broadcast|codec|memory")
     what = "our broadcast against star, chain, tree, shardcast and libtorrent on the same emulated links (needs root)"
     p = verb("broadcast", _bench_broadcast, what, actions)
     p.add_argument("--scenario", action="extend", nargs="+", metavar="NAME_OR_FILE", help="default: the README's five")
@@ -52,6 +52,12 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
     _add_backend(p)
     p.add_argument("--plot", type=Path, metavar="FILE", help="write a plot (PNG, SVG or PDF)")
     p.add_argument("--markdown", type=Path, metavar="FILE", help="write a Markdown table")
+    what = "the delta codec against PULSE's format, XOR, LEB128 and zipnn, on updates of models that really train"
+    p = verb("codec", _bench_codec, what, actions)
+    p.add_argument("--cases", metavar="A,B", help="default: all (minilm-..., demo, 8b-layer)")
+    p.add_argument("--codecs", metavar="A,B", help="default: all")
+    what = "two checkpoints instead: what the second costs for who has the first"
+    p.add_argument("--pair", nargs=2, type=Path, metavar=("OLD.safetensors", "NEW.safetensors"), help=what)
     p = verb("memory", _bench_memory, "memory that a source and a node take for one large version (over loopback)", actions)
     p.add_argument("--payload", default="1 GiB", metavar="SIZE", help="default 1 GiB")
     p.add_argument("--folder", type=Path, metavar="DIR", help="where files go (default: where temporary files go)")
@@ -133,6 +139,18 @@ def _bench_broadcast(args: argparse.Namespace) -> dict[str, Any]:
         write_markdown(result, args.markdown)
     if args.plot is not None:
         write_plot(result, args.plot)
+    return result
+
+
+def _bench_codec(args: argparse.Namespace) -> dict[str, Any]:
+    from learner.bench.codec import CODECS, bench_codec, print_codec
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    cases, codecs = (text.split(",") if text else () for text in (args.cases, args.codecs))
+    result = bench_codec(cases, codecs or CODECS, tuple(args.pair) if args.pair else None, say)
+    print_codec(result)
     return result
 
 

@@ -18,6 +18,7 @@ import trio
 from node.agent import Agent, NodeSettings
 from node.engine.process import open_engine_process
 from p2p.admission import read_ticket
+from p2p.codec import warm
 from p2p.errors import UsageError
 from p2p.identity import Identity
 from p2p.limits import GIB
@@ -64,6 +65,7 @@ async def run_node(options: NodeOptions, announce: Callable[[str, dict[str, Any]
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot use {directory}: {error.strerror}") from None
+    warm()
     with _lock(directory):
         identity = Identity.load_or_create(directory / "node.key")
         settings = NodeSettings(

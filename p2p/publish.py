@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import blake3
-import numpy as np
 
 from p2p.codec import encode_segment
 from p2p.limits import KIB, MAX_CHUNK
@@ -60,8 +59,7 @@ def encode_version(
     for segment in new.layout.segments(segment_bytes):
         words = new.words(segment)
         base_words = None if base is None else base.words(segment)
-        changed = len(words) if base_words is None else int(np.count_nonzero(words != base_words))
-        payload = encode_segment(words, base_words)
+        payload, changed = encode_segment(words, base_words)
         digests = []
         for start in range(0, len(payload), chunk_bytes):
             chunk = payload[start : start + chunk_bytes]

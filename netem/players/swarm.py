@@ -27,7 +27,7 @@ from p2p.admission import make_ticket
 from p2p.broadcast.exchange import Exchange
 from p2p.broadcast.groups import MESH, Places
 from p2p.channel.libp2p import open_libp2p_network
-from p2p.codec import decode_segment
+from p2p.codec import decode_segment, warm
 from p2p.errors import ChannelClosed, Refusal, ShoalError
 from p2p.identity import Identity
 from p2p.layout import Layout, Segment
@@ -358,4 +358,5 @@ async def play(config: dict[str, Any]) -> None:
 if __name__ == "__main__":
     level = os.environ.get("SHOAL_LOG", "WARNING").upper()
     logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s.%(msecs)03d %(name)s %(message)s", datefmt="%M:%S")
+    warm()
     trio.run(play, json.loads(sys.argv[1]))

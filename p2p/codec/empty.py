@@ -11,8 +11,8 @@ from p2p.errors import Refusal
 class EmptyCoding(Coding):
     name, id, needs_base = "empty", 0, True
 
-    def encode(self, new: np.ndarray, base: np.ndarray | None) -> bytes:
-        return b""
+    def encode(self, new: np.ndarray, base: np.ndarray | None) -> tuple[bytes, int]:
+        return b"", 0
 
     def decode(self, body: memoryview, base: np.ndarray | None, out: np.ndarray) -> int:
         if len(body):

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from p2p.codec.base import Coding
+from p2p.codec.base import Coding, changed
 from p2p.errors import Refusal
 
 
 class PlainCoding(Coding):
     name, id, needs_base = "plain", 4, False
 
-    def encode(self, new: np.ndarray, base: np.ndarray | None) -> bytes:
-        return new.tobytes()
+    def encode(self, new: np.ndarray, base: np.ndarray | None) -> tuple[bytes, int]:
+        return new.tobytes(), changed(new, base)
 
     def decode(self, body: memoryview, base: np.ndarray | None, out: np.ndarray) -> int:
         if len(body) != out.nbytes:
             raise Refusal(f"payload holds {len(body)} bytes of words, expected {out.nbytes}")
         out[:] = np.frombuffer(body, out.dtype)
-        return len(out) if base is None else int(np.count_nonzero(out != base))
+        return changed(out, base)

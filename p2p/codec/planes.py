@@ -27,8 +27,13 @@ def zigzag(new: np.ndarray, base: np.ndarray) -> np.ndarray:
     On raw words: ordering sign-magnitude floats first gave the same entropy (2.041 bits a change, bf16, 5 % changed),
     and raw words need not know which segments hold floats.
     """
-    signed = (new - base).view(f"<i{new.itemsize}")
-    return ((signed << 1) ^ (signed >> (8 * new.itemsize - 1))).view(new.dtype)
+    return zigzag_steps(new - base)
+
+
+def zigzag_steps(steps: np.ndarray) -> np.ndarray:
+    """`zigzag` of differences."""
+    signed = steps.view(f"<i{steps.itemsize}")
+    return ((signed << 1) ^ (signed >> (8 * steps.itemsize - 1))).view(steps.dtype)
 
 
 def unzigzag(z: np.ndarray) -> np.ndarray:

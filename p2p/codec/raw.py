@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from p2p.codec.base import Coding
+from p2p.codec.base import Coding, changed
 from p2p.codec.planes import Sections, join_planes, pack, split_planes
 
 
 class RawCoding(Coding):
     name, id, needs_base = "raw", 3, False
 
-    def encode(self, new: np.ndarray, base: np.ndarray | None) -> bytes:
+    def encode(self, new: np.ndarray, base: np.ndarray | None) -> tuple[bytes, int]:
         bits = 8 * new.itemsize
-        return pack(split_planes(new if bits == 8 else (new << 1) | (new >> (bits - 1))))
+        return pack(split_planes(new if bits == 8 else (new << 1) | (new >> (bits - 1)))), changed(new, base)
 
     def decode(self, body: memoryview, base: np.ndarray | None, out: np.ndarray) -> int:
         sections = Sections(body)
@@ -25,4 +25,4 @@ class RawCoding(Coding):
         sections.end()
         words, bits = join_planes(planes, out.dtype), 8 * out.itemsize
         out[:] = words if bits == 8 else (words >> 1) | (words << (bits - 1))
-        return len(out) if base is None else int(np.count_nonzero(out != base))
+        return changed(out, base)

@@ -19,11 +19,8 @@ EMPTY, SPARSE, DENSE, RAW, PLAIN = EmptyCoding(), SparseCoding(), DenseCoding(),
 
 CODINGS: dict[int, Coding] = {coding.id: coding for coding in (EMPTY, SPARSE, DENSE, RAW, PLAIN)}
 
-SPARSE_BELOW = 0.5
-"""Share of changed words up to which SPARSE is tried."""
-
-DENSE_ABOVE = 0.1
-"""Share of changed words from which DENSE and RAW are tried: both cost a pass over every word."""
+RAW_FROM = 0.5
+"""When DENSE takes so much of the words themselves, RAW is tried as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +31,26 @@ class SegmentInfo:
     changed: int
 
 
-def encode_segment(new: np.ndarray, base: np.ndarray | None) -> bytes:
-    """The smallest of the codings that may win, as one payload: coding id, body.
+def encode_segment(new: np.ndarray, base: np.ndarray | None) -> tuple[bytes, int]:
+    """(payload: coding id, body; how many words differ from the base, without one all). The smallest of the codings that may win.
 
     `new` and `base` are uN [n] words of one dtype; without a base the result is an anchor's. Deterministic.
     """
     _check(new, base)
-    if base is None:
-        candidates: list[Coding] = [RAW]
-    else:
-        changed = int(np.count_nonzero(new != base))
-        share = changed / max(len(new), 1)
-        candidates = [] if changed else [EMPTY]
-        if changed and share <= SPARSE_BELOW:
-            candidates.append(SPARSE)
-        if share >= DENSE_ABOVE:
-            candidates += [DENSE, RAW]
-    payload = min((bytes([c.id]) + c.encode(new, base) for c in candidates), key=len)
-    return payload if len(payload) <= new.nbytes else bytes([PLAIN.id]) + PLAIN.encode(new, base)
+    candidates: list[tuple[Coding, tuple[bytes, int] | None]] = []
+    if base is not None:
+        candidates.append((SPARSE, SPARSE.encode(new, base)))
+        if candidates[0][1] == (b"", 0):
+            return bytes([EMPTY.id]), 0
+        if candidates[0][1] is None:
+            candidates = [(DENSE, DENSE.encode(new, base))]
+    smallest = min((len(found[0]) for _, found in candidates if found is not None), default=new.nbytes)
+    if smallest >= RAW_FROM * new.nbytes:
+        candidates.append((RAW, RAW.encode(new, base)))
+    payload, changed = min(
+        ((bytes([coding.id]) + found[0], found[1]) for coding, found in candidates if found is not None), key=lambda p: len(p[0])
+    )  # fmt: skip
+    return (payload if len(payload) <= new.nbytes else bytes([PLAIN.id]) + new.tobytes()), changed
 
 
 def decode_segment(payload: bytes | memoryview, base: np.ndarray | None, out: np.ndarray) -> SegmentInfo:
@@ -71,6 +70,17 @@ def decode_segment(payload: bytes | memoryview, base: np.ndarray | None, out: np
     if coding.needs_base and base is None:
         raise Refusal(f"coding {coding.name} needs a base, and there is none")
     return SegmentInfo(coding.name, coding.decode(body[1:], base, out))
+
+
+def warm() -> None:
+    """Compile the loops over words, or load them from the cache beside the code, for words of two and four bytes. To be called
+    before there is anything to be late for: whoever compiles holds up every thread, for some ten seconds the first time."""
+    for size in (2, 4):
+        base = np.arange(5000).astype(WORD[size])
+        few, all_ = base.copy(), base + WORD[size].type(1)
+        few[::100] += WORD[size].type(300)
+        for new in (few, all_):
+            decode_segment(encode_segment(new, base)[0], base, np.empty_like(base))
 
 
 def _check(words: np.ndarray, base: np.ndarray | None) -> None:

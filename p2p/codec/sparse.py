@@ -1,68 +1,166 @@
-"""SPARSE: the positions of the changed words as gap bytes, and their zigzag differences.
+"""SPARSE: where words changed, as gaps within the class of their base, and by how much, as zigzag steps.
 
-Sections: gaps; values; then one byte plane for each byte of a word, of the values that did not fit a byte.
+    models - 1 (1 byte) | classes - 1 (1)
+    for each class, rising: class (1), model (1), changes in each lane (varints, not all 0)
+    for each model: levels of its gap tokens, levels of its step tokens (`rans`)
+    length of the token words (4) | token words | raw bits of gaps | raw bits of steps (`tokens`)
 
-A gap is the count of unchanged words before a changed one: as many bytes 255 as 255 goes into it, then the rest (0 to
-254). So positions rise strictly by construction, and the stream can never be longer than the segment has words. A value
-is zigzag difference - 1 (it is never 0); 255 stands for "too large, see the planes".
+Changes are in the order of classes, lanes, and positions within one (`classes`). The token stream has the gap and then the step
+of each, by the tables of the model of its class. A step is (new - base) in the words' own arithmetic, zigzag, less 1: it is
+never 0. Words of eight bytes are taken as pairs.
 """
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 
-from p2p.codec.base import Coding
-from p2p.codec.planes import Sections, join_planes, pack, split_planes, unzigzag, zigzag
+from p2p.codec.base import Coding, changed
+from p2p.codec.classes import CLASSES, LANES, Changes, apply, find
+from p2p.codec.planes import unzigzag, zigzag_steps
+from p2p.codec.rans import decode, encode, levels_of, read_levels, tables_of, write_levels
+from p2p.codec.tokens import TOKENS, read_raw, tokens_of, write_raw
 from p2p.errors import Refusal
 
-_ESCAPE = 255
+MOST = 0.12
+"""Share of changed words beyond which DENSE is as small and faster."""
 
-_BLOCK = 1 << 18
-"""Gap bytes decoded at once: their positions (8 bytes each) stay in the cache, and a segment that claims that every
-word changed costs no more memory than any other."""
+OWN_MODEL = 300
+"""A class with fewer changes shares the model of its neighbour: a model takes some 25 bytes."""
+
+_LENGTH = struct.Struct("<I")
 
 
 class SparseCoding(Coding):
-    name, id, needs_base = "sparse", 1, True
+    name, id, needs_base = "sparse", 5, True
 
-    def encode(self, new: np.ndarray, base: np.ndarray | None) -> bytes:
+    def encode(self, new: np.ndarray, base: np.ndarray | None) -> tuple[bytes, int] | None:
+        """None when more than MOST changed; nothing at all and 0 when nothing did."""
         assert base is not None
-        at = np.flatnonzero(new != base)
-        gaps = np.diff(at, prepend=-1) - 1
-        escapes = gaps // _ESCAPE
-        stream = np.full(len(at) + int(escapes.sum()), _ESCAPE, np.uint8)
-        stream[np.cumsum(escapes + 1) - 1] = gaps % _ESCAPE
-        z = zigzag(new[at], base[at]) - new.dtype.type(1)
-        values = np.minimum(z, _ESCAPE).astype(np.uint8)
-        return pack([stream, values, *split_planes(z[values == _ESCAPE])])
+        words, of = narrow(new), narrow(base)
+        changes = find(words, of, room(len(words)))
+        if changes is None:
+            return None
+        return pack(changes), len(changes.gaps) if words is new else changed(new, base)
 
     def decode(self, body: memoryview, base: np.ndarray | None, out: np.ndarray) -> int:
         assert base is not None
-        sections = Sections(body)
-        gaps = sections.take(len(out))
-        if not len(gaps) or gaps[-1] == _ESCAPE:
-            raise Refusal("sparse delta has no changed word, or its last gap has no end")
-        changed = int(np.count_nonzero(gaps != _ESCAPE))
-        values = sections.take_exact(changed)
-        count = int(np.count_nonzero(values == _ESCAPE))
-        large = join_planes([sections.take_exact(count) for _ in range(out.itemsize)], out.dtype)
-        sections.end()
-        if int(gaps.sum(dtype=np.uint64)) + changed > len(out):
-            raise Refusal(f"sparse delta reaches beyond the {len(out)} words of its segment")
-        if count and (int(large.min()) < _ESCAPE or int(large.max()) == np.iinfo(out.dtype).max):
-            raise Refusal("sparse delta has a value in a form that its encoder does not use")
-        out[:] = base
-        stop, done, used = 0, 0, 0  # words passed, changes applied, large values used
-        for start in range(0, len(gaps), _BLOCK):
-            block = gaps[start : start + _BLOCK]
-            is_end = block != _ESCAPE
-            reach = stop + np.cumsum(block + is_end.astype(np.uint16), dtype=np.int64)
-            stop, at = int(reach[-1]), reach[is_end] - 1
-            piece = values[done : done + len(at)]
-            z, wide = piece.astype(out.dtype), piece == _ESCAPE
-            more = int(np.count_nonzero(wide))
-            if more:
-                z[wide] = large[used : used + more]
-            out[at] += unzigzag(z + out.dtype.type(1))
-            done, used = done + len(at), used + more
-        return changed
+        words, of = narrow(out), narrow(base)
+        changes = unpack(body, len(words), words.dtype)
+        if not apply(of, changes, words):
+            raise Refusal(f"sparse delta reaches beyond the {len(words)} words of its segment")
+        return len(changes.gaps) if words is out else changed(out, base)
+
+
+def room(words: int) -> int:
+    """The most changes that a segment of so many words may have. What a receiver allocates follows from it."""
+    return int(MOST * words) + 1
+
+
+def narrow(words: np.ndarray) -> np.ndarray:
+    return words.view("<u4") if words.itemsize == 8 else words
+
+
+def pack(changes: Changes) -> bytes:
+    """The body for these changes; nothing when there are none."""
+    if not len(changes.gaps):
+        return b""
+    numbers = zigzag_steps(changes.steps) - changes.steps.dtype.type(1)
+    parts = tokens_of(changes.gaps), tokens_of(numbers)
+    of_class = changes.counts.sum(axis=1)
+    used = np.flatnonzero(of_class)
+    model_of = group(of_class[used], OWN_MODEL)
+    head = bytearray([int(model_of[-1]), len(used) - 1])
+    for c, model in zip(used.tolist(), model_of.tolist(), strict=True):
+        head += bytes([c, model]) + b"".join(map(_varint, changes.counts[c].tolist()))
+    rows = _rows(of_class[used], model_of)
+    stream = np.stack(parts, axis=1).reshape(-1)
+    levels = levels_of(np.bincount(rows * np.int64(TOKENS) + stream, minlength=(2 * head[0] + 2) * TOKENS).reshape(-1, TOKENS))
+    head += b"".join(map(write_levels, levels))
+    words = encode(stream, rows, tables_of(levels))
+    raw = write_raw(changes.gaps, parts[0]), write_raw(numbers, parts[1])
+    return b"".join([head, _LENGTH.pack(len(words)), words, *raw])
+
+
+def unpack(body: memoryview, words: int, dtype: np.dtype) -> Changes:
+    """What `pack` was given, of a segment of so many words. Refusal on anything that it does not make."""
+    counts, model_of, tables, at = _read_head(body, words)
+    if at + _LENGTH.size > len(body):
+        raise Refusal("payload ends before its token words")
+    (length,) = _LENGTH.unpack_from(body, at)
+    at += _LENGTH.size
+    of_class = counts.sum(axis=1)
+    tokens = decode(body[at : at + length], _rows(of_class[of_class > 0], model_of), tables)
+    gaps, at = read_raw(body, at + length, np.ascontiguousarray(tokens[0::2]), np.dtype(np.uint32))
+    numbers, at = read_raw(body, at, np.ascontiguousarray(tokens[1::2]), dtype)
+    if at != len(body):
+        raise Refusal(f"{len(body) - at} bytes after the end of the payload")
+    z = numbers.astype(dtype) + dtype.type(1)
+    if not z.all():
+        raise Refusal("sparse delta has a step larger than a word")
+    return Changes(counts, gaps, unzigzag(z))
+
+
+def group(counts: np.ndarray, least: int) -> np.ndarray:
+    """The model of each class, from its count: neighbours share one until it has `least`; what is left over joins the last."""
+    models, model, held = [], 0, 0
+    left = int(counts.sum())
+    for count in counts.tolist():
+        if held >= least and left >= least:
+            model, held = model + 1, 0
+        models.append(model)
+        held, left = held + count, left - count
+    return np.array(models)
+
+
+def _rows(counts: np.ndarray, model_of: np.ndarray) -> np.ndarray:
+    """uint8 [2 * changes]: the table of each token, of classes with so many changes."""
+    rows = np.repeat((2 * model_of).astype(np.uint8), counts)
+    return np.stack([rows, rows + np.uint8(1)], axis=1).reshape(-1)
+
+
+def _read_head(body: memoryview, words: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """(int64 [CLASSES, LANES]: changes, the model of each class that has any, the models' tables, where the head ends)"""
+    if len(body) < 2:
+        raise Refusal("sparse delta is cut short")
+    counts, model_of = np.zeros((CLASSES, LANES), np.int64), [0]
+    at, left, last = 2, room(words), -1
+    for k in range(body[1] + 1):
+        if at + 2 > len(body):
+            raise Refusal("sparse delta ends in its list of classes")
+        c, model = body[at], body[at + 1]
+        if c <= last or not 0 <= model - model_of[-1] <= min(k, 1):
+            raise Refusal("sparse delta has classes or models out of order")
+        at, last = at + 2, c
+        for lane in range(LANES):
+            counts[c, lane], at = _read_varint(body, at)
+        left -= int(counts[c].sum())
+        if not counts[c].any() or left < 0:
+            raise Refusal(f"sparse delta has no change in a class, or in all more than {room(words)}, of {words} words")
+        model_of.append(model)
+    if model_of[-1] != body[0] or body[0] > 127:
+        raise Refusal(f"sparse delta has {body[0] + 1} models, and its classes use {model_of[-1] + 1}")
+    levels = np.empty((2 * (body[0] + 1), TOKENS), np.uint8)
+    at = read_levels(body, at, levels)
+    return counts, np.array(model_of[1:]), tables_of(levels), at
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def _read_varint(body: memoryview, at: int) -> tuple[int, int]:
+    number = 0
+    for place in range(0, 35, 7):
+        if at >= len(body):
+            break
+        number |= (body[at] & 127) << place
+        at += 1
+        if body[at - 1] < 128:
+            return number, at
+    raise Refusal("sparse delta has a number that does not end")

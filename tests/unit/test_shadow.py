@@ -47,7 +47,7 @@ def state_of(seed: int) -> FlatState:
 
 
 def payloads(new: FlatState, base: FlatState | None) -> list[bytes]:
-    return [encode_segment(new.words(s), base.words(s) if base else None) for s in LAYOUT.segments(CUT)]
+    return [encode_segment(new.words(s), base.words(s) if base else None)[0] for s in LAYOUT.segments(CUT)]
 
 
 def stage(shadow: Shadow, step: int, base: int | None) -> Staging:
@@ -273,7 +273,7 @@ def test_a_new_layout_comes_as_an_anchor(tmp_path: Path) -> None:
     layout = Layout.build([("n", "uint8", (5,))])
     new = FlatState.in_memory(layout)
     staging = shadow.begin(Version(1, 2), "anchor", layout)
-    staging.write(staging.segments[0], encode_segment(new.words(staging.segments[0]), None))
+    staging.write(staging.segments[0], encode_segment(new.words(staging.segments[0]), None)[0])
     assert staging.finish(new.tensor_digests(), new.digest()).changed is None
     shadow.commit(staging)
     assert shadow.layout == layout
@@ -490,7 +490,7 @@ def test_segments_decode_in_many_threads(tmp_path: Path) -> None:
     new, base = state_of(2), state_of(1)
     staging = shadow.begin(Version(1, 2), "delta", LAYOUT, Version(1, 1), base.digest(), segment_bytes=64)
     gate = threading.Barrier(4)
-    todo = [(s, encode_segment(new.words(s), base.words(s))) for s in staging.segments]
+    todo = [(s, encode_segment(new.words(s), base.words(s))[0]) for s in staging.segments]
 
     def work(lane: int) -> int:
         gate.wait(5)

@@ -1,0 +1,120 @@
+"""Numbers to tokens and back: a token says about how large a number is, raw bits beside it say which.
+
+Below DIRECT a number is its own token; above, each octave has four tokens. So few tokens, whose frequencies are worth
+learning, carry all that a smooth distribution has to tell, and the bits within a token are as good as random. Must not know
+what is counted.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from p2p.errors import Refusal
+
+DIRECT = 8
+
+MAX_NUMBER = (1 << 32) - 1
+
+TOKENS = DIRECT + 4 * 29
+"""Of numbers up to MAX_NUMBER."""
+
+
+def _ladder() -> tuple[np.ndarray, np.ndarray]:
+    """(int64 first number of each token, int64 raw bits of each token)"""
+    first, raw = list(range(DIRECT)), [0] * DIRECT
+    for octave in range(3, 32):
+        for quarter in range(4):
+            first.append((1 << octave) + (quarter << (octave - 2)))
+            raw.append(octave - 2)
+    return np.array(first, np.int64), np.array(raw, np.int64)
+
+
+FIRST, RAW_BITS = _ladder()
+
+
+def tokens_of(numbers: np.ndarray) -> np.ndarray:
+    """uint8 [n] for `numbers` (unsigned or signed integers [n], 0 to MAX_NUMBER)."""
+    tokens = np.empty(len(numbers), np.uint8)
+    _tokens_of(numbers, tokens)
+    return tokens
+
+
+def write_raw(numbers: np.ndarray, tokens: np.ndarray) -> bytes:
+    """The raw bits beside the tokens, lowest bits first, padded to whole bytes."""
+    out = np.zeros(raw_bytes(tokens), np.uint8)
+    _write_raw(numbers, tokens, FIRST, RAW_BITS, out)
+    return out.tobytes()
+
+
+def read_raw(body: memoryview, at: int, tokens: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, int]:
+    """(numbers, where their raw bits ended) from tokens and the raw bits beside them. Refusal when there are too few or a
+    number is larger than `dtype` holds."""
+    if len(tokens) and int(tokens.max()) >= TOKENS:
+        raise Refusal(f"token {int(tokens.max())} of {TOKENS}")
+    stop = at + raw_bytes(tokens)
+    if stop > len(body):
+        raise Refusal(f"payload ends {stop - len(body)} bytes before its raw bits do")
+    numbers = np.empty(len(tokens), np.uint32)
+    if not _read_raw(np.frombuffer(body[at:stop], np.uint8), tokens, FIRST, RAW_BITS, numbers):
+        raise Refusal("raw bits have something in their padding")
+    if len(numbers) and int(numbers.max()) > np.iinfo(dtype).max:
+        raise Refusal(f"number {int(numbers.max())} is more than a word holds")
+    return numbers, stop
+
+
+def raw_bytes(tokens: np.ndarray) -> int:
+    """How long the raw bits beside `tokens` (each below TOKENS) are."""
+    counts = np.bincount(tokens, minlength=TOKENS)
+    return (int(counts @ RAW_BITS) + 7) // 8
+
+
+@njit(nogil=True, cache=True)
+def _tokens_of(numbers, tokens):  # type: ignore[no-untyped-def]
+    for i in range(len(numbers)):
+        number = np.int64(numbers[i])
+        if number < DIRECT:
+            tokens[i] = number
+        else:
+            octave, rest = 3, number >> 4
+            while rest:
+                octave += 1
+                rest >>= 1
+            tokens[i] = DIRECT + 4 * (octave - 3) + ((number >> (octave - 2)) & 3)
+
+
+@njit(nogil=True, cache=True)
+def _write_raw(numbers, tokens, first, widths, out):  # type: ignore[no-untyped-def]
+    held = np.uint64(0)
+    count, at = 0, 0
+    for i in range(len(tokens)):
+        if tokens[i] >= DIRECT:
+            held |= np.uint64(np.int64(numbers[i]) - first[tokens[i]]) << np.uint64(count)
+            count += widths[tokens[i]]
+            while count >= 8:
+                out[at] = held & np.uint64(255)
+                held >>= np.uint64(8)
+                count -= 8
+                at += 1
+    if count:
+        out[at] = held & np.uint64(255)
+
+
+@njit(nogil=True, cache=True)
+def _read_raw(raw, tokens, first, widths, numbers):  # type: ignore[no-untyped-def]
+    held = np.uint64(0)
+    count, at = 0, 0
+    for i in range(len(tokens)):
+        token = tokens[i]
+        if token < DIRECT:
+            numbers[i] = token
+        else:
+            width = widths[token]
+            while count < width:
+                held |= np.uint64(raw[at]) << np.uint64(count)
+                at += 1
+                count += 8
+            numbers[i] = first[token] + np.int64(held & ((np.uint64(1) << np.uint64(width)) - np.uint64(1)))
+            held >>= np.uint64(width)
+            count -= width
+    return held == np.uint64(0)
