@@ -21,7 +21,7 @@ SHIFT = {1: 3, 2: 7, 4: 23}
 cost size and nothing else."""
 
 LANES = 2
-"""The words of a segment are two lanes, its halves (the first one longer by one if need be), that are counted apart: so a
+"""The words of a segment are two lanes, its halves (the second one longer by one if need be), that are counted apart: so a
 processor works on both at once, where it would wait for one."""
 
 _END = 1 << 40
@@ -95,10 +95,9 @@ def _classes_of(words, shift, out):  # type: ignore[no-untyped-def]
 def _find(new, base, shift, places, gaps, steps):  # type: ignore[no-untyped-def]
     """How many words changed, in the order in which both lanes are gone through; -1 when there is no room for them."""
     half = len(new) // 2
-    first = len(new) - half
     since = np.zeros(CLASSES * LANES, np.int64)
     count, room = 0, len(gaps)
-    for i in range(first):
+    for i in range(half):
         b, n = base[i], new[i]
         place = ((b >> shift) & 255) * 2
         s = since[place]
@@ -109,9 +108,7 @@ def _find(new, base, shift, places, gaps, steps):  # type: ignore[no-untyped-def
             places[count], gaps[count], steps[count] = place, s, n - b
             since[place] = 0
             count += 1
-        if i == half:
-            break
-        b, n = base[first + i], new[first + i]
+        b, n = base[half + i], new[half + i]
         place = ((b >> shift) & 255) * 2 + 1
         s = since[place]
         since[place] = s + 1
@@ -121,6 +118,12 @@ def _find(new, base, shift, places, gaps, steps):  # type: ignore[no-untyped-def
             places[count], gaps[count], steps[count] = place, s, n - b
             since[place] = 0
             count += 1
+    if len(new) & 1 and new[-1] != base[-1]:
+        if count == room:
+            return -1
+        place = ((base[-1] >> shift) & 255) * 2 + 1
+        places[count], gaps[count], steps[count] = place, since[place], new[-1] - base[-1]
+        count += 1
     return count
 
 
@@ -137,7 +140,6 @@ def _bring_together(places, gaps, steps, at, gaps_out, steps_out):  # type: igno
 def _locate(base, shift, at, gaps, left, where):  # type: ignore[no-untyped-def]
     """Fill `where` with the position of each changed word. `at`: the next of each place; `left`: the words until there."""
     half = len(base) // 2
-    first = len(base) - half
     for i in range(half):
         # The store is unconditional, and the branch waits for the load alone: twice as fast as a branch on what was stored.
         place = (base[i] >> shift) & 255
@@ -148,16 +150,16 @@ def _locate(base, shift, at, gaps, left, where):  # type: ignore[no-untyped-def]
             where[k] = i
             at[place] = k + 1
             left[place] = gaps[k + 1]
-        place = ((base[first + i] >> shift) & 255) + CLASSES
+        place = ((base[half + i] >> shift) & 255) + CLASSES
         wait = left[place]
         left[place] = wait - 1
         if wait == 0:
             k = at[place]
-            where[k] = first + i
+            where[k] = half + i
             at[place] = k + 1
             left[place] = gaps[k + 1]
-    if first > half:
-        place = (base[half] >> shift) & 255
+    if len(base) & 1:
+        place = ((base[-1] >> shift) & 255) + CLASSES
         if left[place] == 0:
-            where[at[place]] = half
+            where[at[place]] = len(base) - 1
             at[place] += 1
