@@ -169,7 +169,9 @@ class Players:
 
     def _last_words(self, name: str) -> str:
         lines = self._logs[name].read_text(errors="replace").strip().splitlines()
-        return f"it ended: {lines[-1]}" if lines else "it ended"
+        # A group of exceptions ends in a frame of dashes.
+        told = [line for line in lines if any(c.isalpha() for c in line)]
+        return f"it ended: {told[-1].strip(' |')}" if told else "it ended"
 
 
 @contextmanager
