@@ -48,8 +48,10 @@ class Rosters:
             return
         self._stale = False
         self._exchange.arrange(self.grid.source_places())
-        members = {link.peer: Member(link.peer, link.addresses, link.name) for link in self._links.values()}
-        for link in self._links.values():
+        # One whose link is just coming up has no place yet: its own `changed` follows.
+        here = [link for link in self._links.values() if link.peer in self.grid]
+        members = {link.peer: Member(link.peer, link.addresses, link.name) for link in here}
+        for link in here:
             self._tell(link, members)
 
     def _tell(self, link: Link, members: Mapping[str, Member]) -> None:

@@ -147,6 +147,20 @@ def test_who_was_a_neighbour_is_told_of_it_if_it_is_still_here() -> None:
     assert all(not link.told[1].apart for link in links.values() if len(link.told) > 1), "somebody left; nobody moved"
 
 
+def test_a_link_that_is_just_coming_up_is_told_when_it_has_a_place() -> None:
+    """The timer may find it among the links before anybody was told that it came."""
+    links = {p: _Link(p) for p in names(8)}
+    rosters = Rosters(cast(Any, _Exchange()), cast(Any, links), epoch=1, mesh=4)
+    rosters.changed()
+    late = links["late"] = _Link("late")
+    rosters.flush()
+    assert not late.told and all(link.told for link in links.values() if link is not late)
+    assert not any(p.peer == "late" for link in links.values() for g in link.told for p in g.peers)
+    rosters.changed()
+    rosters.flush()
+    assert late.told
+
+
 # --- a chunk's way
 
 
