@@ -33,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     ours, settings = _split_settings(sys.argv[1:] if argv is None else argv)
     args, rest = parser.parse_known_args(ours)
     if rest and not getattr(args, "takes_settings", False):
-        return _complain(f"unknown argument {rest[0]!r} (see: shoal {args.verb} --help)")
+        asked = " ".join(filter(None, (args.verb, getattr(args, "action", ""))))
+        return _complain(f"unknown argument {rest[0]!r} (see: shoal {asked} --help)")
     args.settings = [*rest, *settings]
     _set_up_logging(args)
     signal.signal(signal.SIGTERM, _on_terminate)  # a service manager's; where trio runs, the verb receives it there
