@@ -73,7 +73,8 @@ def grouping_of(places: Places | None) -> Grouping:
     """What a node is told of its place."""
     if places is None:
         return Grouping(0, (), True, ())
-    return Grouping(places.group, places.sites, places.witness, tuple(Placed(p, g) for p, g in places.groups.items()))
+    peers = tuple(Placed(p, g) for p, g in places.groups.items())
+    return Grouping(places.group, places.sites, places.witness, peers, tuple(sorted(places.stand_ins)))
 
 
 def places_of(message: Grouping) -> Places | None:
@@ -81,6 +82,7 @@ def places_of(message: Grouping) -> Places | None:
     if not message.sites:
         return None
     count = len(message.sites)
-    if count > MAX_GROUPS or max(message.group, *(p.group for p in message.peers), 0) >= count:
+    if count > MAX_GROUPS or max(message.group, *(p.group for p in message.peers), *message.stand_ins, 0) >= count:
         raise Refusal(f"{count} groups, the receiver in group {message.group}", fatal=True)
-    return Places(message.group, {p.peer: p.group for p in message.peers}, message.sites, message.witness)
+    groups = {p.peer: p.group for p in message.peers}
+    return Places(message.group, groups, message.sites, message.witness, frozenset(message.stand_ins))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from math import ceil, sqrt
+from math import ceil, log, sqrt
 
 MESH = 32
 """Peers that all know each other: a full mesh of more has too many connections, and announcements grow with their square."""
@@ -27,6 +27,9 @@ SITE_GROUP = 24
 
 MAX_GROUPS = 60
 """A set of groups travels as the bits of one 64-bit number; beyond 60 * GROUP peers groups grow instead."""
+
+EVEN = 1.4
+"""There may be so many times more groups than that, or fewer, if they come out even."""
 
 GROWTH = 1.5
 """All are placed anew when there are so many times more peers, or fewer, than when they were placed last."""
@@ -47,6 +50,8 @@ class Places:
     """group -> number of its site; groups of one number share a LAN"""
     witness: bool = True
     """it tells the source of every chunk at once"""
+    stand_ins: frozenset[int] = frozenset()
+    """groups without its lane: whoever it is linked to there is of another, and stands in"""
     lanes: Mapping[str, int] = field(default_factory=dict)
     """lane of every peer; the source alone knows"""
     witnesses: frozenset[str] = frozenset()
@@ -175,12 +180,19 @@ class Grid:
 
     def _cut(self, peers: list[str], site: str, size: int) -> None:
         least = 2 if not site and not self._groups and len(peers) > self.mesh else 1
-        pieces = max(least, round(len(peers) / size)) if peers else 0
+        pieces = max(least, self._pieces(len(peers), size)) if peers else 0
         for piece in range(pieces):
             group = _Group(site)
             self._groups.append(group)
             for peer in peers[piece::pieces]:
                 self._where[peer] = len(self._groups) - 1, group.add(peer)
+
+    def _pieces(self, peers: int, size: int) -> int:
+        """How many groups of about `size`, so that their last lane is nearly full, or there is none: in a lane of few each
+        distributes more than its part, and in groups without one the others relay what it brings."""
+        about = max(1, round(peers / size))
+        most = max(about, min(round(EVEN * about), MAX_GROUPS - len(self._groups)))
+        return min(range(max(1, round(about / EVEN)), most + 1), key=lambda n: -peers % n / n + abs(log(n / about)))
 
     def _place(self, peer: str, site: str) -> None:
         own = [g for g in self._groups if g.site == site]
@@ -202,6 +214,7 @@ class Grid:
         if not self._groups:
             return None
         mine, lane = self._where[peer]
+        stand_ins: set[int] = set()
         if len(self._sites) <= self.mesh:
             groups = {p: g for p, (g, _) in self._where.items()}
         else:
@@ -213,12 +226,14 @@ class Grid:
                 other = group.at(lane, mine)
                 if other is not None:
                     groups[other] = number
+                if other is None or self._where[other][1] != lane:
+                    stand_ins.add(number)
                 # Those whose lane nobody else of this group stands in.
                 if len(group.cells) > len(own.cells) or None in own.cells:
                     for i, cell in enumerate(group.cells):
                         if cell is not None and own.at(i, number) == peer:
                             groups[cell] = number
-        return Places(mine, groups, self._numbers(), self._is_witness(mine, lane))
+        return Places(mine, groups, self._numbers(), self._is_witness(mine, lane), frozenset(stand_ins))
 
     def links(self, peer: str) -> list[str]:
         """Whom `peer` is to be linked to, beside the source. KeyError for a peer that is not here."""

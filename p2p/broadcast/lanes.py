@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 
 FIRST_EACH = FIRST_WINDOW / 2
-"""Chunks out at each member of a lane of which nothing is known yet. A member relays to its own group only, so that this is less
-work than as many chunks are in a mesh; but it takes two steps more until they are everywhere."""
+"""Chunks out at each member at a site, of a lane of which nothing is known yet: relaying over the LAN is little work, so that
+each of them can distribute other chunks. Elsewhere all members relay each chunk, and a lane begins as a peer does: with more,
+the first version waits in long queues, its last chunks the longest."""
 
 
 class _Lane:
@@ -63,8 +64,10 @@ class _View:
     def chunk_bytes(self) -> int:
         return self._session.chunk_bytes
 
-    def members(self, lane: str) -> int:
-        return len(self._lanes[lane].peers)
+    def at_sites(self, lane: str) -> int:
+        """Members that share a LAN with their group."""
+        places = self._session.places
+        return 0 if places is None else sum(places.groups.get(p, -1) in places.lans for p in self._lanes[lane].peers)
 
     def peer_holds(self, lane: str, chunk: int) -> bool:
         return chunk in self._lanes[lane].holds
@@ -105,7 +108,7 @@ class _Seeding(Seeding):
 
     def _window(self, peer: str, d: _Distributor) -> float:
         if not d.window and peer not in self._view.memory:
-            d.window = max(FIRST_WINDOW, FIRST_EACH * self._view.members(peer))
+            d.window = max(FIRST_WINDOW, FIRST_EACH * self._view.at_sites(peer))
         return super()._window(peer, d)
 
     def _take_over(self) -> int | None:

@@ -44,10 +44,26 @@ class Spanning:
         own = sites.pop(places.sites[places.group], []) if places.group >= 0 else []
         # Each peer starts behind its own site, so that none is always served last.
         mine = places.sites[places.group] if places.group >= 0 else 0
-        self._split(chunk, [sites[s] for s in sorted(sites, key=lambda s: (s <= mine, s))], places)
-        self._split(chunk, [[group] for group in own], places)
+        self._bring(chunk, [sites[s] for s in sorted(sites, key=lambda s: (s <= mine, s))], places)
+        self._bring(chunk, [[group] for group in own], places)
 
-    def _split(self, chunk: int, rest: list[list[int]], places: Places) -> None:
+    def _bring(self, chunk: int, units: list[list[int]], places: Places) -> None:
+        """`units`: groups that get one copy from here."""
+        # Whoever stands in for our lane would bring the chunk on in its own, which has enough to relay: so it gets it as a leaf,
+        # from one of ours each.
+        leaves = [unit for unit in units if places.stand_ins.issuperset(unit)]
+        errands = self._split(chunk, [unit for unit in units if not places.stand_ins.issuperset(unit)], places)
+        takers = [groups for _, groups in errands for _ in groups]
+        for nth, groups in enumerate(takers, 1):
+            groups += [group for leaf in leaves[nth :: len(takers) + 1] for group in leaf]
+        for leaf in leaves[:: len(takers) + 1]:
+            errands += self._split(chunk, [leaf], places)
+        for peer, groups in errands:
+            self._queues.setdefault(peer, deque()).append((chunk, tuple(groups)))
+
+    def _split(self, chunk: int, rest: list[list[int]], places: Places) -> list[tuple[str, list[int]]]:
+        """A binomial tree over `rest`: whom to hand the chunk, and the groups that each brings it to."""
+        errands: list[tuple[str, list[int]]] = []
         strays: list[int] = []
         while rest:
             half = len(rest) // 2
@@ -59,19 +75,17 @@ class Spanning:
                     continue
                 entry = self._best(linked, chunk)
                 if entry is not None:
-                    self._send(entry, chunk, [group for unit in part for group in unit])
+                    errands.append((entry, [group for unit in part for group in unit]))
                     break
                 del part[0]  # whom we know there has it
         # We know nobody there; somebody else of our own group may.
         if strays:
             neighbour = self._best(self._linked(places).get(places.group, ()), chunk)
             if neighbour is not None:
-                self._send(neighbour, chunk, strays)
+                errands.append((neighbour, strays))
             else:
                 self._strays.append((chunk, tuple(strays)))
-
-    def _send(self, peer: str, chunk: int, groups: Sequence[int]) -> None:
-        self._queues.setdefault(peer, deque()).append((chunk, tuple(groups)))
+        return errands
 
     def _best(self, peers: Sequence[str], chunk: int) -> str | None:
         """Of those that lack `chunk`, the one with least to do for us; one that lags only if there is no other."""

@@ -102,13 +102,14 @@ class Placed:
 class Grouping:
     """Head to node: the groups that the swarm is in (see `broadcast.groups`), as far as the node is concerned. `group` is its
     own, `sites` the number of each group's site, `witness` whether it tells the source of every chunk at once, `peers` the
-    groups of its neighbours and its own, `apart` those whom it was told to link with before and who are not its neighbours any
-    more. Without `sites`: all are one group."""
+    groups of its neighbours and its own, `stand_ins` the groups without its lane, `apart` those whom it was told to link with
+    before and who are not its neighbours any more. Without `sites`: all are one group."""
 
     group: int
     sites: tuple[int, ...]
     witness: bool
     peers: tuple[Placed, ...]
+    stand_ins: tuple[int, ...] = ()
     apart: tuple[str, ...] = ()
 
 

@@ -101,11 +101,18 @@ def test_a_duty_fits_an_integer_of_the_wire(groups: set[int]) -> None:
 
 
 def test_a_place_survives_the_wire_and_one_that_is_none_is_refused() -> None:
-    grid = Grid(names(50))
-    places = grid.places("p7")
-    assert places_of(decode(encode(grouping_of(places)))) == places
+    grid = Grid(names(49))
+    leaving = next(p for p in grid if grid.places(p).group == 1)  # type: ignore[union-attr]
+    grid.remove(leaving)
+    told = [grid.places(p) for p in grid]
+    assert any(places.stand_ins == {1} for places in told if places is not None)
+    for places in told:
+        assert places_of(decode(encode(grouping_of(places)))) == places
     assert places_of(decode(encode(grouping_of(None)))) is None
-    for wrong in (Grouping(3, (0, 1), True, ()), Grouping(0, (0, 1), True, (Placed("x", 2),)), Grouping(0, (0,) * 99, True, ())):
+    for wrong in (
+        Grouping(3, (0, 1), True, ()), Grouping(0, (0, 1), True, (Placed("x", 2),)), Grouping(0, (0, 1), True, (), (2,)),
+        Grouping(0, (0,) * 99, True, ()),
+    ):  # fmt: skip
         with pytest.raises(Refusal):
             places_of(wrong)
 
@@ -212,6 +219,30 @@ def test_a_chunk_reaches_everybody_in_one_copy_each(count: int, seed: int) -> No
     sent = max(sum(1 for one, _ in copies.log if one == peer) for peer in copies.grid)
     largest = max(map(len, copies.grid.groups))
     assert sent <= largest - 1 + len(copies.grid.groups).bit_length(), "the work is shared out"
+
+
+@pytest.mark.parametrize("gone", [0, 1, 5])
+def test_who_stands_in_relays_a_chunk_at_home_and_nowhere_else(gone: int) -> None:
+    grid = Grid(names(64))
+    for peer in [p for p in names(64) if grid.source_places().lanes[p] == 2][:gone]:  # type: ignore[union-attr]
+        grid.remove(peer)
+    places = grid.source_places()
+    assert places is not None and len(grid) == 64 - gone
+    for first in [p for p in grid if places.lanes[p] == 2]:
+        copies = Copies(grid, 0)
+        copies.run(first)
+        assert copies.holders == set(grid) and len(copies.log) == len(grid) - 1
+        crossing = [(one, to) for one, to in copies.log if places.groups[one] != places.groups[to]]
+        assert {places.lanes[one] for one, _ in crossing} == {2}
+        assert sum(places.lanes[to] != 2 for _, to in crossing) == gone
+        assert max(sum(1 for o, _ in crossing if o == one) for one, _ in crossing) <= 3 + gone
+
+
+@pytest.mark.parametrize("count", [40, 100, 256, 257, 320, 512, 701, 1000])
+def test_groups_come_out_even(count: int) -> None:
+    sizes = [len(g) for g in Grid(names(count)).groups]
+    last = sum(s > min(sizes) for s in sizes)
+    assert max(sizes) - min(sizes) <= 1 and (not last or last >= 0.75 * len(sizes))
 
 
 @pytest.mark.parametrize("seed", range(3))
