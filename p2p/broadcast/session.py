@@ -26,6 +26,9 @@ MAX_INFLIGHT = 32
 MAX_QUEUED_WANTS = 4 * MAX_WANTS_PER_PEER
 """Wants of one peer that wait here. An honest peer has MAX_WANTS_PER_PEER out; what a flood adds is dropped."""
 
+MAX_ANSWER_S = 5 * LEASE_S
+"""The longest time from handing over a chunk to its answer that counts: a later answer is a second one, the first was lost."""
+
 RESEND_AFTER_S, RESEND_MAX_S = 2 * LEASE_S, 16 * LEASE_S
 """From one time that a chunk is handed again to a peer that had it from us already, to the next: doubled each time up to
 the second. A peer that loses a chunk so often uses up our uplink, but its disk may have room again some day."""
@@ -188,7 +191,7 @@ class Session:
             for chunk in chunks:
                 handed_at = sent.pop(chunk, None)
                 if handed_at is not None:
-                    entry.answered_at, entry.answer_s = now, now - handed_at
+                    entry.answered_at, entry.answer_s = now, min(now - handed_at, MAX_ANSWER_S)
             if peer in self._full and len(sent) < MAX_INFLIGHT:
                 self._full.discard(peer)
         awaited = 0 if self.is_source or self.catching else bits & ~self._holds.bits
