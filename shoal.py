@@ -154,6 +154,8 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--capacity", type=int, default=64, help="sequences decoded at once")
     p.add_argument("--site", default="", metavar="NAME", help="nodes that give one name share a fast LAN")
     p.add_argument("--store-gib", type=float, default=8.0, help="most disk for chunks")
+    p.add_argument("--base-model", type=Path, metavar="DIR",
+                   help="a folder with the model that the run began with: only what was learned since is downloaded")
     p.add_argument("--stay", action="store_true", help="keep waiting for the learner after the run is over")
 
     p = verb("status", _status, "what a running learner is doing")
@@ -248,7 +250,7 @@ def _node(args: argparse.Namespace) -> dict[str, Any]:
         ticket=text, directory=args.dir or default_directory(ticket.run),
         listen=tuple(args.listen or ["/ip4/0.0.0.0/tcp/0"]), name=args.name, engine=args.engine, device=args.device,
         dtype=args.dtype, threads=args.threads, capacity=args.capacity, store_gib=args.store_gib,
-        dialable=not args.no_listen, site=args.site, stay=args.stay,
+        dialable=not args.no_listen, site=args.site, base_model=args.base_model, stay=args.stay,
     )  # fmt: skip
     args.where = options.directory
     result = trio.run(run_node, options)

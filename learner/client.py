@@ -24,6 +24,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,6 +50,7 @@ from learner.local import (
     Wait,
     socket_path,
 )  # fmt: skip
+from learner.references import Reference, keep_first, load_first
 from learner.trainer_client import ResumeInfo
 from learner.trajectory import MicroBatch, unpack_groups
 from p2p.errors import ShoalError
@@ -58,6 +60,7 @@ from p2p.protocol.wire import decode, encode
 from p2p.publish import encode_version
 from p2p.state import FlatState, state_digest
 from p2p.store import ChunkFolder
+from p2p.version import Version
 
 Answer = TypeVar("Answer")
 
@@ -74,9 +77,14 @@ class LearnerClient:
         self._start: Start | None = None
         # The head decides what is dropped: this side only adds.
         self._store = ChunkFolder(run_dir / "versions" / "chunks")
-        self._published: tuple[int, FlatState] | None = None
-        self._spare: FlatState | None = None
-        self._since_anchor = 0
+        self._published: Reference | None = None
+        self._first: Reference | None = None
+        self._milestone: Reference | None = None
+        """what the next cumulative delta of this epoch is told against"""
+        self._free: list[FlatState] = []
+        self._publications = 0
+        self.stages: dict[str, float] = {}
+        """seconds of the last publication: "copy" of the weights, "encode" and "digest" of what all nodes get"""
 
     @classmethod
     def connect(cls, run_dir: str | os.PathLike[str], timeout: float = 30.0) -> LearnerClient:
@@ -125,29 +133,44 @@ class LearnerClient:
     def publish(self, step: int, tensors: Mapping[str, tuple[str, np.ndarray]]) -> None:
         """Send out the weights after `step` steps: name -> (dtype name, unsigned integer bits).
 
-        The first version of an epoch is an anchor; later ones are deltas against the one before, and every
-        `anchor_every` publications an anchor besides, for joiners.
+        The first version of an epoch is an anchor; later ones are deltas against the one before. Beside them, for joiners and
+        those who were away: every `anchor_every` publications an anchor, and a cumulative delta against the run's first version
+        (so that who has the model it began with needs no anchor); every `squash_every` a cumulative delta over so many.
         """
         if self._start is None:
             raise RuntimeError("call resume() first")
         layout = Layout.build([(name, dtype, bits.shape) for name, (dtype, bits) in tensors.items()])
-        if self._published is not None and self._published[1].layout.digest != layout.digest:
+        base = self._published
+        if base is not None and base.state.layout.digest != layout.digest:
             raise ValueError("the tensor table changed within an epoch")
-        state = self._spare or FlatState.in_memory(layout)
-        self._spare = None
+        started = time.perf_counter()
+        state = self._free.pop() if self._free else FlatState.in_memory(layout)
         for name, (_, bits) in tensors.items():
             state.write_tensor(name, bits)
-        base = self._published
+        self.stages = {"copy": time.perf_counter() - started}
+        told = {base.version} if base is not None else set()
         if base is None:
-            self._send_version(step, "anchor", state, None)
+            published = self._send_version(step, "anchor", state, None)
+            self._first = load_first(self.run_dir / "versions", layout)
+            if self._first is None:
+                keep_first(self.run_dir / "versions", published)
+                self._first = load_first(self.run_dir / "versions", layout)
+            self._send_cumulative(published, self._first, told)
+            self._milestone = published if self._start.squash_every > 1 else None
         else:
-            self._send_version(step, "delta", state, base)
-            self._since_anchor += 1
-            if self._since_anchor >= self._start.anchor_every:
-                self._since_anchor = 0
+            published = self._send_version(step, "delta", state, base)
+            self._publications += 1
+            if self._milestone is not None and self._publications % self._start.squash_every == 0:
+                self._send_cumulative(published, self._milestone, told)
+                self._milestone, passed = published, self._milestone
+                if passed.state is not base.state:
+                    self._free.append(passed.state)
+            if self._publications % self._start.anchor_every == 0:
                 self._send_version(step, "anchor", state, None)
-            self._spare = base[1]
-        self._published = (step, state)
+                self._send_cumulative(published, self._first, told)
+            if self._milestone is None or base.state is not self._milestone.state:
+                self._free.append(base.state)
+        self._published = published
 
     def discard(self, step: int, group_ids: Sequence[int], reason: str) -> None:
         """Training on these groups of `step` failed and this trainer stops: no later epoch gets them again."""
@@ -159,14 +182,20 @@ class LearnerClient:
 
     def finish(self) -> None:
         """Training is complete: the head says goodbye to the nodes."""
-        self._ask(Finish(self._published[0] if self._published else 0), Ok)
+        self._ask(Finish(self._published.version.step if self._published else 0), Ok)
 
     def close(self) -> None:
         self._sock.close()
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _send_version(self, step: int, kind: str, state: FlatState, base: tuple[int, FlatState] | None) -> None:
+    def _send_cumulative(self, published: Reference, base: Reference | None, told: set[Version]) -> None:
+        """`published` again, against `base`; not if that has the same bits, or the version was `told` against it already."""
+        if base is not None and base.digest != published.digest and base.version not in told:
+            told.add(base.version)
+            self._send_version(published.version.step, "cumulative", published.state, base)
+
+    def _send_version(self, step: int, kind: str, state: FlatState, base: Reference | None) -> Reference:
         assert self._start is not None
         started = time.perf_counter()
         folder = self.run_dir / "versions"
@@ -175,16 +204,23 @@ class LearnerClient:
             temporary = table.with_suffix(".tmp")
             temporary.write_bytes(msgpack.packb(state.layout.to_wire()))
             os.replace(temporary, table)
-        begun = self._ask(Begin(step, kind, base[0] if base else None, str(table.relative_to(self.run_dir))), Begun)
+        begin = Begin(step, kind, None, str(table.relative_to(self.run_dir)))
+        if base is not None:
+            begin = replace(begin, base=base.version.step, base_epoch=base.version.epoch, base_digest=base.digest)
+        begun = self._ask(begin, Begun)
         segments = encode_version(
-            state, base[1] if base else None, self._store,
-            segment_bytes=self._start.segment_bytes, chunk_bytes=begun.chunk_bytes,
+            state, base.state if base else None, self._store, segment_bytes=self._start.segment_bytes,
+            chunk_bytes=begun.chunk_bytes, threads=len(os.sched_getaffinity(0)),
         )  # fmt: skip
         for s in segments:
             self._ask(SegmentDone(begun.mid, s.index, s.size, b"".join(s.digests), s.changed, s.words), Ok)
+        self.stages.setdefault("encode", time.perf_counter() - started)
         digests = state.tensor_digests()
         spent = time.perf_counter() - started
-        self._ask(SealVersion(begun.mid, b"".join(digests), state_digest(state.layout, digests), spent), Ok)
+        self.stages.setdefault("digest", spent - self.stages["encode"])
+        digest = state_digest(state.layout, digests)
+        self._ask(SealVersion(begun.mid, b"".join(digests), digest, spent), Ok)
+        return Reference(Version(self._start.epoch, step), digest, state)
 
     def _ask(self, request: object, expect: type[Answer]) -> Answer:
         try:

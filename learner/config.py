@@ -55,6 +55,9 @@ class SwarmSection(Section):
     """0: as fits each version's size (`p2p.publish.chunk_bytes_for`)"""
     anchor_every: int = Field(default=20, ge=1)
     """publications between anchors: bounds a joiner's chain"""
+    squash_every: int = Field(default=5, ge=0)
+    """publications between cumulative deltas, each over so many: shortens the chain to a newer version. Costs one more state in
+    the trainer's memory; 0 or 1: none"""
 
 
 class StatusSection(Section):

@@ -246,7 +246,7 @@ class Head(TrainerHandler):
         self.step = last.step if last else 0
         swarm = self.config.swarm
         return Start(
-            self.epoch, self.step, last.checkpoint if last else "", swarm.segment_bytes, swarm.anchor_every
+            self.epoch, self.step, last.checkpoint if last else "", swarm.segment_bytes, swarm.anchor_every, swarm.squash_every
         )  # fmt: skip
 
     async def on_begin(self, message: Begin) -> Begun:

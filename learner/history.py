@@ -94,8 +94,8 @@ class History:
             self._anchor_bytes = published.size
 
     def find(self, version: Version) -> Published | None:
-        """The newest manifest that leads to `version`, while it is recent."""
-        return next((p for p in reversed(self.recent) if p.version == version), None)
+        """The manifest that `version` was published with, while it is recent; those that came beside it are for joiners."""
+        return next((p for p in self.recent if p.version == version), None)
 
     @property
     def anchor_bytes(self) -> int:

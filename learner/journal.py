@@ -288,7 +288,7 @@ class Journal:
     # ---- versions and nodes
 
     def record_version(self, version: Version, kind: str, mid: str, base: str, size: int) -> None:
-        """A published version: "anchor" or "delta", its manifest id, its base's ("" for none), and encoded bytes."""
+        """A published version: its manifest's kind and id, its base's version ("" for none), and encoded bytes."""
         with self._transaction():
             self._db.execute(
                 "INSERT OR REPLACE INTO versions VALUES (?, ?, ?, ?, ?, ?, ?)",

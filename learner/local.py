@@ -28,24 +28,28 @@ class Resume:
 @message("t.start")
 @dataclass(frozen=True, slots=True)
 class Start:
-    """`checkpoint` is a folder, "" for a fresh run. `anchor_every` in publications."""
+    """`checkpoint` is a folder, "" for a fresh run. `anchor_every` and `squash_every` in publications."""
 
     epoch: int
     step: int
     checkpoint: str
     segment_bytes: int
     anchor_every: int
+    squash_every: int
 
 
 @message("t.begin")
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A version is about to come. `base` is a step of this epoch for a delta. `layout_file` holds the tensor table."""
+    """A version is about to come. `base` is the step of a delta's base, in this epoch unless `base_epoch` says another;
+    a cumulative delta's may have been published long ago, so that its digest is told. `layout_file` holds the tensor table."""
 
     step: int
     kind: str
     base: int | None
     layout_file: str
+    base_epoch: int = 0
+    base_digest: bytes = b""
 
 
 @message("t.begun")

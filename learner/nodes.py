@@ -43,6 +43,8 @@ class NodeState:
     tokens: int = 0
     pause_s: float = 0.0
     apply_s: float = 0.0
+    transfer_s: float = 0.0
+    """receiving and decoding of the last version"""
     bytes_from_head: int = 0
     bytes_from_peers: int = 0
     pid: int = 0
@@ -61,7 +63,7 @@ class NodeState:
     def on_installed(self, message: Installed, expected: bytes | None, current: Version | None) -> None:
         """`expected` is the version's state digest (None when there is no such version), `current` the newest one."""
         self.digest_ok = expected is not None and expected == message.state_digest
-        self.pause_s, self.apply_s = message.pause_s, message.apply_s
+        self.pause_s, self.apply_s, self.transfer_s = message.pause_s, message.apply_s, message.transfer_s
         self.bytes_from_head = min(self.bytes_from_head + message.bytes_from_head, MAX_BYTES)
         self.bytes_from_peers = min(self.bytes_from_peers + message.bytes_from_peers, MAX_BYTES)
         self.reading_from = None if current is not None and message.version >= current else message.version
@@ -91,6 +93,6 @@ class NodeState:
             "peer": self.link.peer, "name": self.link.name, "alive": True, "version": str(self.version),
             "digest_ok": self.digest_ok, "ready": self.ready, "tokens": self.tokens, "tokens_per_s": self.tokens_per_s,
             "bytes_from_learner": self.bytes_from_head, "bytes_from_peers": self.bytes_from_peers,
-            "pause_s": self.pause_s, "apply_s": self.apply_s, "capacity": self.capacity, "pid": self.pid,
-            "rss_bytes": self.rss_bytes, "draining": self.draining,
+            "pause_s": self.pause_s, "apply_s": self.apply_s, "transfer_s": self.transfer_s, "capacity": self.capacity,
+            "pid": self.pid, "rss_bytes": self.rss_bytes, "draining": self.draining,
         }  # fmt: skip

@@ -21,7 +21,7 @@ from p2p.errors import ShoalError
 from p2p.identity import Identity
 from p2p.layout import Layout
 from p2p.limits import MAX_SEGMENT
-from p2p.manifest import CODEC, MAX_LIFETIME_S, Header, Manifest, ManifestSigner
+from p2p.manifest import CODEC, DELTAS, MAX_LIFETIME_S, Header, Manifest, ManifestSigner
 from p2p.protocol.descriptor import descriptor_layout
 from p2p.protocol.messages import Catalog, CatalogEntry
 from p2p.publish import chunk_bytes_for
@@ -97,22 +97,22 @@ class Publisher:
         """A version is about to come from the trainer; its header leaves at once. Returns the manifest's id and the bytes of
         its chunks."""
         version = Version(self.epoch, message.step)
-        base = None if message.base is None else Version(self.epoch, message.base)
-        base_digest = b""
-        if base is not None:
-            found = self._digests.get(base)
-            if found is None:
+        base = None if message.base is None else Version(message.base_epoch or self.epoch, message.base)
+        base_digest = message.base_digest
+        if message.kind == "delta":
+            found = None if base is None else self._digests.get(base)
+            if found is None or base_digest not in (b"", found):
                 raise ShoalError(f"version {version} is a delta against {base}, which was not published in this epoch")
             base_digest = found
         layout = self._layout(message.layout_file)
-        # An anchor is fetched by those who need one; a delta goes to everybody who follows.
+        # Anchors and cumulative deltas are fetched by those who need one; a delta goes to everybody who follows.
         signer = self._open(message.kind, version, base, base_digest, layout, announce=message.kind == "delta")
         return signer.mid, signer.header.chunk_bytes
 
     def _chunk_bytes(self, kind: str, layout: Layout) -> int:
         """The header leaves before anything is encoded, so what a version will have is guessed: what the last of its kind had."""
-        guess = {"delta": layout.nbytes // FIRST_DELTA, "anchor": layout.nbytes, "descriptor": layout.nbytes}
-        return self.chunk_bytes or chunk_bytes_for(self._sizes.get(kind, guess[kind]))
+        guess = layout.nbytes // FIRST_DELTA if kind in DELTAS else layout.nbytes
+        return self.chunk_bytes or chunk_bytes_for(self._sizes.get(kind, guess))
 
     def segment(self, message: SegmentDone) -> None:
         signer = self._signer(message.mid)
@@ -196,7 +196,7 @@ class Publisher:
         entries = [
             CatalogEntry(p.mid, p.kind, p.version, p.base, p.base_digest, p.state_digest, p.size if p.sealed else 0)
             for p in self._by_mid.values()
-            if p.kind != "anchor" or p.sealed
+            if p.kind == "delta" or p.sealed
         ]
         return Catalog(self.current, tuple(entries))
 

@@ -42,7 +42,7 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
 
     what = "measurements"
     bench = verbs.add_parser("bench", help=what, description=what, allow_abbrev=False)
-    actions = bench.add_subparsers(dest="action", required=True, metavar="broadcast|codec|memory")
+    actions = bench.add_subparsers(dest="action", required=True, metavar="broadcast|codec|memory|update")
     what = "our broadcast against star, chain, tree, shardcast and libtorrent on the same emulated links (needs root)"
     p = verb("broadcast", _bench_broadcast, what, actions)
     p.add_argument("--scenario", action="extend", nargs="+", metavar="NAME_OR_FILE", help="default: the README's five")
@@ -60,6 +60,12 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
     p.add_argument("--pair", nargs=2, type=Path, metavar=("OLD.safetensors", "NEW.safetensors"), help=what)
     p = verb("memory", _bench_memory, "memory that a source and a node take for one large version (over loopback)", actions)
     p.add_argument("--payload", default="1 GiB", metavar="SIZE", help="default 1 GiB")
+    p.add_argument("--folder", type=Path, metavar="DIR", help="where files go (default: where temporary files go)")
+    what = "one sparse update of a large model through everything, stage by stage (real processes over loopback)"
+    p = verb("update", _bench_update, what, actions)
+    p.add_argument("--layers", type=int, default=4, metavar="N", help="of an 8B model's shapes, 0.44 GB each (default 4)")
+    p.add_argument("--nodes", type=int, default=2, metavar="N", help="default 2")
+    p.add_argument("--changed", type=float, default=0.01, metavar="SHARE", help="of all values (default 0.01)")
     p.add_argument("--folder", type=Path, metavar="DIR", help="where files go (default: where temporary files go)")
 
 
@@ -160,6 +166,17 @@ def _bench_memory(args: argparse.Namespace) -> dict[str, Any]:
 
     args.where = args.folder
     result = measure_memory(payload_size(args.payload, "--payload"), args.folder)
+    if not args.json:
+        print(describe(result))
+    return result
+
+
+def _bench_update(args: argparse.Namespace) -> dict[str, Any]:
+    from learner.bench.update import bench_update, describe
+
+    args.where = args.folder
+    say = lambda line: print(line, file=sys.stderr, flush=True)
+    result = bench_update(args.layers, args.nodes, args.changed, args.folder, say)
     if not args.json:
         print(describe(result))
     return result

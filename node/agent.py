@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import trio
 
+from node.base_model import BaseModel
 from node.engine.base import Engine, EngineDied
 from node.installer import Installer
 from node.shadow import Shadow
@@ -78,6 +79,8 @@ class NodeSettings:
     agent: str = "shoal/0.1"
     site: str = ""
     """nodes of one site share a fast LAN: a version crosses the WAN to them once"""
+    base_model: BaseModel | None = None
+    """what the run began with, if it is on this node's disk"""
 
 
 class Agent:
@@ -107,7 +110,9 @@ class Agent:
             me=identity.peer_id, run=s.ticket.run, head=s.ticket.head, head_key=self.peering.gate.head_key, store=self.store,
             is_source=False, now=trio.current_time, wall=wall, on_refusal=self._on_refusal,
         )  # fmt: skip
-        self.installer = Installer(self.exchange, self.shadow, s.directory / "model", in_thread, self._on_installed)
+        self.installer = Installer(
+            self.exchange, self.shadow, s.directory / "model", in_thread, self._on_installed, s.base_model
+        )
         self.engine: Engine | None = None
         self._assigned: dict[str, Version] = {}
         self._ready = False

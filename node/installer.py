@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import trio
 
+from node.base_model import BaseModel
+from node.decoding import decode_as_they_come
 from node.engine.base import CommitResult, Engine, EngineDied, StateFile
 from node.shadow import Shadow, Staging
 from p2p.broadcast.exchange import Exchange
@@ -44,6 +46,9 @@ go of them earlier; the descriptor is small, every joiner needs it, and it stays
 REPLAN_S = 1.0
 """After a failed install: wait for the neighbours or the catalog to change."""
 
+BEFORE_ALL = Version(0, 0)
+"""What a base model counts as: epochs begin with 1."""
+
 CATALOG_ASK_S = 5.0
 """How often a node that finds no path asks the head for its catalog again."""
 
@@ -62,9 +67,10 @@ class Installer:
         model_dir: Path,
         in_thread: Callable[..., Awaitable[Any]],
         on_installed: Callable[[Installed], Awaitable[None]],
+        base_model: BaseModel | None = None,
     ) -> None:
         self._exchange, self.shadow, self.model_dir = exchange, shadow, model_dir
-        self._in_thread, self._on_installed = in_thread, on_installed
+        self._in_thread, self._on_installed, self._base_model = in_thread, on_installed, base_model
         self.serving: Version | None = None
         """the version the engine runs; None while there is no engine"""
         self._entries: dict[bytes, CatalogEntry] = {}
@@ -146,6 +152,7 @@ class Installer:
         last_ask = -math.inf
         while True:
             self._wake = trio.Event()
+            await self._begin_with_base_model()
             entry = self._next()
             if entry is None:
                 await self._refuse_stranded()
@@ -170,6 +177,30 @@ class Installer:
                 # What came of it stays; another way is tried first.
                 self._bad.add(entry.mid)
                 await trio.sleep(REPLAN_S)
+
+    async def _begin_with_base_model(self) -> None:
+        """Hold the base model that this node was given, as a version before all others: the catalog may have a way from there."""
+        base, anchors = self._base_model, [e for e in self._entries.values() if e.kind == "anchor"]
+        if base is None or not self._descriptor_done or not anchors:
+            return
+        self._base_model = None  # one try: whatever goes wrong, there is the anchor
+        if self.shadow.version is not None:
+            return
+        mid = anchors[-1].mid
+        self._exchange.ask_manifest(mid, self._exchange.head)
+        try:
+            with trio.fail_after(HEADER_S):
+                layout = (await self._exchange.manifest(mid)).header.layout
+            await self._in_thread(self.shadow.fill, BEFORE_ALL, layout, base.write)
+        except (trio.TooSlowError, ShoalError, OSError) as error:
+            log.error("cannot begin with the base model: %s", error or f"no manifest came within {HEADER_S:.0f} s")
+            return
+        held = self.shadow.digest
+        leads = any(held in (e.base_digest, e.state_digest) for e in self._entries.values())
+        log.log(
+            logging.INFO if leads else logging.WARNING, "base model in %s is %s", base.folder,
+            "what this run began with: only the difference is downloaded" if leads else "not what this run began with",
+        )  # fmt: skip
 
     def _behind(self) -> bool:
         return self._current is not None and (self.shadow.version is None or self.shadow.version < self._current)
@@ -235,7 +266,7 @@ class Installer:
     async def _receive(self, entry: CatalogEntry) -> Manifest:
         """Take part in a manifest; returns once its header is here."""
         mid = entry.mid
-        if entry.kind == "anchor":
+        if entry.kind in ("anchor", "cumulative"):
             self._forget_superseded(entry.version, but=mid)
         if mid not in self._exchange.spreads:
             self._exchange.ask_manifest(mid, self._exchange.head)
@@ -279,7 +310,7 @@ class Installer:
         self._descriptor_done = True
         self._entries.pop(manifest.mid, None)
         log.info("model descriptor is here")
-        if self.shadow.version is not None:
+        if self.shadow.version is not None and self.shadow.version > BEFORE_ALL:
             self._servable.set()
 
     async def _install(self, entry: CatalogEntry) -> None:
@@ -292,9 +323,10 @@ class Installer:
         h = manifest.header
         staging = self.shadow.begin(h.version, h.kind, h.layout, h.base, h.base_digest, segment_bytes=h.segment_bytes)
         try:
-            for segment in manifest.segments:
-                payload = await self._watched(manifest.mid, lambda i=segment.index: self._exchange.segment(manifest.mid, i))  # type: ignore[misc]
-                await self._in_thread(staging.write, segment, payload)
+            await decode_as_they_come(
+                manifest.segments, lambda i: self._watched(manifest.mid, lambda: self._exchange.segment(manifest.mid, i)),
+                lambda segment, payload: self._in_thread(staging.write, segment, payload),
+            )  # fmt: skip
             sealed = await self._watched(manifest.mid, lambda: self._exchange.sealed(manifest.mid))
             state = await self._in_thread(staging.finish, sealed.seal.tensor_digests, sealed.seal.state_digest)
             transfer_s = trio.current_time() - started

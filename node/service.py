@@ -16,6 +16,7 @@ from typing import IO, Any
 import trio
 
 from node.agent import Agent, NodeSettings
+from node.base_model import BaseModel
 from node.engine.process import open_engine_process
 from p2p.admission import read_ticket
 from p2p.codec import warm
@@ -43,6 +44,8 @@ class NodeOptions:
     dialable: bool = True
     site: str = ""
     """nodes that say the same share a fast LAN"""
+    base_model: Path | None = None
+    """a folder with the model that the run began with"""
     stay: bool = False
     """keep waiting for the learner after the run is over"""
 
@@ -72,7 +75,7 @@ async def run_node(options: NodeOptions, announce: Callable[[str, dict[str, Any]
             ticket=ticket, ticket_text=options.ticket, directory=directory,
             name=options.name or f"{socket.gethostname()}-{identity.peer_id[-6:]}", capacity=options.capacity,
             store_limit=int(options.store_gib * GIB), dialable=options.dialable, exit_when_done=not options.stay,
-            site=options.site,
+            site=options.site, base_model=BaseModel(options.base_model) if options.base_model else None,
         )  # fmt: skip
         engine_settings: dict[str, Any] = {"threads": options.threads, "log": str(directory / "engine.log")}
         if options.engine == "transformers":

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from node.staging import Held, Staging
 from p2p.errors import Refusal, UsageError
 from p2p.layout import Layout
 from p2p.limits import DEFAULT_SEGMENT, MIB
+from p2p.manifest import DELTAS
 from p2p.state import FlatState, state_digest
 from p2p.version import Version
 
@@ -104,14 +106,14 @@ class Shadow:
         """Make room for `version`, cut into `layout.segments(segment_bytes)`; drops an earlier staging and the state
         that `rollback` would have brought back.
 
-        kind is "anchor" (no base) or "delta" (its base's digest must be the one held). Refusal, before anything is
+        kind is "anchor" (no base) or one of DELTAS (its base's digest must be the one held). Refusal, before anything is
         dropped, on another base, another tensor table, a version not past the held one, or too little disk.
         """
-        if kind not in ("anchor", "delta"):
-            raise ValueError(f"kind is {kind!r}, want anchor or delta")
+        if kind not in ("anchor", *DELTAS):
+            raise ValueError(f"kind is {kind!r}, want anchor, {' or '.join(DELTAS)}")
         if self._held and version <= self._held.version:
             raise Refusal(f"not newer than version {self._held.version}, which is held", version=version)
-        if kind == "delta":
+        if kind in DELTAS:
             if self._held is None or base_digest is None or base_digest != self._held.digest:
                 holds = f"version {self._held.version} ({self._held.digest.hex()[:16]})" if self._held else "nothing"
                 wants = f"version {base} ({base_digest.hex()[:16] if base_digest else 'no digest'})"
@@ -155,6 +157,19 @@ class Shadow:
             if self._held is held:
                 staging.close()
                 self._previous, self._staging = previous, None
+
+    def fill(self, version: Version, layout: Layout, write: Callable[[FlatState], None]) -> None:
+        """Hold, durably, a state that did not come from the swarm: `write` is handed it, all zero. Refusal as `begin`; whatever
+        `write` raises leaves nothing behind."""
+        staging = self.begin(version, "anchor", layout)
+        try:
+            write(staging.state)
+            digests = tuple(staging.state.tensor_digests())
+        except BaseException:
+            staging.discard()
+            raise
+        staging.held = Held(staging.slot, version, state_digest(layout, digests), digests, staging.state)
+        self.commit(staging)
 
     def rollback(self) -> None:
         """Hold the version before the last commit again, durably. RuntimeError when there was none or a `begin` came

@@ -45,7 +45,7 @@ class Staging:
         """committed, discarded, or dropped by a later `begin`"""
         assert state.path is not None
         self._path: Path = state.path
-        self._base, self._reference = held if kind == "delta" else None, held
+        self._base, self._reference = None if kind == "anchor" else held, held
         self._lock = threading.Lock()
         self._begun: set[int] = set()
         self._written: set[int] = set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 
+from p2p.manifest import DELTAS
 from p2p.protocol.messages import CatalogEntry
 from p2p.version import Version
 
@@ -18,7 +19,7 @@ def plan_catch_up(
     Dijkstra over versions, edge cost = payload bytes plus a little per manifest, so that of two equal paths the one
     with fewer installs wins.
     """
-    entries = [e for e in entries if e.kind in ("anchor", "delta")]
+    entries = [e for e in entries if e.kind in ("anchor", *DELTAS)]
     digests = {e.version: e.state_digest for e in entries if e.state_digest}
     if held == target:
         return []
@@ -35,7 +36,7 @@ def plan_catch_up(
             count += 1
     deltas: dict[Version, list[CatalogEntry]] = {}
     for entry in entries:
-        if entry.kind == "delta" and entry.base is not None:
+        if entry.kind in DELTAS and entry.base is not None:
             deltas.setdefault(entry.base, []).append(entry)
     while queue:
         cost, _, version, path = heapq.heappop(queue)

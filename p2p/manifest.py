@@ -23,8 +23,12 @@ from p2p.protocol.wire import unpack
 from p2p.version import Version
 
 DOMAIN = {kind: f"shoal/manifest/{kind}/1".encode() for kind in ("header", "record", "seal")}
-KINDS = ("anchor", "delta", "descriptor")
-"""anchor: a whole state; delta: the difference to `base`; descriptor: the model's files, sent the way a state is."""
+DELTAS = ("delta", "cumulative")
+"""delta: the difference to `base`, the version before, pushed to everybody who follows; cumulative: to a `base` many versions
+back, for those who ask for it because that is what they hold."""
+
+KINDS = ("anchor", *DELTAS, "descriptor")
+"""anchor: a whole state; descriptor: the model's files, sent the way a state is."""
 
 CODEC = "shoal-1"
 """Name of the segment codec. A node that does not know it refuses the header instead of guessing."""
@@ -346,7 +350,7 @@ def open_header(part: bytes, *, head_key: bytes, run: str, min_epoch: int, now: 
         raise Refusal(f"unknown manifest kind {h_kind!r}", version=version)
     if codec != CODEC:
         raise Refusal(f"unknown codec {codec!r}, this node knows {CODEC}", version=version)
-    if (h_kind == "delta") != (base_version is not None) or (base_version is not None and base_version >= version):
+    if (h_kind in DELTAS) != (base_version is not None) or (base_version is not None and base_version >= version):
         raise Refusal(f"{h_kind} with base {base_version}", version=version, fatal=True)
     if not 1024 <= chunk_bytes <= MAX_CHUNK or not 1024 <= segment_bytes <= MAX_SEGMENT:
         raise Refusal(f"chunks of {chunk_bytes} and segments of {segment_bytes} bytes: over policy", version=version, fatal=True)

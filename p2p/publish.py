@@ -5,12 +5,15 @@ The trainer calls it; the head signs what it yields. The first chunks can leave 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import blake3
 
 from p2p.codec import encode_segment
+from p2p.layout import Segment
 from p2p.limits import KIB, MAX_CHUNK
 from p2p.state import FlatState
 from p2p.store import ChunkFolder
@@ -47,23 +50,39 @@ class EncodedSegment:
     words: int
 
 
+_Encoded = tuple[Segment, int, list[tuple[bytes, bytes]], int]
+"""A segment, the length of its payload, chunks with their digests, and how many words changed."""
+
+
 def encode_version(
-    new: FlatState, base: FlatState | None, store: ChunkFolder, *, segment_bytes: int, chunk_bytes: int
+    new: FlatState, base: FlatState | None, store: ChunkFolder, *, segment_bytes: int, chunk_bytes: int, threads: int = 1
 ) -> Iterator[EncodedSegment]:
     """Yield every segment of `new` in order, its chunks already in `store`.
 
-    With `base` (same layout) segments are deltas against it, without they are whole. ValueError on different layouts.
+    With `base` (same layout) segments are deltas against it, without they are whole. So many `threads` encode ahead of what was
+    taken, a segment each and one in hand; what comes out does not depend on their number. ValueError on different layouts.
     """
     if base is not None and base.layout.digest != new.layout.digest:
         raise ValueError("a delta needs a base with the same tensor table; publish an anchor instead")
-    for segment in new.layout.segments(segment_bytes):
-        words = new.words(segment)
-        base_words = None if base is None else base.words(segment)
-        payload, changed = encode_segment(words, base_words)
-        digests = []
-        for start in range(0, len(payload), chunk_bytes):
-            chunk = payload[start : start + chunk_bytes]
-            digest = blake3.blake3(chunk).digest()
+
+    def encode(segment: Segment) -> _Encoded:
+        payload, changed = encode_segment(new.words(segment), None if base is None else base.words(segment))
+        chunks = [payload[start : start + chunk_bytes] for start in range(0, len(payload), chunk_bytes)]
+        return segment, len(payload), [(blake3.blake3(chunk).digest(), chunk) for chunk in chunks], changed
+
+    def store_next() -> EncodedSegment:
+        segment, size, chunks, changed = ahead.popleft().result()
+        for digest, chunk in chunks:  # not in those threads: two may have the same chunk
             store.put_trusted(digest, chunk)
-            digests.append(digest)
-        yield EncodedSegment(segment.index, len(payload), tuple(digests), changed, len(words))
+        return EncodedSegment(segment.index, size, tuple(d for d, _ in chunks), changed, segment.nbytes // segment.itemsize)
+
+    pool, ahead = ThreadPoolExecutor(threads, thread_name_prefix="encode"), deque[Future[_Encoded]]()
+    try:
+        for segment in new.layout.segments(segment_bytes):
+            ahead.append(pool.submit(encode, segment))
+            if len(ahead) > threads:
+                yield store_next()
+        while ahead:
+            yield store_next()
+    finally:
+        pool.shutdown(cancel_futures=True)

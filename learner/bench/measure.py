@@ -14,11 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import torch
 
 from learner.bench.entropy import conditional_bytes, memoryless_bytes
 from learner.bench.rivals import RIVALS, check, missing
 from learner.bench.updates import Update
+from learner.extraction import find_on_device
 from p2p.codec import decode_segment, encode_segment
+from p2p.codec.sparse import room
 from p2p.errors import ShoalError
 from p2p.limits import DEFAULT_SEGMENT
 
@@ -71,7 +74,23 @@ def _ours(update: Update, anchor: bool) -> dict[str, Any]:
             "decode_gbps_all": _rate(new, lambda: list(pool.map(decode, cuts, payloads))),
             "cores": os.cpu_count(), "segment_bytes": DEFAULT_SEGMENT,
             "peak_bytes": max(_peak(lambda: encode(cuts[0])), _peak(lambda: decode(cuts[0], payloads[0]))),
+            **({} if anchor else _on_gpu(old, new, cuts)),
         }  # fmt: skip
+
+
+def _on_gpu(old: np.ndarray, new: np.ndarray, cuts: Sequence[slice]) -> dict[str, float]:
+    """How fast a GPU, where there is one, finds what changed."""
+    if not torch.cuda.is_available():
+        return {}
+    both = [torch.from_numpy(words.view(f"<i{words.itemsize}")).cuda() for words in (old, new)]
+
+    def find() -> None:
+        for cut in cuts:
+            find_on_device(both[1][cut], both[0][cut], room(cut.stop - cut.start))
+        torch.cuda.synchronize()
+
+    find()
+    return {"extract_gbps_gpu": _rate(new, find)}
 
 
 def segments(update: Update) -> Iterator[slice]:

@@ -18,9 +18,9 @@ from numba import njit
 from p2p.codec.base import Coding, changed
 from p2p.codec.classes import CLASSES, classes_of, readable
 from p2p.codec.planes import zigzag
-from p2p.codec.rans import BITS, decode, encode, levels_of, read_levels, tables_of, write_levels
+from p2p.codec.rans import BITS, decode, encode, frequencies, levels_of, read_levels, tables_of, write_levels
 from p2p.codec.sparse import group, narrow
-from p2p.codec.tokens import FIRST, RAW_BITS, TOKENS, raw_bytes, tokens_of, write_raw
+from p2p.codec.tokens import FIRST, RAW_BITS, TOKENS, histogram, raw_bytes, tokens_of, write_raw
 from p2p.errors import Refusal
 
 _LENGTH = struct.Struct("<I")
@@ -42,7 +42,7 @@ class DenseCoding(Coding):
         raw = write_raw(numbers, tokens)
         del numbers
         rows = classes_of(base)
-        held = np.bincount(rows, minlength=CLASSES)
+        held = histogram(rows)
         used = np.flatnonzero(held)
         model_of = group(held[used], OWN_MODEL)
         head = bytearray([int(model_of[-1]), len(used) - 1])
@@ -51,8 +51,7 @@ class DenseCoding(Coding):
         by_class = np.zeros(CLASSES, np.uint8)
         by_class[used] = model_of
         rows = by_class[rows]
-        counts = np.zeros((int(model_of[-1]) + 1, TOKENS), np.int64)
-        _count(tokens, rows, counts)
+        counts = frequencies(tokens, rows, int(model_of[-1]) + 1)[:, :TOKENS]
         levels = levels_of(counts)
         tables = tables_of(levels)
         bits = float((counts * (BITS - np.log2(np.maximum(tables, 1)))).sum())
@@ -66,7 +65,7 @@ class DenseCoding(Coding):
         assert base is not None
         whole, (out, base) = (out, base), (narrow(out), narrow(base))
         rows = classes_of(base)
-        by_class, models, at = _read_classes(body, np.flatnonzero(np.bincount(rows, minlength=CLASSES)))
+        by_class, models, at = _read_classes(body, np.flatnonzero(histogram(rows)))
         levels = np.empty((models, TOKENS), np.uint8)
         at = read_levels(body, at, levels)
         if at + _LENGTH.size > len(body):
@@ -96,12 +95,6 @@ def _read_classes(body: memoryview, used: np.ndarray) -> tuple[np.ndarray, int, 
     by_class = np.zeros(CLASSES, np.uint8)
     by_class[used] = pairs[:, 1]
     return by_class, body[0] + 1, at
-
-
-@njit(nogil=True, cache=True)
-def _count(tokens, rows, counts):  # type: ignore[no-untyped-def]
-    for i in range(len(tokens)):
-        counts[rows[i], tokens[i]] += 1
 
 
 @njit(nogil=True, cache=True)

@@ -26,6 +26,13 @@ LOW = 1 << 16
 """States are in [LOW, LOW << 16)."""
 
 
+def frequencies(tokens: np.ndarray, rows: np.ndarray, tables: int) -> np.ndarray:
+    """int64 [tables, 256]: how often each token (uint8 [n]) occurs with each row (uint8 [n])."""
+    counts = np.zeros((tables, 256), np.int64)
+    _count(tokens, rows, counts)
+    return counts
+
+
 def levels_of(counts: np.ndarray) -> np.ndarray:
     """uint8 [tables, tokens]: how often each token occurs against its table's most frequent one, in 15 steps (0: never).
 
@@ -87,6 +94,12 @@ def decode(body: memoryview, rows: np.ndarray, tables: np.ndarray) -> np.ndarray
     if not _decode(np.frombuffer(body, "<u2"), rows, slots, tokens):
         raise Refusal("stream of tokens is cut short or corrupt")
     return tokens
+
+
+@njit(nogil=True, cache=True)
+def _count(tokens, rows, counts):  # type: ignore[no-untyped-def]
+    for i in range(len(tokens)):
+        counts[rows[i], tokens[i]] += 1
 
 
 @njit(nogil=True, cache=True)

@@ -19,7 +19,7 @@ import numpy as np
 from p2p.codec.base import Coding, changed
 from p2p.codec.classes import CLASSES, LANES, Changes, apply, find
 from p2p.codec.planes import unzigzag, zigzag_steps
-from p2p.codec.rans import decode, encode, levels_of, read_levels, tables_of, write_levels
+from p2p.codec.rans import decode, encode, frequencies, levels_of, read_levels, tables_of, write_levels
 from p2p.codec.tokens import TOKENS, read_raw, tokens_of, write_raw
 from p2p.errors import Refusal
 
@@ -76,7 +76,7 @@ def pack(changes: Changes) -> bytes:
         head += bytes([c, model]) + b"".join(map(_varint, changes.counts[c].tolist()))
     rows = _rows(of_class[used], model_of)
     stream = np.stack(parts, axis=1).reshape(-1)
-    levels = levels_of(np.bincount(rows * np.int64(TOKENS) + stream, minlength=(2 * head[0] + 2) * TOKENS).reshape(-1, TOKENS))
+    levels = levels_of(frequencies(stream, rows, 2 * head[0] + 2)[:, :TOKENS])
     head += b"".join(map(write_levels, levels))
     words = encode(stream, rows, tables_of(levels))
     raw = write_raw(changes.gaps, parts[0]), write_raw(numbers, parts[1])

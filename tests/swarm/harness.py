@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgpack
@@ -19,6 +19,7 @@ import trio
 from learner.local import Begin, SealVersion, SegmentDone
 from learner.publisher import Published, Publisher
 from node.agent import Agent, NodeSettings
+from node.base_model import BaseModel
 from node.engine.fake import ScriptedCore, ScriptedSettings
 from node.engine.inline import InlineEngine, open_inline_engine
 from p2p.admission import make_ticket
@@ -186,9 +187,15 @@ class HeadUnderTest:
 
     # --- publishing ---
 
-    def publish(self, step: int, new: FlatState, *, base: int | None = None, old: FlatState | None = None) -> Published:
-        """A whole version at once: an anchor, or with `base` and `old` a delta."""
-        mid, chunk_bytes = self.publisher.begin(Begin(step, "anchor" if base is None else "delta", base, "layout"))
+    def publish(
+        self, step: int, new: FlatState, *, base: int | None = None, old: FlatState | None = None, cumulative: bool = False
+    ) -> Published:
+        """A whole version at once: an anchor, or with `base` and `old` a delta, or a cumulative one."""
+        begin = Begin(step, "anchor" if base is None else "delta", base, "layout")
+        if cumulative:
+            assert old is not None
+            begin = replace(begin, kind="cumulative", base_epoch=self.epoch, base_digest=old.digest())
+        mid, chunk_bytes = self.publisher.begin(begin)
         for done in encode_version(new, old, self.store, segment_bytes=SEGMENT, chunk_bytes=chunk_bytes):
             joined = b"".join(done.digests)
             self.publisher.segment(SegmentDone(mid, done.index, done.size, joined, done.changed, done.words))
@@ -276,7 +283,7 @@ class Swarm:
 
     async def start_node(
         self, number: int, *, dialable: bool = True, store_limit: int = 64 * MIB, core: ScriptedCore | None = None,
-        ticket: str | None = None, site: str = "",
+        ticket: str | None = None, site: str = "", base_model: BaseModel | None = None,
     ) -> NodeUnderTest:  # fmt: skip
         who = identity(number)
         made = trio.Event()
@@ -289,7 +296,7 @@ class Swarm:
                     settings = NodeSettings(
                         ticket=self.ticket, ticket_text=self.ticket.encode() if ticket is None else ticket,
                         directory=self.directory / f"node-{number}", name=f"n{number}", capacity=4,
-                        store_limit=store_limit, dialable=dialable, site=site,
+                        store_limit=store_limit, dialable=dialable, site=site, base_model=base_model,
                     )  # fmt: skip
                     scripted = core or ScriptedCore(ScriptedSettings())
 

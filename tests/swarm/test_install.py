@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import trio
+from safetensors.torch import save_file
 
 from node.agent import _clip
+from node.base_model import BaseModel
 from node.engine.base import CommitResult, StateFile
 from node.engine.fake import ScriptedCore, ScriptedSettings
 from node.engine.wire import Events, decode, encode
 from node.shadow import Shadow
+from p2p.errors import UsageError
+from p2p.layout import Layout
 from p2p.protocol.rollout import TokenEvent
 from p2p.state import FlatState
 from p2p.version import Version
@@ -88,3 +94,100 @@ def test_a_logprob_a_hair_above_zero_is_zero() -> None:
     event = TokenEvent("1.0.0", 0, (1, 2), np.array([1e-7, -1.0], np.float32), Version(1, 1))
     came = decode(encode(Events([event]))[4:]).events[0]
     assert _clip(came).logprobs.tolist() == [0.0, -1.0]
+
+
+# --- ways past single deltas
+
+
+def states(count: int) -> list[FlatState]:
+    made = [make_state(1)]
+    for seed in range(2, count + 1):
+        made.append(changed_state(made[-1], seed, 0.01))
+    return made
+
+
+async def test_who_was_away_comes_back_in_one_step(tmp_path, autojump_clock) -> None:
+    async with open_swarm(tmp_path) as swarm:
+        head = await swarm.start_head()
+        away, stays = await swarm.start_nodes(2)
+        made = states(6)
+        head.publish(1, made[0])
+        await head.until_installed([away.peer, stays.peer], Version(1, 1))
+        await swarm.kill(away)
+        for step in range(2, 6):
+            head.publish(step, made[step - 1], base=step - 1, old=made[step - 2])
+            await head.until_installed([stays.peer], Version(1, step))
+        span = head.publish(5, made[4], base=1, old=made[0], cumulative=True)
+        await trio.sleep(3)
+        assert head.sent(span) == 0 and span.mid not in stays.agent.exchange.spreads, "nobody is sent what it did not ask for"
+        back = await swarm.start_node(1)
+        await head.until_installed([back.peer], Version(1, 5))
+        assert set(head.installed[back.peer]) == {Version(1, 1), Version(1, 5)}
+        assert back.agent.shadow.digest == made[4].digest() and not head.refusals and not head.reports
+        head.publish(6, made[5], base=5, old=made[4])
+        await head.until_installed([back.peer, stays.peer], Version(1, 6))
+
+
+def save_model(folder: Path, state: FlatState, *, without: str = "") -> BaseModel:
+    """As Hugging Face would have it, in two files."""
+    folder.mkdir(parents=True)
+    tensors = {}
+    for spec in LAYOUT.tensors:
+        flat = torch.from_numpy(np.asarray(state.tensor(spec.name)).reshape(-1).view(np.uint8).copy())
+        tensors[spec.name] = flat.view(getattr(torch, spec.dtype)).reshape(spec.shape)
+    names = [n for n in tensors if n != without]
+    for number, part in enumerate((names[::2], names[1::2])):
+        save_file({n: tensors[n] for n in part}, str(folder / f"model-{number}.safetensors"))
+    return BaseModel(folder)
+
+
+@pytest.mark.parametrize("step", [1, 2, 5], ids=["just that", "a version on", "many versions on"])
+async def test_who_has_the_base_model_downloads_what_was_learned_since(tmp_path, autojump_clock, step) -> None:
+    async with open_swarm(tmp_path) as swarm:
+        head = await swarm.start_head()
+        made = states(5)
+        whole = head.publish(1, made[0])
+        for later in range(2, step + 1):
+            head.publish(later, made[later - 1], base=later - 1, old=made[later - 2])
+        if step == 5:
+            head.publish(5, made[4], base=1, old=made[0], cumulative=True)
+            head.publish(5, made[4])
+            head.publisher.prune([])
+            assert {e.version for e in head.publisher.catalog().entries if e.version.step} == {Version(1, 5)}  # type: ignore[union-attr]
+        node = await swarm.start_node(1, base_model=save_model(tmp_path / "model", made[0]))
+        await head.until_installed([node.peer], Version(1, step))
+        came = sum(i.bytes_from_head + i.bytes_from_peers for i in head.installed[node.peer].values())
+        assert came < whole.size / 5 and node.agent.shadow.digest == made[step - 1].digest()
+        assert (came > 0) == (step > 1) and not head.reports
+
+
+@pytest.mark.parametrize("what", ["another model", "a tensor lacks"])
+async def test_a_base_model_that_does_not_fit_costs_nothing_but_a_word(tmp_path, autojump_clock, caplog, what) -> None:
+    async with open_swarm(tmp_path) as swarm:
+        head = await swarm.start_head()
+        made = states(2)
+        head.publish(1, made[0])
+        without = LAYOUT.tensors[0].name if what == "a tensor lacks" else ""
+        node = await swarm.start_node(1, base_model=save_model(tmp_path / "model", make_state(9), without=without))
+        await head.until_installed([node.peer], Version(1, 1))
+        head.publish(2, made[1], base=1, old=made[0])
+        await head.until_installed([node.peer], Version(1, 2))
+        assert node.agent.shadow.digest == made[1].digest() and not head.reports
+        assert ("not what this run began with" if not without else f"no tensor '{without}'") in caplog.text
+
+
+def test_a_folder_without_a_model_is_the_users_mistake(tmp_path) -> None:
+    with pytest.raises(UsageError, match=r"--base-model .*no \.safetensors file"):
+        BaseModel(tmp_path)
+
+
+def test_a_base_model_of_another_dtype_is_cast_as_the_learner_casts(tmp_path) -> None:
+    layout = Layout.build([("w", "bfloat16", (3, 5))])
+    masters = torch.randn(3, 5)
+    save_file({"w": masters, "more": torch.zeros(2)}, str(tmp_path / "model.safetensors"))
+    state = FlatState.in_memory(layout)
+    BaseModel(tmp_path).write(state)
+    assert np.array_equal(state.tensor("w"), masters.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16))
+    for wrong in (Layout.build([("w", "bfloat16", (5, 3))]), Layout.build([("w", "int16", (3, 5))])):
+        with pytest.raises(UsageError, match="the run's is"):
+            BaseModel(tmp_path).write(FlatState.in_memory(wrong))

@@ -24,7 +24,8 @@ def anchor(step: int, size: int, mid: int = 0) -> CatalogEntry:
 
 def delta(base: int, step: int, size: int, mid: int = 0) -> CatalogEntry:
     name = b"d%d-%d.%d" % (base, step, mid)
-    return CatalogEntry(name, "delta", Version(1, step), Version(1, base), bits(base), bits(step), size)
+    kind = "delta" if step == base + 1 else "cumulative"
+    return CatalogEntry(name, kind, Version(1, step), Version(1, base), bits(base), bits(step), size)
 
 
 def cost(path) -> int:
@@ -35,7 +36,7 @@ def leads(path, target: Version, held: int | None) -> bool:
     """Whether installing `path` in order, from `held`, ends at `target`."""
     at = held
     for entry in path:
-        if entry.kind == "delta" and (at is None or entry.base_digest != bits(at)):
+        if entry.kind != "anchor" and (at is None or entry.base_digest != bits(at)):
             return False
         at = entry.version.step
     return bool(path) and Version(1, at or 0) == target

@@ -34,6 +34,16 @@ def test_sums_are_the_same_however_little_is_kept(made, kept) -> None:
     assert mine["learner_egress_bytes"] == sum(sent for _, _, sent, _, _ in made)
 
 
+def test_a_version_is_found_by_what_it_was_published_with() -> None:
+    history = History(lambda p: True)
+    for kind, size in (("delta", 10), ("cumulative", 40), ("anchor", 900)):
+        made = Published(kind.encode(), kind, Version(1, 7), None, size, 1, 2, sealed=1.0)
+        history.add(made)
+        history.seal(made)
+    assert history.find(Version(1, 7)) is history.recent[0]
+    assert history.summary()["delta_bytes_mean"] == 10 and history.summary()["anchor_bytes"] == 900
+
+
 def test_what_can_still_change_is_kept() -> None:
     open_mids = {b"a"}
     history = History(lambda p: p.mid not in open_mids, recent=2)

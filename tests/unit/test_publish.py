@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import blake3
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from p2p.channel.stream import PIECE
+from p2p.layout import Layout
 from p2p.limits import GIB, KIB, MAX_CHUNK, MAX_SEGMENT, MAX_SEGMENT_CHUNKS, MIB
-from p2p.publish import MIN_CHUNK, chunk_bytes_for
+from p2p.publish import MIN_CHUNK, chunk_bytes_for, encode_version
+from p2p.state import FlatState
+from p2p.store import ChunkFolder
 
 
 @given(st.integers(0, 256 * GIB))
@@ -41,3 +49,45 @@ def test_sizes_of_known_versions() -> None:
     assert chunk_bytes_for(0) == chunk_bytes_for(100 * KIB) == MIN_CHUNK
     assert chunk_bytes_for(16 * MIB) <= 64 * KIB, "a delta of a small model: a slow uplink hands one on in a fraction of a second"
     assert chunk_bytes_for(200 * GIB) == MAX_CHUNK - MAX_CHUNK // 256
+
+
+LAYOUT = Layout.build([("a", "bfloat16", (50_000,)), ("b", "float32", (9_000,)), ("same", "float32", (9_000,))])
+
+
+def two_states() -> tuple[FlatState, FlatState]:
+    draw = np.random.default_rng(0)
+    old, new = FlatState.in_memory(LAYOUT), FlatState.in_memory(LAYOUT)
+    for spec in LAYOUT.tensors:
+        words = old.tensor(spec.name)
+        words[...] = draw.integers(0, 2**16, words.shape)
+        new.tensor(spec.name)[...] = words
+    new.tensor("a")[::90] += np.uint16(1)
+    new.tensor("b")[:] = 7  # many equal chunks
+    return old, new
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_what_is_encoded_does_not_depend_on_threads(tmp_path: Path, threads: int) -> None:
+    old, new = two_states()
+    one, more = ChunkFolder(tmp_path / "one"), ChunkFolder(tmp_path / "more")
+    for base in (None, old):
+        kept = list(encode_version(new, base, one, segment_bytes=4096, chunk_bytes=1024))
+        found = list(encode_version(new, base, more, segment_bytes=4096, chunk_bytes=1024, threads=threads))
+        assert found == kept and [s.index for s in found] == list(range(len(LAYOUT.segments(4096))))
+        for segment in found:
+            data = b"".join(more.path(d).read_bytes() for d in segment.digests)
+            assert len(data) == segment.size and blake3.blake3(data[:1024]).digest() == segment.digests[0]
+
+
+def test_a_disk_that_fails_and_a_reader_that_stops_end_it(tmp_path: Path) -> None:
+    old, new = two_states()
+
+    class Full(ChunkFolder):
+        def put_trusted(self, digest: bytes, data: bytes) -> None:
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        list(encode_version(new, old, Full(tmp_path), segment_bytes=4096, chunk_bytes=1024, threads=3))
+    segments = encode_version(new, old, ChunkFolder(tmp_path), segment_bytes=4096, chunk_bytes=1024, threads=3)
+    assert next(segments).index == 0
+    segments.close()  # type: ignore[attr-defined]

@@ -130,7 +130,7 @@ def test_a_wrong_base_or_an_old_version_is_refused_and_nothing_is_lost(tmp_path:
     other = Layout.build([("a", "bfloat16", (40, 9))])
     with pytest.raises(Refusal, match="tensor table is not its base's"):
         shadow.begin(Version(1, 4), "delta", other, Version(1, 2), shadow.digest)
-    with pytest.raises(ValueError, match="anchor or delta"):
+    with pytest.raises(ValueError, match="anchor, delta or cumulative"):
         shadow.begin(Version(1, 4), "xor", LAYOUT)
     shadow.rollback()  # none of these refusals was a begin
     assert_holds(shadow, 1)
@@ -543,3 +543,72 @@ def test_any_history_holds_exactly_what_was_committed(
             assert_holds(shadow, held)
         else:
             assert shadow.version is None
+
+
+@st.composite
+def installs(draw: st.DrawFn) -> list[tuple[int, int, str, list[int]]]:
+    """(base, step, what goes wrong, an order of segments): installs of a chain 1 to 5, singly and over several versions."""
+    count = len(LAYOUT.segments(CUT))
+    wrongs = st.sampled_from(["", "", "", "twice", "half", "foreign", "other payload", "seal"])
+    pairs = st.tuples(st.integers(1, 4), st.integers(2, 5)).filter(lambda p: p[0] < p[1])
+    return [(*draw(pairs), draw(wrongs), draw(st.permutations(range(count)))) for _ in range(draw(st.integers(1, 10)))]
+
+
+@given(installs())
+@settings(max_examples=150, deadline=None)
+def test_a_chain_is_applied_once_in_order_and_whole_or_not_at_all(
+    tmp_path_factory: pytest.TempPathFactory, todo: list[tuple[int, int, str, list[int]]]
+) -> None:
+    """Deltas and cumulative ones come in any order, again, half, with another's payloads: what is held has the digest of
+    just the version that it is called, and moves only along a delta whose base it is."""
+    shadow, held = holding(tmp_path_factory.mktemp("s"), 1), 1
+    for base, step, wrong, order in todo:
+        old, new = state_of(base), state_of(step)
+        kind = "delta" if step == base + 1 else "cumulative"
+        if base != held or step <= held:  # out of order, or what is installed already
+            with pytest.raises(Refusal, match=r"unknown base|not newer than"):
+                shadow.begin(Version(1, step), kind, LAYOUT, Version(1, base), old.digest(), segment_bytes=CUT)
+            assert_holds(shadow, held)
+            continue
+        staging = shadow.begin(Version(1, step), kind, LAYOUT, Version(1, base), old.digest(), segment_bytes=CUT)
+        mine, others = payloads(new, old), payloads(state_of(step + 2), old)
+        seal = (new.tensor_digests(), new.digest())
+        if wrong == "seal":
+            seal = (old.tensor_digests(), old.digest())
+        try:
+            for i in order[1:] if wrong == "half" else order:
+                foreign = wrong in ("foreign", "other payload") and i == 0
+                staging.write(staging.segments[i], others[i] if foreign else mine[i])
+                if wrong == "twice":
+                    with pytest.raises(Refusal, match="came twice"):
+                        staging.write(staging.segments[i], mine[i])
+            staging.finish(*seal)
+        except Refusal:
+            assert wrong in ("half", "foreign", "other payload", "seal")
+            with pytest.raises(RuntimeError):
+                shadow.commit(staging)
+            staging.discard()
+        else:
+            assert wrong in ("", "twice")
+            shadow.commit(staging)
+            held = step
+        assert_holds(shadow, held)
+        assert_holds(Shadow.open(shadow.directory, RUN), held)
+
+
+def test_a_state_from_elsewhere_is_held_like_any_other(tmp_path: Path) -> None:
+    shadow = Shadow.open(tmp_path, RUN)
+
+    def fails(state: FlatState) -> None:
+        raise UsageError("no such tensor")
+
+    with pytest.raises(UsageError):
+        shadow.fill(Version(0, 0), LAYOUT, fails)
+    assert shadow.version is None and not list(tmp_path.glob("*.state"))
+    shadow.fill(Version(0, 0), LAYOUT, lambda state: np.copyto(state.bytes, state_of(1).bytes))
+    assert shadow.version == Version(0, 0) and shadow.digest == state_of(1).digest()
+    shadow = Shadow.open(tmp_path, RUN)
+    shadow.commit(stage(shadow, 2, 1))
+    assert_holds(shadow, 2)
+    with pytest.raises(Refusal, match="not newer"):
+        shadow.fill(Version(0, 0), LAYOUT, fails)
