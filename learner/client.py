@@ -53,6 +53,7 @@ from learner.local import (
 from learner.references import Reference, keep_first, load_first
 from learner.trainer_client import ResumeInfo
 from learner.trajectory import MicroBatch, unpack_groups
+from p2p.codec import warm
 from p2p.errors import ShoalError
 from p2p.layout import Layout
 from p2p.limits import MAX_FRAME
@@ -109,6 +110,7 @@ class LearnerClient:
 
     def resume(self) -> ResumeInfo:
         """Where to go on: call once, first."""
+        warm()
         start = self._ask(Resume(os.getpid()), Start)
         self._start = start
         return ResumeInfo(start.epoch, start.step, Path(start.checkpoint) if start.checkpoint else None)

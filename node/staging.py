@@ -80,9 +80,10 @@ class Staging:
             self._begun.add(index)
             # Taken under the lock: `discard` closes the state, and a view keeps its memory alive.
             state, out = self.state, self.state.words(segment)
-            source = FlatState(state.layout, state.bytes)
+            source = FlatState(state.layout, state.bytes, state.mapping)
         done = False
         try:
+            source.populate(segment)
             base = self._base.state.words(segment) if self._base else None
             info = decode_segment(payload, base, out)
             done = True

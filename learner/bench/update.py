@@ -81,12 +81,14 @@ class _Run:
                 ])  # fmt: skip
             self._until("the nodes to hold the base model", learner, lambda: self._at(nodes, "1.0"))
             time.sleep(2)
-            self.say("publishing the update")
-            began = time.perf_counter()
-            client.publish(1, new)
-            publish_s = time.perf_counter() - began
-            self._until("the nodes to install it", learner, lambda: self._at(nodes, "1.1"))
-            client.log(1, {})
+            for step, tensors in ((1, new), (2, base)):  # there and back: the second time is every further time
+                self.say(f"publishing update {step}")
+                began = time.perf_counter()
+                client.publish(step, tensors)
+                publish_s = time.perf_counter() - began
+                self._until("the nodes to install it", learner, lambda step=step: self._at(nodes, f"1.{step}"))  # type: ignore[misc]
+                time.sleep(1)
+            client.log(2, {})
             status = fetch_status(self.run_dir)
         finally:
             client.close()
@@ -105,8 +107,7 @@ class _Run:
         }  # fmt: skip
 
     def _states(self, layers: int, share: float) -> tuple[Tensors, Tensors, int]:
-        """(before, after, values changed): mapped files, so that they cost no memory when it is short. Before is also the base
-        model that nodes are given."""
+        """(before, after, values changed). Before is also the base model that nodes are given."""
         from safetensors.torch import save_file
 
         (self.folder / "base").mkdir()
@@ -116,20 +117,14 @@ class _Run:
             update = gaussian_update("layer", LAYER_8B, share, seed=layer)
             changed += update.changed
             at, tensors = 0, {}
-            files = [self._mapped(f"{kind}-{layer}", words) for kind, words in (("old", update.old), ("new", update.new))]
             for number, shape in enumerate(LAYER_8B):
                 name, count = f"layers.{layer}.{number}", int(np.prod(shape))
-                for tensors_of, words in zip(both, files, strict=True):
+                for tensors_of, words in zip(both, (update.old, update.new), strict=True):
                     tensors_of[name] = "bfloat16", words[at : at + count].reshape(shape)
                 tensors[name] = torch.from_numpy(update.old[at : at + count].view(np.int16)).view(torch.bfloat16).reshape(shape)
                 at += count
             save_file(tensors, str(self.folder / "base" / f"model-{layer}.safetensors"))
         return *both, changed
-
-    def _mapped(self, name: str, words: np.ndarray) -> np.ndarray:
-        path = self.folder / name
-        words.tofile(path)
-        return np.memmap(path, np.uint16, "r")
 
     def _at(self, nodes: int, version: str) -> bool:
         found = fetch_status(self.run_dir)["nodes"]
