@@ -62,6 +62,10 @@ LAG_S = 0.1
 STEADY_S = 0.5
 """The most that was delivered in so long is what the search has found; in START_SAMPLE_S one burst counts for half of it."""
 
+PAUSE_S, RESUME_FACTOR = 0.5, 1.25
+"""A search that is not over when there has been nothing to send for so long, between short versions, goes on from what was
+steadily delivered, with so much more: twice what a burst was would drown the next version's packets."""
+
 COLLAPSE = 0.7
 """Delivery below so much of the known rate, with a queue building up, is a link that became slower: not waited out."""
 
@@ -86,6 +90,7 @@ class Uplink:
         self.rate = rate or START_RATE
         """bytes/s the uplink is known to deliver"""
         self._searching = rate == 0.0
+        self._begun = self._paused = False  # something was sent; the search has seen a pause since
         self._factor = START_FACTOR if self._searching else 1.0
         self._debt = 0.0  # bytes that left ahead of the pace
         self._debt_at = 0.0
@@ -114,6 +119,7 @@ class Uplink:
     def spent(self, now: float, nbytes: int) -> None:
         self._settle(now)
         self._debt += nbytes
+        self._begun = True
         if self._dry_at is not None:
             if now - self._dry_at >= DRY_S:
                 self._idle_at = now
@@ -178,9 +184,11 @@ class Uplink:
         grown = found.rate > self._top * GROWTH
         self._top = max(self._top, found.rate)
         self._steady = max(self._steady, steady.rate if steady is not None else 0.0)
-        self.rate = max(self._top, START_RATE)
+        if self._begun and self._steady and self._dry_at is not None and now - self._dry_at >= PAUSE_S:
+            self._paused = True
+        self.rate = max(self._steady if self._paused else self._top, START_RATE)
         full = queueing is not None and queueing > FULL_QUEUE_S
-        self._factor = START_FACTOR
+        self._factor = RESUME_FACTOR if self._paused else START_FACTOR
         if full:  # whoever's queue it is: acknowledgements wait in it too, and would slow down everybody
             self._steer(queueing)
         limited_by_us = self._idle_at >= found.since
@@ -193,7 +201,7 @@ class Uplink:
             self._searching = False
             # What was tried at first may be far above it. The first measurement that is long enough replaces this; who is
             # short of things to send may have none for long, and so must not start from what a burst was.
-            self.rate = max(self._steady, START_RATE / 2) if limited_by_us else max(self._top, MIN_RATE)
+            self.rate = max(self._steady, START_RATE / 2) if limited_by_us or self._paused else max(self._top, MIN_RATE)
             self._samples.clear()
             self._probe_at = PROBE_EVERY_S
             self._steer(queueing)

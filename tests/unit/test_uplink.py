@@ -276,3 +276,25 @@ def test_a_few_packets_lost_before_anything_came_through_end_no_search() -> None
         uplink.idle(k * TICK_S)
         uplink.observe(k * TICK_S, 0, 0.03, 0 if k < 3 else 20_000)
     assert uplink.pace == start
+
+
+def test_a_search_that_a_pause_interrupts_goes_on_from_what_was_delivered() -> None:
+    """Short versions: the first is over before the search is. The second must not begin at twice a burst's rate."""
+    run = Run(Uplink(), Link(20 * MBIT, buffer=4e6))
+    run.go(0.7, demand=18 * MBIT)
+    assert run.uplink.pace > 30 * MBIT, "it still tries twice what it found"
+    run.go(0.8, demand=0)
+    assert 10 * MBIT <= run.uplink.pace < 1.3 * 18 * MBIT
+    run.go(3.0)
+    assert run.uplink.pace == pytest.approx(20 * MBIT, rel=0.25), "and it ends at the link's"
+
+
+def test_who_has_sent_nothing_yet_has_not_paused() -> None:
+    """A node waits for its first version for minutes; greetings are delivered meanwhile."""
+    run = Run(Uplink(), Link(80 * MBIT))
+    for tick in range(100):
+        run.now += TICK_S
+        run.uplink.idle(run.now)
+        run.uplink.observe(run.now, 200 * tick, None)
+    run.go(4.0)
+    assert run.uplink.pace > 60 * MBIT
