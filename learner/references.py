@@ -57,7 +57,9 @@ def keep_first(folder: Path, first: Reference) -> None:
     state, temporary = folder / f"{NAME}.state.tmp", folder / f"{NAME}.json.tmp"
     try:
         copy = FlatState.create(state, first.state.layout, reserve=True)
-        np.copyto(copy.bytes, first.state.bytes)
+        for segment in copy.layout.segments():
+            copy.populate(segment)
+            np.copyto(copy.words(segment), first.state.words(segment))
         copy.flush()
         (folder / f"{NAME}.json").unlink(missing_ok=True)  # of another state: the two are one
         os.replace(state, folder / f"{NAME}.state")

@@ -27,7 +27,6 @@ from learner.tasks.registry import make_task
 from learner.trainer_client import TrainerClient
 from learner.trainer_config import TrainerConfig
 from learner.trajectory import Group
-from p2p.codec import warm
 from p2p.errors import ShoalError, UsageError
 from p2p.version import Version
 
@@ -297,7 +296,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_flush_denormal(True)
     try:
         config = TrainerConfig.from_dict(json.loads((run_dir / "trainer.json").read_text()))
-        warm()
         run_trainer(LearnerClient.connect(run_dir), config)
     except UsageError as error:
         print(f"trainer: {error}", file=sys.stderr)

@@ -163,6 +163,8 @@ class Shadow:
         `write` raises leaves nothing behind."""
         staging = self.begin(version, "anchor", layout)
         try:
+            for segment in staging.segments:
+                staging.state.populate(segment)
             write(staging.state)
             digests = tuple(staging.state.tensor_digests())
         except BaseException:
