@@ -141,8 +141,10 @@ def _parser() -> argparse.ArgumentParser:
     p.set_defaults(takes_settings=True, interrupted_hint=": go on with --resume")
     p.epilog = "Any setting of the file can be given as a flag: --rollout.max_staleness 3 --trainer.lr 1e-6"
 
-    p = verb("node", _node, "join a run and generate for it")
-    p.add_argument("--join", metavar="TICKET", required=True, help="the learner's ticket, or a file that holds it")
+    p = verb("node", _node, "join a run and generate for it; drain: have a node hand over what it does, and leave")
+    p.add_argument("action", nargs="?", choices=["drain"],
+                   help="drain: end the node that runs in --dir (as SIGTERM does); no token that it made is generated again")
+    p.add_argument("--join", metavar="TICKET", help="the learner's ticket, or a file that holds it")
     p.add_argument("--dir", type=Path, help="where this node keeps its key, weights and chunks")
     p.add_argument("--listen", action="append", metavar="ADDR", help="multiaddr to listen on (default /ip4/0.0.0.0/tcp/0)")
     p.add_argument("--no-listen", action="store_true", help="only dial out (behind NAT)")
@@ -227,7 +229,12 @@ def _node(args: argparse.Namespace) -> dict[str, Any]:
     from p2p.admission import read_ticket
     from p2p.errors import UsageError
 
+    if args.action == "drain" and args.dir is not None:
+        return _drain(args, args.dir)
     text = args.join
+    if text is None:
+        need = "--dir DIR or --join TICKET" if args.action else "--join TICKET"
+        raise UsageError(f"node {args.action + ' ' if args.action else ''}needs {need} (see: shoal node --help)")
     if not text.startswith("shoal1"):
         path = Path(text)
         try:
@@ -241,6 +248,8 @@ def _node(args: argparse.Namespace) -> dict[str, Any]:
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"--join: {path} cannot be read as a ticket: {error}") from None
     ticket = read_ticket(text)
+    if args.action == "drain":
+        return _drain(args, default_directory(ticket.run))
     for name in ("threads", "capacity", "store_gib"):
         if not getattr(args, name) > 0:  # NaN is not, either
             raise UsageError(f"--{name.replace('_', '-')} must be above 0")
@@ -256,6 +265,15 @@ def _node(args: argparse.Namespace) -> dict[str, Any]:
     result = trio.run(run_node, options)
     if not args.json:
         print(f"{result['name']}: {result['tokens']} tokens, last version {result['version']} ({result['reason']})")
+    return result
+
+
+def _drain(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    from node.service import drain_node
+
+    result = drain_node(directory)
+    if not args.json:
+        print(f"the node in {directory} has handed over and left ({result['seconds']:.1f} s)")
     return result
 
 

@@ -6,6 +6,8 @@ A trajectory is a member of a group. It is worked on by at most one node at a ti
 **attempt**, and a request id is "{group_id}.{member}.{attempt}", so tokens of an earlier attempt that are still under
 way are recognised and ignored. What a node sent before it was lost stays: the next attempt carries it as a prefix
 (token-level collection and migration, RLBoost, arXiv 2510.19225), so a dead node costs one prefill, never a token.
+Attempts go up across a restart of the learner too: each epoch numbers its own from `first_attempt(epoch)` on, so that a late
+token of an earlier epoch is never taken for one of this, whatever that epoch's last attempts were.
 
 Whether a trajectory has ended follows from its tokens (a stop token, or the budget used up), never from a node's word
 alone: a node that claims an end the tokens do not show is refused, and one that dies between its last token and its
@@ -14,15 +16,20 @@ last event costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import struct
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from learner.dispatch import Request
 from learner.outcomes import Accepted, FinishedGroup, GroupAborted, Ignored, Outcome, Refused, Requeued, Sample, Sampling
+from learner.outlook import GroupState, MemberState
+from learner.pieces import IDS, LOGPROBS, Piece, Unwritten
 from p2p.errors import Refusal
-from p2p.protocol.rollout import Completion, Generate, TokenEvent
+from p2p.protocol.messages import TokenRun
+from p2p.protocol.rollout import MAX_LOGPROB, Completion, Generate, TokenEvent
 from p2p.version import Version
 
 FAILURE_BUDGET = 8
@@ -31,6 +38,15 @@ eight failures on a healthy one are not chance, since the dispatcher avoids node
 
 MIN_LOGPROB = -60.0
 """No sampler draws a token that is less likely (e^-60); the trainer's importance weights would overflow on it."""
+
+
+ATTEMPTS = 10**9
+"""Attempts that an epoch can make of one trajectory: each takes a message, so no run gets there."""
+
+
+def first_attempt(epoch: int) -> int:
+    """Number of the first attempt that a learner of this epoch makes of any trajectory."""
+    return max(0, epoch - 1) * ATTEMPTS
 
 
 @dataclass(slots=True)
@@ -53,19 +69,27 @@ class _Group:
     prompt_ids: tuple[int, ...]
     sampling: Sampling
     members: list[_Member]
+    exact_version: Version | None = None
 
 
 class Collector:
     """All outstanding groups. `vocab_size` bounds token ids; versions are known once `published` was told of them.
 
-    Group ids below `first_group` belong to an earlier epoch: their late tokens are ignored.
+    Group ids below `first_group` belong to an earlier epoch: their late tokens are ignored, and `restore_group` may take
+    them up again. `unwritten` holds what was accepted and is not in the journal yet; whoever keeps one empties it.
     """
 
     def __init__(
-        self, vocab_size: int | None = None, failure_budget: int = FAILURE_BUDGET, first_group: int = 0
+        self,
+        vocab_size: int | None = None,
+        failure_budget: int = FAILURE_BUDGET,
+        first_group: int = 0,
+        first_attempt: int = 0,
     ) -> None:
         self.vocab_size = vocab_size
         self.failure_budget = failure_budget
+        self.first_attempt = first_attempt
+        self.unwritten = Unwritten()
         self.tokens_by_node: dict[str, int] = {}
         self.failures_by_node: dict[str, int] = {}
         """what the head weighs before it drops a node"""
@@ -74,6 +98,8 @@ class Collector:
         self._published: set[Version] = set()
         self._by_node: dict[str, set[tuple[int, int]]] = {}
         """node -> (group id, member) it works on"""
+        self._held: dict[str, tuple[_Group, int, _Member]] = {}
+        """request id -> what a node works on under it"""
 
     # ---- work to do
 
@@ -90,8 +116,11 @@ class Collector:
         version: Version,
         seeds: Sequence[int],
         sampling: Sampling,
+        *,
+        exact: bool = False,
     ) -> tuple[str, ...]:
-        """Start a reserved group with one member a seed. Its request ids, all waiting for a node.
+        """Start a reserved group with one member a seed. Its request ids, all waiting for a node. `exact`: all of its tokens
+        are to be of `version`; when no node serves that any more, what is unfinished waits until the caller aborts it.
 
         Group ids must grow, so that any smaller unknown id is known to be over. ValueError otherwise.
         """
@@ -102,9 +131,41 @@ class Collector:
         if version not in self._published:
             raise ValueError(f"group {group_id}: version {version} was not published")
         self._last_group = group_id
-        members = [_Member(seed) for seed in seeds]
-        self._groups[group_id] = _Group(group_id, task_index, version, tuple(prompt_ids), sampling, members)
-        return tuple(_name(group_id, m, 0) for m in range(len(members)))
+        members = [_Member(seed, attempt=self.first_attempt) for seed in seeds]
+        pin = version if exact else None
+        self._groups[group_id] = _Group(group_id, task_index, version, tuple(prompt_ids), sampling, members, pin)
+        return tuple(_name(group_id, m, self.first_attempt) for m in range(len(members)))
+
+    def restore_group(
+        self,
+        group_id: int,
+        task_index: int,
+        prompt_ids: Sequence[int],
+        version: Version,
+        seeds: Sequence[int],
+        sampling: Sampling,
+        members: Sequence[Sequence[Piece]],
+    ) -> FinishedGroup | None:
+        """Go on with a group of an earlier epoch, each member from the last token that the journal has of it. The group
+        itself when every member had ended: then nothing is left to generate.
+
+        ValueError for a group id of this epoch, or pieces that do not follow each other from 0 on.
+        """
+        if group_id > self._last_group or group_id in self._groups:
+            raise ValueError(f"group {group_id} is not of an earlier epoch, or was taken up already")
+        if not seeds or not prompt_ids or len(seeds) != len(members):
+            raise ValueError(f"group {group_id} has {len(seeds)} seeds and {len(members)} members")
+        group = _Group(group_id, task_index, version, tuple(prompt_ids), sampling, [])
+        for seed, pieces in zip(seeds, members, strict=True):
+            member = _Member(seed, attempt=self.first_attempt + 1)  # a second attempt, for the dispatcher
+            for piece in pieces:
+                member.completion.add(piece.event())
+                member.last_node = piece.node
+            if _ended(group, member):
+                _end(group, member)
+            group.members.append(member)
+        self._groups[group_id] = group
+        return self._whole(group)
 
     def pending(self) -> list[Request]:
         """What waits for a node, for the dispatcher."""
@@ -115,8 +176,10 @@ class Collector:
                 group.version,
                 _min_version(group, member),
                 tokens=len(member.completion.ids),
-                attempt=member.attempt,
+                attempt=member.attempt - self.first_attempt,
                 avoid=frozenset(member.failed_on),
+                exact_version=group.exact_version,
+                prompt_tokens=len(group.prompt_ids),
             )
             for group in self._groups.values()
             for index, member in enumerate(group.members)
@@ -125,7 +188,7 @@ class Collector:
 
     def assign(self, request_id: str, node: str) -> Generate:
         """`node` works on this request from now on; what to send it. KeyError when it does not wait for a node."""
-        group, index, member = self._waiting(request_id)
+        group, index, member = self._held[request_id] = self._waiting(request_id)
         member.node = node
         self._by_node.setdefault(node, set()).add((group.group_id, index))
         return _generate(group, index, member)
@@ -134,9 +197,31 @@ class Collector:
         """The request as a node would get it: seed and sampling as in every attempt, the tokens so far as a prefix."""
         return _generate(*self._waiting(request_id))
 
+    def states(self) -> Iterator[GroupState]:
+        """Every unfinished group, for the outlook. A prompt's own length is its feature."""
+        for group in self._groups.values():
+            members = [
+                MemberState(
+                    len(m.completion.ids), bool(m.completion.finish), m.node, _name(group.group_id, index, m.attempt),
+                    _min_version(group, m), stays=group.exact_version is not None,
+                )
+                for index, m in enumerate(group.members)
+            ]  # fmt: skip
+            tokens = len(group.prompt_ids)
+            yield GroupState(group.group_id, group.task_index, tokens, float(tokens), group.version.step, members)
+
+    def task_of(self, group_id: int) -> tuple[int, float]:
+        """(task index, feature) of an unfinished group."""
+        group = self._groups[group_id]
+        return group.task_index, float(len(group.prompt_ids))
+
     def working(self, node: str) -> list[str]:
         """Request ids that `node` holds."""
         return [self._current(key) for key in sorted(self._by_node.get(node, ()))]
+
+    def load(self, node: str) -> int:
+        """How many requests `node` holds."""
+        return len(self._by_node.get(node, ()))
 
     def progress(self) -> dict[str, dict[str, int]]:
         """Node -> request id -> completion tokens so far, of everything that nodes hold."""
@@ -152,9 +237,47 @@ class Collector:
 
     # ---- events
 
+    def extend(self, node: str, run: TokenRun) -> int:
+        """The plain case, which nearly every run is: a sequence goes on where it stands, on the node that holds it, under a
+        version that may make it, and does not end. How many tokens were taken; 0 when it is not so plain: then nothing has
+        changed, and `tokens` decides about the event and says why.
+
+        A thousand nodes send sixteen thousand runs a second, of three tokens: hence bytes to lists at once and built-in
+        functions over them, where `tokens` takes each check by itself.
+        """
+        held = self._held.get(run.request_id)
+        if held is None or run.finish:
+            return 0
+        group, index, member = held
+        size, completion, sampling, version = len(run.ids), member.completion, group.sampling, run.version
+        start, count = len(completion.ids), size // 4
+        if member.node != node or not count or size % 4 or size != len(run.logprobs) or run.start != start:
+            return 0
+        if start + count >= sampling.max_new_tokens:
+            return 0
+        if not completion.spans or completion.spans[-1].version is not version:
+            if version not in self._published or version < _min_version(group, member):
+                return 0
+            if group.exact_version not in (None, version):
+                return 0
+        ids = struct.unpack(f"<{count}I", run.ids)
+        logprobs = struct.unpack(f"<{count}f", run.logprobs)
+        # A sum with a NaN or an infinity in it is one too, where min and max may step over a NaN.
+        if not (min(logprobs) >= MIN_LOGPROB and max(logprobs) <= MAX_LOGPROB and math.isfinite(sum(logprobs))):
+            return 0
+        if max(ids) >= (self.vocab_size or 1 << 31) or any([stop in ids for stop in sampling.stop_ids]):
+            return 0
+        completion.extend(ids, logprobs, version)
+        member.last_node = node
+        self.tokens_by_node[node] = self.tokens_by_node.get(node, 0) + count
+        self.unwritten.add(group.group_id, index, node, start, version, run.ids, run.logprobs)
+        return count
+
     def tokens(self, node: str, event: TokenEvent) -> Outcome:
         """Take one event from `node`. Never raises on anything a node can send."""
         where = _parse(event.request_id)
+        if where is not None and where[2] < self.first_attempt:
+            return Ignored(event.request_id)  # of an earlier epoch; after a power cut, even of a group that nobody knows
         if where is None or where[0] > self._last_group:
             return Refused(self._refuse(node, event, f"no such request {event.request_id!r:.80}"))
         group_id, index, attempt = where
@@ -182,6 +305,8 @@ class Collector:
         if count:
             member.last_node = node
             self.tokens_by_node[node] = self.tokens_by_node.get(node, 0) + count
+            packed = np.asarray(event.ids, IDS).tobytes(), np.asarray(event.logprobs, LOGPROBS).tobytes()
+            self.unwritten.add(group_id, index, node, event.start, event.version, *packed)
         if _ended(group, member):
             return Accepted(event.request_id, count, self._finish(group, index))
         if event.finish == "interrupt":
@@ -192,10 +317,10 @@ class Collector:
             return self._failed(group, index, self._refuse(node, event, f"request {event.request_id}: {what}"), count)
         return Accepted(event.request_id, count)
 
-    def declined(self, node: str, request_id: str, reason: str, *, retryable: bool) -> Outcome:
+    def declined(self, node: str, request_id: str, reason: str, *, retryable: bool, avoid: bool = True) -> Outcome:
         """`node` would not take the request. Retryable (it is full, draining, stalled, or behind `min_version`) costs the
-        trajectory nothing, and others are asked first from now on; otherwise it counts against the trajectory, whose
-        request may be at fault."""
+        trajectory nothing, and with `avoid` others are asked first from now on; otherwise it counts against the trajectory,
+        whose request may be at fault."""
         where = _parse(request_id)
         group = self._groups.get(where[0]) if where else None
         if where is None or group is None or where[1] >= len(group.members):
@@ -207,7 +332,8 @@ class Collector:
             what = f"request {request_id} declined: {reason}"
             refusal = Refusal(what, peer=node, version=_min_version(group, member))
             return self._failed(group, where[1], refusal)
-        member.failed_on.add(node)
+        if avoid:
+            member.failed_on.add(node)
         old = self._release(group, where[1])
         return Requeued(self._current((group.group_id, where[1])), old)
 
@@ -222,10 +348,12 @@ class Collector:
     def abort_group(self, group_id: int) -> tuple[tuple[str, str], ...]:
         """Forget a group: the (node, request id) that still work on it. KeyError when it is not outstanding."""
         group = self._groups.pop(group_id)
+        self.unwritten.drop(group_id)
         cancel = []
         for index, member in enumerate(group.members):
             if member.node:
                 cancel.append((member.node, _name(group_id, index, member.attempt)))
+                del self._held[cancel[-1][1]]
                 self._by_node[member.node].discard((group_id, index))
         return tuple(cancel)
 
@@ -241,6 +369,8 @@ class Collector:
                 return f"version {event.version} was never published"
             if event.version < _min_version(group, member):
                 return f"version {event.version} is older than {_min_version(group, member)}"
+            if group.exact_version not in (None, event.version):
+                return f"version {event.version} is not {group.exact_version}, which was asked for exactly"
             if len(event.logprobs) and float(event.logprobs.min()) < MIN_LOGPROB:
                 return f"logprob {float(event.logprobs.min())} of a sampled token"
             if len(held) + len(event.ids) > sampling.max_new_tokens:
@@ -277,16 +407,22 @@ class Collector:
         member = group.members[index]
         old = (member.node, _name(group.group_id, index, member.attempt))
         self._by_node[member.node].discard((group.group_id, index))
+        del self._held[old[1]]
         member.node = ""
         member.attempt += 1
         return old
 
     def _finish(self, group: _Group, index: int) -> FinishedGroup | None:
         member = group.members[index]
-        stopped = member.completion.ids[-1] in group.sampling.stop_ids
-        member.completion.finish = "stop" if stopped else "length"
+        _end(group, member)
         self._by_node[member.node].discard((group.group_id, index))
+        del self._held[_name(group.group_id, index, member.attempt)]
         member.node = ""
+        return self._whole(group)
+
+    def _whole(self, group: _Group) -> FinishedGroup | None:
+        """The group, which leaves the collector, once every member has ended. Its last tokens stay in `unwritten` until
+        the journal has it as finished: it may wait long for its reward."""
         if not all(m.completion.finish for m in group.members):
             return None
         del self._groups[group.group_id]
@@ -325,6 +461,11 @@ def _name(group_id: int, member: int, attempt: int) -> str:
     return f"{group_id}.{member}.{attempt}"
 
 
+def member_of(request_id: str) -> int:
+    """The member that a request id of ours is for."""
+    return int(request_id.split(".")[1])
+
+
 def _parse(request_id: str) -> tuple[int, int, int] | None:
     """The three numbers of a request id in their one spelling, None for any other text."""
     parts = request_id.split(".")
@@ -343,6 +484,11 @@ def _ended(group: _Group, member: _Member) -> bool:
     return bool(ids) and (len(ids) >= group.sampling.max_new_tokens or ids[-1] in group.sampling.stop_ids)
 
 
+def _end(group: _Group, member: _Member) -> None:
+    """Its tokens show that it has ended (`_ended`): say how."""
+    member.completion.finish = "stop" if member.completion.ids[-1] in group.sampling.stop_ids else "length"
+
+
 def _generate(group: _Group, index: int, member: _Member) -> Generate:
     return Generate(
         _name(group.group_id, index, member.attempt),
@@ -354,4 +500,5 @@ def _generate(group: _Group, index: int, member: _Member) -> Generate:
         group.sampling.temperature,
         group.sampling.top_p,
         tuple(member.completion.ids),
+        group.exact_version,
     )

@@ -8,10 +8,11 @@ import tomllib
 import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
+from learner.dispatch import Strategies
 from learner.trainer_config import SEEDS, TrainerConfig
 from p2p.errors import UsageError
 from p2p.limits import DEFAULT_SEGMENT, MAX_CHUNK, MAX_SEGMENT, MAX_SEGMENT_CHUNKS
@@ -41,8 +42,31 @@ class RolloutSection(Section):
     temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     micro_batch_groups: int = Field(default=4, ge=1)
+    """groups that the trainer is handed at a time, and cuts into forwards together, while others are still generated"""
     stall_s: float = Field(default=120.0, ge=1)
     """seconds a node that has work may go without making a token before others get it"""
+    on_update: Literal["continue", "finish"] = "continue"
+    """what becomes of a sequence when its node gets newer weights: "continue" goes on under them (a span of its own; the
+    cache is computed anew); "finish" ends under those that it began with, and the node takes nothing new until then"""
+    finish_s: float = Field(default=60.0, gt=0, le=3600)
+    """with "finish", seconds a node may hold a version back; what is not finished then goes on under newer weights, anywhere"""
+
+
+    equal_groups: Literal["train", "drop"] = "train"
+    """groups whose members all got the same reward teach nothing (their advantages are zero): "drop" generates others in their
+    place. That makes a step dearer, and its prompts those of middling difficulty"""
+
+
+class DispatchSection(Section):
+    """What the dispatcher goes by (`learner.dispatch.Strategies`); to be switched off to see what each is worth."""
+
+    gain: bool = True
+    longest_first: bool = True
+    pace: bool = False
+    balance: bool = True
+
+    def strategies(self) -> Strategies:
+        return Strategies(**self.model_dump())
 
 
 class SwarmSection(Section):
@@ -74,6 +98,7 @@ OWNED = (
     "max_staleness",
     "temperature",
     "max_new_tokens",
+    "micro_batch_groups",
     "model",
 )
 """Trainer settings that follow from other sections."""
@@ -109,6 +134,7 @@ class LearnerConfig(Section):
     """wait for a trainer of yours (learner.client) instead of starting ours"""
     task: TaskSection = TaskSection()
     rollout: RolloutSection = RolloutSection()
+    dispatch: DispatchSection = DispatchSection()
     swarm: SwarmSection = SwarmSection()
     status: StatusSection = StatusSection()
     trainer: Any = Field(default_factory=TrainerSection)
@@ -126,6 +152,7 @@ class LearnerConfig(Section):
             "max_staleness": self.rollout.max_staleness,
             "temperature": self.rollout.temperature,
             "max_new_tokens": self.rollout.max_new_tokens,
+            "micro_batch_groups": self.rollout.micro_batch_groups,
         }
         return TrainerConfig.from_dict(values)
 

@@ -1,51 +1,22 @@
 """Which node gets which sequence, and how many new groups to open. Pure: a view of the nodes in, a plan out.
 
 Must not know the network, the ledger's buffers or token values. `choose` is called whenever something moved (a node
-joined, a sequence ended, a version was installed); between two calls its caller applies the whole plan.
-
-Three decisions are strategies, so that a throughput model, a length predictor or a long-tail split can replace them one
-by one: the order of requests, the cost of putting one more sequence on a node, and how many a node may hold.
+joined, a sequence ended, a version was installed); between two calls its caller applies the whole plan. `balance` says what to
+move between nodes that live. Each strategy can be switched off (`Strategies`), so that its worth can be measured.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
-from statistics import median
 
+import numpy as np
+
+from learner.places import SAME, NodeView, Places
 from p2p.version import Version
 
-OVERSUBSCRIPTION = 0.25
-"""Sequences a node may hold beyond its capacity, as a share of it (at least one): the next ones are already there when
-a slot frees, so a round trip to the learner idles no slot. More would only queue work out of reach of other nodes."""
-
-SPEED_RANGE = (0.25, 4.0)
-"""A node's measured rate per sequence counts at most so far from the median: short samples mislead."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeView:
-    """A node as the head sees it now, commands in flight included."""
-
-    peer: str
-    version: Version
-    """installed and serving"""
-    running: int
-    waiting: int
-    """sent to it and not yet decoding"""
-    capacity: int
-    """sequences it can decode at once"""
-    tokens_per_s: float = 0.0
-    """over all its sequences; 0 when not yet measured or idle"""
-    live: bool = True
-    draining: bool = False
-    """finishes what it has, gets nothing new"""
-
-    @property
-    def load(self) -> int:
-        return self.running + self.waiting
+__all__ = ["Dispatcher", "NodeView", "Opening", "Plan", "Request", "Strategies"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +37,16 @@ class Request:
     """0 the first time; more after a node was lost or refused it"""
     avoid: frozenset[str] = frozenset()
     """peers that failed it before: used only when no other node could ever take it"""
+    prompt_tokens: int = 0
+    need: float = 0.0
+    """tokens per second that bring it to its end in time for the learner; 0 when there is no hurry or nobody knows"""
+
+    exact_version: Version | None = None
+    """only nodes at this very version may take it"""
+
+    @property
+    def context(self) -> int:
+        return self.prompt_tokens + self.tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,118 +67,111 @@ class Plan:
     """request_id -> why it got no node"""
 
 
-Order = Callable[[Request], tuple]
-Cost = Callable[[NodeView, int, float], float]
-Limit = Callable[[NodeView], int]
+@dataclass(frozen=True, slots=True)
+class Strategies:
+    """What the dispatcher goes by. Each is worth something of its own: `shoal bench rollouts` measures it."""
 
-
-def stalest_first(request: Request) -> tuple:
-    """Re-dispatched before fresh (they hold up a group that others work on), then stalest, then longest expected."""
-    return (request.attempt == 0, request.reserved, -request.expected_tokens, -request.tokens, request.group_id)
-
-
-def fill_cost(node: NodeView, load: int, speed: float) -> float:
-    """How full the node would be with one more sequence, a fast node counting as a larger one."""
-    return (load + 1) / (node.capacity * speed)
-
-
-def oversubscribed(node: NodeView) -> int:
-    """Sequences the node may hold, running and waiting."""
-    return node.capacity + max(1, math.ceil(node.capacity * OVERSUBSCRIPTION))
-
-
-def speeds(nodes: Sequence[NodeView]) -> dict[str, float]:
-    """Each node's tokens per second and sequence, relative to the median of the nodes that have a measurement.
-
-    A node without one (it just joined, or idles) counts as typical: it must not be starved for having been idle.
-    """
-    rates = {n.peer: n.tokens_per_s / n.running for n in nodes if n.running > 0 and n.tokens_per_s > 0}
-    typical = median(rates.values()) if rates else 1.0
-    low, high = SPEED_RANGE
-    return {n.peer: min(high, max(low, rates.get(n.peer, typical) / typical)) for n in nodes}
+    gain: bool = True
+    """to the node whose throughput grows most (StaleFlow, arXiv 2601.12784), else to the emptiest"""
+    longest_first: bool = True
+    """of equally stale ones (StreamRL, arXiv 2504.15930)"""
+    pace: bool = False
+    """instead of `gain`: to the node where the sequence is fastest, unless it slows down others there that must be fast to be
+    in time (long ones to fast nodes at a small batch, StreamRL). With `balance` it is worth nothing, and costs where capacity
+    is scarce: who is long shows only later"""
+    balance: bool = True
+    """move running sequences (RLBoost, arXiv 2510.19225) to where they are so much faster that it pays, those that must be fast
+    to be in time first. What bounds a run is the last member of a group, far more than tokens per second"""
 
 
 @dataclass(frozen=True)
 class Dispatcher:
-    """The strategies in force, and the one decision made with them."""
+    """The strategies in force, and the decisions made with them."""
 
     samples: int
     """sequences in a group"""
-    order: Order = stalest_first
-    cost: Cost = fill_cost
-    limit: Limit = oversubscribed
+    strategies: Strategies = Strategies()
+
+    def order(self, request: Request) -> tuple:
+        """Re-dispatched before fresh (they hold up a group that others work on), then stalest, then longest expected."""
+        longest = -request.expected_tokens if self.strategies.longest_first else 0
+        return (request.attempt == 0, request.reserved, longest, -request.tokens, request.group_id)
 
     def choose(
-        self, nodes: Iterable[NodeView], pending: Iterable[Request], room: Callable[[Version], int] = lambda _: 0
-    ) -> Plan:
+        self, nodes: Iterable[NodeView], pending: Iterable[Request], room: Callable[[Version], int] = lambda _: 0,
+        prompt_tokens: float = 0.0, expected_tokens: float = 0.0,
+    ) -> Plan:  # fmt: skip
         """Place what can be placed, then say how many groups to open for the places left over.
 
-        `room(version)` is how many groups the ledger would grant at that version now. A request is held when no node
-        with a free place is at its `min_version`. A new group is counted against the nodes at its version: its members
-        may later run on any node at or past it. Groups are opened until no place is empty, so the last one may overhang
-        by up to `samples - 1` members that wait here: a node smaller than a group would otherwise never get one.
-        """
+        `room(version)` is how many groups the ledger would grant at that version now; `prompt_tokens` and `expected_tokens` are
+        what a new sequence probably holds and makes. A request is held when no node with a free place is at its `min_version`.
+        A new group is counted against the nodes at its version: its members may later run on any node at or past it. Groups are
+        opened until no place is empty, so the last one may overhang by up to `samples - 1` members that wait here: a node
+        smaller than a group would otherwise never get one. """
         usable = [n for n in nodes if n.live and not n.draining and n.capacity > 0]
-        speed = speeds(usable)
-        load = {n.peer: n.load for n in usable}
-        if len(load) != len(usable):
+        if len({n.peer for n in usable}) != len(usable):
             raise ValueError("two nodes with one peer id")
-
-        # One heap of free nodes for each installed version: versions are few, so a placement costs a few heap tops and
-        # not a walk over all nodes, and the simulator's ten thousand nodes are no trouble.
-        nodes_at: dict[Version, list[NodeView]] = {}
-        for n in usable:
-            nodes_at.setdefault(n.version, []).append(n)
-        by_peer = {n.peer: n for n in usable}
-
-        def entry(n: NodeView) -> tuple[float, float, str]:
-            return (self.cost(n, load[n.peer], speed[n.peer]), -speed[n.peer], n.peer)
-
-        heaps = {v: [entry(n) for n in group if load[n.peer] < self.limit(n)] for v, group in nodes_at.items()}
-        for heap in heaps.values():
-            heapify(heap)
-
+        places = Places(usable)
         assign: list[tuple[str, str]] = []
         held: dict[str, str] = {}
+        full: set[tuple[Version, Version | None]] = set()
         for request in sorted(pending, key=self.order):
-            able = [v for v in nodes_at if v >= request.min_version]
-            # A broken node fails fast, so it is always the least loaded: without this one node could use up a whole
-            # failure budget.
-            avoid = request.avoid
-            if avoid and all(n.peer in avoid for v in able for n in nodes_at[v]):
-                avoid = frozenset()
-            if avoid:
-                tops = [(min(free), v) for v in able if (free := [e for e in heaps[v] if e[2] not in avoid])]
-            else:
-                tops = [(heaps[v][0], v) for v in able if heaps[v]]
-            if not tops:
-                what = "a free place" if able else f"version {request.min_version} or newer"
-                held[request.request_id] = f"none of {len(usable)} nodes has {what}"
+            asked = request.min_version, request.exact_version
+            if asked in full:
+                held[request.request_id] = f"none of {len(usable)} nodes has a free place"
                 continue
-            top, version = min(tops)
-            heap, node = heaps[version], by_peer[top[2]]
-            load[node.peer] += 1
-            assign.append((request.request_id, node.peer))
-            if heap[0] == top:
-                heappop(heap)
-            else:
-                heap.remove(top)
-                heapify(heap)
-            if load[node.peer] < self.limit(node):
-                heappush(heap, entry(node))
+            i = self._place(places, request)
+            if isinstance(i, str):
+                held[request.request_id] = i
+                able = places.able(*asked)
+                if able.any() and not (able & (places.load < places.limit)).any():
+                    full.add(asked)  # whatever else is asked of such nodes
+                continue
+            places.put(i, request.context, request.expected_tokens, request.need)
+            assign.append((request.request_id, usable[i].peer))
+        return Plan(tuple(assign), self._open(places, room, prompt_tokens, expected_tokens), held)
 
-        free_at: dict[Version, int] = {}
-        for n in usable:
-            places = self.limit(n) - load[n.peer]
-            if places > 0:
-                free_at[n.version] = free_at.get(n.version, 0) + places
+    def _place(self, places: Places, request: Request) -> int | str:
+        """The node for it, or why there is none."""
+        able = places.able(request.min_version, request.exact_version)
+        if not able.any():
+            return f"none of {len(places.nodes)} nodes has version {request.exact_version or f'{request.min_version} or newer'}"
+        # A broken node fails fast, so it is always the least loaded: without this one node could use up a whole failure
+        # budget.
+        avoid = places.listed(request.avoid)
+        if not (able & ~avoid).any():
+            avoid[:] = False
+        free = able & ~avoid & places.free(request.context, request.expected_tokens)
+        if not free.any():
+            return f"none of {len(places.nodes)} nodes has a free place"
+        return self._best(places, free, request.context, request.need, request.expected_tokens)
+
+    def _best(self, places: Places, free: np.ndarray, context: float, need: float, expected: float) -> int | str:
+        if self.strategies.pace:
+            after = places.pace(1, context)
+            free = free & places.harmless(context, expected, need)
+            if not free.any():
+                return f"none of {len(places.nodes)} nodes has a free place that slows nothing down too far"
+            free = free & (after >= (1 - SAME) * after[free].max())
+        elif self.strategies.gain:
+            gain = np.where(free, places.gain(context), -np.inf)
+            free = free & (gain >= gain.max() - SAME * abs(gain.max()))
+        return int(np.argmin(np.where(free, places.fill(), np.inf)))
+
+    def _open(self, places: Places, room: Callable[[Version], int], context: float, growth: float) -> tuple[Opening, ...]:
+        """For each version, freshest first, groups for the places that are left at it."""
+        free: dict[Version, int] = {}
+        for i, count in enumerate(places.count(context, growth, self.strategies.pace).tolist()):
+            if count > 0:
+                version = places.nodes[i].version
+                free[version] = free.get(version, 0) + count
         openings: list[Opening] = []
         opened = 0
-        for version in sorted(free_at, reverse=True):
+        for version in sorted(free, reverse=True):
             # Reservations of this very plan are not in the ledger yet. What was opened at fresher versions takes room
             # that these could use as well, so all of it counts.
-            groups = min(math.ceil(free_at[version] / self.samples), max(0, room(version) - opened))
+            groups = min(math.ceil(free[version] / self.samples), max(0, room(version) - opened))
             if groups > 0:
                 openings.append(Opening(version, groups))
                 opened += groups
-        return Plan(tuple(assign), tuple(openings), held)
+        return tuple(openings)

@@ -1,7 +1,7 @@
 """What changed between two states, found where the weights are: the torch twin of `p2p.codec.classes.find`, for a GPU.
 
-Gives the same `Changes`, so the payloads are the same bytes. Only they leave the device: some 6 bytes for each changed word in
-place of all words. Must not know how changes are written.
+Gives the same `Changes`, so the payloads are the same bytes (`learner.device` publishes them). Only they leave the device: some 6
+bytes for each changed word in place of all words. Must not know how changes are written.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from p2p.codec.classes import CLASSES, LANES, SHIFT, Changes
+from p2p.codec.classes import CLASSES, SHIFT, Changes
 from p2p.layout import WORD
 
 BLOCK = 1024
@@ -29,22 +29,14 @@ def find_on_device(new: torch.Tensor, base: torch.Tensor, most: int) -> Changes 
     where = torch.nonzero(new != base).squeeze(1)
     if len(where) > most:
         return None
-    half = len(base) // 2
     # A shift of signed words brings copies of the sign from above.
     of_class = ((base >> SHIFT[size]) & min(CLASSES - 1, (256**size - 1) >> SHIFT[size])).to(torch.uint8)
-    ranks = torch.cat([
-        _ranks(of_class[:half], where[where < half]), _ranks(of_class[half:], where[where >= half] - half)
-    ])  # fmt: skip
-    place = of_class[where].long() * LANES + (where >= half)
-    place, order = torch.sort(place, stable=True)
-    ranks = ranks[order]
-    gaps = ranks.clone()
-    if len(ranks) > 1:
-        gaps[1:] -= torch.where(place[1:] == place[:-1], ranks[:-1] + 1, 0)
-    counts = torch.bincount(place, minlength=CLASSES * LANES).reshape(CLASSES, LANES)
+    ranks = _ranks(of_class, where)
+    place, order = torch.sort(of_class[where], stable=True)
+    counts = torch.bincount(place, minlength=CLASSES)
     steps = (new[where].long() - base[where].long())[order] & (256**size - 1)
     return Changes(
-        counts.cpu().numpy(), gaps.cpu().numpy().astype(np.uint32), steps.cpu().numpy().astype(WORD[size])
+        counts.cpu().numpy(), ranks[order].cpu().numpy().astype(np.uint32), steps.cpu().numpy().astype(WORD[size])
     )  # fmt: skip
 
 

@@ -10,8 +10,10 @@ import json
 import logging
 import os
 import shutil
+import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from learner.dispatch import NodeView
 from learner.journal import Journal, Tally
 from learner.local import Batch, Begin, Begun, Commit, Discard, Finish, Log, NextBatch, Resume, SealVersion, SegmentDone, Start
 from learner.metrics import MetricsLog, network_metrics
-from learner.nodes import MAX_BYTES, NodeState
+from learner.nodes import MAX_BYTES, MAX_CAPACITY, NodeState
 from learner.publisher import Publisher
 from learner.rollouts import Rollouts
 from learner.trainer_port import TrainerHandler
@@ -42,10 +44,15 @@ from p2p.protocol.messages import (
     Report,
     Tokens,
 )  # fmt: skip
+from p2p.protocol.rollout import DRAINING, PAST, UPDATING
 from p2p.rosters import Rosters
 from p2p.store import ChunkStore
 
 log = logging.getLogger("shoal.head")
+
+TICK_S = 0.5
+STALL_TICKS = 4
+"""Every so many ticks the head looks for sequences that make no progress: a look at all of them, for what takes minutes."""
 
 FAREWELL_S = 30.0
 """At the end of the run: how long nodes may take to install the last version before the head says goodbye."""
@@ -108,6 +115,8 @@ class Head(TrainerHandler):
         """set, and replaced, when a node reports or goes"""
         self.trainer_gone = trio.Event()
         self._batch_files = 0
+        self._fault: sqlite3.Error | None = None
+        self._faulted = trio.Event()
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         assert self.rollouts is not None
@@ -115,26 +124,48 @@ class Head(TrainerHandler):
             await nursery.start(self.exchange.run)
             await nursery.start(self.peering.run)
             nursery.start_soon(self.rollouts.score_finished)
+            nursery.start_soon(self.rollouts.keep_dispatched)
+            nursery.start_soon(self.rollouts.keep_balanced)
+            nursery.start_soon(self.rollouts.journal_tokens)
             nursery.start_soon(self._tick)
+            nursery.start_soon(self._until_faulted)
             task_status.started()
+
+    @contextmanager
+    def _keeping_books(self) -> Iterator[None]:
+        """Around what a node brings about. A journal that cannot be written (a full disk) is not the node's fault, and would
+        end its link alone: it must end the run, before memory and journal drift apart. The run is resumed from the journal."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            self._fault = error
+            self._faulted.set()
+
+    async def _until_faulted(self) -> None:
+        await self._faulted.wait()
+        assert self._fault is not None
+        raise self._fault
 
     async def _tick(self) -> None:
         """Catches what no event announces: a node that went quiet, room that a timeout opened."""
+        ticks = 0
         while True:
-            await trio.sleep(0.5)
+            await trio.sleep(TICK_S)
             self.rosters.flush()
-            for peer in self._rollouts.take_from_stalled(self._now()):
-                if peer in self.nodes:
-                    self.nodes[peer].back_off(self._now())
-            self._rollouts.dispatch()
+            ticks += 1
+            if ticks % STALL_TICKS == 0:
+                for peer in self._rollouts.take_from_stalled(self._now()):
+                    if peer in self.nodes:
+                        self.nodes[peer].back_off(self._now())
+            self._rollouts.need_dispatch()
 
     # --- nodes -------------------------------------------------------------------------------------------------------
 
     def node_views(self) -> list[NodeView]:
         """The dispatcher's view of the nodes."""
         assert self.rollouts is not None
-        working, now = self.rollouts.collector.working, self._now()
-        return [node.view(len(working(peer)), self.epoch, now) for peer, node in self.nodes.items()]
+        load, now = self.rollouts.collector.load, self._now()
+        return [node.view(load(peer), self.epoch, now) for peer, node in self.nodes.items()]
 
     def send(self, peer: str, message: object) -> None:
         node = self.nodes.get(peer)
@@ -150,12 +181,14 @@ class Head(TrainerHandler):
     async def _on_up(self, link: Link) -> None:
         old = self.nodes.pop(link.peer, None)
         if old is not None and self.rollouts is not None:
-            self.rollouts.on_node_lost(link.peer)
+            with self._keeping_books():
+                self.rollouts.on_node_lost(link.peer)
         catalog = self.publisher.catalog()
         oldest = min((e.version for e in catalog.entries if e.kind != "descriptor"), default=None) if catalog else None
         self.nodes[link.peer] = NodeState(link, self._now(), oldest, heard=self._now())
         self.gone.pop(link.peer, None)
-        self.journal.record_node(link.peer, link.name)
+        with self._keeping_books():
+            self.journal.record_node(link.peer, link.name)
         log.info("node %s (%s) joined", link.name, link.peer)
         self.exchange.add_peer(link.peer, link.post, link.bulk)
         if catalog is not None:
@@ -170,8 +203,10 @@ class Head(TrainerHandler):
         self._wake()
         self.exchange.remove_peer(link.peer)
         self.gone[link.peer] = node.describe() | {"alive": False, "reason": reason}
-        self.journal.record_node(link.peer, link.name, node.tokens, node.bytes_from_peers + node.bytes_from_head)
-        moved = self.rollouts.on_node_lost(link.peer) if self.rollouts is not None else 0
+        moved = 0
+        with self._keeping_books():
+            self.journal.record_node(link.peer, link.name, node.tokens, node.bytes_from_peers + node.bytes_from_head)
+            moved = self.rollouts.on_node_lost(link.peer) if self.rollouts is not None else 0
         log.info("node %s (%s) is gone: %s; %d sequences go elsewhere", link.name, link.peer, reason, moved)
         self.rosters.changed()
 
@@ -185,8 +220,16 @@ class Head(TrainerHandler):
             await self.peering.close(peer, str(refusal))
 
     async def _on_message(self, link: Link, message: object) -> None:
+        if self._fault is None:
+            with self._keeping_books():
+                await self._handle(link, message)
+
+    async def _handle(self, link: Link, message: object) -> None:
         node = self.nodes.get(link.peer)
         if node is None or node.link is not link or self.rollouts is None:
+            return
+        if isinstance(message, Tokens):  # nearly every message is one
+            node.on_tokens(self.rollouts.on_tokens(link.peer, message))
             return
         if isinstance(message, GetParts) and self.publisher.manifest(message.mid) is None:
             self._send_catalog(link)
@@ -194,15 +237,14 @@ class Head(TrainerHandler):
         if await self.exchange.handle(link.peer, message):
             return
         match message:
-            case Tokens():
-                node.on_tokens(self.rollouts.on_tokens(link.peer, message))
             case NodeStatus():
                 self._on_status(node, message)
             case Installed():
                 self._on_installed(node, message)
             case Rejected():
-                if message.retryable:
+                if message.retryable and message.cause not in (PAST, UPDATING, DRAINING):
                     node.back_off(self._now())
+                node.draining = node.draining or message.cause == DRAINING
                 self.rollouts.on_rejected(link.peer, message)
             case GetCatalog():
                 self._send_catalog(link)
@@ -213,6 +255,8 @@ class Head(TrainerHandler):
             case Bye():
                 node.draining = True
                 self._wake()
+                if not message.draining:
+                    link.post(Bye("everything of yours is here", done=False))
             case _:
                 await self._on_refusal(link.peer, Refusal(f"a node does not send {type(message).__name__}", fatal=True))
 
@@ -222,11 +266,13 @@ class Head(TrainerHandler):
             link.post(catalog)
 
     def _on_status(self, node: NodeState, message: NodeStatus) -> None:
-        was_ready = node.ready and node.version == message.version
+        was_open = node.ready and not node.updating and node.version == message.version
         node.on_status(message, self._now())
         self._wake()
-        if node.ready and not was_ready and self.rollouts is not None:
-            self.rollouts.dispatch()
+        if self.rollouts is not None:
+            self.rollouts.steering.observe(node.link.peer, min(message.running, MAX_CAPACITY), message.tokens_per_s)
+        if node.ready and not node.updating and not was_open and self.rollouts is not None:
+            self.rollouts.need_dispatch()
 
     def _on_installed(self, node: NodeState, message: Installed) -> None:
         expected = self.publisher.state_digest(message.version)
@@ -266,7 +312,7 @@ class Head(TrainerHandler):
                 self._send_catalog(node.link)
         # Here, while the trainer waits for this answer: it must not be writing a chunk that is being dropped.
         self.publisher.prune(node.reading_from or node.version for node in self.nodes.values())
-        self._rollouts.dispatch()
+        self._rollouts.need_dispatch()
 
     async def on_next(self, message: NextBatch) -> Batch:
         groups, last = await self._rollouts.next_groups(message.step, message.seen)
@@ -352,6 +398,11 @@ class Head(TrainerHandler):
             "trajectories": {
                 "reserved": tally.reserved, "consumed": tally.consumed, "aborted": tally.aborted,
                 "outstanding": tally.outstanding + tally.finished, "lost": tally.lost,
+            },
+            "moved": dict(self.rollouts.steering.moves) if self.rollouts else {},
+            "resumed": {
+                "groups": self.rollouts.resumed_groups if self.rollouts else 0,
+                "tokens": self.rollouts.resumed_tokens if self.rollouts else 0,
             },
             **self.publisher.history.summary(),
             "metrics": self.latest,

@@ -5,8 +5,11 @@ before they are acted on: a group is recorded before its first request is sent, 
 
 Exactly once: `commit` is one transaction that names the checkpoint and marks its groups consumed, and it is on the disk
 when the call returns (synchronous=FULL; everything else is NORMAL: in WAL mode a power cut may take back the newest
-writes but never part of a transaction, and the kill of a process takes back none). Triggers and a primary key make a
-second consumption, or a step back in a group's life, an error inside SQLite and not a matter of care.
+writes but never part of a transaction, and the kill of a process takes back none). SQLite itself forbids a second
+consumption, or a step back in a group's life (`journal_schema`).
+
+Tokens: `record_tokens` keeps what unfinished trajectories have so far, a batch a transaction, without a sync: kill -9 takes
+back none of it. A group's pieces go in the transaction that finishes or aborts it.
 
 Epochs: a version is (epoch, step). When epoch e + 1 starts at step s, the weights (e, s') with s' > s are lost for
 ever, also when epoch e + 1 later reaches s' itself. So the epochs table keeps each epoch's start step, and
@@ -24,51 +27,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from learner.journal_schema import prepare
+from learner.pieces import Piece, ReservedGroup, UnfinishedGroup
 from learner.trajectory import Group, pack_groups, unpack_groups
 from p2p.errors import UsageError
 from p2p.version import Version
 
-SCHEMA_VERSION = 1
-APPLICATION_ID = 0x53484F4C
-""""SHOL": tells our file from any other SQLite file."""
-
 RETRY_REASONS = ("restart", "orphaned", "stale")
 """Aborts that were no fault of the prompt: it is generated again, under a new group id."""
-
-_SCHEMA = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
-CREATE TABLE epochs (epoch INTEGER PRIMARY KEY, start_step INTEGER NOT NULL, time REAL NOT NULL) STRICT;
-CREATE TABLE commits (
-    step INTEGER PRIMARY KEY, epoch INTEGER NOT NULL REFERENCES epochs, checkpoint TEXT NOT NULL, time REAL NOT NULL
-) STRICT;
-CREATE TABLE groups (
-    group_id INTEGER PRIMARY KEY, task_index INTEGER NOT NULL, samples INTEGER NOT NULL,
-    epoch INTEGER NOT NULL, step INTEGER NOT NULL,  -- the version it was reserved at
-    state TEXT NOT NULL CHECK (state IN ('reserved', 'finished', 'consumed', 'aborted')),
-    reason TEXT NOT NULL DEFAULT '', payload BLOB, consumed_step INTEGER REFERENCES commits,
-    CHECK ((state = 'consumed') = (consumed_step IS NOT NULL)),
-    CHECK ((state = 'finished') = (payload IS NOT NULL)),
-    CHECK ((state = 'aborted') = (reason <> ''))
-) STRICT;
-CREATE INDEX groups_by_state ON groups (state);
-CREATE INDEX groups_by_task ON groups (task_index);
-CREATE TRIGGER groups_go_forward BEFORE UPDATE OF state ON groups
-WHEN NOT ((OLD.state = 'reserved' AND NEW.state IN ('finished', 'aborted'))
-       OR (OLD.state = 'finished' AND NEW.state IN ('consumed', 'aborted')))
-BEGIN SELECT RAISE(ABORT, 'a group cannot go back or end twice'); END;
-CREATE TRIGGER groups_stay BEFORE DELETE ON groups BEGIN SELECT RAISE(ABORT, 'groups are never deleted'); END;
-CREATE TABLE consumed (group_id INTEGER PRIMARY KEY REFERENCES groups, step INTEGER NOT NULL REFERENCES commits) STRICT;
-CREATE TABLE totals (name TEXT PRIMARY KEY, groups INTEGER NOT NULL, trajectories INTEGER NOT NULL) STRICT;
-CREATE TABLE versions (
-    epoch INTEGER NOT NULL, step INTEGER NOT NULL, kind TEXT NOT NULL, mid TEXT NOT NULL, base TEXT NOT NULL,
-    bytes INTEGER NOT NULL, time REAL NOT NULL, PRIMARY KEY (epoch, step, kind, mid)
-) STRICT;
-CREATE TABLE nodes (
-    peer TEXT PRIMARY KEY, name TEXT NOT NULL, first_seen REAL NOT NULL, last_seen REAL NOT NULL,
-    tokens INTEGER NOT NULL, bytes INTEGER NOT NULL
-) STRICT;
-INSERT INTO totals VALUES ('reserved', 0, 0);
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +45,6 @@ class Commit:
     epoch: int
     checkpoint: str
     time: float
-
-
-@dataclass(frozen=True, slots=True)
-class ReservedGroup:
-    """A group about to be generated, as it is written down before its first request leaves."""
-
-    group_id: int
-    task_index: int
-    version: Version
-    samples: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +81,8 @@ class Journal:
         self._path, self._db, self._lock, self._clock = path, db, lock, clock
         self._next_group = self._one("SELECT coalesce(max(group_id), -1) + 1 FROM groups")
         self._next_task = self._one("SELECT coalesce(max(task_index), -1) + 1 FROM groups")
+        self._makers: dict[str, int] = {}
+        """peer -> its number in the table of pieces, of those that are in it for certain"""
         self.epoch = self._one("SELECT coalesce(max(epoch), 0) FROM epochs")
         """the newest epoch; 0 before the first `new_epoch`"""
 
@@ -148,7 +106,7 @@ class Journal:
                 error.add_note(str(path))
                 raise
             try:
-                _prepare(db, path, run_id)
+                prepare(db, path, run_id)
                 return cls(path, db, lock, clock)
             except sqlite3.OperationalError as error:  # a full disk, no permission: no fault of the file
                 db.close()
@@ -222,6 +180,11 @@ class Journal:
         self._next_group += 1
         return self._next_group - 1
 
+    @property
+    def groups_so_far(self) -> int:
+        """What `next_group_id` gives next: every id that was given out is below."""
+        return self._next_group
+
     def next_task_index(self) -> int:
         """The next prompt of the task: 0, 1, 2, ... over all epochs (`tasks_to_retry` has those to be made again)."""
         self._next_task += 1
@@ -229,12 +192,12 @@ class Journal:
 
     def record_reserved(self, groups: Iterable[ReservedGroup]) -> None:
         """Write groups down before their first request is sent, in one transaction."""
-        rows = [(g.group_id, g.task_index, g.samples, g.version.epoch, g.version.step) for g in groups]
+        rows = [(g.group_id, g.task_index, g.samples, g.version.epoch, g.version.step, g.recipe) for g in groups]
         with self._transaction():
             try:
                 self._db.executemany(
-                    "INSERT INTO groups (group_id, task_index, samples, epoch, step, state) "
-                    "VALUES (?, ?, ?, ?, ?, 'reserved')",
+                    "INSERT INTO groups (group_id, task_index, samples, epoch, step, recipe, state) "
+                    "VALUES (?, ?, ?, ?, ?, ?, 'reserved')",
                     rows,
                 )
             except sqlite3.IntegrityError as error:
@@ -243,6 +206,31 @@ class Journal:
                 "UPDATE totals SET groups = groups + ?, trajectories = trajectories + ? WHERE name = 'reserved'",
                 (len(rows), sum(row[2] for row in rows)),
             )
+
+    def record_tokens(self, pieces: Iterable[Piece]) -> None:
+        """Tokens of reserved groups, each piece beginning where the one before it ended, in one transaction. ValueError,
+        and nothing written, for any other piece."""
+        batch = list(pieces)
+        if not batch:
+            return
+        with self._transaction():
+            new = list(dict.fromkeys(p.node for p in batch if p.node not in self._makers))
+            self._db.executemany("INSERT INTO makers (peer) VALUES (?) ON CONFLICT DO NOTHING", [(node,) for node in new])
+            makers = dict(self._db.execute("SELECT peer, maker FROM makers")) if new else self._makers
+            rows = (
+                (p.group_id, p.member, p.start, p.version.epoch, p.version.step, p.ids, p.logprobs, makers[p.node])
+                for p in batch
+            )
+            try:
+                self._db.executemany("INSERT INTO pieces VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            except sqlite3.IntegrityError as error:
+                raise ValueError(f"tokens refused: {error}") from error
+        self._makers = makers
+
+    def cut_tokens(self, ends: Iterable[tuple[int, int, int]]) -> None:
+        """Forget the pieces of (group id, member) from a position on: what a crash took the weights of."""
+        with self._transaction():
+            self._db.executemany("DELETE FROM pieces WHERE group_id = ? AND member = ? AND start >= ?", ends)
 
     def record_finished(self, group: Group) -> None:
         """A group is whole and rewarded. From here a crash does not cost it. ValueError unless it is reserved."""
@@ -264,11 +252,20 @@ class Journal:
         rows = self._db.execute("SELECT payload FROM groups WHERE state = 'finished' ORDER BY group_id")
         return tuple(group for (payload,) in rows for group in unpack_groups(payload))
 
-    def unfinished(self) -> tuple[int, ...]:
-        """Groups that are reserved and not finished."""
-        return tuple(
-            row[0] for row in self._db.execute("SELECT group_id FROM groups WHERE state = 'reserved' ORDER BY group_id")
+    def unfinished(self) -> tuple[UnfinishedGroup, ...]:
+        """Groups that are reserved and not finished, with their tokens so far, in order of their ids."""
+        pieces: dict[int, list[list[Piece]]] = {}
+        rows = self._db.execute(
+            "SELECT group_id, task_index, epoch, step, samples, recipe FROM groups WHERE state = 'reserved' ORDER BY group_id"
         )
+        groups = [ReservedGroup(g, task, Version(epoch, step), *rest) for g, task, epoch, step, *rest in rows]
+        pieces = {g.group_id: [[] for _ in range(g.samples)] for g in groups}
+        for group_id, member, start, epoch, step, *rest in self._db.execute(
+            "SELECT group_id, member, start, epoch, step, ids, logprobs, peer FROM pieces JOIN makers USING (maker) "
+            "ORDER BY group_id, member, start"
+        ):
+            pieces[group_id][member].append(Piece(group_id, member, start, Version(epoch, step), *rest))
+        return tuple(UnfinishedGroup(g, tuple(tuple(m) for m in pieces[g.group_id])) for g in groups)
 
     def tasks_to_retry(self) -> tuple[int, ...]:
         """Prompts whose every group was aborted, one at least through no fault of the prompt: to be drawn before new
@@ -350,27 +347,3 @@ class Journal:
         consumed = self._one(f"SELECT coalesce(sum({weight}), 0) FROM consumed JOIN groups USING (group_id)")
         reserved = self._one(f"SELECT {column} FROM totals WHERE name = 'reserved'")
         return Tally(reserved, states.get("reserved", 0), states.get("finished", 0), consumed, aborted)
-
-
-def _prepare(db: sqlite3.Connection, path: Path, run_id: str) -> None:
-    """Check an existing file or fill a new one. UsageError when it is not this run's journal."""
-    db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA foreign_keys = ON")
-    application = db.execute("PRAGMA application_id").fetchone()[0]
-    tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    if not tables and not application:
-        # One transaction with its two marks, so that a crash leaves an empty file or a whole one.
-        quoted = db.execute("SELECT quote(?)", (run_id,)).fetchone()[0]
-        db.executescript(
-            f"PRAGMA synchronous = FULL; BEGIN IMMEDIATE; {_SCHEMA} INSERT INTO meta VALUES ('run', {quoted}); "
-            f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
-        )
-    elif application != APPLICATION_ID:
-        raise UsageError(f"{path} is not a journal")
-    schema = db.execute("PRAGMA user_version").fetchone()[0]
-    if schema != SCHEMA_VERSION:
-        raise UsageError(f"{path} has schema {schema}, this program writes {SCHEMA_VERSION}")
-    found = db.execute("SELECT value FROM meta WHERE key = 'run'").fetchone()[0]
-    if found != run_id:
-        raise UsageError(f"{path} belongs to run {found!r}, not {run_id!r}")
-    db.execute("PRAGMA synchronous = NORMAL")

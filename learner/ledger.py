@@ -282,25 +282,36 @@ class Ledger:
 
     @classmethod
     def restore(
-        cls, max_staleness: int, groups_per_step: int, step: int, finished: Sequence[tuple[int, int]]
+        cls,
+        max_staleness: int,
+        groups_per_step: int,
+        step: int,
+        finished: Sequence[tuple[int, int]],
+        reserved: Sequence[tuple[int, int]] = (),
     ) -> tuple[Ledger, tuple[int, ...]]:
-        """A ledger at `step` holding finished groups (group_id, oldest_step), and the ids that do not fit.
+        """A ledger at `step` holding finished groups (group_id, oldest_step) and reservations (group_id, version_step)
+        that go on, and the ids that do not fit.
 
-        Stalest first into the earliest buffer with room, which places as many as can be placed. Those left over are
-        stale, newer than `step`, or too many (S or the batch was made smaller); the caller aborts them in its journal.
+        It goes by the protocol: everything is reserved at its step, finished groups first, the stalest first, and then
+        those are occupied. So slack >= 0 holds throughout, and what was granted always finds its buffer (**Safe**, above).
+        Any set that can be placed at all keeps slack >= 0 and is granted whole; one that cannot loses as few as must be, for
+        sets of unit jobs with deadlines are a matroid. What an earlier ledger held can always be placed, less what was of
+        lost weights: what is left has steps <= `step`, and its old buffers, none of them before `step`, still suit it.
+
+        Those left over are stale, newer than `step`, or too many (S or the batch was made smaller); the caller aborts them
+        in its journal. ValueError for a group listed twice.
         """
         ledger = cls(max_staleness, groups_per_step, step)
         misfits: list[int] = []
-        for group_id, oldest in sorted(finished, key=lambda entry: entry[1]):
-            if ledger._buffer_of(group_id) is not None:
+        stalest_first = sorted(finished, key=lambda entry: entry[1])
+        for group_id, version in [*stalest_first, *sorted(reserved, key=lambda entry: entry[1])]:
+            if group_id in ledger._reserved:
                 raise ValueError(f"group {group_id} is listed twice")
-            last = min(oldest, step) + max_staleness
-            home = next((b for b in range(step, last + 1) if ledger._open(b)), None)
-            if oldest > step or home is None:
+            if version > step or isinstance(ledger.reserve(group_id, version), Refused):
                 misfits.append(group_id)
-                continue
-            ledger._buffers[home].append((group_id, oldest))
-            ledger._granted += 1
+        for group_id, oldest in stalest_first:
+            if ledger.is_reserved(group_id):
+                ledger.occupy(group_id, oldest)
         return ledger, tuple(misfits)
 
     # ---- inside

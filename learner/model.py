@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from p2p.errors import UsageError
 
 SERVED_DTYPES: dict[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-_INT_VIEW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+INT_VIEW = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WORD = {n: np.dtype(f"<u{n}") for n in (1, 2, 4, 8)}
 
 ServedTensors = dict[str, tuple[str, np.ndarray]]
@@ -88,7 +88,7 @@ def served_tensors(model: nn.Module, dtype: str = "bfloat16") -> ServedTensors:
             value = value.to(SERVED_DTYPES[dtype])
         value = value.contiguous().cpu()
         size = value.element_size()
-        bits = value.view(_INT_VIEW[size]).numpy().view(_WORD[size])
+        bits = value.view(INT_VIEW[size]).numpy().view(_WORD[size])
         served[name] = (str(value.dtype).removeprefix("torch."), bits)
     return served
 

@@ -51,13 +51,15 @@ class NodeState:
     rss_bytes: int = 0
     heard: float = 0.0
     draining: bool = False
+    updating: bool = False
+    """it finishes what it runs before it commits a newer version"""
     not_before: float = 0.0
     """no new work before this time"""
     backoff_s: float = 0.0
 
     def on_status(self, message: NodeStatus, now: float) -> None:
         self.ready, self.capacity, self.heard = message.ready, min(message.capacity, MAX_CAPACITY), now
-        self.version, self.tokens_per_s = message.version, message.tokens_per_s
+        self.version, self.tokens_per_s, self.updating = message.version, message.tokens_per_s, message.updating
         self.pid, self.rss_bytes = message.pid, message.rss_bytes
 
     def on_installed(self, message: Installed, expected: bytes | None, current: Version | None) -> None:
@@ -84,7 +86,7 @@ class NodeState:
         live = self.ready and self.version.epoch == epoch and now - self.heard < STATUS_SILENCE_S and now >= self.not_before
         return NodeView(
             self.link.peer, self.version, min(load, self.capacity), max(0, load - self.capacity), self.capacity,
-            self.tokens_per_s, live=live, draining=self.draining,
+            self.tokens_per_s, live=live, draining=self.draining or self.updating,
         )  # fmt: skip
 
     def describe(self) -> dict[str, Any]:
@@ -95,4 +97,5 @@ class NodeState:
             "bytes_from_learner": self.bytes_from_head, "bytes_from_peers": self.bytes_from_peers,
             "pause_s": self.pause_s, "apply_s": self.apply_s, "transfer_s": self.transfer_s, "capacity": self.capacity,
             "pid": self.pid, "rss_bytes": self.rss_bytes, "draining": self.draining,
+            "updating": self.updating,
         }  # fmt: skip

@@ -6,14 +6,17 @@ e started. Start steps never fall, so surviving the end of its own epoch is surv
 Example: epoch 1 reaches step 9 with its last commit at 7; epoch 2 starts at 7 and commits 9. (1, 7) and
 (2, 8) survive; (1, 8) and (1, 9) name other weights than (2, 8) and (2, 9), and stay orphaned.
 
-Along that path steps order versions across epochs, so the ledger's plain steps are right for everything kept.
+Along that path steps order versions across epochs, so the ledger's plain steps are right for everything kept. A group that
+goes on asks for a node at or past its last token's version (e, s): s is at most the new epoch's first step, so every node of
+the new epoch is past it, whether versions are compared by step or as (epoch, step).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from learner.pieces import UnfinishedGroup
 from learner.trajectory import Group
 from p2p.version import Version
 
@@ -21,9 +24,13 @@ from p2p.version import Version
 @dataclass(frozen=True, slots=True)
 class ResumePlan:
     keep: tuple[Group, ...]
-    """in their old order; `Ledger.restore` places them"""
+    """finished, in their old order; `Ledger.restore` places them"""
+    go_on: tuple[UnfinishedGroup, ...]
+    """unfinished, in their old order, with the tokens that count: each member's up to the first of lost weights"""
+    cut: tuple[tuple[int, int, int], ...]
+    """(group id, member, position): what the journal holds of these members from there on is of lost weights"""
     abort: dict[str, tuple[int, ...]]
-    """reason -> group ids: "orphaned", "stale", "restart" """
+    """reason -> group ids: "orphaned" (weights lost), "stale" """
 
 
 def survives(version: Version, epochs: Mapping[int, int], last_commit_step: int) -> bool:
@@ -41,21 +48,39 @@ def plan_resume(
     epochs: Mapping[int, int],
     last_commit_step: int,
     unconsumed: Sequence[Group],
-    unfinished: Sequence[int],
+    unfinished: Sequence[UnfinishedGroup],
     max_staleness: int,
 ) -> ResumePlan:
-    """Sort what a crash left behind. `unconsumed` are finished groups that no commit consumed, `unfinished` the ids of
-    groups still generating (their tokens were only in memory), `last_commit_step` is 0 before the first commit."""
-    keep: list[Group] = []
-    orphaned: list[int] = []
-    stale: list[int] = []
-    for group in unconsumed:
-        versions = [span.version for trajectory in group.trajectories for span in trajectory.spans]
+    """Sort what a crash left behind. `unconsumed` are finished groups that no commit consumed, `unfinished` those still
+    generating, with their tokens; `last_commit_step` is 0 before the first commit."""
+
+    def fate(versions: Sequence[Version]) -> str:
         if not all(survives(version, epochs, last_commit_step) for version in versions):
-            orphaned.append(group.group_id)
-        elif last_commit_step - min(version.step for version in versions) > max_staleness:
-            stale.append(group.group_id)
+            return "orphaned"
+        return "stale" if last_commit_step - min(version.step for version in versions) > max_staleness else ""
+
+    keep: list[Group] = []
+    go_on: list[UnfinishedGroup] = []
+    cut: list[tuple[int, int, int]] = []
+    abort: dict[str, list[int]] = {"orphaned": [], "stale": []}
+    for group in unconsumed:
+        reason = fate([span.version for trajectory in group.trajectories for span in trajectory.spans])
+        if reason:
+            abort[reason].append(group.group_id)
         else:
             keep.append(group)
-    found = {"orphaned": tuple(orphaned), "stale": tuple(stale), "restart": tuple(unfinished)}
-    return ResumePlan(tuple(keep), {reason: ids for reason, ids in found.items() if ids})
+    for left in unfinished:
+        # Its tokens are at or past the version of its reservation, which alone bounds their age.
+        reason = fate([left.group.version])
+        if reason:
+            abort[reason].append(left.group_id)
+            continue
+        members = []
+        for number, pieces in enumerate(left.members):
+            lost = next((p for p in pieces if not survives(p.version, epochs, last_commit_step)), None)
+            if lost is not None:
+                cut.append((left.group_id, number, lost.start))
+                pieces = tuple(p for p in pieces if p.start < lost.start)
+            members.append(pieces)
+        go_on.append(replace(left, members=tuple(members)))
+    return ResumePlan(tuple(keep), tuple(go_on), tuple(cut), {reason: tuple(ids) for reason, ids in abort.items() if ids})

@@ -8,32 +8,58 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import blake3
+import msgpack
 import trio
 
-from learner.collector import Collector
-from learner.dispatch import Dispatcher, NodeView
-from learner.journal import Journal, ReservedGroup
+from learner.collector import Collector, first_attempt
+from learner.dispatch import NodeView, Strategies
+from learner.journal import Journal
 from learner.ledger import Ledger
 from learner.ledger import Refused as NoRoom
 from learner.outcomes import Accepted, FinishedGroup, GroupAborted, Refused, Requeued, Sampling
+from learner.pieces import ReservedGroup, UnfinishedGroup
 from learner.recovery import plan_resume
 from learner.scoring import Scorer
 from learner.stalls import StallWatch
+from learner.steering import Steering
 from learner.tasks.base import Task
 from learner.text import decode_completion, encode_prompt
 from learner.trajectory import Group
-from p2p.errors import Refusal
-from p2p.protocol.messages import Abort, Assign, Rejected, Request, Tokens
+from p2p.errors import Refusal, ShoalError
+from p2p.protocol.messages import Abort, Assign, Interrupt, Rejected, Request, Tokens
+from p2p.protocol.rollout import BEHIND, UPDATING
 from p2p.version import Version
 
 log = logging.getLogger("shoal.rollouts")
 
 REQUESTS_PER_MESSAGE = 256
+DISPATCH_S = (0.02, 0.5)
+"""The dispatcher looks at every node and every waiting sequence. So it is not called for each event but at most so often, and
+less often where it takes long: DISPATCH_SHARE times as long as it took, at least the first and at most the second of these."""
+
+DISPATCH_SHARE = 19.0
+
+LOOK_S = 1.0
+LOOK_SHARE = 50.0
+"""Everything outstanding is looked at so often, and no oftener than so many times as long as that takes."""
+
 SCORE_QUEUE = 100_000
 """Finished groups that may wait for their reward; the ledger bounds them far below."""
+
+JOURNAL_S = 0.5
+JOURNAL_TOKENS = 50_000
+JOURNAL_SEQUENCE = 16
+"""Accepted tokens go to the journal after so long; at once when there are so many, or more than so many of one trajectory; as
+soon as JOURNAL_LEAST_S allows when there are as many of one. With as many that its node holds back, a crash costs it 32."""
+
+JOURNAL_LEAST_S = 0.01
+
+
+ALL_STRATEGIES = Strategies()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +73,20 @@ class RolloutSettings:
     """hand groups to the trainer once so many are there (or the step is complete)"""
     stall_s: float = 120.0
     """a node that has work and makes no token for so long loses it to others"""
+    finish_s: float = 0.0
+    """how long a node may hold a newer version back so that what it runs ends under the weights it began with; 0: not at all"""
+    strategies: Strategies = ALL_STRATEGIES
+    keep_equal: bool = True
+    """train also on groups whose members all have the same reward"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a group is made from. `recipe` is all of it in one number, with the sampling."""
+
+    prompt_ids: tuple[int, ...]
+    seeds: list[int]
+    recipe: int
 
 
 class Rollouts:
@@ -70,16 +110,24 @@ class Rollouts:
         report: Callable[[str, Refusal], None],
         scorer: Scorer | None = None,
         in_thread: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
+        now: Callable[[], float] = trio.current_time,
     ) -> None:
         self.settings, self.journal, self._task, self._tokenizer = settings, journal, task, tokenizer
         self.epoch, self._send, self._nodes, self._report = epoch, send, nodes, report
-        self._in_thread = in_thread
+        self._in_thread, self._now = in_thread, now
         self._scorer = scorer or Scorer(task)
-        self.collector = Collector(vocab_size, first_group=journal.next_group_id())
-        self.dispatcher = Dispatcher(settings.samples)
+        self.collector = Collector(
+            vocab_size, first_group=journal.groups_so_far, first_attempt=first_attempt(epoch)
+        )
+        # Nothing is moved where sequences are to end under the weights that they began with: elsewhere there may be newer ones.
+        chosen = replace(settings.strategies, balance=False) if settings.finish_s else settings.strategies
+        self.steering = Steering(settings.samples, settings.sampling.max_new_tokens, settings.max_staleness, chosen)
         self.finished: dict[int, Group] = {}
         self.max_staleness_seen = 0
         self.dropped = 0
+        self.resumed_groups = self.resumed_tokens = 0
+        """unfinished groups taken over from the epoch before, and the tokens that they had"""
+        self._vocab_size = vocab_size
         self._published: set[Version] = set()
         self._retry: list[int] = []
         self._target_step: int | None = None
@@ -87,27 +135,64 @@ class Rollouts:
         self._stalls = StallWatch(settings.stall_s)
         self._score_in, self._score_out = trio.open_memory_channel[FinishedGroup](SCORE_QUEUE)
         self._changed = trio.Event()
+        self._dispatch_due = trio.Event()
+        self._write_due = trio.Event()
         self.ledger = self._resume()
 
     def _resume(self) -> Ledger:
-        """The ledger as a crash left it: finished groups that are still legal stay, the rest is aborted by reason."""
+        """The ledger as a crash left it: finished groups that are still legal stay, unfinished ones go on from their last
+        journaled token, the rest is aborted by reason."""
         s, journal = self.settings, self.journal
         last = journal.last_commit()
         step = last.step if last else 0
         plan = plan_resume(journal.epochs(), step, journal.unconsumed(), journal.unfinished(), s.max_staleness)
-        for reason, ids in plan.abort.items():
-            journal.record_aborted(ids, reason)
+        abort = {reason: list(ids) for reason, ids in plan.abort.items()}
+        work = {g.group_id: self._work(g.group.task_index, g.group_id, g.group.samples) for g in plan.go_on}
+        go_on = [g for g in plan.go_on if work[g.group_id].recipe == g.group.recipe]
+        abort["restart"] = [g.group_id for g in plan.go_on if work[g.group_id].recipe != g.group.recipe]
         ledger, misfits = Ledger.restore(
-            s.max_staleness, s.groups_per_step, step, [(g.group_id, g.oldest.step) for g in plan.keep]
+            s.max_staleness,
+            s.groups_per_step,
+            step,
+            [(g.group_id, g.oldest.step) for g in plan.keep],
+            [(g.group_id, g.group.version.step) for g in go_on],
         )
-        if misfits:
-            journal.record_aborted(misfits, "stale")
+        abort.setdefault("stale", []).extend(misfits)
+        for reason, ids in abort.items():
+            if ids:
+                journal.record_aborted(ids, reason)
+        journal.cut_tokens(plan.cut)
         self.finished = {g.group_id: g for g in plan.keep if g.group_id not in misfits}
+        for left in go_on:
+            if left.group_id not in misfits:
+                self._take_up(left, work[left.group_id])
         self._retry = list(journal.tasks_to_retry())
-        if plan.keep or plan.abort:
-            aborted = {reason: len(ids) for reason, ids in plan.abort.items()}
-            log.info("resumed at step %d: kept %d finished groups, aborted %s", step, len(self.finished), aborted)
+        if self.finished or self.resumed_groups or any(abort.values()):
+            log.info(
+                "resumed at step %d: kept %d finished groups and %d tokens of %d unfinished ones, aborted %s",
+                step, len(self.finished), self.resumed_tokens, self.resumed_groups, {r: len(i) for r, i in abort.items() if i},
+            )  # fmt: skip
         return ledger
+
+    def _take_up(self, left: UnfinishedGroup, work: _Work) -> None:
+        group = left.group
+        whole = self.collector.restore_group(
+            group.group_id, group.task_index, work.prompt_ids, group.version, work.seeds, self.settings.sampling, left.members
+        )
+        self.resumed_groups += 1
+        self.resumed_tokens += left.tokens
+        if whole is not None:  # it had its last token and no reward yet
+            self._score_in.send_nowait(whole)
+
+    def _work(self, task_index: int, group_id: int, samples: int) -> _Work:
+        """What a group's tokens follow from, beside the weights: the same in every epoch, unless the run is resumed with
+        another task, tokenizer, seed or sampling; then the recipe differs, and its tokens are of no use."""
+        sampling = self.settings.sampling
+        prompt_ids = encode_prompt(self._tokenizer, self._task.prompt(task_index))
+        seeds = [mix(self.settings.seed, task_index, group_id, member) for member in range(samples)]
+        sampled = [sampling.max_new_tokens, sampling.stop_ids, sampling.temperature, sampling.top_p, self._vocab_size]
+        digest = blake3.blake3(msgpack.packb([prompt_ids, seeds, sampled])).digest(8)
+        return _Work(prompt_ids, seeds, int.from_bytes(digest) >> 1)
 
     # --- work out ----------------------------------------------------------------------------------------------------
 
@@ -120,11 +205,27 @@ class Rollouts:
         """Training ends at `step`: no group is opened that could only be consumed then or later."""
         self._target_step = step
 
+    def need_dispatch(self) -> None:
+        """Something moved: the dispatcher is to look again, soon."""
+        self._dispatch_due.set()
+
+    async def keep_dispatched(self) -> None:
+        """For ever: dispatch when it is needed, once for whatever moved in the meantime."""
+        while True:
+            await self._dispatch_due.wait()
+            self._dispatch_due = trio.Event()
+            began = self._now()
+            self.dispatch()
+            took = self._now() - began
+            await trio.sleep(min(max(DISPATCH_SHARE * took, DISPATCH_S[0]), DISPATCH_S[1]))
+
     def dispatch(self) -> None:
         """Give every waiting sequence a node, and open as many groups as the ledger and the nodes have room for."""
         out: dict[str, list[Request]] = {}
         while True:
-            plan = self.dispatcher.choose(self._nodes(), self.collector.pending(), self._room)
+            plan = self.steering.plan(
+                self._now(), self.ledger.step, self._nodes(), self.collector, self._room
+            )  # fmt: skip
             for request_id, peer in plan.assign:
                 out.setdefault(peer, []).append(Request.of(self.collector.assign(request_id, peer)))
             opened = sum(self._open_group(opening.version) for opening in plan.open for _ in range(opening.groups))
@@ -132,7 +233,16 @@ class Rollouts:
                 break
         for peer, requests in out.items():
             for i in range(0, len(requests), REQUESTS_PER_MESSAGE):
-                self._send(peer, Assign(tuple(requests[i : i + REQUESTS_PER_MESSAGE])))
+                self._send(peer, Assign(tuple(requests[i : i + REQUESTS_PER_MESSAGE]), self.settings.finish_s))
+
+    async def keep_balanced(self) -> None:
+        """For ever: look at everything outstanding, and have nodes hand back what would be in time elsewhere. It comes back with
+        all its tokens and waits first in line."""
+        while True:
+            began = self._now()
+            for move in self.steering.look(began, self.ledger.step, self._nodes(), self.collector):
+                self._send(move.source, Interrupt((move.request_id,)))
+            await trio.sleep(max(LOOK_S, LOOK_SHARE * (self._now() - began)))
 
     def _room(self, version: Version) -> int:
         if version.epoch != self.epoch or version not in self._published:
@@ -145,16 +255,15 @@ class Rollouts:
         return max(0, room)
 
     def _open_group(self, version: Version) -> bool:
-        group_id = self.journal.next_group_id()
-        granted = self.ledger.reserve(group_id, version.step)
-        if isinstance(granted, NoRoom):
+        if isinstance(self.ledger.reserve(self.journal.groups_so_far, version.step), NoRoom):
             return False
+        # Ids are given out without gaps: so a prompt's group, and with it its seeds, does not depend on who died when.
+        group_id = self.journal.next_group_id()
         task_index = self._retry.pop(0) if self._retry else self.journal.next_task_index()
         s = self.settings
-        self.journal.record_reserved([ReservedGroup(group_id, task_index, version, s.samples)])
-        prompt_ids = encode_prompt(self._tokenizer, self._task.prompt(task_index))
-        seeds = [mix(s.seed, task_index, group_id, member) for member in range(s.samples)]
-        self.collector.open_group(group_id, task_index, prompt_ids, version, seeds, s.sampling)
+        work = self._work(task_index, group_id, s.samples)
+        self.journal.record_reserved([ReservedGroup(group_id, task_index, version, s.samples, work.recipe)])
+        self.collector.open_group(group_id, task_index, work.prompt_ids, version, work.seeds, s.sampling)
         return True
 
     # --- work in -----------------------------------------------------------------------------------------------------
@@ -164,6 +273,9 @@ class Rollouts:
         accepted = 0
         ended = False
         for run in message.runs:
+            if taken := self.collector.extend(peer, run):
+                accepted += taken
+                continue
             try:
                 event = run.event()
             except ValueError as error:
@@ -187,13 +299,37 @@ class Rollouts:
                         self._report(peer, outcome.refusal)
                 case GroupAborted():
                     self._aborted(outcome)
+        waiting = self.collector.unwritten
+        if waiting.tokens >= JOURNAL_TOKENS or waiting.longest > JOURNAL_SEQUENCE:
+            self.write_tokens()
+        elif waiting.longest == JOURNAL_SEQUENCE:  # nodes that are fast send no less: not a transaction for each message
+            self._write_due.set()
         if ended:
-            self.dispatch()
+            self.need_dispatch()
         return accepted
+
+    def write_tokens(self) -> None:
+        """Everything accepted so far is in the journal when this returns (and a kill of this process does not cost it)."""
+        self.journal.record_tokens(self.collector.unwritten.take())
+
+    async def journal_tokens(self) -> None:
+        """Writes what was accepted, JOURNAL_S later at the most, for ever; a last time in an orderly end."""
+        try:
+            while True:
+                with trio.move_on_after(JOURNAL_S):
+                    await self._write_due.wait()
+                self._write_due = trio.Event()
+                self.write_tokens()
+                await trio.sleep(JOURNAL_LEAST_S)
+        except trio.Cancelled:
+            self.write_tokens()
+            raise
 
     def on_rejected(self, peer: str, message: Rejected) -> None:
         """`peer` did not take a request, or gave it back."""
-        outcome = self.collector.declined(peer, message.request_id, message.reason, retryable=message.retryable)
+        outcome = self.collector.declined(
+            peer, message.request_id, message.reason, retryable=message.retryable, avoid=message.cause not in (BEHIND, UPDATING)
+        )
         if isinstance(outcome, GroupAborted):
             self._aborted(outcome)
         elif isinstance(outcome, Requeued) and outcome.refusal is not None:
@@ -212,7 +348,8 @@ class Rollouts:
     def on_node_lost(self, peer: str) -> int:
         """What the node held goes to others, with its tokens so far. A dead node is never a reason to abort."""
         moved = len(self.collector.node_lost(peer))
-        self.dispatch()
+        self.steering.outlook.forget(peer)
+        self.need_dispatch()
         return moved
 
     def _aborted(self, outcome: GroupAborted) -> None:
@@ -223,7 +360,7 @@ class Rollouts:
         self._cancel(outcome.cancel)
         # Finished groups moved up into its place: the current buffer may be complete now.
         self._wake()
-        self.dispatch()
+        self.need_dispatch()
 
     def _cancel(self, pairs: Sequence[tuple[str, str]]) -> None:
         for peer, request_id in pairs:
@@ -232,12 +369,25 @@ class Rollouts:
     async def score_finished(self) -> None:
         """Rewards, off the event loop (a task may take milliseconds an answer), then into the ledger."""
         async for finished in self._score_out:
-            group = await self._in_thread(self._score, finished)
-            self.journal.record_finished(group)
-            self.ledger.occupy(group.group_id, group.oldest.step)
-            self.finished[group.group_id] = group
+            self._rewarded(await self._in_thread(self._score, finished))
+
+    def _rewarded(self, group: Group) -> None:
+        lengths = [len(t.completion_ids) for t in group.trajectories]
+        self.steering.outlook.ended(group.task_index, float(len(group.trajectories[0].prompt_ids)), lengths)
+        if not self.settings.keep_equal and len({t.reward for t in group.trajectories}) == 1:
+            # Nothing to learn from: relative to their group none of them is better. A new group takes its room.
+            self.ledger.abort([group.group_id], "equal")
+            self.journal.record_aborted([group.group_id], "equal")
+            self.collector.unwritten.drop(group.group_id)
             self._wake()
-            self.dispatch()
+            self.need_dispatch()
+            return
+        self.journal.record_finished(group)
+        self.collector.unwritten.drop(group.group_id)
+        self.ledger.occupy(group.group_id, group.oldest.step)
+        self.finished[group.group_id] = group
+        self._wake()
+        self.need_dispatch()
 
     def _score(self, finished: FinishedGroup) -> Group:
         prompt = self._task.prompt(finished.task_index)
@@ -262,19 +412,28 @@ class Rollouts:
             await changed.wait()
 
     def advance(self, step: int) -> None:
-        """The trainer took every optimizer step before `step`."""
+        """The trainer took every optimizer step before `step`. ShoalError, and nothing has changed, when it cannot have."""
+        at = self.ledger.step
+        if step != at and not (step == at + 1 and self.ledger.ready(at)):
+            what = "all" if self.ledger.ready(at) else "not all"
+            raise ShoalError(f"step {step} is out of order: the run stands at step {at}, whose groups are {what} finished")
+        if at < step or not self.steering.outlook.began:
+            self.steering.outlook.stepped(self._now())
         while self.ledger.step < step:
             self._consumed.extend(self.ledger.consume(self.ledger.step))
             self._wake()
 
     def commit(self, step: int, checkpoint: str) -> None:
         """The checkpoint after `step` steps is durable: what led to it is trained on, once and for all."""
+        last = self.journal.last_commit()
+        if last is not None and step <= last.step:
+            raise ShoalError(f"commit of step {step} comes after that of step {last.step}")
         self.advance(step)
         consumed, self._consumed = self._consumed, []
         self.journal.commit(step, checkpoint, consumed)
         for group_id in consumed:
             del self.finished[group_id]
-        self.dispatch()
+        self.need_dispatch()
 
     def discard(self, group_ids: Sequence[int]) -> None:
         """The trainer failed on these finished groups and stops: no later epoch is given them again."""

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from learner.batch import BadBatch, Row, check_group, cut_forwards, rows_of
+from learner.batch import BadBatch, Packer, Row, check_group, rows_of
 from learner.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
+from learner.device import DeviceWeights
 from learner.evaluate import evaluate, held_out_prompts
 from learner.losses import LossOptions, merge_stats, policy_loss, report
 from learner.model import completion_logprobs, load_model, served_tensors
@@ -44,10 +45,18 @@ class PolicyTrainer:
     """Model, optimizer and the accumulated gradient of the step in progress.
 
         trainer.accumulate(groups)    # any number of times, as groups arrive
-        metrics = trainer.step()      # divide by the step's weight, clip, update
+        metrics = trainer.step()      # what is left over, divide by the step's weight, clip, update
 
-    Order matters only to rounding: the same groups in the same calls give the same bits (on one machine, with the same
-    thread count); another cut or order gives the same sum up to float32 addition, about 1e-6 relative.
+    The update is a function of the step's groups in their order, bit for bit: into how many calls of `accumulate` they
+    are cut changes nothing (the forwards are cut by `learner.batch.Packer`, which sees only the sequence). What does
+    change bits, by the rounding of float32 sums, about 1e-6 relative:
+
+    - Another order of the same groups. Theirs is the order of arrival in the step's buffer (`Ledger.occupied`), so a
+      run that is repeated, or a step that is taken again after a crash (`Ledger.restore` places the stalest first), may have
+      another one. Whoever wants those bits too must replay the order.
+    - Another number of threads, another processor or another build of torch: the kernels split their sums otherwise.
+    - CUDA: the backward of gathers and embeddings adds in no fixed order there; torch.use_deterministic_algorithms
+      picks kernels that do not.
     """
 
     def __init__(self, model: Any, config: TrainerConfig, *, reference: Any = None) -> None:
@@ -69,21 +78,33 @@ class PolicyTrainer:
     def _reset(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         self.weight, self.loss, self.stats, self.group_ids = 0.0, 0.0, dict[str, float](), list[int]()
+        tokens, groups = self.config.micro_batch_tokens, self.config.micro_batch_groups
+        self._busy, self._idle = Packer(tokens, groups), Packer(tokens, groups)
 
     def accumulate(self, groups: Sequence[Group]) -> None:
-        """Forward and backward over `groups`, adding to the step's gradient sum."""
-        self.group_ids.extend(g.group_id for g in groups)
-        rows = rows_of(groups, self.config.scale_advantages)
-        # A sequence without advantage has no gradient: its forward is for the statistics and the loss weight only.
-        idle = [r for r in rows if r.advantage == 0.0 and not self.config.kl_coef]
-        busy = [r for r in rows if r.advantage != 0.0 or self.config.kl_coef]
-        for pack in cut_forwards(busy, self.config.micro_batch_tokens):
-            self._forward(pack, groups).backward()
-        with torch.no_grad():
-            for pack in cut_forwards(idle, self.config.micro_batch_tokens):
-                self._forward(pack, groups)
+        """Take `groups`: forward and backward, added to the step's gradient sum, of as much as makes whole forwards. What is
+        left over waits for the next call or for `step`. ValueError and TrainingDiverged as from `policy_loss`, then
+        or later."""
+        for group in groups:
+            self.group_ids.append(group.group_id)
+            rows = rows_of([group], self.config.scale_advantages)
+            # A sequence without advantage has no gradient: its forward is for the statistics and the loss weight only.
+            busy = [r for r in rows if r.advantage != 0.0 or self.config.kl_coef]
+            idle = [r for r in rows if r.advantage == 0.0 and not self.config.kl_coef]
+            self._run(self._busy.add(busy), self._idle.add(idle))
 
-    def _forward(self, pack: list[Row], groups: Sequence[Group]) -> torch.Tensor:
+    def flush(self) -> None:
+        """Forward and backward of what `accumulate` left over: the step's groups are all here."""
+        self._run(self._busy.flush(), self._idle.flush())
+
+    def _run(self, busy: list[list[Row]], idle: list[list[Row]]) -> None:
+        for pack in busy:
+            self._forward(pack).backward()
+        with torch.no_grad():
+            for pack in idle:
+                self._forward(pack)
+
+    def _forward(self, pack: list[Row]) -> torch.Tensor:
         prompts = [r.trajectory.prompt_ids for r in pack]
         completions = [r.trajectory.completion_ids for r in pack]
         temperature = self.config.temperature
@@ -106,10 +127,14 @@ class PolicyTrainer:
         if self.reference is not None and self.config.kl_coef:
             with torch.no_grad():
                 reference, _, _ = completion_logprobs(self.reference, prompts, completions, temperature=temperature)
-        sums = policy_loss(logprobs, behaviour, advantages, mask, self.loss_options, reference=reference)
+        ids = sorted({r.group_id for r in pack})
+        try:
+            sums = policy_loss(logprobs, behaviour, advantages, mask, self.loss_options, reference=reference)
+        except ValueError as error:
+            raise ValueError(f"groups {ids}: {error}") from error
         value = float(sums.loss.detach())
         if not math.isfinite(value):
-            raise TrainingDiverged(f"loss is {value} over groups {[g.group_id for g in groups]}")
+            raise TrainingDiverged(f"loss is {value} over groups {ids}")
         self.loss, self.weight = self.loss + value, self.weight + sums.weight
         merge_stats(self.stats, {**sums.stats, "entropy": float(entropy.sum())})
         return sums.loss
@@ -117,6 +142,7 @@ class PolicyTrainer:
     def step(self, step: int) -> dict[str, float]:
         """One optimizer update from everything accumulated since the last; metrics of the step. TrainingDiverged when
         the gradient is not finite, and then nothing has changed. ValueError when nothing was accumulated."""
+        self.flush()
         if not self.weight:
             raise ValueError(f"step {step}: no tokens to train on")
         parameters = [p for p in self.model.parameters() if p.grad is not None]
@@ -186,7 +212,8 @@ def run_trainer(client: TrainerClient, config: TrainerConfig) -> None:
         meta = load_checkpoint(start.checkpoint, model, trainer.optimizer)
         if meta.step != step:
             raise UsageError(f"checkpoint {start.checkpoint} holds step {meta.step}, the run stands at step {step}")
-    client.publish(step, served_tensors(model, config.served_dtype))
+    on_gpu = DeviceWeights(model, config.served_dtype) if next(model.parameters()).is_cuda else None
+    client.publish(step, on_gpu or served_tensors(model, config.served_dtype))
     if held_out:
         client.log(step, eval_metrics(model, tokenizer, task, held_out, config))
 
@@ -211,7 +238,7 @@ def run_trainer(client: TrainerClient, config: TrainerConfig) -> None:
             client.commit(step, folder)
             prune_checkpoints(root, config.checkpoint_keep, step)
         committed = time.perf_counter()
-        client.publish(step, served_tensors(model, config.served_dtype))
+        client.publish(step, on_gpu or served_tensors(model, config.served_dtype))
         published = time.perf_counter()
         metrics |= {
             "time/wait_for_batch": waited,
@@ -250,13 +277,13 @@ def consume(
             if group.group_id in seen:
                 raise BadBatch(f"step {step}, group {group.group_id}: came twice")
             seen.add(group.group_id)
-        if batch.groups:
-            try:
-                trainer.accumulate(batch.groups)
-            except (ValueError, TrainingDiverged) as error:
-                ids = [g.group_id for g in batch.groups]
-                kind = TrainingDiverged if isinstance(error, TrainingDiverged) else BadBatch
-                raise kind(f"step {step}, groups {ids}: {error}") from error
+        try:
+            trainer.accumulate(batch.groups)
+            if batch.last:
+                trainer.flush()
+        except (ValueError, TrainingDiverged) as error:
+            kind = TrainingDiverged if isinstance(error, TrainingDiverged) else BadBatch
+            raise kind(f"step {step}: {error}") from error
         groups.extend(batch.groups)
         if batch.last:
             complete = True

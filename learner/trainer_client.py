@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from learner.trajectory import MicroBatch
+from p2p.codec.classes import Changes
+from p2p.layout import Layout, Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,28 @@ class ResumeInfo:
     """optimizer steps behind the checkpoint (0 on a fresh run)"""
     checkpoint: Path | None
     """the last committed checkpoint folder; None: start from the model itself"""
+
+
+class WeightSource(Protocol):
+    """Weights that tell what changed in them, so that only that has to be copied to where the client is (`learner.device`)."""
+
+    @property
+    def layout(self) -> Layout:
+        """The tensor table; always the same."""
+        ...
+
+    def take(self, segment: Segment) -> Changes | np.ndarray:
+        """What changed in this segment since it was last taken; or its words, uN [n], where that is not known, or more than a
+        sparse coding takes."""
+        ...
+
+    def forget(self) -> None:
+        """What was taken so far was not published: the next time every segment is given whole."""
+        ...
+
+
+Weights = Mapping[str, tuple[str, np.ndarray]] | WeightSource
+"""name -> (dtype name, unsigned integer bits in the tensor's shape), or where they come from"""
 
 
 class TrainerClient(Protocol):
@@ -42,9 +66,8 @@ class TrainerClient(Protocol):
         before `step` as trained on, in one transaction."""
         ...
 
-    def publish(self, step: int, tensors: Mapping[str, tuple[str, np.ndarray]]) -> None:
-        """The weights after `step` steps: name -> (dtype name, unsigned integer bits). The arrays are only valid
-        during the call."""
+    def publish(self, step: int, tensors: Weights) -> None:
+        """The weights after `step` steps. Arrays are only valid during the call."""
         ...
 
     def discard(self, step: int, group_ids: Sequence[int], reason: str) -> None:

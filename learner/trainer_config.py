@@ -17,7 +17,9 @@ _RANGES: dict[str, tuple[float, float]] = {
         "steps", "max_staleness", "lr_ramp", "weight_decay", "grad_clip", "clip_high", "kl_coef", "eval_every", "eval_size",
         "threads",
     )},
-    **{name: (1, math.inf) for name in ("checkpoint_every", "checkpoint_keep", "max_new_tokens", "micro_batch_tokens")},
+    **{name: (1, math.inf) for name in (
+        "checkpoint_every", "checkpoint_keep", "max_new_tokens", "micro_batch_tokens", "micro_batch_groups",
+    )},
     "clip_low": (0, 1),
     "seed": SEEDS, "task_seed": SEEDS,
 }  # fmt: skip
@@ -64,6 +66,8 @@ class TrainerConfig:
     max_new_tokens: int = 16
     micro_batch_tokens: int = 4096
     """padded tokens of one forward: bounds the memory of activations and logits"""
+    micro_batch_groups: int = 4
+    """forwards are cut anew every so many groups of a step (`learner.batch.Packer`)"""
 
     share_prompts: bool = True
     """run a prompt that a group repeats once per forward, where the model's cache allows it"""

@@ -42,7 +42,7 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
 
     what = "measurements"
     bench = verbs.add_parser("bench", help=what, description=what, allow_abbrev=False)
-    actions = bench.add_subparsers(dest="action", required=True, metavar="broadcast|codec|memory|update")
+    actions = bench.add_subparsers(dest="action", required=True, metavar="broadcast|codec|head|memory|rollouts|update")
     what = "our broadcast against star, chain, tree, shardcast and libtorrent on the same emulated links (needs root)"
     p = verb("broadcast", _bench_broadcast, what, actions)
     p.add_argument("--scenario", action="extend", nargs="+", metavar="NAME_OR_FILE", help="default: the README's five")
@@ -58,9 +58,27 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
     p.add_argument("--codecs", metavar="A,B", help="default: all")
     what = "two checkpoints instead: what the second costs for who has the first"
     p.add_argument("--pair", nargs=2, type=Path, metavar=("OLD.safetensors", "NEW.safetensors"), help=what)
+    what = "does the head keep up with many nodes that stream tokens, on one core (two processes over loopback)"
+    p = verb("head", _bench_head, what, actions)
+    p.add_argument("--nodes", type=int, default=1000, metavar="N", help="default 1000")
+    p.add_argument("--rate", type=float, default=50.0, metavar="TOKENS", help="a second from each node (default 50)")
+    p.add_argument("--seconds", type=float, default=20.0, metavar="S", help="of measured traffic (default 20)")
+    p.add_argument("--sequences", type=int, default=4, metavar="N", help="at once on each node (default 4)")
+    p.add_argument("--length", type=float, default=400.0, metavar="TOKENS", help="mean completion (default 400)")
+    p.add_argument("--flush", type=float, default=0.25, metavar="S",
+                   help="how long tokens wait on a node for company (default 0.25; 0: every step by itself)")
+    p.add_argument("--folder", type=Path, metavar="DIR", help="where files go (default: where temporary files go)")
     p = verb("memory", _bench_memory, "memory that a source and a node take for one large version (over loopback)", actions)
     p.add_argument("--payload", default="1 GiB", metavar="SIZE", help="default 1 GiB")
     p.add_argument("--folder", type=Path, metavar="DIR", help="where files go (default: where temporary files go)")
+    what = "rollouts on simulated fleets: ours beside synchronous, one step off, AReaL's, ROLL's and StaleFlow's"
+    p = verb("rollouts", _bench_rollouts, what, actions)
+    p.add_argument("--workloads", metavar="A,B", help="default: all (skewed, tight, even, spot)")
+    p.add_argument("--policies", metavar="A,B", help="default: all")
+    p.add_argument("--staleness", type=int, default=3, metavar="S", help="bound, in learner steps (default 3)")
+    p.add_argument("--steps", type=int, default=20, metavar="N", help="of the learner, the first 4 not counted (default 20)")
+    p.add_argument("--seed", type=int, default=0, metavar="N", help="of lengths and preemptions (default 0)")
+    p.add_argument("--no-ablations", action="store_true", help="without ours with strategies switched off")
     what = "one sparse update of a large model through everything, stage by stage (real processes over loopback)"
     p = verb("update", _bench_update, what, actions)
     p.add_argument("--layers", type=int, default=4, metavar="N", help="of an 8B model's shapes, 0.44 GB each (default 4)")
@@ -160,6 +178,18 @@ def _bench_codec(args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
+def _bench_head(args: argparse.Namespace) -> dict[str, Any]:
+    from learner.bench.head import HeadBench, bench_head, describe
+
+    args.where = args.folder
+    say = lambda line: print(line, file=sys.stderr, flush=True)
+    bench = HeadBench(args.nodes, args.rate, args.seconds, args.sequences, args.length, args.flush)
+    result = bench_head(bench, args.folder, say)
+    if not args.json:
+        print(describe(result))
+    return result
+
+
 def _bench_memory(args: argparse.Namespace) -> dict[str, Any]:
     from netem.memory import describe, measure_memory
     from netem.scenario import payload_size
@@ -168,6 +198,18 @@ def _bench_memory(args: argparse.Namespace) -> dict[str, Any]:
     result = measure_memory(payload_size(args.payload, "--payload"), args.folder)
     if not args.json:
         print(describe(result))
+    return result
+
+
+def _bench_rollouts(args: argparse.Namespace) -> dict[str, Any]:
+    from netem.rollouts.bench import POLICIES, bench_rollouts, cases, print_rollouts, settings_of
+
+    settings = settings_of(args.staleness, args.steps, args.seed)
+    names = args.workloads.split(",") if args.workloads else list(cases(args.seed))
+    policies = args.policies.split(",") if args.policies else list(POLICIES)
+    say = lambda line: print(line, file=sys.stderr, flush=True)
+    result = bench_rollouts(names, policies, settings, not args.no_ablations, len(os.sched_getaffinity(0)), say)
+    print_rollouts(result)
     return result
 
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import psutil
 import trio
 
 from node.base_model import BaseModel
+from node.batcher import TokenBatcher
 from node.engine.base import Engine, EngineDied
 from node.installer import Installer
 from node.shadow import Shadow
@@ -35,15 +35,14 @@ from p2p.protocol.messages import (
     Catalog,
     Grouping,
     Installed,
+    Interrupt,
     NodeStatus,
     Rejected,
     Report,
     Request,
     Roster,
-    TokenRun,
-    Tokens,
 )  # fmt: skip
-from p2p.protocol.rollout import TokenEvent
+from p2p.protocol.rollout import DRAINING, UPDATING, TokenEvent
 from p2p.rosters import places_of
 from p2p.store import ChunkStore
 from p2p.version import Version
@@ -58,8 +57,11 @@ ENGINE_RESTART_S = 1.0
 MAX_ENGINE_FAILURES = 5
 """Engine deaths in a row, without one token between them, before the node gives up with the last reason."""
 
-TOKENS_PER_MESSAGE = 20_000
-"""Tokens in one message: about 160 KiB, far below a frame."""
+DRAIN_S = 20.0
+"""How long a node that leaves may take to hand over: clouds give 30 s (Azure, GCP) to 120 s (AWS) of notice."""
+
+STILL_S = 1.0
+"""How often a leaving node asks an engine that still holds something again: a request may have come in past the first time."""
 
 EngineFactory = Callable[[], AbstractAsyncContextManager[Engine]]
 
@@ -81,6 +83,16 @@ class NodeSettings:
     """nodes of one site share a fast LAN: a version crosses the WAN to them once"""
     base_model: BaseModel | None = None
     """what the run began with, if it is on this node's disk"""
+
+
+@dataclass(slots=True)
+class Held:
+    """A request that this node was given and has not answered to the end."""
+
+    finish_s: float
+    """a newer version may be held back for so long that it ends under the weights it began with; 0: not at all"""
+    began: bool = False
+    """tokens were made for it here"""
 
 
 class Agent:
@@ -111,15 +123,26 @@ class Agent:
             is_source=False, now=trio.current_time, wall=wall, on_refusal=self._on_refusal,
         )  # fmt: skip
         self.installer = Installer(
-            self.exchange, self.shadow, s.directory / "model", in_thread, self._on_installed, s.base_model
+            self.exchange, self.shadow, s.directory / "model", in_thread, self._on_installed, s.base_model, self._before_commit
         )
         self.engine: Engine | None = None
-        self._assigned: dict[str, Version] = {}
+        self._assigned: dict[str, Held] = {}
+        self._released = trio.Event()
+        """set, and replaced, when something leaves `_assigned`"""
+        self._updating = False
+        """no new work: a version waits for what runs here to end"""
         self._ready = False
+        self._batch = TokenBatcher()
         self.tokens = 0
         self._failures = 0
         self._done = trio.Event()
         self._done_reason = ""
+        self._draining = False
+        """no new work: this node leaves"""
+        self._may_go = trio.Event()
+        """the head has everything of ours, or is not there"""
+        self.made = 0
+        """tokens that the engine made since it started, as it said when this node left; `tokens` went out to the head"""
         self._nursery: trio.Nursery | None = None
 
     async def run(self) -> str:
@@ -143,9 +166,28 @@ class Agent:
         self._done.set()
 
     async def _goodbye(self) -> None:
-        self._to_head(Bye(self._done_reason, done=False))
-        with trio.move_on_after(1.0):
-            await trio.sleep(0.1)  # lets the writer task put the goodbye on the wire; nothing depends on it
+        """Leave without losing a token: the engine stops, what it made goes out, and the head says that it has it."""
+        self._draining = True
+        log.info("leaving; %d sequences go back to the learner", len(self._assigned))
+        with trio.move_on_after(DRAIN_S) as patience:
+            self._to_head(Bye(self._done_reason, done=False, draining=True))
+            while self._assigned:
+                released = self._released
+                await self._hand_back(list(self._assigned))
+                with trio.move_on_after(STILL_S):
+                    await released.wait()
+            if self.engine is not None and self._ready:
+                try:
+                    self.made = (await self.engine.stats()).tokens
+                except EngineDied:
+                    pass  # it was a number for a person
+            self._may_go = trio.Event()
+            self._flush()
+            if self.settings.ticket.head in self.peering.links:
+                self._to_head(Bye(self._done_reason, done=False))
+                await self._may_go.wait()
+        if patience.cancelled_caught:
+            log.warning("leaving with %d sequences not handed over: the learner gave no answer in time", len(self._assigned))
         for peer in list(self.peering.links):
             await self.peering.close(peer, self._done_reason or "this node stops")
 
@@ -201,6 +243,7 @@ class Agent:
         if link.peer == self.settings.ticket.head:
             # The head hands our sequences to others the moment it misses us: what we would still make is of no use.
             await self._forget_requests()
+            self._may_go.set()
 
     async def _on_refusal(self, peer: str, refusal: Refusal) -> None:
         self._to_head(Report(peer, refusal.version or Version(0, 0), refusal.chunk or 0, refusal.reason[:500]))
@@ -228,48 +271,95 @@ class Agent:
             case Catalog():
                 self.installer.set_catalog(message)
             case Assign():
-                await self._assign(message.requests)
+                await self._assign(message.requests, message.finish_s)
             case Abort():
                 await self._abort(message.request_ids)
+            case Interrupt():
+                await self._hand_back([r for r in message.request_ids if r in self._assigned])
             case Bye():
                 log.info("the head says goodbye: %s", message.reason)
+                if self._draining:
+                    self._may_go.set()
                 if message.done and self.settings.exit_when_done:
                     self.stop(message.reason)
 
     # --- generating --------------------------------------------------------------------------------------------------
 
-    async def _assign(self, requests: tuple[Request, ...]) -> None:
+    async def _assign(self, requests: tuple[Request, ...], finish_s: float) -> None:
         # All at once: the engine answers between two decoding steps, and groups prefill their prompt together.
         async with trio.open_nursery() as nursery:
             for wire in requests:
-                nursery.start_soon(self._assign_one, wire)
+                nursery.start_soon(self._assign_one, wire, finish_s)
 
-    async def _assign_one(self, wire: Request) -> None:
+    async def _assign_one(self, wire: Request, finish_s: float) -> None:
         version = self.shadow.version or Version(0, 0)
         engine = self.engine
+        if self._draining:
+            self._to_head(Rejected(wire.request_id, version, "this node leaves", retryable=True, cause=DRAINING))
+            return
         if engine is None or not self._ready:
             self._to_head(Rejected(wire.request_id, version, "no engine serves yet", retryable=True))
             return
+        if self._updating and wire.exact_version != self.installer.serving:
+            reason = "this node finishes what it runs before it commits a newer version"
+            self._to_head(Rejected(wire.request_id, version, reason, retryable=True, cause=UPDATING))
+            return
         try:
-            self._assigned[wire.request_id] = wire.min_version
+            self._assigned[wire.request_id] = Held(finish_s)
             await engine.add(wire.generate())
         except (Refusal, ValueError) as error:
-            self._assigned.pop(wire.request_id, None)
-            behind = wire.min_version > version
-            reason = error.reason if isinstance(error, Refusal) else str(error)
-            self._to_head(Rejected(wire.request_id, version, reason[:500], retryable=behind))
+            self._release(wire.request_id)
+            reason, cause = (error.reason, error.cause) if isinstance(error, Refusal) else (str(error), "")
+            self._to_head(Rejected(wire.request_id, version, reason[:500], retryable=bool(cause), cause=cause))
         except EngineDied as died:
             # _keep_engine tells the head about everything that was assigned, this one included.
             log.info("engine died while taking %s: %s", wire.request_id, died)
 
     async def _abort(self, request_ids: tuple[str, ...]) -> None:
-        for request_id in request_ids or tuple(self._assigned):
-            self._assigned.pop(request_id, None)
+        gone = request_ids or tuple(self._assigned)
+        self._batch.drop(gone)
+        for request_id in gone:
+            self._release(request_id)
         if self.engine is not None:
             try:
                 await self.engine.abort(list(request_ids) or None)
             except EngineDied:
                 pass  # nothing left to abort; _keep_engine reports the death
+
+    def _release(self, request_id: str) -> None:
+        """Nothing more is to come of this request."""
+        if self._assigned.pop(request_id, None) is not None:
+            self._released.set()
+            self._released = trio.Event()
+
+    @asynccontextmanager
+    async def _before_commit(self, version: Version) -> AsyncIterator[None]:
+        """Around the engine's commit: sequences that are to end under the weights they began with may do so first, and nothing
+        new begins meanwhile. What has not begun goes back to the head at once, what has not ended in time does then."""
+        patience = max((held.finish_s for held in self._assigned.values()), default=0.0)
+        if not patience:
+            yield
+            return
+        log.info("version %s waits for %d sequences, at most %.0f s", version, len(self._assigned), patience)
+        self._updating = True
+        try:
+            await self._send_status()  # before anything comes back, or it would come here again
+            await self._hand_back([r for r, held in self._assigned.items() if held.finish_s and not held.began])
+            with trio.move_on_after(patience):
+                while any(held.finish_s for held in self._assigned.values()):
+                    await self._released.wait()
+            await self._hand_back([r for r, held in self._assigned.items() if held.finish_s])
+            yield
+        finally:
+            self._updating = False
+
+    async def _hand_back(self, request_ids: list[str]) -> None:
+        """Have the engine end these; the pump brings their last events to the head."""
+        if request_ids and self.engine is not None:
+            try:
+                await self.engine.interrupt(request_ids)
+            except EngineDied:
+                pass  # _keep_engine tells the head
 
     async def _forget_requests(self) -> None:
         if self._assigned:
@@ -299,7 +389,7 @@ class Agent:
             # Not retryable for free: one of these may be what killed it, and would go on to kill every other engine.
             for request_id in list(self._assigned):
                 self._to_head(Rejected(request_id, version, f"engine died: {reason}"[:500], retryable=False))
-            self._assigned.clear()
+                self._release(request_id)
             self._failures += 1
             if self._failures >= MAX_ENGINE_FAILURES:
                 raise UsageError(f"the engine died {self._failures} times in a row, last: {reason}")
@@ -307,27 +397,38 @@ class Agent:
             await trio.sleep(ENGINE_RESTART_S)
 
     async def _pump(self, engine: Engine) -> None:
-        async for events in engine.events:
-            out: list[TokenRun] = []
-            size = 0
-            for event in events:
-                if event.request_id not in self._assigned:
-                    continue  # aborted meanwhile
-                if event.finish == "error":
-                    self._assigned.pop(event.request_id)
-                    self._to_head(Rejected(event.request_id, event.version, event.message[:500], retryable=False))
-                    continue
-                if event.finish:
-                    self._assigned.pop(event.request_id)
-                self.tokens += len(event.ids)
-                self._failures = 0
-                out.append(TokenRun.of(_clip(event)))
-                size += len(event.ids)
-                if size >= TOKENS_PER_MESSAGE:
-                    self._to_head(Tokens(tuple(out)))
-                    out, size = [], 0
-            if out:
-                self._to_head(Tokens(tuple(out)))
+        """Tokens from the engine to the head, in batches (see `batcher`)."""
+        try:
+            while True:
+                with trio.move_on_at(self._batch.due):
+                    self._gather(await engine.events.receive())
+                if trio.current_time() >= self._batch.due:
+                    self._flush()
+        except trio.EndOfChannel:
+            pass  # the engine is gone; the reason comes another way
+        finally:
+            self._flush()
+
+    def _gather(self, events: list[TokenEvent]) -> None:
+        now = trio.current_time()
+        for event in events:
+            held = self._assigned.get(event.request_id)
+            if held is None:
+                continue  # aborted meanwhile
+            held.began = True
+            if event.finish:
+                self._release(event.request_id)
+            if event.finish == "error":
+                self._flush()  # what it made until then comes first
+                self._to_head(Rejected(event.request_id, event.version, event.message[:500], retryable=False))
+                continue
+            self.tokens += len(event.ids)
+            self._failures = 0
+            self._batch.add(event, now)
+
+    def _flush(self) -> None:
+        for message in self._batch.take():
+            self._to_head(message)
 
     # --- reporting ---------------------------------------------------------------------------------------------------
 
@@ -353,12 +454,6 @@ class Agent:
         self._to_head(NodeStatus(
             ready=self._ready and self.shadow.version is not None, version=self.installer.serving or Version(0, 0),
             running=running, waiting=waiting, capacity=self.settings.capacity, tokens=self.tokens, tokens_per_s=rate,
-            pid=os.getpid(), rss_bytes=psutil.Process().memory_info().rss,
+            pid=os.getpid(), rss_bytes=psutil.Process().memory_info().rss, updating=self._updating,
         ))  # fmt: skip
 
-
-def _clip(event: TokenEvent) -> TokenEvent:
-    """Float32 rounding can leave a sure token's log probability a hair above 0, which is no log probability."""
-    if len(event.logprobs) and float(event.logprobs.max()) > 0:
-        event = replace(event, logprobs=np.minimum(event.logprobs, 0.0))
-    return event

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,8 @@ class Installer:
     """One node's way from version to version.
 
     `in_thread(fn, *args)` runs blocking work (decode, digests, disk) off the event loop. `on_installed` hears every
-    version that serves.
+    version that serves. `before_commit(version)` is entered when everything is ready for the engine to take a version, which
+    it does inside.
     """
 
     def __init__(
@@ -68,9 +70,11 @@ class Installer:
         in_thread: Callable[..., Awaitable[Any]],
         on_installed: Callable[[Installed], Awaitable[None]],
         base_model: BaseModel | None = None,
+        before_commit: Callable[[Version], AbstractAsyncContextManager[object]] = lambda _: nullcontext(),
     ) -> None:
         self._exchange, self.shadow, self.model_dir = exchange, shadow, model_dir
         self._in_thread, self._on_installed, self._base_model = in_thread, on_installed, base_model
+        self._before_commit = before_commit
         self.serving: Version | None = None
         """the version the engine runs; None while there is no engine"""
         self._entries: dict[bytes, CatalogEntry] = {}
@@ -357,7 +361,8 @@ class Installer:
             state = replace(state, changed=None)
         self._engine_holds = None
         await engine.stage(state)
-        result = await engine.commit()
+        async with self._before_commit(state.version):
+            result = await engine.commit()
         if self._engine is engine:  # else it died meanwhile, and another one may have been loaded
             self._engine_holds = digest
         return result

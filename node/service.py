@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,17 @@ from node.base_model import BaseModel
 from node.engine.process import open_engine_process
 from p2p.admission import read_ticket
 from p2p.codec import warm
-from p2p.errors import UsageError
+from p2p.errors import ShoalError, UsageError
 from p2p.identity import Identity
 from p2p.limits import GIB
 
 log = logging.getLogger("shoal.node")
+
+LOCK = "lock"
+"""The file in a node's directory that its process holds locked."""
+
+LEAVE_S = 60.0
+"""Longer than a node takes to hand over (`agent.DRAIN_S`) and to end its engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +64,11 @@ def default_directory(run: str) -> Path:
 
 
 async def run_node(options: NodeOptions, announce: Callable[[str, dict[str, Any]], None] | None = None) -> dict[str, Any]:
-    """Take part until the run is over or a signal comes; what this node did. UsageError when it cannot take part."""
+    """Take part until the run is over or a signal comes; what this node did. UsageError when it cannot take part.
+
+    The first signal (a preemption notice, a person) hands over: the engine is interrupted, every token that it made goes to the
+    learner, others go on from there. A second one kills.
+    """
     from p2p.channel.libp2p import open_libp2p_network
 
     ticket = read_ticket(options.ticket)
@@ -92,31 +103,73 @@ async def run_node(options: NodeOptions, announce: Callable[[str, dict[str, Any]
         version = agent.shadow.version
         return {
             "peer": identity.peer_id, "name": settings.name, "reason": reason, "tokens": agent.tokens,
-            "version": str(version) if version else None,
+            "version": str(version) if version else None, "made": agent.made,
         }  # fmt: skip
 
 
 async def _stop_on_signal(agent: Agent) -> None:
+    leaving = False
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async for number in signals:
+            if leaving:  # the engine's process dies with this one
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            leaving = True
             log.info("%s: leaving", signal.Signals(number).name)
             agent.stop(f"this node got {signal.Signals(number).name}")
 
 
+def drain_node(directory: Path, wait_s: float = LEAVE_S) -> dict[str, Any]:
+    """Have the node that runs in `directory` hand over and leave; returns when it is gone. UsageError when none runs there,
+    ShoalError when it is still there after `wait_s` seconds."""
+    path = directory / LOCK
+    try:
+        with open(path) as file:
+            if _is_free(file):
+                raise UsageError(f"no node runs in {directory}")
+            began, pid = time.monotonic(), int(file.read())
+            os.kill(pid, signal.SIGTERM)
+            while not _is_free(file):
+                if time.monotonic() - began > wait_s:
+                    raise ShoalError(f"the node in {directory} (pid {pid}) has not left within {wait_s:.0f} s")
+                time.sleep(0.05)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"no node runs in {directory}: it is not a node's directory") from None
+    except ProcessLookupError:
+        raise UsageError(f"no node runs in {directory}: it left just now") from None
+    except ValueError:
+        raise UsageError(f"{path} names no process: the node there is just starting, or is of another version") from None
+    except PermissionError:
+        raise UsageError(f"the node in {directory} is another user's") from None
+    return {"pid": pid, "directory": str(directory), "seconds": time.monotonic() - began}
+
+
+def _is_free(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    fcntl.flock(file, fcntl.LOCK_UN)
+    return True
+
+
 class _lock:
-    """One node process to a directory: two would overwrite each other's shadow."""
+    """One node process to a directory: two would overwrite each other's shadow. The file says which process it is."""
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / "lock"
+        self._path = directory / LOCK
         self._file: IO[str] | None = None
 
     def __enter__(self) -> None:
-        self._file = open(self._path, "w")
+        self._file = open(self._path, "a")  # not "w": whoever is refused must not wipe out who runs
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._file.close()
             raise UsageError(f"another node runs in {self._path.parent}: give this one its own --dir") from None
+        self._file.truncate(0)
+        self._file.write(str(os.getpid()))
+        self._file.flush()
 
     def __exit__(self, *_: object) -> None:
         if self._file is not None:

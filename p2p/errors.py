@@ -17,7 +17,8 @@ class Refusal(ShoalError):
     """Something a peer sent is not accepted; what was held before stays whole.
 
     `peer` is the peer id as text ("" when local), `version` and `chunk` are what the refused bytes claimed to be,
-    `fatal` says whether the connection to that peer must be dropped.
+    `fatal` says whether the connection to that peer must be dropped, `cause` is a word for whoever acts on the refusal, where
+    one is agreed on (`p2p.protocol.rollout.CAUSES`).
     """
 
     def __init__(
@@ -28,8 +29,10 @@ class Refusal(ShoalError):
         version: Version | None = None,
         chunk: int | None = None,
         fatal: bool = False,
+        cause: str = "",
     ) -> None:
         self.reason, self.peer, self.version, self.chunk, self.fatal = reason, peer, version, chunk, fatal
+        self.cause = cause
         super().__init__(reason)
 
     def __str__(self) -> str:
@@ -46,6 +49,7 @@ class Refusal(ShoalError):
             version=self.version if self.version is not None else version,
             chunk=self.chunk if self.chunk is not None else chunk,
             fatal=self.fatal,
+            cause=self.cause,
         )
 
 

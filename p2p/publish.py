@@ -6,13 +6,15 @@ The trainer calls it; the head signs what it yields. The first chunks can leave 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import blake3
 
 from p2p.codec import encode_segment
+from p2p.codec.classes import Changes
 from p2p.layout import Segment
 from p2p.limits import KIB, MAX_CHUNK
 from p2p.state import FlatState
@@ -28,6 +30,8 @@ MIN_CHUNK, MEDIUM_CHUNK = 16 * KIB, 128 * KIB
 busy with one of the second, handed to seven peers, for the better part of a second."""
 
 RECORDS_FROM = 64 * KIB
+
+NOTHING_FOUND: Mapping[int, Changes] = MappingProxyType({})
 
 
 def chunk_bytes_for(payload: int) -> int:
@@ -55,18 +59,21 @@ _Encoded = tuple[Segment, int, list[tuple[bytes, bytes]], int]
 
 
 def encode_version(
-    new: FlatState, base: FlatState | None, store: ChunkFolder, *, segment_bytes: int, chunk_bytes: int, threads: int = 1
+    new: FlatState, base: FlatState | None, store: ChunkFolder, *, segment_bytes: int, chunk_bytes: int, threads: int = 1,
+    changes: Mapping[int, Changes] = NOTHING_FOUND,
 ) -> Iterator[EncodedSegment]:
     """Yield every segment of `new` in order, its chunks already in `store`.
 
     With `base` (same layout) segments are deltas against it, without they are whole. So many `threads` encode ahead of what was
-    taken, a segment each and one in hand; what comes out does not depend on their number. ValueError on different layouts.
+    taken, a segment each and one in hand; what comes out does not depend on their number. `changes` are by segment what was found
+    against `base` already. ValueError on different layouts.
     """
     if base is not None and base.layout.digest != new.layout.digest:
         raise ValueError("a delta needs a base with the same tensor table; publish an anchor instead")
 
     def encode(segment: Segment) -> _Encoded:
-        payload, changed = encode_segment(new.words(segment), None if base is None else base.words(segment))
+        words, of = new.words(segment), None if base is None else base.words(segment)
+        payload, changed = encode_segment(words, of, changes.get(segment.index))
         chunks = [payload[start : start + chunk_bytes] for start in range(0, len(payload), chunk_bytes)]
         return segment, len(payload), [(blake3.blake3(chunk).digest(), chunk) for chunk in chunks], changed
 

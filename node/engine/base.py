@@ -64,7 +64,8 @@ class EngineCore:
         raise NotImplementedError
 
     def add(self, request: Generate) -> None:
-        """Accept a sequence. Refusal (retryable) when the engine's version < request.min_version; Refusal when the
+        """Accept a sequence. Refusal with cause BEHIND when the engine's version < request.min_version or exact_version, with
+        cause PAST when it is newer than exact_version; Refusal when the
         prompt is empty, over the context length, holds a token id outside the vocabulary, or the id is in use."""
         raise NotImplementedError
 
@@ -90,7 +91,9 @@ class EngineCore:
 
     def commit(self) -> CommitResult:
         """Put the staged weights in place, between two tokens. Running sequences go on: tokens from here on carry the new
-        version, their KV is recomputed under the new weights (exact) unless the adapter was set to keep it.
+        version, their KV is recomputed under the new weights (exact) unless the adapter was set to keep it. Those that asked for
+        another version exactly end with "interrupt": here, where nothing can come between check and decode; the next `step`
+        returns their events.
         RuntimeError when nothing is staged. On any failure the old weights serve on and the stage is dropped."""
         raise NotImplementedError
 

@@ -16,7 +16,7 @@ import xxhash
 
 from node.engine.base import CommitResult, EngineCore, EngineStats, StateFile
 from node.engine.requests import check_request, check_tokens, finish_before_start
-from node.engine.rows import Row, Rows
+from node.engine.rows import Row, Rows, pinned_elsewhere
 from p2p.errors import Refusal
 from p2p.layout import Layout
 from p2p.protocol.rollout import Generate, TokenEvent
@@ -72,6 +72,8 @@ class ScriptedCore(EngineCore):
         self._staged: StateFile | None = None
         self._waiting: list[Row] = []
         self._held: dict[str, Row] = {}
+        self._ended: list[TokenEvent] = []
+        """last events that a commit made: the next step returns them"""
         self._rows = Rows(self.settings.max_context)
         self._tokens = 0
 
@@ -79,6 +81,7 @@ class ScriptedCore(EngineCore):
         self._check_file(state)
         self._layout, self._version, self._staged = state.layout, state.version, None
         self.abort()
+        self._ended = []
 
     def _check_file(self, state: StateFile) -> None:
         if not self.settings.check_files:
@@ -100,14 +103,14 @@ class ScriptedCore(EngineCore):
         self._waiting.append(row)
 
     def has_work(self) -> bool:
-        return bool(self._held)
+        return bool(self._held or self._ended)
 
     def step(self) -> list[TokenEvent]:
+        events, self._ended = self._ended, []
         if not self._held:
-            return []
+            return events
         if self.settings.step_s:
             time.sleep(self.settings.step_s)
-        events: list[TokenEvent] = []
         while self._waiting and len(self._rows) < self.settings.max_running:
             row = self._waiting.pop(0)
             if finish := finish_before_start(row.request, self.settings.max_context):
@@ -169,6 +172,7 @@ class ScriptedCore(EngineCore):
             raise RuntimeError(self.faults.commit_error)
         if self.faults.digest_mismatch:
             raise Refusal("state digest is not the sealed one", version=staged.version)
+        self._ended += self.interrupt(pinned_elsewhere(self._held, staged.version))
         self._version = staged.version
         return CommitResult(staged.version, 0.0, 0.0)
 

@@ -112,6 +112,7 @@ class InlineEngine(Engine):
                     await self._dead.wait()
             await self._alive()
             result = self.core.commit()
+            self._wake()  # it may have ended sequences, whose last events are to come
             return CommitResult(result.version, result.pause_s + self.commit_s, result.apply_s + self.commit_s)
 
     async def score(

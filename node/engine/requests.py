@@ -6,7 +6,7 @@ import math
 from collections.abc import Container, Sequence
 
 from p2p.errors import Refusal
-from p2p.protocol.rollout import Generate
+from p2p.protocol.rollout import BEHIND, PAST, Generate
 from p2p.version import Version
 
 
@@ -29,8 +29,15 @@ def check_request(
     if request.min_version > serving:
         raise Refusal(
             f"{name} wants version {request.min_version} or later, this engine serves {serving}: retry once it commits",
-            version=request.min_version,
-        )
+            version=request.min_version, cause=BEHIND,
+        )  # fmt: skip
+    exact = request.exact_version
+    if exact is not None and exact != serving:
+        if exact > serving:
+            what, cause = "retry once it commits", BEHIND
+        else:
+            what, cause = "it never will again", PAST
+        raise Refusal(f"{name} wants version {exact} exactly, this engine serves {serving}: {what}", version=exact, cause=cause)
     if request.request_id in in_use:
         raise Refusal(f"{name} is already here", version=serving)
     if not request.prompt_ids:

@@ -6,7 +6,7 @@ row is only the event itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,6 +22,10 @@ class Row:
 
     request: Generate
     ids: list[int] = field(default_factory=list)
+    first: Version | None = None
+    """version of the first token that was made here"""
+    last: Version | None = None
+    """version of the last one"""
 
     def __post_init__(self) -> None:
         self.ids.extend(self.request.prefix_ids)
@@ -31,7 +35,15 @@ class Row:
 
     def last_event(self, version: Version, finish: str, message: str = "") -> TokenEvent:
         """An event without tokens that ends this row."""
-        return TokenEvent(self.request.request_id, len(self.ids), (), np.empty(0, np.float32), version, finish, message)
+        none = np.empty(0, np.float32)
+        return TokenEvent(
+            self.request.request_id, len(self.ids), (), none, version, finish, message, self.first, self.last
+        )
+
+
+def pinned_elsewhere(held: Mapping[str, Row], version: Version) -> list[str]:
+    """The requests that may not go on once `version` is in place: they want another one exactly."""
+    return [name for name, row in held.items() if row.request.exact_version not in (None, version)]
 
 
 class Rows:
@@ -82,6 +94,8 @@ class Rows:
             else:
                 finish = ""
             row.ids.append(token)
-            events.append(TokenEvent(row.request.request_id, start, (token,), logprobs[i : i + 1], version, finish))
+            row.first, row.last = row.first or version, version
+            ends = (row.first, version) if finish else (None, None)
+            events.append(TokenEvent(row.request.request_id, start, (token,), logprobs[i : i + 1], version, finish, "", *ends))
         self.positions += 1
         return events, np.flatnonzero(~over)

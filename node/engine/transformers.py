@@ -28,7 +28,7 @@ from node.engine.model import (
     state_tensors,
 )
 from node.engine.requests import check_request, check_tokens, finish_before_start
-from node.engine.rows import Row, Rows
+from node.engine.rows import Row, Rows, pinned_elsewhere
 from node.engine.sampling import SamplingParams, sample
 from node.engine.settings import TransformersSettings
 from p2p.errors import Refusal
@@ -56,6 +56,8 @@ class TransformersCore(EngineCore):
         self._staged: tuple[MappedState, tuple[str, ...]] | None = None
         self._waiting: deque[Row] = deque()
         self._held: dict[str, Row] = {}
+        self._ended: list[TokenEvent] = []
+        """last events that a commit made: the next step returns them"""
         self._rows = Rows(0)
         self._kv: KVRows | None = None
         self._params: SamplingParams | None = None
@@ -110,14 +112,14 @@ class TransformersCore(EngineCore):
         self._waiting.append(row)
 
     def has_work(self) -> bool:
-        return bool(self._held)
+        return bool(self._held or self._ended)
 
     @torch.inference_mode()
     def step(self) -> list[TokenEvent]:
+        events, self._ended = self._ended, []
         if not self._held:
-            return []
+            return events
         model = self._loaded()
-        events: list[TokenEvent] = []
         running = len(self._rows)
         if running and self._kv is not None and self._params is not None:
             logits = self._kv.decode(model, torch.from_numpy(self._next_ids).to(self._device))
@@ -235,6 +237,7 @@ class TransformersCore(EngineCore):
         self._requeue()
         self._waiting.clear()
         self._held.clear()
+        self._ended = []
 
     def stage(self, state: StateFile) -> None:
         self._loaded()
@@ -256,6 +259,7 @@ class TransformersCore(EngineCore):
         try:
             self._synchronize()
             applied = self._clock()
+            self._ended += self.interrupt(pinned_elsewhere(self._held, source.version))
             if self.settings.kv_policy == "recompute" and len(self._rows):
                 self._recompute(model)
                 self._synchronize()

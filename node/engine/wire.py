@@ -103,7 +103,7 @@ def _to_ext(value: Any) -> msgpack.ExtType:
     if isinstance(value, Generate):
         g = value
         fields = [g.request_id, g.prompt_ids, g.max_new_tokens, g.stop_ids, str(g.seed), g.min_version]
-        return msgpack.ExtType(_GENERATE, _pack([*fields, g.temperature, g.top_p, g.prefix_ids]))
+        return msgpack.ExtType(_GENERATE, _pack([*fields, g.temperature, g.top_p, g.prefix_ids, g.exact_version]))
     if isinstance(value, EngineStats):
         s = value
         return msgpack.ExtType(_STATS, _pack([s.running, s.waiting, s.tokens, s.tokens_per_s, s.kv_bytes, s.version]))
@@ -138,7 +138,8 @@ def _from_ext(code: int, data: bytes) -> Any:
 
 def _event_row(event: TokenEvent) -> tuple[Any, ...]:
     e, v = event, event.version
-    return (e.request_id, e.start, e.ids, e.logprobs.tobytes(), v.epoch, v.step, e.finish, e.message)
+    row = (e.request_id, e.start, e.ids, e.logprobs.tobytes(), v.epoch, v.step)
+    return (*row, e.finish, e.message, e.start_version, e.end_version) if e.finish else row
 
 
 def encode(message: Message) -> bytes:
@@ -152,7 +153,7 @@ def encode(message: Message) -> bytes:
         case Reply(id, value):
             body = ["reply", id, value]
         case Refused(id, r):
-            body = ["refused", id, r.reason, r.peer, r.version, r.chunk, r.fatal]
+            body = ["refused", id, r.reason, r.peer, r.version, r.chunk, r.fatal, r.cause]
         case Failed(id, text):
             body = ["failed", id, text]
         case Events(events):
@@ -171,8 +172,8 @@ def decode(data: bytes) -> Message:
         case ("events", rows):
             return Events(
                 [
-                    TokenEvent(name, start, ids, np.frombuffer(lp, "<f4"), Version(epoch, step), finish, text)
-                    for name, start, ids, lp, epoch, step, finish, text in rows
+                    TokenEvent(name, start, ids, np.frombuffer(lp, "<f4"), Version(epoch, step), *end)
+                    for name, start, ids, lp, epoch, step, *end in rows
                 ]
             )
         case ("call", int(id), str(method), tuple(args)):
@@ -181,8 +182,8 @@ def decode(data: bytes) -> Message:
             return Credit(batches)
         case ("reply", int(id), value):
             return Reply(id, value)
-        case ("refused", int(id), reason, peer, version, chunk, fatal):
-            return Refused(id, Refusal(reason, peer=peer, version=version, chunk=chunk, fatal=fatal))
+        case ("refused", int(id), reason, peer, version, chunk, fatal, cause):
+            return Refused(id, Refusal(reason, peer=peer, version=version, chunk=chunk, fatal=fatal, cause=cause))
         case ("failed", int(id), str(text)):
             return Failed(id, text)
         case ("farewell", str(text)):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 import trio
 
-from p2p.broadcast.spread import Neighbour, Spread, batches
+from p2p.broadcast.spread import MEASURED_S, Neighbour, Spread, batches
 from p2p.broadcast.uplink import Uplink
 from p2p.errors import ChannelClosed
 from p2p.limits import MIB
@@ -96,6 +96,7 @@ class Pump:
             name, chunk, seed = found
             peer = self._order[name]
             peer.job = spread, chunk, seed
+            peer.measured_until = now + MEASURED_S
             peer.wake.set()
             self._order.move_to_end(name)
             self.uplink.spent(now, spread.manifest.chunk_size(chunk))
@@ -158,10 +159,13 @@ class Pump:
     def measure(self) -> None:
         """Look at what the channels delivered; some 20 times a second."""
         queueing: float | None = None
+        now = self._now()
         for name, peer in self._order.items():
-            path = peer.bulk.path()
+            path = peer.bulk.path() if now < peer.measured_until else None
             if path is None:
                 continue
+            if path.unacked or peer.job is not None:
+                peer.measured_until = now + MEASURED_S
             before = self._acked.get(name, path.delivered)
             # A new connection counts from its first look; what was guessed of pieces out of order may be corrected down.
             gained = max(0, path.delivered - before)
@@ -173,7 +177,7 @@ class Pump:
                 waits = max(0.0, path.rtt_s - path.min_rtt_s)
                 queueing = waits if queueing is None else min(queueing, waits)
         if self._acked:
-            self.uplink.observe(self._now(), self._delivered, queueing, self._resent)
+            self.uplink.observe(now, self._delivered, queueing, self._resent)
             pace = self.uplink.pace
             for peer in self._order.values():
                 if not SMOOTHED < pace / peer.smoothed < 1 / SMOOTHED:

@@ -58,6 +58,10 @@ class Spread:
         self.changed.set()
         self.changed = trio.Event()
 
+MEASURED_S = 10.0
+"""After the last chunk that went to a neighbour its path is looked at for so long, and while anything is under way to it.
+Control messages alone say nothing of the uplink, and a look at a thousand neighbours is a thousand system calls."""
+
 
 class Neighbour:
     """A neighbour: `post` queues control messages without waiting, `bulk` carries chunks."""
@@ -73,6 +77,8 @@ class Neighbour:
         self.refusals = 0
         self.job: tuple[Spread, int, int] | None = None
         """chunk that is being handed to the bulk channel, which has room for another one when this is done"""
+        self.measured_until = now + MEASURED_S
+        """its path is looked at until then"""
         self.smoothed = 1.0
         """bytes/s that its connection was last told to keep to"""
         self.wake = trio.Event()

@@ -65,6 +65,8 @@ class HotSession:
         self._sealed = bytearray()  # from the socket
         self._plain = bytearray(secure._drain(None))  # decrypted, not yet taken
         self._low = 1
+        self._drained = False
+        """the last read left nothing in the socket"""
         self.muxer: Any = None
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
         for low in (RECEIVE_WINDOW, 1):  # what the first leaves behind is room for so much, which still grows by itself
@@ -106,13 +108,15 @@ class HotSession:
         """The next frame header that is not for the hot path (the muxer asks for nothing else here)."""
         if n != HEADER_SIZE:
             return await self.body(1 if n is None else n)
+        plain = self._plain
         while True:
-            header = await self.body(HEADER_SIZE)
-            version, kind, flags, number, length = _HEADER.unpack(header)
+            await self._plain_bytes(HEADER_SIZE)
+            version, kind, flags, number, length = _HEADER.unpack_from(plain)
             stream = None if flags or version else self.muxer.streams.get(number)
             if stream is None or (length > MAX_MESSAGE_SIZE and kind == TYPE_DATA):
-                return header
+                return await self.body(HEADER_SIZE)
             if kind == TYPE_DATA:
+                del plain[:HEADER_SIZE]
                 data = await self.body(length)
                 buffer = self.muxer.stream_buffers.get(number)
                 if buffer is not None:
@@ -120,29 +124,48 @@ class HotSession:
                     stream.recv_window = max(stream.recv_window - length, 0)
                     self.muxer.stream_events[number].set()
             elif kind == TYPE_WINDOW_UPDATE:
+                del plain[:HEADER_SIZE]
                 stream.send_window += length
             else:
-                return header
+                return await self.body(HEADER_SIZE)
 
     async def body(self, n: int) -> bytes:
         """Exactly `n` plain bytes; the exceptions of the library's `read_exactly`."""
         plain = self._plain
-        while len(plain) < n:
-            record = await self._record(n - len(plain))
-            if not plain and len(record) == n:
-                return record
-            plain += record
+        if len(plain) < n:
+            if not plain:
+                record = await self._record(n)
+                if len(record) == n:
+                    return record
+                plain += record
+            await self._plain_bytes(n)
+        if len(plain) == n:
+            data = bytes(plain)
+            plain.clear()
+            return data
         data = bytes(memoryview(plain)[:n])
         del plain[:n]
         return data
 
+    async def _plain_bytes(self, n: int) -> None:
+        """At least `n` plain bytes, decrypted and not taken."""
+        plain = self._plain
+        while len(plain) < n:
+            plain += await self._record(n - len(plain))
+
     async def _record(self, wanted: int) -> bytes:
         sealed = self._sealed
-        await self._fill(2, wanted)
+        if len(sealed) < 2:
+            await self._fill(2, wanted)
         size = 2 + int.from_bytes(sealed[:2], "big")
-        await self._fill(size, wanted)
-        record = bytes(memoryview(sealed)[2:size])
-        del sealed[:size]
+        if len(sealed) < size:
+            await self._fill(size, wanted)
+        if len(sealed) == size:
+            record = bytes(memoryview(sealed)[2:])
+            sealed.clear()
+        else:
+            record = bytes(memoryview(sealed)[2:size])
+            del sealed[:size]
         return self._noise.decrypt(record)
 
     async def _fill(self, size: int, wanted: int) -> None:
@@ -154,7 +177,7 @@ class HotSession:
                 if low != self._low:
                     self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low)
                     self._low = low
-                if low > 1:
+                if low > 1 or self._drained:  # a try that finds nothing costs as much as the wait
                     await trio.lowlevel.wait_readable(self._socket)  # type: ignore[arg-type]
                     try:
                         data = os.read(self._socket.fileno(), READ_AHEAD)
@@ -162,6 +185,7 @@ class HotSession:
                         continue
                 else:
                     data = await self._socket.recv(READ_AHEAD)
+                self._drained = len(data) < READ_AHEAD
             except trio.ClosedResourceError:
                 data = b""
             except OSError as error:

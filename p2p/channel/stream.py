@@ -29,10 +29,8 @@ QUEUE_LIMIT = 128 * KIB
 chunks keep the wire busy, and more would only make the scheduler's choices stale."""
 
 GRANT_BATCH = CHANNEL_WINDOW // 4
-"""Consumed credit given back at once; so much less than the window never stops a sender. Less than that waits GRANT_DELAY_S
-for company, or rides with the next write: on a link that carries a chunk now and then a frame for each is half the work."""
-
-GRANT_DELAY_S = 1.0
+"""Consumed credit given back at once; so much less than the window never stops a sender. Less than that rides with the next
+write, or takes a keepalive's place: on a link that carries a message now and then a frame for each is half the work."""
 
 LINGER_S = WRITE_PROGRESS_S
 """From a closed channel to both directions of its transport ended; then the connection is broken."""
@@ -119,16 +117,16 @@ class StreamChannel(Channel):
         return not self._send_lock.locked() and self._take(message)
 
     async def receive(self) -> bytes:
-        await trio.lowlevel.checkpoint()
-        while not self._inbox:
+        if self._inbox:
+            await trio.lowlevel.checkpoint()
+        while not self._inbox:  # the wait is a checkpoint: a second one would cost every message a turn of the scheduler
             if self._reason is not None:
                 raise ChannelClosed(self._reason)
             self._arrived = trio.Event()
             await self._arrived.wait()
         message = self._inbox.popleft()
-        first = not self._core.ungranted
         self._core.consumed(len(message))
-        if first or self._core.ungranted >= GRANT_BATCH:
+        if self._core.ungranted >= GRANT_BATCH:
             self._wake.set()
         return message
 
@@ -257,16 +255,13 @@ class StreamChannel(Channel):
             self._writer_done.set()
 
     async def _idle(self) -> bytes:
-        """Wait for something to write; a keepalive frame when it is time for one."""
+        """Wait for something to write; when it is time for a keepalive, a frame that gives credit back says as much."""
         self._wake = trio.Event()
-        if self._core.ungranted:
-            with trio.move_on_after(GRANT_DELAY_S):
-                await self._wake.wait()
-                return b""
-            self._grant_due = True
-            return b""
         with trio.move_on_at(self._last_sent + KEEPALIVE_S):
             await self._wake.wait()
+            return b""
+        if self._core.ungranted:
+            self._grant_due = True
             return b""
         return self._core.keepalive_frame()
 
@@ -274,31 +269,36 @@ class StreamChannel(Channel):
 
     async def _read_loop(self) -> None:
         try:
-            while True:
-                with trio.CancelScope(shield=True):
-                    data = await self._transport.read(READ_SIZE)
-                if not data:
-                    self._end("closed by the peer: its stream ended", lost=True)
-                    return
-                self._last_heard = trio.current_time()
-                for event in self._core.feed(data):
-                    if isinstance(event, Message):
-                        if self._reason is None:
-                            self._received += 1
-                            self._received_bytes += len(event.body)
-                            self._inbox.append(event.body)
-                            self._arrived.set()
-                    elif isinstance(event, Granted):
-                        self._moved()
-                        self._room.set()
-                    elif isinstance(event, Closed):
-                        self._end(f"closed by the peer: {event.reason or 'no reason given'}", lost=True)
+            with trio.CancelScope(shield=True):  # nothing in the loop waits but the read
+                while await self._read_on():
+                    pass
         except Refusal as refusal:
             self._end(str(refusal), goodbye=f"refused: {refusal.reason}")
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self._end(f"connection lost: {error}", lost=True)
         finally:
             self._reader_done.set()
+
+    async def _read_on(self) -> bool:
+        """Take what has come; False at the end of the stream."""
+        data = await self._transport.read(READ_SIZE)
+        if not data:
+            self._end("closed by the peer: its stream ended", lost=True)
+            return False
+        self._last_heard = trio.current_time()
+        for event in self._core.feed(data):
+            if isinstance(event, Message):
+                if self._reason is None:
+                    self._received += 1
+                    self._received_bytes += len(event.body)
+                    self._inbox.append(event.body)
+                    self._arrived.set()
+            elif isinstance(event, Granted):
+                self._moved()
+                self._room.set()
+            elif isinstance(event, Closed):
+                self._end(f"closed by the peer: {event.reason or 'no reason given'}", lost=True)
+        return True
 
     # --- ending
 
@@ -325,7 +325,7 @@ class StreamChannel(Channel):
                     why = f"nothing was read there for {CREDIT_PROGRESS_S:.0f} s"
                     self._end(f"closed here: {why}", goodbye=why)
                 else:
-                    with trio.move_on_after(min(WRITE_PROGRESS_S, SILENCE_S) / 8):
+                    with trio.move_on_after(min(WRITE_PROGRESS_S, SILENCE_S) / 4):
                         await self._ended.wait()
             with trio.move_on_after(LINGER_S):
                 await self._writer_done.wait()

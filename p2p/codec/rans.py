@@ -20,6 +20,9 @@ SCALE = 1 << BITS
 _WEIGHTS = np.array([0] + [(16 * 3**k) // 2**k for k in range(15)], np.int64)
 """What a level stands for: half as much again as the one below."""
 
+TOP = len(_WEIGHTS) - 1
+"""The level of a table's most frequent token."""
+
 _BETWEEN = np.sqrt(_WEIGHTS[1:-1] * _WEIGHTS[2:].astype(np.float64)) / _WEIGHTS[-1]
 
 LOW = 1 << 16
@@ -54,28 +57,19 @@ def tables_of(levels: np.ndarray) -> np.ndarray:
 
 def write_levels(levels: np.ndarray) -> bytes:
     """One table's, up to its last token that occurs."""
-    stop = int(np.flatnonzero(levels)[-1]) + 1
-    padded = np.zeros(stop + stop % 2, np.uint8)
-    padded[:stop] = levels[:stop]
-    return bytes([stop - 1]) + (padded[::2] | padded[1::2] << 4).tobytes()
+    found = levels.tobytes().rstrip(b"\0")
+    octets = np.frombuffer(found + b"\0" * (len(found) % 2), np.uint8)
+    return bytes([len(found) - 1]) + (octets[::2] | octets[1::2] << 4).tobytes()
 
 
 def read_levels(body: memoryview, at: int, levels: np.ndarray) -> int:
     """Fill `levels` (uint8 [tables, tokens]) from where `at` is; where they ended. Refusal on anything `write_levels` does not
     write."""
-    levels[:] = 0
-    for row in levels:
-        count = body[at] + 1 if at < len(body) else 0
-        stop = at + 1 + (count + 1) // 2
-        if not count or stop > len(body):
-            raise Refusal("payload ends in a table")
-        pairs = np.frombuffer(body[at + 1 : stop], np.uint8)
-        found = np.stack([pairs & 15, pairs >> 4], axis=1).reshape(-1)
-        if count > len(row) or not found[count - 1] or (count % 2 and found[count]) or found.max() != len(_WEIGHTS) - 1:
-            raise Refusal(f"a table of {count} tokens is in a form that its encoder does not use")
-        row[:count] = found[:count]
-        at = stop
-    return at
+    octets = np.array(body[at : at + levels.shape[0] * (1 + (levels.shape[1] + 1) // 2)], np.uint8)
+    stop = _read_levels(octets, levels)
+    if stop < 0:
+        raise Refusal("payload ends in a table, or has one in a form that its encoder does not use")
+    return at + int(stop)
 
 
 def encode(tokens: np.ndarray, rows: np.ndarray, tables: np.ndarray) -> bytes:
@@ -94,6 +88,29 @@ def decode(body: memoryview, rows: np.ndarray, tables: np.ndarray) -> np.ndarray
     if not _decode(np.frombuffer(body, "<u2"), rows, slots, tokens):
         raise Refusal("stream of tokens is cut short or corrupt")
     return tokens
+
+
+@njit(nogil=True, cache=True)
+def _read_levels(octets, levels):  # type: ignore[no-untyped-def]
+    """Where they ended; -1 for what `write_levels` does not write."""
+    at, room = np.int64(0), levels.shape[1]
+    for table in range(len(levels)):
+        if at == len(octets):
+            return -1
+        count = np.int64(octets[at]) + 1
+        at += 1
+        if count > room or at + (count + 1) // 2 > len(octets):
+            return -1
+        most = last = 0
+        for k in range(room):
+            if k < count:
+                last = int(octets[at + k // 2] >> (k % 2 * 4)) & 15
+            levels[table, k] = last if k < count else 0
+            most = max(most, last)
+        if last == 0 or most != TOP or (count % 2 and octets[at + count // 2] >> 4):
+            return -1
+        at += (count + 1) // 2
+    return at
 
 
 @njit(nogil=True, cache=True)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from p2p.codec.base import Coding
+from p2p.codec.classes import Changes
 from p2p.codec.dense import DenseCoding
 from p2p.codec.empty import EmptyCoding
 from p2p.codec.plain import PlainCoding
 from p2p.codec.raw import RawCoding
-from p2p.codec.sparse import SparseCoding
+from p2p.codec.sparse import SparseCoding, pack
 from p2p.errors import Refusal
 from p2p.layout import WORD
 
@@ -31,15 +32,16 @@ class SegmentInfo:
     changed: int
 
 
-def encode_segment(new: np.ndarray, base: np.ndarray | None) -> tuple[bytes, int]:
+def encode_segment(new: np.ndarray, base: np.ndarray | None, changes: Changes | None = None) -> tuple[bytes, int]:
     """(payload: coding id, body; how many words differ from the base, without one all). The smallest of the codings that may win.
 
-    `new` and `base` are uN [n] words of one dtype; without a base the result is an anchor's. Deterministic.
+    `new` and `base` are uN [n] words of one dtype; without a base the result is an anchor's. `changes`, of words of 1, 2 or 4
+    bytes, are what `classes.find` would give, found elsewhere already: the same payload without the search. Deterministic.
     """
     _check(new, base)
     candidates: list[tuple[Coding, tuple[bytes, int] | None]] = []
     if base is not None:
-        candidates.append((SPARSE, SPARSE.encode(new, base)))
+        candidates.append((SPARSE, SPARSE.encode(new, base) if changes is None else (pack(changes), len(changes.ranks))))
         if candidates[0][1] == (b"", 0):
             return bytes([EMPTY.id]), 0
         if candidates[0][1] is None:

@@ -1,13 +1,12 @@
-"""SPARSE: where words changed, as gaps within the class of their base, and by how much, as zigzag steps.
+"""SPARSE: where words changed, as ranks within the class of their base, and by how much, as zigzag steps.
 
     models - 1 (1 byte) | classes - 1 (1)
-    for each class, rising: class (1), model (1), changes in each lane (varints, not all 0)
+    for each class, rising: class (1), model (1), changes (varint, not 0)
     for each model: levels of its gap tokens, levels of its step tokens (`rans`)
-    length of the token words (4) | token words | raw bits of gaps | raw bits of steps (`tokens`)
+    length of the token words (4) | token words | raw bits of gaps and steps (`stream`)
 
-Changes are in the order of classes, lanes, and positions within one (`classes`). The token stream has the gap and then the step
-of each, by the tables of the model of its class. A step is (new - base) in the words' own arithmetic, zigzag, less 1: it is
-never 0. Words of eight bytes are taken as pairs.
+Changes are in the order of classes, and of positions within one (`classes`). A step is (new - base) in the words' own
+arithmetic. Words of eight bytes are taken as pairs.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ import struct
 import numpy as np
 
 from p2p.codec.base import Coding, changed
-from p2p.codec.classes import CLASSES, LANES, Changes, apply, find
-from p2p.codec.planes import unzigzag, zigzag_steps
-from p2p.codec.rans import decode, encode, frequencies, levels_of, read_levels, tables_of, write_levels
-from p2p.codec.tokens import TOKENS, read_raw, tokens_of, write_raw
+from p2p.codec.classes import CLASSES, Changes, apply, find
+from p2p.codec.rans import levels_of, read_levels, tables_of, write_levels
+from p2p.codec.stream import read, tokens_of, write
+from p2p.codec.tokens import TOKENS
 from p2p.errors import Refusal
 
 MOST = 0.12
@@ -33,7 +32,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class SparseCoding(Coding):
-    name, id, needs_base = "sparse", 5, True
+    name, id, needs_base = "sparse", 7, True
 
     def encode(self, new: np.ndarray, base: np.ndarray | None) -> tuple[bytes, int] | None:
         """None when more than MOST changed; nothing at all and 0 when nothing did."""
@@ -42,7 +41,7 @@ class SparseCoding(Coding):
         changes = find(words, of, room(len(words)))
         if changes is None:
             return None
-        return pack(changes), len(changes.gaps) if words is new else changed(new, base)
+        return pack(changes), len(changes.ranks) if words is new else changed(new, base)
 
     def decode(self, body: memoryview, base: np.ndarray | None, out: np.ndarray) -> int:
         assert base is not None
@@ -50,7 +49,7 @@ class SparseCoding(Coding):
         changes = unpack(body, len(words), words.dtype)
         if not apply(of, changes, words):
             raise Refusal(f"sparse delta reaches beyond the {len(words)} words of its segment")
-        return len(changes.gaps) if words is out else changed(out, base)
+        return len(changes.ranks) if words is out else changed(out, base)
 
 
 def room(words: int) -> int:
@@ -64,23 +63,19 @@ def narrow(words: np.ndarray) -> np.ndarray:
 
 def pack(changes: Changes) -> bytes:
     """The body for these changes; nothing when there are none."""
-    if not len(changes.gaps):
+    if not len(changes.ranks):
         return b""
-    numbers = zigzag_steps(changes.steps) - changes.steps.dtype.type(1)
-    parts = tokens_of(changes.gaps), tokens_of(numbers)
-    of_class = changes.counts.sum(axis=1)
-    used = np.flatnonzero(of_class)
-    model_of = group(of_class[used], OWN_MODEL)
+    used = np.flatnonzero(changes.counts)
+    counts = changes.counts[used]
+    model_of = group(counts, OWN_MODEL)
     head = bytearray([int(model_of[-1]), len(used) - 1])
-    for c, model in zip(used.tolist(), model_of.tolist(), strict=True):
-        head += bytes([c, model]) + b"".join(map(_varint, changes.counts[c].tolist()))
-    rows = _rows(of_class[used], model_of)
-    stream = np.stack(parts, axis=1).reshape(-1)
-    levels = levels_of(frequencies(stream, rows, 2 * head[0] + 2)[:, :TOKENS])
+    for c, model, count in zip(used.tolist(), model_of.tolist(), counts.tolist(), strict=True):
+        head += bytes([c, model]) + _varint(count)
+    tokens = tokens_of(counts, model_of, changes.ranks, changes.steps)
+    levels = levels_of(tokens.counts)
     head += b"".join(map(write_levels, levels))
-    words = encode(stream, rows, tables_of(levels))
-    raw = write_raw(changes.gaps, parts[0]), write_raw(numbers, parts[1])
-    return b"".join([head, _LENGTH.pack(len(words)), words, *raw])
+    words, raw = write(counts, model_of, changes.ranks, changes.steps, tokens, tables_of(levels))
+    return b"".join([head, _LENGTH.pack(len(words)), words, raw])
 
 
 def unpack(body: memoryview, words: int, dtype: np.dtype) -> Changes:
@@ -90,16 +85,9 @@ def unpack(body: memoryview, words: int, dtype: np.dtype) -> Changes:
         raise Refusal("payload ends before its token words")
     (length,) = _LENGTH.unpack_from(body, at)
     at += _LENGTH.size
-    of_class = counts.sum(axis=1)
-    tokens = decode(body[at : at + length], _rows(of_class[of_class > 0], model_of), tables)
-    gaps, at = read_raw(body, at + length, np.ascontiguousarray(tokens[0::2]), np.dtype(np.uint32))
-    numbers, at = read_raw(body, at, np.ascontiguousarray(tokens[1::2]), dtype)
-    if at != len(body):
-        raise Refusal(f"{len(body) - at} bytes after the end of the payload")
-    z = numbers.astype(dtype) + dtype.type(1)
-    if not z.all():
-        raise Refusal("sparse delta has a step larger than a word")
-    return Changes(counts, gaps, unzigzag(z))
+    stop = min(at + length, len(body))
+    ranks, steps = read(body[at:stop], body[stop:], counts[counts > 0], model_of, tables, words, dtype)
+    return Changes(counts, ranks, steps)
 
 
 def group(counts: np.ndarray, least: int) -> np.ndarray:
@@ -114,17 +102,11 @@ def group(counts: np.ndarray, least: int) -> np.ndarray:
     return np.array(models)
 
 
-def _rows(counts: np.ndarray, model_of: np.ndarray) -> np.ndarray:
-    """uint8 [2 * changes]: the table of each token, of classes with so many changes."""
-    rows = np.repeat((2 * model_of).astype(np.uint8), counts)
-    return np.stack([rows, rows + np.uint8(1)], axis=1).reshape(-1)
-
-
 def _read_head(body: memoryview, words: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """(int64 [CLASSES, LANES]: changes, the model of each class that has any, the models' tables, where the head ends)"""
+    """(int64 [CLASSES]: changes, the model of each class that has any, the models' tables, where the head ends)"""
     if len(body) < 2:
         raise Refusal("sparse delta is cut short")
-    counts, model_of = np.zeros((CLASSES, LANES), np.int64), [0]
+    counts, model_of = np.zeros(CLASSES, np.int64), [0]
     at, left, last = 2, room(words), -1
     for k in range(body[1] + 1):
         if at + 2 > len(body):
@@ -133,13 +115,13 @@ def _read_head(body: memoryview, words: int) -> tuple[np.ndarray, np.ndarray, np
         if c <= last or not 0 <= model - model_of[-1] <= min(k, 1):
             raise Refusal("sparse delta has classes or models out of order")
         at, last = at + 2, c
-        for lane in range(LANES):
-            counts[c, lane], at = _read_varint(body, at)
-        left -= int(counts[c].sum())
-        if not counts[c].any() or left < 0:
+        count, at = _read_varint(body, at)
+        counts[c] = count
+        left -= count
+        if not count or left < 0:
             raise Refusal(f"sparse delta has no change in a class, or in all more than {room(words)}, of {words} words")
         model_of.append(model)
-    if model_of[-1] != body[0] or body[0] > 127:
+    if model_of[-1] != body[0]:
         raise Refusal(f"sparse delta has {body[0] + 1} models, and its classes use {model_of[-1] + 1}")
     levels = np.empty((2 * (body[0] + 1), TOKENS), np.uint8)
     at = read_levels(body, at, levels)

@@ -124,10 +124,13 @@ class Renewal:
 @message("bye")
 @dataclass(frozen=True, slots=True)
 class Bye:
-    """Orderly end of a membership or of the run; the sender closes next. `done` says that the run is over."""
+    """Orderly end of a membership or of the run. `done` says that the run is over. `draining` is a node's first word of the two:
+    it takes nothing new, and the tokens of what it holds follow; after its last one (neither flag) it closes as soon as the
+    head has answered with the same."""
 
     reason: str
     done: bool
+    draining: bool = False
 
 
 # --- versions --------------------------------------------------------------------------------------------------------
@@ -276,12 +279,13 @@ class Request:
     min_version: Version
     temperature: float
     top_p: float
+    exact_version: Version | None = None
 
     @classmethod
     def of(cls, g: Generate) -> Request:
         return cls(
             g.request_id, pack_ids(g.prompt_ids), pack_ids(g.prefix_ids), pack_ids(g.stop_ids), g.max_new_tokens, g.seed,
-            g.min_version, g.temperature, g.top_p,
+            g.min_version, g.temperature, g.top_p, g.exact_version,
         )  # fmt: skip
 
     def generate(self) -> Generate:
@@ -289,19 +293,33 @@ class Request:
             request_id=self.request_id, prompt_ids=unpack_ids(self.prompt_ids), max_new_tokens=self.max_new_tokens,
             stop_ids=unpack_ids(self.stop_ids), seed=self.seed, min_version=self.min_version,
             temperature=self.temperature, top_p=self.top_p, prefix_ids=unpack_ids(self.prefix_ids),
+            exact_version=self.exact_version,
         )  # fmt: skip
 
 
 @message("assign")
 @dataclass(frozen=True, slots=True)
 class Assign:
+    """Head to node: generate these. `finish_s` is for how many seconds the node may hold a newer version back so that they end
+    under the weights that they began with; 0: they go on under the newer ones."""
+
     requests: tuple[Request, ...]
+    finish_s: float = 0.0
 
 
 @message("abort")
 @dataclass(frozen=True, slots=True)
 class Abort:
     """Forget these requests (all of them when empty); no answer comes."""
+
+    request_ids: tuple[str, ...]
+
+
+@message("interrupt")
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """Head to node: hand these back with what was made of them. Each ends with a run whose `finish` is "interrupt"; one that is
+    not here any more has ended already."""
 
     request_ids: tuple[str, ...]
 
@@ -317,11 +335,15 @@ class TokenRun:
     version: Version
     finish: str
     message: str
+    start_version: Version | None = None
+    end_version: Version | None = None
 
     @classmethod
     def of(cls, e: TokenEvent) -> TokenRun:
         logprobs = np.asarray(e.logprobs, dtype="<f4").tobytes()
-        return cls(e.request_id, e.start, pack_ids(e.ids), logprobs, e.version, e.finish, e.message)
+        return cls(
+            e.request_id, e.start, pack_ids(e.ids), logprobs, e.version, e.finish, e.message, e.start_version, e.end_version
+        )
 
     def event(self) -> TokenEvent:
         """ValueError when lengths do not match or the finish reason is unknown."""
@@ -331,7 +353,10 @@ class TokenRun:
         if self.finish not in FINISH_REASONS:
             raise ValueError(f"unknown finish reason {self.finish[:20]!r}")
         logprobs = np.frombuffer(self.logprobs, dtype="<f4")
-        return TokenEvent(self.request_id, self.start, ids, logprobs, self.version, self.finish, self.message)
+        return TokenEvent(
+            self.request_id, self.start, ids, logprobs, self.version, self.finish, self.message, self.start_version,
+            self.end_version,
+        )  # fmt: skip
 
 
 @message("tokens")
@@ -343,18 +368,22 @@ class Tokens:
 @message("rejected")
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Node to head: this request is not taken. Retryable when the node is only behind or busy."""
+    """Node to head: this request is not taken; `version` is what the node serves. Retryable when the request is not to blame:
+    it goes to others, or here again later, unless `cause` (of `rollout.CAUSES`, "" for any other) says that it is never
+    served here."""
 
     request_id: str
     version: Version
     reason: str
     retryable: bool
+    cause: str = ""
 
 
 @message("status")
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """Node to head, about once a second and after each install. `ready` is False until an engine serves a version."""
+    """Node to head, about once a second and after each install. `ready` is False until an engine serves a version, `updating`
+    True while it finishes what it runs before it commits a newer one, and takes nothing new."""
 
     ready: bool
     version: Version
@@ -365,6 +394,7 @@ class NodeStatus:
     tokens_per_s: float
     pid: int
     rss_bytes: int
+    updating: bool = False
 
 
 def pack_ids(ids: tuple[int, ...]) -> bytes:

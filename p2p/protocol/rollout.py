@@ -5,6 +5,7 @@ Must not know how they travel, nor what a reward is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +17,12 @@ FINISH_REASONS = ("", "stop", "length", "interrupt", "abort", "error")
 request (partial result kept); "abort" thrown away; "error" the engine could not go on (see the message)."""
 
 
+BEHIND, PAST, UPDATING, DRAINING = CAUSES = ("behind", "past", "updating", "draining")
+"""Why a node does not take a request that is nobody's fault: "behind" its version is older than the one asked for, so later it
+may; "past" it serves a newer one than the exact one asked for, so it never will; "updating" it finishes what it runs before
+it commits a newer version, so soon it may; "draining" it leaves, so it never will."""
+
+
 @dataclass(frozen=True, slots=True)
 class Generate:
     """One sequence to generate.
@@ -24,7 +31,9 @@ class Generate:
     (a migration): the engine goes on after them, and token positions count from the first prefix token.
     `max_new_tokens` bounds the whole completion, prefix included. The token drawn at completion position i depends
     only on (weights, tokens so far, temperature, top_p, seed, i), never on what else runs in the batch.
-    `temperature` 0 is greedy. A node serves it only at a version >= `min_version`.
+    `temperature` 0 is greedy. A node serves it only at a version >= `min_version`, and with `exact_version` only at that very
+    one: every token that it makes for the request is of that version, and when the engine commits another one the sequence
+    ends there with "interrupt", its tokens kept.
     """
 
     request_id: str
@@ -36,6 +45,7 @@ class Generate:
     temperature: float = 1.0
     top_p: float = 1.0
     prefix_ids: tuple[int, ...] = ()
+    exact_version: Version | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +55,10 @@ class TokenEvent:
     `start` is the completion position of `ids[0]`. `logprobs[i]` is the log probability (nats, float32) of `ids[i]`
     under the distribution it was sampled from (after temperature and top_p; for greedy, under temperature 1).
     A stop token is part of the completion. `finish` as in FINISH_REASONS; an event may carry no tokens.
+
+    The event that ends the sequence says in `start_version` and `end_version` under which versions the first and the last
+    token were made that this engine made for the request (None when it made none; None on all other events). They are
+    the same unless a version was committed in between; those of a whole trajectory are `Completion`'s.
     """
 
     request_id: str
@@ -54,6 +68,8 @@ class TokenEvent:
     version: Version
     finish: str = ""
     message: str = ""
+    start_version: Version | None = None
+    end_version: Version | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +81,11 @@ class Span:
     stop: int
 
 
-@dataclass
+MAX_LOGPROB = 1e-3
+"""Log probabilities are at most 0; so much is left to rounding."""
+
+
+@dataclass(slots=True)
 class Completion:
     """Tokens gathered so far for one sequence. `add` refuses gaps, overlaps and versions that go backwards."""
 
@@ -74,24 +94,41 @@ class Completion:
     spans: list[Span] = field(default_factory=list)
     finish: str = ""
 
+    @property
+    def start_version(self) -> Version | None:
+        """The version of the first token; None before there is one."""
+        return self.spans[0].version if self.spans else None
+
+    @property
+    def end_version(self) -> Version | None:
+        """The version of the last token."""
+        return self.spans[-1].version if self.spans else None
+
     def add(self, event: TokenEvent) -> None:
-        """Append an event's tokens. ValueError when they do not continue exactly where this stands."""
+        """Append an event's tokens. ValueError when they do not continue exactly where this stands, or when the last event
+        names another end version than its tokens did."""
         if self.finish:
             raise ValueError(f"tokens after the end ({self.finish})")
         if event.ids and event.start != len(self.ids):
             raise ValueError(f"tokens start at {event.start}, expected {len(self.ids)}")
         if len(event.ids) != len(event.logprobs):
             raise ValueError(f"{len(event.ids)} tokens with {len(event.logprobs)} logprobs")
-        if not np.isfinite(event.logprobs).all() or (len(event.logprobs) and float(event.logprobs.max()) > 1e-3):
+        if not np.isfinite(event.logprobs).all() or (len(event.logprobs) and float(event.logprobs.max()) > MAX_LOGPROB):
             raise ValueError("logprobs are not finite values <= 0")
         if self.spans and event.ids and event.version < self.spans[-1].version:
             raise ValueError(f"version went back from {self.spans[-1].version} to {event.version}")
+        if event.end_version is not None and event.end_version != (event.version if event.ids else self.end_version):
+            made = event.version if event.ids else self.end_version
+            raise ValueError(f"says that it ends at version {event.end_version}, and its last token is of {made}")
         if event.ids:
-            stop = event.start + len(event.ids)
-            if self.spans and self.spans[-1].version == event.version:
-                self.spans[-1] = Span(event.version, self.spans[-1].start, stop)
-            else:
-                self.spans.append(Span(event.version, event.start, stop))
-            self.ids.extend(event.ids)
-            self.logprobs.extend(float(x) for x in event.logprobs)
+            self.extend(event.ids, event.logprobs.tolist(), event.version)
         self.finish = event.finish
+
+    def extend(self, ids: Sequence[int], logprobs: Sequence[float], version: Version) -> None:
+        """Append tokens that were checked."""
+        start, spans = len(self.ids), self.spans
+        self.ids.extend(ids)
+        self.logprobs.extend(logprobs)
+        if spans and (spans[-1].version is version or spans[-1].version == version):
+            start = spans.pop().start
+        spans.append(Span(version, start, len(self.ids)))

@@ -8,6 +8,7 @@ too long. Anything else is a Refusal that names the message and the field.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -29,7 +30,9 @@ MAX_ITEMS = 65_536
 """Longest list: a Want for every chunk of a large version stays below it."""
 
 _by_tag: dict[str, type] = {}
-_codecs: dict[type, tuple[str, list[tuple[str, Callable[[Any], Any], Callable[[Any], Any]]]]] = {}
+_codecs: dict[type, _Codec] = {}
+_version = functools.lru_cache(maxsize=256)(Version)
+"""Nearly every run of tokens names one of a few versions."""
 
 
 def message(tag: str) -> Callable[[type[T]], type[T]]:
@@ -84,29 +87,41 @@ def unpack(data: bytes) -> Any:
         raise Refusal(f"malformed msgpack: {type(error).__name__}: {error}"[:300], fatal=True) from None
 
 
-def _plan(cls: type) -> list[tuple[str, Callable[[Any], Any], Callable[[Any], Any]]]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Codec:
+    names: tuple[str, ...]
+    writers: tuple[Callable[[Any], Any], ...]
+    readers: tuple[tuple[type | None, Callable[[Any], Any]], ...]
+    """(a type whose values are taken as they are, what reads any other value)"""
+
+
+def _codec(cls: type) -> _Codec:
     found = _codecs.get(cls)
     if found is None:
         hints = typing.get_type_hints(cls)
-        plan = [(f.name, _writer(hints[f.name]), _reader(hints[f.name])) for f in dataclasses.fields(cls)]
-        found = _codecs[cls] = (cls.__name__, plan)
-    return found[1]
+        names = tuple(f.name for f in dataclasses.fields(cls))
+        plain = tuple(hints[n] if hints[n] in (str, bytes, bool) else None for n in names)
+        readers = tuple((kind, _reader(hints[n])) for n, kind in zip(names, plain, strict=True))
+        found = _codecs[cls] = _Codec(names, tuple(_writer(hints[n]) for n in names), readers)
+    return found
 
 
 def _fields_out(value: Any) -> list[Any]:
-    return [write(getattr(value, name)) for name, write, _ in _plan(type(value))]
+    codec = _codec(type(value))
+    return [write(getattr(value, name)) for name, write in zip(codec.names, codec.writers, strict=True)]
 
 
 def _fields_in(cls: type, wire: list[Any]) -> Any:
-    plan = _plan(cls)
-    if len(wire) != len(plan):
-        raise Refusal(f"{cls.__name__} has {len(plan)} fields, got {len(wire)}", fatal=True)
-    values = []
-    for (name, _, read), item in zip(plan, wire, strict=True):
-        try:
-            values.append(read(item))
-        except (ValueError, TypeError) as error:
-            raise Refusal(f"{cls.__name__}.{name}: {error}", fatal=True) from None
+    codec = _codecs.get(cls) or _codec(cls)
+    readers = codec.readers
+    if len(wire) != len(readers):
+        raise Refusal(f"{cls.__name__} has {len(readers)} fields, got {len(wire)}", fatal=True)
+    values: list[Any] = []
+    try:  # the hot path of everything that is received: text and bytes are taken without a call
+        for (kind, read), item in zip(readers, wire, strict=True):
+            values.append(item if type(item) is kind else read(item))
+    except (ValueError, TypeError) as error:
+        raise Refusal(f"{cls.__name__}.{codec.names[len(values)]}: {error}", fatal=True) from None
     try:
         return cls(*values)
     except ValueError as error:  # a class may check itself in __post_init__
@@ -137,10 +152,10 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
     if hint is Version:
         return _read_version
     if dataclasses.is_dataclass(hint):
-        return lambda v: _fields_in(hint, _check(v, list))  # type: ignore[arg-type]
+        return lambda v: _fields_in(hint, v if type(v) is list else _check(v, list))  # type: ignore[arg-type]
     if origin is tuple:
         inner = _reader(typing.get_args(hint)[0])
-        return lambda items: tuple(inner(i) for i in _check(items, list))
+        return lambda items: tuple([inner(i) for i in _check(items, list)])
     if origin in (typing.Union, types.UnionType):
         inner = _reader(_optional(hint))
         return lambda v: None if v is None else inner(v)
@@ -183,4 +198,4 @@ def _read_float(value: Any) -> float:
 def _read_version(value: Any) -> Version:
     if not isinstance(value, list) or len(value) != 2:
         raise ValueError("expected [epoch, step]")
-    return Version(_read_int(value[0]), _read_int(value[1]))
+    return _version(_read_int(value[0]), _read_int(value[1]))

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,10 @@ class Shoal:
         self.root = root
         self.running: list[subprocess.Popen[bytes]] = []
 
-    def start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def start(self, name: str, *arguments: str, module: Sequence[str] = ("shoal",)) -> subprocess.Popen[bytes]:
         with open(self.root / f"{name}.out", "ab") as out, open(self.root / f"{name}.err", "ab") as err:
             process = subprocess.Popen(
-                [sys.executable, "-m", "shoal", *arguments],
+                [sys.executable, "-m", *module, *arguments],
                 stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=ENV, cwd=Path(__file__).parents[2],
             )  # fmt: skip
         self.running.append(process)

@@ -5,16 +5,37 @@ Written to be run later (`python -m pytest tests/gpu`): not run on a GPU yet.
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 
 from learner.bench.updates import gaussian_update
+from learner.device import DeviceWeights
 from learner.extraction import find_on_device
-from p2p.codec.classes import find
+from p2p.codec.classes import Changes, find
 from p2p.codec.sparse import pack, room
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def test_weights_on_the_device_are_those_of_the_processor() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.Linear(2048, 512)).cuda()
+    weights, twin = DeviceWeights(model), DeviceWeights(copy.deepcopy(model).cpu())
+    for step in range(3):
+        for segment in weights.layout.segments(1 << 18):
+            mine, theirs = weights.take(segment), twin.take(segment)
+            assert isinstance(mine, Changes) == isinstance(theirs, Changes) == (step > 0)
+            if isinstance(mine, Changes) and isinstance(theirs, Changes):
+                assert pack(mine) == pack(theirs)
+            else:
+                assert np.array_equal(mine, theirs)
+        with torch.no_grad():
+            for one, other in zip(model.parameters(), twin._tensors.values(), strict=True):
+                one += torch.randn_like(one) * 1e-5
+                other.copy_(one)
 
 
 @pytest.mark.parametrize("share", [0.0001, 0.01, 0.1])

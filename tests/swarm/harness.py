@@ -33,6 +33,7 @@ from p2p.limits import KIB, MIB
 from p2p.peering import Link, Peering
 from p2p.protocol.messages import (
     Assign,
+    Bye,
     GetCatalog,
     GetParts,
     Installed,
@@ -116,6 +117,7 @@ class HeadUnderTest:
         self.reports: list[tuple[str, Report]] = []
         self.refusals: list[Refusal] = []
         self.rejected: list[Rejected] = []
+        self.byes: list[tuple[str, Bye]] = []
         self.completions: dict[str, Completion] = {}
         self.extra_members: list[Member] = []
         self.changed = trio.Event()
@@ -176,6 +178,10 @@ class HeadUnderTest:
                 self.rejected.append(message)
             case GetCatalog():
                 self.send_catalog(link)
+            case Bye():
+                self.byes.append((link.peer, message))
+                if not message.draining:
+                    link.post(Bye("everything of yours is here", done=False))
             case Tokens():
                 for run in message.runs:
                     self.completions.setdefault(run.request_id, Completion()).add(run.event())
@@ -208,9 +214,12 @@ class HeadUnderTest:
     def sent(self, published: Published) -> int:
         return self.exchange.spreads[published.mid].traffic.sent
 
-    def ask(self, peer: str, name: str, tokens: int = 20, min_version: Version = Version(0, 0)) -> None:
-        request = Generate(name, (1, 2, 3), tokens, (), 7, min_version)
-        self.links[peer].post(Assign((Request.of(request),)))
+    def ask(
+        self, peer: str, name: str, tokens: int = 20, min_version: Version = Version(0, 0), exact: Version | None = None,
+        prefix: tuple[int, ...] = (), finish_s: float = 0.0,
+    ) -> None:  # fmt: skip
+        request = Generate(name, (1, 2, 3), tokens, (), 7, min_version, prefix_ids=prefix, exact_version=exact)
+        self.links[peer].post(Assign((Request.of(request),), finish_s))
 
     async def until(self, ready: Callable[[], bool], seconds: float = 60.0) -> None:
         """Wait, in virtual time, for what the messages bring."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import numpy as np
+import pytest
 import trio
 import trio.testing
 
@@ -20,12 +22,13 @@ from learner.local import Begin, Commit, Discard, NextBatch, SealVersion, Segmen
 from learner.nodes import MAX_CAPACITY
 from learner.outcomes import GroupAborted, Sampling
 from learner.rollouts import Rollouts, RolloutSettings
+from learner.scoring import Scorer
 from learner.tasks.registry import make_task
 from learner.trajectory import Group, Trajectory, unpack_groups
 from p2p.admission import Membership, sign_membership
 from p2p.channel.memory import MemorySwitch
-from p2p.errors import ChannelClosed, Refusal
-from p2p.protocol.messages import Abort, Assign, Installed, NodeStatus, Rejected, Request, TokenRun, Tokens
+from p2p.errors import ChannelClosed, Refusal, ShoalError
+from p2p.protocol.messages import Abort, Assign, Installed, NodeStatus, Rejected, Request, TokenRun, Tokens, unpack_ids
 from p2p.protocol.rollout import Span, TokenEvent
 from p2p.publish import encode_version
 from p2p.version import Version
@@ -67,15 +70,15 @@ class Node(Rogue):
             await self.say(status)
             for _ in range(10):
                 await trio.sleep(0.1)
-                for message in self.heard[done:]:
+                while done < len(self.heard):  # more may come while one is answered
+                    message, done = self.heard[done], done + 1
                     if isinstance(message, Assign):
                         for request in message.requests:
                             self.requests.append(request)
                             await self._on_request(self, request)
-                done = len(self.heard)
 
     async def finish(self, request: Request) -> None:
-        start = len(request.prefix_ids)
+        start = len(unpack_ids(request.prefix_ids))
         event = TokenEvent(request.request_id, start, (1, STOP), np.array([-1.0, -1.0], np.float32), self.version, "stop")
         await self.say(Tokens((TokenRun.of(event),)))
 
@@ -98,7 +101,8 @@ class Bench:
 
     def __init__(self, head: Head, switch: MemorySwitch, nursery: trio.Nursery) -> None:
         self.head, self.switch, self.nursery = head, switch, nursery
-        self.version = Version(head.epoch, 0)
+        last = head.journal.last_commit()
+        self.version = Version(head.epoch, last.step if last else 0)
         self._count = 0
 
     async def join(self, behave=good, *, capacity: int = 4) -> Node:
@@ -143,21 +147,27 @@ async def publish(head: Head, step: int) -> None:
 
 
 @asynccontextmanager
-async def open_head(run_dir: Path, *, staleness: int = 1) -> AsyncIterator[Bench]:
+async def open_head(
+    run_dir: Path, *, staleness: int = 1, finish_s: float = 0.0, max_new_tokens: int = 4,
+    wall: Callable[[], float] = lambda: WALL, scorer: Scorer | None = None, keep_equal: bool = True,
+) -> AsyncIterator[Bench]:
     await trio.Path(run_dir).mkdir(exist_ok=True)
     config = build_config({"run_dir": str(run_dir), "model": "unused", "rollout": {"max_staleness": staleness}}, "test")
     switch = MemorySwitch(latency=0.001, rate=1e8)
     with Journal.open(run_dir / "journal.sqlite", RUN) as journal:
         async with switch.network(HEAD.peer_id) as network, trio.open_nursery() as nursery:
-            head = Head(config, RUN, run_dir, HEAD, network, journal, wall=lambda: WALL)
-            settings = RolloutSettings(staleness, 2, 2, 0, Sampling(4, (STOP,)), 99, STALL_S)
+            head = Head(config, RUN, run_dir, HEAD, network, journal, wall=wall)
+            settings = RolloutSettings(staleness, 2, 2, 0, Sampling(max_new_tokens, (STOP,)), 99, STALL_S, finish_s)
+            settings = replace(settings, keep_equal=keep_equal)
             head.rollouts = Rollouts(
                 settings, journal, make_task("reverse"), Tokenizer(), 10, epoch=head.epoch, send=head.send,
-                nodes=head.node_views, report=head.report, in_thread=inline,
+                nodes=head.node_views, report=head.report, in_thread=inline, scorer=scorer,
             )  # fmt: skip
             await nursery.start(head.run)
-            await publish(head, 0)
-            yield Bench(head, switch, nursery)
+            await trio.sleep(1)  # a mock clock starts at 0, which the publisher takes for "not yet"
+            bench = Bench(head, switch, nursery)
+            await publish(head, bench.version.step)
+            yield bench
             nursery.cancel_scope.cancel()
 
 
@@ -330,6 +340,28 @@ async def test_groups_that_the_trainer_failed_on_are_not_given_out_again(tmp_pat
         again = await bench.batch(0, 30)
         assert not {g.group_id for g in again} & set(ids)
         assert not {g.task_index for g in again} & {g.task_index for g in groups}
+
+
+async def test_a_trainer_out_of_step_is_refused_and_changes_nothing(tmp_path, autojump_clock) -> None:
+    async with open_head(tmp_path / "run") as bench:
+        head = bench.head
+        for ask in (
+            lambda: head.on_next(NextBatch(1, 0)), lambda: head.on_commit(Commit(1, "")),
+            lambda: head.on_begin(Begin(2, "anchor", None, "layout")),
+        ):  # fmt: skip
+            with pytest.raises(ShoalError, match="out of order: the run stands at step 0, whose groups are not all"):
+                await ask()
+        await bench.join(good)
+        assert len(await bench.batch(0, 30)) == 2
+        with pytest.raises(ShoalError, match="step 2 is out of order: the run stands at step 0, whose groups are all"):
+            await head.on_next(NextBatch(2, 0))
+        await head.on_commit(Commit(1, ""))
+        with pytest.raises(ShoalError, match="commit of step 1 comes after that of step 1"):
+            await head.on_commit(Commit(1, ""))
+        with pytest.raises(ShoalError, match="step 0 is out of order: the run stands at step 1"):
+            await head.on_next(NextBatch(0, 0))
+        assert len(await bench.batch(1, 3 * STALL_S)) == 2
+        check_books(head)
 
 
 async def test_a_new_epoch_leaves_no_chunk_of_the_old_one(tmp_path, autojump_clock) -> None:

@@ -11,15 +11,12 @@ import torch
 import trio
 from safetensors.torch import save_file
 
-from node.agent import _clip
 from node.base_model import BaseModel
 from node.engine.base import CommitResult, StateFile
 from node.engine.fake import ScriptedCore, ScriptedSettings
-from node.engine.wire import Events, decode, encode
 from node.shadow import Shadow
 from p2p.errors import UsageError
 from p2p.layout import Layout
-from p2p.protocol.rollout import TokenEvent
 from p2p.state import FlatState
 from p2p.version import Version
 from tests.swarm.harness import LAYOUT, changed_state, make_state, open_swarm
@@ -87,13 +84,6 @@ async def test_a_shadow_that_could_not_follow_its_engine(tmp_path, autojump_cloc
         await trio.sleep(3)
         assert head.status[node.peer].version == want
         assert core.holds(state)
-
-
-def test_a_logprob_a_hair_above_zero_is_zero() -> None:
-    """Events come over a socket as read-only arrays."""
-    event = TokenEvent("1.0.0", 0, (1, 2), np.array([1e-7, -1.0], np.float32), Version(1, 1))
-    came = decode(encode(Events([event]))[4:]).events[0]
-    assert _clip(came).logprobs.tolist() == [0.0, -1.0]
 
 
 # --- ways past single deltas

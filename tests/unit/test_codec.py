@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from p2p.codec import decode_segment, encode_segment, rans, sparse
 from p2p.codec.base import Coding
+from p2p.codec.classes import CLASSES, SAMPLED, SHIFT, TILE, Changes, apply, find
 from p2p.codec.planes import join_planes, pack, split_planes, unzigzag, zigzag
 from p2p.codec.rans import SCALE, levels_of, read_levels, tables_of, write_levels
 from p2p.codec.registry import CODINGS, DENSE, EMPTY, PLAIN, RAW, SPARSE
 from p2p.codec.tokens import FIRST, RAW_BITS, read_raw, tokens_of, write_raw
+from p2p.codec.vectors import BLOCK
 from p2p.errors import Refusal
 from p2p.layout import WORD
 
@@ -33,7 +35,7 @@ SPECIAL = {  # +0, -0, +Inf, -Inf, NaNs with payloads, largest, all ones, smalle
 def pairs(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
     """(new, base): words of one size, any length from 0, any share changed, any bits."""
     size = draw(st.sampled_from([1, 2, 4, 8]))
-    n = draw(st.one_of(st.integers(0, 8), st.integers(0, 3000)))
+    n = draw(st.one_of(st.integers(0, 8), st.integers(0, 3000), st.sampled_from([2047, 2048, 2049, 4096, 20_001, 40_000])))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     base = rng.integers(0, 2 ** (8 * size), n, dtype=WORD[size], endpoint=False)
     if draw(st.booleans()):
@@ -124,11 +126,11 @@ def test_the_choice_follows_the_density() -> None:
     assert encode_segment(few, base) == encode_segment(few, base)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 1001])
+@pytest.mark.parametrize("n", [1, 2, 3, 1001, 2048, 4097])
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
-def test_first_and_last_words_of_both_lanes_can_change(n: int, size: int) -> None:
+def test_first_and_last_words_can_change(n: int, size: int) -> None:
     base = np.arange(n).astype(WORD[size]) * WORD[size].type(37)
-    for at in {0, (n - 1) // 2, n // 2, n - 1}:
+    for at in {0, (n - 1) // 2, n // 2, 63 % n, 64 % n, 2047 % n, n - 1}:
         new, out = base.copy(), np.empty_like(base)
         new[at] ^= WORD[size].type(1 << (8 * size - 1))
         for coding in (SPARSE, DENSE):
@@ -145,6 +147,53 @@ def test_a_class_costs_what_its_own_density_makes_it_cost() -> None:
     new = base + np.tile(np.array([0, 1], WORD[2]), 5000)
     payload = encoded(SPARSE, new, base)
     assert payload is not None and len(payload) < 100
+
+
+def test_each_class_may_have_a_model_of_its_own() -> None:
+    rng = np.random.default_rng(2)
+    base = rng.integers(0, 2**16, 1_000_000, dtype=WORD[2])
+    new, out = base + (rng.random(len(base)) < 0.1).astype(WORD[2]), np.empty_like(base)
+    payload, changed = encode_segment(new, base)
+    assert payload[:3] == bytes([SPARSE.id, 255, 255])
+    assert decode_segment(payload, base, out).changed == changed and np.array_equal(out, new)
+
+
+def ranks_by_definition(base: np.ndarray, new: np.ndarray) -> tuple[list[int], list[int]]:
+    """(changes of each class, ranks in the order of classes), a word at a time."""
+    seen, ranks = [0] * CLASSES, [[] for _ in range(CLASSES)]  # type: ignore[var-annotated]
+    for b, n in zip(base.tolist(), new.tolist(), strict=True):
+        c = (b >> SHIFT[base.itemsize]) & 255
+        if b != n:
+            ranks[c].append(seen[c])
+        seen[c] += 1
+    return [len(r) for r in ranks], [rank for of_class in ranks for rank in of_class]
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 4]), st.sampled_from(["sample", "few", "zeros", "all"]))
+@settings(max_examples=40, deadline=None)
+def test_ranks_are_what_they_are_called_whatever_the_sample_says(seed: int, size: int, how: str) -> None:
+    """Some tiles of words. Which classes are counted 64 words at once is a guess from a sample, and may be wrong."""
+    rng = np.random.default_rng(seed)
+    n = int(1.5 * SAMPLED * TILE) + int(rng.integers(0, TILE))
+    kinds = (np.arange(CLASSES) << SHIFT[size]).astype(WORD[size])
+    base = rng.choice(kinds[rng.integers(0, CLASSES, {"sample": 40, "few": 3, "zeros": 20, "all": 4000}[how])], n)
+    if how == "sample":  # what is sampled has one class, which nothing else has
+        for start in range(0, n, SAMPLED * TILE):
+            base[start : start + BLOCK] = kinds[5]
+    elif how == "zeros":
+        base[rng.random(n) < 0.7] = 0
+    new = base.copy()
+    hit = rng.random(n) < rng.choice([0.001, 0.05, 0.5])
+    new[hit] += WORD[size].type(1)
+    found, out = find(new, base, n), np.empty_like(base)
+    assert found is not None
+    assert (found.counts.tolist(), found.ranks.tolist()) == ranks_by_definition(base, new)
+    assert apply(base, found, out) and np.array_equal(out, new)
+    if len(found.ranks):
+        assert find(new, base, len(found.ranks) - 1) is None
+        late = Changes(found.counts, found.ranks.copy(), found.steps)
+        late.ranks[-1] += n  # beyond the last word of its class
+        assert not apply(base, late, out)
 
 
 def _attempt(payload: bytes, base: np.ndarray | None, n: int, size: int) -> str:
@@ -199,6 +248,7 @@ def test_well_formed_sections_with_any_content(streams: list[bytes], n: int) -> 
 
 
 LEVELS = write_levels(np.array([15], np.uint8))  # a table of one token, number 0, that costs no bits
+ONE = bytes([0, 0, 1])  # class 0, by model 0, has one change
 WORDS = struct.pack("<I", 8) + struct.pack("<4H", 0, 1, 0, 1)  # two states at their beginning, and nothing between
 
 
@@ -211,26 +261,31 @@ def sparse_body(
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (sparse_body(classes=bytes([0, 0, 1, 0])), "reaches beyond|ok"),
-        (b"\5", "cut short"),
-        (sparse_body(classes=bytes([0, 1, 1, 0])), "out of order"),
-        (sparse_body(classes=bytes([1, 0, 1, 0, 0, 0, 1, 0]), count=2), "out of order"),
-        (sparse_body(classes=bytes([0, 0, 1, 0, 1, 2, 1, 0]), count=2), "out of order"),
-        (sparse_body(classes=bytes([0, 0, 0, 0])), "no change in a class"),
-        (sparse_body(classes=bytes([0, 0, 11, 0])), "more than 2, of 10 words"),
-        (sparse_body(classes=bytes([0, 0, 128, 128, 128, 128, 128, 1, 0])), "does not end"),
-        (sparse_body(classes=bytes([0, 0, 1, 0]), models=2), "its classes use 1"),
-        (sparse_body(classes=bytes([0, 0, 1, 0]), levels=LEVELS), "table|ends"),
-        (sparse_body(classes=bytes([0, 0, 1, 0]), levels=LEVELS + bytes([0, 14])), "does not use"),
-        (sparse_body(classes=bytes([0, 0, 1, 0]), levels=LEVELS + bytes([200] + [0xFF] * 101)), "does not use"),
-        (sparse_body(classes=bytes([0, 0, 1, 0]), rest=b""), "before its token words"),
-        (sparse_body(classes=bytes([0, 0, 1, 0]), rest=struct.pack("<I", 6) + WORDS[4:]), "no stream of tokens|after the end"),
-        (sparse_body(classes=bytes([0, 0, 1, 0]), rest=struct.pack("<I4H", 8, 0, 0, 0, 1)), "cut short or corrupt"),
-        (sparse_body(classes=bytes([0, 0, 1, 0]), rest=struct.pack("<I4H", 8, 1, 1, 0, 1)), "cut short or corrupt"),
-        (sparse_body(classes=bytes([0, 0, 1, 0]), rest=WORDS + b"\0"), "after the end"),
-        (sparse_body(classes=bytes([7, 0, 1, 0])), "reaches beyond"),
-        (sparse_body(classes=bytes([0, 0, 0, 6])), "more than 2, of 10 words"),
-        (sparse_body(classes=bytes([0, 0, 0, 1])), "reaches beyond|ok"),
+        (sparse_body(classes=ONE), "ok"),
+        (bytes([SPARSE.id]), "cut short"),
+        (sparse_body(classes=ONE, count=2), "list of classes|out of order"),
+        (sparse_body(classes=bytes([0, 1, 1])), "out of order"),
+        (sparse_body(classes=bytes([1, 0, 1, 0, 0, 1]), count=2), "out of order"),
+        (sparse_body(classes=bytes([0, 0, 1, 1, 2, 1]), count=2), "out of order"),
+        (sparse_body(classes=bytes([0, 0, 0])), "no change in a class"),
+        (sparse_body(classes=bytes([0, 0, 11])), "more than 2, of 10 words"),
+        (sparse_body(classes=bytes([0, 0, 3])), "more than 2, of 10 words"),
+        (sparse_body(classes=bytes([0, 0, 128, 128, 128, 128, 128, 1])), "does not end"),
+        (sparse_body(classes=ONE, models=2), "its classes use 1"),
+        (sparse_body(classes=ONE, levels=LEVELS, rest=b""), "ends in a table"),
+        (sparse_body(classes=ONE, levels=LEVELS + bytes([0, 14])), "does not use"),
+        (sparse_body(classes=ONE, levels=LEVELS + bytes([0, 15 | 16])), "does not use"),
+        (sparse_body(classes=ONE, levels=LEVELS + bytes([1, 15])), "does not use"),
+        (sparse_body(classes=ONE, levels=LEVELS + bytes([200] + [0xFF] * 101)), "does not use"),
+        (sparse_body(classes=ONE, rest=b""), "before its token words"),
+        (sparse_body(classes=ONE, rest=struct.pack("<I", 6) + WORDS[4:]), "no stream of tokens"),
+        (sparse_body(classes=ONE, rest=struct.pack("<I", 2**32 - 1) + WORDS[4:-1]), "no stream of tokens"),
+        (sparse_body(classes=ONE, rest=struct.pack("<I4H", 8, 0, 0, 0, 1)), "cut short or corrupt"),
+        (sparse_body(classes=ONE, rest=struct.pack("<I4H", 8, 1, 1, 0, 1)), "cut short or corrupt"),
+        (sparse_body(classes=ONE, rest=struct.pack("<I4H", 8, 0, 1, 1, 1)), "cut short or corrupt"),
+        (sparse_body(classes=ONE, rest=struct.pack("<I5H", 10, 0, 1, 0, 1, 7)), "cut short or corrupt"),
+        (sparse_body(classes=ONE, rest=WORDS + b"\0"), "1 bytes of raw bits, its tokens take 0"),
+        (sparse_body(classes=bytes([7, 0, 1])), "reaches beyond"),
     ],
 )
 def test_crafted_sparse_deltas(body: bytes, reason: str) -> None:
@@ -243,19 +298,54 @@ def test_crafted_sparse_deltas(body: bytes, reason: str) -> None:
         decode_segment(body, base, out)
 
 
+def one_number(number: int) -> tuple[bytes, bytes]:
+    """(levels, raw bits) of a table that has but the token of `number`."""
+    token = tokens_of(np.array([number]))
+    levels = np.zeros(int(token[0]) + 1, np.uint8)
+    levels[-1] = 15
+    return write_levels(levels), write_raw(np.array([number]), token)
+
+
 def test_a_step_larger_than_a_word_is_refused() -> None:
     base = np.zeros(4, WORD[1])
-    for last, reason in ((255, "larger than a word"), (256, "more than a word holds"), (254, "")):
-        token = tokens_of(np.array([last]))
-        levels = np.zeros(int(token[0]) + 1, np.uint8)
-        levels[-1] = 15
-        raw = write_raw(np.array([last]), token)
-        body = sparse_body(classes=bytes([0, 0, 1, 0]), levels=LEVELS + write_levels(levels), rest=WORDS + raw)
+    for last, reason in ((255, "larger than a word"), (256, "larger than a word"), (2**32 - 1, "larger than a word"), (254, "")):
+        levels, raw = one_number(last)
+        body = sparse_body(classes=ONE, levels=LEVELS + levels, rest=WORDS + raw)
         if reason:
             with pytest.raises(Refusal, match=reason):
                 decode_segment(body, base, np.empty_like(base))
         else:
-            assert decode_segment(body, base, np.empty_like(base)).changed == 1
+            out = np.empty_like(base)
+            assert decode_segment(body, base, out).changed == 1 and out.tolist() == [128, 0, 0, 0]
+
+
+@pytest.mark.parametrize("words", [1, 100, 2048, 5000, 70_000])
+def test_a_change_beyond_the_words_of_its_class_is_refused(words: int) -> None:
+    """The gap of a segment's only change: to its last word, one further, to where 32 bits end."""
+    base = np.zeros(words, WORD[2])
+    for rank in (words - 1, words, words + 31, 2**32 - 1):
+        levels, raw = one_number(rank)
+        body = sparse_body(classes=ONE, levels=levels + LEVELS, rest=WORDS + raw)
+        verdict = _attempt(body, base, words, 2)
+        assert verdict == "ok" if rank < words else "reaches beyond" in verdict
+        if words > 2:
+            base[-2] = 0x3F80  # of another class: the last rank is now one too many
+            verdict = _attempt(body, base, words, 2)
+            assert "reaches beyond" in verdict
+            base[-2] = 0
+
+
+def test_ranks_past_the_end_after_many_changes_are_refused() -> None:
+    """Gaps add up to more than 32 bits hold."""
+    base = np.zeros(40_000, WORD[2])
+    levels, raw = one_number(2**31)
+    raws = int.from_bytes(raw, "little")
+    held = sum(raws << (29 * k) for k in range(4000))
+    body = sparse_body(
+        classes=bytes([0, 0, 0x80 | 4000 & 127, 4000 >> 7]), levels=levels + LEVELS,
+        rest=WORDS + held.to_bytes((29 * 4000 + 7) // 8, "little"),
+    )  # fmt: skip
+    assert "reaches beyond" in _attempt(body, base, len(base), 2)
 
 
 @pytest.mark.parametrize(

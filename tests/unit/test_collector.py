@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from learner.collector import Collector
+from learner.collector import ATTEMPTS, Collector, first_attempt
 from learner.outcomes import Accepted, FinishedGroup, GroupAborted, Ignored, Refused, Requeued, Sampling
+from learner.pieces import Piece
 from learner.tasks.base import Score
+from p2p.protocol.messages import TokenRun
 from p2p.protocol.rollout import Span, TokenEvent
 from p2p.version import Version
 
@@ -60,6 +62,38 @@ def test_a_group_finishes_with_its_last_member() -> None:
     assert collector.tokens("b", tokens("3.1.0", 4, [1])) == Ignored("3.1.0")
 
 
+def test_a_pinned_group_takes_tokens_of_one_version_only() -> None:
+    collector = opened(samples=1)
+    collector.open_group(4, 30, [1, 2], V5, [1], Sampling(4, (STOP,)), exact=True)
+    [free, pinned] = collector.pending()
+    assert (free.exact_version, pinned.exact_version) == (None, V5)
+    assert collector.assign("4.0.0", "a").exact_version == V5
+    collector.tokens("a", tokens("4.0.0", 0, [1, 2], V5))
+    assert collector.extend("a", TokenRun.of(tokens("4.0.0", 2, [3], V6))) == 0  # nor by the short way
+    out = collector.tokens("a", tokens("4.0.0", 2, [3], V6))
+    assert isinstance(out, Requeued) and out.refusal is not None and "asked for exactly" in out.refusal.reason
+    again = collector.assign("4.0.1", "b")
+    assert (again.prefix_ids, again.exact_version) == ((1, 2), V5)
+    # A node that was only behind is as good as any later on; one that is past it is not asked again.
+    collector.declined("b", "4.0.1", "behind", retryable=True, avoid=False)
+    assert [r.avoid for r in collector.pending() if r.group_id == 4] == [frozenset({"a"})]
+    collector.assign("4.0.2", "c")
+    collector.declined("c", "4.0.2", "past", retryable=True)
+    assert [r.avoid for r in collector.pending() if r.group_id == 4] == [frozenset({"a", "c"})]
+
+
+def test_a_reply_that_names_another_end_version_than_its_tokens_is_refused() -> None:
+    collector = opened()
+    collector.assign("3.0.0", "a")
+    collector.tokens("a", tokens("3.0.0", 0, [1, 2], V5))
+    lie = tokens("3.0.0", 2, [STOP], V6, "stop", start_version=V5, end_version=V5)
+    out = collector.tokens("a", lie)
+    assert isinstance(out, Requeued) and out.refusal is not None and "its last token is of 1.6" in out.refusal.reason
+    collector.assign("3.0.1", "b")
+    truth = tokens("3.0.1", 2, [STOP], V6, "stop", start_version=V6, end_version=V6)
+    assert isinstance(collector.tokens("b", truth), Accepted)
+
+
 def test_a_lost_node_costs_a_prefill_and_no_token() -> None:
     collector = opened()
     collector.assign("3.0.0", "a")
@@ -74,6 +108,109 @@ def test_a_lost_node_costs_a_prefill_and_no_token() -> None:
     done = collector.tokens("b", tokens("3.0.1", 2, [STOP], V6, "stop"))
     assert isinstance(done, Accepted) and done.finished and done.finished.samples[0].ids == (1, 2, STOP)
     assert collector.node_lost("nobody") == []
+
+
+def test_what_was_accepted_waits_for_the_journal_joined_where_it_follows() -> None:
+    collector = opened(samples=2, max_new_tokens=9)
+    collector.assign("3.0.0", "a")
+    collector.assign("3.1.0", "b")
+    for start, version in ((0, V5), (2, V5), (4, V6)):
+        collector.tokens("a", tokens("3.0.0", start, [1, 2], version))
+    collector.tokens("b", tokens("3.1.0", 0, [4], V5, logprobs=np.array([-0.1], np.float32)))
+    collector.tokens("b", tokens("3.1.0", 2, [4], V5))  # refused: a gap
+    collector.assign("3.1.1", "c")
+    collector.tokens("c", tokens("3.1.1", 1, [5], V5))
+    assert (collector.unwritten.tokens, collector.unwritten.longest) == (8, 6)
+    pieces = collector.unwritten.take()
+    assert [(p.group_id, p.member, p.start, p.stop, p.version, p.node, p.event().ids) for p in pieces] == [
+        (3, 0, 0, 4, V5, "a", (1, 2, 1, 2)),
+        (3, 0, 4, 6, V6, "a", (1, 2)),
+        (3, 1, 0, 1, V5, "b", (4,)),
+        (3, 1, 1, 2, V5, "c", (5,)),
+    ]
+    assert pieces[2].event().logprobs[0] == np.float32(-0.1)
+    assert (collector.unwritten.tokens, collector.unwritten.longest, collector.unwritten.take()) == (0, 0, [])
+    collector.tokens("a", tokens("3.0.0", 6, [1], V6))
+    collector.abort_group(3)
+    assert collector.unwritten.tokens == 0 and collector.unwritten.take() == []
+
+
+def resumed(*members: list[Piece], epoch: int = 2) -> tuple[Collector, FinishedGroup | None]:
+    """A collector of a later epoch that takes up group 3 of epoch 1."""
+    collector = Collector(vocab_size=10, first_group=7, first_attempt=first_attempt(epoch))
+    collector.published(Version(epoch, 6))
+    sampling = Sampling(4, (STOP,))
+    return collector, collector.restore_group(3, 30, [1, 2], V5, [100 + m for m in range(len(members))], sampling, members)
+
+
+def journaled(member: int, *runs: tuple[int, list[int], Version, str]) -> list[Piece]:
+    """Pieces of group 3: (start, ids, version, node)."""
+    return [
+        Piece(3, member, start, v, np.array(ids, "<i4").tobytes(), np.full(len(ids), -0.5, "<f4").tobytes(), node)
+        for start, ids, v, node in runs
+    ]
+
+
+def test_a_restarted_learner_goes_on_from_the_last_journaled_token() -> None:
+    collector, whole = resumed(
+        journaled(0, (0, [1], V5, "a"), (1, [2], V6, "b")), [], journaled(2, (0, [1, STOP], V5, "c"))
+    )
+    assert whole is None and collector.outstanding == (3,)
+    first, second = collector.pending()  # the third has its end
+    assert (first.request_id, first.min_version, first.tokens) == (f"3.0.{ATTEMPTS + 1}", V6, 2)
+    assert (second.request_id, second.min_version, second.tokens) == (f"3.1.{ATTEMPTS + 1}", V5, 0)
+    assert first.attempt == 1  # before new groups, which count from 0
+    again = collector.assign(first.request_id, "d")
+    assert (again.prefix_ids, again.seed) == ((1, 2), 100)
+    assert collector.unwritten.tokens == 0  # the journal has them
+    new = Version(2, 6)
+    collector.tokens("d", tokens(first.request_id, 2, [3, 4], new))
+    collector.assign(second.request_id, "d")
+    done = collector.tokens("d", tokens(second.request_id, 0, [STOP], new))
+    assert isinstance(done, Accepted) and done.finished is not None
+    one, two, three = done.finished.samples
+    assert one.ids == (1, 2, 3, 4) and one.logprobs == (-0.5,) * 4 and one.node == "d" and one.finish == "length"
+    assert one.spans == (Span(V5, 0, 1), Span(V6, 1, 2), Span(new, 2, 4)) and done.finished.oldest == V5
+    assert two.ids == (STOP,) and (three.ids, three.node, three.finish, three.seed) == ((1, STOP), "c", "stop", 102)
+    assert [p.start for p in collector.unwritten.take()] == [2, 0]
+    fresh = collector.open_group(9, 0, [1], new, [1], Sampling(4, (STOP,)))
+    assert fresh == (f"9.0.{ATTEMPTS}",) and collector.pending()[0].attempt == 0
+
+
+def test_a_group_whose_every_member_had_ended_is_whole_at_once() -> None:
+    collector, whole = resumed(journaled(0, (0, [1, 2, 3, 4], V5, "a")), journaled(1, (0, [STOP], V6, "b")))
+    assert whole is not None and [s.finish for s in whole.samples] == ["length", "stop"]
+    assert collector.outstanding == () and collector.pending() == []
+
+
+@pytest.mark.parametrize("attempt", [0, 1, 7, ATTEMPTS - 1])
+def test_no_late_token_of_an_earlier_epoch_is_accepted(attempt: int) -> None:
+    """Not even from the very node that the sequence is with now, at the very position that is next."""
+    collector, _ = resumed(journaled(0, (0, [1], V5, "a")))
+    (request,) = collector.pending()
+    collector.assign(request.request_id, "a")
+    late = f"3.0.{attempt}"
+    assert collector.tokens("a", tokens(late, 1, [5], Version(2, 6))) == Ignored(late)
+    assert collector.declined("a", late, "no engine", retryable=True) == Ignored(late)
+    assert collector.working("a") == [request.request_id] and collector.failures_by_node == {}
+    refused = collector.tokens("a", tokens(f"3.0.{2 * ATTEMPTS}", 1, [5], Version(2, 6)))
+    assert isinstance(refused, Refused)  # of an epoch that is still to come
+    collector, _ = resumed(journaled(0, (0, [1], V5, "a")), epoch=3)
+    late = f"3.0.{ATTEMPTS + 1}"
+    assert collector.tokens("a", tokens(late, 1, [5], Version(3, 6))) == Ignored(late)
+
+
+def test_only_whole_groups_of_an_earlier_epoch_are_taken_up() -> None:
+    collector, _ = resumed([])
+    with pytest.raises(ValueError, match="taken up already"):
+        collector.restore_group(3, 0, [1], V5, [1], Sampling(4, ()), [[]])
+    with pytest.raises(ValueError, match="not of an earlier epoch"):
+        collector.restore_group(7, 0, [1], V5, [1], Sampling(4, ()), [[]])
+    with pytest.raises(ValueError, match="1 seeds and 2 members"):
+        collector.restore_group(2, 0, [1], V5, [1], Sampling(4, ()), [[], []])
+    with pytest.raises(ValueError, match="expected 1"):
+        collector.restore_group(2, 0, [1], V5, [1], Sampling(4, ()), [journaled(0, (0, [1], V5, "a"), (2, [1], V5, "a"))])
+    assert collector.outstanding == (3,)
 
 
 def test_lost_nodes_never_abort_a_group() -> None:

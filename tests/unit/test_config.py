@@ -108,6 +108,7 @@ def test_flags_win_over_the_file(tmp_path: Path, flag: list[str], path: tuple[st
         (BASE + "[swarm]\nchunk_bytes = 1023\n", (), ("swarm.chunk_bytes", "1024")),
         (BASE + "[swarm]\nsegment_bytes = 67108864\nchunk_bytes = 4095\n", (), ("swarm.chunk_bytes", "too small", "16384")),
         (BASE + "[rollout]\nstall_s = 0\n", (), ("rollout.stall_s",)),
+        (BASE + "[rollout]\non_update = 'wait'\n", (), ("rollout.on_update", "'continue' or 'finish'")),
         (BASE + "[status]\nport = 70000\n", (), ("status.port",)),
         (BASE, ("--rollout.samples", "many"), ("rollout.samples", "integer")),
         (BASE, ("--rollout.samples",), ("rollout.samples", "needs a value")),

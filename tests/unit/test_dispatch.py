@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.dispatch import Dispatcher, NodeView, Opening, Request, oversubscribed, speeds
+from learner.dispatch import Dispatcher, Opening, Request, Strategies
+from learner.places import SPEED_RANGE, NodeView, models, oversubscribed, speeds
+from learner.throughput import Throughput
 from p2p.version import Version
 
 
@@ -121,10 +125,51 @@ def test_two_nodes_with_one_name() -> None:
         Dispatcher(2).choose([node("x"), node("x")], [])
 
 
-def test_strategies_can_be_replaced() -> None:
-    packed = Dispatcher(2, cost=lambda node, load, speed: -load, limit=lambda node: 2)
-    plan = packed.choose([node("x"), node("y", running=1)], [ask("a"), ask("b", 1), ask("c", 2)])
-    assert plan.assign == (("a", "y"), ("b", "x"), ("c", "x"))
+H100, L40S = Throughput(6e-8, 7e-3, 3e-5, 4e-3), Throughput(2.4e-7, 2.7e-2, 9e-5, 4e-3)
+"""A step of 11 ms and of 31 ms for one sequence; some 35 ms and 75 ms with as much context as they hold."""
+
+
+def engine(peer: str, model: Throughput, running: int, context: float, need: float = 0.0) -> NodeView:
+    return NodeView(peer, at(5), running, 0, 256, model=model, context=context, room=400_000, need=need)
+
+
+PACE = Strategies(pace=True)
+
+
+def test_a_sequence_goes_where_it_is_fastest() -> None:
+    nodes = [engine("fast", H100, 60, 200_000), engine("slow", L40S, 1, 3000)]
+    long = replace(ask("a"), prompt_tokens=4000)
+    plan = Dispatcher(2, PACE).choose(nodes, [long])
+    assert plan.assign == (("a", "fast"),)  # 24 ms a token there, although it would add more tokens a second on the other
+    plan = Dispatcher(2, Strategies()).choose(nodes, [long])
+    assert plan.assign == (("a", "slow"),)
+
+
+def test_what_is_in_a_hurry_is_not_slowed_by_what_is_not() -> None:
+    pressed = engine("fast", H100, 20, 280_000, need=45.0)
+    hurried, idle = replace(ask("a"), need=40.0), ask("b", 1)
+    slow = engine("slow", L40S, 1, 3000)
+    assert Dispatcher(2, PACE).choose([pressed, slow], [idle]).assign == (("b", "slow"),)
+    assert Dispatcher(2, PACE).choose([pressed, slow], [hurried]).assign == (("a", "fast"),)
+    held = Dispatcher(2, PACE).choose([pressed], [idle]).held
+    assert held == {"b": "none of 1 nodes has a free place that slows nothing down too far"}
+    assert Dispatcher(2, Strategies()).choose([pressed], [idle]).assign == (("b", "fast"),)
+
+
+def test_a_node_that_boasts_does_not_draw_everything() -> None:
+    boaster = engine("boaster", H100.slower(1e-4), 0, 0.0)
+    honest = [engine(f"n{i}", H100, 0, 0.0) for i in range(3)]
+    found = models([boaster, *honest])
+    assert found[0].pace(1, 0) == pytest.approx(SPEED_RANGE[1] * H100.pace(1, 0)) and found[1:] == [H100] * 3
+    assert models([engine("slow", L40S, 0, 0.0), *honest])[0] == L40S  # real engines are within the range
+
+
+def test_memory_is_kept_for_what_sequences_will_still_make() -> None:
+    full = replace(engine("x", H100, 10, 100_000), growth=580_000)
+    assert Dispatcher(2).choose([full], [ask("a")]).held == {"a": "none of 1 nodes has a free place"}
+    assert Dispatcher(2).choose([replace(full, growth=500_000)], [ask("a")]).assign == (("a", "x"),)
+    idle = replace(full, running=0, context=0.0, growth=0.0, room=10)
+    assert Dispatcher(2).choose([idle], [ask("a", expected=10_000)]).assign == (("a", "x"),)  # nobody else might
 
 
 nodes_st = st.lists(
@@ -162,3 +207,13 @@ def test_plans_are_legal_and_leave_no_place_unused(
         for version in {n.version for n in usable}:
             free = sum(max(0, left[n.peer]) for n in usable if n.version == version)
             assert sum(o.groups for o in plan.open if o.version == version) * 3 >= free
+
+
+def test_a_pinned_request_goes_to_nodes_at_that_very_version() -> None:
+    nodes = [NodeView(f"n{step}", Version(1, step), 0, 0, 4) for step in (3, 4, 5)]
+    requests = [
+        Request(f"r{step}", step, Version(1, 3), Version(1, 3), exact_version=Version(1, step)) for step in (3, 4, 5, 6)
+    ]
+    plan = Dispatcher(1).choose(nodes, requests)
+    assert set(plan.assign) == {("r3", "n3"), ("r4", "n4"), ("r5", "n5")}
+    assert plan.held == {"r6": "none of 3 nodes has version 1.6"}

@@ -34,7 +34,7 @@ from node.engine.model import write_state
 from node.engine.transformers import TransformersCore, TransformersSettings
 from p2p.errors import Refusal
 from p2p.layout import Layout
-from p2p.protocol.rollout import Completion, Generate, Span, TokenEvent
+from p2p.protocol.rollout import BEHIND, PAST, Completion, Generate, Span, TokenEvent
 from p2p.version import Version
 
 V0, V1, V2 = Version(0, 0), Version(0, 1), Version(1, 2)
@@ -210,6 +210,66 @@ def test_commit_in_mid_sequence_starts_a_span_and_continues_as_a_fresh_engine_wo
     again = Gathered(fresh, ask(max_new_tokens=24, temperature=0.8, prefix_ids=prefix)).run()["a"]
     assert again.ids == got["a"].ids
     np.testing.assert_allclose(again.logprobs[9:], got["a"].logprobs[9:], atol=1e-4)
+
+
+def test_a_reply_says_under_which_versions_it_began_and_ended(world: World) -> None:
+    core = world.core()
+    core.add(ask("a"))
+    core.add(ask("b", max_new_tokens=3))
+    ends = [e for _ in range(5) for e in core.step() if e.finish]
+    assert [(e.request_id, e.start_version, e.end_version) for e in ends] == [("b", V0, V0)]
+    core.stage(world.states[V1])
+    core.commit()
+    core.add(ask("none", prefix_ids=(1, 2), max_new_tokens=2))
+    events = [e for _ in range(9) for e in core.step()]
+    assert {e.request_id: (e.start_version, e.end_version) for e in events if e.finish} == {"a": (V0, V1), "none": (None, None)}
+    assert all(e.start_version is None and e.end_version is None for e in events if not e.finish)
+    # An interrupt names the last token's version, not the one that serves by then.
+    core.add(ask("c"))
+    core.step()
+    core.stage(replace(world.states[V0], version=V2))
+    core.commit()
+    [event] = core.interrupt()
+    assert (event.version, event.start_version, event.end_version) == (V2, V1, V1)
+
+
+def test_a_pinned_sequence_never_sees_another_version(world: World) -> None:
+    core = world.core(max_running=2)
+    core.add(ask("pinned", exact_version=V0))
+    core.add(ask("free"))
+    core.add(ask("waiting", exact_version=V0))
+    got = Completion()
+    for _ in range(4):
+        for event in core.step():
+            if event.request_id == "pinned":
+                got.add(event)
+    core.stage(world.states[V1])
+    core.commit()
+    assert core.has_work()
+    events = [e for _ in range(10) for e in core.step()]
+    last = [e for e in events if e.request_id == "pinned"]
+    assert [(e.finish, e.ids, e.end_version) for e in last] == [("interrupt", (), V0)]
+    assert [(e.finish, e.end_version) for e in events if e.request_id == "waiting"] == [("interrupt", None)]
+    got.add(last[0])
+    assert got.spans == [Span(V0, 0, 4)] and (got.start_version, got.end_version) == (V0, V0)
+    assert {e.version for e in events if e.request_id == "free"} == {V1}
+    for pin, cause in ((V0, PAST), (V2, BEHIND)):
+        with pytest.raises(Refusal, match=f"version {pin} exactly") as refused:
+            core.add(ask("again", exact_version=pin))
+        assert refused.value.cause == cause
+    with pytest.raises(Refusal) as refused:
+        core.add(ask("again", min_version=V2))
+    assert refused.value.cause == BEHIND
+    # The rest goes on at that version elsewhere, as if nothing had happened.
+    other = world.core()
+    other.add(ask("b", exact_version=V0, prefix_ids=tuple(got.ids)))
+    rest = [e for _ in range(9) for e in other.step()]
+    alone = world.core()
+    alone.add(ask("c"))
+    whole = [t for _ in range(12) for e in alone.step() for t in e.ids]
+    assert [*got.ids, *(t for e in rest for t in e.ids)] == whole
+    core.add(ask("here", exact_version=V1))
+    assert {e.version for _ in range(12) for e in core.step()} == {V1}
 
 
 def test_stage_without_commit_changes_nothing(world: World) -> None:

@@ -23,6 +23,7 @@ STATE = StateFile(Path("/x/state"), Layout.build([("b", "float32", (2, 3)), ("a"
 MESSAGES: list[Any] = [
     Call(1, "load", (Path("/model"), STATE)),
     Call(2, "add", (Generate("r", (1, 2), 9, (0,), -(2**90), V, 0.5, 0.9, (4,)),)),
+    Call(2, "add", (Generate("r", (1,), 9, (), 0, V, exact_version=V),)),
     Call(3, "interrupt", (None,)),
     Call(4, "interrupt", (("a", "b"),)),
     Credit(7),
@@ -46,15 +47,16 @@ def test_events_arrays_and_refusals_round_trip() -> None:
     events = [
         TokenEvent("r", 3, (7, 8), np.array([-0.5, -1.25], np.float32), V),
         TokenEvent("s", 5, (), np.empty(0, np.float32), Version(0, 0), "error", "why"),
+        TokenEvent("t", 5, (), np.empty(0, np.float32), V, "interrupt", "", Version(1, 1), V),
     ]
-    refusal = Refusal("too old", peer="p", version=V, chunk=4, fatal=True)
+    refusal = Refusal("too old", peer="p", version=V, chunk=4, fatal=True, cause="past")
     got = list(Decoder().feed(encode(Events(events)) + encode(Refused(3, refusal)) + encode(Reply(4, np.ones(3)))))
     for a, b in zip(got[0].events, events, strict=True):  # type: ignore[union-attr]
-        assert (a.request_id, a.start, a.ids, a.version, a.finish, a.message) == (
-            b.request_id, b.start, b.ids, b.version, b.finish, b.message,
+        assert (a.request_id, a.start, a.ids, a.version, a.finish, a.message, a.start_version, a.end_version) == (
+            b.request_id, b.start, b.ids, b.version, b.finish, b.message, b.start_version, b.end_version,
         )  # fmt: skip
         assert a.logprobs.dtype == np.float32 and a.logprobs.tolist() == b.logprobs.tolist()
-    assert str(got[1].refusal) == str(refusal) and got[1].refusal.fatal  # type: ignore[union-attr]
+    assert str(got[1].refusal) == str(refusal) and got[1].refusal.fatal and got[1].refusal.cause == "past"  # type: ignore[union-attr]
     assert got[2].value.tolist() == [1.0, 1.0, 1.0]  # type: ignore[union-attr]
 
 

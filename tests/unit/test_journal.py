@@ -10,13 +10,16 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from learner.journal import Commit, Journal, ReservedGroup
+from learner.journal import Commit, Journal
+from learner.pieces import Piece, ReservedGroup, Unwritten
 from learner.recovery import plan_resume
 from learner.trajectory import Group, Trajectory
 from p2p.errors import UsageError
-from p2p.protocol.rollout import Span
+from p2p.protocol.messages import TokenRun
+from p2p.protocol.rollout import Completion, Span, TokenEvent
 from p2p.version import Version
 
 
@@ -36,6 +39,16 @@ def reserve(journal: Journal, *group_ids: int, version: Version = START) -> None
     journal.record_reserved([ReservedGroup(g, g, version, 2) for g in group_ids])
 
 
+def piece(group_id: int, start: int, count: int = 2, member: int = 0, version: Version = START, node: str = "n") -> Piece:
+    ids = np.arange(start, start + count, dtype="<i4").tobytes()
+    logprobs = np.linspace(-1, -0.1, count, dtype="<f4").tobytes()
+    return Piece(group_id, member, start, version, ids, logprobs, node)
+
+
+def left(journal: Journal) -> list[int]:
+    return [g.group_id for g in journal.unfinished()]
+
+
 def test_a_group_lives_once(tmp_path: Path) -> None:
     with open_journal(tmp_path) as journal:
         assert journal.new_epoch() == 1 and journal.last_commit() is None
@@ -43,7 +56,7 @@ def test_a_group_lives_once(tmp_path: Path) -> None:
         for g in (0, 1, 2):
             journal.record_finished(finished(g))
         journal.record_aborted([2], "budget")
-        assert journal.unconsumed() == (finished(0), finished(1)) and journal.unfinished() == (3,)
+        assert journal.unconsumed() == (finished(0), finished(1)) and left(journal) == [3]
         journal.commit(1, "ckpt/1", [0, 1])
         assert journal.last_commit() == Commit(1, 1, "ckpt/1", 1.5)
         assert journal.unconsumed() == ()
@@ -84,7 +97,7 @@ def test_what_is_not_a_next_step_is_refused_and_changes_nothing(tmp_path: Path) 
             journal.record_aborted([2, 0], "late")
         with pytest.raises(ValueError, match="reason"):
             journal.record_aborted([2], "")
-        assert journal.unfinished() == (2,) and journal.counts().groups.lost == 0
+        assert left(journal) == [2] and journal.counts().groups.lost == 0
 
 
 @pytest.mark.parametrize(
@@ -110,6 +123,71 @@ def test_the_database_itself_forbids_a_second_consumption(tmp_path: Path, statem
         with pytest.raises(sqlite3.IntegrityError):
             journal._db.execute(statement)
         assert journal.counts().groups.consumed == 1
+
+
+def test_tokens_are_there_after_a_crash_until_their_group_is_over(tmp_path: Path) -> None:
+    first = [piece(0, 0), piece(0, 0, 3, member=1), piece(2, 0, version=Version(1, 1))]
+    then = [piece(0, 2, 1, version=Version(1, 1), node="other"), piece(1, 0), piece(1, 2)]
+    with open_journal(tmp_path) as journal:
+        journal.new_epoch()
+        journal.record_reserved([ReservedGroup(g, 10 + g, START, 2, 99 + g) for g in range(4)])
+        journal.record_tokens(first)
+        journal.record_tokens([])
+        journal.record_tokens(then)
+        journal.record_finished(finished(1))
+    with open_journal(tmp_path) as journal:
+        groups = journal.unfinished()
+        assert [g.group for g in groups] == [ReservedGroup(g, 10 + g, START, 2, 99 + g) for g in (0, 2, 3)]
+        assert groups[0].members == ((first[0], then[0]), (first[1],)) and groups[0].tokens == 6
+        assert groups[1].members == ((first[2],), ()) and groups[2].members == ((), ())
+        journal.cut_tokens([(0, 0, 2), (0, 1, 0)])
+        assert journal.unfinished()[0].members == ((first[0],), ())
+        journal.record_tokens([piece(0, 2, 5)])  # goes on where it was cut
+        journal.record_aborted([0, 2], "orphaned")
+        assert left(journal) == [3]
+        assert journal._db.execute("SELECT count(*) FROM pieces").fetchone() == (0,)
+
+
+def test_log_probabilities_come_back_bit_for_bit(tmp_path: Path) -> None:
+    bits = np.random.default_rng(0).integers(0x80000000, 0xC2700000, 10_000, dtype=np.uint32)  # -0.0 down to -60
+    run = TokenRun.of(TokenEvent("0.0.0", 0, tuple(range(10_000)), bits.view(np.float32), START))
+    unwritten = Unwritten()
+    unwritten.add(0, 0, "n", run.start, run.version, run.ids, run.logprobs)
+    with open_journal(tmp_path) as journal:
+        journal.new_epoch()
+        reserve(journal, 0)
+        journal.record_tokens(unwritten.take())
+        back = journal.unfinished()[0].members[0][0].event()
+    assert back.ids == tuple(range(10_000)) and np.array_equal(back.logprobs.view(np.uint32), bits)
+    completion = Completion()
+    completion.add(back)
+    assert np.array_equal(np.array(completion.logprobs, np.float32).view(np.uint32), bits)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "reason"),
+    [
+        ([piece(0, 3)], "does not begin where"),
+        ([piece(0, 1)], "does not begin where"),
+        ([piece(0, 0)], "does not begin where"),
+        ([piece(0, 2), piece(0, 3)], "does not begin where"),
+        ([piece(0, 1, member=1)], "does not begin where"),
+        ([piece(0, 0, member=2)], "not reserved"),
+        ([piece(0, 2), piece(1, 0)], "not reserved"),
+        ([piece(7, 0)], "not reserved"),
+        ([Piece(0, 0, 2, START, b"", b"", "n")], "CHECK"),
+        ([Piece(0, 0, 2, START, bytes(8), bytes(4), "n")], "CHECK"),
+    ],
+)
+def test_tokens_that_do_not_follow_are_refused_whole(tmp_path: Path, pieces: list[Piece], reason: str) -> None:
+    with open_journal(tmp_path) as journal:
+        journal.new_epoch()
+        reserve(journal, 0, 1)
+        journal.record_finished(finished(1))
+        journal.record_tokens([piece(0, 0)])
+        with pytest.raises(ValueError, match=reason):
+            journal.record_tokens(pieces)
+        assert journal.unfinished()[0].members == ((piece(0, 0),), ())
 
 
 def test_numbers_go_on_after_a_restart(tmp_path: Path) -> None:
@@ -256,16 +334,23 @@ def life(path: Path, statements_left: int) -> int:
         with open_journal(path) as journal:
             journal.new_epoch()
             reserve(journal, 0, 1, 2)
+            journal.record_tokens([piece(0, 0), piece(1, 0), piece(1, 0, member=1)])
             journal.record_finished(finished(0))
             journal.record_finished(finished(1))
             journal.commit(1, "c1", [0, 1])
             (path / "acknowledged").write_text("1")
             journal.record_aborted([2], "restart")
             reserve(journal, 3, 4, version=Version(1, 1))
+            journal.record_tokens([piece(3, 0, version=Version(1, 1)), piece(4, 0, version=Version(1, 1))])
+            journal.record_tokens([piece(4, 2, version=Version(1, 1))])
+            (path / "tokens").write_text("4")
             journal.record_finished(finished(3, Version(1, 1)))
         with open_journal(path) as journal:
             journal.new_epoch()
+            journal.cut_tokens([(4, 0, 2)])
+            (path / "tokens").write_text("2")
             journal.record_aborted([4], "restart")
+            (path / "tokens").unlink()
             journal.commit(2, "c2", [3])
             (path / "acknowledged").write_text("2")
     finally:
@@ -315,11 +400,21 @@ def test_a_kill_before_any_statement_leaves_a_legal_journal(memory_path: Path) -
             assert rows.fetchall() == consumed
             assert journal._db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
             assert journal._db.execute("PRAGMA foreign_key_check").fetchall() == []
+            # Tokens are there for groups that are reserved, and all that were acknowledged of group 4.
+            tokens = {g.group_id: g.tokens for g in journal.unfinished()}
+            assert journal._db.execute("SELECT count(*) FROM pieces WHERE group_id NOT IN "
+                                       "(SELECT group_id FROM groups WHERE state = 'reserved')").fetchone() == (0,)  # fmt: skip
+            if (path / "tokens").exists() and 4 in tokens:
+                said = int((path / "tokens").read_text())
+                assert tokens[4] == said or ((tokens[4], said) == (2, 4) and journal.epoch == 2)  # cut, and not yet said
             # And the next learner can go on from there, training on what is left exactly once.
             epoch = journal.new_epoch()
             plan = plan_resume(journal.epochs(), step, journal.unconsumed(), journal.unfinished(), 2)
             for reason, ids in plan.abort.items():
                 journal.record_aborted(ids, reason)
+            journal.cut_tokens(plan.cut)
+            assert {g.group_id: g.tokens for g in journal.unfinished()} == {g.group_id: g.tokens for g in plan.go_on}
+            journal.record_aborted([g.group_id for g in plan.go_on], "restart")
             journal.commit(step + 1, "next", [g.group_id for g in plan.keep])
             after = journal.counts().groups
             assert after.outstanding == after.finished == after.lost == 0

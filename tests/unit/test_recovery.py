@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from learner.ledger import Ledger
+from learner.pieces import Piece, ReservedGroup, UnfinishedGroup
 from learner.recovery import plan_resume, survives
 from learner.trajectory import Group, Trajectory
 from p2p.protocol.rollout import Span
@@ -16,6 +17,15 @@ def group(group_id: int, *versions: tuple[int, int]) -> Group:
     n = len(versions)
     whole = Trajectory((1,), (2,) * n, (-0.5,) * n, spans, 0.0, "stop", "node", 7)
     return Group(group_id, group_id, (whole,))
+
+
+def unfinished(group_id: int, reserved: tuple[int, int], *members: list[tuple[int, int]]) -> UnfinishedGroup:
+    """Each member a list of versions, a piece of two tokens each."""
+    pieces = tuple(
+        tuple(Piece(group_id, m, 2 * i, Version(*v), bytes(8), bytes(8), "node") for i, v in enumerate(versions))
+        for m, versions in enumerate(members)
+    )
+    return UnfinishedGroup(ReservedGroup(group_id, group_id, Version(*reserved), len(members)), pieces)
 
 
 # Epoch 1 reached 9 and had committed 7; 2 went from 7 to a commit of 9; 3 started at 9 and died at once; 4 starts.
@@ -53,11 +63,30 @@ def test_plan_sorts_by_reason() -> None:
         group(4, (1, 6), (2, 9)),  # too old
         group(5, (2, 9)),
     ]
-    plan = plan_resume(EPOCHS, 9, groups, [6, 7], max_staleness=2)
+    left = [
+        unfinished(6, (2, 8), [(2, 8), (3, 9)], []),
+        unfinished(7, (2, 9), [(2, 9), (2, 10)], [(2, 10)], [(2, 9), (2, 9), (2, 10)]),  # some of it under weights that were lost
+        unfinished(8, (1, 8), []),
+        unfinished(9, (1, 6), [(1, 6), (1, 7)]),
+        unfinished(10, (2, 10), [(2, 10)]),
+    ]
+    plan = plan_resume(EPOCHS, 9, groups, left, max_staleness=2)
     assert [g.group_id for g in plan.keep] == [1, 5]
-    assert plan.abort == {"orphaned": (2, 3), "stale": (4,), "restart": (6, 7)}
-    ledger, misfits = Ledger.restore(2, 1, 9, [(g.group_id, g.oldest.step) for g in plan.keep])
-    assert misfits == () and ledger.occupied(9) == [1] and ledger.occupied(10) == [5]
+    assert plan.abort == {"orphaned": (2, 3, 8, 10), "stale": (4, 9)}
+    assert [g.group_id for g in plan.go_on] == [6, 7]
+    assert plan.go_on[0] == left[0] and plan.go_on[0].tokens == 4
+    assert plan.cut == ((7, 0, 2), (7, 1, 0), (7, 2, 4))
+    assert [[p.version for p in member] for member in plan.go_on[1].members] == [[Version(2, 9)], [], [Version(2, 9)] * 2]
+    finished = [(g.group_id, g.oldest.step) for g in plan.keep]
+    reserved = [(g.group_id, g.group.version.step) for g in plan.go_on]
+    ledger, misfits = Ledger.restore(2, 2, 9, finished, reserved)
+    assert misfits == () and ledger.occupied(9) == [1, 5] and ledger.is_reserved(6) and ledger.is_reserved(7)
+
+
+def test_tokens_after_lost_ones_are_lost_too() -> None:
+    """Versions only go forward, so none should follow; if one did, it was drawn after tokens that are not there any more."""
+    plan = plan_resume(EPOCHS, 9, [], [unfinished(1, (2, 9), [(2, 9), (2, 10), (3, 9)])], 2)
+    assert [len(m) for m in plan.go_on[0].members] == [1] and plan.cut == ((1, 0, 2),)
 
 
 def test_nothing_to_sort() -> None:

@@ -13,8 +13,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from learner.batch import BadBatch, check_group, cut_forwards, rows_of
+from learner.batch import (
+    FORWARD_COST,
+    HALF_FULL,
+    WORTH_IT,
+    BadBatch,
+    Packer,
+    Row,
+    check_group,
+    cut_forwards,
+    padded_tokens,
+    rows_of,
+)  # fmt: skip
 from learner.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
 from learner.evaluate import evaluate, held_out_prompts
 from learner.export import export_model
@@ -25,7 +38,7 @@ from learner.text import decode_completion, encode_prompt
 from learner.trainer import PolicyTrainer, TrainingDiverged, run_trainer
 from learner.trainer_client import ResumeInfo
 from learner.trainer_config import TrainerConfig
-from learner.trajectory import Group
+from learner.trajectory import Group, Trajectory
 from p2p.errors import UsageError
 from p2p.protocol.rollout import Span
 from p2p.version import Version
@@ -47,6 +60,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_demo_model(tmp_path_factory.mktemp("model"), TASK, steps=4, batch=16)
 
 
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_random_model(tmp_path_factory.mktemp("tiny"), size="0.4m")
+
+
 def config(folder: Path, root: Path, **changes: Any) -> TrainerConfig:
     base = TrainerConfig(model=str(folder), checkpoint_dir=str(root), device="cpu", threads=1, steps=3, eval_size=4)
     return dataclasses.replace(base, **{"max_new_tokens": 8, **changes})
@@ -58,6 +76,7 @@ def gradients(folder: Path, cut: list[list[Group]], **changes: Any) -> list[torc
     trainer = PolicyTrainer(model, config(folder, Path("unused"), **changes))
     for groups in cut:
         trainer.accumulate(groups)
+    trainer.flush()
     return [p.grad / trainer.weight for p in model.parameters() if p.grad is not None]
 
 
@@ -72,19 +91,100 @@ def test_streaming_equals_the_whole_batch(folder: Path, aggregate: str) -> None:
             assert float((a - b).abs().max()) <= 2e-6 * max(1.0, float(a.abs().max()))
 
 
-def test_the_same_stream_gives_the_same_bits(folder: Path) -> None:
-    rng = np.random.default_rng(1)
-    a, b, c = (make_group(i, rng) for i in range(3))
-    first, second = (gradients(folder, [[a], [b, c]]) for _ in range(2))
-    assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_a_step_is_the_same_bits_however_its_groups_are_cut(tiny: Path, data: st.DataObject) -> None:
+    """Weights, moments and metrics after three steps, in float32."""
+    steps = data.draw(st.integers(0, 2**16).map(lambda seed: mixed_steps(seed)))
+    tokens, unit = data.draw(st.sampled_from([32, 128, 4096])), data.draw(st.integers(1, 5))
+    cuts = [data.draw(st.sets(st.integers(1, len(groups) - 1))) for groups in steps]
+    whole, cut = (
+        after_steps(tiny, steps, how, micro_batch_tokens=tokens, micro_batch_groups=unit) for how in ([set()] * 3, cuts)
+    )
+    assert whole == cut
+
+
+def mixed_steps(seed: int) -> list[list[Group]]:
+    """Three steps of groups of many lengths, some without any advantage."""
+    rng = np.random.default_rng(seed)
+    steps = [[make_group(10 * s + i, rng, size=int(rng.integers(1, 7))) for i in range(rng.integers(2, 9))] for s in range(3)]
+    return [[g if rng.random() < 0.7 else flat(g) for g in groups] for groups in steps]
+
+
+def flat(group: Group) -> Group:
+    equal = tuple(dataclasses.replace(t, reward=1.0) for t in group.trajectories)
+    return dataclasses.replace(group, trajectories=equal)
+
+
+def after_steps(folder: Path, steps: list[list[Group]], cuts: list[set[int]], **changes: Any) -> list[Any]:
+    """Everything that three optimizer steps leave behind, as bytes; `cuts` are where each step's groups are cut."""
+    model, _ = load_model(folder, "cpu")
+    trainer = PolicyTrainer(model, config(folder, Path("unused"), **changes))
+    metrics = []
+    for step, (groups, at) in enumerate(zip(steps, cuts, strict=True)):
+        bounds = [0, *sorted(at), len(groups)]
+        for a, b in itertools.pairwise(bounds):
+            trainer.accumulate(groups[a:b])
+        metrics.append(trainer.step(step))
+    moments = [t for state in trainer.optimizer.state.values() for t in (state["exp_avg"], state["exp_avg_sq"])]
+    return [metrics, *(t.detach().numpy().tobytes() for t in (*model.parameters(), *moments))]
+
+
+def test_another_order_is_another_sum(tiny: Path) -> None:
+    """Why the order of groups is said to count: it shows in the bits, and in nothing larger."""
+    steps = mixed_steps(1)
+    forth, back = (after_steps(tiny, s, [set()] * 3, micro_batch_tokens=32) for s in (steps, [g[::-1] for g in steps]))
+    assert forth[1:] != back[1:]
+    for a, b in zip(forth[1:], back[1:], strict=True):
+        x, y = np.frombuffer(a, np.float32), np.frombuffer(b, np.float32)
+        assert np.abs(x - y).max() <= 1e-3 * np.abs(x).max() + 1e-7
+
+
+@given(sizes=st.lists(st.lists(st.integers(1, 90), max_size=12), min_size=1, max_size=20), unit=st.integers(1, 5))
+def test_the_packer_loses_no_row_and_fills_its_forwards(sizes: list[list[int]], unit: int) -> None:
+    packer, budget, packs = Packer(200, unit), 200, list[list[Row]]()
+    rows = [[sized_row(i, size) for size in group] for i, group in enumerate(sizes)]
+    for group in rows:
+        now = packer.add(group)
+        packs += now
+        if now and not packer._pending:  # else a last one was too small, and waits
+            assert padded_tokens(now[-1]) >= (WORTH_IT if len(now) == 1 else HALF_FULL) * budget
+    packs += packer.flush()
+    assert sorted(map(id, itertools.chain(*rows))) == sorted(id(r) for pack in packs for r in pack)
+    assert all(pack and padded_tokens(pack) <= budget for pack in packs)
+    assert packer.flush() == []
+
+
+@given(sizes=st.lists(st.integers(1, 300), min_size=1, max_size=60), budget=st.integers(1, 500))
+def test_forwards_cost_no_more_than_any_other_cut(sizes: list[int], budget: int) -> None:
+    rows = [sized_row(i, size) for i, size in enumerate(sizes)]
+
+    def cost(packs: list[list[Row]]) -> float:
+        return sum(padded_tokens(pack) + FORWARD_COST * budget for pack in packs)
+
+    cheapest = cost(list(cut_forwards(rows, budget)))
+    longest_first, shortest_first = list[list[Row]](), list[list[Row]]()
+    for packs, order in ((longest_first, sorted(sizes, reverse=True)), (shortest_first, sorted(sizes))):
+        for size in order:  # greedy: as many as fit
+            row = sized_row(0, size)
+            if packs and padded_tokens([*packs[-1], row]) <= budget:
+                packs[-1].append(row)
+            else:
+                packs.append([row])
+    assert cheapest <= min(cost(longest_first), cost(shortest_first)) + 1e-6
+
+
+def sized_row(group_id: int, size: int) -> Row:
+    """A row of `size` tokens, one of them the prompt."""
+    spans = (Span(Version(1, 0), 0, size - 1),)
+    return Row(group_id, Trajectory((1,), (2,) * (size - 1), (-1.0,) * (size - 1), spans, 0.0, "stop", "n", 0), 1.0)
 
 
 def test_groups_of_equal_rewards_count_but_do_not_push(folder: Path) -> None:
     rng = np.random.default_rng(2)
-    mixed, flat = make_group(0, rng), make_group(1, rng)
-    flat = dataclasses.replace(flat, trajectories=tuple(dataclasses.replace(t, reward=1.0) for t in flat.trajectories))
-    alone, both = gradients(folder, [[mixed]]), gradients(folder, [[mixed, flat]])
-    tokens = [sum(len(t.completion_ids) for t in g.trajectories) for g in (mixed, flat)]
+    mixed, equal = make_group(0, rng), flat(make_group(1, rng))
+    alone, both = gradients(folder, [[mixed]]), gradients(folder, [[mixed, equal]])
+    tokens = [sum(len(t.completion_ids) for t in g.trajectories) for g in (mixed, equal)]
     for x, y in zip(alone, both, strict=True):
         torch.testing.assert_close(y, x * tokens[0] / sum(tokens), rtol=1e-5, atol=1e-8)
 
@@ -255,6 +355,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(folder: Path) -> None:
     trainer = PolicyTrainer(model, config(folder, Path("unused")))
     before = [p.detach().clone() for p in model.parameters()]
     trainer.accumulate([make_group(17, np.random.default_rng(6))])
+    trainer.flush()
     next(p for p in model.parameters() if p.grad is not None).grad[0, 0] = math.nan  # type: ignore[index]
     with pytest.raises(TrainingDiverged, match=r"step 3.*\[17\]"):
         trainer.step(3)

@@ -138,7 +138,7 @@ def test_one_field_of_another_kind(message, data) -> None:
     (["have", "m", [1]], "Have.mid: expected bytes, got str"),
     (["have", b"m", {}], "Have.chunks: expected list, got dict"),
     (["follow", 1], "Follow.on: expected bool, got int"),
-    (["bye", b"x", True], "Bye.reason: expected str, got bytes"),
+    (["bye", b"x", True, False], "Bye.reason: expected str, got bytes"),
     (["report", "p", [1], 0, "r"], "Report.version: expected [epoch, step]"),
     (["report", "p", [1, -2], 0, "r"], "Report.version: expected an integer in"),
     (["roster", 1, [["p", [], "n", 1]]], "Member has 3 fields, got 4"),
@@ -150,7 +150,7 @@ def test_one_field_of_another_kind(message, data) -> None:
     ([["have"], b"m", []], "not a list that starts with a tag"),
     ({"have": 1}, "not a list that starts with a tag"),
     ("have", "not a list that starts with a tag"),
-    (["bye", "x" * (MAX_TEXT + 1), True], "malformed msgpack"),
+    (["bye", "x" * (MAX_TEXT + 1), True, False], "malformed msgpack"),
     (["have", b"m", [0] * (MAX_ITEMS + 1)], "malformed msgpack"),
     (["have", b"m", msgpack.ExtType(4, b"x")], "malformed msgpack"),
 ])  # fmt: skip
@@ -206,7 +206,7 @@ def test_a_roster_fits_a_frame_whatever_its_members_say_of_themselves(count, add
 
 
 def test_requests_and_tokens_carry_what_they_were_made_of() -> None:
-    asked = Generate("r", (1, 2**32 - 1), 5, (3,), 9, Version(1, 2), 0.7, 0.9, (4, 5))
+    asked = Generate("r", (1, 2**32 - 1), 5, (3,), 9, Version(1, 2), 0.7, 0.9, (4, 5), Version(1, 3))
     assert decode(_wrapped(asked)) == _unwrapped(asked)
     run = TokenRun("r", 0, b"\1\0\0\0", b"\0\0\0\0", Version(1, 1), "", "")
     assert run.event().ids == (1,)

@@ -1,0 +1,136 @@
+"""Groups while they are generated, as the journal keeps them: reservations, and pieces of trajectories. Pure.
+
+Must not know SQLite, the ledger or who is asked to generate. Accepted tokens wait in `Unwritten` for a fraction of a second, in
+the very arrays that came off the wire; a piece is what follows each other of one trajectory, made by one node under one version.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from p2p.protocol.rollout import TokenEvent
+from p2p.version import Version
+
+IDS, LOGPROBS = "<i4", "<f4"
+"""How a piece holds its tokens. Log probabilities are float32 on the wire, so nothing is rounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Completion tokens [start, start + len(self)) of one member of a group, as the journal keeps them."""
+
+    group_id: int
+    member: int
+    start: int
+    version: Version
+    ids: bytes
+    """little-endian int32, one a token"""
+    logprobs: bytes
+    """little-endian float32 (nats), one a token"""
+    node: str
+    """who made them"""
+
+    def __len__(self) -> int:
+        return len(self.ids) // 4
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self)
+
+    def event(self) -> TokenEvent:
+        """As it came from the node. ValueError when ids and logprobs are not whole pairs."""
+        if len(self.ids) % 4 or len(self.ids) != len(self.logprobs):
+            raise ValueError(f"{len(self.ids)} bytes of ids with {len(self.logprobs)} of logprobs")
+        ids = tuple(np.frombuffer(self.ids, IDS).tolist())
+        return TokenEvent("", self.start, ids, np.frombuffer(self.logprobs, LOGPROBS), self.version)
+
+
+@dataclass(frozen=True, slots=True)
+class ReservedGroup:
+    """A group about to be generated, as it is written down before its first request leaves."""
+
+    group_id: int
+    task_index: int
+    version: Version
+    samples: int
+    recipe: int = 0
+    """tells prompt, seeds and sampling: who goes on with its tokens must have the same"""
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedGroup:
+    """A reserved group as a crash left it: what each member had in the journal, in order and without gaps."""
+
+    group: ReservedGroup
+    members: tuple[tuple[Piece, ...], ...]
+
+    @property
+    def group_id(self) -> int:
+        return self.group.group_id
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(piece) for pieces in self.members for piece in pieces)
+
+
+@dataclass(slots=True)
+class _Run:
+    start: int
+    version: Version
+    node: str
+    ids: list[bytes]
+    logprobs: list[bytes]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Of one trajectory."""
+
+    runs: list[_Run]
+    tokens: int = 0
+
+
+class Unwritten:
+    """Accepted tokens that are not in the journal yet. `tokens` counts them, `longest` is the most of one trajectory
+    (never too low; a `drop` may leave it too high until the next `take`)."""
+
+    def __init__(self) -> None:
+        self.tokens = self.longest = 0
+        self._groups: dict[int, dict[int, _Waiting]] = {}
+
+    def add(self, group_id: int, member: int, node: str, start: int, version: Version, ids: bytes, logprobs: bytes) -> None:
+        """Tokens that were accepted, as in a `Piece`. Those of one trajectory follow each other without a gap."""
+        members = self._groups.get(group_id)
+        if members is None:
+            members = self._groups[group_id] = {}
+        waiting = members.get(member)
+        if waiting is None:
+            waiting = members[member] = _Waiting([_Run(start, version, node, [ids], [logprobs])])
+        else:
+            last = waiting.runs[-1]
+            if last.version == version and last.node == node:
+                last.ids.append(ids)
+                last.logprobs.append(logprobs)
+            else:
+                waiting.runs.append(_Run(start, version, node, [ids], [logprobs]))
+        count = len(ids) // 4
+        waiting.tokens += count
+        self.tokens += count
+        self.longest = max(self.longest, waiting.tokens)
+
+    def drop(self, group_id: int) -> None:
+        """The group is over: the journal has it whole, or needs it no more."""
+        self.tokens -= sum(waiting.tokens for waiting in self._groups.pop(group_id, {}).values())
+
+    def take(self) -> list[Piece]:
+        """Everything that waits, joined where it follows on, in order of group, member and start; nothing waits then."""
+        out = [
+            Piece(group_id, member, run.start, run.version, b"".join(run.ids), b"".join(run.logprobs), run.node)
+            for group_id, members in sorted(self._groups.items())
+            for member, waiting in sorted(members.items())
+            for run in waiting.runs
+        ]
+        self._groups, self.tokens, self.longest = {}, 0, 0
+        return out

@@ -1,0 +1,219 @@
+"""Sixty-four words at once, for compiled loops: comparisons to a mask of bits, and what is done with such masks.
+
+numba has no vector types, so these write LLVM's: comparisons of vectors of any machine (AVX-512, AVX2 and NEON each have theirs,
+LLVM cuts 64 words into what there is) and its counting of bits. The results are the same everywhere. Nothing is checked: a caller
+proves that what it names lies within its arrays. Must not know what is compared and why.
+
+Bit i of a mask stands for the i-th of the 64 words.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+BLOCK = 64
+"""How many words a mask is about."""
+
+_I1, _I32, _I64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
+
+
+_u = np.uint64
+_ONES, _HIGHS = _u(0x0101010101010101), _u(0x8080808080808080)
+
+_IN_BYTE = np.array(
+    [[([i for i in range(8) if byte >> i & 1] + [0] * 8)[rank] for byte in range(256)] for rank in range(8)], np.int64
+)
+"""[rank, byte]: where the byte has the bit that so many lower ones come before."""
+
+
+@intrinsic
+def different(typing: Any, ones: Any, others: Any, at: Any) -> Any:
+    """uint64: where `ones` [n] and `others` [n] (uN of one type) differ, from `at` to at + 64 <= n."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        one, other = (_load(context, builder, signature.args[k], args[k], args[2]) for k in (0, 1))
+        return builder.bitcast(builder.icmp_unsigned("!=", one, other), _I64)
+
+    return types.uint64(ones, others, types.int64), codegen
+
+
+@intrinsic
+def equal(typing: Any, words: Any, at: Any, value: Any) -> Any:
+    """uint64: where `words` (uN [n]) are `value`, from `at` to at + 64 <= n."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        found = _load(context, builder, signature.args[0], args[0], args[1])
+        return builder.bitcast(builder.icmp_unsigned("==", found, _spread(builder, args[2], found.type)), _I64)
+
+    return types.uint64(words, types.int64, words.dtype), codegen
+
+
+@intrinsic
+def at_most(typing: Any, words: Any, at: Any, value: Any) -> Any:
+    """int64: how many of `words` (uN [n]) are `value` or less, of the 32 from `at` to at + 32 <= n."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        found = _load(context, builder, signature.args[0], args[0], args[1], BLOCK // 2)
+        few = builder.icmp_unsigned("<=", found, _spread(builder, args[2], found.type))
+        return builder.zext(builder.ctpop(builder.bitcast(few, _I32)), _I64)
+
+    return types.int64(words, types.int64, words.dtype), codegen
+
+
+@intrinsic
+def outside(typing: Any, words: Any, at: Any, low: Any, span: Any) -> Any:
+    """uint64: where `words` (uN [n]) are less than `low` or more than low + span, from `at` to at + 64 <= n."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        found = _load(context, builder, signature.args[0], args[0], args[1])
+        above = builder.sub(found, _spread(builder, args[2], found.type))
+        return builder.bitcast(builder.icmp_unsigned(">", above, _spread(builder, args[3], found.type)), _I64)
+
+    return types.uint64(words, types.int64, words.dtype, words.dtype), codegen
+
+
+@intrinsic
+def copy_block(typing: Any, words: Any, at: Any, out: Any) -> Any:
+    """Copy 64 of `words` (uN [n]) to `out` (the same type and length), from `at` to at + 64 <= n."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _store(context, builder, signature.args[2], args[2], args[1], _load(context, builder, signature.args[0], *args[:2]))
+        return context.get_dummy_value()
+
+    return types.void(words, types.int64, words), codegen
+
+
+@intrinsic
+def put_octets(typing: Any, words: Any, at: Any, shift: Any, octets: Any, to: Any) -> Any:
+    """Fill `octets` (uint8 [m]), from `to` to to + 64 <= m, with `(words >> shift) & 255` of `words` (uN [n]), from `at` to
+    at + 64 <= n; shift < N."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        found = _load(context, builder, signature.args[0], *args[:2])
+        shift = builder.trunc(args[2], found.type.element)
+        found = builder.lshr(found, _spread(builder, shift, found.type))
+        if signature.args[0].dtype.bitwidth > 8:
+            found = builder.trunc(found, ir.VectorType(ir.IntType(8), BLOCK))
+        _store(context, builder, signature.args[3], args[3], args[4], found)
+        return context.get_dummy_value()
+
+    return types.void(words, types.int64, types.int64, octets, types.int64), codegen
+
+
+@intrinsic
+def expect(typing: Any, words: Any, at: Any) -> Any:
+    """Have the 64 of `words` (uN [n]) from `at` on brought near: they will be read or written soon. Any `at` does."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        size = signature.args[0].dtype.bitwidth // 8
+        prefetch = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(ir.VoidType(), [ir.PointerType(), _I32, _I32, _I32]), "llvm.prefetch.p0"
+        )
+        pointer = _pointer(context, builder, signature.args[0], args[0], args[1])
+        for line in range(size):
+            at = builder.gep(pointer, [_I64(line * BLOCK // size)])
+            builder.call(prefetch, [builder.bitcast(at, ir.PointerType()), _I32(0), _I32(3), _I32(1)])
+        return context.get_dummy_value()
+
+    return types.void(words, types.int64), codegen
+
+
+@intrinsic
+def count_bits(typing: Any, bits: Any) -> Any:
+    """int64: how many of `bits` (uint64) are set."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ctpop(args[0])
+
+    return types.int64(types.uint64), codegen
+
+
+@intrinsic
+def lowest_bit(typing: Any, bits: Any) -> Any:
+    """int64: the place of the lowest bit that is set in `bits` (uint64); 64 when none is."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], _I1(0))
+
+    return types.int64(types.uint64), codegen
+
+
+@intrinsic
+def highest_bit(typing: Any, bits: Any) -> Any:
+    """int64: the place of the highest bit that is set in `bits` (uint64); -1 when none is."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.sub(_I64(63), builder.ctlz(args[0], _I1(0)))
+
+    return types.int64(types.uint64), codegen
+
+
+@intrinsic
+def load_bits(typing: Any, octets: Any, at: Any) -> Any:
+    """uint64: the eight of `octets` (uint8 [n]) from `at` to at + 8 <= n, the first one lowest."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        found = builder.load(builder.bitcast(_pointer(context, builder, signature.args[0], *args), _I64.as_pointer()))
+        found.align = 1
+        return found
+
+    return types.uint64(octets, types.int64), codegen
+
+
+@intrinsic
+def store_bits(typing: Any, octets: Any, at: Any, bits: Any) -> Any:
+    """Set the eight of `octets` (uint8 [n]) from `at` to at + 8 <= n to `bits` (uint64), the lowest first."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        stored = builder.store(
+            args[2], builder.bitcast(_pointer(context, builder, signature.args[0], *args[:2]), _I64.as_pointer())
+        )
+        stored.align = 1
+        return context.get_dummy_value()
+
+    return types.void(octets, types.int64, types.uint64), codegen
+
+
+@njit(nogil=True, cache=True)
+def place_of(bits, rank):  # type: ignore[no-untyped-def]
+    """int64: the place of the bit that is set in `bits` (uint64) after `rank` (uint64) others; there must be more than `rank`.
+
+    Without branches: which byte holds it, from the sums of the bytes' bits (Vigna, Broadword Implementation of Rank/Select
+    Queries, 2008), and where in the byte, from a table.
+    """
+    sums = bits - ((bits >> _u(1)) & _u(0x5555555555555555))
+    sums = (sums & _u(0x3333333333333333)) + ((sums >> _u(2)) & _u(0x3333333333333333))
+    sums = ((sums + (sums >> _u(4))) & _u(0x0F0F0F0F0F0F0F0F)) * _ONES
+    # Byte i of `sums` is how many bits bytes 0 to i have; its highest bit stays where that is no more than `rank`.
+    before = _u(8 * count_bits(((rank * _ONES | _HIGHS) - sums) & _HIGHS))
+    rest = rank - (((sums << _u(8)) >> before) & _u(255))
+    return np.int64(before) + _IN_BYTE[rest, (bits >> before) & _u(255)]
+
+
+def _pointer(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> Any:
+    return builder.gep(context.make_array(kind)(context, builder, value=array).data, [at])
+
+
+def _load(context: Any, builder: Any, kind: Any, array: Any, at: Any, count: int = BLOCK) -> Any:
+    vector = ir.VectorType(ir.IntType(kind.dtype.bitwidth), count)
+    found = builder.load(builder.bitcast(_pointer(context, builder, kind, array, at), vector.as_pointer()))
+    found.align = kind.dtype.bitwidth // 8
+    return found
+
+
+def _store(context: Any, builder: Any, kind: Any, array: Any, at: Any, value: Any) -> None:
+    stored = builder.store(value, builder.bitcast(_pointer(context, builder, kind, array, at), value.type.as_pointer()))
+    stored.align = kind.dtype.bitwidth // 8
+
+
+def _spread(builder: Any, value: Any, vector: Any) -> Any:
+    """`value` in each place."""
+    none = ir.Constant(vector, ir.Undefined)
+    first = builder.insert_element(none, value, _I32(0))
+    return builder.shuffle_vector(first, none, ir.Constant(ir.VectorType(_I32, vector.count), [0] * vector.count))

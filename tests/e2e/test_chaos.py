@@ -1,0 +1,79 @@
+"""Nodes and learners killed with SIGKILL in the midst of a run: nothing lost, nothing twice, and the same tokens as ever.
+
+The weights are frozen, so that what was generated can be compared with what one engine makes that nobody disturbs. In
+`make test` a few kills; with SHOAL_NIGHTLY=1 also twenty of nodes and three of learners, with and without frozen weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from learner.rollouts import mix
+from learner.trajectory import Trajectory
+from node.engine.base import StateFile
+from node.engine.model import write_state
+from node.engine.settings import TransformersSettings
+from node.engine.transformers import TransformersCore
+from p2p.protocol.rollout import Completion, Generate
+from p2p.version import Version
+from tests.e2e.chaos import GROUPS, MAX_NEW_TOKENS, SEED, Account, Chaos, Settings, differing, random_model
+from tests.nightly import NIGHTLY
+
+pytestmark = pytest.mark.e2e
+
+
+def check(account: Account, settings: Settings) -> None:
+    assert account.node_kills == settings.node_kills and len(account.learner_kills) == settings.learner_kills
+    assert account.lost == 0 and account.consumed == GROUPS * settings.steps
+    assert account.aborted == {}  # neither a dead node nor a dead learner is a reason
+    assert account.regenerated_max <= 32, account
+    assert 0 < account.resumed_tokens and account.regenerated < account.accepted / 10, account
+
+
+def undisturbed(model: Path, asked: Iterable[Trajectory], folder: Path) -> list[tuple[int, ...]]:
+    """What one engine makes of the same prompts and seeds, from their beginning and without a break."""
+    tokenizer, network = AutoTokenizer.from_pretrained(model), AutoModelForCausalLM.from_pretrained(model)
+    path, version = folder / "state.bin", Version(1, 0)
+    core = TransformersCore(TransformersSettings(device="cpu", max_running=64))
+    core.load(model, StateFile(path, write_state(network, path), version))
+    out: dict[str, Completion] = {}
+    for number, t in enumerate(asked):
+        stop_ids = (int(tokenizer.eos_token_id),)
+        core.add(Generate(f"{number:06}", t.prompt_ids, MAX_NEW_TOKENS, stop_ids, t.seed, version))
+        out[f"{number:06}"] = Completion()
+    while core.has_work():
+        for event in core.step():
+            out[event.request_id].add(event)
+    core.close()
+    return [tuple(c.ids) for _, c in sorted(out.items())]
+
+
+def test_killed_nodes_and_learners_cost_nothing_and_change_nothing(tmp_path: Path) -> None:
+    model = random_model(tmp_path / "model")
+    settings = Settings(seed=1, steps=10, nodes=2, node_kills=3, learner_kills=2)
+    chaos = Chaos(tmp_path / "run", model, settings)
+    check(chaos.go(), settings)
+    keys, made = zip(*sorted(chaos.trajectories.items()), strict=True)
+    assert len(keys) >= 4 * GROUPS * settings.steps and max(len(t.completion_ids) for t in made) > 32
+    # A prompt's group, and so its seeds, are those of a run in which nobody dies.
+    assert [t.seed for t in made] == [mix(SEED, task, task, member) for task, member in keys]
+    torch.set_num_threads(1)
+    assert undisturbed(model, made, tmp_path) == [t.completion_ids for t in made]
+
+
+@pytest.mark.skipif(not NIGHTLY, reason="minutes; SHOAL_NIGHTLY=1")
+@pytest.mark.parametrize("frozen", [True, False])
+def test_twenty_nodes_and_three_learners(tmp_path: Path, frozen: bool) -> None:
+    model = random_model(tmp_path / "model")
+    settings = Settings(seed=2, steps=60, node_kills=20, learner_kills=3, frozen=frozen)
+    chaos = Chaos(tmp_path / "run", model, settings)
+    check(chaos.go(), settings)
+    if frozen:
+        quiet = Chaos(tmp_path / "quiet", model, Settings(steps=60, node_kills=0, learner_kills=0))
+        quiet.go()
+        assert differing(chaos.trajectories, quiet.trajectories) == []

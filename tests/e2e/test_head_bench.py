@@ -1,0 +1,33 @@
+"""`shoal bench head`, small: its numbers add up. What they are on a quiet machine is in bench/RESULTS.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from learner.bench.head import HeadBench, bench_head, describe
+from p2p.errors import UsageError
+
+pytestmark = pytest.mark.e2e
+
+
+def test_a_few_nodes_stream_to_a_real_head(tmp_path: Path) -> None:
+    said: list[str] = []
+    bench = HeadBench(nodes=4, rate=200.0, seconds=1.0, sequences=4, length=20.0, warm=1.0, settle=0.5)
+    result = bench_head(bench, tmp_path, said.append)
+    assert result["lost"] == 0 and result["refusals"] == 0
+    assert result["nodes"] == 4 and result["accepted_per_s"] > 100
+    # Nothing was made up: what was accepted was sent, and what was not is at most what came in the last moment.
+    assert 0 <= result["backlog_end"] <= 4 * 200.0
+    # Sixteen tokens or a quarter of a second, and what a busy machine adds.
+    assert 0 < result["accept_s"]["p50"] < result["accept_s"]["p99"] < 5.0
+    assert 0 < result["journal_s"]["p50"] < 5.0
+    assert result["cpu_per_s"] > 0 and result["rss_end"] > 0 and not list(tmp_path.iterdir())
+    assert "4 nodes x 4 sequences" in describe(result) and "joined" in said[0]
+
+
+def test_numbers_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    for wrong in ({"nodes": 0}, {"rate": 0.0}, {"seconds": -1.0}, {"length": 1.0}, {"flush_s": -1.0}, {"sequences": 0}):
+        with pytest.raises(UsageError):
+            bench_head(HeadBench(**wrong), tmp_path, print)

@@ -1,0 +1,103 @@
+"""The README's two commands: the learner that waits for a trainer, and the example's plain PyTorch that drives it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from learner.config import build_config, dump_toml
+from tests.e2e.conftest import ENV, Shoal, wait_for
+
+pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "own_trainer.py"
+STEPS, KILLED_AT = 20, 5
+
+
+def start_example(shoal: Shoal, run_dir: Path, name: str) -> subprocess.Popen[bytes]:
+    with open(shoal.root / f"{name}.out", "ab") as out:
+        process = subprocess.Popen(
+            [sys.executable, str(EXAMPLE), str(run_dir), "--lr", "3e-4"], stdout=out, stderr=subprocess.STDOUT,
+            env={**ENV, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+    shoal.running.append(process)
+    return process
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that reverses three digits now and then."""
+    from learner.recipe import build_demo_model
+    from learner.tasks.registry import make_task
+
+    folder = tmp_path_factory.mktemp("model") / "m"
+    return build_demo_model(folder, make_task("reverse", 0, {"digits": 3}), target=0.1, batch=32)
+
+
+def test_a_trainer_of_ones_own_trains_and_resumes(shoal: Shoal, tmp_path: Path, model: Path) -> None:
+    run_dir, config = tmp_path / "run", tmp_path / "run.toml"
+    settings = {
+        "run_dir": str(run_dir), "model": str(model), "task": {"options": {"digits": 3}},
+        "rollout": {"groups_per_step": 8, "samples": 16, "max_new_tokens": 5}, "swarm": {"listen": ["/ip4/127.0.0.1/tcp/0"]},
+        "trainer": {"steps": STEPS},
+    }  # fmt: skip
+    config.write_text(dump_toml(build_config(settings, "test").model_dump()))
+    learner = shoal.start("learner", "learner", str(config), "--external_trainer", "true", "--json")
+    wait_for("a ticket", (run_dir / "status.json").exists)
+    node = shoal.start(
+        "node", "node", "--join", str(run_dir / "ticket.txt"), "--dir", str(tmp_path / "node"), "--capacity", "64", "--json",
+        "--listen", "/ip4/127.0.0.1/tcp/0",
+    )  # fmt: skip
+    first = start_example(shoal, run_dir, "first")
+
+    def committed() -> int:
+        return max((int(p.name[5:]) for p in (run_dir / "checkpoints").glob("step_*[0-9]")), default=0)
+
+    wait_for("some steps", lambda: committed() >= KILLED_AT or first.poll() is not None, 120)
+    first.kill()
+    assert learner.wait(timeout=60) == 1 and "--resume" in shoal.said("learner")
+
+    again = shoal.start("again", "learner", str(config), "--external_trainer", "true", "--resume", "--json")
+    second = start_example(shoal, run_dir, "second")
+    assert second.wait(timeout=120) == 0, (tmp_path / "second.out").read_text()
+    assert again.wait(timeout=60) == 0, shoal.said("again")
+    assert node.wait(timeout=60) == 0, shoal.said("node")
+
+    result = shoal.result("again")
+    assert (result["step"], result["version"], result["epoch"]) == (STEPS, f"2.{STEPS}", 2)
+    assert result["max_staleness_seen"] <= 2 and result["trajectories"]["lost"] == 0
+    assert shoal.result("node")["version"] == f"2.{STEPS}" and all(n["digest_ok"] for n in result["nodes"])
+    db = sqlite3.connect(run_dir / "journal.sqlite")
+    consumed = [row[0] for row in db.execute("SELECT group_id FROM consumed")]
+    commits = [row[0] for row in db.execute("SELECT step FROM commits ORDER BY step")]
+    db.close()
+    assert len(consumed) == len(set(consumed)) == 8 * STEPS and commits == list(range(1, STEPS + 1))
+    steps = re.findall(r"step (\d+): reward ([0-9.]+)", (tmp_path / "second.out").read_text())
+    assert [int(step) for step, _ in steps][-1] == STEPS and int(steps[0][0]) >= KILLED_AT
+
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    trained = {line["step"]: line for line in lines if "reward/mean" in line}  # a step taken twice: what survived
+    assert set(range(1, STEPS + 1)) - set(trained) <= {int(steps[0][0]) - 1}  # killed between its commit and its log
+    rewards = [trained[step]["reward/mean"] for step in sorted(trained)]
+    assert sum(rewards[-5:]) > sum(rewards[:5]), rewards
+    # Weights that nodes computed with are those that it trained: probabilities of the same tokens agree.
+    assert all(0.9 < line["ratio/mean"] < 1.1 for line in trained.values())
+
+
+def test_the_example_uses_the_client_and_nothing_of_our_trainer() -> None:
+    imported = {
+        name
+        for node in ast.walk(ast.parse(EXAMPLE.read_text()))
+        for name in ([node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in getattr(node, "names", ())])
+        if isinstance(node, (ast.Import, ast.ImportFrom)) and name
+    }
+    ours = {name for name in imported if name.split(".")[0] in ("p2p", "node", "learner", "netem", "shoal", "tests")}
+    assert ours == {"learner.client", "learner.trajectory"}  # the latter for a type

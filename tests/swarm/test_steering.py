@@ -1,0 +1,79 @@
+"""The real head moves sequences between living nodes, and drops groups that teach nothing."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import numpy as np
+import trio
+
+from learner.scoring import Scorer
+from learner.tasks.base import Prompt, Score
+from p2p.protocol.messages import Interrupt, Request, TokenRun, Tokens, unpack_ids
+from p2p.protocol.rollout import TokenEvent
+from tests.swarm.test_head import Node, check_books, good, open_head
+
+
+class Slow(Node):
+    """Makes one token of each sequence and no more; hands back, with another, what it is asked for."""
+
+    async def first(self, request: Request) -> None:
+        await self._say(request.request_id, len(unpack_ids(request.prefix_ids)), 5, "")
+
+    async def hand_back(self) -> None:
+        seen = 0
+        while not self.closed:
+            await trio.sleep(0.05)
+            while seen < len(self.heard):
+                message, seen = self.heard[seen], seen + 1
+                if isinstance(message, Interrupt):
+                    for request_id in message.request_ids:
+                        await self._say(request_id, 1, 6, "interrupt")
+
+    async def _say(self, request_id: str, start: int, token: int, finish: str) -> None:
+        event = TokenEvent(request_id, start, (token,), np.array([-1.0], np.float32), self.version, finish)
+        await self.say(Tokens((TokenRun.of(event),)))
+
+
+async def test_a_slow_node_hands_back_what_a_fast_one_will_have_done_sooner(tmp_path, autojump_clock) -> None:
+    async with open_head(tmp_path / "run", max_new_tokens=2000) as bench:
+        rollouts = bench.head.rollouts
+        assert rollouts is not None
+        slow = await bench.join(Slow.first, capacity=64)
+        slow.__class__ = Slow
+        bench.nursery.start_soon(slow.hand_back)
+        await bench.until(lambda: len(slow.requests) == 8)  # two groups of two, for each of two steps
+        fast = await bench.join(good, capacity=64)
+        for running in (1, 2, 4, 8):
+            rollouts.steering.observe(slow.peer, running, 3.0 * running)
+            rollouts.steering.observe(fast.peer, running, 90.0 * running)
+        groups = [*await bench.batch(0, 60)]
+        assert {t.node for g in groups for t in g.trajectories} == {fast.peer}
+        assert rollouts.steering.moves["slow"] > 0
+        moved = [r for r in fast.requests if r.prefix_ids]
+        assert moved and all(r.request_id.endswith(".1") for r in moved)
+        # What the slow one made, the last token with the hand-over included, is the prefix: no token is made twice.
+        assert {tuple(t.completion_ids) for g in groups for t in g.trajectories} == {(5, 6, 1, 0)}
+        check_books(bench.head)
+
+
+class Rewards(Scorer):
+    """0, 0, then 0, 1, then 0, 0 and so on: every other group of two teaches nothing."""
+
+    def __init__(self) -> None:
+        self._next = count()
+
+    def score(self, prompt: Prompt, text: str) -> Score:
+        return Score(float(next(self._next) % 4 == 3), False)
+
+
+async def test_groups_that_teach_nothing_are_made_again(tmp_path, autojump_clock) -> None:
+    async with open_head(tmp_path / "run", scorer=Rewards(), keep_equal=False) as bench:
+        await bench.join(good)
+        groups = await bench.batch(0, 60)
+        assert len(groups) == 2
+        assert all(len({t.reward for t in g.trajectories}) == 2 for g in groups)
+        status = bench.head.status()["trajectories"]
+        assert status["aborted"]["equal"] >= 2
+        assert not bench.head.journal.tasks_to_retry()  # the prompts were no use: others are drawn
+        check_books(bench.head)

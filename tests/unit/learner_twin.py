@@ -1,0 +1,498 @@
+"""A learner that can die between any two transactions, nodes that lie low and come back, and books of our own beside its.
+
+The learner's part is the real one: Rollouts with its Ledger, Collector, Dispatcher and Journal, on a real file. Around it,
+in one thread and without a clock: nodes that make tokens, a wire that keeps, doubles and reorders what they send, a trainer.
+
+The books (`Disk`) are kept from what the journal was asked to write, and only from transactions that went through: what a
+resume must find follows from them alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trio
+
+from learner.batch import check_group
+from learner.dispatch import NodeView
+from learner.journal import Journal
+from learner.outcomes import Sampling
+from learner.rollouts import Rollouts, RolloutSettings
+from learner.tasks.base import Prompt, Score, Task
+from learner.trajectory import Group
+from p2p.protocol.messages import Abort, Assign, Request, TokenRun, Tokens
+from p2p.protocol.rollout import TokenEvent
+from p2p.version import Version
+
+STOP, VOCABULARY = 0, 50
+Made = tuple[int, float, Version]
+"""A token, its log probability and the version that drew it."""
+
+
+class Killed(BaseException):
+    """SIGKILL, as seen from inside."""
+
+
+class Tokenizer:
+    chat_template = None
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return [1, 2, 3]
+
+    def decode(self, ids: Any, **_: Any) -> str:
+        return "x"
+
+
+class Echo(Task):
+    name = "echo"
+
+    def prompt(self, index: int) -> Prompt:
+        return Prompt(index, f"{index}", None)
+
+    def score(self, prompt: Prompt, completion: str) -> Score:
+        return Score(1.0, True)
+
+
+def draw(seed: int, position: int, step: int) -> tuple[int, float]:
+    """The token of a position, by seed, position and weights alone: one in eight ends the sequence."""
+    rng = random.Random(f"{seed} {position} {step}")
+    token = STOP if rng.random() < 0.125 else rng.randrange(1, VOCABULARY)
+    return token, float(np.float32(-10 * rng.random()))
+
+
+@dataclass
+class Booked:
+    """A group as our books have it."""
+
+    version: Version
+    samples: int
+    state: str = "reserved"
+    written: list[list[Made]] = field(default_factory=list)
+    trajectories: list[list[Made]] = field(default_factory=list)
+
+
+@dataclass
+class Disk:
+    """What went through: all that is left of a learner."""
+
+    groups: dict[int, Booked] = field(default_factory=dict)
+    consumed: dict[int, int] = field(default_factory=dict)
+    committed: int = 0
+
+
+class BookedJournal(Journal):
+    """The real journal; `disk` hears of every transaction that went through, `fuse` counts them down to a kill."""
+
+    disk: Disk
+    fuse: int | None = None
+    fuse_after: bool = False
+    on_durable: Callable[[], None]
+    _through: bool = False
+
+    @contextmanager
+    def _transaction(self, *, durable: bool = False) -> Iterator[None]:
+        self._through = False
+        if self.fuse is not None:
+            self.fuse -= 1
+        blown = self.fuse is not None and self.fuse < 0
+        if blown and not self.fuse_after:
+            raise Killed
+        with super()._transaction(durable=durable):
+            yield
+        self._through = True
+        if blown:
+            raise Killed
+
+    @contextmanager
+    def _booked(self, durable: bool = False) -> Iterator[list[Callable[[], None]]]:
+        """What is put into the list is done if the transaction inside went through, whatever happened then."""
+        todo: list[Callable[[], None]] = []
+        self._through = False
+        try:
+            yield todo
+        finally:
+            if self._through:
+                for do in todo:
+                    do()
+                if durable:
+                    self.on_durable()
+
+    def record_reserved(self, groups: Any) -> None:
+        groups = list(groups)
+        with self._booked() as todo:
+            todo.append(lambda: self.disk.groups.update(
+                {g.group_id: Booked(g.version, g.samples, written=[[] for _ in range(g.samples)]) for g in groups}
+            ))  # fmt: skip
+            super().record_reserved(groups)
+
+    def record_tokens(self, pieces: Any) -> None:
+        pieces = list(pieces)
+
+        def write() -> None:
+            for p in pieces:
+                event = p.event()
+                written = self.disk.groups[p.group_id].written[p.member]
+                assert p.start == len(written) and p.node
+                written.extend(zip(event.ids, event.logprobs.tolist(), [p.version] * len(p), strict=True))
+
+        with self._booked() as todo:
+            todo.append(write)
+            super().record_tokens(pieces)
+
+    def record_finished(self, group: Group) -> None:
+        def finish() -> None:
+            booked = self.disk.groups[group.group_id]
+            assert booked.state == "reserved"
+            booked.state, booked.trajectories = "finished", [made_of(t) for t in group.trajectories]
+
+        with self._booked() as todo:
+            todo.append(finish)
+            super().record_finished(group)
+
+    def record_aborted(self, group_ids: Any, reason: str) -> None:
+        group_ids = list(group_ids)
+        with self._booked() as todo:
+            todo.append(lambda: [setattr(self.disk.groups[g], "state", reason) for g in group_ids] and None)
+            super().record_aborted(group_ids, reason)
+
+    def commit(self, step: int, checkpoint: str, group_ids: Sequence[int]) -> None:
+        def consume() -> None:
+            assert not set(group_ids) & set(self.disk.consumed), "a group was consumed twice"
+            for group_id in group_ids:
+                assert self.disk.groups[group_id].state == "finished"
+                self.disk.groups[group_id].state = "consumed"
+                self.disk.consumed[group_id] = step
+            self.disk.committed = step
+
+        with self._booked(durable=True) as todo:
+            todo.append(consume)
+            super().commit(step, checkpoint, group_ids)
+
+
+def made_of(trajectory: Any) -> list[Made]:
+    versions = [span.version for span in trajectory.spans for _ in range(span.start, span.stop)]
+    return list(zip(trajectory.completion_ids, trajectory.logprobs, versions, strict=True))
+
+
+@dataclass
+class NodeTwin:
+    """A node and its engine: requests it has, what it has made of each, and what it has sent that nobody heard yet."""
+
+    name: str
+    version: Version = field(default_factory=lambda: Version(0, 0))
+    up: bool = False
+    requests: dict[str, tuple[Request, list[int], int]] = field(default_factory=dict)
+    """request id -> (request, completion so far, epoch that gave it)"""
+    wire: list[tuple[Tokens, int]] = field(default_factory=list)
+    """(message, epoch that gave the request)"""
+    heard: list[tuple[Tokens, int]] = field(default_factory=list)
+
+
+class World:
+    """One history. Each operation may raise Killed when a fuse is set; `resume` follows."""
+
+    def __init__(self, folder: Path, *, staleness: int, groups_per_step: int, samples: int, length: int, every: int) -> None:
+        self.folder, self.every = folder, every
+        self.settings = RolloutSettings(
+            staleness, groups_per_step, samples, 7, Sampling(length, (STOP,)), micro_batch_groups=99
+        )
+        self.nodes = {name: NodeTwin(name) for name in "abc"}
+        self.disk = Disk()
+        self.dead: set[Version] = set()
+        """published, and lost in a crash: whatever was made under them must go"""
+        self.alive: set[Version] = set()
+        self.lives = self.accepted = self.regenerated = self.kept = self.ignored = 0
+        self.refused: list[str] = []
+        self.snapshot: tuple[Path, Disk] | None = None
+        self.journal: BookedJournal
+        self._start()
+
+    # --- lives -------------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self.lives += 1
+        journal = BookedJournal.open(self.folder / "journal.sqlite", "run", clock=lambda: 0.0)
+        assert isinstance(journal, BookedJournal)
+        self.journal = journal
+        journal.disk, journal.on_durable = self.disk, self.save
+        self.epoch = journal.new_epoch()
+        self.save()
+        self.step = self.disk.committed
+        self.uncommitted: list[int] = []
+        self.rollouts = Rollouts(
+            self.settings, journal, Echo(), Tokenizer(), VOCABULARY, epoch=self.epoch, send=self._send, nodes=self._views,
+            report=lambda peer, refusal: self.refused.append(str(refusal)), now=lambda: float(self.accepted),
+        )  # fmt: skip
+        self.rollouts.need_dispatch = self.rollouts.dispatch  # type: ignore[method-assign]  # no task here does it soon after
+        self._publish()
+
+    def _publish(self) -> None:
+        self.current = Version(self.epoch, self.step)
+        self.alive.add(self.current)
+        self.rollouts.published(self.current)
+        self.rollouts.dispatch()
+
+    def save(self) -> None:
+        """What the disk holds now survives even a power cut."""
+        folder = self.folder / "safe"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        for file in self.folder.glob("journal.sqlite*"):
+            shutil.copy(file, folder)
+        self.snapshot = (folder, copy.deepcopy(self.disk))
+
+    def crash(self, *, power: bool = False, forget: bool = True) -> None:
+        """The learner dies and comes back. `power`: so does its machine, and what was not synced is gone. `forget`: nodes
+        notice, and stop; else they go on with what they had, and say so."""
+        accepted = self._all_tokens()
+        self.journal.close()
+        if power and self.snapshot is not None:
+            folder, disk = self.snapshot
+            for file in self.folder.glob("journal.sqlite*"):
+                if file.suffix != ".lock":
+                    file.unlink()
+            for file in folder.iterdir():
+                shutil.copy(file, self.folder)
+            self.disk = disk
+        lost = {v for v in self.alive if v.step > self.disk.committed}
+        self.dead |= lost
+        self.alive -= lost
+        for node in self.nodes.values():
+            node.up = False
+            if forget:
+                node.requests.clear()
+        expected = self._expected()
+        self._start()
+        self._check_resume(expected, accepted)
+
+    def _all_tokens(self) -> dict[tuple[int, int], int]:
+        groups = self.rollouts.collector._groups
+        return {(g, m): len(member.completion.ids) for g, group in groups.items() for m, member in enumerate(group.members)}
+
+    def _expected(self) -> tuple[dict[int, list[list[Made]]], set[int], set[int]]:
+        """By our books: unfinished groups with the tokens that must be there, finished groups, orphaned ones."""
+        unfinished: dict[int, list[list[Made]]] = {}
+        finished, orphaned = set[int](), set[int]()
+        for group_id, booked in self.disk.groups.items():
+            if booked.state == "finished":
+                whole = all(v not in self.dead for t in booked.trajectories for _, _, v in t)
+                (finished if whole else orphaned).add(group_id)
+            elif booked.state == "reserved":
+                if booked.version in self.dead:
+                    orphaned.add(group_id)
+                    continue
+                kept = []
+                for made in booked.written:
+                    end = next((i for i, (_, _, v) in enumerate(made) if v in self.dead), len(made))
+                    kept.append(made[:end])
+                unfinished[group_id] = kept
+        return unfinished, finished, orphaned
+
+    def _check_resume(self, expected: tuple[Any, ...], accepted: dict[tuple[int, int], int]) -> None:
+        unfinished, finished, orphaned = expected
+        assert set(self.rollouts.finished) == finished
+        assert all(self.disk.groups[g].state == "orphaned" for g in orphaned)
+        waiting = self._waiting_for_reward()
+        groups = self.rollouts.collector._groups
+        assert set(groups) | waiting == set(unfinished) | self._opened_now()
+        for group_id, members in unfinished.items():
+            self.disk.groups[group_id].written = members
+            if group_id in waiting:
+                assert all(ended(made, self.settings.sampling.max_new_tokens) for made in members)
+                continue
+            for member, made in zip(groups[group_id].members, members, strict=True):
+                c = member.completion
+                assert c.ids == [i for i, _, _ in made] and c.logprobs == [p for _, p, _ in made]
+                assert [s.version for s in c.spans for _ in range(s.start, s.stop)] == [v for _, _, v in made]
+        for (group_id, member), count in accepted.items():
+            if group_id in unfinished:
+                self.regenerated += count - len(unfinished[group_id][member])
+        self.kept += self.rollouts.resumed_tokens
+        assert self.rollouts.resumed_tokens == sum(len(m) for members in unfinished.values() for m in members)
+
+    def _opened_now(self) -> set[int]:
+        return {g for g, booked in self.disk.groups.items() if booked.state == "reserved" and booked.version.epoch == self.epoch}
+
+    def _waiting_for_reward(self) -> set[int]:
+        return {f.group_id for f in self.rollouts._score_out._state.data}
+
+    # --- nodes -------------------------------------------------------------------------------------------------------
+
+    def _views(self) -> list[NodeView]:
+        working = self.rollouts.collector.working
+        views = []
+        for node in self.nodes.values():
+            if node.up:
+                load = len(working(node.name))
+                live = node.version.epoch == self.epoch
+                views.append(NodeView(node.name, node.version, min(load, 3), max(0, load - 3), 3, live=live))
+        return views
+
+    def _send(self, peer: str, message: object) -> None:
+        node = self.nodes[peer]
+        if not node.up:
+            return
+        match message:
+            case Assign():
+                for request in message.requests:
+                    prefix = np.frombuffer(request.prefix_ids, "<u4").tolist()
+                    node.requests[request.request_id] = (request, prefix, self.epoch)
+            case Abort():
+                for request_id in message.request_ids:
+                    node.requests.pop(request_id, None)
+
+    def join(self, name: str) -> None:
+        """The node links with this learner, at its newest version."""
+        node = self.nodes[name]
+        if node.up:
+            self.rollouts.on_node_lost(name)
+        node.up, node.version = True, self.current
+        self.rollouts.dispatch()
+
+    def lose(self, name: str, *, forget: bool) -> None:
+        node = self.nodes[name]
+        if node.up:
+            node.up = False
+            if forget:
+                node.requests.clear()
+            self.rollouts.on_node_lost(name)
+
+    def install(self, name: str) -> None:
+        node = self.nodes[name]
+        if node.up and node.version != self.current:
+            node.version = self.current
+            self.rollouts.dispatch()
+
+    def work(self, name: str, which: int, count: int) -> None:
+        """The node's engine makes up to `count` tokens of one of its requests, and says so once."""
+        node = self.nodes[name]
+        if not node.requests:
+            return
+        request_id = sorted(node.requests)[which % len(node.requests)]
+        request, made, epoch = node.requests[request_id]
+        start, ids, logprobs, finish = len(made), [], [], ""
+        while len(ids) < count and not finish:
+            token, logprob = draw(request.seed, len(made), node.version.step)
+            made.append(token)
+            ids.append(token)
+            logprobs.append(logprob)
+            finish = "stop" if token == STOP else "length" if len(made) >= request.max_new_tokens else ""
+        event = TokenEvent(request_id, start, tuple(ids), np.array(logprobs, np.float32), node.version, finish)
+        node.wire.append((Tokens((TokenRun.of(event),)), epoch))
+        if finish:
+            del node.requests[request_id]
+
+    def deliver(self, name: str, which: int, *, again: bool) -> None:
+        """One message arrives: the next, or with `which` another, or with `again` one that was heard before."""
+        node = self.nodes[name]
+        queue = node.heard if again else node.wire
+        if not queue:
+            return
+        message, epoch = queue[which % len(queue)]
+        if not again:
+            del node.wire[which % len(queue)]
+            node.heard = [*node.heard[-20:], (message, epoch)]
+        before, refused = self._all_tokens() if epoch != self.epoch else None, len(self.refused)
+        accepted = self.rollouts.on_tokens(name, message)
+        self.accepted += accepted
+        if before is not None:
+            self.ignored += 1
+            after = self._all_tokens()  # new groups may have been opened meanwhile
+            assert accepted == 0 and all(after.get(k) == n for k, n in before.items()), "a token of an earlier epoch was taken"
+            assert len(self.refused) == refused, "a token of an earlier epoch was held against somebody"
+
+    # --- the learner -------------------------------------------------------------------------------------------------
+
+    def reward(self) -> None:
+        try:
+            finished = self.rollouts._score_out.receive_nowait()
+        except trio.WouldBlock:
+            return
+        for sample in finished.samples:
+            versions = [span.version for span in sample.spans for _ in range(span.start, span.stop)]
+            for position, (token, logprob, version) in enumerate(zip(sample.ids, sample.logprobs, versions, strict=True)):
+                assert version not in self.dead, "a token of lost weights"
+                assert (token, logprob) == draw(sample.seed, position, version.step), "a token that nobody drew"
+            assert [s.start for s in sample.spans] == [0, *(s.stop for s in sample.spans[:-1])]
+        self.rollouts._rewarded(self.rollouts._score(finished))
+
+    def train(self) -> None:
+        """The trainer takes the step, if its buffer is complete, commits when it is time to, and publishes."""
+        rollouts = self.rollouts
+        if not rollouts.ledger.ready(self.step):
+            return
+        groups = [rollouts.finished[g] for g in rollouts.ledger.occupied(self.step)]
+        for group in groups:
+            check_group(group, Version(self.epoch, self.step), self.settings.max_staleness)
+            assert group.group_id not in self.disk.consumed and group.group_id not in self.uncommitted
+        self.uncommitted += [g.group_id for g in groups]
+        self.step += 1
+        if self.step % self.every == 0:
+            rollouts.commit(self.step, f"c{self.step}")
+            assert all(self.disk.consumed[g] == self.step for g in self.uncommitted)
+            self.uncommitted = []
+        else:
+            rollouts.advance(self.step)
+        self._publish()
+
+    def run(self, rng: random.Random, turns: int) -> None:
+        """A while as it mostly goes: nodes are there, work, install, and what they say arrives in order."""
+        for _ in range(turns):
+            for name, node in self.nodes.items():
+                if not node.up and rng.random() < 0.3:
+                    self.join(name)
+                if rng.random() < 0.5:
+                    self.install(name)
+                for _ in range(rng.randint(1, 4)):
+                    self.work(name, rng.randrange(8), rng.randint(1, 3))
+                while node.wire and rng.random() < 0.9:
+                    self.deliver(name, 0, again=False)
+            if rng.random() < 0.3:
+                self.rollouts.write_tokens()
+            while rng.random() < 0.7:
+                self.reward()
+            if rng.random() < 0.7:
+                self.train()
+
+    # --- what must always hold ---------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        counts, ledger = self.journal.counts(), self.rollouts.ledger.counts()
+        assert counts.groups.lost == counts.trajectories.lost == ledger.lost == 0
+        states = [b.state for b in self.disk.groups.values()]
+        assert counts.groups.outstanding == states.count("reserved") and counts.groups.finished == states.count("finished")
+        assert counts.groups.consumed == states.count("consumed") == len(self.disk.consumed)
+        assert set(counts.groups.aborted) <= {"orphaned", "failures"}
+        open_now = set(self.rollouts.collector.outstanding) | self._waiting_for_reward()
+        assert open_now == {g for g, b in self.disk.groups.items() if b.state == "reserved"}
+        assert ledger.outstanding == len(open_now) + sum(g not in self.uncommitted for g in self.rollouts.finished)
+        assert all(0 <= self.disk.consumed[g] - 1 - self.disk.groups[g].version.step for g in self.disk.consumed)
+
+    def drain(self) -> None:
+        """Liveness: with one node that works, everything that is open ends, and training goes on."""
+        goal = self.step + self.settings.max_staleness + 2
+        self.journal.fuse = None
+        self.join("a")
+        for _ in range(20_000):
+            if self.step >= goal:
+                break
+            self.install("a")
+            self.work("a", 0, 4)
+            while self.nodes["a"].wire:
+                self.deliver("a", 0, again=False)
+            self.reward()
+            self.train()
+        assert self.step >= goal, "training does not go on"
+        self.check()
+
+
+def ended(made: list[Made], length: int) -> bool:
+    return bool(made) and (made[-1][0] == STOP or len(made) >= length)

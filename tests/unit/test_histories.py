@@ -1,0 +1,151 @@
+"""Random lives of a learner that is killed at any transaction: nothing consumed twice, lost, stale or mixed.
+
+`tests/unit/learner_twin.py` is the world; the operations and their order are hypothesis's. SHOAL_NIGHTLY=1 looks at 10,000.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tests.nightly import examples
+from tests.unit.learner_twin import Killed, World
+
+SHM = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""A killed process loses no page it wrote, so syncing to a real disk would only cost time."""
+
+NAMES = st.sampled_from("abc")
+
+
+class LearnerLives(RuleBasedStateMachine):
+    world: World | None = None
+
+    @initialize(
+        staleness=st.integers(0, 3), groups=st.integers(1, 3), samples=st.integers(1, 3), length=st.integers(1, 12),
+        every=st.integers(1, 3), nodes=st.integers(1, 3),
+    )  # fmt: skip
+    def start(self, staleness: int, groups: int, samples: int, length: int, every: int, nodes: int) -> None:
+        self.folder = Path(tempfile.mkdtemp(dir=SHM, prefix="shoal-lives-"))
+        self.world = World(
+            self.folder, staleness=staleness, groups_per_step=groups, samples=samples, length=length, every=every
+        )
+        for name in "abc"[:nodes]:
+            self.world.join(name)
+
+    def do(self, operation: Callable[[], None]) -> None:
+        try:
+            operation()
+        except Killed:
+            self.world.crash()
+
+    @rule(name=NAMES)
+    def join(self, name: str) -> None:
+        self.do(lambda: self.world.join(name))
+
+    @rule(name=NAMES, forget=st.booleans())
+    def lose(self, name: str, forget: bool) -> None:
+        self.do(lambda: self.world.lose(name, forget=forget))
+
+    @rule(name=NAMES)
+    def install(self, name: str) -> None:
+        self.do(lambda: self.world.install(name))
+
+    @rule(name=NAMES, which=st.integers(0, 8), count=st.integers(1, 20))
+    def work(self, name: str, which: int, count: int) -> None:
+        self.do(lambda: self.world.work(name, which, count))
+
+    @rule(seed=st.integers(0, 1 << 16), turns=st.integers(1, 12))
+    def run(self, seed: int, turns: int) -> None:
+        self.do(lambda: self.world.run(random.Random(seed), turns))
+
+    @rule(seed=st.integers(0, 1 << 16), transactions=st.integers(0, 30), after=st.booleans())
+    def run_until_killed(self, seed: int, transactions: int, after: bool) -> None:
+        """A kill before, or right after, one of the next transactions, in the midst of whatever does it."""
+        self.world.journal.fuse, self.world.journal.fuse_after = transactions, after
+        self.do(lambda: self.world.run(random.Random(seed), 10))
+        self.world.journal.fuse = None
+
+    @rule(name=NAMES, which=st.integers(0, 2))
+    def deliver(self, name: str, which: int) -> None:
+        self.do(lambda: self.world.deliver(name, which, again=False))
+
+    @rule(name=NAMES, which=st.integers(0, 20))
+    def deliver_again(self, name: str, which: int) -> None:
+        self.do(lambda: self.world.deliver(name, which, again=True))
+
+    @rule()
+    def write_tokens(self) -> None:
+        self.do(self.world.rollouts.write_tokens)
+
+    @rule()
+    def reward(self) -> None:
+        self.do(self.world.reward)
+
+    @rule()
+    def train(self) -> None:
+        self.do(self.world.reward)
+        self.do(self.world.train)
+
+    @rule(forget=st.booleans(), power=st.booleans())
+    def crash(self, forget: bool, power: bool) -> None:
+        self.world.crash(forget=forget, power=power)
+
+    @rule()
+    def sync(self) -> None:
+        self.world.save()
+
+    @invariant()
+    def holds(self) -> None:
+        if self.world is not None:
+            self.world.check()
+
+    def teardown(self) -> None:
+        if self.world is None:
+            return
+        try:
+            self.world.crash()
+            self.world.drain()
+        finally:
+            self.world.journal.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+TestLearnerLives = LearnerLives.TestCase
+TestLearnerLives.settings = settings(
+    max_examples=examples(60), stateful_step_count=30, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+def test_the_world_is_not_a_quiet_one(tmp_path: Path) -> None:
+    """What the machine above relies on does happen: tokens are kept, cut, ignored; groups go on and are consumed."""
+    world = World(tmp_path, staleness=2, groups_per_step=2, samples=2, length=12, every=2)
+    for life in range(6):
+        world.join("a")
+        world.join("b")
+        for turn in range(40):
+            for name in "ab":
+                world.install(name)
+                world.work(name, turn, 2)
+                world.deliver(name, 0, again=False)
+            world.reward()
+            world.train()
+            if turn % 7 == 0:
+                world.rollouts.write_tokens()
+        world.crash(forget=bool(life % 2), power=life == 3)
+    world.check()
+    assert world.lives == 7 and world.kept > 20 and world.regenerated > 0 and len(world.disk.consumed) > 10
+    while world.nodes["b"].wire:
+        world.deliver("b", 0, again=False)
+    world.work("b", 0, 1)
+    world.deliver("b", 0, again=False)
+    assert world.ignored > 0 and any(b.state == "orphaned" for b in world.disk.groups.values())
+    world.drain()
+    world.journal.close()
