@@ -42,7 +42,7 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
 
     what = "measurements"
     bench = verbs.add_parser("bench", help=what, description=what, allow_abbrev=False)
-    actions = bench.add_subparsers(dest="action", required=True, metavar="broadcast|codec|head|memory|rollouts|update")
+    actions = bench.add_subparsers(dest="action", required=True, metavar="broadcast|chaos|codec|head|memory|rollouts|update")
     what = "our broadcast against star, chain, tree, shardcast and libtorrent on the same emulated links (needs root)"
     p = verb("broadcast", _bench_broadcast, what, actions)
     p.add_argument("--scenario", action="extend", nargs="+", metavar="NAME_OR_FILE", help="default: the README's five")
@@ -58,6 +58,16 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
     p.add_argument("--codecs", metavar="A,B", help="default: all")
     what = "two checkpoints instead: what the second costs for who has the first"
     p.add_argument("--pair", nargs=2, type=Path, metavar=("OLD.safetensors", "NEW.safetensors"), help=what)
+    p = verb("chaos", _bench_chaos, "nodes and learner of a real run killed with SIGKILL: what it cost", actions)
+    p.add_argument("--steps", type=int, default=24, metavar="N", help="of the learner (default 24)")
+    p.add_argument("--nodes", type=int, default=3, metavar="N", help="default 3")
+    p.add_argument("--node-kills", type=int, default=6, metavar="N", help="default 6")
+    p.add_argument("--learner-kills", type=int, default=2, metavar="N", help="default 2")
+    p.add_argument("--seed", type=int, default=0, metavar="N", help="of the kills (default 0)")
+    p.add_argument("--temperature", type=float, default=1.0, metavar="T", help="default 1; 0.0001 is as good as greedy")
+    p.add_argument("--train", action="store_true", help="the weights change from step to step (default: frozen)")
+    p.add_argument("--compare", action="store_true", help="completions beside those of a second run, which nothing disturbs")
+    p.add_argument("--folder", type=Path, metavar="DIR", help="where files go (default: where temporary files go)")
     what = "does the head keep up with many nodes that stream tokens, on one core (two processes over loopback)"
     p = verb("head", _bench_head, what, actions)
     p.add_argument("--nodes", type=int, default=1000, metavar="N", help="default 1000")
@@ -79,6 +89,7 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
     p.add_argument("--steps", type=int, default=20, metavar="N", help="of the learner, the first 4 not counted (default 20)")
     p.add_argument("--seed", type=int, default=0, metavar="N", help="of lengths and preemptions (default 0)")
     p.add_argument("--no-ablations", action="store_true", help="without ours with strategies switched off")
+    p.add_argument("--real", action="store_true", help="also a short run of real processes, as `shoal bench chaos` does")
     what = "one sparse update of a large model through everything, stage by stage (real processes over loopback)"
     p = verb("update", _bench_update, what, actions)
     p.add_argument("--layers", type=int, default=4, metavar="N", help="of an 8B model's shapes, 0.44 GB each (default 4)")
@@ -178,6 +189,20 @@ def _bench_codec(args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
+def _bench_chaos(args: argparse.Namespace) -> dict[str, Any]:
+    from netem.chaos.run import Settings, bench_chaos, describe
+
+    args.where = args.folder
+    settings = Settings(
+        args.seed, args.steps, args.nodes, args.node_kills, args.learner_kills, not args.train, args.temperature
+    )  # fmt: skip
+    say = lambda line: print(line, file=sys.stderr, flush=True)
+    result = bench_chaos(settings, args.compare, args.folder, say)
+    if not args.json:
+        print(describe(result))
+    return result
+
+
 def _bench_head(args: argparse.Namespace) -> dict[str, Any]:
     from learner.bench.head import HeadBench, bench_head, describe
 
@@ -210,6 +235,12 @@ def _bench_rollouts(args: argparse.Namespace) -> dict[str, Any]:
     say = lambda line: print(line, file=sys.stderr, flush=True)
     result = bench_rollouts(names, policies, settings, not args.no_ablations, len(os.sched_getaffinity(0)), say)
     print_rollouts(result)
+    if args.real:
+        from netem.chaos.run import Settings, bench_chaos, describe
+
+        result["real"] = bench_chaos(Settings(seed=args.seed), False, None, say)
+        result["ok"] = result["ok"] and result["real"]["ok"]
+        print(describe(result["real"]), file=sys.stderr)
     return result
 
 

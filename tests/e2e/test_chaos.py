@@ -15,13 +15,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from learner.rollouts import mix
 from learner.trajectory import Trajectory
+from netem.chaos.account import Account, differing
+from netem.chaos.run import GROUPS, MAX_NEW_TOKENS, SEED, Chaos, Settings, random_model
 from node.engine.base import StateFile
 from node.engine.model import write_state
 from node.engine.settings import TransformersSettings
 from node.engine.transformers import TransformersCore
 from p2p.protocol.rollout import Completion, Generate
 from p2p.version import Version
-from tests.e2e.chaos import GROUPS, MAX_NEW_TOKENS, SEED, Account, Chaos, Settings, differing, random_model
 from tests.nightly import NIGHTLY
 
 pytestmark = pytest.mark.e2e
@@ -32,6 +33,7 @@ def check(account: Account, settings: Settings) -> None:
     assert account.lost == 0 and account.consumed == GROUPS * settings.steps
     assert account.aborted == {}  # neither a dead node nor a dead learner is a reason
     assert account.regenerated_max <= 32, account
+    assert set(account.journal_s) == {"p50", "p99", "max"} and account.journal_s["p50"] < 2, account
     assert 0 < account.resumed_tokens and account.regenerated < account.accepted / 10, account
 
 
@@ -58,7 +60,7 @@ def test_killed_nodes_and_learners_cost_nothing_and_change_nothing(tmp_path: Pat
     settings = Settings(seed=1, steps=10, nodes=2, node_kills=3, learner_kills=2)
     chaos = Chaos(tmp_path / "run", model, settings)
     check(chaos.go(), settings)
-    keys, made = zip(*sorted(chaos.trajectories.items()), strict=True)
+    keys, made = zip(*sorted(chaos.books.trajectories.items()), strict=True)
     assert len(keys) >= 4 * GROUPS * settings.steps and max(len(t.completion_ids) for t in made) > 32
     # A prompt's group, and so its seeds, are those of a run in which nobody dies.
     assert [t.seed for t in made] == [mix(SEED, task, task, member) for task, member in keys]
@@ -76,4 +78,4 @@ def test_twenty_nodes_and_three_learners(tmp_path: Path, frozen: bool) -> None:
     if frozen:
         quiet = Chaos(tmp_path / "quiet", model, Settings(steps=60, node_kills=0, learner_kills=0))
         quiet.go()
-        assert differing(chaos.trajectories, quiet.trajectories) == []
+        assert differing(chaos.books.trajectories, quiet.books.trajectories) == []

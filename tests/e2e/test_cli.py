@@ -21,9 +21,9 @@ import pytest
 import shoal as cli
 from learner.config import dump_toml, load_config
 from learner.service import prepare_run
+from netem.chaos.verbs import ENV, Verbs, wait_for
 from p2p.admission import Ticket, make_ticket, read_ticket
 from p2p.identity import Identity
-from tests.e2e.conftest import ENV, Shoal, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -379,14 +379,14 @@ def test_a_real_process_complains_the_same(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shoal]:
-    runner = Shoal(tmp_path_factory.mktemp("live"))
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Verbs]:
+    runner = Verbs(tmp_path_factory.mktemp("live"))
     yield runner
     runner.end()
 
 
 @pytest.fixture(scope="module")
-def live(runner: Shoal, model: Path) -> Path:
+def live(runner: Verbs, model: Path) -> Path:
     """The run directory of a learner that waits for nodes."""
     runner.start("learner", "learner", str(config_file(runner.root, model)), "--json")
     run = runner.root / "run"
@@ -411,7 +411,7 @@ def test_status_and_export_of_a_learner_that_waits(
     assert call("status", live, "--json") == 0, "the refused second learner must not disturb the first"
 
 
-def test_tickets_the_head_refuses(live: Path, runner: Shoal) -> None:
+def test_tickets_the_head_refuses(live: Path, runner: Verbs) -> None:
     genuine = read_ticket((live / "ticket.txt").read_text())
     head = Identity.load_or_create(live / "head.key")
     other_run = make_ticket(head, "another", genuine.addresses)
@@ -428,7 +428,7 @@ def test_tickets_the_head_refuses(live: Path, runner: Shoal) -> None:
     assert (runner.root / "other.out").read_text() == ""
 
 
-def test_a_whole_run_with_json(shoal: Shoal, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_whole_run_with_json(shoal: Verbs, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two steps with one node; then status and export of the finished run, which the transformers library can load."""
     learner = shoal.start("learner", "learner", str(config_file(tmp_path, model)), "--json")
     run = tmp_path / "run"
@@ -489,7 +489,7 @@ def check_export(run: Path, out: Path) -> None:
 # --- interruptions ---------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c(shoal: Shoal, tmp_path: Path, model: Path) -> None:
+def test_ctrl_c(shoal: Verbs, tmp_path: Path, model: Path) -> None:
     learner = shoal.start("learner", "learner", str(config_file(tmp_path, model, trainer={"steps": 10_000})))
     run = tmp_path / "run"
     wait_for("a ticket", (run / "status.json").exists, DEADLINE_S)
@@ -514,7 +514,7 @@ def test_ctrl_c(shoal: Shoal, tmp_path: Path, model: Path) -> None:
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_sigterm_ends_a_learner_as_ctrl_c_does(shoal: Shoal, tmp_path: Path, model: Path, background: bool) -> None:
+def test_sigterm_ends_a_learner_as_ctrl_c_does(shoal: Verbs, tmp_path: Path, model: Path, background: bool) -> None:
     before = signal.getsignal(signal.SIGINT)
     if background:  # as a shell starts a script's background jobs
         signal.signal(signal.SIGINT, signal.SIG_IGN)

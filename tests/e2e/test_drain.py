@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from learner.config import build_config, dump_toml
-from tests.e2e.conftest import Shoal, wait_for
+from netem.chaos.verbs import Verbs, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run_dir(shoal: Shoal, tmp_path: Path, model: Path) -> Path:
+def run_dir(shoal: Verbs, tmp_path: Path, model: Path) -> Path:
     """A learner that would train for ever."""
     settings = {
         "run_dir": str(tmp_path / "run"), "model": str(model), "task": {"options": {"digits": 4}},
@@ -40,7 +40,7 @@ def run_dir(shoal: Shoal, tmp_path: Path, model: Path) -> Path:
     return tmp_path / "run"
 
 
-def start_node(shoal: Shoal, run_dir: Path, name: str) -> Any:
+def start_node(shoal: Verbs, run_dir: Path, name: str) -> Any:
     return shoal.start(
         name, "node", "--join", str(run_dir / "ticket.txt"), "--dir", str(shoal.root / name), "--name", name, "--capacity", "16",
         "--listen", "/ip4/127.0.0.1/tcp/0", "--json",
@@ -58,13 +58,13 @@ def tokens(run_dir: Path, name: str) -> int:
     return nodes(run_dir).get(name, {}).get("tokens", 0)
 
 
-def handed_over(shoal: Shoal, name: str) -> int:
+def handed_over(shoal: Verbs, name: str) -> int:
     found = re.search(r"leaving; (\d+) sequences go back", shoal.said(name))
     assert found, shoal.said(name)
     return int(found[1])
 
 
-def test_no_token_is_lost_with_a_node_that_had_notice(shoal: Shoal, run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_token_is_lost_with_a_node_that_had_notice(shoal: Verbs, run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import shoal as cli
 
     first, second = start_node(shoal, run_dir, "one"), start_node(shoal, run_dir, "two")
@@ -90,7 +90,7 @@ def test_no_token_is_lost_with_a_node_that_had_notice(shoal: Shoal, run_dir: Pat
     assert "refused" not in shoal.said("learner")
 
 
-def test_a_second_signal_kills(shoal: Shoal, run_dir: Path) -> None:
+def test_a_second_signal_kills(shoal: Verbs, run_dir: Path) -> None:
     node = start_node(shoal, run_dir, "one")
     wait_for("tokens", lambda: tokens(run_dir, "one") > 20, 120)
     shoal.running[0].send_signal(signal.SIGSTOP)  # it will not say that it has everything

@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from netem.chaos.verbs import wait_for
 from netem.memory import BOUND, COPIES, SAMPLE_S, Anonymous, anonymous_bytes, describe, measure_memory
 from p2p.errors import UsageError
 from p2p.limits import GIB, MIB
-from tests.e2e.conftest import wait_for
 
 pytestmark = pytest.mark.e2e
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from learner.config import build_config, dump_toml
-from tests.e2e.conftest import ENV, Shoal, wait_for
+from netem.chaos.verbs import ENV, Verbs, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -22,7 +22,7 @@ EXAMPLE = ROOT / "examples" / "own_trainer.py"
 STEPS, KILLED_AT = 20, 5
 
 
-def start_example(shoal: Shoal, run_dir: Path, name: str) -> subprocess.Popen[bytes]:
+def start_example(shoal: Verbs, run_dir: Path, name: str) -> subprocess.Popen[bytes]:
     with open(shoal.root / f"{name}.out", "ab") as out:
         process = subprocess.Popen(
             [sys.executable, str(EXAMPLE), str(run_dir), "--lr", "3e-4"], stdout=out, stderr=subprocess.STDOUT,
@@ -42,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_demo_model(folder, make_task("reverse", 0, {"digits": 3}), target=0.1, batch=32)
 
 
-def test_a_trainer_of_ones_own_trains_and_resumes(shoal: Shoal, tmp_path: Path, model: Path) -> None:
+def test_a_trainer_of_ones_own_trains_and_resumes(shoal: Verbs, tmp_path: Path, model: Path) -> None:
     run_dir, config = tmp_path / "run", tmp_path / "run.toml"
     settings = {
         "run_dir": str(run_dir), "model": str(model), "task": {"options": {"digits": 3}},

@@ -1,0 +1,1 @@
+"""Real runs whose processes are killed, and an account of what it cost."""

@@ -1,0 +1,75 @@
+"""`python -m netem.chaos.tapped LOG VERB ...`: the `shoal` command, with what it makes, sends, accepts, journals and finishes
+written to LOG.
+
+One JSON line each, before anything else happens to it and by one write, so that SIGKILL loses none; times are CLOCK_MONOTONIC:
+
+    ["made", request id, start, count, time]               by a node, as tokens come from its engine
+    ["sent", request id, start, count]                     by a node, as it hands them to its link
+    ["accepted", group id.member.0, start, count]          by a learner, as its collector takes them
+    ["journaled", group id.member.0, start, count, time]   by a learner, once the journal's transaction is over
+    ["finished", base64 of `pack_groups`, time]            by a learner, as a rewarded group goes to the journal
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from learner.journal import Journal
+from learner.pieces import Piece, Unwritten
+from learner.trajectory import Group, pack_groups
+from node.agent import Agent
+from node.batcher import TokenBatcher
+from p2p.protocol.messages import Tokens
+from p2p.protocol.rollout import TokenEvent
+from p2p.version import Version
+
+
+def tap(log: int) -> None:
+    """From here on this process writes its tokens down."""
+    add, record_finished, to_head = Unwritten.add, Journal.record_finished, Agent._to_head
+    record_tokens, take = Journal.record_tokens, TokenBatcher.add
+
+    def write(*values: object) -> None:
+        os.write(log, (json.dumps(values) + "\n").encode())
+
+    def made(self: TokenBatcher, event: TokenEvent, now: float) -> None:
+        write("made", event.request_id, event.start, len(event.ids), time.monotonic())
+        take(self, event, now)
+
+    def sent(self: Agent, message: Any) -> None:
+        if isinstance(message, Tokens):
+            for run in message.runs:
+                write("sent", run.request_id, run.start, len(run.ids) // 4)
+        to_head(self, message)
+
+    def accepted(
+        self: Unwritten, group_id: int, member: int, node: str, start: int, version: Version, ids: bytes, logprobs: bytes
+    ) -> None:
+        write("accepted", f"{group_id}.{member}.0", start, len(ids) // 4)
+        add(self, group_id, member, node, start, version, ids, logprobs)
+
+    def journaled(self: Journal, pieces: Iterable[Piece]) -> None:
+        batch = list(pieces)
+        record_tokens(self, batch)
+        for piece in batch:
+            write("journaled", f"{piece.group_id}.{piece.member}.0", piece.start, len(piece.ids) // 4, time.monotonic())
+
+    def finished(self: Journal, group: Group) -> None:
+        write("finished", base64.b64encode(pack_groups((group,))).decode(), time.monotonic())
+        record_finished(self, group)
+
+    TokenBatcher.add, Agent._to_head = made, sent  # type: ignore[method-assign]
+    Unwritten.add, Journal.record_tokens, Journal.record_finished = accepted, journaled, finished  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    from shoal import main
+
+    tap(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+    sys.exit(main(sys.argv[2:]))
