@@ -224,11 +224,17 @@ class HotStream:
                 del buffer[: len(data)]
                 self._grant(len(data))
                 return data
+            if muxer.broken:
+                raise ConnectionClosedError("broken here", transport="tcp")
             over = yamux.recv_closed or yamux.reset_received or yamux.closed or muxer.event_shutting_down.is_set()
             event = muxer.stream_events.get(yamux.stream_id)
             if buffer is None or over or event is None:
                 return await self._stream.read(max_bytes)
-            await event.wait()
+            muxer.parked.add(event)
+            try:
+                await event.wait()
+            finally:
+                muxer.parked.discard(event)
             if muxer.stream_events.get(yamux.stream_id) is event:
                 muxer.stream_events[yamux.stream_id] = trio.Event()
 

@@ -81,7 +81,14 @@ _LATER = {(TYPE_PING, FLAG_ACK), (TYPE_WINDOW_UPDATE, FLAG_ACK), (TYPE_WINDOW_UP
 
 
 class _Muxer(Yamux):
-    """Yamux whose reader never waits for a write."""
+    """Yamux whose reader never waits for a write. `parked` are the events that hot streams wait on: the library's own table of
+    them may be cleared, or an entry replaced, before anybody has set it."""
+
+    broken = False
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.parked: set[trio.Event] = set()
 
     async def _write_frame(self, data: bytes) -> None:
         if len(data) == 12 and (data[1], data[3]) in _LATER and self._nursery is not None:
@@ -97,7 +104,15 @@ class _Muxer(Yamux):
         finally:
             for stream in self.streams.values():
                 stream.closed = stream.send_closed = stream.recv_closed = stream.reset_received = True
-            for event in self.stream_events.values():
+            self.broken = True
+            for event in {*self.stream_events.values(), *self.parked}:
+                event.set()
+
+    async def _cleanup_on_error(self) -> None:
+        try:
+            await super()._cleanup_on_error()
+        finally:  # cancelled half-way it has told the streams nothing
+            for event in set(self.parked):
                 event.set()
 
     async def _write_now(self, data: bytes) -> None:

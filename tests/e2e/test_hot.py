@@ -338,3 +338,20 @@ async def test_a_cancelled_reader_loses_nothing() -> None:
                 pytest.fail("nothing was sent")
             await there.write(b"%06d" % number)
             assert await read_exactly(mine, 6) == b"%06d" % number
+
+
+async def test_a_reader_that_the_library_has_forgotten_is_woken_when_the_connection_is_broken() -> None:
+    async with hot_and_plain() as (ours, theirs, _):
+        mine, _there = await pair(ours, theirs)
+        muxer = ours.connection.muxed_conn
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fails, lambda: mine.read(100))
+            await trio.sleep(0.05)
+            assert len(muxer.parked) == 1
+            muxer.stream_events[mine._yamux.stream_id] = trio.Event()  # the one that it waits on is in no table any more
+            await muxer.break_now()
+        assert not muxer.parked
+        muxer.stream_buffers[mine._yamux.stream_id] = bytearray()  # whatever is left in the tables
+        muxer.streams[mine._yamux.stream_id] = mine._yamux
+        mine._yamux.recv_closed = mine._yamux.reset_received = mine._yamux.closed = False
+        await fails(lambda: mine.read(100))
