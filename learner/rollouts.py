@@ -15,11 +15,12 @@ import blake3
 import msgpack
 import trio
 
-from learner.collector import Collector, first_attempt
+from learner.collector import Collector
 from learner.dispatch import NodeView, Strategies
 from learner.journal import Journal
 from learner.ledger import Ledger
 from learner.ledger import Refused as NoRoom
+from learner.members import first_attempt
 from learner.outcomes import Accepted, FinishedGroup, GroupAborted, Refused, Requeued, Sampling
 from learner.pieces import ReservedGroup, UnfinishedGroup
 from learner.recovery import plan_resume

@@ -29,9 +29,9 @@ from typing import Any
 
 import psutil
 
-from learner.collector import ATTEMPTS
 from learner.config import build_config, dump_toml
 from learner.journal import Journal
+from learner.members import ATTEMPTS
 from learner.trajectory import Trajectory, unpack_groups
 from tests.e2e.conftest import ENV, Shoal, wait_for
 
