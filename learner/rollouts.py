@@ -8,28 +8,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import blake3
-import msgpack
 import trio
 
 from learner.collector import Collector
-from learner.dispatch import NodeView, Strategies
+from learner.dispatch import NodeView
 from learner.journal import Journal
 from learner.ledger import Ledger
 from learner.ledger import Refused as NoRoom
 from learner.members import first_attempt
-from learner.outcomes import Accepted, FinishedGroup, GroupAborted, Refused, Requeued, Sampling
+from learner.outcomes import Accepted, FinishedGroup, GroupAborted, Refused, Requeued
 from learner.pieces import ReservedGroup, UnfinishedGroup
 from learner.recovery import plan_resume
 from learner.scoring import Scorer
 from learner.stalls import StallWatch
 from learner.steering import Steering
 from learner.tasks.base import Task
-from learner.text import decode_completion, encode_prompt
+from learner.text import decode_completion
 from learner.trajectory import Group
+from learner.work import RolloutSettings, Work, make_work
 from p2p.errors import Refusal, ShoalError
 from p2p.protocol.messages import Abort, Assign, Interrupt, Rejected, Request, Tokens
 from p2p.protocol.rollout import BEHIND, UPDATING
@@ -58,36 +57,6 @@ JOURNAL_SEQUENCE = 16
 soon as JOURNAL_LEAST_S allows when there are as many of one. With as many that its node holds back, a crash costs it 32."""
 
 JOURNAL_LEAST_S = 0.01
-
-
-ALL_STRATEGIES = Strategies()
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutSettings:
-    max_staleness: int
-    groups_per_step: int
-    samples: int
-    seed: int
-    sampling: Sampling
-    micro_batch_groups: int
-    """hand groups to the trainer once so many are there (or the step is complete)"""
-    stall_s: float = 120.0
-    """a node that has work and makes no token for so long loses it to others"""
-    finish_s: float = 0.0
-    """how long a node may hold a newer version back so that what it runs ends under the weights it began with; 0: not at all"""
-    strategies: Strategies = ALL_STRATEGIES
-    keep_equal: bool = True
-    """train also on groups whose members all have the same reward"""
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What a group is made from. `recipe` is all of it in one number, with the sampling."""
-
-    prompt_ids: tuple[int, ...]
-    seeds: list[int]
-    recipe: int
 
 
 class Rollouts:
@@ -175,7 +144,7 @@ class Rollouts:
             )  # fmt: skip
         return ledger
 
-    def _take_up(self, left: UnfinishedGroup, work: _Work) -> None:
+    def _take_up(self, left: UnfinishedGroup, work: Work) -> None:
         group = left.group
         whole = self.collector.restore_group(
             group.group_id, group.task_index, work.prompt_ids, group.version, work.seeds, self.settings.sampling, left.members
@@ -185,15 +154,8 @@ class Rollouts:
         if whole is not None:  # it had its last token and no reward yet
             self._score_in.send_nowait(whole)
 
-    def _work(self, task_index: int, group_id: int, samples: int) -> _Work:
-        """What a group's tokens follow from, beside the weights: the same in every epoch, unless the run is resumed with
-        another task, tokenizer, seed or sampling; then the recipe differs, and its tokens are of no use."""
-        sampling = self.settings.sampling
-        prompt_ids = encode_prompt(self._tokenizer, self._task.prompt(task_index))
-        seeds = [mix(self.settings.seed, task_index, group_id, member) for member in range(samples)]
-        sampled = [sampling.max_new_tokens, sampling.stop_ids, sampling.temperature, sampling.top_p, self._vocab_size]
-        digest = blake3.blake3(msgpack.packb([prompt_ids, seeds, sampled])).digest(8)
-        return _Work(prompt_ids, seeds, int.from_bytes(digest) >> 1)
+    def _work(self, task_index: int, group_id: int, samples: int) -> Work:
+        return make_work(self.settings, self._task, self._tokenizer, self._vocab_size, task_index, group_id, samples)
 
     # --- work out ----------------------------------------------------------------------------------------------------
 
@@ -444,14 +406,3 @@ class Rollouts:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
-
-
-def mix(*values: int) -> int:
-    """A 63-bit seed from a few integers (splitmix64 over them in turn): same in every process, for ever."""
-    state = 0
-    for value in values:
-        state = (state + value + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-        state = ((state ^ state >> 30) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-        state = ((state ^ state >> 27) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-        state ^= state >> 31
-    return state >> 1

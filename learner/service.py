@@ -26,12 +26,13 @@ from learner.config import LearnerConfig, dump_toml
 from learner.head import Head
 from learner.journal import Commit, Journal
 from learner.outcomes import Sampling
-from learner.rollouts import Rollouts, RolloutSettings
+from learner.rollouts import Rollouts
 from learner.scoring import Scorer
 from learner.status import serve_status
 from learner.tasks.registry import make_task
 from learner.text import stop_ids
 from learner.trainer_port import serve_trainer
+from learner.work import RolloutSettings
 from p2p.admission import make_ticket
 from p2p.errors import ShoalError, UsageError
 from p2p.identity import Identity

@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from learner.rollouts import mix
 from learner.trajectory import Trajectory
+from learner.work import mix
 from node.engine.base import StateFile
 from node.engine.model import write_state
 from node.engine.settings import TransformersSettings

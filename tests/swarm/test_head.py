@@ -21,10 +21,11 @@ from learner.journal import Journal
 from learner.local import Begin, Commit, Discard, NextBatch, SealVersion, SegmentDone
 from learner.nodes import MAX_CAPACITY
 from learner.outcomes import GroupAborted, Sampling
-from learner.rollouts import Rollouts, RolloutSettings
+from learner.rollouts import Rollouts
 from learner.scoring import Scorer
 from learner.tasks.registry import make_task
 from learner.trajectory import Group, Trajectory, unpack_groups
+from learner.work import RolloutSettings
 from p2p.admission import Membership, sign_membership
 from p2p.channel.memory import MemorySwitch
 from p2p.errors import ChannelClosed, Refusal, ShoalError

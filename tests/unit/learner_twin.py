@@ -25,9 +25,10 @@ from learner.batch import check_group
 from learner.dispatch import NodeView
 from learner.journal import Journal
 from learner.outcomes import Sampling
-from learner.rollouts import Rollouts, RolloutSettings
+from learner.rollouts import Rollouts
 from learner.tasks.base import Prompt, Score, Task
 from learner.trajectory import Group
+from learner.work import RolloutSettings
 from p2p.protocol.messages import Abort, Assign, Request, TokenRun, Tokens
 from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version
