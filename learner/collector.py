@@ -10,7 +10,8 @@ prefill, never a token.
 
 Whether a trajectory has ended follows from its tokens (a stop token, or the budget used up), never from a node's word
 alone: a node that claims an end the tokens do not show is refused, and one that dies between its last token and its
-last event costs nothing.
+last event costs nothing. Two things end a trajectory that its tokens do not: a group with members beyond need (`extra`;
+StaleFlow's N' > N, arXiv 2601.12784) is whole with those that end first, and `cut` ends a group where it stands.
 """
 
 from __future__ import annotations
@@ -23,12 +24,25 @@ from dataclasses import replace
 import numpy as np
 
 from learner.dispatch import Request
-from learner.members import MIN_LOGPROB, end, ended, fault, generate, parse_request
+from learner.members import MIN_LOGPROB, end, fault, generate, has_ended, parse_request
 from learner.members import Group as _Group
 from learner.members import Member as _Member
 from learner.members import min_version as _min_version
 from learner.members import request_name as _name
-from learner.outcomes import Accepted, FinishedGroup, GroupAborted, Ignored, Outcome, Refused, Requeued, Sample, Sampling
+from learner.outcomes import (
+    TRUNCATED,
+    Accepted,
+    Cancel,
+    FinishedGroup,
+    GroupAborted,
+    Ignored,
+    Outcome,
+    Refused,
+    Requeued,
+    Sample,
+    Sampling,
+    Standing,
+)
 from learner.outlook import GroupState, MemberState
 from learner.pieces import IDS, LOGPROBS, Piece, Unwritten
 from p2p.errors import Refusal
@@ -87,22 +101,24 @@ class Collector:
         sampling: Sampling,
         *,
         exact: bool = False,
+        extra: int = 0,
     ) -> tuple[str, ...]:
         """Start a reserved group with one member a seed. Its request ids, all waiting for a node. `exact`: all of its tokens
-        are to be of `version`; when no node serves that any more, what is unfinished waits until the caller aborts it.
+        are to be of `version`; when no node serves that any more, what is unfinished waits until the caller aborts it. With
+        `extra`, the group is whole once all but so many members have ended: with these, in order of member.
 
         Group ids must grow, so that any smaller unknown id is known to be over. ValueError otherwise.
         """
         if group_id <= self._last_group:
             raise ValueError(f"group {group_id} comes after group {self._last_group}")
-        if not seeds or not prompt_ids or sampling.max_new_tokens < 1:
+        if len(seeds) <= extra or not prompt_ids or sampling.max_new_tokens < 1:
             raise ValueError(f"group {group_id} has no members, no prompt or no token budget")
         if version not in self._published:
             raise ValueError(f"group {group_id}: version {version} was not published")
         self._last_group = group_id
         members = [_Member(seed, attempt=self.first_attempt) for seed in seeds]
         pin = version if exact else None
-        self._groups[group_id] = _Group(group_id, task_index, version, tuple(prompt_ids), sampling, members, pin)
+        self._groups[group_id] = _Group(group_id, task_index, version, tuple(prompt_ids), sampling, members, pin, extra)
         return tuple(_name(group_id, m, self.first_attempt) for m in range(len(members)))
 
     def restore_group(
@@ -114,23 +130,25 @@ class Collector:
         seeds: Sequence[int],
         sampling: Sampling,
         members: Sequence[Sequence[Piece]],
+        *,
+        extra: int = 0,
     ) -> FinishedGroup | None:
         """Go on with a group of an earlier epoch, each member from the last token that the journal has of it. The group
-        itself when every member had ended: then nothing is left to generate.
+        itself when every member (all but `extra`) had ended: then nothing is left to generate.
 
         ValueError for a group id of this epoch, or pieces that do not follow each other from 0 on.
         """
         if group_id > self._last_group or group_id in self._groups:
             raise ValueError(f"group {group_id} is not of an earlier epoch, or was taken up already")
-        if not seeds or not prompt_ids or len(seeds) != len(members):
+        if len(seeds) <= extra or not prompt_ids or len(seeds) != len(members):
             raise ValueError(f"group {group_id} has {len(seeds)} seeds and {len(members)} members")
-        group = _Group(group_id, task_index, version, tuple(prompt_ids), sampling, [])
+        group = _Group(group_id, task_index, version, tuple(prompt_ids), sampling, [], extra=extra)
         for seed, pieces in zip(seeds, members, strict=True):
             member = _Member(seed, attempt=self.first_attempt + 1)  # a second attempt, for the dispatcher
             for piece in pieces:
                 member.completion.add(piece.event())
                 member.last_node = piece.node
-            if ended(group, member):
+            if has_ended(group, member):
                 end(group, member)
             group.members.append(member)
         self._groups[group_id] = group
@@ -198,6 +216,15 @@ class Collector:
         for node, keys in self._by_node.items():
             out[node] = {self._current(k): len(self._groups[k[0]].members[k[1]].completion.ids) for k in keys}
         return out
+
+    def standing(self, group_id: int) -> Standing | None:
+        """How far an unfinished group has come; None for any other."""
+        group = self._groups.get(group_id)
+        if group is None:
+            return None
+        ended = tuple(len(m.completion.ids) for m in group.members if m.completion.finish)
+        running = tuple(len(m.completion.ids) for m in group.members if not m.completion.finish)
+        return Standing(ended, running, group.needed - len(ended))
 
     @property
     def outstanding(self) -> tuple[int, ...]:
@@ -276,8 +303,9 @@ class Collector:
             self.tokens_by_node[node] = self.tokens_by_node.get(node, 0) + count
             packed = np.asarray(event.ids, IDS).tobytes(), np.asarray(event.logprobs, LOGPROBS).tobytes()
             self.unwritten.add(group_id, index, node, event.start, event.version, *packed)
-        if ended(group, member):
-            return Accepted(event.request_id, count, self._finish(group, index))
+        if has_ended(group, member):
+            whole = self._finish(group, index)
+            return Accepted(event.request_id, count, whole, self._let_go(group) if whole is not None else ())
         if event.finish == "interrupt":
             old = self._release(group, index)
             return Requeued(_name(group_id, index, member.attempt), old, None, count)
@@ -314,17 +342,29 @@ class Collector:
         self._by_node.pop(node, None)
         return [self._current(key) for key in keys]
 
-    def abort_group(self, group_id: int) -> tuple[tuple[str, str], ...]:
+    def abort_group(self, group_id: int) -> Cancel:
         """Forget a group: the (node, request id) that still work on it. KeyError when it is not outstanding."""
         group = self._groups.pop(group_id)
         self.unwritten.drop(group_id)
-        cancel = []
-        for index, member in enumerate(group.members):
-            if member.node:
-                cancel.append((member.node, _name(group_id, index, member.attempt)))
-                del self._held[cancel[-1][1]]
-                self._by_node[member.node].discard((group_id, index))
-        return tuple(cancel)
+        return self._let_go(group)
+
+    def cut(self, group_id: int) -> tuple[FinishedGroup, Cancel]:
+        """End a group where it stands: as many of its unfinished members as it needs, those that have made most, end as
+        TRUNCATED. The group, and the (node, request id) that still work on it.
+
+        KeyError when it is not outstanding; ValueError, and nothing changed, when too few members have a token
+        (`Standing.longest`). The journal need not know: after a crash what it has of the group goes on.
+        """
+        group = self._groups[group_id]
+        missing = group.needed - sum(bool(m.completion.finish) for m in group.members)
+        begun = [m for m in group.members if m.completion.ids and not m.completion.finish]
+        if len(begun) < missing:
+            raise ValueError(f"group {group_id} needs {missing} more members, and {len(begun)} have a token")
+        for member in sorted(begun, key=lambda m: -len(m.completion.ids))[:missing]:
+            member.completion.finish = TRUNCATED
+        whole = self._whole(group)
+        assert whole is not None
+        return whole, self._let_go(group)
 
     # ---- inside
 
@@ -352,6 +392,16 @@ class Collector:
         member.attempt += 1
         return old
 
+    def _let_go(self, group: _Group) -> Cancel:
+        """Of a group that left: what nodes still work on."""
+        cancel = []
+        for index, member in enumerate(group.members):
+            if member.node:
+                cancel.append((member.node, _name(group.group_id, index, member.attempt)))
+                del self._held[cancel[-1][1]]
+                self._by_node[member.node].discard((group.group_id, index))
+        return tuple(cancel)
+
     def _finish(self, group: _Group, index: int) -> FinishedGroup | None:
         member = group.members[index]
         end(group, member)
@@ -361,9 +411,10 @@ class Collector:
         return self._whole(group)
 
     def _whole(self, group: _Group) -> FinishedGroup | None:
-        """The group, which leaves the collector, once every member has ended. Its last tokens stay in `unwritten` until
-        the journal has it as finished: it may wait long for its reward."""
-        if not all(m.completion.finish for m in group.members):
+        """The group, which leaves the collector, once as many members as it needs have ended. Its last tokens stay in `unwritten`
+        until the journal has it as finished: it may wait long for its reward."""
+        ended = [m for m in group.members if m.completion.finish]
+        if len(ended) < group.needed:
             return None
         del self._groups[group.group_id]
         return FinishedGroup(
@@ -380,8 +431,9 @@ class Collector:
                     m.last_node,
                     m.seed,
                 )
-                for m in group.members
+                for m in ended
             ),
+            tuple(len(m.completion.ids) for m in group.members if not m.completion.finish),
         )
 
     def _current(self, key: tuple[int, int]) -> str:

@@ -49,6 +49,12 @@ class Group:
     sampling: Sampling
     members: list[Member]
     exact_version: Version | None = None
+    extra: int = 0
+    """members beyond need: the group is whole once all but so many have ended"""
+
+    @property
+    def needed(self) -> int:
+        return len(self.members) - self.extra
 
 
 def request_name(group_id: int, member: int, attempt: int) -> str:
@@ -74,14 +80,14 @@ def min_version(group: Group, member: Member) -> Version:
     return member.completion.spans[-1].version if member.completion.spans else group.version
 
 
-def ended(group: Group, member: Member) -> bool:
+def has_ended(group: Group, member: Member) -> bool:
     """Whether its tokens show an end."""
     ids = member.completion.ids
     return bool(ids) and (len(ids) >= group.sampling.max_new_tokens or ids[-1] in group.sampling.stop_ids)
 
 
 def end(group: Group, member: Member) -> None:
-    """Its tokens show that it has ended (`ended`): say how."""
+    """Its tokens show that it has ended (`has_ended`): say how."""
     member.completion.finish = "stop" if member.completion.ids[-1] in group.sampling.stop_ids else "length"
 
 
