@@ -184,6 +184,7 @@ async def run_learner(
                 Sampling(rollout.max_new_tokens, stops, rollout.temperature, rollout.top_p), rollout.micro_batch_groups,
                 rollout.stall_s, rollout.finish_s if rollout.on_update == "finish" else 0.0,
                 config.dispatch.strategies(), rollout.equal_groups == "train",
+                rollout.extra_groups, rollout.extra_samples, rollout.truncate_stuck_s,
             )  # fmt: skip
             # Abandoned: the scorer's end, which follows, ends it. (mypy sees trio-typing's stubs, older than trio.)
             in_thread: Any = partial(trio.to_thread.run_sync, abandon_on_cancel=True)  # type: ignore[call-arg]

@@ -36,6 +36,12 @@ class RolloutSettings:
     strategies: Strategies = ALL_STRATEGIES
     keep_equal: bool = True
     """train also on groups whose members all have the same reward"""
+    extra_groups: int = 0
+    """groups reserved for a step beyond those it takes; the surplus is aborted"""
+    extra_samples: int = 0
+    """members of a group beyond `samples`; it is whole with those that end first"""
+    truncate_stuck_s: float = 0.0
+    """after so long, what alone keeps the trainer waiting is cut where it is; 0: never"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +54,18 @@ class Work:
 
 
 def make_work(
-    settings: RolloutSettings, task: Task, tokenizer: Any, vocab_size: int, task_index: int, group_id: int, samples: int
-) -> Work:
+    settings: RolloutSettings, task: Task, tokenizer: Any, vocab_size: int, task_index: int, group_id: int, samples: int,
+    extra: int = 0,
+) -> Work:  # fmt: skip
     """What a group's tokens follow from, beside the weights: the same in every epoch, unless the run is resumed with
-    another task, tokenizer, seed or sampling; then the recipe differs, and its tokens are of no use."""
+    another task, tokenizer, seed or sampling; then the recipe differs, and its tokens are of no use. The first `samples` members
+    have the same seeds with `extra` more and without."""
     sampling = settings.sampling
     prompt_ids = encode_prompt(tokenizer, task.prompt(task_index))
-    seeds = [mix(settings.seed, task_index, group_id, member) for member in range(samples)]
+    seeds = [mix(settings.seed, task_index, group_id, member) for member in range(samples + extra)]
     sampled = [sampling.max_new_tokens, sampling.stop_ids, sampling.temperature, sampling.top_p, vocab_size]
+    if extra:  # not else: recipes of groups without are what they always were
+        sampled.append(extra)
     digest = blake3.blake3(msgpack.packb([prompt_ids, seeds, sampled])).digest(8)
     return Work(prompt_ids, seeds, int.from_bytes(digest) >> 1)
 
