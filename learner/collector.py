@@ -1,17 +1,17 @@
 """Gathers the tokens of every outstanding trajectory, whichever nodes they come from.
 
-Pure: no clock, network, ledger, reward or tokenizer. Events in (`tokens`, `declined`, `node_lost`), outcomes out.
+Pure: no clock, network, ledger, reward or tokenizer. Events in (`tokens`, `declined`, `node_lost`), outcomes out. What a group
+and its members are, and what their requests are called, is in `members`.
 
-A trajectory is a member of a group. It is worked on by at most one node at a time; each hand-over is a new
-**attempt**, and a request id is "{group_id}.{member}.{attempt}", so tokens of an earlier attempt that are still under
-way are recognised and ignored. What a node sent before it was lost stays: the next attempt carries it as a prefix
-(token-level collection and migration, RLBoost, arXiv 2510.19225), so a dead node costs one prefill, never a token.
-Attempts go up across a restart of the learner too: each epoch numbers its own from `first_attempt(epoch)` on, so that a late
-token of an earlier epoch is never taken for one of this, whatever that epoch's last attempts were.
+A trajectory is a member of a group. It is worked on by at most one node at a time; each hand-over is a new **attempt**, so
+tokens of an earlier attempt that are still under way are recognised and ignored. What a node sent before it was lost stays: the
+next attempt carries it as a prefix (token-level collection and migration, RLBoost, arXiv 2510.19225), so a dead node costs one
+prefill, never a token.
 
 Whether a trajectory has ended follows from its tokens (a stop token, or the budget used up), never from a node's word
 alone: a node that claims an end the tokens do not show is refused, and one that dies between its last token and its
-last event costs nothing.
+last event costs nothing. Two things end a trajectory that its tokens do not: a group with members beyond need (`extra`;
+StaleFlow's N' > N, arXiv 2601.12784) is whole with those that end first, and `cut` ends a group where it stands.
 """
 
 from __future__ import annotations
@@ -19,57 +19,40 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
 from learner.dispatch import Request
-from learner.outcomes import Accepted, FinishedGroup, GroupAborted, Ignored, Outcome, Refused, Requeued, Sample, Sampling
+from learner.members import MIN_LOGPROB, end, fault, generate, has_ended, parse_request
+from learner.members import Group as _Group
+from learner.members import Member as _Member
+from learner.members import min_version as _min_version
+from learner.members import request_name as _name
+from learner.outcomes import (
+    TRUNCATED,
+    Accepted,
+    Cancel,
+    FinishedGroup,
+    GroupAborted,
+    Ignored,
+    Outcome,
+    Refused,
+    Requeued,
+    Sample,
+    Sampling,
+    Standing,
+)
 from learner.outlook import GroupState, MemberState
 from learner.pieces import IDS, LOGPROBS, Piece, Unwritten
 from p2p.errors import Refusal
 from p2p.protocol.messages import TokenRun
-from p2p.protocol.rollout import MAX_LOGPROB, Completion, Generate, TokenEvent
+from p2p.protocol.rollout import MAX_LOGPROB, Generate, TokenEvent
 from p2p.version import Version
 
 FAILURE_BUDGET = 8
 """Refusals of misbehaving nodes that one trajectory survives. Its own prompt may be what breaks them, so it must end;
 eight failures on a healthy one are not chance, since the dispatcher avoids nodes that failed it before."""
-
-MIN_LOGPROB = -60.0
-"""No sampler draws a token that is less likely (e^-60); the trainer's importance weights would overflow on it."""
-
-
-ATTEMPTS = 10**9
-"""Attempts that an epoch can make of one trajectory: each takes a message, so no run gets there."""
-
-
-def first_attempt(epoch: int) -> int:
-    """Number of the first attempt that a learner of this epoch makes of any trajectory."""
-    return max(0, epoch - 1) * ATTEMPTS
-
-
-@dataclass(slots=True)
-class _Member:
-    seed: int
-    completion: Completion = field(default_factory=Completion)
-    attempt: int = 0
-    node: str = ""
-    """who works on it; "" when it waits or is finished"""
-    last_node: str = ""
-    failures: int = 0
-    failed_on: set[str] = field(default_factory=set)
-
-
-@dataclass(slots=True)
-class _Group:
-    group_id: int
-    task_index: int
-    version: Version
-    prompt_ids: tuple[int, ...]
-    sampling: Sampling
-    members: list[_Member]
-    exact_version: Version | None = None
 
 
 class Collector:
@@ -118,22 +101,24 @@ class Collector:
         sampling: Sampling,
         *,
         exact: bool = False,
+        extra: int = 0,
     ) -> tuple[str, ...]:
         """Start a reserved group with one member a seed. Its request ids, all waiting for a node. `exact`: all of its tokens
-        are to be of `version`; when no node serves that any more, what is unfinished waits until the caller aborts it.
+        are to be of `version`; when no node serves that any more, what is unfinished waits until the caller aborts it. With
+        `extra`, the group is whole once all but so many members have ended: with these, in order of member.
 
         Group ids must grow, so that any smaller unknown id is known to be over. ValueError otherwise.
         """
         if group_id <= self._last_group:
             raise ValueError(f"group {group_id} comes after group {self._last_group}")
-        if not seeds or not prompt_ids or sampling.max_new_tokens < 1:
+        if len(seeds) <= extra or not prompt_ids or sampling.max_new_tokens < 1:
             raise ValueError(f"group {group_id} has no members, no prompt or no token budget")
         if version not in self._published:
             raise ValueError(f"group {group_id}: version {version} was not published")
         self._last_group = group_id
         members = [_Member(seed, attempt=self.first_attempt) for seed in seeds]
         pin = version if exact else None
-        self._groups[group_id] = _Group(group_id, task_index, version, tuple(prompt_ids), sampling, members, pin)
+        self._groups[group_id] = _Group(group_id, task_index, version, tuple(prompt_ids), sampling, members, pin, extra)
         return tuple(_name(group_id, m, self.first_attempt) for m in range(len(members)))
 
     def restore_group(
@@ -145,24 +130,26 @@ class Collector:
         seeds: Sequence[int],
         sampling: Sampling,
         members: Sequence[Sequence[Piece]],
+        *,
+        extra: int = 0,
     ) -> FinishedGroup | None:
         """Go on with a group of an earlier epoch, each member from the last token that the journal has of it. The group
-        itself when every member had ended: then nothing is left to generate.
+        itself when every member (all but `extra`) had ended: then nothing is left to generate.
 
         ValueError for a group id of this epoch, or pieces that do not follow each other from 0 on.
         """
         if group_id > self._last_group or group_id in self._groups:
             raise ValueError(f"group {group_id} is not of an earlier epoch, or was taken up already")
-        if not seeds or not prompt_ids or len(seeds) != len(members):
+        if len(seeds) <= extra or not prompt_ids or len(seeds) != len(members):
             raise ValueError(f"group {group_id} has {len(seeds)} seeds and {len(members)} members")
-        group = _Group(group_id, task_index, version, tuple(prompt_ids), sampling, [])
+        group = _Group(group_id, task_index, version, tuple(prompt_ids), sampling, [], extra=extra)
         for seed, pieces in zip(seeds, members, strict=True):
             member = _Member(seed, attempt=self.first_attempt + 1)  # a second attempt, for the dispatcher
             for piece in pieces:
                 member.completion.add(piece.event())
                 member.last_node = piece.node
-            if _ended(group, member):
-                _end(group, member)
+            if has_ended(group, member):
+                end(group, member)
             group.members.append(member)
         self._groups[group_id] = group
         return self._whole(group)
@@ -191,11 +178,11 @@ class Collector:
         group, index, member = self._held[request_id] = self._waiting(request_id)
         member.node = node
         self._by_node.setdefault(node, set()).add((group.group_id, index))
-        return _generate(group, index, member)
+        return generate(group, index, member)
 
     def to_generate(self, request_id: str) -> Generate:
         """The request as a node would get it: seed and sampling as in every attempt, the tokens so far as a prefix."""
-        return _generate(*self._waiting(request_id))
+        return generate(*self._waiting(request_id))
 
     def states(self) -> Iterator[GroupState]:
         """Every unfinished group, for the outlook. A prompt's own length is its feature."""
@@ -229,6 +216,15 @@ class Collector:
         for node, keys in self._by_node.items():
             out[node] = {self._current(k): len(self._groups[k[0]].members[k[1]].completion.ids) for k in keys}
         return out
+
+    def standing(self, group_id: int) -> Standing | None:
+        """How far an unfinished group has come; None for any other."""
+        group = self._groups.get(group_id)
+        if group is None:
+            return None
+        ended = tuple(len(m.completion.ids) for m in group.members if m.completion.finish)
+        running = tuple(len(m.completion.ids) for m in group.members if not m.completion.finish)
+        return Standing(ended, running, group.needed - len(ended))
 
     @property
     def outstanding(self) -> tuple[int, ...]:
@@ -275,7 +271,7 @@ class Collector:
 
     def tokens(self, node: str, event: TokenEvent) -> Outcome:
         """Take one event from `node`. Never raises on anything a node can send."""
-        where = _parse(event.request_id)
+        where = parse_request(event.request_id)
         if where is not None and where[2] < self.first_attempt:
             return Ignored(event.request_id)  # of an earlier epoch; after a power cut, even of a group that nobody knows
         if where is None or where[0] > self._last_group:
@@ -292,23 +288,24 @@ class Collector:
         if member.node != node:
             return Refused(self._refuse(node, event, f"request {event.request_id} is not with this node"))
 
-        fault = self._fault(group, member, event)
-        if fault is None:
+        wrong = fault(group, member, event, self._published, self.vocab_size)
+        if wrong is None:
             try:
                 # The end is ours to tell (see the module's docstring), so the flag is checked and not stored.
                 member.completion.add(replace(event, finish=""))
             except ValueError as error:
-                fault = str(error)
-        if fault is not None:
-            return self._failed(group, index, self._refuse(node, event, f"request {event.request_id}: {fault}"))
+                wrong = str(error)
+        if wrong is not None:
+            return self._failed(group, index, self._refuse(node, event, f"request {event.request_id}: {wrong}"))
         count = len(event.ids)
         if count:
             member.last_node = node
             self.tokens_by_node[node] = self.tokens_by_node.get(node, 0) + count
             packed = np.asarray(event.ids, IDS).tobytes(), np.asarray(event.logprobs, LOGPROBS).tobytes()
             self.unwritten.add(group_id, index, node, event.start, event.version, *packed)
-        if _ended(group, member):
-            return Accepted(event.request_id, count, self._finish(group, index))
+        if has_ended(group, member):
+            whole = self._finish(group, index)
+            return Accepted(event.request_id, count, whole, self._let_go(group) if whole is not None else ())
         if event.finish == "interrupt":
             old = self._release(group, index)
             return Requeued(_name(group_id, index, member.attempt), old, None, count)
@@ -321,7 +318,7 @@ class Collector:
         """`node` would not take the request. Retryable (it is full, draining, stalled, or behind `min_version`) costs the
         trajectory nothing, and with `avoid` others are asked first from now on; otherwise it counts against the trajectory,
         whose request may be at fault."""
-        where = _parse(request_id)
+        where = parse_request(request_id)
         group = self._groups.get(where[0]) if where else None
         if where is None or group is None or where[1] >= len(group.members):
             return Ignored(request_id)
@@ -345,48 +342,31 @@ class Collector:
         self._by_node.pop(node, None)
         return [self._current(key) for key in keys]
 
-    def abort_group(self, group_id: int) -> tuple[tuple[str, str], ...]:
+    def abort_group(self, group_id: int) -> Cancel:
         """Forget a group: the (node, request id) that still work on it. KeyError when it is not outstanding."""
         group = self._groups.pop(group_id)
         self.unwritten.drop(group_id)
-        cancel = []
-        for index, member in enumerate(group.members):
-            if member.node:
-                cancel.append((member.node, _name(group_id, index, member.attempt)))
-                del self._held[cancel[-1][1]]
-                self._by_node[member.node].discard((group_id, index))
-        return tuple(cancel)
+        return self._let_go(group)
+
+    def cut(self, group_id: int) -> tuple[FinishedGroup, Cancel]:
+        """End a group where it stands: as many of its unfinished members as it needs, those that have made most, end as
+        TRUNCATED. The group, and the (node, request id) that still work on it.
+
+        KeyError when it is not outstanding; ValueError, and nothing changed, when too few members have a token
+        (`Standing.longest`). The journal need not know: after a crash what it has of the group goes on.
+        """
+        group = self._groups[group_id]
+        missing = group.needed - sum(bool(m.completion.finish) for m in group.members)
+        begun = [m for m in group.members if m.completion.ids and not m.completion.finish]
+        if len(begun) < missing:
+            raise ValueError(f"group {group_id} needs {missing} more members, and {len(begun)} have a token")
+        for member in sorted(begun, key=lambda m: -len(m.completion.ids))[:missing]:
+            member.completion.finish = TRUNCATED
+        whole = self._whole(group)
+        assert whole is not None
+        return whole, self._let_go(group)
 
     # ---- inside
-
-    def _fault(self, group: _Group, member: _Member, event: TokenEvent) -> str | None:
-        """What is wrong with an event of the node that holds this member, beyond what Completion.add checks."""
-        held, sampling = member.completion.ids, group.sampling
-        if not isinstance(event.logprobs, np.ndarray) or event.logprobs.ndim != 1:
-            return "logprobs are not a vector"
-        if event.ids:
-            if event.version not in self._published:
-                return f"version {event.version} was never published"
-            if event.version < _min_version(group, member):
-                return f"version {event.version} is older than {_min_version(group, member)}"
-            if group.exact_version not in (None, event.version):
-                return f"version {event.version} is not {group.exact_version}, which was asked for exactly"
-            if len(event.logprobs) and float(event.logprobs.min()) < MIN_LOGPROB:
-                return f"logprob {float(event.logprobs.min())} of a sampled token"
-            if len(held) + len(event.ids) > sampling.max_new_tokens:
-                return f"{len(held) + len(event.ids)} tokens of {sampling.max_new_tokens} asked for"
-            if any(token in sampling.stop_ids for token in event.ids[:-1]):
-                return "tokens after a stop token"
-            if any(not 0 <= t < (self.vocab_size or 1 << 31) for t in event.ids):
-                return "a token id outside the vocabulary"
-        last = event.ids[-1] if event.ids else None
-        if event.finish == "stop" and last not in sampling.stop_ids:
-            return "finished with stop and made no stop token"
-        if event.finish == "length" and len(held) + len(event.ids) < sampling.max_new_tokens:
-            return f"finished with length at {len(held) + len(event.ids)} of {sampling.max_new_tokens} tokens"
-        if event.finish not in ("", "stop", "length", "interrupt", "abort", "error"):
-            return f"unknown finish {event.finish!r:.40}"
-        return None
 
     def _refuse(self, node: str, event: TokenEvent, reason: str) -> Refusal:
         return Refusal(reason, peer=node, version=event.version)
@@ -412,18 +392,29 @@ class Collector:
         member.attempt += 1
         return old
 
+    def _let_go(self, group: _Group) -> Cancel:
+        """Of a group that left: what nodes still work on."""
+        cancel = []
+        for index, member in enumerate(group.members):
+            if member.node:
+                cancel.append((member.node, _name(group.group_id, index, member.attempt)))
+                del self._held[cancel[-1][1]]
+                self._by_node[member.node].discard((group.group_id, index))
+        return tuple(cancel)
+
     def _finish(self, group: _Group, index: int) -> FinishedGroup | None:
         member = group.members[index]
-        _end(group, member)
+        end(group, member)
         self._by_node[member.node].discard((group.group_id, index))
         del self._held[_name(group.group_id, index, member.attempt)]
         member.node = ""
         return self._whole(group)
 
     def _whole(self, group: _Group) -> FinishedGroup | None:
-        """The group, which leaves the collector, once every member has ended. Its last tokens stay in `unwritten` until
-        the journal has it as finished: it may wait long for its reward."""
-        if not all(m.completion.finish for m in group.members):
+        """The group, which leaves the collector, once as many members as it needs have ended. Its last tokens stay in `unwritten`
+        until the journal has it as finished: it may wait long for its reward."""
+        ended = [m for m in group.members if m.completion.finish]
+        if len(ended) < group.needed:
             return None
         del self._groups[group.group_id]
         return FinishedGroup(
@@ -440,65 +431,19 @@ class Collector:
                     m.last_node,
                     m.seed,
                 )
-                for m in group.members
+                for m in ended
             ),
+            tuple(len(m.completion.ids) for m in group.members if not m.completion.finish),
         )
 
     def _current(self, key: tuple[int, int]) -> str:
         return _name(key[0], key[1], self._groups[key[0]].members[key[1]].attempt)
 
     def _waiting(self, request_id: str) -> tuple[_Group, int, _Member]:
-        where = _parse(request_id)
+        where = parse_request(request_id)
         group = self._groups.get(where[0]) if where else None
         if where and group and where[1] < len(group.members):
             member = group.members[where[1]]
             if member.attempt == where[2] and not member.node and not member.completion.finish:
                 return group, where[1], member
         raise KeyError(f"request {request_id} does not wait for a node")
-
-
-def _name(group_id: int, member: int, attempt: int) -> str:
-    return f"{group_id}.{member}.{attempt}"
-
-
-def member_of(request_id: str) -> int:
-    """The member that a request id of ours is for."""
-    return int(request_id.split(".")[1])
-
-
-def _parse(request_id: str) -> tuple[int, int, int] | None:
-    """The three numbers of a request id in their one spelling, None for any other text."""
-    parts = request_id.split(".")
-    if len(request_id) > 64 or len(parts) != 3 or not all(p.isascii() and p.isdigit() for p in parts):
-        return None
-    group_id, member, attempt = (int(p) for p in parts)
-    return (group_id, member, attempt) if _name(group_id, member, attempt) == request_id else None
-
-
-def _min_version(group: _Group, member: _Member) -> Version:
-    return member.completion.spans[-1].version if member.completion.spans else group.version
-
-
-def _ended(group: _Group, member: _Member) -> bool:
-    ids = member.completion.ids
-    return bool(ids) and (len(ids) >= group.sampling.max_new_tokens or ids[-1] in group.sampling.stop_ids)
-
-
-def _end(group: _Group, member: _Member) -> None:
-    """Its tokens show that it has ended (`_ended`): say how."""
-    member.completion.finish = "stop" if member.completion.ids[-1] in group.sampling.stop_ids else "length"
-
-
-def _generate(group: _Group, index: int, member: _Member) -> Generate:
-    return Generate(
-        _name(group.group_id, index, member.attempt),
-        group.prompt_ids,
-        group.sampling.max_new_tokens,
-        group.sampling.stop_ids,
-        member.seed,
-        _min_version(group, member),
-        group.sampling.temperature,
-        group.sampling.top_p,
-        tuple(member.completion.ids),
-        group.exact_version,
-    )

@@ -55,6 +55,15 @@ class RolloutSection(Section):
     equal_groups: Literal["train", "drop"] = "train"
     """groups whose members all got the same reward teach nothing (their advantages are zero): "drop" generates others in their
     place. That makes a step dearer, and its prompts those of middling difficulty"""
+    extra_groups: int = Field(default=0, ge=0)
+    """groups that may be reserved for a step beyond `groups_per_step`: those that end first fill it, the surplus is aborted and
+    its prompts are drawn again. This and the next two favour short answers: redundancy/kept_mean_length and cut_mean_length of
+    the metrics show how much"""
+    extra_samples: int = Field(default=0, ge=0)
+    """completions of a group beyond `samples`: it is whole with those that end first, the others are aborted"""
+    truncate_stuck_s: float = Field(default=0.0, ge=0)
+    """seconds after which what alone keeps the trainer waiting is cut where it is, and trained on with finish "truncated"; 0:
+    never"""
 
 
 class DispatchSection(Section):

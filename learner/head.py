@@ -157,6 +157,7 @@ class Head(TrainerHandler):
                 for peer in self._rollouts.take_from_stalled(self._now()):
                     if peer in self.nodes:
                         self.nodes[peer].back_off(self._now())
+            self._rollouts.truncate_stuck(self._now())
             self._rollouts.need_dispatch()
 
     # --- nodes -------------------------------------------------------------------------------------------------------
@@ -336,6 +337,8 @@ class Head(TrainerHandler):
         self.publisher.count_traffic()
         network = network_metrics(self.publisher.history, list(self.nodes.values()), self.publisher.current)
         network["off_policy/dropped"] = self._rollouts.dropped
+        if self._rollouts.redundant:
+            network |= self._rollouts.redundancy.metrics()
         self.latest = {"step": message.step, "epoch": self.epoch, "time": self._wall(), **trained, **network}
         if "eval/exact/mean" in trained:
             self.evals[message.step] = trained["eval/exact/mean"]
@@ -404,6 +407,7 @@ class Head(TrainerHandler):
                 "groups": self.rollouts.resumed_groups if self.rollouts else 0,
                 "tokens": self.rollouts.resumed_tokens if self.rollouts else 0,
             },
+            "redundancy": self.rollouts.redundancy.status() if self.rollouts else {},
             **self.publisher.history.summary(),
             "metrics": self.latest,
             "evals": {str(step): value for step, value in self.evals.items()},

@@ -33,8 +33,12 @@ from learner.trajectory import Group, pack_groups, unpack_groups
 from p2p.errors import UsageError
 from p2p.version import Version
 
-RETRY_REASONS = ("restart", "orphaned", "stale")
-"""Aborts that were no fault of the prompt: it is generated again, under a new group id."""
+SURPLUS = "surplus"
+"""The reason of an abort because others filled the buffer first."""
+
+RETRY_REASONS = ("restart", "orphaned", "stale", SURPLUS)
+"""Aborts that were no fault of the prompt: it is generated again, under a new group id. Also what was surplus: that is often what
+takes long, and a run that passed it over would learn from prompts with short answers alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +196,12 @@ class Journal:
 
     def record_reserved(self, groups: Iterable[ReservedGroup]) -> None:
         """Write groups down before their first request is sent, in one transaction."""
-        rows = [(g.group_id, g.task_index, g.samples, g.version.epoch, g.version.step, g.recipe) for g in groups]
+        rows = [(g.group_id, g.task_index, g.samples, g.version.epoch, g.version.step, g.recipe, g.extra) for g in groups]
         with self._transaction():
             try:
                 self._db.executemany(
-                    "INSERT INTO groups (group_id, task_index, samples, epoch, step, recipe, state) "
-                    "VALUES (?, ?, ?, ?, ?, ?, 'reserved')",
+                    "INSERT INTO groups (group_id, task_index, samples, epoch, step, recipe, extra, state) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, 'reserved')",
                     rows,
                 )
             except sqlite3.IntegrityError as error:
@@ -256,10 +260,11 @@ class Journal:
         """Groups that are reserved and not finished, with their tokens so far, in order of their ids."""
         pieces: dict[int, list[list[Piece]]] = {}
         rows = self._db.execute(
-            "SELECT group_id, task_index, epoch, step, samples, recipe FROM groups WHERE state = 'reserved' ORDER BY group_id"
+            "SELECT group_id, task_index, epoch, step, samples, recipe, extra FROM groups WHERE state = 'reserved' "
+            "ORDER BY group_id"
         )
         groups = [ReservedGroup(g, task, Version(epoch, step), *rest) for g, task, epoch, step, *rest in rows]
-        pieces = {g.group_id: [[] for _ in range(g.samples)] for g in groups}
+        pieces = {g.group_id: [[] for _ in range(g.members)] for g in groups}
         for group_id, member, start, epoch, step, *rest in self._db.execute(
             "SELECT group_id, member, start, epoch, step, ids, logprobs, peer FROM pieces JOIN makers USING (maker) "
             "ORDER BY group_id, member, start"
@@ -278,8 +283,17 @@ class Journal:
         )
         return tuple(row[0] for row in rows)
 
+    def surplus_tasks(self) -> set[int]:
+        """Prompts of which a group was surplus and none was finished yet."""
+        rows = self._db.execute(
+            "SELECT task_index FROM groups GROUP BY task_index "
+            "HAVING sum(reason = ?) > 0 AND sum(state IN ('finished', 'consumed')) = 0",
+            (SURPLUS,),
+        )
+        return {row[0] for row in rows}
+
     def counts(self) -> JournalCounts:
-        """Groups, and trajectories (each group's samples), by what became of them."""
+        """Groups, and trajectories (each group's samples, without members beyond need), by what became of them."""
         return JournalCounts(self._tally("groups", "1"), self._tally("trajectories", "samples"))
 
     # ---- versions and nodes

@@ -11,13 +11,23 @@ from pathlib import Path
 
 from p2p.errors import UsageError
 
-SCHEMA_VERSION = 2
-"""2: pieces of unfinished trajectories, and the recipe that they were made by."""
+SCHEMA_VERSION = 3
+"""2: pieces of unfinished trajectories, and the recipe that they were made by. 3: members beyond need."""
 
 APPLICATION_ID = 0x53484F4C
 """"SHOL": tells our file from any other SQLite file."""
 
-_SCHEMA = """
+_EXTRA = "extra INTEGER NOT NULL DEFAULT 0"
+_PIECES_OF_RESERVED = """
+CREATE TRIGGER pieces_of_reserved BEFORE INSERT ON pieces
+WHEN NOT EXISTS (SELECT 1 FROM groups WHERE group_id = NEW.group_id AND state = 'reserved' AND NEW.member < samples + extra)
+BEGIN SELECT RAISE(ABORT, 'a piece of a group that is not reserved'); END;
+"""
+
+_FROM_2 = f"ALTER TABLE groups ADD COLUMN {_EXTRA}; DROP TRIGGER pieces_of_reserved; {_PIECES_OF_RESERVED}"
+"""A run that an earlier version of this program began goes on."""
+
+_SCHEMA = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE epochs (epoch INTEGER PRIMARY KEY, start_step INTEGER NOT NULL, time REAL NOT NULL) STRICT;
 CREATE TABLE commits (
@@ -29,6 +39,7 @@ CREATE TABLE groups (
     state TEXT NOT NULL CHECK (state IN ('reserved', 'finished', 'consumed', 'aborted')),
     reason TEXT NOT NULL DEFAULT '', payload BLOB, consumed_step INTEGER REFERENCES commits,
     recipe INTEGER NOT NULL DEFAULT 0,
+    {_EXTRA},  -- members generated beyond `samples`
     CHECK ((state = 'consumed') = (consumed_step IS NOT NULL)),
     CHECK ((state = 'finished') = (payload IS NOT NULL)),
     CHECK ((state = 'aborted') = (reason <> ''))
@@ -53,9 +64,7 @@ CREATE TRIGGER pieces_follow BEFORE INSERT ON pieces
 WHEN NEW.start <> coalesce((SELECT start + length(ids) / 4 FROM pieces WHERE group_id = NEW.group_id AND member = NEW.member
                             ORDER BY start DESC LIMIT 1), 0)
 BEGIN SELECT RAISE(ABORT, 'a piece does not begin where the one before ends'); END;
-CREATE TRIGGER pieces_of_reserved BEFORE INSERT ON pieces
-WHEN NOT EXISTS (SELECT 1 FROM groups WHERE group_id = NEW.group_id AND state = 'reserved' AND NEW.member < samples)
-BEGIN SELECT RAISE(ABORT, 'a piece of a group that is not reserved'); END;
+{_PIECES_OF_RESERVED}
 CREATE TRIGGER pieces_go AFTER UPDATE OF state ON groups WHEN OLD.state = 'reserved'
 BEGIN DELETE FROM pieces WHERE group_id = OLD.group_id; END;
 CREATE TABLE totals (name TEXT PRIMARY KEY, groups INTEGER NOT NULL, trajectories INTEGER NOT NULL) STRICT;
@@ -87,9 +96,11 @@ def prepare(db: sqlite3.Connection, path: Path, run_id: str) -> None:
     elif application != APPLICATION_ID:
         raise UsageError(f"{path} is not a journal")
     schema = db.execute("PRAGMA user_version").fetchone()[0]
-    if schema != SCHEMA_VERSION:
+    if schema not in (2, SCHEMA_VERSION):
         raise UsageError(f"{path} has schema {schema}, this program writes {SCHEMA_VERSION}")
     found = db.execute("SELECT value FROM meta WHERE key = 'run'").fetchone()[0]
     if found != run_id:
         raise UsageError(f"{path} belongs to run {found!r}, not {run_id!r}")
+    if schema == 2:
+        db.executescript(f"PRAGMA synchronous = FULL; BEGIN IMMEDIATE; {_FROM_2} PRAGMA user_version = 3; COMMIT;")
     db.execute("PRAGMA synchronous = NORMAL")

@@ -10,29 +10,40 @@ occupy when generated and rewarded, consume when full. Buffer `b` holds what the
 completion by back-filling one hole. Two reservations differ only in their deadline `v + S`, so this ledger keeps
 deadlines and derives slots: RESERVED entries lie as late as their deadlines allow. That is the closure of "latest
 candidate" and "back-fill" under any number of moves, so a slot is never lost to the order in which things happened.
-With O[b] occupied entries, R[d] reservations of deadline d and G entries a buffer, all is decided by
 
-    slack(j) = sum over b <= j of (G - O[b])  -  sum over d <= j of R[d]      for j = step .. step + S
+**Redundancy** (the paper's B' > B). A buffer takes G groups, and up to E more may be reserved for it: whichever G end first fill
+it, and what then has no place left is **surplus** and aborted. E = 0 is the protocol without it, and every statement below then
+reads as if E were not there. With O[b] occupied entries and R[d] reservations of deadline d, all is decided by
 
-which is >= 0 for every j exactly when every reservation still fits (Hall's condition for deadlines).
+    places(b) = G + E - O[b] while O[b] < G, and 0 once b is full
+    slack(j) = sum over b <= j of places(b)  -  sum over d <= j of R[d]      for j = step .. step + S
+
+Slack is >= 0 for every j exactly when every reservation still has a place (Hall's condition for deadlines).
 
     reserve at v     iff slack(j) >= 1 for every j >= v + S
     occupy           frees deadline d, takes the earliest b in [oldest, d] with O[b] < G and slack(j) >= 1 on [b, d)
+    surplus          where slack(j) < 0: so many of the reservations with a deadline <= j must go
 
-**Safe.** Some b <= d always fits: if buffer d has an open entry, b = d does. If it is full, slack(d) >= 0 implies
-slack(d - 1) >= R[d] >= 1, and the same argument holds at d - 1; it ends since slack(step - 1) = 0. So a reserved
-group is never refused and lands no later than v_reserved + S <= oldest + S.
+Only a buffer that becomes full makes slack negative: its last entry takes 1 + E places. It owes E groups at the most, and
+the caller aborts them, of its choice, before anything else happens. Aborting the smallest j's debt first is aborting as few as
+can be, since the sets of reservations that may pay are nested. After that slack >= 0 again, which is what follows assumes.
 
-**Live.** Let buffer t be the current one, not full; no weights newer than t exist then (they come from training on
-t). (1) If slack(j) >= 1 for every j, any reservation with v >= t - S is granted, and any completion lands in t, since
+**Safe.** Some b <= d always fits: if buffer d has an open entry, b = d does. If it is full, it has no places, so slack(d) >= 0
+implies slack(d - 1) >= R[d] >= 1, and the same argument holds at d - 1; it ends since slack(step - 1) = 0. So a reserved
+group is never refused unless it was aborted, as surplus or otherwise, and lands no later than v_reserved + S <= oldest + S.
+Extra places bear reservations only: an entry is taken where O[b] < G, so no buffer holds more than G.
+
+**Live.** Let buffer t be the current one, not full, so places(t) >= 1 + E; no weights newer than t exist then (they come from
+training on t). (1) If slack(j) >= 1 for every j, any reservation with v >= t - S is granted, and any completion lands in t, since
 t <= every deadline and [t, d) has slack. (2) If slack(j) = 0 for a smallest j, the reservations with deadline <= j
-are as many as the open entries of t..j, so at least one exists; the completion of any of them lands in t, and the
-abort of one makes slack. Every reservation resolves in the end, so t fills. (3) With nothing reserved, slack(j) >=
-G - O[t] >= 1 for all j, so (1) holds even when every later buffer is full: latest-first placement cannot starve t.
-(4) An abort may open an entry of t while groups that t could take sit in later buffers; they are pulled forward, so t
-never waits for new work that is already done. This pull is the one rule the paper lacks: without it t still fills,
-but only by generating anew. What stays outside: nodes whose weights are older than t - S get nothing until they
-install newer ones.
+are as many as the places of t..j, so at least one exists; the completion of any of them lands in t, and the
+abort of one makes slack. (3) With nothing reserved, slack(j) >= places(t) >= 1 for all j, so (1) holds even when every later
+buffer is full: latest-first placement cannot starve t. (4) An abort may open an entry of t while groups that t could take sit in
+later buffers; they are pulled forward, so t never waits for new work that is already done. This pull is the one rule the paper
+lacks: without it t still fills, but only by generating anew. Every reservation resolves in the end, so there is always a
+next completion, and each either lands in t or makes one more finished group, of which the buffers hold (S + 1) * G at the most.
+Surplus cannot hold this up: it is made where a buffer is filled, at most E each time, and finished groups only come, or move
+forward. So t fills. What stays outside: nodes whose weights are older than t - S get nothing until they install newer ones.
 """
 
 from __future__ import annotations
@@ -66,11 +77,19 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """How the entries of one buffer stand; they sum to groups_per_step."""
+    """How the entries of one buffer stand; they sum to groups_per_step, with `extra_groups` more while it is not full."""
 
     empty: int
     reserved: int
     occupied: int
+
+
+@dataclass(frozen=True, slots=True)
+class Surplus:
+    """`count` of the reserved groups `of` have no place any more: the caller chooses which, and aborts them."""
+
+    count: int
+    of: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +121,8 @@ class LedgerSnapshot:
 
 @dataclass
 class Ledger:
-    """Buffers for learner steps `step` .. `step + max_staleness`, each of `groups_per_step` groups.
+    """Buffers for learner steps `step` .. `step + max_staleness`, each of `groups_per_step` groups. For one that is not full,
+    `extra_groups` more may be reserved: then `surplus` is asked for after whatever finishes or aborts a group.
 
     `step` is the number of optimizer steps done: the version that trains next. Group ids are the caller's, unique.
     """
@@ -110,6 +130,7 @@ class Ledger:
     max_staleness: int
     groups_per_step: int
     step: int
+    extra_groups: int = 0
     _reserved: dict[int, int] = field(default_factory=dict, init=False, repr=False)
     """group id -> version it was reserved at"""
     _by_version: Counter[int] = field(default_factory=Counter, init=False, repr=False)
@@ -121,8 +142,9 @@ class Ledger:
     _aborted: Counter[str] = field(default_factory=Counter, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.max_staleness < 0 or self.groups_per_step < 1 or self.step < 0:
-            raise ValueError(f"no ledger with S={self.max_staleness}, G={self.groups_per_step}, step={self.step}")
+        if self.max_staleness < 0 or self.groups_per_step < 1 or self.step < 0 or self.extra_groups < 0:
+            what = f"S={self.max_staleness}, G={self.groups_per_step}, E={self.extra_groups}, step={self.step}"
+            raise ValueError(f"no ledger with {what}")
         self._buffers = {b: [] for b in range(self.step, self.step + self.max_staleness + 1)}
 
     # ---- the protocol
@@ -158,7 +180,8 @@ class Ledger:
     def occupy(self, group_id: int, oldest_step: int) -> int:
         """The reserved group is generated and rewarded, its oldest span made by `oldest_step`. The buffer it fills.
 
-        KeyError when it holds no reservation (it was aborted or is already here: the caller drops it). ValueError when
+        It may fill the buffer, and then others may be `surplus`. KeyError when it holds no reservation (it was aborted, as
+        surplus perhaps, or is already here: the caller drops it). ValueError when
         it is older than it was reserved at, or newer than any version that can exist; the reservation then stands.
         """
         version = self._reserved.get(group_id)
@@ -180,6 +203,16 @@ class Ledger:
         self._by_version[version] += 1
         raise StalenessViolation(f"group {group_id}, oldest {oldest_step}, fits no buffer up to {deadline}")
 
+    def surplus(self) -> Surplus | None:
+        """What must be aborted before anything else happens, since a buffer was filled. None when nothing must; ask again after
+        each abort, which may fill another one."""
+        if not self.extra_groups:
+            return None
+        for j, slack in self._slack().items():
+            if slack < 0:
+                return Surplus(-slack, tuple(g for g, version in self._reserved.items() if self._deadline(version) <= j))
+        return None
+
     def ready(self, step: int) -> bool:
         """Whether buffer `step` is full of finished groups."""
         return step in self._buffers and not self._open(step)
@@ -192,12 +225,15 @@ class Ledger:
     def consume(self, step: int) -> tuple[int, ...]:
         """The trainer took the optimizer step on buffer `step`: drop it, open `step + 1 + S`. The groups, in order.
 
-        ValueError unless `step` is current and its buffer full. StalenessViolation if the bound is broken after all.
+        ValueError unless `step` is current, its buffer full and no surplus left. StalenessViolation if the bound is broken after
+        all.
         """
         if step != self.step:
             raise ValueError(f"step {step} is not current: the ledger stands at {self.step}")
         if not self.ready(step):
             raise ValueError(f"step {step} holds {len(self._buffers[step])} of {self.groups_per_step} groups")
+        if self.surplus() is not None:
+            raise ValueError(f"step {step} is full and surplus groups are still reserved")
         for group_id, oldest in self._buffers[step]:
             if not 0 <= step - oldest <= self.max_staleness:
                 raise StalenessViolation(f"group {group_id} of version {oldest} at step {step}, S={self.max_staleness}")
@@ -247,10 +283,9 @@ class Ledger:
         due = self._due()
         for b in range(self.step + self.max_staleness, step - 1, -1):
             carry += due[b]
-            reserved = min(carry, self.groups_per_step - len(self._buffers[b]))
+            reserved = min(carry, self._places(b))
             carry -= reserved
-        occupied = len(self._buffers[step])
-        return Entries(self.groups_per_step - occupied - reserved, reserved, occupied)
+        return Entries(self._places(step) - reserved, reserved, len(self._buffers[step]))
 
     def stuck(self, step: int) -> bool:
         """Not ready, and no entry is left to reserve: only unfinished work can fill it (see `blockers`)."""
@@ -262,10 +297,23 @@ class Ledger:
         Oldest first. Empty when the current buffer is full."""
         if self.ready(self.step):
             return []
-        tight = [j for j, slack in self._slack().items() if slack == 0]
+        tight = [j for j, slack in self._slack().items() if slack <= 0]
         until = min(tight) if tight else self.step + self.max_staleness
         ids = [g for g, version in self._reserved.items() if self._deadline(version) <= until]
         return sorted(ids, key=lambda g: self._reserved[g])
+
+    def fillers(self, group_ids: Iterable[int]) -> list[int]:
+        """Of these reserved groups, as many as the current buffer still takes, and only such as would land in it if they finished
+        now, in this order (a completion takes slack from those that follow)."""
+        slack, taken = self._slack(), list[int]()
+        missing = self.groups_per_step - len(self._buffers[self.step])
+        for group_id in group_ids:
+            before = range(self.step, self._deadline(self._reserved[group_id]))
+            if len(taken) < missing and all(slack[j] >= 1 for j in before):
+                taken.append(group_id)
+                for j in before:
+                    slack[j] -= 1
+        return taken
 
     def is_reserved(self, group_id: int) -> bool:
         return group_id in self._reserved
@@ -288,6 +336,7 @@ class Ledger:
         step: int,
         finished: Sequence[tuple[int, int]],
         reserved: Sequence[tuple[int, int]] = (),
+        extra_groups: int = 0,
     ) -> tuple[Ledger, tuple[int, ...]]:
         """A ledger at `step` holding finished groups (group_id, oldest_step) and reservations (group_id, version_step)
         that go on, and the ids that do not fit.
@@ -298,13 +347,20 @@ class Ledger:
         sets of unit jobs with deadlines are a matroid. What an earlier ledger held can always be placed, less what was of
         lost weights: what is left has steps <= `step`, and its old buffers, none of them before `step`, still suit it.
 
-        Those left over are stale, newer than `step`, or too many (S or the batch was made smaller); the caller aborts them
-        in its journal. ValueError for a group listed twice.
+        All that is without extra places, so that finished groups, of which no buffer ever held more than G, find theirs
+        whatever else was reserved. Then there are extra places: what was not granted is asked for again, and finished groups move
+        forward as after an abort, which may fill a buffer: the caller aborts the `surplus` then. So after a crash between a group
+        that filled a buffer and the abort of what is surplus by that, nothing waits for those. (Buffers are not in the journal,
+        and finished groups may lie in others than before: up to E reservations a buffer may be surplus that were not yet.)
+
+        Those left over are stale, newer than `step`, or too many (S or the batch was made smaller, or surplus); the caller aborts
+        them in its journal. ValueError for a group listed twice.
         """
         ledger = cls(max_staleness, groups_per_step, step)
         misfits: list[int] = []
         stalest_first = sorted(finished, key=lambda entry: entry[1])
-        for group_id, version in [*stalest_first, *sorted(reserved, key=lambda entry: entry[1])]:
+        unfinished = sorted(reserved, key=lambda entry: entry[1])
+        for group_id, version in [*stalest_first, *unfinished]:
             if group_id in ledger._reserved:
                 raise ValueError(f"group {group_id} is listed twice")
             if version > step or isinstance(ledger.reserve(group_id, version), Refused):
@@ -312,12 +368,22 @@ class Ledger:
         for group_id, oldest in stalest_first:
             if ledger.is_reserved(group_id):
                 ledger.occupy(group_id, oldest)
+        if extra_groups:
+            ledger.extra_groups = extra_groups
+            for group_id, version in unfinished:
+                if group_id in misfits and version <= step and isinstance(ledger.reserve(group_id, version), Reservation):
+                    misfits.remove(group_id)
+            ledger._pull_forward()
         return ledger, tuple(misfits)
 
     # ---- inside
 
     def _open(self, b: int) -> bool:
         return len(self._buffers[b]) < self.groups_per_step
+
+    def _places(self, b: int) -> int:
+        """How many more reservations buffer `b` can bear, whatever their deadlines."""
+        return self.groups_per_step + self.extra_groups - len(self._buffers[b]) if self._open(b) else 0
 
     def _deadline(self, version: int) -> int:
         """The last open buffer that may take a group of `version` (one ahead of `step`: the last that is open)."""
@@ -333,7 +399,7 @@ class Ledger:
         due = self._due()
         slack, total = {}, 0
         for b in range(self.step, self.step + self.max_staleness + 1):
-            total += self.groups_per_step - len(self._buffers[b]) - due[b]
+            total += self._places(b) - due[b]
             slack[b] = total
         return slack
 
@@ -350,7 +416,8 @@ class Ledger:
     def _pull_forward(self) -> None:
         """Move finished groups into entries that an abort opened in earlier buffers, where no reservation needs them.
 
-        Only aborts call for it: reserve and occupy never raise slack, and consume raises none but the last buffer's.
+        Only aborts call for it (and extra places, when they are there at once): reserve and occupy never raise slack, and
+        consume raises none but the last buffer's. With extra places it may fill a buffer: see `surplus`.
         """
         last = self.step + self.max_staleness
         for b in range(self.step, last):

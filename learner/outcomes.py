@@ -14,6 +14,13 @@ from p2p.errors import Refusal
 from p2p.protocol.rollout import Span
 from p2p.version import Version
 
+TRUNCATED = "truncated"
+"""How a sequence ended that would have gone on: the learner cut it where it was, because a step waited for it. A word of its own,
+since neither the answer nor the token budget was at its end; no node may say it."""
+
+Cancel = tuple[tuple[str, str], ...]
+"""(node, request id) that must stop"""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -31,7 +38,7 @@ class Sample:
     logprobs: tuple[float, ...]
     spans: tuple[Span, ...]
     finish: str
-    """"stop" or "length" """
+    """"stop", "length" or TRUNCATED"""
     node: str
     """who made the last token"""
     seed: int
@@ -45,6 +52,8 @@ class FinishedGroup:
     """the version it was reserved at"""
     prompt_ids: tuple[int, ...]
     samples: tuple[Sample, ...]
+    surplus: tuple[int, ...] = ()
+    """tokens of each member that was not needed any more, as far as it had come"""
 
     @property
     def oldest(self) -> Version:
@@ -66,11 +75,35 @@ class FinishedGroup:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """Tokens were appended; `tokens` of them. `finished` is the group when this was its last token."""
+    """Tokens were appended; `tokens` of them. `finished` is the group when this was its last token, and `cancel` then what nodes
+    still do for members that it did not need."""
 
     request_id: str
     tokens: int
     finished: FinishedGroup | None = None
+    cancel: Cancel = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a group has come."""
+
+    ended: tuple[int, ...]
+    """tokens of each member that has ended"""
+    running: tuple[int, ...]
+    """tokens so far of each that has not, in order of member"""
+    missing: int
+    """so many must still end"""
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.ended) + sum(self.running)
+
+    @property
+    def longest(self) -> tuple[int, ...]:
+        """Tokens of those that `Collector.cut` would end where they are: those that have made most, as many as are missing. Fewer
+        when no more have a token."""
+        return tuple(sorted((n for n in self.running if n), reverse=True)[: self.missing])
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +138,7 @@ class GroupAborted:
 
     group_id: int
     reason: str
-    cancel: tuple[tuple[str, str], ...]
+    cancel: Cancel
     refusal: Refusal
 
 

@@ -55,8 +55,15 @@ class ReservedGroup:
     task_index: int
     version: Version
     samples: int
+    """members that it will have when it is whole"""
     recipe: int = 0
     """tells prompt, seeds and sampling: who goes on with its tokens must have the same"""
+    extra: int = 0
+    """members that are generated beyond those: whichever end first are kept"""
+
+    @property
+    def members(self) -> int:
+        return self.samples + self.extra
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,27 +8,28 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import blake3
-import msgpack
 import trio
 
-from learner.collector import Collector, first_attempt
-from learner.dispatch import NodeView, Strategies
-from learner.journal import Journal
+from learner.collector import Collector
+from learner.dispatch import NodeView
+from learner.journal import SURPLUS, Journal
 from learner.ledger import Ledger
 from learner.ledger import Refused as NoRoom
-from learner.outcomes import Accepted, FinishedGroup, GroupAborted, Refused, Requeued, Sampling
+from learner.members import first_attempt
+from learner.outcomes import Accepted, Cancel, FinishedGroup, GroupAborted, Refused, Requeued
 from learner.pieces import ReservedGroup, UnfinishedGroup
 from learner.recovery import plan_resume
+from learner.redundancy import Patience, Redundancy, to_cut
 from learner.scoring import Scorer
 from learner.stalls import StallWatch
 from learner.steering import Steering
 from learner.tasks.base import Task
-from learner.text import decode_completion, encode_prompt
+from learner.text import decode_completion
 from learner.trajectory import Group
+from learner.work import RolloutSettings, Work, make_work
 from p2p.errors import Refusal, ShoalError
 from p2p.protocol.messages import Abort, Assign, Interrupt, Rejected, Request, Tokens
 from p2p.protocol.rollout import BEHIND, UPDATING
@@ -57,36 +58,6 @@ JOURNAL_SEQUENCE = 16
 soon as JOURNAL_LEAST_S allows when there are as many of one. With as many that its node holds back, a crash costs it 32."""
 
 JOURNAL_LEAST_S = 0.01
-
-
-ALL_STRATEGIES = Strategies()
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutSettings:
-    max_staleness: int
-    groups_per_step: int
-    samples: int
-    seed: int
-    sampling: Sampling
-    micro_batch_groups: int
-    """hand groups to the trainer once so many are there (or the step is complete)"""
-    stall_s: float = 120.0
-    """a node that has work and makes no token for so long loses it to others"""
-    finish_s: float = 0.0
-    """how long a node may hold a newer version back so that what it runs ends under the weights it began with; 0: not at all"""
-    strategies: Strategies = ALL_STRATEGIES
-    keep_equal: bool = True
-    """train also on groups whose members all have the same reward"""
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What a group is made from. `recipe` is all of it in one number, with the sampling."""
-
-    prompt_ids: tuple[int, ...]
-    seeds: list[int]
-    recipe: int
 
 
 class Rollouts:
@@ -121,7 +92,8 @@ class Rollouts:
         )
         # Nothing is moved where sequences are to end under the weights that they began with: elsewhere there may be newer ones.
         chosen = replace(settings.strategies, balance=False) if settings.finish_s else settings.strategies
-        self.steering = Steering(settings.samples, settings.sampling.max_new_tokens, settings.max_staleness, chosen)
+        members = settings.samples + settings.extra_samples
+        self.steering = Steering(members, settings.sampling.max_new_tokens, settings.max_staleness, chosen)
         self.finished: dict[int, Group] = {}
         self.max_staleness_seen = 0
         self.dropped = 0
@@ -133,11 +105,18 @@ class Rollouts:
         self._target_step: int | None = None
         self._consumed: list[int] = []
         self._stalls = StallWatch(settings.stall_s)
+        self.redundancy = Redundancy(journal.surplus_tasks() if settings.extra_groups else set())
+        self._scoring: dict[int, FinishedGroup] = {}
+        """groups that wait for their reward"""
+        self._awaited: int | None = None
+        """the step that the trainer waits for"""
+        self._patience = Patience(settings.truncate_stuck_s)
         self._score_in, self._score_out = trio.open_memory_channel[FinishedGroup](SCORE_QUEUE)
         self._changed = trio.Event()
         self._dispatch_due = trio.Event()
         self._write_due = trio.Event()
         self.ledger = self._resume()
+        self._drop_surplus()
 
     def _resume(self) -> Ledger:
         """The ledger as a crash left it: finished groups that are still legal stay, unfinished ones go on from their last
@@ -147,7 +126,7 @@ class Rollouts:
         step = last.step if last else 0
         plan = plan_resume(journal.epochs(), step, journal.unconsumed(), journal.unfinished(), s.max_staleness)
         abort = {reason: list(ids) for reason, ids in plan.abort.items()}
-        work = {g.group_id: self._work(g.group.task_index, g.group_id, g.group.samples) for g in plan.go_on}
+        work = {g.group_id: self._work(g.group.task_index, g.group_id, g.group.samples, g.group.extra) for g in plan.go_on}
         go_on = [g for g in plan.go_on if work[g.group_id].recipe == g.group.recipe]
         abort["restart"] = [g.group_id for g in plan.go_on if work[g.group_id].recipe != g.group.recipe]
         ledger, misfits = Ledger.restore(
@@ -156,8 +135,14 @@ class Rollouts:
             step,
             [(g.group_id, g.oldest.step) for g in plan.keep],
             [(g.group_id, g.group.version.step) for g in go_on],
+            s.extra_groups,
         )
-        abort.setdefault("stale", []).extend(misfits)
+        # With extra groups, unfinished ones that have no place are surplus: the crash came between a full buffer and their abort.
+        surplus = [g for g in go_on if g.group_id in misfits] if s.extra_groups else []
+        abort[SURPLUS] = [g.group_id for g in surplus]
+        abort.setdefault("stale", []).extend(group_id for group_id in misfits if group_id not in abort[SURPLUS])
+        for left in surplus:
+            self.redundancy.surplus_group(left.group.task_index, (), [sum(map(len, pieces)) for pieces in left.members])
         for reason, ids in abort.items():
             if ids:
                 journal.record_aborted(ids, reason)
@@ -174,25 +159,19 @@ class Rollouts:
             )  # fmt: skip
         return ledger
 
-    def _take_up(self, left: UnfinishedGroup, work: _Work) -> None:
+    def _take_up(self, left: UnfinishedGroup, work: Work) -> None:
         group = left.group
         whole = self.collector.restore_group(
-            group.group_id, group.task_index, work.prompt_ids, group.version, work.seeds, self.settings.sampling, left.members
-        )
+            group.group_id, group.task_index, work.prompt_ids, group.version, work.seeds, self.settings.sampling, left.members,
+            extra=group.extra,
+        )  # fmt: skip
         self.resumed_groups += 1
         self.resumed_tokens += left.tokens
         if whole is not None:  # it had its last token and no reward yet
-            self._score_in.send_nowait(whole)
+            self._whole(whole)
 
-    def _work(self, task_index: int, group_id: int, samples: int) -> _Work:
-        """What a group's tokens follow from, beside the weights: the same in every epoch, unless the run is resumed with
-        another task, tokenizer, seed or sampling; then the recipe differs, and its tokens are of no use."""
-        sampling = self.settings.sampling
-        prompt_ids = encode_prompt(self._tokenizer, self._task.prompt(task_index))
-        seeds = [mix(self.settings.seed, task_index, group_id, member) for member in range(samples)]
-        sampled = [sampling.max_new_tokens, sampling.stop_ids, sampling.temperature, sampling.top_p, self._vocab_size]
-        digest = blake3.blake3(msgpack.packb([prompt_ids, seeds, sampled])).digest(8)
-        return _Work(prompt_ids, seeds, int.from_bytes(digest) >> 1)
+    def _work(self, task_index: int, group_id: int, samples: int, extra: int) -> Work:
+        return make_work(self.settings, self._task, self._tokenizer, self._vocab_size, task_index, group_id, samples, extra)
 
     # --- work out ----------------------------------------------------------------------------------------------------
 
@@ -247,12 +226,16 @@ class Rollouts:
     def _room(self, version: Version) -> int:
         if version.epoch != self.epoch or version not in self._published:
             return 0
-        room = self.ledger.room(version.step)
-        if self._target_step is not None:
-            # Only what training can still consume: the rest would be generated for nothing.
-            held = self.ledger.counts().outstanding
-            room = min(room, (self._target_step - self.ledger.step) * self.settings.groups_per_step - held)
-        return max(0, room)
+        return max(0, min(self.ledger.room(version.step), self._wanted()))
+
+    def _wanted(self) -> int:
+        """How many more groups training can still consume: the rest would be generated for nothing."""
+        if self._target_step is None:
+            return 1 << 62
+        s, ledger = self.settings, self.ledger
+        left = self._target_step - ledger.step
+        full = sum(ledger.ready(b) for b in range(ledger.step, ledger.step + min(left, s.max_staleness + 1)))
+        return left * s.groups_per_step + (left - full) * s.extra_groups - ledger.counts().outstanding
 
     def _open_group(self, version: Version) -> bool:
         if isinstance(self.ledger.reserve(self.journal.groups_so_far, version.step), NoRoom):
@@ -261,9 +244,10 @@ class Rollouts:
         group_id = self.journal.next_group_id()
         task_index = self._retry.pop(0) if self._retry else self.journal.next_task_index()
         s = self.settings
-        work = self._work(task_index, group_id, s.samples)
-        self.journal.record_reserved([ReservedGroup(group_id, task_index, version, s.samples, work.recipe)])
-        self.collector.open_group(group_id, task_index, work.prompt_ids, version, work.seeds, s.sampling)
+        extra = s.extra_samples
+        work = self._work(task_index, group_id, s.samples, extra)
+        self.journal.record_reserved([ReservedGroup(group_id, task_index, version, s.samples, work.recipe, extra)])
+        self.collector.open_group(group_id, task_index, work.prompt_ids, version, work.seeds, s.sampling, extra=extra)
         return True
 
     # --- work in -----------------------------------------------------------------------------------------------------
@@ -289,7 +273,7 @@ class Rollouts:
                 case Accepted():
                     accepted += outcome.tokens
                     if outcome.finished is not None:
-                        self._score_in.send_nowait(outcome.finished)
+                        self._whole(outcome.finished, outcome.cancel)
                 case Refused():
                     self._report(peer, outcome.refusal)
                 case Requeued():
@@ -359,6 +343,7 @@ class Rollouts:
         self.journal.record_aborted([outcome.group_id], "failures")
         self._cancel(outcome.cancel)
         # Finished groups moved up into its place: the current buffer may be complete now.
+        self._drop_surplus()
         self._wake()
         self.need_dispatch()
 
@@ -366,19 +351,77 @@ class Rollouts:
         for peer, request_id in pairs:
             self._send(peer, Abort((request_id,)))
 
+    def _whole(self, group: FinishedGroup, cancel: Cancel = ()) -> None:
+        """It waits for its reward now; `cancel` is what nodes still do for members that it did not need."""
+        self._scoring[group.group_id] = group
+        self.redundancy.surplus_members(group.surplus)
+        self._cancel(cancel)
+        self._score_in.send_nowait(group)
+
+    # --- what is too much, and what takes too long ---------------------------------------------------------------------
+
+    @property
+    def redundant(self) -> bool:
+        """Whether anything is opened beyond need, or may be cut."""
+        return bool(self.settings.extra_groups or self.settings.extra_samples or self.settings.truncate_stuck_s)
+
+    def _drop_surplus(self) -> None:
+        """Abort what full buffers have left without a place. Nodes hear of it at once; the prompts are drawn again."""
+        while (surplus := self.ledger.surplus()) is not None:
+            ids = self.redundancy.choose(surplus, self.collector)
+            self.ledger.abort(ids, SURPLUS)
+            self.journal.record_aborted(ids, SURPLUS)
+            for group_id in ids:
+                stands = self.collector.standing(group_id)
+                if stands is not None:
+                    task_index, _ = self.collector.task_of(group_id)
+                    self.redundancy.surplus_group(task_index, stands.ended, stands.running)
+                    self._cancel(self.collector.abort_group(group_id))
+                else:
+                    whole = self._scoring.pop(group_id)
+                    task_index = whole.task_index
+                    self.redundancy.surplus_group(task_index, [len(s.ids) for s in whole.samples], ())
+                    self.collector.unwritten.drop(group_id)
+                self._retry.append(task_index)
+
+    def truncate_stuck(self, now: float) -> None:
+        """Cut what alone keeps the trainer waiting, when it has for `truncate_stuck_s`: as many groups as its step lacks. To be
+        called every now and then."""
+        if not self._patience.over(self._stuck_step(), now):
+            return
+        cut = to_cut(self.ledger, self.collector, self.steering.outlook.lengths)
+        for group_id in cut:
+            self._whole(*self.collector.cut(group_id))
+        if cut:
+            log.info("step %d has waited too long: groups %s are cut where they are", self.ledger.step, cut)
+            self.need_dispatch()
+
+    def _stuck_step(self) -> int | None:
+        """The step that the trainer waits for, if only groups that are under way can complete it."""
+        step = self._awaited
+        if step is None or step != self.ledger.step or self.ledger.ready(step):
+            return None
+        return step if self.ledger.stuck(step) or self._wanted() < 1 else None
+
+    # --- rewards -----------------------------------------------------------------------------------------------------
+
     async def score_finished(self) -> None:
         """Rewards, off the event loop (a task may take milliseconds an answer), then into the ledger."""
         async for finished in self._score_out:
             self._rewarded(await self._in_thread(self._score, finished))
 
     def _rewarded(self, group: Group) -> None:
+        # What was cut counts with what it had: too little, but what takes long would not be heard of at all without.
         lengths = [len(t.completion_ids) for t in group.trajectories]
         self.steering.outlook.ended(group.task_index, float(len(group.trajectories[0].prompt_ids)), lengths)
+        if self._scoring.pop(group.group_id, None) is None:
+            return  # surplus by now: others filled its buffer while it waited for its reward
         if not self.settings.keep_equal and len({t.reward for t in group.trajectories}) == 1:
             # Nothing to learn from: relative to their group none of them is better. A new group takes its room.
             self.ledger.abort([group.group_id], "equal")
             self.journal.record_aborted([group.group_id], "equal")
             self.collector.unwritten.drop(group.group_id)
+            self._drop_surplus()
             self._wake()
             self.need_dispatch()
             return
@@ -386,6 +429,8 @@ class Rollouts:
         self.collector.unwritten.drop(group.group_id)
         self.ledger.occupy(group.group_id, group.oldest.step)
         self.finished[group.group_id] = group
+        self.redundancy.finished(group)
+        self._drop_surplus()
         self._wake()
         self.need_dispatch()
 
@@ -408,8 +453,11 @@ class Rollouts:
                 for group in groups:
                     self.max_staleness_seen = max(self.max_staleness_seen, step - group.oldest.step)
                 return groups, last
-            changed = self._changed
-            await changed.wait()
+            changed, self._awaited = self._changed, step
+            try:
+                await changed.wait()
+            finally:
+                self._awaited = None
 
     def advance(self, step: int) -> None:
         """The trainer took every optimizer step before `step`. ShoalError, and nothing has changed, when it cannot have."""
@@ -443,14 +491,3 @@ class Rollouts:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
-
-
-def mix(*values: int) -> int:
-    """A 63-bit seed from a few integers (splitmix64 over them in turn): same in every process, for ever."""
-    state = 0
-    for value in values:
-        state = (state + value + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-        state = ((state ^ state >> 30) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-        state = ((state ^ state >> 27) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-        state ^= state >> 31
-    return state >> 1

@@ -26,12 +26,13 @@ from learner.config import LearnerConfig, dump_toml
 from learner.head import Head
 from learner.journal import Commit, Journal
 from learner.outcomes import Sampling
-from learner.rollouts import Rollouts, RolloutSettings
+from learner.rollouts import Rollouts
 from learner.scoring import Scorer
 from learner.status import serve_status
 from learner.tasks.registry import make_task
 from learner.text import stop_ids
 from learner.trainer_port import serve_trainer
+from learner.work import RolloutSettings
 from p2p.admission import make_ticket
 from p2p.errors import ShoalError, UsageError
 from p2p.identity import Identity
@@ -183,6 +184,7 @@ async def run_learner(
                 Sampling(rollout.max_new_tokens, stops, rollout.temperature, rollout.top_p), rollout.micro_batch_groups,
                 rollout.stall_s, rollout.finish_s if rollout.on_update == "finish" else 0.0,
                 config.dispatch.strategies(), rollout.equal_groups == "train",
+                rollout.extra_groups, rollout.extra_samples, rollout.truncate_stuck_s,
             )  # fmt: skip
             # Abandoned: the scorer's end, which follows, ends it. (mypy sees trio-typing's stubs, older than trio.)
             in_thread: Any = partial(trio.to_thread.run_sync, abandon_on_cancel=True)  # type: ignore[call-arg]

@@ -139,6 +139,7 @@ def run_table(status: Mapping[str, Any]) -> Table:
             + (f", aborted: {aborted}" if aborted else "")
             + (f", LOST {tally['lost']}" if tally.get("lost") else ""),
         ),
+        ("cut", cut_short(status.get("redundancy") or {})),
         (
             "weights sent",
             f"{human_bytes(status.get('learner_egress_bytes', 0))} by the learner, "
@@ -150,9 +151,20 @@ def run_table(status: Mapping[str, Any]) -> Table:
             f"{human_bytes(status.get('anchor_bytes', 0))} whole",
         ),
     ):
-        if name:
+        if name and value:
             table.add_row(name, value)
     return table
+
+
+def cut_short(redundancy: Mapping[str, Any]) -> str:
+    """What was aborted or truncated because others came first, beside what was kept; "" when nothing was."""
+    if not redundancy.get("surplus_sequences") and not redundancy.get("truncated"):
+        return ""
+    return (
+        f"{redundancy['surplus_sequences']} surplus sequences ({redundancy['surplus_groups']} surplus groups among them, "
+        f"{redundancy['surplus_tokens']} tokens), {redundancy['truncated']} truncated; "
+        f"mean tokens {number(redundancy, 'cut_mean_length', '.0f')} cut, {number(redundancy, 'kept_mean_length', '.0f')} kept"
+    )
 
 
 def node_table(nodes: list[Mapping[str, Any]]) -> Table:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from learner.balance import Move, balance
-from learner.collector import Collector, member_of
+from learner.collector import Collector
 from learner.dispatch import Dispatcher, Plan, Request, Strategies
+from learner.members import member_of
 from learner.outlook import Outlook
 from learner.places import NodeView
 from p2p.version import Version

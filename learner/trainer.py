@@ -22,6 +22,7 @@ from learner.device import DeviceWeights
 from learner.evaluate import evaluate, held_out_prompts
 from learner.losses import LossOptions, merge_stats, policy_loss, report
 from learner.model import completion_logprobs, load_model, served_tensors
+from learner.outcomes import TRUNCATED
 from learner.scoring import Scorer
 from learner.tasks.base import Prompt, Task
 from learner.tasks.registry import make_task
@@ -180,7 +181,8 @@ def group_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
         "completions/mean_length": sum(lengths) / n,
         "completions/min_length": float(min(lengths)),
         "completions/max_length": float(max(lengths)),
-        "completions/clipped_ratio": sum(t.finish == "length" for t in trajectories) / n,
+        "completions/clipped_ratio": sum(t.finish != "stop" for t in trajectories) / n,
+        "completions/truncated_ratio": sum(t.finish == TRUNCATED for t in trajectories) / n,
         "off_policy/mean": sum(ages) / n,
         "off_policy/max": float(max(ages)),
         "perf/tokens": float(sum(lengths)),

@@ -23,7 +23,7 @@ class Trajectory:
     """cover [0, len(completion_ids)) in order, versions never going back"""
     reward: float
     finish: str
-    """"stop" or "length" """
+    """"stop", "length", or "truncated": cut by the learner where it was (`rollout.truncate_stuck_s`); a trainer may mask it"""
     node: str
     """peer id of the node that made the last token"""
     seed: int

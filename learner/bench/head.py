@@ -35,9 +35,10 @@ from learner.config import build_config
 from learner.head import Head
 from learner.journal import Journal
 from learner.outcomes import Sampling
-from learner.rollouts import Rollouts, RolloutSettings
+from learner.rollouts import Rollouts
 from learner.service import calm_gc
 from learner.tasks.registry import make_task
+from learner.work import RolloutSettings
 from p2p.admission import make_ticket
 from p2p.errors import ShoalError, UsageError
 from p2p.identity import Identity

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from learner.collector import ATTEMPTS
+from learner.members import ATTEMPTS
 from learner.trajectory import Trajectory, unpack_groups
 from p2p.errors import ShoalError
 

@@ -21,10 +21,11 @@ from learner.journal import Journal
 from learner.local import Begin, Commit, Discard, NextBatch, SealVersion, SegmentDone
 from learner.nodes import MAX_CAPACITY
 from learner.outcomes import GroupAborted, Sampling
-from learner.rollouts import Rollouts, RolloutSettings
+from learner.rollouts import Rollouts
 from learner.scoring import Scorer
 from learner.tasks.registry import make_task
 from learner.trajectory import Group, Trajectory, unpack_groups
+from learner.work import RolloutSettings
 from p2p.admission import Membership, sign_membership
 from p2p.channel.memory import MemorySwitch
 from p2p.errors import ChannelClosed, Refusal, ShoalError
@@ -149,8 +150,9 @@ async def publish(head: Head, step: int) -> None:
 @asynccontextmanager
 async def open_head(
     run_dir: Path, *, staleness: int = 1, finish_s: float = 0.0, max_new_tokens: int = 4,
-    wall: Callable[[], float] = lambda: WALL, scorer: Scorer | None = None, keep_equal: bool = True,
+    wall: Callable[[], float] = lambda: WALL, scorer: Scorer | None = None, **more: Any,
 ) -> AsyncIterator[Bench]:
+    """`more` are further rollout settings."""
     await trio.Path(run_dir).mkdir(exist_ok=True)
     config = build_config({"run_dir": str(run_dir), "model": "unused", "rollout": {"max_staleness": staleness}}, "test")
     switch = MemorySwitch(latency=0.001, rate=1e8)
@@ -158,7 +160,7 @@ async def open_head(
         async with switch.network(HEAD.peer_id) as network, trio.open_nursery() as nursery:
             head = Head(config, RUN, run_dir, HEAD, network, journal, wall=wall)
             settings = RolloutSettings(staleness, 2, 2, 0, Sampling(max_new_tokens, (STOP,)), 99, STALL_S, finish_s)
-            settings = replace(settings, keep_equal=keep_equal)
+            settings = replace(settings, **more)
             head.rollouts = Rollouts(
                 settings, journal, make_task("reverse"), Tokenizer(), 10, epoch=head.epoch, send=head.send,
                 nodes=head.node_views, report=head.report, in_thread=inline, scorer=scorer,
@@ -265,10 +267,10 @@ async def test_what_a_node_says_of_its_bytes_cannot_end_the_head(tmp_path, autoj
 class Run:
     """Rollouts without nodes: groups are opened, finished and aborted by hand."""
 
-    def __init__(self, journal: Journal) -> None:
-        journal.new_epoch()
+    def __init__(self, journal: Journal, staleness: int = 2, groups: int = 2, **more: Any) -> None:
+        settings = replace(RolloutSettings(staleness, groups, 1, 0, Sampling(4, (STOP,)), 99), **more)
         self.rollouts = Rollouts(
-            RolloutSettings(2, 2, 1, 0, Sampling(4, (STOP,)), 99), journal, make_task("reverse"), Tokenizer(), 10, epoch=1,
+            settings, journal, make_task("reverse"), Tokenizer(), 10, epoch=journal.new_epoch(),
             send=lambda *_: None, nodes=lambda: [], report=lambda *_: None, in_thread=inline,
         )  # fmt: skip
         self.opened: dict[int, int] = {}

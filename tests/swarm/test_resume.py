@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import trio
 
-from learner.collector import ATTEMPTS
 from learner.journal import Journal
 from learner.local import Commit
+from learner.members import ATTEMPTS
 from learner.rollouts import JOURNAL_S, JOURNAL_SEQUENCE
 from learner.trajectory import Group
 from p2p.errors import first_of

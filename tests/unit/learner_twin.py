@@ -25,9 +25,10 @@ from learner.batch import check_group
 from learner.dispatch import NodeView
 from learner.journal import Journal
 from learner.outcomes import Sampling
-from learner.rollouts import Rollouts, RolloutSettings
+from learner.rollouts import Rollouts
 from learner.tasks.base import Prompt, Score, Task
 from learner.trajectory import Group
+from learner.work import RolloutSettings, mix
 from p2p.protocol.messages import Abort, Assign, Request, TokenRun, Tokens
 from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version
@@ -74,6 +75,7 @@ class Booked:
 
     version: Version
     samples: int
+    task_index: int
     state: str = "reserved"
     written: list[list[Made]] = field(default_factory=list)
     trajectories: list[list[Made]] = field(default_factory=list)
@@ -129,7 +131,10 @@ class BookedJournal(Journal):
         groups = list(groups)
         with self._booked() as todo:
             todo.append(lambda: self.disk.groups.update(
-                {g.group_id: Booked(g.version, g.samples, written=[[] for _ in range(g.samples)]) for g in groups}
+                {
+                    g.group_id: Booked(g.version, g.samples, g.task_index, written=[[] for _ in range(g.samples + g.extra)])
+                    for g in groups
+                }
             ))  # fmt: skip
             super().record_reserved(groups)
 
@@ -150,7 +155,7 @@ class BookedJournal(Journal):
     def record_finished(self, group: Group) -> None:
         def finish() -> None:
             booked = self.disk.groups[group.group_id]
-            assert booked.state == "reserved"
+            assert booked.state == "reserved" and len(group.trajectories) == booked.samples
             booked.state, booked.trajectories = "finished", [made_of(t) for t in group.trajectories]
 
         with self._booked() as todo:
@@ -199,11 +204,16 @@ class NodeTwin:
 class World:
     """One history. Each operation may raise Killed when a fuse is set; `resume` follows."""
 
-    def __init__(self, folder: Path, *, staleness: int, groups_per_step: int, samples: int, length: int, every: int) -> None:
+    def __init__(
+        self, folder: Path, *, staleness: int, groups_per_step: int, samples: int, length: int, every: int,
+        extra_groups: int = 0, extra_samples: int = 0, truncate: bool = False,
+    ) -> None:  # fmt: skip
         self.folder, self.every = folder, every
         self.settings = RolloutSettings(
-            staleness, groups_per_step, samples, 7, Sampling(length, (STOP,)), micro_batch_groups=99
-        )
+            staleness, groups_per_step, samples, 7, Sampling(length, (STOP,)), micro_batch_groups=99,
+            extra_groups=extra_groups, extra_samples=extra_samples, truncate_stuck_s=2.0 * truncate,
+        )  # fmt: skip
+        self.waited = self.truncated = 0
         self.nodes = {name: NodeTwin(name) for name in "abc"}
         self.disk = Disk()
         self.dead: set[Version] = set()
@@ -302,11 +312,16 @@ class World:
         assert all(self.disk.groups[g].state == "orphaned" for g in orphaned)
         waiting = self._waiting_for_reward()
         groups = self.rollouts.collector._groups
+        # The crash may have come between the group that filled a buffer and the abort of what is surplus by that.
+        surplus = {g for g in unfinished if self.disk.groups[g].state == "surplus"} if self.settings.extra_groups else set()
+        everything = sum(len(m) for members in unfinished.values() for m in members)
+        unfinished = {g: members for g, members in unfinished.items() if g not in surplus}
         assert set(groups) | waiting == set(unfinished) | self._opened_now()
         for group_id, members in unfinished.items():
-            self.disk.groups[group_id].written = members
+            booked = self.disk.groups[group_id]
+            booked.written = members
             if group_id in waiting:
-                assert all(ended(made, self.settings.sampling.max_new_tokens) for made in members)
+                assert sum(ended(made, self.settings.sampling.max_new_tokens) for made in members) == booked.samples
                 continue
             for member, made in zip(groups[group_id].members, members, strict=True):
                 c = member.completion
@@ -316,13 +331,15 @@ class World:
             if group_id in unfinished:
                 self.regenerated += count - len(unfinished[group_id][member])
         self.kept += self.rollouts.resumed_tokens
-        assert self.rollouts.resumed_tokens == sum(len(m) for members in unfinished.values() for m in members)
+        assert sum(len(m) for members in unfinished.values() for m in members) <= self.rollouts.resumed_tokens <= everything
+        assert surplus or self.rollouts.resumed_tokens == everything
 
     def _opened_now(self) -> set[int]:
         return {g for g, booked in self.disk.groups.items() if booked.state == "reserved" and booked.version.epoch == self.epoch}
 
     def _waiting_for_reward(self) -> set[int]:
-        return {f.group_id for f in self.rollouts._score_out._state.data}
+        waiting = {f.group_id for f in self.rollouts._score_out._state.data}
+        return {g for g in waiting if self.disk.groups[g].state != "surplus"}
 
     # --- nodes -------------------------------------------------------------------------------------------------------
 
@@ -422,6 +439,13 @@ class World:
                 assert version not in self.dead, "a token of lost weights"
                 assert (token, logprob) == draw(sample.seed, position, version.step), "a token that nobody drew"
             assert [s.start for s in sample.spans] == [0, *(s.stop for s in sample.spans[:-1])]
+            made = list(zip(sample.ids, sample.logprobs, versions, strict=True))
+            assert ended(made, self.settings.sampling.max_new_tokens) == (sample.finish != "truncated") and made
+            self.truncated += sample.finish == "truncated"
+        booked = self.disk.groups[finished.group_id]
+        seeds = [mix(7, booked.task_index, finished.group_id, member) for member in range(len(booked.written))]
+        members = [seeds.index(sample.seed) for sample in finished.samples]
+        assert members == sorted(set(members)) and len(members) == booked.samples
         self.rollouts._rewarded(self.rollouts._score(finished))
 
     def train(self) -> None:
@@ -443,6 +467,12 @@ class World:
             rollouts.advance(self.step)
         self._publish()
 
+    def wait(self) -> None:
+        """A second in which the trainer waits, and the head looks what for."""
+        self.waited += 1
+        self.rollouts._awaited = self.step
+        self.rollouts.truncate_stuck(float(self.waited))
+
     def run(self, rng: random.Random, turns: int) -> None:
         """A while as it mostly goes: nodes are there, work, install, and what they say arrives in order."""
         for _ in range(turns):
@@ -457,6 +487,8 @@ class World:
                     self.deliver(name, 0, again=False)
             if rng.random() < 0.3:
                 self.rollouts.write_tokens()
+            if rng.random() < 0.3:
+                self.wait()
             while rng.random() < 0.7:
                 self.reward()
             if rng.random() < 0.7:
@@ -470,7 +502,10 @@ class World:
         states = [b.state for b in self.disk.groups.values()]
         assert counts.groups.outstanding == states.count("reserved") and counts.groups.finished == states.count("finished")
         assert counts.groups.consumed == states.count("consumed") == len(self.disk.consumed)
-        assert set(counts.groups.aborted) <= {"orphaned", "failures"}
+        assert set(counts.groups.aborted) <= {"orphaned", "failures"} | ({"surplus"} if self.settings.extra_groups else set())
+        assert self.rollouts.ledger.surplus() is None
+        again = {b.task_index for b in self.disk.groups.values() if b.state != "surplus"} | set(self.rollouts._retry)
+        assert all(b.task_index in again for b in self.disk.groups.values()), "a prompt was passed over"
         open_now = set(self.rollouts.collector.outstanding) | self._waiting_for_reward()
         assert open_now == {g for g, b in self.disk.groups.items() if b.state == "reserved"}
         assert ledger.outstanding == len(open_now) + sum(g not in self.uncommitted for g in self.rollouts.finished)

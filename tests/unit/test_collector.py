@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from learner.collector import ATTEMPTS, Collector, first_attempt
+from learner.collector import Collector
+from learner.members import ATTEMPTS, first_attempt
 from learner.outcomes import Accepted, FinishedGroup, GroupAborted, Ignored, Refused, Requeued, Sampling
 from learner.pieces import Piece
 from learner.tasks.base import Score

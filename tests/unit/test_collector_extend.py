@@ -8,7 +8,8 @@ import struct
 
 import pytest
 
-from learner.collector import MIN_LOGPROB, Collector
+from learner.collector import Collector
+from learner.members import MIN_LOGPROB
 from learner.outcomes import Accepted, Requeued, Sampling
 from p2p.protocol.messages import TokenRun, pack_ids
 from p2p.version import Version

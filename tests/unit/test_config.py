@@ -47,6 +47,9 @@ def test_defaults_and_sections(tmp_path: Path) -> None:
     [
         (["--rollout.max_staleness", "3"], ("rollout", "max_staleness"), 3),
         (["--rollout.max-staleness=3"], ("rollout", "max_staleness"), 3),
+        (["--rollout.extra-groups", "2"], ("rollout", "extra_groups"), 2),
+        (["--rollout.extra_samples", "3"], ("rollout", "extra_samples"), 3),
+        (["--rollout.truncate_stuck_s", "30"], ("rollout", "truncate_stuck_s"), 30.0),
         (["--trainer.lr", "1e-6"], ("trainer", "lr"), 1e-6),
         (["--trainer.lr", "1"], ("trainer", "lr"), 1.0),
         (["--trainer.betas", "[0.8, 0.9]"], ("trainer", "betas"), [0.8, 0.9]),
@@ -76,6 +79,7 @@ def test_flags_win_over_the_file(tmp_path: Path, flag: list[str], path: tuple[st
         (BASE + "[trainer]\nmodel = 'other'\n", (), ("trainer.model", "unknown key")),
         (BASE + "[rollout]\nsamples = '16'\n", (), ("rollout.samples", "integer")),
         (BASE + "[rollout]\nsamples = true\n", (), ("rollout.samples", "integer")),
+        (BASE + "[rollout]\nextra_groups = -1\n", (), ("rollout.extra_groups", "greater than or equal to 0")),
         (BASE + "[rollout]\nsamples = 1.5\n", (), ("rollout.samples", "integer")),
         (BASE + "seed = [1]\n", (), ("seed", "integer")),
         (BASE + "rollout = 3\n", (), ("rollout",)),

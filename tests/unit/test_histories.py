@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -30,13 +33,18 @@ class LearnerLives(RuleBasedStateMachine):
 
     @initialize(
         staleness=st.integers(0, 3), groups=st.integers(1, 3), samples=st.integers(1, 3), length=st.integers(1, 12),
-        every=st.integers(1, 3), nodes=st.integers(1, 3),
+        every=st.integers(1, 3), nodes=st.integers(1, 3), extra_groups=st.integers(0, 2), extra_samples=st.integers(0, 2),
+        truncate=st.booleans(),
     )  # fmt: skip
-    def start(self, staleness: int, groups: int, samples: int, length: int, every: int, nodes: int) -> None:
+    def start(
+        self, staleness: int, groups: int, samples: int, length: int, every: int, nodes: int, extra_groups: int,
+        extra_samples: int, truncate: bool,
+    ) -> None:  # fmt: skip
         self.folder = Path(tempfile.mkdtemp(dir=SHM, prefix="shoal-lives-"))
         self.world = World(
-            self.folder, staleness=staleness, groups_per_step=groups, samples=samples, length=length, every=every
-        )
+            self.folder, staleness=staleness, groups_per_step=groups, samples=samples, length=length, every=every,
+            extra_groups=extra_groups, extra_samples=extra_samples, truncate=truncate,
+        )  # fmt: skip
         for name in "abc"[:nodes]:
             self.world.join(name)
 
@@ -88,6 +96,10 @@ class LearnerLives(RuleBasedStateMachine):
     @rule()
     def reward(self) -> None:
         self.do(self.world.reward)
+
+    @rule()
+    def wait(self) -> None:
+        self.do(self.world.wait)
 
     @rule()
     def train(self) -> None:
@@ -147,5 +159,34 @@ def test_the_world_is_not_a_quiet_one(tmp_path: Path) -> None:
     world.work("b", 0, 1)
     world.deliver("b", 0, again=False)
     assert world.ignored > 0 and any(b.state == "orphaned" for b in world.disk.groups.values())
+    world.drain()
+    world.journal.close()
+
+
+@pytest.mark.parametrize(
+    ("extra_groups", "extra_samples", "truncate"), [(2, 0, False), (0, 2, False), (0, 0, True), (2, 1, True)]
+)
+def test_what_is_beyond_need_is_cut_in_many_lives(
+    extra_groups: int, extra_samples: int, truncate: bool, tmp_path: Path
+) -> None:
+    """Surplus and truncation do happen here, between crashes and in the midst of them, and training goes on."""
+    world = World(
+        tmp_path, staleness=1, groups_per_step=2, samples=2, length=12, every=1,
+        extra_groups=extra_groups, extra_samples=extra_samples, truncate=truncate,
+    )  # fmt: skip
+    rng, account = random.Random(1), Counter[str]()
+    for life in range(40):
+        for name in "abc":
+            world.join(name)
+        world.journal.fuse, world.journal.fuse_after = (rng.randrange(80) if life % 2 else None), bool(life % 4 == 1)
+        with contextlib.suppress(Killed):
+            world.run(rng, 12)
+        account.update({k: int(v) for k, v in world.rollouts.redundancy.status().items()})
+        world.crash()
+    states = Counter(b.state for b in world.disk.groups.values())
+    assert states["consumed"] > 40
+    assert (states["surplus"] > 20) == (extra_groups > 0)
+    assert (account["surplus_sequences"] > account["surplus_groups"] * (2 + extra_samples)) == (extra_samples > 0)
+    assert (world.truncated > 0) == truncate and (account["truncated"] > 0) == truncate
     world.drain()
     world.journal.close()

@@ -148,6 +148,64 @@ def test_tokens_are_there_after_a_crash_until_their_group_is_over(tmp_path: Path
         assert journal._db.execute("SELECT count(*) FROM pieces").fetchone() == (0,)
 
 
+def test_members_beyond_need_have_tokens_too_and_are_no_trajectories(tmp_path: Path) -> None:
+    with open_journal(tmp_path) as journal:
+        journal.new_epoch()
+        journal.record_reserved([ReservedGroup(0, 0, START, 2, 7, extra=1), ReservedGroup(1, 1, START, 2)])
+        journal.record_tokens([piece(0, 0, member=2), piece(0, 0, member=1)])
+        for beyond in (piece(0, 0, member=3), piece(1, 0, member=2)):
+            with pytest.raises(ValueError, match="not reserved"):
+                journal.record_tokens([beyond])
+    with open_journal(tmp_path) as journal:
+        group = journal.unfinished()[0]
+        assert group.group == ReservedGroup(0, 0, START, 2, 7, extra=1) and group.group.members == 3
+        assert group.members == ((), (piece(0, 0, member=1),), (piece(0, 0, member=2),))
+        journal.record_finished(finished(0))
+        counts = journal.counts().trajectories
+        assert (counts.reserved, counts.finished, counts.outstanding, counts.lost) == (4, 2, 2, 0)
+        assert journal._db.execute("SELECT count(*) FROM pieces").fetchone() == (0,)
+
+
+def test_prompts_of_surplus_groups_are_drawn_again(tmp_path: Path) -> None:
+    with open_journal(tmp_path) as journal:
+        journal.new_epoch()
+        reserve(journal, 0, 1, 2)
+        journal.record_aborted([0, 1], "surplus")
+        assert journal.tasks_to_retry() == (0, 1) and journal.surplus_tasks() == {0, 1}
+        journal.record_reserved([ReservedGroup(3, 1, START, 2)])
+        assert journal.tasks_to_retry() == (0,) and journal.surplus_tasks() == {0, 1}
+        journal.record_finished(Group(3, 1, finished(3).trajectories))
+        assert journal.surplus_tasks() == {0}
+
+
+OLD_TRIGGER = """
+CREATE TRIGGER pieces_of_reserved BEFORE INSERT ON pieces
+WHEN NOT EXISTS (SELECT 1 FROM groups WHERE group_id = NEW.group_id AND state = 'reserved' AND NEW.member < samples)
+BEGIN SELECT RAISE(ABORT, 'a piece of a group that is not reserved'); END;
+"""
+
+
+def test_a_run_of_the_schema_before_goes_on(tmp_path: Path) -> None:
+    with open_journal(tmp_path) as journal:
+        journal.new_epoch()
+        reserve(journal, 0)
+        journal.record_tokens([piece(0, 0)])
+        journal._db.executescript(
+            f"DROP TRIGGER pieces_of_reserved; ALTER TABLE groups DROP COLUMN extra; {OLD_TRIGGER} PRAGMA user_version = 2;"
+        )
+    with pytest.raises(UsageError, match="belongs to run"):
+        open_journal(tmp_path, "other")
+    for _ in range(2):
+        with open_journal(tmp_path) as journal:
+            assert journal._db.execute("PRAGMA user_version").fetchone() == (3,)
+            assert journal.unfinished()[0].group == ReservedGroup(0, 0, START, 2)
+    with open_journal(tmp_path) as journal:
+        journal.record_reserved([ReservedGroup(1, 1, START, 1, extra=1)])
+        journal.record_tokens([piece(0, 2), piece(1, 0, member=1)])
+        with pytest.raises(ValueError, match="not reserved"):
+            journal.record_tokens([piece(0, 0, member=2)])
+
+
 def test_log_probabilities_come_back_bit_for_bit(tmp_path: Path) -> None:
     bits = np.random.default_rng(0).integers(0x80000000, 0xC2700000, 10_000, dtype=np.uint32)  # -0.0 down to -60
     run = TokenRun.of(TokenEvent("0.0.0", 0, tuple(range(10_000)), bits.view(np.float32), START))

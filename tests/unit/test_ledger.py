@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from learner.ledger import Entries, Ledger, Refused, Reservation, StalenessViolation, check_staleness
+from learner.ledger import Entries, Ledger, Refused, Reservation, StalenessViolation, Surplus, check_staleness
 
 
 def test_reservation_goes_to_the_latest_buffer_and_the_finished_group_to_the_earliest() -> None:
@@ -155,6 +157,66 @@ def test_restore_makes_room_for_reservations_that_go_on() -> None:
         Ledger.restore(1, 2, 5, [(1, 5)], [(1, 5)])
 
 
+def test_whichever_groups_end_first_fill_a_buffer_and_the_others_are_surplus() -> None:
+    ledger = Ledger(1, 2, 5, extra_groups=1)
+    assert all(isinstance(ledger.reserve(g, 5), Reservation) for g in range(6))
+    assert isinstance(ledger.reserve(6, 5), Refused) and ledger.room(5) == 0
+    assert ledger.entries(5) == Entries(0, 3, 0) and ledger.stuck(5)
+    assert ledger.occupy(4, 5) == 5 and ledger.surplus() is None
+    assert ledger.occupy(2, 5) == 5 and ledger.ready(5)
+    assert ledger.entries(5) == Entries(0, 0, 2) and ledger.surplus() == Surplus(1, (0, 1, 3, 5))
+    with pytest.raises(ValueError, match="surplus groups are still reserved"):
+        ledger.consume(5)
+    ledger.abort([3], "surplus")
+    assert ledger.surplus() is None and ledger.consume(5) == (4, 2)
+    with pytest.raises(KeyError):
+        ledger.occupy(3, 5)
+    assert ledger.counts().aborted == {"surplus": 1} and ledger.counts().lost == 0
+    assert ledger.entries(6) == Entries(0, 3, 0) and ledger.room(6) == 3
+
+
+def test_surplus_is_of_those_that_fit_nowhere_else() -> None:
+    ledger = Ledger(1, 1, 5, extra_groups=1)
+    for group, version in ((1, 4), (2, 5), (3, 5)):
+        assert isinstance(ledger.reserve(group, version), Reservation)
+    assert ledger.occupy(2, 5) == 5
+    assert ledger.surplus() == Surplus(1, (1,))  # step 5 alone may train on it; 3 has step 6
+    ledger.abort([1], "surplus")
+    assert ledger.surplus() is None and ledger.consume(5) == (2,)
+
+
+def test_pulling_forward_may_make_more_surplus() -> None:
+    """An abort opens an entry of step 5 that a finished group fills, and what else was to go there has no place then."""
+    ledger = Ledger(1, 1, 5, extra_groups=1)
+    for group, version in ((1, 4), (2, 4), (3, 5)):
+        assert isinstance(ledger.reserve(group, version), Reservation)
+    assert ledger.occupy(3, 5) == 6  # both places of step 5 are needed
+    ledger.abort([1], "failures")
+    assert ledger.ready(5) and ledger.surplus() == Surplus(1, (2,))
+    ledger.abort([2], "surplus")
+    assert ledger.surplus() is None and ledger.consume(5) == (3,)
+
+
+def test_fillers_are_those_that_would_land_in_the_current_buffer_one_after_another() -> None:
+    ledger = Ledger(1, 2, 5)
+    for group, version in ((1, 4), (2, 5), (3, 5), (4, 5)):
+        ledger.reserve(group, version)
+    assert ledger.blockers() == [1, 2, 3, 4]  # whichever is the next
+    assert ledger.fillers([2, 3, 4, 1]) == [2, 1]  # after it, only 1 may take what is left of step 5
+    assert ledger.fillers([3]) == [3] and ledger.fillers([1, 4, 2]) == [1, 4] and ledger.fillers([]) == []
+
+
+def test_restore_in_the_midst_of_surplus() -> None:
+    """A crash after the group that filled a buffer was written down, and before the abort of what is surplus by that."""
+    ledger, misfits = Ledger.restore(1, 1, 5, [(2, 5)], [(1, 4), (3, 5)], extra_groups=1)
+    assert misfits == () and ledger.ready(5) and ledger.surplus() == Surplus(1, (1,))
+    ledger, misfits = Ledger.restore(0, 1, 5, [(1, 5)], [(2, 5), (3, 5)], extra_groups=2)
+    assert misfits == (2, 3) and ledger.ready(5) and ledger.surplus() is None
+    ledger, misfits = Ledger.restore(0, 1, 5, [], [(2, 5), (3, 5), (4, 5)], extra_groups=1)
+    assert misfits == (4,) and ledger.room(5) == 0 and ledger.occupy(3, 5) == 5
+    assert ledger.surplus() == Surplus(1, (2,))
+
+
 def fits(step: int, last: int, size: int, occupied: dict[int, int], deadlines: list[int]) -> bool:
     """Independent oracle: earliest deadline first into the earliest open entry."""
     free = [b for b in range(step, last + 1) for _ in range(size - occupied[b])]
@@ -203,10 +265,10 @@ def test_every_short_history_against_an_oracle(staleness: int, size: int) -> Non
 class LedgerMachine(RuleBasedStateMachine):
     """Random reservations, late completions, aborts, lagging publications; a model that knows only the rules."""
 
-    @initialize(staleness=st.integers(0, 4), size=st.integers(1, 4), step=st.integers(0, 6))
-    def start(self, staleness: int, size: int, step: int) -> None:
-        self.ledger = Ledger(staleness, size, step)
-        self.S, self.G = staleness, size
+    @initialize(staleness=st.integers(0, 4), size=st.integers(1, 4), step=st.integers(0, 6), extra=st.integers(0, 3))
+    def start(self, staleness: int, size: int, step: int, extra: int) -> None:
+        self.ledger = Ledger(staleness, size, step, extra)
+        self.S, self.G, self.E = staleness, size, extra
         self.published = step
         self.next_id = 0
         self.reserved: dict[int, int] = {}
@@ -237,6 +299,17 @@ class LedgerMachine(RuleBasedStateMachine):
         if could_fill and oldest <= self.ledger.step:
             assert buffer == self.ledger.step  # liveness: a blocker always fills the current buffer
         self.finished[group] = oldest
+        self.drop_surplus(data.draw)
+
+    def drop_surplus(self, draw: Callable[[Any], list[int]]) -> None:
+        """As the caller must: any of those that it may choose from."""
+        while (surplus := self.ledger.surplus()) is not None:
+            assert self.E and 0 < surplus.count <= len(surplus.of) and set(surplus.of) <= set(self.reserved)
+            groups = draw(st.lists(st.sampled_from(surplus.of), min_size=surplus.count, max_size=surplus.count, unique=True))
+            self.ledger.abort(groups, "surplus")
+            for group in groups:
+                del self.reserved[group]
+            self.aborted += len(groups)
 
     @precondition(lambda self: self.reserved)
     @rule(data=st.data())
@@ -246,6 +319,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for group in groups:
             del self.reserved[group]
         self.aborted += len(groups)
+        self.drop_surplus(data.draw)
 
     @precondition(lambda self: self.ledger.ready(self.ledger.step))
     @rule(publish=st.booleans())
@@ -265,20 +339,25 @@ class LedgerMachine(RuleBasedStateMachine):
         """Versions may lag the learner by any amount, or be one ahead of a commit the head has not heard of."""
         self.published = self.ledger.newest_version
 
-    @rule()
-    def resume(self) -> None:
+    @rule(data=st.data())
+    def resume(self, data: st.DataObject) -> None:
         snapshot = self.ledger.snapshot()
         if any(version > snapshot.step for _, version in (*snapshot.occupied, *snapshot.reserved)):
             return
-        again, misfits = Ledger.restore(self.S, self.G, snapshot.step, snapshot.occupied, snapshot.reserved)
-        assert misfits == ()  # what one ledger held, the next one holds
-        assert again.counts().lost == 0 and again.counts().outstanding == self.ledger.counts().outstanding
-        assert again.snapshot().reserved == tuple(sorted(snapshot.reserved, key=lambda entry: entry[1]))
+        again, misfits = Ledger.restore(self.S, self.G, snapshot.step, snapshot.occupied, snapshot.reserved, self.E)
+        assert sorted(again.snapshot().occupied) == sorted(snapshot.occupied)  # no finished group is ever lost
+        assert again.counts().lost == 0 and again.counts().outstanding == self.ledger.counts().outstanding - len(misfits)
+        assert len(misfits) <= self.E * (self.S + 1)  # what one ledger held, the next one holds, less what is surplus
+        for group in misfits:
+            del self.reserved[group]
+        if not self.E:
+            assert again.snapshot().reserved == tuple(sorted(snapshot.reserved, key=lambda entry: entry[1]))
         self.ledger, self.streamed = again, []
         self.consumed = self.aborted = 0
+        self.drop_surplus(data.draw)
 
-    @rule()
-    def drains(self) -> None:
+    @rule(data=st.data())
+    def drains(self, data: st.DataObject) -> None:
         """Liveness: from any state, resolving what is reserved and reserving anew fills the current buffer."""
         step = self.ledger.step
         version = min(self.published, step)
@@ -300,6 +379,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert self.ledger.occupy(group, oldest) == step
             assert len(self.ledger.occupied(step)) == before + 1
             self.finished[group] = oldest
+            self.drop_surplus(data.draw)
         assert self.ledger.ready(step)
 
     @invariant()
@@ -321,7 +401,8 @@ class LedgerMachine(RuleBasedStateMachine):
         for b in range(step, step + self.S + 1):
             entries = self.ledger.entries(b)
             assert min(entries.empty, entries.reserved, entries.occupied) >= 0
-            assert entries.empty + entries.reserved + entries.occupied == self.G
+            assert entries.occupied <= self.G
+            assert entries.empty + entries.reserved + entries.occupied == self.G + (not self.ledger.ready(b)) * self.E
             reserved += entries.reserved
             seen += self.ledger.occupied(b)
             for group in self.ledger.occupied(b):

@@ -35,10 +35,10 @@ from learner.model import completion_logprobs, load_model, named_state, served_t
 from learner.recipe import build_demo_model, build_random_model, char_tokenizer
 from learner.tasks.registry import make_task
 from learner.text import decode_completion, encode_prompt
-from learner.trainer import PolicyTrainer, TrainingDiverged, run_trainer
+from learner.trainer import PolicyTrainer, TrainingDiverged, group_metrics, run_trainer
 from learner.trainer_client import ResumeInfo
 from learner.trainer_config import TrainerConfig
-from learner.trajectory import Group, Trajectory
+from learner.trajectory import Group, Trajectory, pack_groups, unpack_groups
 from p2p.errors import UsageError
 from p2p.protocol.rollout import Span
 from p2p.version import Version
@@ -300,6 +300,13 @@ def test_a_run_commits_before_it_publishes_and_reports(folder: Path, tmp_path: P
     assert json.loads(json.dumps(metrics)) == metrics
     changed = [n for n, (_, bits) in client.published[1].items() if not np.array_equal(bits, client.published[0][n][1])]
     assert len(changed) > 20
+
+
+def test_what_the_learner_cut_is_told_from_what_used_up_its_budget() -> None:
+    ends = ("stop", "length", "truncated", "stop")
+    members = tuple(Trajectory((1,), (2,), (-1.0,), (Span(Version(1, 0), 0, 1),), 1.0, finish, "n", 0) for finish in ends)
+    metrics = group_metrics(unpack_groups(pack_groups((Group(0, 0, members),))), 0)
+    assert metrics["completions/clipped_ratio"] == 0.5 and metrics["completions/truncated_ratio"] == 0.25
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(folder: Path, tmp_path: Path) -> None:
