@@ -270,8 +270,8 @@ def describe(result: dict[str, Any]) -> str:
         f"killed: {r['node_kills']} nodes, the learner {len(r['learner_kills'])} times ({', '.join(r['learner_kills']) or '-'}); "
         f"{r['seconds']:.0f} s",
         f"groups: {r['consumed']} consumed, each once; {r['lost']} lost, aborted {r['aborted'] or 'none'}",
-        f"tokens: {r['accepted']:,} accepted, {r['resumed_tokens']:,} of unfinished groups resumed, {r['regenerated']} made again "
-        f"(at most {r['regenerated_max']} of one sequence), {r['in_flight']} on their way as a learner died",
+        f"tokens: {r['accepted']:,} accepted, {r['resumed_tokens']:,} of unfinished groups resumed, {r['regenerated']} made "
+        f"again (at most {r['regenerated_max']} of one sequence), {r['in_flight']} under way when a learner died",
         f"from making to journal: {took or '-'}",
     ]
     if "compared" in r:

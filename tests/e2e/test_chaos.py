@@ -14,9 +14,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from learner.trajectory import Trajectory
+from learner.work import mix
 from netem.chaos.account import Account, differing
 from netem.chaos.run import GROUPS, MAX_NEW_TOKENS, SEED, Chaos, Settings, random_model
-from learner.work import mix
 from node.engine.base import StateFile
 from node.engine.model import write_state
 from node.engine.settings import TransformersSettings
