@@ -47,10 +47,8 @@ RUN = "bench-head"
 SAMPLES, GROUPS = 16, 128
 """A group and a step: the batch of the published systems that the rollout bench compares with."""
 
-WARM = 8.0
-"""Until the first generation of sequences has ended everything decodes so many times faster: then groups end as they will."""
-
 WARM_S = 90.0
+"""The longest wait for the first step's groups."""
 JOIN_S = 180.0
 
 
@@ -65,7 +63,6 @@ class HeadBench:
     length: float = 400.0
     flush_s: float = 0.25
     flush_tokens: int = 16
-    warm: float = WARM
     settle: float = 3.0
     """seconds between the end of the fast start and the measurement"""
     pin: bool = True
@@ -73,16 +70,14 @@ class HeadBench:
 
     @property
     def staleness(self) -> int:
-        """So much that the ledger never holds nodes back. Lengths are exponential, so of a group of 16 less than a third runs in
-        the mean over its life (1 / H16): the nodes need so many times the groups that their sequences would make."""
-        unfinished = 1.25 * self.nodes * self.sequences / SAMPLES * sum(1 / k for k in range(1, SAMPLES + 1))
-        return max(2, math.ceil(1.2 * unfinished / GROUPS))
+        """So much that the ledger never holds nodes back: of a group of 16 about half runs in the mean over its life."""
+        return max(2, math.ceil(3 * self.nodes * self.sequences / SAMPLES / GROUPS))
 
 
 def bench_head(bench: HeadBench, folder: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
     """What `shoal bench head --json` prints. UsageError where numbers make no sense; ShoalError when nodes do not get there."""
     b = bench
-    if b.nodes < 1 or b.sequences < 1 or not (b.rate > 0 and b.seconds > 0 and b.length >= 2 and b.flush_s >= 0 and b.warm >= 1):
+    if b.nodes < 1 or b.sequences < 1 or not (b.rate > 0 and b.seconds > 0 and b.length >= 2 and b.flush_s >= 0):
         raise UsageError("nodes, sequences, rate, seconds: above 0; length: at least 2")
     with tempfile.TemporaryDirectory(prefix="shoal-head-", dir=folder) as name, _one_core(b.pin):
         return trio.run(_run, b, Path(name), say)
@@ -127,7 +122,7 @@ async def _run(bench: HeadBench, folder: Path, say: Callable[[str], None]) -> di
             ticket = make_ticket(identity, RUN, tuple(network.addresses)).encode()
             nodes = NodesSettings(
                 ticket, str(folder / "board"), bench.nodes, bench.rate, bench.sequences, bench.length, bench.flush_s,
-                bench.flush_tokens, bench.warm, bench.seed,
+                bench.flush_tokens, bench.seed,
             )  # fmt: skip
             with _nodes(nodes, origin) as process:
                 await _until(lambda: board["joined"] == bench.nodes, JOIN_S, process, "every node to join")
@@ -175,16 +170,13 @@ async def _until(ready: Callable[[], bool], seconds: float, process: subprocess.
 async def _measure(
     bench: HeadBench, head: Head, board: Board, meter: Meter, process: subprocess.Popen[bytes], say: Callable[[str], None]
 ) -> dict[str, Any]:
-    first = bench.nodes * bench.sequences / SAMPLES
     began = time.monotonic()
-    if bench.warm > 1:
-        while head.journal.counts().groups.finished + head.journal.counts().groups.consumed < first:
-            if time.monotonic() - began > WARM_S:
-                say("the first generation did not end in time: measuring before it has")
-                break
-            await _until(lambda: True, 1, process, "")
-            await trio.sleep(1.0)
-    board["phase"] = Board.MEASURE
+    while head.step < 1:
+        if time.monotonic() - began > WARM_S:
+            say("the first step's groups were not there in time: measuring before they are")
+            break
+        await _until(lambda: True, 1, process, "")
+        await trio.sleep(0.5)
     await trio.sleep(bench.settle)
     gc.collect()
     me = psutil.Process()

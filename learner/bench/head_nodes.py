@@ -49,6 +49,9 @@ JOINING = 16
 INSTALL_S = 2.0
 """A published version is in place on every node within so long."""
 
+SPREAD = 0.75
+"""Completions are between (1 - SPREAD) and (1 + SPREAD) times the mean, evenly."""
+
 SLACK_S = 0.0005
 """What is due so soon is done now: a sleep for each of a thousand nodes would cost more than the nodes."""
 
@@ -56,8 +59,8 @@ SLACK_S = 0.0005
 @dataclass(frozen=True, slots=True)
 class NodesSettings:
     """`rate`: tokens/s of a node that has `sequences` at work. `flush_s`, `flush_tokens`: how long tokens wait for company (0
-    sends every decoding step, as an agent without batching). `length`: mean completion, geometric. `warm`: how many times
-    faster everything decodes until the board says "measure"."""
+    sends every decoding step, as an agent without batching). `length`: mean completion; what a node gets first is a part of
+    one, so that ends are spread from the beginning."""
 
     ticket: str
     board: str
@@ -67,7 +70,6 @@ class NodesSettings:
     length: float
     flush_s: float
     flush_tokens: int
-    warm: float
     seed: int
 
 
@@ -75,7 +77,7 @@ class Board:
     """int64 words that both processes see."""
 
     WORDS = ("phase", "epoch", "step", "joined", "busy", "made", "sent", "messages", "late_us", "cpu_us")
-    WARM, MEASURE, STOP = 0, 1, 2
+    RUN, STOP = 0, 1
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         mode: Any = "w+" if create else "r+"
@@ -132,6 +134,8 @@ class Node:
     scheduled: float = math.inf
     version: Version = NO_VERSION
     tokens: int = 0
+    taken: int = 0
+    """requests so far"""
     closed: str = ""
 
     def steps_left(self) -> int:
@@ -155,13 +159,16 @@ class Swarm:
     @property
     def period(self) -> float:
         s = self.settings
-        fast = s.warm if self.board["phase"] == Board.WARM else 1.0
-        return s.sequences / s.rate / fast
+        return s.sequences / s.rate
 
     def take(self, node: Node, message: Assign) -> None:
         for request in message.requests:
             prefix = len(request.prefix_ids) // 4
-            more = 1 + int(self._rng.expovariate(1.0) * self.settings.length)
+            share = self._rng.uniform(1 - SPREAD, 1 + SPREAD)
+            if node.taken < node.capacity:
+                share *= self._rng.random()
+            node.taken += 1
+            more = 1 + int(share * self.settings.length)
             length = min(prefix + more, request.max_new_tokens)
             node.waiting.append(Sequence_(request.request_id, prefix, prefix, length, request.max_new_tokens))
         if not node.running:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.e2e
 
 def test_a_few_nodes_stream_to_a_real_head(tmp_path: Path) -> None:
     said: list[str] = []
-    bench = HeadBench(nodes=4, rate=200.0, seconds=1.0, sequences=4, length=20.0, warm=1.0, settle=0.5)
+    bench = HeadBench(nodes=4, rate=200.0, seconds=1.0, sequences=4, length=20.0, settle=0.5)
     result = bench_head(bench, tmp_path, said.append)
     assert result["lost"] == 0 and result["refusals"] == 0
     assert result["nodes"] == 4 and result["accepted_per_s"] > 100
