@@ -54,7 +54,7 @@ def write(
 ) -> tuple[bytes, bytes]:
     """(token words, raw bits) of what `tokens` were made of, by `tables` (int64 [tables, TOKENS])."""
     inverse = ((1 << _DIVISION) + tables - 1) // np.maximum(tables, 1)
-    words = np.empty(2 * len(ranks) + 4, "<u2")
+    words = np.empty(2 * len(ranks) + 5, "<u2")
     begin = _write_words(
         counts, models, tokens.gaps, tokens.steps, tables, np.cumsum(tables, axis=1) - tables, inverse.astype(np.uint64), words
     )
@@ -124,11 +124,12 @@ def _tokens(counts, models, ranks, steps, gap_tokens, step_tokens, held):  # typ
 
 @njit(nogil=True, cache=True)
 def _put(state, slots, start, inverse, words, at):  # type: ignore[no-untyped-def]
-    """(state, where its words begin) after a token."""
-    if state >= slots << np.uint64(32 - BITS):
-        at -= 1
-        words[at] = state & np.uint64(0xFFFF)
-        state >>= np.uint64(16)
+    """(state, where its words begin) after a token. Without a branch, which a processor would guess wrong half of the time: what
+    is written and not kept is overwritten. There is room for a word below `at`."""
+    full = state >= slots << np.uint64(32 - BITS)
+    words[at - 1] = state & np.uint64(0xFFFF)
+    at -= full
+    state = state >> np.uint64(16) if full else state
     quotient = state * inverse >> np.uint64(_DIVISION)
     return (quotient << np.uint64(BITS)) + (state - quotient * slots) + start, at
 
