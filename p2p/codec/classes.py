@@ -20,6 +20,7 @@ from numba import njit
 
 from p2p.codec.vectors import (
     BLOCK,
+    STREAMED,
     at_most,
     copy_block,
     count_bits,
@@ -30,6 +31,8 @@ from p2p.codec.vectors import (
     outside,
     place_of,
     put_octets,
+    settle,
+    stream_block,
 )
 
 CLASSES = 256
@@ -45,7 +48,7 @@ TILE = BLOCK * BLOCKS
 SAMPLED = 8
 """One tile in so many has its first block sampled."""
 
-FEW = 64
+FEW = 256
 """One word in so many may be of the classes that are gone through word by word."""
 
 MANY = 32
@@ -92,7 +95,11 @@ def apply(base: np.ndarray, changes: Changes, out: np.ndarray) -> bool:
     """Fill `out` with `base` and the changes; False when they do not all lie within it. Ranks must rise within each class."""
     ends = np.cumsum(changes.counts)
     at = ends - changes.counts
-    _apply(readable(base), SHIFT[base.itemsize], changes.ranks, changes.steps, at, ends, out)
+    if len(changes.ranks) == 0:
+        out[...] = base
+        return True
+    straight = out.ctypes.data % STREAMED == 0
+    _apply(readable(base), SHIFT[base.itemsize], changes.ranks, changes.steps, at, ends, out, straight)
     return bool((at == ends).all())
 
 
@@ -250,11 +257,13 @@ def _find(new, base, shift, masks, counts, at, ranks, steps):  # type: ignore[no
 
 
 @njit(nogil=True, cache=True)
-def _apply(base, shift, ranks, steps, at, ends, out):  # type: ignore[no-untyped-def]
+def _apply(base, shift, ranks, steps, at, ends, out, straight):  # type: ignore[no-untyped-def]
     """Fill `out`. `at`: the next change of each class, `ends`: where its changes end; `at` has reached them if all were found.
 
     A change is applied where its class has as many words before as its rank says. Ranks of a class rise, so one that is not
     below those already seen is still to come, and one that is below a tile's last lies in this tile.
+
+    A tile is put together in `near` and goes to `out` when it is done, `straight` past the caches if that may be.
     """
     chosen = np.empty(MANY, np.uint8)
     n, low, high = _choose(base, shift, ends - at, chosen)
@@ -264,11 +273,12 @@ def _apply(base, shift, ranks, steps, at, ends, out):  # type: ignore[no-untyped
             rank[c] = ranks[at[c]]
     classes, places, totals = np.empty(TILE, np.uint8), np.empty(TILE + 4, np.uint16), np.empty(MANY, np.int64)
     masks, before = np.empty(MANY * BLOCKS, np.uint64), np.empty(MANY * BLOCKS, np.uint16)
+    near, last, nothing = np.empty(TILE, base.dtype), len(ranks) - 1, steps[0] - steps[0]
     whole = len(base) // TILE * TILE
     for start in range(0, whole, TILE):
         for block in range(BLOCKS):
             put_octets(base, start + block * BLOCK, shift, classes, block * BLOCK)
-            copy_block(base, start + block * BLOCK, out)
+            copy_block(base, start + block * BLOCK, near, block * BLOCK)
         for k in range(n):
             totals[k] = _count(classes, chosen[k], masks, before, k * BLOCKS)
             for block in range(k * BLOCKS // n, (k + 1) * BLOCKS // n):
@@ -279,19 +289,17 @@ def _apply(base, shift, ranks, steps, at, ends, out):  # type: ignore[no-untyped
         for j in range(few):
             place = np.int64(places[j])
             c = classes[place]
-            here = seen[c]
-            seen[c] = here + 1
-            if here == rank[c]:
-                k = at[c]
-                out[start + place] += steps[k]
-                at[c] = k + 1
-                rank[c] = ranks[k + 1] if k + 1 < ends[c] else _END
+            # Every other one of these words is changed, so a branch would be guessed wrong as often.
+            hit, i = seen[c] == rank[c], at[c]
+            seen[c] += 1
+            near[place] += steps[min(i, last)] if hit else nothing
+            i += hit
+            at[c] = i
+            rank[c] = np.int64(ranks[min(i, last)]) if i < ends[c] else np.int64(_END)
         for k in range(n):
             c = chosen[k]
             first, total = seen[c], totals[k]
             seen[c] = first + total
-            for block in range(k * BLOCKS // n, (k + 1) * BLOCKS // n):
-                expect(out, start + TILE + block * BLOCK)
             i = at[c]
             while i < ends[c]:
                 within = np.int64(ranks[i]) - first
@@ -300,9 +308,16 @@ def _apply(base, shift, ranks, steps, at, ends, out):  # type: ignore[no-untyped
                 # The last block before which there are no more than `within`: the first one has none before it.
                 block = at_most(before, k * BLOCKS, within) - 1
                 bit = place_of(masks[k * BLOCKS + block], np.uint64(within - before[k * BLOCKS + block]))
-                out[start + block * BLOCK + bit] += steps[i]
+                near[block * BLOCK + bit] += steps[i]
                 i += 1
             at[c] = i
+        for block in range(BLOCKS):
+            if straight:
+                stream_block(near, block * BLOCK, out, start + block * BLOCK)
+            else:
+                copy_block(near, block * BLOCK, out, start + block * BLOCK)
+    if straight:
+        settle()
     for i in range(whole, len(base)):
         c = (base[i] >> shift) & 255
         out[i] = base[i]

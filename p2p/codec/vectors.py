@@ -15,7 +15,8 @@ import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic, overload
 
 BLOCK = 64
 """How many words a mask is about."""
@@ -79,14 +80,52 @@ def outside(typing: Any, words: Any, at: Any, low: Any, span: Any) -> Any:
 
 
 @intrinsic
-def copy_block(typing: Any, words: Any, at: Any, out: Any) -> Any:
-    """Copy 64 of `words` (uN [n]) to `out` (the same type and length), from `at` to at + 64 <= n."""
+def copy_block(typing: Any, words: Any, at: Any, out: Any, to: Any) -> Any:
+    """Copy 64 of `words` (uN [n]), from `at` to at + 64 <= n, to `out` (the same type, [m]), from `to` to to + 64 <= m."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _store(context, builder, signature.args[2], args[2], args[1], _load(context, builder, signature.args[0], *args[:2]))
+        _store(context, builder, signature.args[2], args[2], args[3], _load(context, builder, signature.args[0], *args[:2]))
         return context.get_dummy_value()
 
-    return types.void(words, types.int64, words), codegen
+    return types.void(words, types.int64, words, types.int64), codegen
+
+
+STREAMED = 16
+"""Bytes that the place of what `stream_block` writes must be a multiple of."""
+
+
+@intrinsic
+def stream_block(typing: Any, words: Any, at: Any, out: Any, to: Any) -> Any:
+    """As `copy_block`, past the caches: what was there need not be read, and nothing that is near has to go for it. out[to] must
+    lie at a multiple of STREAMED bytes. `settle` must come before another thread may read it."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = signature.args[0]
+        lanes = 512 // kind.dtype.bitwidth
+        vector = ir.VectorType(ir.IntType(kind.dtype.bitwidth), lanes)
+        mark = builder.module.add_metadata([_I32(1)])
+        for part in range(BLOCK // lanes):
+            source, target = (builder.add(at, _I64(part * lanes)) for at in (args[1], args[3]))
+            found = builder.load(builder.bitcast(_pointer(context, builder, kind, args[0], source), vector.as_pointer()))
+            found.align = kind.dtype.bitwidth // 8
+            place = _pointer(context, builder, signature.args[2], args[2], target)
+            stored = builder.store(found, builder.bitcast(place, vector.as_pointer()))
+            stored.align = STREAMED
+            stored.set_metadata("nontemporal", mark)
+        return context.get_dummy_value()
+
+    return types.void(words, types.int64, words, types.int64), codegen
+
+
+@intrinsic
+def settle(typing: Any) -> Any:
+    """What `stream_block` wrote is there for every thread that is told so after this."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
 
 
 @intrinsic
@@ -181,12 +220,9 @@ def store_bits(typing: Any, octets: Any, at: Any, bits: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def place_of(bits, rank):  # type: ignore[no-untyped-def]
-    """int64: the place of the bit that is set in `bits` (uint64) after `rank` (uint64) others; there must be more than `rank`.
-
-    Without branches: which byte holds it, from the sums of the bytes' bits (Vigna, Broadword Implementation of Rank/Select
-    Queries, 2008), and where in the byte, from a table.
-    """
+def _place_of(bits, rank):  # type: ignore[no-untyped-def]
+    """Without branches: which byte holds it, from the sums of the bytes' bits (Vigna, Broadword Implementation of Rank/Select
+    Queries, 2008), and where in the byte, from a table."""
     sums = bits - ((bits >> _u(1)) & _u(0x5555555555555555))
     sums = (sums & _u(0x3333333333333333)) + ((sums >> _u(2)) & _u(0x3333333333333333))
     sums = ((sums + (sums >> _u(4))) & _u(0x0F0F0F0F0F0F0F0F)) * _ONES
@@ -194,6 +230,35 @@ def place_of(bits, rank):  # type: ignore[no-untyped-def]
     before = _u(8 * count_bits(((rank * _ONES | _HIGHS) - sums) & _HIGHS))
     rest = rank - (((sums << _u(8)) >> before) & _u(255))
     return np.int64(before) + _IN_BYTE[rest, (bits >> before) & _u(255)]
+
+
+@intrinsic
+def _spread_bits(typing: Any, low: Any, mask: Any) -> Any:
+    """uint64: the lowest bits of `low`, in the places of those set in `mask`. Where `_spreads` says so."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(_I64, [_I64, _I64])
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.bmi.pdep.64"), args)
+
+    return types.uint64(types.uint64, types.uint64), codegen
+
+
+def _spreads() -> bool:
+    """Whether the machine that is compiled for spreads bits by one fast instruction. (Early Zens have it in microcode.)"""
+    _, processor, features = cpu_target.target_context.codegen().magic_tuple()
+    return "+bmi2" in features.split(",") and processor not in ("znver1", "znver2", "bdver4")
+
+
+def place_of(bits: Any, rank: Any) -> int:
+    """int64: the place of the bit that is set in `bits` (uint64) after `rank` (uint64) others; there must be more than `rank`."""
+    return int(_place_of(np.uint64(bits), np.uint64(rank)))
+
+
+@overload(place_of, jit_options={"nogil": True, "cache": True})
+def _(bits, rank):  # type: ignore[no-untyped-def]
+    if _spreads():
+        return lambda bits, rank: lowest_bit(_spread_bits(_u(1) << rank, bits))
+    return lambda bits, rank: _place_of(bits, rank)
 
 
 def _pointer(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> Any:

@@ -189,6 +189,11 @@ def test_ranks_are_what_they_are_called_whatever_the_sample_says(seed: int, size
     assert found is not None
     assert (found.counts.tolist(), found.ranks.tolist()) == ranks_by_definition(base, new)
     assert apply(base, found, out) and np.array_equal(out, new)
+    room = np.full((n + 2) * new.itemsize, 7, np.uint8).view(new.dtype)  # one of the two lies at no multiple of 16 bytes
+    for first in (0, 1):
+        room[:] = 7
+        assert apply(base, found, room[first : first + n]) and np.array_equal(room[first : first + n], new)
+        assert np.array_equal(np.delete(room, slice(first, first + n)), np.full(2, 7, new.dtype))
     if len(found.ranks):
         assert find(new, base, len(found.ranks) - 1) is None
         late = Changes(found.counts, found.ranks.copy(), found.steps)

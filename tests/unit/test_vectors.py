@@ -17,7 +17,16 @@ different = njit(lambda ones, others, at: vectors.different(ones, others, at))
 equal = njit(lambda words, at, value: vectors.equal(words, at, value))
 at_most = njit(lambda words, at, value: vectors.at_most(words, at, value))
 outside = njit(lambda words, at, low, span: vectors.outside(words, at, low, span))
-copy_block = njit(lambda words, at, out: vectors.copy_block(words, at, out))
+copy_block = njit(lambda words, at, out, to: vectors.copy_block(words, at, out, to))
+place_of = njit(lambda bits, rank: vectors.place_of(bits, rank))
+
+
+@njit
+def stream_block(words, at, out, to):  # type: ignore[no-untyped-def]
+    vectors.stream_block(words, at, out, to)
+    vectors.settle()
+
+
 put_octets = njit(lambda words, at, shift, octets, to: vectors.put_octets(words, at, shift, octets, to))
 expect = njit(lambda words, at: vectors.expect(words, at))
 count_bits = njit(lambda bits: vectors.count_bits(bits))
@@ -58,10 +67,13 @@ def test_comparisons_are_numpys(seed: int, size: int, at: int) -> None:
 def test_words_are_moved_and_nothing_beside_them(seed: int, size: int, at: int, shift: int) -> None:
     rng = np.random.default_rng(seed)
     words = rng.integers(0, 2 ** (8 * size), at + BLOCK + 5, dtype=WORD[size])
-    out = np.full_like(words, 7)
-    copy_block(words, at, out)
-    assert np.array_equal(out[at : at + BLOCK], words[at : at + BLOCK])
-    assert (out[:at] == 7).all() and (out[at + BLOCK :] == 7).all()
+    for move, to in ((copy_block, seed % 40), (stream_block, seed % 3 * 16)):
+        room = np.full((BLOCK + 40) * size + vectors.STREAMED, 7, np.uint8)
+        out = room[-room.ctypes.data % vectors.STREAMED :][: (BLOCK + 40) * size].view(WORD[size])
+        before = out.copy()
+        move(words, at, out, to)
+        before[to : to + BLOCK] = words[at : at + BLOCK]
+        assert np.array_equal(out, before)
     octets, to = np.full(BLOCK + 40, 7, np.uint8), seed % 40
     put_octets(words, at, shift % (8 * size), octets, to)
     assert np.array_equal(octets[to : to + BLOCK], (words[at : at + BLOCK] >> shift % (8 * size)) & 255)
@@ -83,7 +95,7 @@ def test_bits_are_counted_and_placed(bits: int) -> None:
     assert lowest_bit(np.uint64(bits)) == (places[0] if places else 64)
     assert highest_bit(np.uint64(bits)) == (places[-1] if places else -1)
     for rank, place in enumerate(places):
-        assert vectors.place_of(np.uint64(bits), np.uint64(rank)) == place
+        assert place_of(np.uint64(bits), np.uint64(rank)) == place == vectors.place_of(bits, rank)
 
 
 @pytest.mark.parametrize("at", range(9))
