@@ -24,7 +24,7 @@ from learner.dispatch import NodeView
 from learner.journal import Journal, Tally
 from learner.local import Batch, Begin, Begun, Commit, Discard, Finish, Log, NextBatch, Resume, SealVersion, SegmentDone, Start
 from learner.metrics import MetricsLog, network_metrics
-from learner.nodes import MAX_BYTES, MAX_CAPACITY, NodeState
+from learner.nodes import MAX_BYTES, NodeState
 from learner.publisher import Publisher
 from learner.rollouts import Rollouts
 from learner.trainer_port import TrainerHandler
@@ -271,7 +271,9 @@ class Head(TrainerHandler):
         node.on_status(message, self._now())
         self._wake()
         if self.rollouts is not None:
-            self.rollouts.steering.observe(node.link.peer, min(message.running, MAX_CAPACITY), message.tokens_per_s)
+            seen = node.believed(message, self.rollouts.collector.load(node.link.peer))
+            if seen is not None:
+                self.rollouts.steering.observe(node.link.peer, *seen)
         if node.ready and not node.updating and not was_open and self.rollouts is not None:
             self.rollouts.need_dispatch()
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from typing import Any
 
 from learner.dispatch import NodeView
@@ -19,6 +20,12 @@ comes from it. Else the one that declines fastest always looks idle, and draws e
 
 MAX_CAPACITY = 4096
 """Sequences at once that a node is believed to decode; no engine does more, and a liar could hoard that many."""
+
+DELIVERY_S = (2.0, 5.0)
+"""What a node delivers is counted over the last of so many seconds; over less than the first it says nothing."""
+
+DELIVERED = 1.5
+"""It is believed to be so many times as fast as it delivers: tokens come in batches, its own count is as old as its status."""
 
 MAX_BYTES = 1 << 53
 """What a node's own counters of bytes are believed up to: sums of them must fit wherever they are kept."""
@@ -57,7 +64,13 @@ class NodeState:
     """no new work before this time"""
     backoff_s: float = 0.0
 
+    _arrived: deque[tuple[float, int]] = field(default_factory=deque, init=False, repr=False)
+    """(time, tokens accepted until then) at each status of the last DELIVERY_S"""
+
     def on_status(self, message: NodeStatus, now: float) -> None:
+        self._arrived.append((now, self.tokens))
+        while len(self._arrived) > 2 and now - self._arrived[1][0] >= DELIVERY_S[1]:
+            self._arrived.popleft()
         self.ready, self.capacity, self.heard = message.ready, min(message.capacity, MAX_CAPACITY), now
         self.version, self.tokens_per_s, self.updating = message.version, message.tokens_per_s, message.updating
         self.pid, self.rss_bytes = message.pid, message.rss_bytes
@@ -74,6 +87,15 @@ class NodeState:
         self.tokens += accepted
         if accepted:
             self.backoff_s = 0.0
+
+    def believed(self, message: NodeStatus, load: int) -> tuple[int, float] | None:
+        """(running, tokens per second) as far as its status is borne out by what we hold of it: `load` requests, and the tokens
+        that arrived. None when that says too little. Who says that it is faster than it delivers must not draw work."""
+        (began, before), (now, after) = self._arrived[0], self._arrived[-1]
+        least = min(load, self.capacity) / 2
+        if now - began < DELIVERY_S[0] or not least <= message.running <= load:
+            return None
+        return message.running, min(message.tokens_per_s, DELIVERED * (after - before) / (now - began))
 
     def back_off(self, now: float) -> None:
         """It gave work back, or sat on it."""

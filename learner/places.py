@@ -94,16 +94,14 @@ def speeds(nodes: Sequence[NodeView]) -> dict[str, float]:
 
 def models(nodes: Sequence[NodeView]) -> list[Throughput]:
     """Each node's, or a guess: the rate per sequence of `speeds`, half of it when the node is full. With that, nodes fill
-    evenly, a fast one counting as a larger one. A node is believed to be as fast as it says up to SPEED_RANGE times the median
-    of those that say: one that boasts must not draw all the work."""
+    evenly, a fast one counting as a larger one."""
     fitted = [n.model.pace(1, 0) for n in nodes if n.model is not None]
     unit = median(fitted) if fitted else 1.0
     speed = speeds([n for n in nodes if n.model is None])
     out = []
     for n in nodes:
         if n.model is not None:
-            boast = n.model.pace(1, 0) / (SPEED_RANGE[1] * unit)
-            out.append(n.model.slower(boast) if boast > 1 else n.model)
+            out.append(n.model)
         else:
             step = 1.0 / (unit * speed.get(n.peer, 1.0))
             out.append(Throughput(0.0, 0.0, step / max(1, n.capacity), step))

@@ -46,10 +46,6 @@ class Throughput:
         """Seconds for one token of each of `running` sequences that hold `context` tokens together."""
         return self.k1 * context + max(self.k2, self.k3 * running) + self.k4
 
-    def slower(self, times: float) -> Throughput:
-        """The same engine with every step so many times as long."""
-        return Throughput(self.k1 * times, self.k2 * times, self.k3 * times, self.k4 * times)
-
     def pace(self, running: float, context: float) -> float:
         """Tokens per second that each of them makes."""
         return 1.0 / self.step_s(running, context)

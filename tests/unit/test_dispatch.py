@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.dispatch import Dispatcher, Opening, Request, Strategies
-from learner.places import SPEED_RANGE, NodeView, models, oversubscribed, speeds
+from learner.places import NodeView, oversubscribed, speeds
 from learner.throughput import Throughput
 from p2p.version import Version
 
@@ -154,14 +154,6 @@ def test_what_is_in_a_hurry_is_not_slowed_by_what_is_not() -> None:
     held = Dispatcher(2, PACE).choose([pressed], [idle]).held
     assert held == {"b": "none of 1 nodes has a free place that slows nothing down too far"}
     assert Dispatcher(2, Strategies()).choose([pressed], [idle]).assign == (("b", "fast"),)
-
-
-def test_a_node_that_boasts_does_not_draw_everything() -> None:
-    boaster = engine("boaster", H100.slower(1e-4), 0, 0.0)
-    honest = [engine(f"n{i}", H100, 0, 0.0) for i in range(3)]
-    found = models([boaster, *honest])
-    assert found[0].pace(1, 0) == pytest.approx(SPEED_RANGE[1] * H100.pace(1, 0)) and found[1:] == [H100] * 3
-    assert models([engine("slow", L40S, 0, 0.0), *honest])[0] == L40S  # real engines are within the range
 
 
 def test_memory_is_kept_for_what_sequences_will_still_make() -> None:
