@@ -136,6 +136,20 @@ def _list(bits, first, places, n):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
+def _list_few(bits, first, places, n):  # type: ignore[no-untyped-def]
+    """As `_list`, for bits of which there is rarely more than one."""
+    count = count_bits(bits)
+    places[n] = first + lowest_bit(bits)
+    bits &= bits - np.uint64(1)
+    k = 1
+    while bits:
+        places[n + k] = first + lowest_bit(bits)
+        bits &= bits - np.uint64(1)
+        k += 1
+    return n + count
+
+
+@njit(nogil=True, cache=True)
 def _compare(new, base, shift, most, masks, counts):  # type: ignore[no-untyped-def]
     """How many words changed, -1 when more than `most`; fills a mask for each whole block, counts changes of each class."""
     count, whole, places = 0, len(base) // BLOCK * BLOCK, np.empty(TILE + 4, np.uint16)
@@ -223,7 +237,7 @@ def _find(new, base, shift, masks, counts, at, ranks, steps):  # type: ignore[no
         changed = few = 0
         for block in range(BLOCKS):
             bits = outside(classes, block * BLOCK, low, high - low)
-            few = _list(bits, block * BLOCK, places, few)
+            few = _list_few(bits, block * BLOCK, places, few)
             changed = _list(masks[start // BLOCK + block] & ~bits, block * BLOCK, found, changed)
         for j in range(changed):
             place = np.int64(found[j])
@@ -285,7 +299,7 @@ def _apply(base, shift, ranks, steps, at, ends, out, straight):  # type: ignore[
                 expect(base, start + TILE + block * BLOCK)
         few = 0
         for block in range(BLOCKS):
-            few = _list(outside(classes, block * BLOCK, low, high - low), block * BLOCK, places, few)
+            few = _list_few(outside(classes, block * BLOCK, low, high - low), block * BLOCK, places, few)
         for j in range(few):
             place = np.int64(places[j])
             c = classes[place]
