@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import runpy
 import sys
 import time
 from collections.abc import Iterable
@@ -69,7 +70,6 @@ def tap(log: int) -> None:
 
 
 if __name__ == "__main__":
-    from shoal import main
-
     tap(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
-    sys.exit(main(sys.argv[2:]))
+    sys.argv[1:] = sys.argv[2:]
+    runpy.run_module("shoal", run_name="__main__")  # by name: the command is above this package
