@@ -69,9 +69,7 @@ class VllmCore(EngineCore):
         else:
             self.close()
             MappedState(state)  # a file that is cut short is refused here, before anything is built
-            self._engine = vllm_compat.build_engine(
-                model_dir, state, self.settings, dtype=plan.dtype, context=plan.context, kv_bytes=plan.kv_bytes
-            )
+            self._engine = vllm_compat.build_engine(plan, state, self.settings)
             self._plan = plan
             self._wanted = {
                 spec.name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta")

