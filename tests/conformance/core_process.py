@@ -63,9 +63,9 @@ class CoreProcess(EngineCore):
         self.settings = settings
         self._call("make", kind, settings)
 
-    def sabotage(self, fills: int) -> None:
-        """The next so many copies of weights put wrong values in place (vLLM only)."""
-        self._call("sabotage", fills)
+    def sabotage(self, fills: int, reloads: int = 0) -> None:
+        """The next so many copies of weights, and so many dense reloads, put wrong values in place (vLLM only)."""
+        self._call("sabotage", fills, reloads)
 
     def load(self, model_dir: Path, state: StateFile) -> None:
         self._call("load", model_dir, state)
@@ -163,20 +163,29 @@ def serve(sock: socket.socket) -> None:
                 sock.sendall(encode(reply))
 
 
-def _sabotage(fills: int) -> None:
+def _sabotage(fills: int, reloads: int) -> None:
+    from node.engine import vllm_weights
     from node.engine.vllm_weights import Route
 
-    honest = getattr(Route, "honest", Route.fill)
-    left = fills
+    fill_rightly = getattr(Route, "fill_rightly", Route.fill)
+    load_rightly = getattr(vllm_weights, "load_rightly", vllm_weights.load_by_name)
+    left = {"fills": fills, "reloads": reloads}
 
     def fill(self: Route, tensor: Any) -> None:
-        nonlocal left
-        honest(self, tensor)
-        if left > 0:
-            left -= 1
+        fill_rightly(self, tensor)
+        if left["fills"] > 0:
+            left["fills"] -= 1
             self.target.mul_(1.5)
 
-    Route.honest, Route.fill = honest, fill  # type: ignore[attr-defined, method-assign]
+    def load_by_name(model: Any, source: Any) -> Any:
+        loaded = load_rightly(model, source)
+        if left["reloads"] > 0:
+            left["reloads"] -= 1
+            next(model.parameters()).mul_(1.5)
+        return loaded
+
+    Route.fill_rightly, vllm_weights.load_rightly = fill_rightly, load_rightly  # type: ignore[attr-defined]
+    Route.fill, vllm_weights.load_by_name = fill, load_by_name  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen3Config
 
 from node.engine.base import EngineCore, StateFile
 from node.engine.model import write_state
@@ -36,16 +36,18 @@ class World:
         return core
 
 
-def qwen3_config() -> Qwen3Config:
+def qwen3_config(context: int = CONTEXT) -> Qwen3Config:
     return Qwen3Config(
         vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
-        intermediate_size=64, tie_word_embeddings=True, max_position_embeddings=CONTEXT,
+        intermediate_size=64, tie_word_embeddings=True, max_position_embeddings=context,
     )  # fmt: skip
 
 
-def build_world(folder: Path, make: Callable[..., EngineCore]) -> World:
+def build_world(
+    folder: Path, make: Callable[..., EngineCore], config: PreTrainedConfig | None = None, scale: float = 6
+) -> World:
     """Weights scaled up, so that tokens depend sharply on what came before them."""
-    config = qwen3_config()
+    config = config or qwen3_config()
     config.save_pretrained(folder)
     states, models = {}, {}
     for seed, version in enumerate((V0, V1)):
@@ -54,7 +56,7 @@ def build_world(folder: Path, make: Callable[..., EngineCore]) -> World:
         with torch.no_grad():
             for p in model.parameters():
                 if p.ndim > 1:
-                    p.mul_(6)
+                    p.mul_(scale)
         path = folder / f"state{version}.bin"
         states[version] = StateFile(path, write_state(model, path), version)
         models[version] = model
