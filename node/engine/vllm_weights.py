@@ -25,7 +25,7 @@ from p2p.errors import Refusal
 from p2p.layout import Layout
 from p2p.version import Version
 
-vllm_compat.keep_linears_plain()  # vLLM imports this room before it builds a model
+vllm_compat.keep_linears_whole()  # vLLM imports this room before it builds a model
 
 PAGE = 4096
 """Bytes of a page, or less: how far apart a stage touches what a commit will read."""
@@ -142,16 +142,21 @@ class WeightRoom:
     def shoal_fill(self, which: str, names: Iterable[str]) -> None:
         """Put these tensors of the "staged" or the "served" state in place."""
         routes, source = self._shoal_routes(), self._shoal_sources()[which]
+        written = set()
         for name in names:
             tensor = source.tensor(name)
             for route in routes[name]:
                 route.fill(tensor)
+                written.add(route.target.untyped_storage().data_ptr())
+        vllm_compat.repack(written)
         self._shoal_synchronize()
 
     @torch.no_grad()
     def shoal_reload(self, which: str) -> None:
         """The same for all tensors, through the model's own loading."""
-        load_by_name(self._shoal_model(), self._shoal_sources()[which])
+        model = self._shoal_model()
+        load_by_name(model, self._shoal_sources()[which])
+        vllm_compat.repack({p.untyped_storage().data_ptr() for p in model.parameters()})
         self._shoal_synchronize()
 
     @torch.no_grad()
