@@ -98,7 +98,7 @@ class VllmCore(EngineCore):
         """Another state of the model that is here already."""
         check_layout(state.layout, self._wanted)
         self._ask("shoal_open", state, ())
-        self._replace(state, tuple(self._wanted))
+        self._replace(state, tuple(self._wanted), way_back=False)
         self._engine.reset_prefix_cache(reset_running_requests=True)
 
     def _loaded(self) -> Any:
@@ -247,7 +247,7 @@ class VllmCore(EngineCore):
             raise RuntimeError("nothing is staged")
         begin = self._clock()
         (state, names), self._staged = self._staged, None
-        apply_s = self._replace(state, names)
+        apply_s = self._replace(state, names, way_back=state.changed is not None)
         self._ended += self.interrupt(pinned_elsewhere(self._held, state.version))
         self._version = state.version
         if self.settings.kv_policy == "recompute":
@@ -265,9 +265,14 @@ class VllmCore(EngineCore):
             del self._rows[self._keys[row.request.request_id]]
             self._enter(row)
 
-    def _replace(self, state: StateFile, names: tuple[str, ...]) -> float:
+    def _replace(self, state: StateFile, names: tuple[str, ...], *, way_back: bool) -> float:
         """The staged state in place of the served one, compared; the seconds that the first copy took. On failure the old
-        weights are in place, or EngineBroken."""
+        weights are in place, or EngineBroken.
+
+        The way back is the file that was served, and only good while nobody writes to it. Who says what changed says with it
+        that this file still is what this engine holds; a shadow that fell behind its engine (a full disk) cannot, and by
+        then may be writing the new state there.
+        """
         begin = self._clock()
         try:
             self._ask("shoal_fill", "staged", names)
@@ -281,6 +286,8 @@ class VllmCore(EngineCore):
                 raise Refusal(reason, version=state.version)
             self._ask("shoal_settle")
         except BaseException as error:
+            if not way_back:
+                raise EngineBroken(f"an update of everything failed: {error}") from error
             self._restore(error)
             raise
         return apply_s
