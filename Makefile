@@ -1,15 +1,18 @@
 # make demo   set up .venv and run the demo (ARGS="--json", "--chaos", ...)
 # make test   set up .venv, then lint, types, import rule, all tests that need no GPU
+# make test-vllm   set up .venv-vllm (vLLM for the CPU), then the conformance suite with it
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH := torch==2.13.0
+VLLM_VENV := .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.installed
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 ARGS ?=
 PYTEST_ARGS ?=
 
-.PHONY: demo demo-sparse test lint types setup clean check-build
+.PHONY: demo demo-sparse test test-vllm lint types setup clean check-build
 
 demo: $(STAMP)
 	@$(BIN)/shoal demo $(ARGS)
@@ -19,6 +22,9 @@ demo-sparse: $(STAMP)
 
 test: lint types
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-vllm: $(STAMP) $(VLLM_VENV)
+	SHOAL_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) $(BIN)/python -m pytest tests/e2e/test_vllm.py $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -54,5 +60,16 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -c "from p2p.codec import warm; warm()"
 	@touch $@
 
+$(VLLM_VENV): $(VLLM_STAMP)
+
+# --no-deps: see constraints-vllm.txt.
+$(VLLM_STAMP): constraints-vllm.txt
+	@echo "setting up $(VLLM_VENV) (2.3 GB) ..." >&2
+	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	@$(VLLM_VENV)/bin/pip install -q '$(TORCH)+cpu' >&2 2>/dev/null \
+	  || $(VLLM_VENV)/bin/pip install -q '$(TORCH)+cpu' --index-url $(CPU_INDEX) --extra-index-url https://pypi.org/simple >&2
+	@$(VLLM_VENV)/bin/pip install -q --no-deps -r constraints-vllm.txt >&2
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) build *.egg-info .mypy_cache .ruff_cache .hypothesis

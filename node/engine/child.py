@@ -19,7 +19,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from node.engine.base import EngineCore
+from node.engine.base import EngineBroken, EngineCore
 from node.engine.wire import Call, Credit, Decoder, Events, Failed, Farewell, Message, Refused, Reply, encode
 from p2p.errors import Refusal
 
@@ -47,7 +47,15 @@ def make_core(kind: str, settings: dict[str, Any]) -> EngineCore:
         from node.engine.transformers import TransformersCore, TransformersSettings
 
         return TransformersCore(TransformersSettings(**settings))
-    raise ValueError(f"engine kind {kind!r} is neither transformers nor fake")
+    if kind == "vllm":
+        from node.engine.vllm_compat import prepare
+
+        prepare(threads)
+        from node.engine.settings import VllmSettings
+        from node.engine.vllm import VllmCore
+
+        return VllmCore(VllmSettings(**settings))
+    raise ValueError(f"engine kind {kind!r} is none of transformers, vllm, fake")
 
 
 class Child:
@@ -62,7 +70,7 @@ class Child:
         self._poll.register(sock, select.POLLIN)
 
     def run(self) -> None:
-        """Until the agent closes its end. An exception from `step` passes through: the core is broken then."""
+        """Until the agent closes its end. An exception from `step`, or EngineBroken, passes through: the core is broken then."""
         while self._open:
             busy = self._core.has_work() and self._room > 0
             if self._poll.poll(0 if busy else None):
@@ -97,6 +105,8 @@ class Child:
         except Refusal as refusal:
             self.send(Refused(call.id, refusal))
             return
+        except EngineBroken:
+            raise  # it must not serve another token
         except Exception as error:
             traceback.print_exc()
             kind = "" if type(error) is RuntimeError else f"{type(error).__name__}: "

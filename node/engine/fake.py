@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from node.engine.base import CommitResult, EngineCore, EngineStats, StateFile
+from node.engine.base import CommitResult, EngineBroken, EngineCore, EngineStats, StateFile
 from node.engine.requests import check_request, check_tokens, finish_before_start
 from node.engine.rows import Row, Rows, pinned_elsewhere
 from p2p.errors import Refusal
@@ -38,6 +38,8 @@ class Faults:
 
     commit_error: str = ""
     """commit raises RuntimeError with this text (the old version serves on)"""
+    commit_broken: str = ""
+    """commit raises EngineBroken with this text"""
     digest_mismatch: bool = False
     """commit raises a Refusal, as if the state's bytes were not what the seal says"""
     stage_error: str = ""
@@ -170,6 +172,8 @@ class ScriptedCore(EngineCore):
         staged, self._staged = self._staged, None
         if self.faults.commit_error:
             raise RuntimeError(self.faults.commit_error)
+        if self.faults.commit_broken:
+            raise EngineBroken(self.faults.commit_broken)
         if self.faults.digest_mismatch:
             raise Refusal("state digest is not the sealed one", version=staged.version)
         self._ended += self.interrupt(pinned_elsewhere(self._held, staged.version))

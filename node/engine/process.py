@@ -14,8 +14,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,11 @@ ALLOWANCE_S = {"load": 900.0, "stage": 120.0, "commit": 300.0, "score": 120.0}
 START_S = 180.0
 """From the start of the child to its first answer: importing torch on a busy machine takes up to a minute."""
 
-_ROOT = str(Path(__file__).resolve().parents[2])
+_ROOT = Path(__file__).resolve().parents[2]
 """Where the child finds this package, installed or not."""
+
+_OURS = ("node", "p2p")
+"""The packages that a child needs of ours."""
 
 CLOSE_S = 3.0
 """How long a child may take to end by itself when asked to."""
@@ -241,23 +245,47 @@ class EngineProcess(Engine):
             await self._stream.aclose()
 
 
+@contextmanager
+def _packages(python: str) -> Iterator[str]:
+    """A folder where `python` finds our packages, for as long as its process runs. Installed, they lie among all others of
+    this environment, which another one must not see: then it is a folder with links to ours alone."""
+    if python == sys.executable or _ROOT.name not in ("site-packages", "dist-packages"):
+        yield str(_ROOT)
+        return
+    with tempfile.TemporaryDirectory(prefix="shoal-engine-") as folder:
+        for name in _OURS:
+            os.symlink(_ROOT / name, Path(folder) / name)
+        yield folder
+
+
 @asynccontextmanager
 async def open_engine_process(
     kind: str, settings: dict[str, Any], *, python: str = sys.executable, progress_s: float = PROGRESS_S
 ) -> AsyncIterator[EngineProcess]:
-    """Start `kind` ("transformers" or "fake") in a child process and wait until it answers; end it on the way out.
+    """Start `kind` (`environment.KINDS`) in a child process and wait until it answers; end it on the way out.
 
-    `settings` must be plain JSON: `threads` (torch's, default 1) and `log` (a path for the child's output; default:
-    our stderr), the rest are the core's settings. EngineDied when it does not come up.
+    `python` may be that of another environment, without our package. `settings` must be plain JSON: `threads` (torch's,
+    default 1) and `log` (a path for the child's output; default: our stderr), the rest are the core's settings. EngineDied
+    when it does not come up.
     """
+    arguments = [python, "-m", "node.engine.child"]
+    with _packages(python) as root:
+        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        async with _running(arguments, kind, settings, {**os.environ, "PYTHONPATH": path}, progress_s) as engine:
+            yield engine
+
+
+@asynccontextmanager
+async def _running(
+    command: list[str], kind: str, settings: dict[str, Any], environment: dict[str, str], progress_s: float
+) -> AsyncIterator[EngineProcess]:
     ours, theirs = socket.socketpair()
-    path = os.pathsep.join([_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])
     with theirs:
-        arguments = [python, "-m", "node.engine.child", str(theirs.fileno()), kind, json.dumps(settings)]
+        arguments = [*command, str(theirs.fileno()), kind, json.dumps(settings)]
         # Not trio.open_process: that forks from a worker thread, and the kernel's parent-death signal, which the child
         # asks for, comes when that thread ends.
         process = subprocess.Popen(  # noqa: ASYNC220
-            arguments, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env={**os.environ, "PYTHONPATH": path}
+            arguments, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment
         )
     engine = EngineProcess(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)), progress_s)
     stillborn: EngineDied | None = None

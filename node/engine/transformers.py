@@ -27,6 +27,7 @@ from node.engine.model import (
     load_config,
     state_tensors,
 )
+from node.engine.rate import Rate
 from node.engine.requests import check_request, check_tokens, finish_before_start
 from node.engine.rows import Row, Rows, pinned_elsewhere
 from node.engine.sampling import SamplingParams, sample
@@ -34,9 +35,6 @@ from node.engine.settings import TransformersSettings
 from p2p.errors import Refusal
 from p2p.protocol.rollout import Generate, TokenEvent
 from p2p.version import Version
-
-RATE_WINDOW_S = 5.0
-"""Span of the reported tokens/s: long enough to smooth a prefill, short enough to see a throttled GPU."""
 
 
 class TransformersCore(EngineCore):
@@ -62,8 +60,7 @@ class TransformersCore(EngineCore):
         self._kv: KVRows | None = None
         self._params: SamplingParams | None = None
         self._next_ids = np.empty((0, 1), dtype=np.int64)
-        self._tokens = 0
-        self._recent: deque[tuple[float, int]] = deque()
+        self._rate = Rate()
         self._last_step: float | None = None
 
     def load(self, model_dir: Path, state: StateFile) -> None:
@@ -131,10 +128,7 @@ class TransformersCore(EngineCore):
         made = sum(len(e.ids) for e in events)
         now = self._clock()
         self._last_step = now if self._held else None
-        self._tokens += made
-        self._recent.append((now, made))
-        while now - self._recent[0][0] > RATE_WINDOW_S:
-            self._recent.popleft()
+        self._rate.add(now, made)
         return events
 
     def _advance(self, ids: np.ndarray, logprobs: np.ndarray, events: list[TokenEvent]) -> None:
@@ -320,12 +314,9 @@ class TransformersCore(EngineCore):
         return logp.gather(-1, ids[0, -n:, None])[:, 0].float().cpu().numpy()
 
     def stats(self) -> EngineStats:
-        now = self._clock()
-        recent = [(at, n) for at, n in self._recent if now - at <= RATE_WINDOW_S]
-        # The first step only marks where the window begins: its tokens were made before that moment.
-        rate = sum(n for _, n in recent[1:]) / max(now - recent[0][0], 1e-9) if len(recent) > 1 else 0.0
         kv_bytes = self._kv.nbytes if self._kv is not None else 0
-        return EngineStats(len(self._rows), len(self._waiting), self._tokens, rate, kv_bytes, self._version)
+        rate = self._rate.per_second(self._clock())
+        return EngineStats(len(self._rows), len(self._waiting), self._rate.tokens, rate, kv_bytes, self._version)
 
     def close(self) -> None:
         self._forget_all()

@@ -257,6 +257,15 @@ def test_what_the_system_refuses_is_one_line(
     assert "Traceback" in capsys.readouterr().err
 
 
+def test_doctor_says_what_would_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("doctor") == 0
+    said = capsys.readouterr().out
+    assert "--engine transformers: transformers" in said and "GiB of memory" in said and "--engine vllm: " in said
+    assert call("doctor", "--json", "--engine-python", "/nowhere/python") == 1
+    facts = json.loads(capsys.readouterr().out)
+    assert "cannot be run" in facts["engines"]["vllm"]["missing"] and not facts["ok"]
+
+
 def a_ticket(run: str = "00aa") -> Ticket:
     head = Identity.from_seed(bytes(32))
     return make_ticket(head, run, (f"/ip4/127.0.0.1/tcp/1/p2p/{head.peer_id}",))
@@ -274,6 +283,8 @@ def test_bad_nodes(complaint: Complaint, tmp_path: Path) -> None:
     for flag, value in (("--capacity", "-1"), ("--threads", "0"), ("--store-gib", "-0.5"), ("--store-gib", "nan")):
         assert flag in complaint(*node, flag, value)
     assert "unknown engine" in complaint(*node, "--engine", "steam")
+    assert "cannot be run" in complaint(*node, "--engine", "vllm", "--engine-python", tmp_path / "no-python")
+    assert "no Python that answers" in complaint(*node, "--engine-python", "/bin/true")
     assert "cannot listen" in complaint(*node, "--listen", "localhost:80")
     assert "/dev/null" in complaint("node", "--join", text, "--dir", "/dev/null/n")
     (tmp_path / "n" / "node.key").write_text("x")

@@ -181,6 +181,15 @@ async def test_a_broken_step_ends_the_engine_with_its_reason() -> None:
             await assert_dead(engine, "broken after 5")
 
 
+async def test_an_engine_that_lost_its_weights_ends_with_its_reason(tmp_path: Path) -> None:
+    with trio.fail_after(20):
+        async with open_engine_process("fake", {"faults": {"commit_broken": "neither old nor new"}}) as engine:
+            await engine.stage(empty_state(tmp_path, V1))
+            with pytest.raises(EngineDied, match="neither old nor new"):
+                await engine.commit()
+            await assert_dead(engine, "neither old nor new")
+
+
 async def test_settings_it_does_not_know_fail_at_the_start() -> None:
     with trio.fail_after(20), pytest.raises(EngineDied, match="no_such"):
         async with open_engine_process("fake", {"no_such": 1}):

