@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+
 import pytest
 
 from node.doctor import say
+from node.engine import process
 from node.engine.environment import NEEDS, Environment, missing
 
 
@@ -39,3 +44,16 @@ def test_the_cuda_build_without_a_device_would_not_run(monkeypatch: pytest.Monke
     facts = doctor.examine("/x/python")
     assert "sees no CUDA device" in facts["engines"]["vllm"]["missing"] and facts["ok"]
     assert "transformers 1.0 on cpu, computes in float32, 8 GiB" in say(facts)
+
+
+def test_another_environment_sees_our_packages_and_no_other_of_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "site-packages"
+    for name in ("node", "p2p", "numpy"):
+        (root / name).mkdir(parents=True)
+    monkeypatch.setattr(process, "_ROOT", root)
+    with process._packages("/other/python") as folder:
+        assert sorted(os.listdir(folder)) == ["node", "p2p"]
+        assert Path(folder, "p2p").resolve() == root / "p2p"
+    assert not Path(folder).exists() and (root / "p2p").is_dir()
+    with process._packages(sys.executable) as folder:
+        assert folder == str(root)
