@@ -108,6 +108,14 @@ class _Muxer(Yamux):
             for event in {*self.stream_events.values(), *self.parked}:
                 event.set()
 
+    def _finalize_stream_locked(self, stream: Any, *, fully_closed: bool) -> None:
+        """As a connection ends, the library resets each of its streams: that forgets the event without setting it, and whoever
+        reads the stream would wait for ever."""
+        event = self.stream_events.get(stream.stream_id)
+        super()._finalize_stream_locked(stream, fully_closed=fully_closed)
+        if fully_closed and event is not None:
+            event.set()
+
     async def _cleanup_on_error(self) -> None:
         try:
             await super()._cleanup_on_error()

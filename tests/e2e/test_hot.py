@@ -340,6 +340,18 @@ async def test_a_cancelled_reader_loses_nothing() -> None:
             assert await read_exactly(mine, 6) == b"%06d" % number
 
 
+async def test_a_stream_that_is_reset_here_wakes_its_reader() -> None:
+    async with hot_and_plain() as (ours, theirs, _):
+        raw = await ours.connection.new_stream()
+        mine = ours.wrap(raw)
+        await mine.write(b"hello")
+        await theirs.accept()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fails, lambda: mine.read(100))
+            await trio.sleep(0.05)
+            await raw.reset()  # what the library does to every stream of a connection that has ended
+
+
 async def test_a_reader_that_the_library_has_forgotten_is_woken_when_the_connection_is_broken() -> None:
     async with hot_and_plain() as (ours, theirs, _):
         mine, _there = await pair(ours, theirs)
