@@ -258,13 +258,12 @@ class Journal:
 
     def unfinished(self) -> tuple[UnfinishedGroup, ...]:
         """Groups that are reserved and not finished, with their tokens so far, in order of their ids."""
-        pieces: dict[int, list[list[Piece]]] = {}
         rows = self._db.execute(
             "SELECT group_id, task_index, epoch, step, samples, recipe, extra FROM groups WHERE state = 'reserved' "
             "ORDER BY group_id"
         )
         groups = [ReservedGroup(g, task, Version(epoch, step), *rest) for g, task, epoch, step, *rest in rows]
-        pieces = {g.group_id: [[] for _ in range(g.members)] for g in groups}
+        pieces: dict[int, list[list[Piece]]] = {g.group_id: [[] for _ in range(g.members)] for g in groups}
         for group_id, member, start, epoch, step, *rest in self._db.execute(
             "SELECT group_id, member, start, epoch, step, ids, logprobs, peer FROM pieces JOIN makers USING (maker) "
             "ORDER BY group_id, member, start"

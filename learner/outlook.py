@@ -109,7 +109,7 @@ class Outlook:
         self.lengths.ended(task_index, feature, lengths)
 
     def observe(self, peer: str, running: int, tokens_per_s: float, context: float | None = None) -> None:
-        """A node's own report; `context` where the caller knows better than what was counted at the last look."""
+        """What is believed of a node's speed; `context` where the caller knows better than what was counted at the last look."""
         held = self._load.get(peer)
         if context is None:
             context = held.context if held is not None else 0.0

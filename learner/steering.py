@@ -69,7 +69,7 @@ class Steering:
         return moves
 
     def observe(self, peer: str, running: int, tokens_per_s: float) -> None:
-        """A node's report of its own speed."""
+        """What is believed of a node's speed (`nodes.NodeState.believed`)."""
         self.outlook.observe(peer, running, tokens_per_s)
 
     def _foreseen(self, request: Request, now: float, step: int, collector: Collector) -> Request:
