@@ -30,11 +30,12 @@ import psutil
 from learner.config import build_config, dump_toml
 from learner.journal import Journal
 from netem.chaos.account import Account, Books, differing
+from netem.chaos.tapped import HOLD
 from netem.chaos.verbs import ENV, ROOT, Verbs, wait_for
 from p2p.errors import ShoalError, UsageError
 
 GROUPS, SAMPLES = 20, 4
-"""A step: so much that it takes a second or two, where nothing else runs either; else the run is over before its kills."""
+"""A step: so much that it takes a second or two, where nothing else runs either, and kills find something under way."""
 
 SEED, MAX_NEW_TOKENS = 5, 48
 
@@ -90,6 +91,8 @@ class Chaos:
         self.account = self.books.account
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
         self.lives = 0
+        self.last_steps = max(1, settings.steps - 2)
+        """the first of those that are trained once all kills are done, however long a kill takes here"""
         values: dict[str, Any] = {
             "run_dir": str(self.run_dir), "model": str(model), "seed": SEED,
             "task": {"name": "reverse", "options": {"digits": 6}},
@@ -131,11 +134,15 @@ class Chaos:
         return bool(self.status().get("step", -1) >= step)
 
     def serving(self) -> list[str]:
-        """Nodes that have made tokens for this learner, in this life of theirs."""
-        return [
-            n["name"] for n in self.status().get("nodes", ())
-            if n["alive"] and n["ready"] and n["tokens"] > 0 and self.nodes[n["name"]].poll() is None
-        ]  # fmt: skip
+        """Nodes that have made tokens for this learner, in this life of theirs. Where the run is held there may be nothing
+        left to make: then those that are ready."""
+        status = self.status()
+        ready = {
+            n["name"]: n["tokens"] for n in status.get("nodes", ())
+            if n["alive"] and n["ready"] and self.nodes[n["name"]].poll() is None
+        }  # fmt: skip
+        at_work = [name for name, tokens in ready.items() if tokens > 0]
+        return at_work or (list(ready) if status.get("step", -1) >= self.last_steps - 1 else [])
 
     def _waits(self, what: str, condition: Callable[[], Any], timeout: float = 300.0) -> Any:
         def look() -> Any:
@@ -161,6 +168,8 @@ class Chaos:
     def go(self) -> Account:
         started = time.monotonic()
         try:
+            hold = self.root / HOLD
+            hold.write_text(str(self.last_steps))
             self.start_learner()
             self._waits("a ticket", (self.run_dir / "ticket.txt").exists)
             for i in range(self.settings.nodes):
@@ -173,6 +182,7 @@ class Chaos:
                     self.kill_node(self.rng.choice(victims))
                 else:
                     self.kill_learner(what)
+            hold.unlink()
             if self.learner.wait(timeout=600):
                 raise ShoalError(f"the learner ended with {self.learner.returncode}:\n{self._said()}")
             last = self.shoal.result(f"learner-{self.lives}")

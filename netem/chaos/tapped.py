@@ -1,6 +1,9 @@
 """`python -m netem.chaos.tapped LOG VERB ...`: the `shoal` command, with what it makes, sends, accepts, journals and finishes
 written to LOG.
 
+A file HOLD beside LOG, with a step's number in it, keeps a learner from training that step or a later one, for as long as it is
+there: a run must not be over before its kills.
+
 One JSON line each, before anything else happens to it and by one write, so that SIGKILL loses none; times are CLOCK_MONOTONIC:
 
     ["made", request id, start, count, time]               by a node, as tokens come from its engine
@@ -19,16 +22,42 @@ import runpy
 import sys
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
+
+import trio
 
 from learner.journal import Journal
 from learner.pieces import Piece, Unwritten
+from learner.rollouts import Rollouts
 from learner.trajectory import Group, pack_groups
 from node.agent import Agent
 from node.batcher import TokenBatcher
 from p2p.protocol.messages import Tokens
 from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version
+
+HOLD = "hold"
+"""the name of the file that holds a learner"""
+
+
+def held(path: Path, step: int) -> bool:
+    try:
+        return step >= int(path.read_text())
+    except FileNotFoundError:
+        return False
+
+
+def hold(path: Path) -> None:
+    """From here on this process's learner hands out no groups of a step that `path` withholds."""
+    next_groups = Rollouts.next_groups
+
+    async def once_free(self: Rollouts, step: int, seen: int) -> tuple[tuple[Group, ...], bool]:
+        while held(path, step):
+            await trio.sleep(0.1)
+        return await next_groups(self, step, seen)
+
+    Rollouts.next_groups = once_free  # type: ignore[method-assign]
 
 
 def tap(log: int) -> None:
@@ -71,5 +100,6 @@ def tap(log: int) -> None:
 
 if __name__ == "__main__":
     tap(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+    hold(Path(sys.argv[1]).with_name(HOLD))
     sys.argv[1:] = sys.argv[2:]
     runpy.run_module("shoal", run_name="__main__")  # by name: the command is above this package

@@ -34,7 +34,7 @@ def check(account: Account, settings: Settings) -> None:
     assert account.aborted == {}  # neither a dead node nor a dead learner is a reason
     assert account.regenerated_max <= 32, account
     assert set(account.journal_s) == {"p50", "p99", "max"} and account.journal_s["p50"] < 2, account
-    assert 0 < account.resumed_tokens and account.regenerated < account.accepted / 10, account
+    assert account.regenerated < account.accepted / 10, account
 
 
 def undisturbed(model: Path, asked: Iterable[Trajectory], folder: Path) -> list[tuple[int, ...]]:
@@ -74,7 +74,9 @@ def test_twenty_nodes_and_three_learners(tmp_path: Path, frozen: bool) -> None:
     model = random_model(tmp_path / "model")
     settings = Settings(seed=2, steps=60, node_kills=20, learner_kills=3, frozen=frozen)
     chaos = Chaos(tmp_path / "run", model, settings)
-    check(chaos.go(), settings)
+    account = chaos.go()
+    check(account, settings)
+    assert account.resumed_tokens > 0  # with few kills there may be nothing under way at any
     if frozen:
         quiet = Chaos(tmp_path / "quiet", model, Settings(steps=60, node_kills=0, learner_kills=0))
         quiet.go()
