@@ -53,7 +53,7 @@ def hold(path: Path) -> None:
     next_groups = Rollouts.next_groups
 
     async def once_free(self: Rollouts, step: int, seen: int) -> tuple[tuple[Group, ...], bool]:
-        while held(path, step):
+        while held(path, step):  # noqa: ASYNC110
             await trio.sleep(0.1)
         return await next_groups(self, step, seen)
 
