@@ -63,6 +63,9 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
     p.add_argument("--nodes", type=int, default=3, metavar="N", help="default 3")
     p.add_argument("--node-kills", type=int, default=6, metavar="N", help="default 6")
     p.add_argument("--learner-kills", type=int, default=2, metavar="N", help="default 2")
+    p.add_argument("--engine-kills", type=int, default=0, metavar="N", help="of engines, whose nodes stay (default 0)")
+    p.add_argument("--engine", default="transformers", metavar="KIND", help="of all nodes (default transformers)")
+    p.add_argument("--engine-python", metavar="PATH", help="the Python of the engine's environment (default: this one)")
     p.add_argument("--seed", type=int, default=0, metavar="N", help="of the kills (default 0)")
     p.add_argument("--temperature", type=float, default=1.0, metavar="T", help="default 1; 0.0001 is as good as greedy")
     p.add_argument("--train", action="store_true", help="the weights change from step to step (default: frozen)")
@@ -190,11 +193,14 @@ def _bench_codec(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _bench_chaos(args: argparse.Namespace) -> dict[str, Any]:
-    from netem.chaos.run import Settings, bench_chaos, describe
+    from netem.chaos.bench import bench_chaos, describe
+    from netem.chaos.run import Settings
 
     args.where = args.folder
+    engine = ("--engine", args.engine, *(("--engine-python", args.engine_python) if args.engine_python else ()))
     settings = Settings(
-        args.seed, args.steps, args.nodes, args.node_kills, args.learner_kills, not args.train, args.temperature
+        args.seed, args.steps, args.nodes, args.node_kills, args.learner_kills, not args.train, args.temperature,
+        args.engine_kills, engine,
     )  # fmt: skip
     say = lambda line: print(line, file=sys.stderr, flush=True)
     result = bench_chaos(settings, args.compare, args.folder, say)
@@ -236,7 +242,8 @@ def _bench_rollouts(args: argparse.Namespace) -> dict[str, Any]:
     result = bench_rollouts(names, policies, settings, not args.no_ablations, len(os.sched_getaffinity(0)), say)
     print_rollouts(result)
     if args.real:
-        from netem.chaos.run import Settings, bench_chaos, describe
+        from netem.chaos.bench import bench_chaos, describe
+        from netem.chaos.run import Settings
 
         result["real"] = bench_chaos(Settings(seed=args.seed), False, None, say)
         result["ok"] = result["ok"] and result["real"]["ok"]

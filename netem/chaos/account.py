@@ -23,10 +23,27 @@ Key = tuple[int, int]
 
 
 @dataclass
+class EngineKill:
+    """An engine killed under its node, which stays."""
+
+    node: str
+    at: float
+    """CLOCK_MONOTONIC"""
+    served: str
+    """the version"""
+    next: str = ""
+    """the version that the next engine began with"""
+    down_s: float = 0.0
+    relayed: int = 0
+    """chunks that the node passed on while it had no engine"""
+
+
+@dataclass
 class Account:
     """What the kills cost."""
 
     node_kills: int = 0
+    engine_kills: list[EngineKill] = field(default_factory=list)
     learner_kills: list[str] = field(default_factory=list)
     resumed_groups: int = 0
     resumed_tokens: int = 0
@@ -119,6 +136,17 @@ class Books:
         if took:
             p50, p99 = np.percentile(took, [50, 99])
             self.account.journal_s = {"p50": float(p50), "p99": float(p99), "max": max(took)}
+
+    def engines_back(self) -> bool:
+        """Whether each engine that was killed has a successor; fills in what `account.engine_kills` lack."""
+        for kill in self.account.engine_kills:
+            lines = list(self._lines(kill.node))
+            kill.next, back = next(((v, at) for k, v, at in (x for x in lines if x[0] == "attached") if at > kill.at), ("", 0.0))
+            if not kill.next:
+                return False
+            kill.down_s = back - kill.at
+            kill.relayed = sum(1 for kind, *values in lines if kind == "relayed" and kill.at < values[0] < back)
+        return True
 
     def _finished(self, packed: str) -> None:
         """One that a kill kept from the journal is finished again by the next life."""

@@ -1,5 +1,5 @@
-"""`shoal bench chaos`: a run on real processes whose nodes and learner are killed with SIGKILL on a seeded schedule, and an
-account of what it cost.
+"""A run on real processes whose nodes, engines and learner are killed with SIGKILL on a seeded schedule, and an account of
+what it cost.
 
 Every process writes down the tokens it makes, sends or accepts (`netem.chaos.tapped`). When the learner is dead, its journal is
 copied before anybody touches it: what it had accepted and not journaled is what the next one has made again. The model's weights
@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,7 @@ import psutil
 
 from learner.config import build_config, dump_toml
 from learner.journal import Journal
-from netem.chaos.account import Account, Books, differing
+from netem.chaos.account import Account, Books, EngineKill
 from netem.chaos.tapped import HOLD
 from netem.chaos.verbs import ENV, ROOT, Verbs, wait_for
 from p2p.errors import ShoalError, UsageError
@@ -53,9 +51,13 @@ class Settings:
     learner_kills: int = 2
     frozen: bool = True
     temperature: float = 1.0
+    engine_kills: int = 0
+    engine: tuple[str, ...] = ()
+    """arguments of `shoal node` that choose one"""
 
     def __post_init__(self) -> None:
-        if min(self.steps, self.nodes) < 1 or min(self.node_kills, self.learner_kills) < 0 or not self.temperature > 0:
+        fewest = min(self.node_kills, self.learner_kills, self.engine_kills)
+        if min(self.steps, self.nodes) < 1 or fewest < 0 or not self.temperature > 0:
             raise UsageError("steps, nodes, temperature: above 0; kills: not below 0")
 
 
@@ -117,7 +119,8 @@ class Chaos:
     def start_node(self, name: str) -> None:
         self.nodes[name] = self.shoal.start(
             name, str(self.root / f"{name}.taps"), "node", "--join", str(self.run_dir / "ticket.txt"), "--name", name, "--dir",
-            str(self.root / name), "--capacity", "8", "--listen", "/ip4/127.0.0.1/tcp/0", "--json", module=TAPPED,
+            str(self.root / name), "--capacity", "8", "--listen", "/ip4/127.0.0.1/tcp/0", "--json", *self.settings.engine,
+            module=TAPPED,
         )  # fmt: skip
 
     def status(self) -> dict[str, Any]:
@@ -163,6 +166,7 @@ class Chaos:
         s, last = self.settings, max(1, self.settings.steps - 3)
         kills = [(self.rng.randint(1, last), "node") for _ in range(s.node_kills)]
         kills += [(self.rng.randint(min(2, last), last), ("head", "trainer")[i % 2]) for i in range(s.learner_kills)]
+        kills += [(self.rng.randint(1, last), "engine") for _ in range(s.engine_kills)]
         return sorted(kills)
 
     def go(self) -> Account:
@@ -180,8 +184,11 @@ class Chaos:
                 time.sleep(self.rng.random() * 0.5)  # in the midst of whatever
                 if what == "node":
                     self.kill_node(self.rng.choice(victims))
+                elif what == "engine":
+                    self.kill_engine(self.rng.choice(victims))
                 else:
                     self.kill_learner(what)
+            self._waits("the engines to be back", self.books.engines_back)
             hold.unlink()
             if self.learner.wait(timeout=600):
                 raise ShoalError(f"the learner ended with {self.learner.returncode}:\n{self._said()}")
@@ -207,6 +214,14 @@ class Chaos:
         self.account.node_kills += 1
         self.say(f"killed {name} ({self.account.node_kills} of {self.settings.node_kills})")
         self.start_node(name)
+
+    def kill_engine(self, name: str) -> None:
+        """Its node must not even notice that it was connected."""
+        [served] = [n["version"] for n in self.status()["nodes"] if n["name"] == name]
+        [engine] = [p for p in psutil.Process(self.nodes[name].pid).children() if "node.engine.child" in p.cmdline()]
+        engine.send_signal(signal.SIGKILL)
+        self.account.engine_kills.append(EngineKill(name, time.monotonic(), served))
+        self.say(f"killed the engine of {name} ({len(self.account.engine_kills)} of {self.settings.engine_kills})")
 
     def kill_learner(self, what: str) -> None:
         """Its "head", or its "trainer", with which it ends by itself; it is resumed once stock was taken."""
@@ -250,40 +265,3 @@ class Chaos:
         self.account.lost = counts.groups.lost + counts.trajectories.lost
         self.account.aborted = dict(Counter(counts.groups.aborted))
         self.account.consumed = len(consumed)
-
-
-def bench_chaos(settings: Settings, compare: bool, folder: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
-    """What `shoal bench chaos --json` prints; with `compare`, completions beside those of a second, undisturbed run."""
-    root = Path(tempfile.mkdtemp(prefix="shoal-chaos-", dir=folder))
-    try:
-        model = random_model(root / "model")
-        chaos = Chaos(root / "run", model, settings, say)
-        result: dict[str, Any] = {"settings": asdict(settings)} | asdict(chaos.go())
-        if compare:
-            quiet = Chaos(root / "quiet", model, replace(settings, node_kills=0, learner_kills=0, frozen=True), say)
-            quiet.go()
-            ours, others = chaos.books.trajectories, quiet.books.trajectories
-            both = set(ours) & set(others)
-            result["compared"] = len(both)
-            result["compared_tokens"] = sum(len(others[k].completion_ids) for k in both)
-            result["differing"] = differing(ours, others)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
-    result["ok"] = not result["lost"] and not result.get("differing") and result["regenerated_max"] <= 32
-    return result
-
-
-def describe(result: dict[str, Any]) -> str:
-    """A few lines for people."""
-    r, took = result, ", ".join(f"{k} {v * 1e3:.0f} ms" for k, v in result["journal_s"].items())
-    lines = [
-        f"killed: {r['node_kills']} nodes, the learner {len(r['learner_kills'])} times ({', '.join(r['learner_kills']) or '-'}); "
-        f"{r['seconds']:.0f} s",
-        f"groups: {r['consumed']} consumed, each once; {r['lost']} lost, aborted {r['aborted'] or 'none'}",
-        f"tokens: {r['accepted']:,} accepted, {r['resumed_tokens']:,} of unfinished groups resumed, {r['regenerated']} made "
-        f"again (at most {r['regenerated_max']} of one sequence), {r['in_flight']} under way when a learner died",
-        f"from making to journal: {took or '-'}",
-    ]
-    if "compared" in r:
-        lines.append(f"beside an undisturbed run: {r['compared']:,} completions, {len(r['differing'])} differ")
-    return "\n".join(lines)

@@ -8,6 +8,8 @@ One JSON line each, before anything else happens to it and by one write, so that
 
     ["made", request id, start, count, time]               by a node, as tokens come from its engine
     ["sent", request id, start, count]                     by a node, as it hands them to its link
+    ["attached", version, time]                            by a node, whose engine serves that version from here on
+    ["relayed", time]                                      by a node, once a chunk has gone to a neighbour
     ["accepted", group id.member.0, start, count]          by a learner, as its collector takes them
     ["journaled", group id.member.0, start, count, time]   by a learner, once the journal's transaction is over
     ["finished", base64 of `pack_groups`, time]            by a learner, as a rewarded group goes to the journal
@@ -33,6 +35,10 @@ from learner.rollouts import Rollouts
 from learner.trajectory import Group, pack_groups
 from node.agent import Agent
 from node.batcher import TokenBatcher
+from node.engine.base import Engine
+from node.installer import Installer
+from p2p.broadcast.pump import Pump
+from p2p.broadcast.spread import Neighbour, Spread
 from p2p.protocol.messages import Tokens
 from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version
@@ -64,6 +70,7 @@ def tap(log: int) -> None:
     """From here on this process writes its tokens down."""
     add, record_finished, to_head = Unwritten.add, Journal.record_finished, Agent._to_head
     record_tokens, take = Journal.record_tokens, TokenBatcher.add
+    attach, send_chunk = Installer.attach, Pump._send
 
     def write(*values: object) -> None:
         os.write(log, (json.dumps(values) + "\n").encode())
@@ -77,6 +84,14 @@ def tap(log: int) -> None:
             for run in message.runs:
                 write("sent", run.request_id, run.start, len(run.ids) // 4)
         to_head(self, message)
+
+    async def attached(self: Installer, engine: Engine) -> None:
+        await attach(self, engine)
+        write("attached", str(self.serving), time.monotonic())
+
+    async def relayed(self: Pump, peer: Neighbour, spread: Spread, chunk: int, seed: int) -> None:
+        await send_chunk(self, peer, spread, chunk, seed)
+        write("relayed", time.monotonic())
 
     def accepted(
         self: Unwritten, group_id: int, member: int, node: str, start: int, version: Version, ids: bytes, logprobs: bytes
@@ -95,6 +110,7 @@ def tap(log: int) -> None:
         record_finished(self, group)
 
     TokenBatcher.add, Agent._to_head = made, sent  # type: ignore[method-assign]
+    Installer.attach, Pump._send = attached, relayed  # type: ignore[method-assign]
     Unwritten.add, Journal.record_tokens, Journal.record_finished = accepted, journaled, finished  # type: ignore[method-assign]
 
 

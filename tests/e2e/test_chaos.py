@@ -30,6 +30,8 @@ pytestmark = pytest.mark.e2e
 
 def check(account: Account, settings: Settings) -> None:
     assert account.node_kills == settings.node_kills and len(account.learner_kills) == settings.learner_kills
+    assert len(account.engine_kills) == settings.engine_kills
+    assert all(Version.parse(kill.next) >= Version.parse(kill.served) for kill in account.engine_kills), account
     assert account.lost == 0 and account.consumed == GROUPS * settings.steps
     assert account.aborted == {}  # neither a dead node nor a dead learner is a reason
     assert account.regenerated_max <= 32, account
@@ -57,7 +59,7 @@ def undisturbed(model: Path, asked: Iterable[Trajectory], folder: Path) -> list[
 
 def test_killed_nodes_and_learners_cost_nothing_and_change_nothing(tmp_path: Path) -> None:
     model = random_model(tmp_path / "model")
-    settings = Settings(seed=1, steps=10, nodes=2, node_kills=3, learner_kills=2)
+    settings = Settings(seed=1, steps=10, nodes=2, node_kills=3, learner_kills=2, engine_kills=1)
     chaos = Chaos(tmp_path / "run", model, settings)
     check(chaos.go(), settings)
     keys, made = zip(*sorted(chaos.books.trajectories.items()), strict=True)

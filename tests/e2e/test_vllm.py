@@ -27,6 +27,8 @@ from transformers import (
 
 from learner.config import build_config, dump_toml
 from learner.demo.recipes import RECIPES
+from netem.chaos.account import differing
+from netem.chaos.run import GROUPS, Chaos, Settings, random_model
 from netem.chaos.verbs import Verbs, wait_for
 from node.engine.base import EngineDied, StateFile
 from node.engine.model import write_state
@@ -393,6 +395,24 @@ async def test_sigkill_and_another_process_goes_on_from_the_same_tokens(real: Wo
 
 
 # --- in a run ---
+
+
+def test_engines_killed_in_mid_generation_cost_no_token_and_no_link(tmp_path: Path) -> None:
+    """Their nodes go on passing chunks; the next engine begins at the version that the node holds by then; a run of transformers
+    nodes that nothing disturbs makes the same tokens."""
+    model = random_model(tmp_path / "model")
+    engine = ("--engine", "vllm", "--engine-python", PYTHON)
+    settings = Settings(seed=6, steps=12, nodes=2, node_kills=0, learner_kills=0, engine_kills=3, engine=engine)
+    chaos = Chaos(tmp_path / "run", model, settings)
+    account = chaos.go()
+    assert account.lost == 0 and account.aborted == {} and account.consumed == GROUPS * settings.steps
+    kills = account.engine_kills
+    assert len(kills) == 3 and all(Version.parse(k.next) >= Version.parse(k.served) for k in kills), kills
+    assert sum(k.relayed for k in kills) > 0, kills
+    assert "connection lost" not in chaos.shoal.said("learner-1")
+    quiet = Chaos(tmp_path / "quiet", model, replace(settings, engine_kills=0, engine=()))
+    quiet.go()
+    assert differing(chaos.books.trajectories, quiet.books.trajectories) == []
 
 
 def test_a_run_on_two_vllm_nodes_and_one_of_transformers(shoal: Verbs, tmp_path: Path, demo_model: Path) -> None:
