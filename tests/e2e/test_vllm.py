@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from subprocess import Popen
 
 import numpy as np
 import pytest
@@ -415,25 +416,35 @@ def test_engines_killed_in_mid_generation_cost_no_token_and_no_link(tmp_path: Pa
     assert differing(chaos.books.trajectories, quiet.books.trajectories) == []
 
 
-def test_a_run_on_two_vllm_nodes_and_one_of_transformers(shoal: Verbs, tmp_path: Path, demo_model: Path) -> None:
-    """Served in float32, with no staleness: what nodes report is what the trainer computes, whichever engine made it."""
-    run_dir, ticket = tmp_path / "run", str(tmp_path / "run" / "ticket.txt")
-    settings = RECIPES["reverse"].config(run_dir, demo_model, 12, 0)
+def learner_of(shoal: Verbs, tmp_path: Path, demo_model: Path, steps: int, served: str) -> tuple[Popen[bytes], Path]:
+    """A learner with no staleness, and its ticket."""
+    settings = RECIPES["reverse"].config(tmp_path / "run", demo_model, steps, 0)
     settings["rollout"]["max_staleness"] = 0
-    settings["trainer"]["served_dtype"] = "float32"
+    settings["trainer"]["served_dtype"] = served
     (tmp_path / "learner.toml").write_text(dump_toml(build_config(settings, "test").model_dump()))
     learner = shoal.start("learner", "learner", str(tmp_path / "learner.toml"), "--json")
-    wait_for("a ticket", Path(ticket).exists)
-    nodes = []
+    ticket = tmp_path / "run" / "ticket.txt"
+    wait_for("a ticket", ticket.exists)
+    return learner, ticket
 
-    def start(name: str, *engine: str) -> None:
-        where = ("--dir", str(tmp_path / name), "--listen", "/ip4/127.0.0.1/tcp/0")
-        nodes.append(shoal.start(name, "node", "--join", ticket, "--name", name, "--json", *where, *engine))
 
-    for name in ("vllm-1", "vllm-2"):
-        start(name, "--engine", "vllm", "--engine-python", PYTHON)
-    wait_for("vLLM to serve", lambda: any("engine serves" in shoal.said(name) for name in ("vllm-1", "vllm-2")))
-    start("transformers")
+def node_of(shoal: Verbs, tmp_path: Path, name: str, ticket: Path, *engine: str) -> Popen[bytes]:
+    where = ("--dir", str(tmp_path / name), "--listen", "/ip4/127.0.0.1/tcp/0")
+    return shoal.start(name, "node", "--join", str(ticket), "--name", name, "--json", *where, *engine)
+
+
+def mismatch_kl(run_dir: Path) -> list[float]:
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [line["mismatch_kl/mean"] for line in lines if "mismatch_kl/mean" in line]
+
+
+def test_a_run_on_two_vllm_nodes_and_one_of_transformers(shoal: Verbs, tmp_path: Path, demo_model: Path) -> None:
+    """Served in float32, with no staleness: what nodes report is what the trainer computes, whichever engine made it."""
+    learner, ticket = learner_of(shoal, tmp_path, demo_model, 12, "float32")
+    names = ("vllm-1", "vllm-2")
+    nodes = [node_of(shoal, tmp_path, name, ticket, "--engine", "vllm", "--engine-python", PYTHON) for name in names]
+    wait_for("vLLM to serve", lambda: any("engine serves" in shoal.said(name) for name in names))
+    nodes.append(node_of(shoal, tmp_path, "transformers", ticket))
     assert learner.wait(timeout=240) == 0, shoal.said("learner")
     assert [node.wait(timeout=60) for node in nodes] == [0, 0, 0]
     result = shoal.result("learner")
@@ -441,6 +452,16 @@ def test_a_run_on_two_vllm_nodes_and_one_of_transformers(shoal: Verbs, tmp_path:
     assert all(node["digest_ok"] and node["version"] == "1.12" for node in result["nodes"])
     # Which of them made how much is theirs: one that came up late may have found little left.
     assert sum(node["tokens"] for node in result["nodes"] if node["name"] != "transformers") > 0, result["nodes"]
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    kl = [line["mismatch_kl/mean"] for line in lines if "mismatch_kl/mean" in line]
+    kl = mismatch_kl(tmp_path / "run")
     assert len(kl) == 12 and max(kl) < 1e-6, kl
+
+
+def test_a_node_that_computes_in_bfloat16(shoal: Verbs, tmp_path: Path, demo_model: Path) -> None:
+    """Served in bfloat16 and computed in it; the trainer's masters and its recomputation are float32."""
+    learner, ticket = learner_of(shoal, tmp_path, demo_model, 8, "bfloat16")
+    node = node_of(shoal, tmp_path, "vllm", ticket, "--engine", "vllm", "--engine-python", PYTHON, "--dtype", "bfloat16")
+    assert learner.wait(timeout=240) == 0, shoal.said("learner")
+    assert node.wait(timeout=60) == 0
+    kl = mismatch_kl(tmp_path / "run")
+    print(f"mismatch_kl/mean: {min(kl):.1e} to {max(kl):.1e}")
+    assert len(kl) == 8 and 0 < max(kl) < 5e-3, kl
