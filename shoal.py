@@ -138,6 +138,8 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("config", metavar="CONFIG.toml")
     p.add_argument("--resume", action="store_true", help="go on with the run in run_dir, from its last commit")
     p.add_argument("--dry-run", action="store_true", help="check the configuration, print it resolved, and stop")
+    p.add_argument("--budget", metavar="USD", help="what the whole run may cost (activation.budget_usd)")
+    p.add_argument("--max-usd-per-hour", metavar="USD", help="and what an hour (activation.max_usd_per_hour)")
     p.set_defaults(takes_settings=True, interrupted_hint=": go on with --resume")
     p.epilog = "Any setting of the file can be given as a flag: --rollout.max_staleness 3 --trainer.lr 1e-6"
 
@@ -152,12 +154,17 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--engine", default="transformers", help="transformers (default), vllm, or fake")
     p.add_argument("--engine-python", default="", metavar="PATH",
                    help="the Python of the environment that the engine runs in (default: this one)")
+    p.add_argument("--engine-set", action="append", default=[], metavar="KEY=VALUE",
+                   help="another setting of the engine's own, e.g. kv_bytes=2000000000 (may be repeated)")
     p.add_argument("--kv-policy", default="recompute", choices=["recompute", "keep"],
                    help="what new weights do to running sequences: recompute their keys and values (exact), or keep them (fast)")
     p.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     p.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"], help="compute dtype")
     p.add_argument("--threads", type=int, default=1, help="CPU threads of the engine")
     p.add_argument("--capacity", type=int, default=64, help="sequences decoded at once")
+    p.add_argument("--usd-per-hour", type=float, default=0.0, metavar="USD", help="what this node costs while it generates")
+    p.add_argument("--idle-usd-per-hour", type=float, default=0.0, metavar="USD", help="and while it does not (default 0)")
+    p.add_argument("--usd-per-gb", type=float, default=0.0, metavar="USD", help="what 10^9 bytes cost that leave this node")
     p.add_argument("--site", default="", metavar="NAME", help="nodes that give one name share a fast LAN")
     p.add_argument("--store-gib", type=float, default=8.0, help="most disk for chunks")
     p.add_argument("--base-model", type=Path, metavar="DIR",
@@ -198,7 +205,9 @@ def _set_up_logging(args: argparse.Namespace) -> None:
 def _learner(args: argparse.Namespace) -> dict[str, Any]:
     from learner.config import dump_toml, load_config
 
-    config = load_config(args.config, args.settings)
+    limits = {"--activation.budget_usd": args.budget, "--activation.max_usd_per_hour": args.max_usd_per_hour}
+    flags = [part for flag, usd in limits.items() if usd is not None for part in (flag, usd)]
+    config = load_config(args.config, [*args.settings, *flags])
     args.where = config.run_dir
     if args.dry_run:
         print(dump_toml(config.model_dump()), end="")
@@ -235,6 +244,7 @@ def _node(args: argparse.Namespace) -> dict[str, Any]:
     from node.service import NodeOptions, default_directory, run_node
     from p2p.admission import read_ticket
     from p2p.errors import UsageError
+    from p2p.protocol.messages import MAX_PRICE
 
     if args.action == "drain" and args.dir is not None:
         return _drain(args, args.dir)
@@ -260,20 +270,43 @@ def _node(args: argparse.Namespace) -> dict[str, Any]:
     for name in ("threads", "capacity", "store_gib"):
         if not getattr(args, name) > 0:  # NaN is not, either
             raise UsageError(f"--{name.replace('_', '-')} must be above 0")
+    for name in ("usd_per_hour", "idle_usd_per_hour", "usd_per_gb"):
+        if not 0 <= getattr(args, name) <= MAX_PRICE:
+            raise UsageError(f"--{name.replace('_', '-')} is from 0 to {MAX_PRICE:g} dollars")
     import trio
 
     options = NodeOptions(
         ticket=text, directory=args.dir or default_directory(ticket.run),
         listen=tuple(args.listen or ["/ip4/0.0.0.0/tcp/0"]), name=args.name, engine=args.engine,
+        engine_set=_settings(args.engine_set),
         engine_python=args.engine_python, kv_policy=args.kv_policy, device=args.device, dtype=args.dtype, threads=args.threads,
         capacity=args.capacity, store_gib=args.store_gib, dialable=not args.no_listen, site=args.site,
-        base_model=args.base_model, stay=args.stay,
+        base_model=args.base_model, usd_per_hour=args.usd_per_hour, idle_usd_per_hour=args.idle_usd_per_hour,
+        usd_per_gb=args.usd_per_gb, stay=args.stay,
     )  # fmt: skip
     args.where = options.directory
     result = trio.run(run_node, options)
     if not args.json:
         print(f"{result['name']}: {result['tokens']} tokens, last version {result['version']} ({result['reason']})")
     return result
+
+
+def _settings(pairs: list[str]) -> tuple[tuple[str, Any], ...]:
+    """KEY=VALUE as TOML would read it."""
+    import tomllib
+
+    from p2p.errors import UsageError
+
+    out = []
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals:
+            raise UsageError(f"--engine-set: {pair!r} is not KEY=VALUE")
+        try:
+            out.append((key, tomllib.loads(f"v = {text}")["v"]))
+        except tomllib.TOMLDecodeError:
+            out.append((key, text))
+    return tuple(out)
 
 
 def _doctor(args: argparse.Namespace) -> dict[str, Any]:

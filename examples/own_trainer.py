@@ -101,7 +101,8 @@ def train(run_dir: Path, lr: float) -> None:
         optimizer.step()
         optimizer.zero_grad()
         client.commit(step + 1, save(run_dir / "checkpoints" / f"step_{step + 1}", model, optimizer))
-        client.publish(step + 1, served(model))
+        if client.due(step + 1):
+            client.publish(step + 1, served(model))
         shutil.rmtree(run_dir / "checkpoints" / f"step_{step - 1}", ignore_errors=True)
         mean = sum(rewards) / len(rewards)
         client.log(step + 1, {"reward/mean": mean, "optim/grad_norm": norm, "ratio/mean": sum(ratios) / len(ratios)})

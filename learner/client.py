@@ -63,8 +63,10 @@ from learner.local import (
     Begun,
     Commit,
     Discard,
+    Due,
     Error,
     Finish,
+    IsDue,
     Log,
     NextBatch,
     Ok,
@@ -168,6 +170,11 @@ class LearnerClient:
         if not Path(checkpoint).exists():
             raise ValueError(f"commit of step {step}: there is no checkpoint {checkpoint}")
         self._ask(Commit(step, str(Path(checkpoint).resolve())), Ok)
+
+    def due(self, step: int) -> bool:
+        """Whether a version is to be published after `step` steps: the first and the last are, and as many between as the run's
+        `rollout.publish_every` says, or what it costs to bring them to the nodes. Who always publishes does no harm."""
+        return self._ask(Due(step), IsDue).due
 
     def publish(self, step: int, tensors: Weights) -> None:
         """Send out the weights after `step` steps: name -> (dtype name, unsigned integer bits in the tensor's shape), named as

@@ -16,6 +16,7 @@ from learner.dispatch import Strategies
 from learner.trainer_config import SEEDS, TrainerConfig
 from p2p.errors import UsageError
 from p2p.limits import DEFAULT_SEGMENT, MAX_CHUNK, MAX_SEGMENT, MAX_SEGMENT_CHUNKS
+from p2p.protocol.messages import MAX_PRICE
 
 
 class Section(BaseModel):
@@ -61,9 +62,32 @@ class RolloutSection(Section):
     the metrics show how much"""
     extra_samples: int = Field(default=0, ge=0)
     """completions of a group beyond `samples`: it is whole with those that end first, the others are aborted"""
+    publish_every: int = Field(default=0, ge=0, le=64)
+    """optimizer steps between two versions; 0: as few as it takes to bring a version to the nodes meanwhile"""
     truncate_stuck_s: float = Field(default=0.0, ge=0)
     """seconds after which what alone keeps the trainer waiting is cut where it is, and trained on with finish "truncated"; 0:
     never"""
+
+
+class ActivationSection(Section):
+    """Who of those that cost something generates, and what may be spent. Nodes that cost nothing always do."""
+
+    margin: float = Field(default=0.1, ge=0, le=10)
+    """capacity beyond what the learner needs, as a share of it"""
+    release: float = Field(default=0.25, ge=0, le=10)
+    """a node is let go only when the others have this much more than is needed, for `dwell_s`"""
+    dwell_s: float = Field(default=60.0, ge=0)
+    explore_share: float = Field(default=0.05, ge=0, le=1)
+    """of what is spent an hour, what may go to nodes whose speed is not known yet"""
+    max_usd_per_hour: float = Field(default=0.0, ge=0)
+    """0: no limit"""
+    budget_usd: float = Field(default=0.0, ge=0)
+    """for the whole run, over all its lives; once it is spent nothing more is generated. 0: no limit"""
+    prices: dict[str, list[float]] = Field(default_factory=dict)
+    """name of nodes (* and ? as in a shell) -> [$/hour] or [$/hour, $/hour idle] or [.., .., $/GB that leaves them]: instead of
+    what they say themselves; the first that fits counts"""
+    learner_usd_per_hour: float = Field(default=0.0, ge=0)
+    """what the learner's own machine costs, for the bill"""
 
 
 class DispatchSection(Section):
@@ -144,6 +168,7 @@ class LearnerConfig(Section):
     task: TaskSection = TaskSection()
     rollout: RolloutSection = RolloutSection()
     dispatch: DispatchSection = DispatchSection()
+    activation: ActivationSection = ActivationSection()
     swarm: SwarmSection = SwarmSection()
     status: StatusSection = StatusSection()
     trainer: Any = Field(default_factory=TrainerSection)
@@ -208,6 +233,15 @@ def build_config(values: dict[str, Any], source: str) -> LearnerConfig:
             "probabilities within the nucleus, the trainer's are over all tokens, so bad answers would lose their gradient; "
             "set rollout.top_p = 1 or trainer.proximal = \"trainer\""
         )
+    rollout = config.rollout
+    if rollout.publish_every > rollout.max_staleness + 1:
+        raise UsageError(
+            f"rollout.publish_every = {rollout.publish_every}: with rollout.max_staleness = {rollout.max_staleness} the learner "
+            f"would wait for a version that it has not published; at most {rollout.max_staleness + 1}"
+        )
+    for name, prices in config.activation.prices.items():
+        if not 1 <= len(prices) <= 3 or not all(0 <= price <= MAX_PRICE for price in prices):
+            raise UsageError(f"activation.prices: {name!r} is to have one to three prices from 0 to {MAX_PRICE:g}")
     swarm = config.swarm
     if 0 < swarm.chunk_bytes < 1024:
         raise UsageError(f"swarm.chunk_bytes = {swarm.chunk_bytes}: at least 1024, or 0 for what fits each version")

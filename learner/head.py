@@ -22,9 +22,25 @@ import trio
 from learner.config import LearnerConfig
 from learner.dispatch import NodeView
 from learner.journal import Journal, Tally
-from learner.local import Batch, Begin, Begun, Commit, Discard, Finish, Log, NextBatch, Resume, SealVersion, SegmentDone, Start
+from learner.local import (
+    Batch,
+    Begin,
+    Begun,
+    Commit,
+    Discard,
+    Due,
+    Finish,
+    IsDue,
+    Log,
+    NextBatch,
+    Resume,
+    SealVersion,
+    SegmentDone,
+    Start,
+)  # fmt: skip
 from learner.metrics import MetricsLog, network_metrics
 from learner.nodes import MAX_BYTES, NodeState
+from learner.pool import PoolKeeper
 from learner.publisher import Publisher
 from learner.rollouts import Rollouts
 from learner.trainer_port import TrainerHandler
@@ -42,6 +58,7 @@ from p2p.protocol.messages import (
     NodeStatus,
     Rejected,
     Report,
+    Terms,
     Tokens,
 )  # fmt: skip
 from p2p.protocol.rollout import DRAINING, PAST, UPDATING
@@ -99,6 +116,7 @@ class Head(TrainerHandler):
         self.nodes: dict[str, NodeState] = {}
         self.gone: dict[str, dict[str, Any]] = {}
         self.reports: list[str] = []
+        self.keeper = PoolKeeper(config, run_dir, self.nodes, self.send, now)
         self.metrics = MetricsLog(run_dir)
         self.step = 0
         self.steps = config.trainer_config().steps
@@ -110,6 +128,7 @@ class Head(TrainerHandler):
         """step -> held-out exact match"""
         self.final_nodes: dict[str, dict[str, Any]] = {}
         """the nodes as they were when the run ended"""
+        self.final_pool: dict[str, Any] = {}
         self.finished = trio.Event()
         self._moved = trio.Event()
         """set, and replaced, when a node reports or goes"""
@@ -158,6 +177,7 @@ class Head(TrainerHandler):
                     if peer in self.nodes:
                         self.nodes[peer].back_off(self._now())
             self._rollouts.truncate_stuck(self._now())
+            self.keeper.tick(self._rollouts)
             self._rollouts.need_dispatch()
 
     # --- nodes -------------------------------------------------------------------------------------------------------
@@ -165,8 +185,8 @@ class Head(TrainerHandler):
     def node_views(self) -> list[NodeView]:
         """The dispatcher's view of the nodes."""
         assert self.rollouts is not None
-        load, now = self.rollouts.collector.load, self._now()
-        return [node.view(load(peer), self.epoch, now) for peer, node in self.nodes.items()]
+        load, now, active = self.rollouts.collector.load, self._now(), self.keeper.pool.active
+        return [node.view(load(peer), self.epoch, now, active(peer)) for peer, node in self.nodes.items()]
 
     def send(self, peer: str, message: object) -> None:
         node = self.nodes.get(peer)
@@ -188,6 +208,7 @@ class Head(TrainerHandler):
         oldest = min((e.version for e in catalog.entries if e.kind != "descriptor"), default=None) if catalog else None
         self.nodes[link.peer] = NodeState(link, self._now(), oldest, heard=self._now())
         self.gone.pop(link.peer, None)
+        self.keeper.pool.joined(link.peer, link.name, self._now())
         with self._keeping_books():
             self.journal.record_node(link.peer, link.name)
         log.info("node %s (%s) joined", link.name, link.peer)
@@ -203,7 +224,8 @@ class Head(TrainerHandler):
         del self.nodes[link.peer]
         self._wake()
         self.exchange.remove_peer(link.peer)
-        self.gone[link.peer] = node.describe() | {"alive": False, "reason": reason}
+        self.gone[link.peer] = self.keeper.describe(node) | {"alive": False, "reason": reason}
+        self.keeper.pool.left(link.peer, self._now())
         moved = 0
         with self._keeping_books():
             self.journal.record_node(link.peer, link.name, node.tokens, node.bytes_from_peers + node.bytes_from_head)
@@ -230,7 +252,9 @@ class Head(TrainerHandler):
         if node is None or node.link is not link or self.rollouts is None:
             return
         if isinstance(message, Tokens):  # nearly every message is one
-            node.on_tokens(self.rollouts.on_tokens(link.peer, message))
+            accepted = self.rollouts.on_tokens(link.peer, message)
+            node.on_tokens(accepted)
+            self.keeper.pool.accepted(link.peer, accepted)
             return
         if isinstance(message, GetParts) and self.publisher.manifest(message.mid) is None:
             self._send_catalog(link)
@@ -247,6 +271,8 @@ class Head(TrainerHandler):
                     node.back_off(self._now())
                 node.draining = node.draining or message.cause == DRAINING
                 self.rollouts.on_rejected(link.peer, message)
+            case Terms():
+                self.keeper.on_terms(link.peer, message)
             case GetCatalog():
                 self._send_catalog(link)
             case Report():
@@ -282,7 +308,9 @@ class Head(TrainerHandler):
         node.on_installed(message, expected, self.publisher.current)
         if not node.digest_ok:
             self.report(node.link.peer, Refusal("installed state has another digest", version=message.version))
-        self.publisher.installed(node.link.peer, message.version, min(message.bytes_from_peers, MAX_BYTES))
+        took = self.publisher.installed(node.link.peer, message.version, min(message.bytes_from_peers, MAX_BYTES))
+        if took is not None:
+            self.keeper.pool.installed(node.link.peer, took)
 
     # --- the trainer -------------------------------------------------------------------------------------------------
 
@@ -297,6 +325,11 @@ class Head(TrainerHandler):
         return Start(
             self.epoch, self.step, last.checkpoint if last else "", swarm.segment_bytes, swarm.anchor_every, swarm.squash_every
         )  # fmt: skip
+
+    async def on_due(self, message: Due) -> IsDue:
+        current = self.publisher.current
+        published = current.step if current is not None and current.epoch == self.epoch else None
+        return IsDue(message.step >= self.steps or self.keeper.pool.due(message.step, published))
 
     async def on_begin(self, message: Begin) -> Begun:
         self._rollouts.advance(message.step)
@@ -314,11 +347,15 @@ class Head(TrainerHandler):
             for node in self.nodes.values():
                 self._send_catalog(node.link)
         # Here, while the trainer waits for this answer: it must not be writing a chunk that is being dropped.
-        self.publisher.prune(node.reading_from or node.version for node in self.nodes.values())
+        self.publisher.prune(node.reading_from or node.version for node in self.nodes.values() if self._still_follows(node))
         self._rollouts.need_dispatch()
 
     async def on_next(self, message: NextBatch) -> Batch:
+        began, pool = self._now(), self.keeper.pool
+        if not message.seen:
+            pool.stepped(message.step, began)
         groups, last = await self._rollouts.next_groups(message.step, message.seen)
+        pool.waited(self._now() - began, sum(len(t.completion_ids) for g in groups for t in g.trajectories))
         self._batch_files += 1
         name = f"batches/{self.epoch}-{message.step}-{self._batch_files}.msgpack"
         path = self.run_dir / name
@@ -329,6 +366,7 @@ class Head(TrainerHandler):
     async def on_commit(self, message: Commit) -> None:
         self._rollouts.commit(message.step, message.checkpoint)
         self.step = message.step
+        self.keeper.keep()
 
     async def on_discard(self, message: Discard) -> None:
         self.report("trainer", Refusal(f"step {message.step}: {message.reason}"))
@@ -341,6 +379,7 @@ class Head(TrainerHandler):
         network["off_policy/dropped"] = self._rollouts.dropped
         if self._rollouts.redundant:
             network |= self._rollouts.redundancy.metrics()
+        network |= self.keeper.pool.metrics(self._now())
         self.latest = {"step": message.step, "epoch": self.epoch, "time": self._wall(), **trained, **network}
         if "eval/exact/mean" in trained:
             self.evals[message.step] = trained["eval/exact/mean"]
@@ -365,14 +404,19 @@ class Head(TrainerHandler):
     async def farewell(self, reason: str) -> None:
         """Let the nodes reach the last version, then tell them that the run is over."""
         with trio.move_on_after(FAREWELL_S):
-            while any(not n.draining and n.version != self.publisher.current for n in self.nodes.values()):
+            while any(self._still_follows(n) and n.version != self.publisher.current for n in self.nodes.values()):
                 await self._moved.wait()
-        self.final_nodes = {p: n.describe() for p, n in self.nodes.items()}
+        self.final_nodes = {p: self.keeper.describe(n) for p, n in self.nodes.items()}
+        self.final_pool = self.keeper.pool.status(self._now())
+        self.keeper.keep()
         for node in self.nodes.values():
             node.link.post(Bye(reason, done=True))
         with trio.move_on_after(5.0):
             while self.nodes:
                 await self._moved.wait()
+
+    def _still_follows(self, node: NodeState) -> bool:
+        return not node.draining and not self.keeper.pool.sleeps(node.link.peer)
 
     # --- what a person sees ------------------------------------------------------------------------------------------
 
@@ -391,7 +435,7 @@ class Head(TrainerHandler):
         """Everything `shoal status` shows, as plain values."""
         self.publisher.count_traffic()
         tally = self._tally()
-        live = {p: n.describe() for p, n in self.nodes.items()}
+        live = {p: self.keeper.describe(n) for p, n in self.nodes.items()}
         nodes = self.final_nodes or live
         return {
             "run": self.run_id, "epoch": self.epoch, "pid": os.getpid(), "trainer_pid": self.trainer_pid,
@@ -409,6 +453,7 @@ class Head(TrainerHandler):
                 "groups": self.rollouts.resumed_groups if self.rollouts else 0,
                 "tokens": self.rollouts.resumed_tokens if self.rollouts else 0,
             },
+            "pool": self.final_pool or self.keeper.pool.status(self._now()),
             "redundancy": self.rollouts.redundancy.status() if self.rollouts else {},
             **self.publisher.history.summary(),
             "metrics": self.latest,

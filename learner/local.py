@@ -38,6 +38,20 @@ class Start:
     squash_every: int
 
 
+@message("t.due")
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Is a version to be published after `step` steps?"""
+
+    step: int
+
+
+@message("t.is_due")
+@dataclass(frozen=True, slots=True)
+class IsDue:
+    due: bool
+
+
 @message("t.begin")
 @dataclass(frozen=True, slots=True)
 class Begin:

@@ -54,6 +54,8 @@ class NodeState:
     """receiving and decoding of the last version"""
     bytes_from_head: int = 0
     bytes_from_peers: int = 0
+    sent_bytes: int = 0
+    """chunk payload that it has sent, as it says"""
     pid: int = 0
     rss_bytes: int = 0
     heard: float = 0.0
@@ -74,6 +76,7 @@ class NodeState:
         self.ready, self.capacity, self.heard = message.ready, min(message.capacity, MAX_CAPACITY), now
         self.version, self.tokens_per_s, self.updating = message.version, message.tokens_per_s, message.updating
         self.pid, self.rss_bytes = message.pid, message.rss_bytes
+        self.sent_bytes = min(message.sent_bytes, MAX_BYTES)
 
     def on_installed(self, message: Installed, expected: bytes | None, current: Version | None) -> None:
         """`expected` is the version's state digest (None when there is no such version), `current` the newest one."""
@@ -103,12 +106,16 @@ class NodeState:
             self.backoff_s = min(max(2 * self.backoff_s, BACKOFF_S[0]), BACKOFF_S[1])
             self.not_before = now + self.backoff_s
 
-    def view(self, load: int, epoch: int, now: float) -> NodeView:
+    def serves(self, epoch: int, now: float) -> bool:
+        """Whether it generates for this epoch, if it is asked to."""
+        return self.ready and not self.draining and self.version.epoch == epoch and now - self.heard < STATUS_SILENCE_S
+
+    def view(self, load: int, epoch: int, now: float, active: bool = True) -> NodeView:
         """For the dispatcher; `load` requests are with this node."""
         live = self.ready and self.version.epoch == epoch and now - self.heard < STATUS_SILENCE_S and now >= self.not_before
         return NodeView(
             self.link.peer, self.version, min(load, self.capacity), max(0, load - self.capacity), self.capacity,
-            self.tokens_per_s, live=live, draining=self.draining or self.updating,
+            self.tokens_per_s, live=live, draining=self.draining or self.updating or not active,
         )  # fmt: skip
 
     def describe(self) -> dict[str, Any]:

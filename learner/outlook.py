@@ -168,6 +168,12 @@ class Outlook:
             self._left[key], self._need[key] = self._foresee(belief, request.tokens, due)
         return replace(request, expected_tokens=int(self._left[key]), need=self._need[key])
 
+    def full_rate(self, peer: str, sequences: int) -> float:
+        """Tokens per second that a node would make with so many sequences, by its fit; 0 where there is none yet."""
+        fit = self._fits.get(peer)
+        model = fit.model if fit is not None else None
+        return model.rate(sequences, sequences * (self.prompt_tokens + self.usual / 2)) if model is not None else 0.0
+
     @property
     def running(self) -> Sequence[Running]:
         """What nodes held at the last look, for `balance`."""

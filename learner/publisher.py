@@ -203,12 +203,13 @@ class Publisher:
     def state_digest(self, version: Version) -> bytes | None:
         return self._digests.get(version)
 
-    def installed(self, peer: str, version: Version, peer_bytes: int) -> None:
-        """`peer` reports that it serves `version`."""
+    def installed(self, peer: str, version: Version, peer_bytes: int) -> float | None:
+        """`peer` reports that it serves `version`; how long after its beginning, when it is recent."""
         published = self.history.find(version)
-        if published is not None:
-            published.installed.setdefault(peer, self._now() - published.began)
-            published.peer_bytes += peer_bytes
+        if published is None:
+            return None
+        published.peer_bytes += peer_bytes
+        return published.installed.setdefault(peer, self._now() - published.began)
 
     def count_traffic(self) -> None:
         """Bring `Published.sent` up to date."""

@@ -7,6 +7,7 @@ crash), task (what is it worth). Must not know how weights travel or how the tra
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -47,6 +48,9 @@ DISPATCH_SHARE = 19.0
 LOOK_S = 1.0
 LOOK_SHARE = 50.0
 """Everything outstanding is looked at so often, and no oftener than so many times as long as that takes."""
+
+RECENT = 128
+"""Groups over which how long one takes is looked at."""
 
 SCORE_QUEUE = 100_000
 """Finished groups that may wait for their reward; the ledger bounds them far below."""
@@ -108,6 +112,9 @@ class Rollouts:
         self.redundancy = Redundancy(journal.surplus_tasks() if settings.extra_groups else set())
         self._scoring: dict[int, FinishedGroup] = {}
         """groups that wait for their reward"""
+        self.took: deque[float] = deque(maxlen=RECENT)
+        """seconds from a group's reservation until it was whole, of the last ones"""
+        self._opened: dict[int, float] = {}
         self._awaited: int | None = None
         """the step that the trainer waits for"""
         self._patience = Patience(settings.truncate_stuck_s)
@@ -223,6 +230,12 @@ class Rollouts:
                 self._send(move.source, Interrupt((move.request_id,)))
             await trio.sleep(max(LOOK_S, LOOK_SHARE * (self._now() - began)))
 
+    @property
+    def held_back(self) -> bool:
+        """Whether nodes could do more than training may use: the ledger has no room and nothing waits for a node."""
+        newest = max(self._published, default=None)
+        return newest is not None and not self._room(newest) and not self.collector.pending()
+
     def _room(self, version: Version) -> int:
         if version.epoch != self.epoch or version not in self._published:
             return 0
@@ -248,6 +261,7 @@ class Rollouts:
         work = self._work(task_index, group_id, s.samples, extra)
         self.journal.record_reserved([ReservedGroup(group_id, task_index, version, s.samples, work.recipe, extra)])
         self.collector.open_group(group_id, task_index, work.prompt_ids, version, work.seeds, s.sampling, extra=extra)
+        self._opened[group_id] = self._now()
         return True
 
     # --- work in -----------------------------------------------------------------------------------------------------
@@ -339,6 +353,7 @@ class Rollouts:
     def _aborted(self, outcome: GroupAborted) -> None:
         log.error("group %d aborted: %s", outcome.group_id, outcome.reason)
         self._report(outcome.refusal.peer, outcome.refusal)
+        self._opened.pop(outcome.group_id, None)
         self.ledger.abort([outcome.group_id], "failures")
         self.journal.record_aborted([outcome.group_id], "failures")
         self._cancel(outcome.cancel)
@@ -354,6 +369,9 @@ class Rollouts:
     def _whole(self, group: FinishedGroup, cancel: Cancel = ()) -> None:
         """It waits for its reward now; `cancel` is what nodes still do for members that it did not need."""
         self._scoring[group.group_id] = group
+        opened = self._opened.pop(group.group_id, None)
+        if opened is not None:
+            self.took.append(self._now() - opened)
         self.redundancy.surplus_members(group.surplus)
         self._cancel(cancel)
         self._score_in.send_nowait(group)
@@ -372,6 +390,7 @@ class Rollouts:
             self.ledger.abort(ids, SURPLUS)
             self.journal.record_aborted(ids, SURPLUS)
             for group_id in ids:
+                self._opened.pop(group_id, None)
                 stands = self.collector.standing(group_id)
                 if stands is not None:
                     task_index, _ = self.collector.task_of(group_id)

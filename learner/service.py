@@ -23,6 +23,7 @@ from typing import IO, Any
 import trio
 
 from learner.config import LearnerConfig, dump_toml
+from learner.files import write_whole
 from learner.head import Head
 from learner.journal import Commit, Journal
 from learner.outcomes import Sampling
@@ -71,13 +72,6 @@ def prepare_run(config: LearnerConfig, *, resume: bool) -> tuple[str, Path]:
     if not marker.exists():
         write_whole(marker, json.dumps({"run": run}))
     return run, run_dir
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replace a file at once: a reader, and whoever comes after a crash, finds the old text or the new one."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
 
 
 GC_THRESHOLDS = (20_000, 20, 100)

@@ -108,6 +108,11 @@ def print_status(status: Mapping[str, Any], console: Console | None = None) -> N
         if not console.is_terminal:
             console = Console(width=int(os.environ.get("COLUMNS") or WIDTH))
     console.print(Group(run_table(status), Text(), node_table(status.get("nodes", []))))
+    changes = (status.get("pool") or {}).get("changes") or []
+    if changes:
+        console.print(Text("\nwho generates, and why"), style="bold")
+        for line in changes:
+            console.print(Text(f"  {line}"), highlight=False)
     reports = status.get("reports") or []
     if reports:
         console.print(Text("\nrecent reports"), style="bold")
@@ -140,6 +145,8 @@ def run_table(status: Mapping[str, Any]) -> Table:
             + (f", LOST {tally['lost']}" if tally.get("lost") else ""),
         ),
         ("cut", cut_short(status.get("redundancy") or {})),
+        ("capacity", capacity(status.get("pool") or {})),
+        ("spent", spent(status.get("pool") or {})),
         (
             "weights sent",
             f"{human_bytes(status.get('learner_egress_bytes', 0))} by the learner, "
@@ -167,6 +174,36 @@ def cut_short(redundancy: Mapping[str, Any]) -> str:
     )
 
 
+def dollars(usd: float) -> str:
+    """Three digits that matter: $0.000123, $1.23, $1,230."""
+    return f"${usd:,.0f}" if usd >= 1000 else f"${usd:.3g}" if not usd or usd >= 1e-4 else f"${usd:.1e}"
+
+
+def capacity(pool: Mapping[str, Any]) -> str:
+    """What the learner needs, what the active nodes make, and what stands in the way; "" while it is not known."""
+    if not pool.get("required_tokens_per_s"):
+        return ""
+    text = (
+        f"{pool['supply_tokens_per_s']:,.0f} tokens/s of {pool['required_tokens_per_s']:,.0f} needed, "
+        f"{pool['active']} of {pool['nodes']} nodes active"
+    )
+    for extra in (pool.get("blocked"), pool.get("advice")):
+        text += f"; {extra}" if extra else ""
+    return text
+
+
+def spent(pool: Mapping[str, Any]) -> str:
+    """Money; "" where nothing costs anything."""
+    if not pool.get("spent_usd") and not pool.get("usd_per_hour"):
+        return ""
+    text = f"{dollars(pool['spent_usd'])}, now {dollars(pool['usd_per_hour'])}/h"
+    if pool.get("usd_per_step"):
+        text += f"; {dollars(pool['usd_per_step'])} a step, {dollars(pool['usd_per_mtok'])} a million tokens"
+    if pool.get("budget_usd"):
+        text += f" (budget {dollars(pool['budget_usd'])})"
+    return text
+
+
 def node_table(nodes: list[Mapping[str, Any]]) -> Table:
     """A row per node: those alive first, in the order they are given."""
     alive_now = sum(bool(n.get("alive")) for n in nodes)
@@ -178,7 +215,8 @@ def node_table(nodes: list[Mapping[str, Any]]) -> Table:
     table.add_column("node", no_wrap=True)
     table.add_column("peer", no_wrap=True)
     table.add_column("state")
-    for title in ("version", "tokens", "tok/s", "learner", "peers", "pause"):
+    priced = any(n.get("usd_per_hour") or n.get("usd") for n in nodes)
+    for title in ("version", "tokens", "tok/s", *(("$/h", "$") if priced else ()), "learner", "peers", "pause"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("digest")
     for node in sorted(nodes, key=lambda n: not n.get("alive")):
@@ -187,6 +225,7 @@ def node_table(nodes: list[Mapping[str, Any]]) -> Table:
             Text(str(node.get("name", ""))), Text(short_peer(str(node.get("peer", "")))), node_state(node),
             str(node.get("version", "–")), str(node.get("tokens", 0)),
             number(node, "tokens_per_s", ".0f") if alive else "–",
+            *((number(node, "usd_per_hour", ".3g"), number(node, "usd", ".3g")) if priced else ()),
             human_bytes(node.get("bytes_from_learner", 0)), human_bytes(node.get("bytes_from_peers", 0)),
             f"{1000 * node.get('pause_s', 0):.1f} ms", "ok" if node.get("digest_ok") else "–",
             style=None if alive else "dim",
@@ -195,9 +234,11 @@ def node_table(nodes: list[Mapping[str, Any]]) -> Table:
 
 
 def node_state(node: Mapping[str, Any]) -> str:
-    """One word for a person: alive, starting, leaving or gone."""
+    """One word for a person: alive, starting, leaving, gone; or warm or asleep, when it is not needed."""
     if not node.get("alive"):
         return "gone"
     if node.get("draining"):
         return "leaving"
-    return "alive" if node.get("ready") else "starting"
+    if not node.get("ready"):
+        return "starting"
+    return "alive" if node.get("activity", "active") == "active" else str(node["activity"])

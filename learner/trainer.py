@@ -240,7 +240,8 @@ def run_trainer(client: TrainerClient, config: TrainerConfig) -> None:
             client.commit(step, folder)
             prune_checkpoints(root, config.checkpoint_keep, step)
         committed = time.perf_counter()
-        client.publish(step, on_gpu or served_tensors(model, config.served_dtype))
+        if client.due(step):
+            client.publish(step, on_gpu or served_tensors(model, config.served_dtype))
         published = time.perf_counter()
         metrics |= {
             "time/wait_for_batch": waited,

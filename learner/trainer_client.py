@@ -66,6 +66,10 @@ class TrainerClient(Protocol):
         before `step` as trained on, in one transaction."""
         ...
 
+    def due(self, step: int) -> bool:
+        """Whether `publish` is to be called after `step` steps."""
+        ...
+
     def publish(self, step: int, tensors: Weights) -> None:
         """The weights after `step` steps. Arrays are only valid during the call."""
         ...

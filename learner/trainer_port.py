@@ -22,8 +22,10 @@ from learner.local import (
     Begun,
     Commit,
     Discard,
+    Due,
     Error,
     Finish,
+    IsDue,
     Log,
     NextBatch,
     Ok,
@@ -45,6 +47,9 @@ class TrainerHandler:
     """What the head does for its trainer. A ShoalError raised here reaches the trainer as its text."""
 
     async def on_resume(self, message: Resume) -> Start:
+        raise NotImplementedError
+
+    async def on_due(self, message: Due) -> IsDue:
         raise NotImplementedError
 
     async def on_begin(self, message: Begin) -> Begun:
@@ -139,6 +144,8 @@ async def _dispatch(handler: TrainerHandler, request: object) -> object:
     match request:
         case Resume():
             return await handler.on_resume(request)
+        case Due():
+            return await handler.on_due(request)
         case Begin():
             return await handler.on_begin(request)
         case NextBatch():

@@ -42,7 +42,7 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
 
     what = "measurements"
     bench = verbs.add_parser("bench", help=what, description=what, allow_abbrev=False)
-    actions = bench.add_subparsers(dest="action", required=True, metavar="broadcast|chaos|codec|head|memory|rollouts|update")
+    actions = bench.add_subparsers(dest="action", required=True, metavar="NAME")
     what = "our broadcast against star, chain, tree, shardcast and libtorrent on the same emulated links (needs root)"
     p = verb("broadcast", _bench_broadcast, what, actions)
     p.add_argument("--scenario", action="extend", nargs="+", metavar="NAME_OR_FILE", help="default: the README's five")
@@ -58,6 +58,15 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
     p.add_argument("--codecs", metavar="A,B", help="default: all")
     what = "two checkpoints instead: what the second costs for who has the first"
     p.add_argument("--pair", nargs=2, type=Path, metavar=("OLD.safetensors", "NEW.safetensors"), help=what)
+    what = "does the learner wait where the capacity model says so: real nodes, paced engines, emulated links (needs root)"
+    p = verb("capacity", _bench_capacity, what, actions)
+    p.add_argument("--factors", default="1.15,0.8", metavar="A,B", help="what nodes make over what is needed (default 1.15,0.8)")
+    p.add_argument("--steps", type=int, default=30, metavar="N", help="of the learner, six of them not counted (default 30)")
+    p.add_argument("--nodes", type=int, default=4, metavar="N", help="default 4")
+    p.add_argument("--staleness", type=int, default=3, metavar="S", help="default 3")
+    p.add_argument("--link", default="home-cable", metavar="NAME", help="of all hosts (default home-cable)")
+    _add_backend(p)
+    p.add_argument("--folder", type=Path, metavar="DIR", help="where files go (default: where temporary files go)")
     p = verb("chaos", _bench_chaos, "nodes and learner of a real run killed with SIGKILL: what it cost", actions)
     p.add_argument("--steps", type=int, default=24, metavar="N", help="of the learner (default 24)")
     p.add_argument("--nodes", type=int, default=3, metavar="N", help="default 3")
@@ -190,6 +199,19 @@ def _bench_codec(args: argparse.Namespace) -> dict[str, Any]:
     result = bench_codec(cases, codecs or CODECS, tuple(args.pair) if args.pair else None, say)
     print_codec(result)
     return result
+
+
+def _bench_capacity(args: argparse.Namespace) -> dict[str, Any]:
+    from netem.capacity.run import Case, bench_capacity
+    from p2p.errors import UsageError
+
+    args.where = args.folder
+    try:
+        factors = [float(text) for text in args.factors.split(",")]
+    except ValueError:
+        raise UsageError(f"--factors: {args.factors!r} is not a list of numbers") from None
+    case = Case(1.0, args.nodes, args.steps, staleness=args.staleness, link=args.link)
+    return bench_capacity(factors, case, args.backend, args.folder, lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def _bench_chaos(args: argparse.Namespace) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from p2p.identity import Identity
 from p2p.peering import REDIAL_S, JoinRefused, Link, Peering
 from p2p.protocol.messages import (
     Abort,
+    Activate,
     Assign,
     Bye,
     Catalog,
@@ -41,6 +42,7 @@ from p2p.protocol.messages import (
     Report,
     Request,
     Roster,
+    Terms,
 )  # fmt: skip
 from p2p.protocol.rollout import DRAINING, UPDATING, TokenEvent
 from p2p.rosters import places_of
@@ -63,6 +65,8 @@ DRAIN_S = 20.0
 STILL_S = 1.0
 """How often a leaving node asks an engine that still holds something again: a request may have come in past the first time."""
 
+FREE = Terms(0.0)
+
 EngineFactory = Callable[[], AbstractAsyncContextManager[Engine]]
 
 
@@ -83,6 +87,7 @@ class NodeSettings:
     """nodes of one site share a fast LAN: a version crosses the WAN to them once"""
     base_model: BaseModel | None = None
     """what the run began with, if it is on this node's disk"""
+    terms: Terms = FREE
 
 
 @dataclass(slots=True)
@@ -229,8 +234,10 @@ class Agent:
     async def _on_up(self, link: Link) -> None:
         if link.peer == self.settings.ticket.head:
             self.installer.new_epoch(self.peering.epoch)
-            self.exchange.arrange(None)  # it may be another head, and says anew what groups there are
+            self.exchange.arrange(None)  # it may be another head, and says anew what groups there are, and who is active
+            self._activate(Activate("active", ""))
             await self._forget_requests()
+            link.post(self.settings.terms)
         log.info("link to %s (%s) is up", link.name, link.peer)
         self.exchange.add_peer(link.peer, link.post, link.bulk)
 
@@ -276,12 +283,23 @@ class Agent:
                 await self._abort(message.request_ids)
             case Interrupt():
                 await self._hand_back([r for r in message.request_ids if r in self._assigned])
+            case Activate():
+                self._activate(message)
             case Bye():
                 log.info("the head says goodbye: %s", message.reason)
                 if self._draining:
                     self._may_go.set()
                 if message.done and self.settings.exit_when_done:
                     self.stop(message.reason)
+
+    def _activate(self, asked: Activate) -> None:
+        """What is under way here comes back by the head's own `Interrupt`: only what is new depends on this."""
+        if asked.why:
+            log.info("%s from here on: %s", asked.state, asked.why)
+        if asked.state == "asleep":
+            self.installer.sleep()
+        else:
+            self.installer.wake()
 
     # --- generating --------------------------------------------------------------------------------------------------
 
@@ -455,5 +473,6 @@ class Agent:
             ready=self._ready and self.shadow.version is not None, version=self.installer.serving or Version(0, 0),
             running=running, waiting=waiting, capacity=self.settings.capacity, tokens=self.tokens, tokens_per_s=rate,
             pid=os.getpid(), rss_bytes=psutil.Process().memory_info().rss, updating=self._updating,
+            sent_bytes=self.exchange.sent_bytes,
         ))  # fmt: skip
 

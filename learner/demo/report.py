@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from learner.demo.plots import draw_plots
-from learner.status_view import human_bytes, human_seconds, short_peer
+from learner.status_view import dollars, human_bytes, human_seconds, short_peer
 from p2p.errors import UsageError
 
 NUMBERS: tuple[tuple[str, str, str], ...] = (
@@ -33,6 +33,9 @@ NUMBERS: tuple[tuple[str, str, str], ...] = (
     ("learner_egress_ratio", "copies of a version sent by the learner, mean", "ratio"),
     ("max_staleness_seen", "largest staleness trained on (steps)", "count"),
     ("max_staleness", "staleness bound (steps)", "count"),
+    ("usd_spent", "spent", "dollars"),
+    ("usd_per_step", "a step, mean", "dollars"),
+    ("usd_per_mtok", "a million tokens that were trained on", "dollars"),
     ("pss_peak_bytes", "peak memory of all processes (PSS)", "bytes"),
 )
 """Key, what it is called, how it is written."""
@@ -144,6 +147,8 @@ def _written(value: Any, kind: str) -> str:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
     match kind:
+        case "dollars":
+            return dollars(value)
         case "seconds":
             return human_seconds(value)
         case "bytes":
@@ -160,7 +165,9 @@ def _nodes(nodes: Sequence[Mapping[str, Any]]) -> str:
     if not nodes:
         return ""
     head = "<tr><th>node<th>peer<th>state<th class=n>version<th>digest<th class=n>tokens<th class=n>from the learner"
-    head += "<th class=n>from peers<th class=n>pause</tr>"
+    head += "<th class=n>from peers<th class=n>pause"
+    priced = any(n.get("usd_per_hour") or n.get("usd") for n in nodes)
+    head += "<th class=n>$/h<th class=n>$<th>generated because</tr>" if priced else "</tr>"
     rows = []
     for node in nodes:
         alive = bool(node.get("alive"))
@@ -170,7 +177,10 @@ def _nodes(nodes: Sequence[Mapping[str, Any]]) -> str:
             human_bytes(node.get("bytes_from_learner", 0)), human_bytes(node.get("bytes_from_peers", 0)),
             f"{1000 * node['pause_s']:.1f} ms" if "pause_s" in node else "–",
         ]  # fmt: skip
-        numeric = {3, 5, 6, 7, 8}
+        if priced:
+            why = node.get("why_active", "") or "it did not"
+            cells += [f"{node.get('usd_per_hour', 0):.3g}", dollars(node.get("usd", 0)), why]
+        numeric = {3, 5, 6, 7, 8, 9, 10}
         row = "".join(f"<td{' class=n' if i in numeric else ''}>{html.escape(c)}</td>" for i, c in enumerate(cells))
         rows.append(f"<tr{'' if alive else ' class=dim'}>{row}</tr>")
     return f"<h2>Nodes</h2><div class=scroll><table>{head}{''.join(rows)}</table></div>"

@@ -28,6 +28,9 @@ START_S = 60.0
 """Until the learner accepts nodes: imports, on a busy machine."""
 
 PSS_EVERY_S = 4.0
+PRICES = (0.34, 0.29, 0.44)
+"""What the nodes say they cost an hour, in dollars: such is asked for one rented consumer GPU."""
+
 CHAOS_AT = 0.4
 """Share of the steps done when --chaos kills a node."""
 
@@ -127,6 +130,7 @@ class Demo:
         self.nodes[name] = self.children.start(name, [
             "-m", "shoal", "node", "--join", str(self.run_dir / "run" / "ticket.txt"), "--dir", str(self.run_dir / name),
             "--listen", "/ip4/127.0.0.1/tcp/0", "--name", name, "--capacity", str(self.recipe.capacity), "--json",
+            "--usd-per-hour", str(PRICES[len(self.nodes) % len(PRICES)]),
         ])  # fmt: skip
 
     def _status(self) -> dict[str, Any] | None:
@@ -176,14 +180,20 @@ class Demo:
         exact = [by_step[s]["exact/mean"] for s in sorted(by_step)]
         tenth = max(1, len(exact) // 10)
         evals = [line["eval/exact/mean"] for line in lines if "eval/exact/mean" in line]
-        keep = ("version", "digest_ok", "tokens", "bytes_from_learner", "bytes_from_peers", "alive", "name")
+        keep = (
+            "version", "digest_ok", "tokens", "bytes_from_learner", "bytes_from_peers", "alive", "name", "usd", "usd_per_hour",
+            "activity", "why_active",
+        )  # fmt: skip
+        pool = summary["pool"]
         result = {
             "ok": True,
             "reward_first": mean(exact[:tenth]), "reward_last": mean(exact[-tenth:]),
             "eval_first": evals[0] if evals else None, "eval_last": evals[-1] if evals else None,
             "steps": summary["step"], "seconds": time.monotonic() - self.began,
             "versions_published": summary["versions_published"],
-            "nodes": [{k: node[k] for k in keep} for node in summary["nodes"]],
+            "nodes": [{k: node[k] for k in keep if k in node} for node in summary["nodes"]],
+            "usd_spent": pool["spent_usd"], "usd_per_step": pool["usd_per_step"], "usd_per_mtok": pool["usd_per_mtok"],
+            "activation": pool["changes"],
             "max_staleness_seen": summary["max_staleness_seen"], "max_staleness": summary["max_staleness"],
             "trajectories": summary["trajectories"],
             "delta_bytes_mean": summary["delta_bytes_mean"], "anchor_bytes": summary["anchor_bytes"],

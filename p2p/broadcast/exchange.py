@@ -125,6 +125,11 @@ class Exchange:
         self._following = on
         self._post_all(Follow(on))
 
+    @property
+    def sent_bytes(self) -> int:
+        """Payload of all chunks that left here."""
+        return self._pump.sent
+
     def is_following(self, name: str) -> bool:
         peer = self.peers.get(name)
         return peer is not None and peer.following

@@ -52,6 +52,8 @@ class Pump:
     ) -> None:
         self._spreads, self._store, self._now, self._lose = spreads, store, now, lose
         self.uplink = Uplink()
+        self.sent = 0
+        """payload bytes of chunks, over all manifests"""
         self._order: OrderedDict[str, Neighbour] = OrderedDict()
         """neighbours, the one served longest ago first"""
         self._recent: OrderedDict[bytes, bytes] = OrderedDict()
@@ -146,6 +148,7 @@ class Pump:
         spread.traffic.first_at = spread.traffic.first_at or self._now()
         await peer.bulk.send(encode(Chunk(mid, chunk, int(seed), data)))
         spread.traffic.sent += len(data)
+        self.sent += len(data)
 
     async def read(self, digest: bytes) -> bytes | None:
         """As `read_chunk`, past the disk where it is still in memory."""

@@ -20,6 +20,11 @@ from p2p.version import Version
 
 log = logging.getLogger("shoal.messages")
 
+MAX_PRICE = 1e6
+"""US dollars"""
+
+STATES = ("active", "warm", "asleep")
+
 # --- joining ---------------------------------------------------------------------------------------------------------
 
 
@@ -324,6 +329,35 @@ class Interrupt:
     request_ids: tuple[str, ...]
 
 
+@message("terms")
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Node to head, once a link is up: what this node costs, in US dollars. `idle_usd_per_hour` is what it costs while it is not
+    asked to generate, `usd_per_gb` what 10^9 bytes cost that leave it."""
+
+    usd_per_hour: float
+    idle_usd_per_hour: float = 0.0
+    usd_per_gb: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not all(0 <= price <= MAX_PRICE for price in (self.usd_per_hour, self.idle_usd_per_hour, self.usd_per_gb)):
+            raise ValueError(f"a price is from 0 to {MAX_PRICE:g}")
+
+
+@message("activate")
+@dataclass(frozen=True, slots=True)
+class Activate:
+    """Head to node: what it is wanted for from here on, and why. "active": it generates; "warm": it takes every version and
+    generates nothing; "asleep": it takes no versions either."""
+
+    state: str
+    why: str
+
+    def __post_init__(self) -> None:
+        if self.state not in STATES:
+            raise ValueError(f"a node is one of {', '.join(STATES)}")
+
+
 @dataclass(frozen=True, slots=True)
 class TokenRun:
     """`TokenEvent` on the wire: ids as uint32, logprobs as float32, little-endian."""
@@ -395,6 +429,8 @@ class NodeStatus:
     pid: int
     rss_bytes: int
     updating: bool = False
+    sent_bytes: int = 0
+    """payload of the chunks that it has sent since it started"""
 
 
 def pack_ids(ids: tuple[int, ...]) -> bytes:

@@ -150,11 +150,14 @@ async def publish(head: Head, step: int) -> None:
 @asynccontextmanager
 async def open_head(
     run_dir: Path, *, staleness: int = 1, finish_s: float = 0.0, max_new_tokens: int = 4,
-    wall: Callable[[], float] = lambda: WALL, scorer: Scorer | None = None, **more: Any,
+    wall: Callable[[], float] = lambda: WALL, scorer: Scorer | None = None, activation: dict[str, Any] | None = None,
+    publish_every: int = 0, **more: Any,
 ) -> AsyncIterator[Bench]:
     """`more` are further rollout settings."""
     await trio.Path(run_dir).mkdir(exist_ok=True)
-    config = build_config({"run_dir": str(run_dir), "model": "unused", "rollout": {"max_staleness": staleness}}, "test")
+    rollout = {"max_staleness": staleness, "publish_every": publish_every}
+    values = {"run_dir": str(run_dir), "model": "unused", "rollout": rollout, "activation": activation or {}}
+    config = build_config(values, "test")
     switch = MemorySwitch(latency=0.001, rate=1e8)
     with Journal.open(run_dir / "journal.sqlite", RUN) as journal:
         async with switch.network(HEAD.peer_id) as network, trio.open_nursery() as nursery:

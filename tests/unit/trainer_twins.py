@@ -90,6 +90,9 @@ class FakeClient:
         self.calls.append(("commit", step))
         self.committed.append((step, checkpoint))
 
+    def due(self, step: int) -> bool:
+        return True
+
     def publish(self, step: int, tensors: Mapping[str, tuple[str, np.ndarray]]) -> None:
         self.calls.append(("publish", step))
         self.published[step] = {name: (dtype, bits.copy()) for name, (dtype, bits) in tensors.items()}

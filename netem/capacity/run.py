@@ -1,0 +1,180 @@
+"""`shoal bench capacity`: does the learner wait just where the capacity model says so?
+
+Real head, real nodes, real libp2p over emulated links; engines and trainer take the time that they are told, so that two cores
+are enough. The nodes make a given multiple of what the learner needs; measured is the share of its time that it waited, beside
+what `learner.economy.demand` says from the rates, times and tokens that the head itself measured.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from learner.config import build_config, dump_toml
+from netem.backends import AUTO
+from netem.capacity.paced import Paced
+from netem.chaos.verbs import ENV, ROOT, wait_for
+from netem.profile import LEARNER, build_profile
+from netem.underlay import Underlay, underlay
+from p2p.errors import ShoalError, UsageError
+
+MAKE_MODEL = """
+import sys, learner.recipe
+from pathlib import Path
+learner.recipe.build_random_model(Path(sys.argv[1]), size="0.4m")
+"""
+
+LONGEST = 96
+"""tokens of a completion"""
+
+USUAL = 41.0
+"""Tokens of one in the mean: the scripted engine stops with one in 48, or at LONGEST."""
+
+PORT = 4001
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run. `factor`: what the nodes make over what the learner needs."""
+
+    factor: float
+    nodes: int = 4
+    steps: int = 30
+    warm: int = 6
+    """steps that are not counted"""
+    train_s: float = 3.0
+    staleness: int = 3
+    groups: int = 8
+    samples: int = 8
+    rows: int = 8
+    """sequences an engine decodes at once"""
+    values: int = 8_000_000
+    changed: float = 0.05
+    link: str = "home-cable"
+
+    def __post_init__(self) -> None:
+        if not self.factor > 0 or min(self.nodes, self.groups, self.samples, self.rows) < 1 or not 1 <= self.warm < self.steps:
+            raise UsageError("factor, nodes: above 0; steps: more than the six that do not count")
+
+    @property
+    def step_s(self) -> float:
+        """Of an engine's decoding step, one token for each of its sequences."""
+        needed = self.groups * self.samples * USUAL / self.train_s
+        return self.nodes * self.rows / (self.factor * needed)
+
+
+class Run:
+    """One case on its own network."""
+
+    def __init__(self, root: Path, model: Path, case: Case, net: Underlay) -> None:
+        self.root, self.case, self.net, self.run_dir = root, case, net, root / "run"
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        values: dict[str, Any] = {
+            "run_dir": str(self.run_dir), "model": str(model), "external_trainer": True,
+            "rollout": {"max_staleness": case.staleness, "groups_per_step": case.groups, "samples": case.samples,
+                        "max_new_tokens": LONGEST, "micro_batch_groups": 1},
+            "swarm": {"listen": [f"/ip4/{net.addresses[LEARNER]}/tcp/{PORT}"]},
+            "trainer": {"steps": case.steps},
+        }  # fmt: skip
+        (root / "learner.toml").write_text(dump_toml(build_config(values, "bench").model_dump()))
+
+    def start(self, name: str, host: str, module: str, *arguments: str) -> None:
+        with open(self.root / f"{name}.log", "ab") as said:
+            self.processes[name] = subprocess.Popen(
+                self.net.command(host, [sys.executable, "-m", module, *arguments]),
+                stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=ENV, cwd=ROOT,
+            )  # fmt: skip
+
+    def start_node(self, name: str, host: str) -> None:
+        self.start(
+            name, host, "shoal", "node", "--join", str(self.run_dir / "ticket.txt"), "--name", name, "--dir",
+            str(self.root / name), "--listen", f"/ip4/{self.net.addresses[host]}/tcp/{PORT}", "--capacity", str(self.case.rows),
+            "--engine", "fake", "--engine-set", f"step_s={self.case.step_s}", "--json",
+        )  # fmt: skip
+
+    def go(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl. ShoalError when it does not get there."""
+        c = self.case
+        try:
+            self.start("learner", LEARNER, "shoal", "learner", str(self.root / "learner.toml"), "--json")
+            wait_for("a ticket", (self.run_dir / "ticket.txt").exists, 120)
+            for i in range(c.nodes):
+                self.start_node(f"node-{i + 1}", f"node-{i + 1}")
+            paced = Paced(c.steps, c.train_s, c.values, c.changed)
+            self.start("trainer", LEARNER, "netem.capacity.paced", str(self.run_dir), json.dumps(asdict(paced)))
+            if self.processes["learner"].wait(timeout=c.steps * c.train_s * 4 + 300):
+                raise ShoalError(f"the learner ended badly:\n{(self.root / 'learner.log').read_text()[-2000:]}")
+        finally:
+            for process in self.processes.values():
+                process.terminate()
+            for process in self.processes.values():
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+        lines = [json.loads(line) for line in (self.run_dir / "metrics.jsonl").read_text().splitlines()]
+        return [line for line in lines if line.get("step", 0) > c.warm and "pool/waited_s" in line]
+
+
+def account(case: Case, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of the steps that count: how long the learner waited, and what was foretold of it."""
+    took = lines[-1]["time"] - lines[0]["time"]
+    waited = sum(line["pool/waited_s"] for line in lines[1:])
+    of = lambda key: median(line[f"pool/{key}"] for line in lines)
+    return asdict(case) | {
+        "waited": waited / took, "predicted": mean(line["pool/stall_predicted"] for line in lines[1:]),
+        "supply_tokens_per_s": of("supply_tokens_per_s"), "required_tokens_per_s": of("required_tokens_per_s"),
+        "step_s": took / (len(lines) - 1), "measured_train_s": of("train_s"), "spread_s": of("spread_s"),
+        "generation_s": of("generation_s"), "kappa": of("kappa"), "delta_bytes": of_last(lines, "broadcast/bytes"),
+    }  # fmt: skip
+
+
+def of_last(lines: Sequence[dict[str, Any]], key: str) -> Any:
+    return next((line[key] for line in reversed(lines) if key in line), None)
+
+
+def bench_capacity(
+    factors: Sequence[float], case: Case, backend: str, folder: Path | None, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """What `shoal bench capacity --json` prints."""
+    results = []
+    with tempfile.TemporaryDirectory(prefix="shoal-capacity-", dir=folder) as name:
+        root = Path(name)
+        command = [sys.executable, "-c", MAKE_MODEL, str(root / "model")]
+        subprocess.run(command, check=True, env=ENV, cwd=ROOT, capture_output=True)
+        for i, factor in enumerate(factors):
+            one = replace(case, factor=factor)
+            profile = build_profile(
+                {"learner": {"preset": one.link}, "nodes": [{"name": "node", "count": one.nodes, "preset": one.link}]}, "bench",
+                f"capacity-{i}",
+            )  # fmt: skip
+            (root / str(i)).mkdir()
+            with underlay(profile, backend or AUTO) as net:
+                began = time.monotonic()
+                found = account(one, Run(root / str(i), root / "model", one, net).go())
+            results.append(found)
+            say(describe_one(found) + f" ({time.monotonic() - began:.0f} s)")
+    return {"cases": results, "ok": all(_as_foretold(r) for r in results)}
+
+
+def _as_foretold(r: dict[str, Any]) -> bool:
+    """Below 3 % where nothing is foretold, else within 5 points."""
+    return r["waited"] < 0.03 if r["factor"] >= 1 else abs(r["waited"] - r["predicted"]) < 0.05
+
+
+def describe_one(r: dict[str, Any]) -> str:
+    return (
+        f"{r['factor']:.2f} x what is needed: {r['supply_tokens_per_s']:.0f} of {r['required_tokens_per_s']:.0f} tokens/s, "
+        f"the learner waited {100 * r['waited']:.1f} % of its time, foretold {100 * r['predicted']:.1f} %; "
+        f"S={r['staleness']}, kappa={r['kappa']:.0f}, a version takes {r['spread_s']:.2f} s, a group {r['generation_s']:.1f} s, "
+        f"a step {r['step_s']:.2f} s"
+    )

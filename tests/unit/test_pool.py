@@ -1,0 +1,139 @@
+"""The pool as the head runs it: prices, who generates, the learner's pace, money. Told the time."""
+
+from __future__ import annotations
+
+import pytest
+
+from learner.economy.activation import Rules
+from learner.economy.pool import Pool, Seen
+from p2p.protocol.messages import Terms
+
+QUICK = Rules(dwell_s=10.0, explore_s=10.0)
+
+
+class World:
+    """Nodes that make what they can, of what the learner takes; all in seconds and tokens."""
+
+    def __init__(self, pool: Pool, rates: dict[str, float], prices: dict[str, float], train_s: float, tokens: int) -> None:
+        self.pool, self.rates, self.train_s, self.tokens = pool, rates, train_s, tokens
+        self.now, self.step, self.stock, self.work = 0.0, 0, 0.0, 0.0
+        self.told: dict[str, str] = {}
+        pool.stepped(0, 0.0)
+        for peer, price in prices.items():
+            pool.joined(peer, peer, 0.0)
+            order = pool.offered(peer, Terms(price), 0.0)
+            self.told[peer] = order.state if order else "active"
+
+    def second(self) -> None:
+        self.now += 1.0
+        active = [p for p in self.rates if self.told[p] == "active"]
+        room = max(0.0, 4 * self.tokens - self.stock)
+        able = sum(self.rates[p] for p in active)
+        short = able > room
+        for peer in active:
+            made = self.rates[peer] * min(1.0, room / able)
+            self.pool.accepted(peer, round(made))
+            self.stock += made
+        if self.stock >= self.tokens or self.work:
+            self.work += 1.0
+            if self.work >= self.train_s:
+                self.stock, self.work, self.step = self.stock - self.tokens, 0.0, self.step + 1
+                self.pool.waited(0.0, self.tokens)
+                self.pool.stepped(self.step, self.now)
+        else:
+            self.pool.waited(1.0, 0)
+        load = 4 if short else 10
+        seen = {p: Seen(True, load if p in active else 0, 10, full_rate=self.rates[p]) for p in self.rates}
+        for peer, order in self.pool.tick(self.now, seen, surplus=short):
+            self.told[peer] = order.state
+
+    def run(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.second()
+
+    def active(self) -> set[str]:
+        return {p for p, state in self.told.items() if state == "active"}
+
+
+def test_nodes_without_a_price_always_generate() -> None:
+    pool = Pool(QUICK, 2)
+    world = World(pool, {"a": 100.0, "b": 100.0}, {"a": 0.0, "b": 0.0}, 10.0, 500)
+    world.run(60)
+    assert world.active() == {"a", "b"} and pool.spent_usd(world.now) == 0 and pool.decision is None
+
+
+def test_what_costs_something_waits_until_it_is_chosen() -> None:
+    pool = Pool(QUICK, 2)
+    pool.joined("a", "node-a", 0.0)
+    order = pool.offered("a", Terms(0.5), 0.0)
+    assert order is not None and order.state == "warm" and not pool.active("a")
+    [(peer, order)] = pool.tick(1.0, {"a": Seen(True, 0, 8)})
+    assert peer == "a" and order.state == "active" and pool.active("a")  # nobody knows yet what a step takes
+
+
+def test_the_dear_ones_are_let_go_when_the_cheap_are_enough() -> None:
+    rates = {"cheap-1": 60.0, "cheap-2": 60.0, "dear-1": 60.0, "dear-2": 60.0}
+    prices = {"cheap-1": 0.2, "cheap-2": 0.25, "dear-1": 1.0, "dear-2": 1.2}
+    pool = Pool(QUICK, 2)
+    world = World(pool, rates, prices, 10.0, 600)  # 60 tokens/s are needed
+    world.run(300)
+    assert world.active() == {"cheap-1", "cheap-2"}
+    before = pool.spent_usd(world.now)
+    world.run(360)
+    an_hour = (pool.spent_usd(world.now) - before) * 10
+    assert 0.45 <= an_hour + 1e-9 <= 0.45 * 1.06  # a twentieth may go to finding out what the others could do
+    status = pool.status(world.now)
+    assert status["usd_per_hour"] == pytest.approx(0.45) and status["active"] == 2
+    assert status["usd_per_step"] == pytest.approx(0.45 / 360, rel=0.1)
+    assert any("dear-1 warm: not needed" in line for line in status["changes"])
+    assert pool.describe("cheap-1", world.now)["why_active"]
+
+
+def test_who_leaves_is_replaced_at_once() -> None:
+    rates = {"a": 80.0, "b": 80.0, "c": 80.0}
+    pool = Pool(QUICK, 2)
+    world = World(pool, rates, {"a": 0.2, "b": 0.3, "c": 0.9}, 10.0, 900)
+    world.run(300)
+    assert world.active() == {"a", "b"}
+    del world.rates["a"]
+    world.told["a"] = "gone"
+    pool.left("a", world.now)
+    world.run(3)
+    assert world.active() == {"b", "c"}
+
+
+def test_prices_of_the_config_count_whatever_a_node_says() -> None:
+    pool = Pool(QUICK, 2, prices={"spot-*": [0.3, 0.1], "*": [2.0]})
+    for name in ("spot-1", "other"):
+        pool.joined(name, name, 0.0)
+        pool.offered(name, Terms(0.0), 0.0)
+    assert pool.describe("spot-1", 0.0)["usd_per_hour"] == 0.3 and pool.describe("other", 0.0)["usd_per_hour"] == 2.0
+
+
+def test_a_spent_budget_stops_what_costs_and_says_so() -> None:
+    pool = Pool(Rules(dwell_s=10.0, budget_usd=1.0), 2, spent_before=0.9)
+    world = World(pool, {"a": 100.0, "free": 100.0}, {"a": 3600.0, "free": 0.0}, 10.0, 500)
+    world.run(10)
+    assert world.active() == {"free"} and "budget of $1.00 is spent" in pool.status(world.now)["blocked"]
+
+
+def test_a_version_is_due_every_kappa_steps() -> None:
+    pool = Pool(QUICK, 4, publish_every=3)
+    assert pool.due(0, None) and not pool.due(2, 0) and pool.due(3, 0)
+
+
+def test_kappa_follows_how_long_a_version_takes() -> None:
+    pool = Pool(QUICK, 6)
+    world = World(pool, {"a": 100.0}, {"a": 0.0}, 10.0, 800)
+    world.run(50)
+    assert pool.kappa == 1
+    for _ in range(5):
+        pool.installed("a", 25.0)  # a step takes 10 s
+    assert pool.kappa > 2
+
+
+def test_the_next_life_goes_on_with_the_bill() -> None:
+    pool = Pool(QUICK, 2, learner_usd_per_hour=3.6, spent_before=5.0)
+    world = World(pool, {"a": 100.0}, {"a": 0.0}, 10.0, 500)
+    world.run(100)
+    assert 5.0 < pool.spent_usd(world.now) <= 5.1 + 1e-9
