@@ -8,7 +8,7 @@ the very bits that it finds in place. Must not know states, routes or requests.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,14 +49,15 @@ def keep_linears_whole() -> None:
 
 
 class Ahead:
-    """Packed copies of what small layers will hold, for those whose weights lie in `storages` (by address).
+    """Packed copies of what layers whose weights lie in `storages` (by address) will hold: made now for small ones.
 
     `write(weight, values)` puts into `values`, which has what `weight` has now, what the weight will hold.
     """
 
     def __init__(self, storages: set[int], write: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
         self._made: dict[Any, SimpleNamespace] = {}
-        for layer in _touched(storages):
+        self._layers = _touched(storages)
+        for layer in self._layers:
             weight = layer.weight.detach()
             if weight.nbytes <= AHEAD_BYTES and weight.is_contiguous():
                 twin = SimpleNamespace(weight=weight.clone(), bias=None)
@@ -64,21 +65,21 @@ class Ahead:
                 layer.shoal_pack(twin, remove_weight=False)
                 self._made[layer] = twin
 
-    def take(self, layer: Any) -> bool:
-        """Whether there was a copy of the very values that the layer has: it computes with that one now."""
-        twin = self._made.pop(layer, None)
-        if twin is None or not torch.equal(bits(twin.weight), bits(layer.weight.detach())):
-            return False
-        layer.cpu_linear = twin.cpu_linear
-        return True
+    def use(self) -> None:
+        """The layers' weights were written to: have them compute with what was made of these very values, and pack the rest."""
+        for layer in self._layers:
+            twin = self._made.pop(layer, None)
+            if twin is not None and torch.equal(bits(twin.weight), bits(layer.weight.detach())):
+                layer.cpu_linear = twin.cpu_linear
+            else:
+                layer.shoal_pack(layer, remove_weight=False)
 
 
-def _touched(storages: set[int]) -> Iterable[Any]:
+def _touched(storages: set[int]) -> list[Any]:
     return [layer for layer in _packed if layer.weight.untyped_storage().data_ptr() in storages]
 
 
-def repack(storages: set[int], ahead: Ahead | None = None) -> None:
+def repack(storages: set[int]) -> None:
     """Renew the packed copies whose weights lie in these storages (by address), which were written to."""
     for layer in _touched(storages):
-        if ahead is None or not ahead.take(layer):
-            layer.shoal_pack(layer, remove_weight=False)
+        layer.shoal_pack(layer, remove_weight=False)

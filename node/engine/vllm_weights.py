@@ -66,13 +66,13 @@ class Copies:
             for route in routes[name]:
                 self._targets.append(route.target)
                 self._parts.append(route.part(tensor))
-        self.storages = {target.untyped_storage().data_ptr() for target in self._targets}
-        """addresses of what is written to"""
-        self.ahead = vllm_packing.Ahead(self.storages, self._write) if vllm_compat.on_cpu() else None
+        storages = {target.untyped_storage().data_ptr() for target in self._targets}
+        self._packed = vllm_packing.Ahead(storages, self._write) if vllm_compat.on_cpu() else None
 
     def run(self) -> None:
         copy_all(self._targets, self._parts)
-        vllm_packing.repack(self.storages, self.ahead)
+        if self._packed is not None:
+            self._packed.use()
 
     def _write(self, weight: torch.Tensor, values: torch.Tensor) -> None:
         """What `run` puts into `weight`, into `values` instead, which has its form."""
