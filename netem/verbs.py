@@ -80,7 +80,8 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
                    help="models whose updates are measured (default 0.45m to 57m; also 270m, 0.6b, 1.2b)")
     p.add_argument("--throughput", default="0.45m,57m", metavar="A,B", help="models whose tokens are counted (default 0.45m,57m)")
     p.add_argument("--prompts", type=int, default=64, metavar="N", help="of a turn (default 64)")
-    p.add_argument("--new", type=int, default=256, metavar="TOKENS", help="made for each prompt of 40 (default 256)")
+    p.add_argument("--new", type=int, default=0, metavar="TOKENS",
+                   help="made for each prompt of 40 (default 512, or 64 from 20 M parameters on)")
     p.add_argument("--running", type=int, default=32, metavar="N", help="sequences at once (default 32)")
     p.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="default float32")
     p.add_argument("--folder", type=Path, metavar="DIR", help="where files go (default: where temporary files go)")

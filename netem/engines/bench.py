@@ -40,6 +40,9 @@ SEQUENCES = {"270m": 8, "0.6b": 4, "1.2b": 2}
 RIVALS = (("offline", "offline", False), ("spread", "offline", True), ("core", "core", False))
 """Name of a row of throughput, kind of its process (`rival`), whether vLLM may spread over several processes."""
 
+NEW_TOKENS, NEW_TOKENS_LARGE, LARGE = 512, 64, 20_000_000
+"""Made for each prompt, unless told: fewer by models of so many parameters, which take that long for a token."""
+
 Spread = dict[str, float]
 
 
@@ -57,7 +60,8 @@ class EngineBench:
     sizes: tuple[str, ...] = ("0.45m", "2m", "10m", "57m")
     count: int = 64
     length: int = 40
-    new: int = 256
+    new: int = 0
+    """0: by the model's size"""
     running: int = 32
     dtype: str = "float32"
     pause_model: str = "0.45m"
@@ -77,7 +81,7 @@ def bench_engine(bench: EngineBench, folder: Path | None, say: Callable[[str], N
     b = bench
     if b.engine not in ("vllm", "transformers"):
         raise UsageError(f"no engine {b.engine!r} to measure; there are vllm and transformers")
-    if min(b.rounds, b.pauses, b.count, b.length, b.new) < 1 or b.running < IN_FLIGHT or b.length + b.new > CONTEXT:
+    if min(b.rounds, b.pauses, b.count, b.length) < 1 or b.running < IN_FLIGHT or not 0 <= b.new <= CONTEXT - b.length:
         raise UsageError(
             f"numbers must be 1 or more, sequences at once {IN_FLIGHT}, and a prompt with its completion at most {CONTEXT} tokens"
         )
@@ -214,12 +218,12 @@ class _Bench:
     # --- throughput --------------------------------------------------------------------------------------------------
 
     async def _throughput(self, model: Model) -> dict[str, Any]:
-        b = self.bench
+        b, new = self.bench, self.bench.new or (NEW_TOKENS if model.parameters < LARGE else NEW_TOKENS_LARGE)
         made: dict[str, list[float]] = {}
         cpu: dict[str, list[float]] = {}
         async with AsyncExitStack() as stack:
             swarm = await stack.enter_async_context(open_swarm(
-                model, self.folder / f"{model.name}-run", b.engine, b.python, b.count, b.length, b.new, b.running, b.dtype,
+                model, self.folder / f"{model.name}-run", b.engine, b.python, b.count, b.length, new, b.running, b.dtype,
             ))  # fmt: skip
             client = await self._engine(stack, model)
             rows = [Row("process", client), Row("node", swarm)]
@@ -233,24 +237,24 @@ class _Bench:
             for turn in range(b.rounds + 1):
                 # Prompts of the node's turn are those of its numbers; the others get the same.
                 given = prompts(turn * b.count, b.count, b.length, model.vocabulary)
-                ask = {"seed": turn * b.count, "count": b.count, "length": b.length, "new": b.new, "vocabulary": model.vocabulary}
+                ask = {"seed": turn * b.count, "count": b.count, "length": b.length, "new": new, "vocabulary": model.vocabulary}
                 rates: dict[str, float] = {}
                 for row in rows[turn % len(rows) :] + rows[: turn % len(rows)]:
                     match row.maker:
                         case Client():
-                            answer = await generate(row.maker, given, b.new)
+                            answer = await generate(row.maker, given, new)
                         case Swarm():
                             answer = await row.maker.generate()
                             _extend(cpu, {name: [s / answer["seconds"]] for name, s in answer["cpu_s"].items()} if turn else {})
                         case Rival():
                             answer = await row.maker.ask(**ask, logprobs=row.logprobs)
-                    if answer["tokens"] != b.count * b.new:
-                        raise ShoalError(f"{row.name} made {answer['tokens']} tokens of {b.count * b.new}")
+                    if answer["tokens"] != b.count * new:
+                        raise ShoalError(f"{row.name} made {answer['tokens']} tokens of {b.count * new}")
                     rates[row.name] = answer["tokens"] / answer["seconds"]
                 _extend(made, {name: [rate] for name, rate in rates.items()} if turn else {})
                 self.say(f"{model.name}: " + ", ".join(f"{name} {rate:,.0f}" for name, rate in rates.items()))
         return {
-            "model": model.name, "parameters": model.parameters, "prompts": b.count, "length": b.length, "new": b.new,
+            "model": model.name, "parameters": model.parameters, "prompts": b.count, "length": b.length, "new": new,
             "running": b.running, "tokens_per_s": {name: spread(values) for name, values in made.items()},
             "cpu": {name: spread(values) for name, values in cpu.items()}, "node_share": node_share(made),
         }  # fmt: skip
