@@ -42,7 +42,12 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
 
     what = "measurements"
     bench = verbs.add_parser("bench", help=what, description=what, allow_abbrev=False)
+<<<<<<< HEAD
     actions = bench.add_subparsers(dest="action", required=True, metavar="NAME")
+=======
+    names = "broadcast|chaos|codec|engine|head|memory|rollouts|update"
+    actions = bench.add_subparsers(dest="action", required=True, metavar=names)
+>>>>>>> main
     what = "our broadcast against star, chain, tree, shardcast and libtorrent on the same emulated links (needs root)"
     p = verb("broadcast", _bench_broadcast, what, actions)
     p.add_argument("--scenario", action="extend", nargs="+", metavar="NAME_OR_FILE", help="default: the README's five")
@@ -79,6 +84,22 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
     p.add_argument("--temperature", type=float, default=1.0, metavar="T", help="default 1; 0.0001 is as good as greedy")
     p.add_argument("--train", action="store_true", help="the weights change from step to step (default: frozen)")
     p.add_argument("--compare", action="store_true", help="completions beside those of a second run, which nothing disturbs")
+    p.add_argument("--folder", type=Path, metavar="DIR", help="where files go (default: where temporary files go)")
+    what = "a node's engine beside vLLM's own: pauses for new weights, by size of the model, and tokens a second"
+    p = verb("engine", _bench_engine, what, actions)
+    p.add_argument("--engine", default="vllm", choices=["vllm", "transformers"], help="default vllm")
+    p.add_argument("--engine-python", default="", metavar="PATH", help="as for shoal node")
+    p.add_argument("--rounds", type=int, default=5, metavar="N", help="turns that each is measured (default 5)")
+    p.add_argument("--pauses", type=int, default=5, metavar="N", help="updates in a turn (default 5)")
+    p.add_argument("--pause", default="0.45m", metavar="MODEL", help="whose pauses are compared ('' for none; default 0.45m)")
+    p.add_argument("--sizes", default="0.45m,2m,10m,57m", metavar="A,B",
+                   help="models whose updates are measured (default 0.45m to 57m; also 270m, 0.6b, 1.2b)")
+    p.add_argument("--throughput", default="0.45m,57m", metavar="A,B", help="models whose tokens are counted (default 0.45m,57m)")
+    p.add_argument("--prompts", type=int, default=64, metavar="N", help="of a turn (default 64)")
+    p.add_argument("--new", type=int, default=0, metavar="TOKENS",
+                   help="made for each prompt of 40 (default 512, or 64 from 20 M parameters on)")
+    p.add_argument("--running", type=int, default=32, metavar="N", help="sequences at once (default 32)")
+    p.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="default float32")
     p.add_argument("--folder", type=Path, metavar="DIR", help="where files go (default: where temporary files go)")
     what = "does the head keep up with many nodes that stream tokens, on one core (two processes over loopback)"
     p = verb("head", _bench_head, what, actions)
@@ -226,6 +247,23 @@ def _bench_chaos(args: argparse.Namespace) -> dict[str, Any]:
     )  # fmt: skip
     say = lambda line: print(line, file=sys.stderr, flush=True)
     result = bench_chaos(settings, args.compare, args.folder, say)
+    if not args.json:
+        print(describe(result))
+    return result
+
+
+def _bench_engine(args: argparse.Namespace) -> dict[str, Any]:
+    from netem.engines.bench import EngineBench, bench_engine
+    from netem.engines.report import describe
+
+    args.where = args.folder
+    say = lambda line: print(line, file=sys.stderr, flush=True)
+    sizes, throughput = (tuple(filter(None, text.split(","))) for text in (args.sizes, args.throughput))
+    bench = EngineBench(
+        args.engine, args.engine_python or sys.executable, args.rounds, args.pauses, throughput, sizes, args.prompts, 40,
+        args.new, args.running, args.dtype, args.pause,
+    )  # fmt: skip
+    result = bench_engine(bench, args.folder, say)
     if not args.json:
         print(describe(result))
     return result

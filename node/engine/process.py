@@ -246,7 +246,7 @@ class EngineProcess(Engine):
 
 
 @contextmanager
-def _packages(python: str) -> Iterator[str]:
+def packages(python: str) -> Iterator[str]:
     """A folder where `python` finds our packages, for as long as its process runs. Installed, they lie among all others of
     this environment, which another one must not see: then it is a folder with links to ours alone."""
     if python == sys.executable or _ROOT.name not in ("site-packages", "dist-packages"):
@@ -269,7 +269,7 @@ async def open_engine_process(
     when it does not come up.
     """
     arguments = [python, "-m", "node.engine.child"]
-    with _packages(python) as root:
+    with packages(python) as root:
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         async with _running(arguments, kind, settings, {**os.environ, "PYTHONPATH": path}, progress_s) as engine:
             yield engine

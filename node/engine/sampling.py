@@ -99,13 +99,28 @@ def sample(logits: torch.Tensor, params: SamplingParams, positions: np.ndarray) 
     zero is never drawn. A row whose logits are not numbers gets a log probability that is not finite.
     """
     logp = log_probs(logits, params)
-    p = logp.exp()
-    cdf = p.cumsum(-1)
-    u = torch.from_numpy(uniforms(params.keys, positions)).to(logp.device)[:, None]
-    ids = ((cdf > u * cdf[:, -1:]) & (p > 0)).to(torch.uint8).argmax(-1)
-    # A parallel cumsum need not be monotone in the last bit: should no token qualify, take the most probable one.
-    ids = torch.where(p.gather(-1, ids[:, None])[:, 0] > 0, ids, p.argmax(-1))
+    ids = _read_off(logp, torch.from_numpy(uniforms(params.keys, positions)).to(logp.device)[:, None])
     if params.greedy is not None:
         ids = torch.where(params.greedy, logits.argmax(-1), ids)
     chosen = logp.gather(-1, ids[:, None])[:, 0]
     return ids.cpu().numpy(), chosen.to(torch.float32).cpu().numpy()
+
+
+def _read_off(logp: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """int64 [n]: each row's first token, of a probability above zero, at which the cumulative distribution passes u [n, 1]."""
+    p = logp.exp()
+    if p.device.type == "cpu":
+        # One after the other, so monotone, and it rises only where p > 0: a binary search finds that same token, and the time of
+        # a wide vocabulary goes into exponentials alone.
+        cdf = p.cumsum_(-1)
+        ids = torch.searchsorted(cdf, u * cdf[:, -1:], right=True)[:, 0]
+        missed = ids == cdf.shape[-1]  # rounded up to all there is; or not numbers
+        if not missed.any():
+            return ids
+        p = logp.exp()
+        ids = ids.masked_fill(missed, 0)
+    else:
+        cdf = p.cumsum(-1)
+        ids = ((cdf > u * cdf[:, -1:]) & (p > 0)).to(torch.uint8).argmax(-1)
+    # A parallel cumsum need not be monotone in the last bit: should no token qualify, take the most probable one.
+    return torch.where(p.gather(-1, ids[:, None])[:, 0] > 0, ids, p.argmax(-1))

@@ -11,6 +11,7 @@ back and compared; failing that, EngineBroken. `pause_s` does not contain the re
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,6 +32,8 @@ from p2p.errors import Refusal
 from p2p.protocol.rollout import Generate, TokenEvent
 from p2p.version import Version
 
+_NOTHING = np.zeros(1, np.float32)
+
 
 class VllmCore(EngineCore):
     """See EngineCore for the contract. `clock` gives seconds and serves only statistics and measured pauses."""
@@ -48,8 +51,8 @@ class VllmCore(EngineCore):
         self._held: dict[str, Row] = {}
         self._keys: dict[str, str] = {}
         """held request -> its name inside vLLM, a new one each time: a late word about an aborted one finds nobody"""
-        self._rows: dict[str, Row] = {}
-        """name inside vLLM -> row"""
+        self._rows: dict[str, tuple[Row, str]] = {}
+        """name inside vLLM -> row, and what its draws are asked for by"""
         self._instant: dict[str, str] = {}
         """held requests that need no token -> their finish"""
         self._ended: list[TokenEvent] = []
@@ -146,9 +149,9 @@ class VllmCore(EngineCore):
             output_kind=RequestOutputKind.DELTA,
             extra_args=ask(key, request.seed, request.temperature, request.top_p, len(row.ids)),
         )  # fmt: skip
-        self._engine.add_request(key, self._prompt(row.tokens()), params)
-        self._keys[request.request_id] = key
-        self._rows[key] = row
+        name = self._engine.add_request(key, self._prompt(row.tokens()), params)
+        self._keys[request.request_id] = name
+        self._rows[name] = row, key
 
     def _prompt(self, tokens: list[int]) -> dict[str, Any]:
         """Blocks of keys and values are shared among requests of one version only: it is part of what names them."""
@@ -168,42 +171,37 @@ class VllmCore(EngineCore):
 
     def _advance(self, events: list[TokenEvent]) -> list[Any]:
         """One step of vLLM: its tokens as events. Returns what it says about requests that are not ours (a score)."""
-        outputs = self._engine.step()
+        outputs, ended = vllm_compat.step(self._engine)
         drawn = self._ask("shoal_drawn")[0] if outputs else {}
-        others, made = [], 0
+        made = len(events)
         for output in outputs:
-            row = self._rows.get(output.request_id)
-            if row is None:
-                others.append(output)
-                continue
-            event = self._event(row, output.request_id, output.outputs[0], drawn)
-            made += len(event.ids)
-            events.append(event)
+            if (found := self._rows.get(output.request_id)) is not None:
+                events.append(self._event(*found, output, drawn))
         now = self._clock()
         self._last_step = now if self._held else None
-        self._rate.add(now, made)
-        return others
+        self._rate.add(now, sum(len(event.ids) for event in events[made:]))
+        return ended
 
-    def _event(self, row: Row, key: str, output: Any, drawn: dict[str, tuple[int, float]]) -> TokenEvent:
-        ids, finish, version = tuple(output.token_ids), output.finish_reason or "", self._version
+    def _event(self, row: Row, key: str, output: Any, drawn: dict[str, tuple[int, np.ndarray]]) -> TokenEvent:
+        made, version = output.new_token_ids, self._version
+        finish = "" if output.finish_reason is None else str(output.finish_reason)
         if finish not in ("", "stop", "length"):
             self._forget(row)
             return row.last_event(version, "error", f"vLLM ended it: {finish}")
-        token, logprob = drawn.get(key, (-1, 0.0))
-        if ids != (token,):
-            raise RuntimeError(f"vLLM made {ids} where {token} was drawn: its sampling is not ours")
-        if not np.isfinite(logprob):
-            self._engine.abort_request([] if finish else [key])
+        token, logprob = drawn.get(key, (-1, _NOTHING))
+        if len(made) != 1 or made[0] != token:
+            raise RuntimeError(f"vLLM made {made} where {token} was drawn: its sampling is not ours")
+        if not math.isfinite(logprob[0]):
+            vllm_compat.withdraw(self._engine, [] if finish else [output.request_id])
             self._forget(row)
             return row.last_event(version, "error", "the model's logits are not numbers")
         start = len(row.ids)
         row.ids.append(token)
         row.first, row.last = row.first or version, version
-        if finish:
-            self._forget(row)
-        ends = (row.first, version) if finish else (None, None)
-        values = np.array([logprob], dtype=np.float32)
-        return TokenEvent(row.request.request_id, start, ids, values, version, finish, "", *ends)
+        if not finish:
+            return TokenEvent(row.request.request_id, start, (token,), logprob, version)
+        self._forget(row)
+        return TokenEvent(row.request.request_id, start, (token,), logprob, version, finish, "", row.first, version)
 
     def _forget(self, row: Row) -> None:
         del self._held[row.request.request_id]
@@ -219,7 +217,7 @@ class VllmCore(EngineCore):
         names = list(self._held) if request_ids is None else [n for n in dict.fromkeys(request_ids) if n in self._held]
         keys = [self._keys[n] for n in names if n in self._keys]
         if keys:
-            self._engine.abort_request(keys)
+            vllm_compat.withdraw(self._engine, keys)
         gone = [self._held[n] for n in names]
         for row in gone:
             if self._instant.pop(row.request.request_id, None) is None:
@@ -259,8 +257,8 @@ class VllmCore(EngineCore):
 
     def _enter_again(self) -> None:
         """Rows without a token yet begin anew: under "keep" they too must not share blocks of the old weights."""
-        waiting = [row for row in self._rows.values() if row.last is None]
-        self._engine.abort_request([self._keys[row.request.request_id] for row in waiting])
+        waiting = [row for row, _ in self._rows.values() if row.last is None]
+        vllm_compat.withdraw(self._engine, [self._keys[row.request.request_id] for row in waiting])
         for row in waiting:
             del self._rows[self._keys[row.request.request_id]]
             self._enter(row)
@@ -339,7 +337,7 @@ class VllmCore(EngineCore):
             scored = next((o for o in self._advance(self._ended) if o.request_id == key and o.finished), None)
         rows = scored.prompt_logprobs[len(prompt_ids) :] if n > 1 else []
         scores = [row[t].logprob for row, t in zip(rows, completion_ids[:-1], strict=True)]
-        return np.array([*scores, self._ask("shoal_drawn")[0][key][1]], dtype=np.float32)
+        return np.array([*scores, *self._ask("shoal_drawn")[0][key][1]], dtype=np.float32)
 
     def stats(self) -> EngineStats:
         if self._engine is None:

@@ -28,11 +28,12 @@ def ask(key: str, seed: int, temperature: float, top_p: float, position: int, to
     return {ASK: (key, seed, temperature, top_p, position, token)}
 
 
-_last: dict[str, tuple[int, float]] = {}
+_last: dict[str, tuple[int, np.ndarray]] = {}
 
 
-def drawn() -> dict[str, tuple[int, float]]:
-    """(token id, log probability) of each request in the last batch; a row still in prefill has one that means nothing."""
+def drawn() -> dict[str, tuple[int, np.ndarray]]:
+    """(token id, its log probability as float32 [1]) of each request in the last batch; a row still in prefill has one that
+    means nothing."""
     return _last
 
 
@@ -94,5 +95,5 @@ class Draws(LogitsProcessor):
             one = SamplingParams.build([0], [temperature], [1.0], logits.device)
             ids[i], logprobs[i] = token, float(log_probs(logits[i : i + 1], one)[0, token])
         _last.clear()
-        _last.update(zip(self._names, zip(ids.tolist(), logprobs.tolist(), strict=True), strict=True))
+        _last.update(zip(self._names, zip(ids.tolist(), logprobs[:, None], strict=True), strict=True))
         return logits.fill_(-torch.inf).scatter_(1, torch.from_numpy(ids).to(logits.device)[:, None], 0.0)

@@ -13,24 +13,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
-from node.engine import vllm_compat, vllm_draws
+from node.engine import vllm_compat, vllm_draws, vllm_packing
 from node.engine.base import StateFile
 from node.engine.model import MappedState
+from node.engine.vllm_packing import bits
 from p2p.errors import Refusal
 from p2p.layout import Layout
 from p2p.version import Version
 
-vllm_compat.keep_linears_whole()  # vLLM imports this room before it builds a model
+if vllm_compat.on_cpu():  # vLLM imports this room before it builds a model
+    vllm_packing.keep_linears_whole()
 
 PAGE = 4096
 """Bytes of a page, or less: how far apart a stage touches what a commit will read."""
-
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +48,45 @@ class Route:
     def part(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.as_strided(self.shape, self.stride, tensor.storage_offset() + self.offset)
 
-    def fill(self, tensor: torch.Tensor) -> None:
-        self.target.copy_(self.part(tensor))
-
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether the parameter has the very bits that `fill` would put there."""
+        """Whether the parameter has the very bits that a copy would put there."""
         want = self.part(tensor).to(device=self.target.device, dtype=self.target.dtype)
-        bits = _BITS[want.element_size()]
-        return torch.equal(want.view(bits), self.target.view(bits))
+        return torch.equal(bits(want), bits(self.target))
+
+
+class Copies:
+    """All that putting some tensors of a state in place takes, laid out beforehand."""
+
+    def __init__(self, routes: dict[str, list[Route]], source: MappedState, names: Iterable[str]) -> None:
+        self.names = tuple(names)
+        self._targets: list[torch.Tensor] = []
+        self._parts: list[torch.Tensor] = []
+        for name in self.names:
+            tensor = source.tensor(name)
+            for route in routes[name]:
+                self._targets.append(route.target)
+                self._parts.append(route.part(tensor))
+        storages = {target.untyped_storage().data_ptr() for target in self._targets}
+        self._packed = vllm_packing.Ahead(storages, self._write) if vllm_compat.on_cpu() else None
+
+    def run(self) -> None:
+        copy_all(self._targets, self._parts)
+        if self._packed is not None:
+            self._packed.use()
+
+    def _write(self, weight: torch.Tensor, values: torch.Tensor) -> None:
+        """What `run` puts into `weight`, into `values` instead, which has its form."""
+        address = weight.untyped_storage().data_ptr()
+        for target, part in zip(self._targets, self._parts, strict=True):
+            if target.untyped_storage().data_ptr() == address:
+                offset = target.storage_offset() - weight.storage_offset()
+                values.as_strided(target.shape, target.stride(), offset).copy_(part)
+
+
+def copy_all(targets: list[torch.Tensor], parts: list[torch.Tensor]) -> None:
+    """Each part into its target: one call, since a small model's copies are shorter than Python's way to each."""
+    if targets:
+        torch._foreach_copy_(targets, parts)
 
 
 class _Watch(TorchDispatchMode):
@@ -122,33 +154,37 @@ class WeightRoom:
     Two states are mapped at most: the one that is served, and the one that is staged to take its place.
     """
 
+    _shoal_copies: Copies | None = None
+    """of the staged state"""
+
+    @torch.no_grad()
     def shoal_open(self, state: StateFile, names: tuple[str, ...]) -> None:
-        """Map `state` as the staged one, and touch the pages of `names`, so that no fault waits for a disk later."""
+        """Map `state` as the staged one, touch the pages of `names`, so that no fault waits for a disk later, and lay out what
+        their copy takes."""
         source = MappedState(state)
         for name in names:
             source.tensor(name).flatten().view(torch.uint8)[::PAGE].sum()
         self._shoal_sources()["staged"] = source
+        self._shoal_copies = Copies(self._shoal_routes(), source, names)
 
     def shoal_drop(self) -> None:
         """Nothing is staged any more."""
         self._shoal_sources().pop("staged", None)
+        self._shoal_copies = None
 
     def shoal_settle(self) -> None:
         """The staged state is what is served from here on."""
         sources = self._shoal_sources()
         sources["served"] = sources.pop("staged")
+        self._shoal_copies = None
 
     @torch.no_grad()
-    def shoal_fill(self, which: str, names: Iterable[str]) -> None:
+    def shoal_fill(self, which: str, names: tuple[str, ...]) -> None:
         """Put these tensors of the "staged" or the "served" state in place."""
-        routes, source = self._shoal_routes(), self._shoal_sources()[which]
-        written = set()
-        for name in names:
-            tensor = source.tensor(name)
-            for route in routes[name]:
-                route.fill(tensor)
-                written.add(route.target.untyped_storage().data_ptr())
-        vllm_compat.repack(written)
+        copies = self._shoal_copies
+        if which != "staged" or copies is None or copies.names != tuple(names):
+            copies = Copies(self._shoal_routes(), self._shoal_sources()[which], names)
+        copies.run()
         self._shoal_synchronize()
 
     @torch.no_grad()
@@ -156,7 +192,7 @@ class WeightRoom:
         """The same for all tensors, through the model's own loading."""
         model = self._shoal_model()
         load_by_name(model, self._shoal_sources()[which])
-        vllm_compat.repack({p.untyped_storage().data_ptr() for p in model.parameters()})
+        vllm_packing.repack({p.untyped_storage().data_ptr() for p in model.parameters()})
         self._shoal_synchronize()
 
     @torch.no_grad()
@@ -172,7 +208,7 @@ class WeightRoom:
         routes = self._shoal_routes()
         return [n for n, rs in routes.items() if any(r.target.untyped_storage().data_ptr() not in used for r in rs)]
 
-    def shoal_drawn(self) -> dict[str, tuple[int, float]]:
+    def shoal_drawn(self) -> dict[str, tuple[int, np.ndarray]]:
         return vllm_draws.drawn()
 
     def shoal_score_at(self, temperature: float) -> None:

@@ -165,17 +165,16 @@ def serve(sock: socket.socket) -> None:
 
 def _sabotage(fills: int, reloads: int) -> None:
     from node.engine import vllm_weights
-    from node.engine.vllm_weights import Route
 
-    fill_rightly = getattr(Route, "fill_rightly", Route.fill)
+    copy_rightly = getattr(vllm_weights, "copy_rightly", vllm_weights.copy_all)
     load_rightly = getattr(vllm_weights, "load_rightly", vllm_weights.load_by_name)
     left = {"fills": fills, "reloads": reloads}
 
-    def fill(self: Route, tensor: Any) -> None:
-        fill_rightly(self, tensor)
-        if left["fills"] > 0:
-            left["fills"] -= 1
-            self.target.mul_(1.5)
+    def copy_all(targets: list[Any], parts: list[Any]) -> None:
+        copy_rightly(targets, parts)
+        for target in targets[: left["fills"]]:
+            target.mul_(1.5)
+        left["fills"] = max(0, left["fills"] - len(targets))
 
     def load_by_name(model: Any, source: Any) -> Any:
         loaded = load_rightly(model, source)
@@ -184,8 +183,8 @@ def _sabotage(fills: int, reloads: int) -> None:
             next(model.parameters()).mul_(1.5)
         return loaded
 
-    Route.fill_rightly, vllm_weights.load_rightly = fill_rightly, load_rightly  # type: ignore[attr-defined]
-    Route.fill, vllm_weights.load_by_name = fill, load_by_name  # type: ignore[method-assign]
+    vllm_weights.copy_rightly, vllm_weights.load_rightly = copy_rightly, load_rightly  # type: ignore[attr-defined]
+    vllm_weights.copy_all, vllm_weights.load_by_name = copy_all, load_by_name
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.engine.sampling import SamplingParams, log_probs, sample, seed_keys, uniforms
+from node.engine.sampling import SamplingParams, _read_off, log_probs, sample, seed_keys, uniforms
 
 
 def draws(
@@ -98,3 +98,27 @@ def test_broken_logits_show_as_a_log_probability_that_is_not_finite() -> None:
     logits = torch.tensor([[0.0, torch.nan], [0.0, 1.0]])
     _, logprobs = sample(logits, SamplingParams.build([0, 1], [1.0, 1.0], [1.0, 1.0]), np.array([0, 0]))
     assert not np.isfinite(logprobs[0]) and np.isfinite(logprobs[1])
+
+
+def by_scanning(logp: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """What `_read_off` does where the cumulative sum is a parallel one: the first token that qualifies, looked for at each."""
+    p = logp.exp()
+    cdf = p.cumsum(-1)
+    ids = ((cdf > u * cdf[:, -1:]) & (p > 0)).to(torch.uint8).argmax(-1)
+    return torch.where(p.gather(-1, ids[:, None])[:, 0] > 0, ids, p.argmax(-1))
+
+
+def test_the_binary_search_finds_the_token_that_a_scan_finds() -> None:
+    """Flat and peaked rows, tokens of probability zero, the ends of the unit interval, rows that are not numbers."""
+    random = torch.Generator().manual_seed(0)
+    for vocabulary in (1, 2, 48, 5000):
+        for scale in (0.1, 3.0, 300.0):
+            logits = torch.randn(64, vocabulary, generator=random).double() * scale
+            logits[::2][torch.rand(32, vocabulary, generator=random) < 0.7] = -torch.inf
+            logits[::2, vocabulary // 2] = 0.0
+            logp = torch.log_softmax(logits, -1)
+            logp[5] = torch.nan
+            logp[7, vocabulary - 1] = torch.nan
+            u = torch.rand(64, 1, generator=random, dtype=torch.float64)
+            u[:8], u[8:16] = 0.0, 1 - 2.0**-53
+            assert torch.equal(_read_off(logp, u), by_scanning(logp, u))

@@ -51,9 +51,9 @@ def test_another_environment_sees_our_packages_and_no_other_of_this_one(tmp_path
     for name in ("node", "p2p", "numpy"):
         (root / name).mkdir(parents=True)
     monkeypatch.setattr(process, "_ROOT", root)
-    with process._packages("/other/python") as folder:
+    with process.packages("/other/python") as folder:
         assert sorted(os.listdir(folder)) == ["node", "p2p"]
         assert Path(folder, "p2p").resolve() == root / "p2p"
     assert not Path(folder).exists() and (root / "p2p").is_dir()
-    with process._packages(sys.executable) as folder:
+    with process.packages(sys.executable) as folder:
         assert folder == str(root)
