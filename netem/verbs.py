@@ -42,12 +42,7 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
 
     what = "measurements"
     bench = verbs.add_parser("bench", help=what, description=what, allow_abbrev=False)
-<<<<<<< HEAD
     actions = bench.add_subparsers(dest="action", required=True, metavar="NAME")
-=======
-    names = "broadcast|chaos|codec|engine|head|memory|rollouts|update"
-    actions = bench.add_subparsers(dest="action", required=True, metavar=names)
->>>>>>> main
     what = "our broadcast against star, chain, tree, shardcast and libtorrent on the same emulated links (needs root)"
     p = verb("broadcast", _bench_broadcast, what, actions)
     p.add_argument("--scenario", action="extend", nargs="+", metavar="NAME_OR_FILE", help="default: the README's five")
