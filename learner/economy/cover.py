@@ -32,11 +32,8 @@ FRONTS = 200
 ROUNDS = 16
 """Of set -> spread -> requirement -> set: each only raises the requirement, and a few do."""
 
-TRIES, VAIN = 16, 3
-"""Sets without the slowest nodes that are tried, and how many in a row may be no better."""
-
-SLOWEST = 0.1
-"""Of the chosen nodes, how many of the slowest to leave out in the next try."""
+TRIES = 12
+"""Marks of download, up from the slowest, that are tried as the least a node must have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,22 +235,18 @@ def consistent(
     """A cheap set that is enough for what it itself makes necessary: `need(seconds)` is what is required when a version takes
     so long to reach all, `spread(set)` how long it takes. `fixed` are in it anyway. With `downloads` (bytes per second) it
     also tries without the slowest, in case what they add to the spread costs more than they save. """
-    allowed = [i for i in range(len(prices)) if i not in set(fixed)]
-    best, vain, share = None, 0, SLOWEST
-    for _ in range(TRIES):
+    free = [i for i in range(len(prices)) if i not in set(fixed)]
+    marks = sorted({downloads[i] for i in free}) if len(downloads) else []
+    if len(marks) > TRIES:
+        marks = marks[:: -(-len(marks) // TRIES)]
+    best = None
+    for mark in marks or [0.0]:
+        allowed = [i for i in free if downloads[i] >= mark] if marks else free
         cover = _settle(prices, rates, need, spread, sorted(fixed), allowed, nodes_limit)
         if best is None or _rank(cover) < _rank(best):
-            best, vain = cover, 0
-        else:
-            vain += cover.required < math.inf
-        if len(downloads) == 0 or vain >= VAIN or cover.required <= need(0.0) * (1 + EXACT):
-            break
-        chosen = sorted(downloads[i] for i in set(cover.chosen) - set(fixed))
-        if not chosen:
-            break
-        share = min(0.5, share * 2) if cover.required == math.inf else SLOWEST
-        limit = chosen[int(share * (len(chosen) - 1))]
-        allowed = [i for i in allowed if downloads[i] > limit]
+            best = cover
+        if cover.required <= need(0.0) * (1 + EXACT):
+            break  # how long a version takes makes no difference here
     assert best is not None
     return best
 
