@@ -1,0 +1,147 @@
+"""What it costs: each node's time by its state, and the bytes sent to it. Pure: told what happened, and when.
+
+An account a node, by name, so that one that leaves and returns goes on with its own. Time is charged up to each event, at
+what applied until then; an event that comes with an earlier time changes what applies from now on, and charges nothing twice.
+What the learner itself costs is an account like any other. Must not know why a node is active.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+GB = 1e9
+"""Bytes; egress is priced so."""
+
+ACTIVE = "active"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A node's account."""
+
+    peer: str
+    active_s: float
+    idle_s: float
+    egress_bytes: float
+    tokens: float
+    usd: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepBill:
+    step: int
+    usd: float
+    seconds: float
+    """since the step before"""
+    nodes: dict[str, float]
+    """US dollars of each that cost anything"""
+
+
+@dataclass
+class _Account:
+    since: float
+    state: str = ""
+    """"active", any other word for there and idle, "" for gone"""
+    usd_per_hour: float = 0.0
+    idle_usd_per_hour: float = 0.0
+    usd_per_gb: float = 0.0
+    active_s: float = 0.0
+    idle_s: float = 0.0
+    egress: float = 0.0
+    tokens: float = 0.0
+    usd: float = 0.0
+    counter: float = 0.0
+    """bytes that the present connection has counted"""
+    billed: float = 0.0
+    """dollars that are in a step's bill"""
+
+    def charge(self, now: float) -> None:
+        seconds = max(0.0, now - self.since)
+        self.since = max(now, self.since)
+        if self.state == ACTIVE:
+            self.active_s += seconds
+            self.usd += seconds / 3600 * self.usd_per_hour
+        elif self.state:
+            self.idle_s += seconds
+            self.usd += seconds / 3600 * self.idle_usd_per_hour
+
+
+@dataclass
+class Bill:
+    _accounts: dict[str, _Account] = field(default_factory=dict, init=False, repr=False)
+    _now: float = field(default=-math.inf, init=False, repr=False)
+    """the latest time that it was told"""
+    _step_at: float | None = field(default=None, init=False, repr=False)
+
+    # ---- what happens
+
+    def state(
+        self, peer: str, now: float, state: str, usd_per_hour: float, idle_usd_per_hour: float = 0.0, usd_per_gb: float = 0.0
+    ) -> None:
+        """From now on it is "active", or anything else: there, and idle. Saying so again changes nothing."""
+        account = self._account(peer, now)
+        account.charge(self._now)
+        account.state, account.usd_per_hour = state, usd_per_hour
+        account.idle_usd_per_hour, account.usd_per_gb = idle_usd_per_hour, usd_per_gb
+
+    def left(self, peer: str, now: float) -> None:
+        account = self._account(peer, now)
+        account.charge(self._now)
+        account.state, account.counter = "", 0.0
+
+    def egress(self, peer: str, sent: float) -> None:
+        """So many bytes more were sent to it."""
+        account = self._account(peer)
+        account.egress += sent
+        account.usd += sent / GB * account.usd_per_gb
+
+    def counted(self, peer: str, total: float) -> None:
+        """Its connection has counted so many bytes. A smaller number than before: a new connection, which began at 0."""
+        account = self._account(peer)
+        new = total - account.counter if total >= account.counter else total
+        account.counter = total
+        self.egress(peer, new)
+
+    def accepted(self, peer: str, tokens: float) -> None:
+        """Below zero: taken back."""
+        self._account(peer).tokens += tokens
+
+    def step(self, step: int, now: float) -> StepBill:
+        """A step of the learner ended: all that was spent and is in no bill yet is in this one."""
+        self._until(now)
+        nodes = {}
+        for peer, account in self._accounts.items():
+            if (usd := account.usd - account.billed) != 0:
+                nodes[peer] = usd
+                account.billed = account.usd
+        began, self._step_at = self._step_at, self._now
+        return StepBill(step, math.fsum(nodes.values()), self._now - began if began is not None else 0.0, nodes)
+
+    # ---- what it comes to
+
+    def spent(self, now: float | None = None) -> float:
+        """US dollars so far."""
+        self._until(now)
+        return math.fsum(account.usd for account in self._accounts.values())
+
+    def rows(self, now: float | None = None) -> list[Row]:
+        self._until(now)
+        return list(self._rows())
+
+    def _rows(self) -> Iterator[Row]:
+        for peer, a in sorted(self._accounts.items()):
+            yield Row(peer, a.active_s, a.idle_s, a.egress, a.tokens, a.usd)
+
+    def _account(self, peer: str, now: float | None = None) -> _Account:
+        if now is not None:
+            self._now = max(self._now, now)
+            self._step_at = now if self._step_at is None else self._step_at
+        return self._accounts.setdefault(peer, _Account(self._now))
+
+    def _until(self, now: float | None) -> None:
+        if now is not None:
+            self._now = max(self._now, now)
+        for account in self._accounts.values():
+            account.charge(self._now)
