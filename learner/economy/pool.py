@@ -1,0 +1,352 @@
+"""The pool as the head runs it: what nodes cost and make, who generates, what a step cost. Pure; told the time.
+
+Joins capacity model, rates, activation and bill (the rooms beside this) from what a head sees of its nodes and its trainer. Must
+not know the network, the ledger or how a node is told.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from statistics import median
+from typing import Any
+
+from learner.economy.activation import Activation, Candidate, Decision, Rules
+from learner.economy.bill import Bill
+from learner.economy.demand import Demand, choose_kappa, required, slack, stall
+from learner.economy.rates import Estimate, Rates
+from p2p.protocol.messages import Activate, Terms
+
+SAMPLE_S = 3.0
+"""Over so long a node's tokens are counted as one observation."""
+
+STEPS = 7
+"""Times and tokens of a step are medians over so many: an evaluation now and then must not count."""
+
+SPREADS = 5
+"""The same for how long versions took to reach a node."""
+
+FULL = 0.9
+"""A node that holds this share of its capacity has all the work that it can take."""
+
+PROMISE = 0.8
+"""What is believed of the rate that a node's fitted throughput promises for more sequences than it has had. Where capacity is
+ample nobody is ever full, and what nodes deliver only adds up to what the learner takes: without such a word of what they could do,
+none could ever be let go."""
+
+DECIDE_S = 1.0
+SAID = 20
+"""Changes that are kept for people."""
+
+FREE = Terms(0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the head sees of a node now."""
+
+    ready: bool
+    """it serves a version of this epoch and is not leaving"""
+    load: int
+    """sequences with it"""
+    capacity: int
+    sent_bytes: int = 0
+    """payload of the chunks that it sent since it started"""
+    full_rate: float = 0.0
+    """tokens per second that its fitted throughput promises for all its capacity; 0: not known"""
+
+
+@dataclass
+class _Member:
+    name: str
+    terms: Terms = FREE
+    state: str = "active"
+    why: str = ""
+    why_active: str = ""
+    """of the last time"""
+    accepted: int = 0
+    """tokens since the last sample"""
+    sampled: float = 0.0
+    busy: bool = False
+    """it had all the work it could take at the last sample, and ever since"""
+    full_rate: float = 0.0
+    ready: bool = False
+    joined: float = 0.0
+    caught_up_s: float = 0.0
+    """from its joining until it was ready"""
+    spreads: deque[float] = field(default_factory=lambda: deque(maxlen=SPREADS))
+
+
+@dataclass
+class Pool:
+    """`prices`: name pattern -> what such nodes cost, whatever they say. `publish_every` 0: as the capacity model says.
+
+    A node that costs nothing always generates; only what the others must still make is decided. `spent_before`: by earlier
+    lives of the run. """
+
+    rules: Rules
+    staleness: int
+    publish_every: int = 0
+    prices: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    learner_usd_per_hour: float = 0.0
+    spent_before: float = 0.0
+    generation_s: float = field(default=0.0, init=False)
+    """from a group's reservation until it is whole; the caller keeps it up to date"""
+    bill: Bill = field(default_factory=Bill, init=False)
+    decision: Decision | None = field(default=None, init=False)
+    changes: deque[str] = field(default_factory=lambda: deque(maxlen=SAID), init=False)
+    _members: dict[str, _Member] = field(default_factory=dict, init=False)
+    _names: dict[str, str] = field(default_factory=dict, init=False)
+    """of all that ever joined"""
+    _rates: Rates = field(default_factory=Rates, init=False)
+    _activation: Activation = field(init=False)
+    _decided: float | None = field(default=None, init=False)
+    _began: float | None = field(default=None, init=False)
+    """the learner's step under way"""
+    _waited: float = field(default=0.0, init=False)
+    _tokens: int = field(default=0, init=False)
+    _steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=STEPS), init=False)
+    """(seconds of work, tokens trained on)"""
+    _waits: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS), init=False)
+    _costs: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=STEPS), init=False)
+    """(dollars, tokens) of the last steps"""
+    _trained: int = field(default=0, init=False)
+    _step: int = field(default=0, init=False)
+    _learner_s: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self._activation = Activation(self.rules)
+
+    # ---- nodes
+
+    def joined(self, peer: str, name: str, now: float) -> None:
+        """It says what it costs right after."""
+        self._members[peer] = m = _Member(name, sampled=now, joined=now)
+        self._names[peer] = name
+        m.terms = self._assigned(name) or FREE
+        self._account(peer, m, now)
+
+    def offered(self, peer: str, terms: Terms, now: float) -> Activate | None:
+        """What it says it costs; what to tell it, if anything: what costs something takes versions and waits to be chosen."""
+        m = self._members[peer]
+        m.terms = self._assigned(m.name) or terms
+        told = None
+        if _costs(m.terms):
+            m.state, m.why = "warm", "just joined"
+            told = Activate(m.state, m.why)
+        self._account(peer, m, now)
+        return told
+
+    def left(self, peer: str, now: float) -> None:
+        if self._members.pop(peer, None) is not None:
+            self.bill.left(peer, now)
+
+    def accepted(self, peer: str, tokens: int) -> None:
+        """So many of its tokens were taken."""
+        m = self._members.get(peer)
+        if m is not None and tokens:
+            m.accepted += tokens
+            self.bill.accepted(peer, tokens)
+
+    def installed(self, peer: str, seconds: float) -> None:
+        """A version reached it so long after it was begun. What a joiner takes to catch up is another matter."""
+        m = self._members.get(peer)
+        if m is not None and m.ready:
+            m.spreads.append(seconds)
+
+    def active(self, peer: str) -> bool:
+        """Whether it is to be given work."""
+        m = self._members.get(peer)
+        return m is not None and m.state == "active"
+
+    def sleeps(self, peer: str) -> bool:
+        m = self._members.get(peer)
+        return m is not None and m.state == "asleep"
+
+    # ---- the learner
+
+    def waited(self, seconds: float, tokens: int) -> None:
+        """The trainer waited so long for groups with so many tokens."""
+        self._waited += seconds
+        self._tokens += tokens
+
+    def stepped(self, step: int, now: float) -> None:
+        """`step` steps are done; or the first is about to begin."""
+        if self._began is not None and step > self._step:
+            took = now - self._began
+            self._steps.append((max(took - self._waited, 1e-6), self._tokens))
+            self._waits.append(min(self._waited, took))
+            self._learner_s += took
+            cost = self.bill.step(step, now).usd + took / 3600 * self.learner_usd_per_hour
+            self._costs.append((cost, self._tokens))
+            self._trained += self._tokens
+        self._began, self._waited, self._tokens, self._step = now, 0.0, 0, step
+
+    @property
+    def demand(self) -> Demand | None:
+        """What the learner takes; None before its first step."""
+        if not self._steps:
+            return None
+        work, tokens = median(s for s, _ in self._steps), median(t for _, t in self._steps)
+        return Demand(tokens, work, self.staleness, self.kappa, self.generation_s)
+
+    @property
+    def kappa(self) -> int:
+        """Steps between two versions."""
+        if self.publish_every or not self._steps:
+            return self.publish_every or 1
+        work = median(s for s, _ in self._steps)
+        spread_s = self.spread([p for p in self._members if self.active(p)])
+        return choose_kappa(self.staleness, work, spread_s, self.generation_s)
+
+    def due(self, step: int, published: int | None) -> bool:
+        """Whether a version is to be published after `step` steps, the newest one being of `published`."""
+        return published is None or step - published >= self.kappa
+
+    def spread(self, peers: Collection[str]) -> float:
+        """Seconds until a version is with all of these."""
+        known = {p: median(m.spreads) for p, m in self._members.items() if m.spreads}
+        usual = max(known.values(), default=0.0)
+        return max((known.get(p, usual) for p in peers), default=0.0)
+
+    # ---- deciding
+
+    def tick(self, now: float, seen: Mapping[str, Seen], *, surplus: bool = False) -> list[tuple[str, Activate]]:
+        """Look at the nodes; who is to be told what. `surplus`: work was held back, since the learner could not use more."""
+        for peer, s in seen.items():
+            if peer in self._members:
+                self._look(peer, self._members[peer], s, now)
+        if self._decided is not None and now - self._decided < DECIDE_S:
+            return []
+        self._decided = now
+        priced = {p: m for p, m in self._members.items() if _costs(m.terms)}
+        if not priced:
+            self.decision = None
+            return []
+        self.decision = decision = self._activation.decide(
+            now, self._still_needed(priced), [self._candidate(p, m) for p, m in priced.items()], self.spread,
+            self.spent_usd(now), surplus=surplus,
+        )  # fmt: skip
+        return [(c.peer, self._change(c.peer, c.to, c.why, now)) for c in decision.changes if c.peer in priced]
+
+    def _still_needed(self, priced: Mapping[str, _Member]) -> Demand | None:
+        """What is left for those that cost something."""
+        demand = self.demand
+        if demand is None:
+            return None
+        free = [p for p, m in self._members.items() if p not in priced and m.ready]
+        made = sum(self.estimate(p).lower(self.rules.z) for p in free)
+        left = max(demand.tokens - made * demand.train_s, 1e-3)
+        return replace(demand, tokens=left)
+
+    def estimate(self, peer: str) -> Estimate:
+        """What a node makes, or would if it had all the work that it can take."""
+        found, m = self._rates.estimate(peer), self._members.get(peer)
+        promised = PROMISE * m.full_rate if m is not None and not m.busy else 0.0
+        if promised <= found.mean:
+            return found
+        return Estimate(promised, max(found.sd, (1 - PROMISE) * promised), found.known)
+
+    def _candidate(self, peer: str, m: _Member) -> Candidate:
+        usual = median([o.caught_up_s for o in self._members.values() if o.ready] or [0.0])
+        waiting = 0.0 if m.ready else max(usual, 1.0)
+        return Candidate(
+            peer, m.terms.usd_per_hour, self.estimate(peer), m.state, m.ready, m.terms.idle_usd_per_hour, waiting
+        )  # fmt: skip
+
+    def _change(self, peer: str, to: str, why: str, now: float) -> Activate:
+        m = self._members[peer]
+        m.state, m.why = to, why
+        if to == "active":
+            m.why_active = why
+        m.busy = False
+        self._account(peer, m, now)
+        self.changes.append(f"step {self._step}: {m.name} {to}: {why}")
+        return Activate(to, why[:200])
+
+    def _look(self, peer: str, m: _Member, s: Seen, now: float) -> None:
+        if s.ready and not m.ready and not m.caught_up_s:
+            m.caught_up_s = max(now - m.joined, 1e-3)
+        m.ready, m.full_rate = s.ready, s.full_rate
+        self.bill.counted(peer, s.sent_bytes)
+        full = s.ready and m.state == "active" and s.load >= FULL * s.capacity > 0
+        if not full:
+            m.busy = False
+        if now - m.sampled >= SAMPLE_S:
+            if s.ready and m.state == "active":
+                self._rates.observe(peer, now, now - m.sampled, m.accepted, m.busy)
+            m.accepted, m.sampled, m.busy = 0, now, full
+
+    def _assigned(self, name: str) -> Terms | None:
+        return next((Terms(*map(float, given)) for pattern, given in self.prices.items() if fnmatchcase(name, pattern)), None)
+
+    def _account(self, peer: str, m: _Member, now: float) -> None:
+        t = m.terms
+        self.bill.state(peer, now, m.state, t.usd_per_hour, t.idle_usd_per_hour, t.usd_per_gb)
+
+    # ---- what it says
+
+    def spent_usd(self, now: float) -> float:
+        """By all lives of the run, the learner's own machine included."""
+        return self.spent_before + self.bill.spent(now) + self._learner_s / 3600 * self.learner_usd_per_hour
+
+    def describe(self, peer: str, now: float) -> dict[str, Any]:
+        """A node's part, for the status page."""
+        m = self._members.get(peer)
+        row = next((r for r in self.bill.rows(now) if r.peer == peer), None)
+        out: dict[str, Any] = {"usd": row.usd if row else 0.0}
+        if m is not None:
+            e = self.estimate(peer)
+            out |= {"activity": m.state, "why": m.why, "why_active": m.why_active, "usd_per_hour": m.terms.usd_per_hour}
+            out |= {"believed_tokens_per_s": e.mean, "believed_sd": e.sd}
+        return out
+
+    def status(self, now: float) -> dict[str, Any]:
+        """Plain values for the status page."""
+        demand, d = self.demand, self.decision
+        peers = [p for p, m in self._members.items() if m.state == "active"]
+        supply = sum(self.estimate(p).mean for p in peers if self._members[p].ready)
+        usd, tokens = sum(c for c, _ in self._costs), sum(t for _, t in self._costs)
+        out: dict[str, Any] = {
+            "nodes": len(self._members), "active": len(peers), "supply_tokens_per_s": supply,
+            "required_tokens_per_s": demand.tokens / demand.train_s if demand else 0.0, "kappa": self.kappa,
+            "spread_s": self.spread(peers), "train_s": demand.train_s if demand else 0.0,
+            "usd_per_hour": sum(_hourly(m) for m in self._members.values()) + self.learner_usd_per_hour,
+            "spent_usd": self.spent_usd(now), "usd_per_step": usd / len(self._costs) if self._costs else 0.0,
+            "usd_per_mtok": 1e6 * usd / tokens if tokens else 0.0,
+            "budget_usd": self.rules.budget_usd if self.rules.budget_usd < float("inf") else 0.0,
+            "blocked": d.blocked if d else "", "short_by": d.short_by if d else 0.0, "changes": list(self.changes),
+        }  # fmt: skip
+        if demand is not None:
+            out["slack"] = list(slack(demand, supply, self.spread(peers)).sentences)
+        return out
+
+    def metrics(self, now: float) -> dict[str, float]:
+        """`cost/*` and `pool/*` of the last step."""
+        usd, tokens = self._costs[-1] if self._costs else (0.0, 0)
+        demand = self.demand
+        out = {
+            "cost/usd": usd, "cost/total_usd": self.spent_usd(now), "cost/usd_per_mtok": 1e6 * usd / tokens if tokens else 0.0,
+            "pool/generating": float(sum(m.state == "active" and m.ready for m in self._members.values())),
+        }  # fmt: skip
+        if demand is not None:
+            peers = [p for p in self._members if self.active(p)]
+            supply, spread_s = sum(self.estimate(p).mean for p in peers), self.spread(peers)
+            wanted = required(demand, spread_s)
+            out |= {
+                "pool/required_tokens_per_s": wanted if wanted < float("inf") else demand.tokens / demand.train_s,
+                "pool/supply_tokens_per_s": supply, "pool/train_s": demand.train_s, "pool/spread_s": spread_s,
+                "pool/generation_s": demand.generation_s, "pool/kappa": float(demand.kappa), "pool/waited_s": self._waits[-1],
+                "pool/stall_predicted": stall(demand, supply, spread_s),
+            }  # fmt: skip
+        return out
+
+
+def _costs(terms: Terms) -> bool:
+    return terms.usd_per_hour > 0 or terms.usd_per_gb > 0
+
+
+def _hourly(m: _Member) -> float:
+    return m.terms.usd_per_hour if m.state == "active" else m.terms.idle_usd_per_hour
