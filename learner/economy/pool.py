@@ -33,8 +33,8 @@ FULL = 0.9
 
 PROMISE = 0.8
 """What is believed of the rate that a node's fitted throughput promises for more sequences than it has had. Where capacity is
-ample nobody is ever full, and what nodes deliver only adds up to what the learner takes: without such a word of what they could do,
-none could ever be let go."""
+ample nobody is ever full, and what nodes deliver only adds up to what the learner takes: without such a word of what they could
+do, none could ever be let go."""
 
 DECIDE_S = 1.0
 SAID = 20
