@@ -36,6 +36,12 @@ PROMISE = 0.8
 ample nobody is ever full, and what nodes deliver only adds up to what the learner takes: without such a word of what they could
 do, none could ever be let go."""
 
+MOSTLY = 0.5
+"""A node that was full so much of the time is judged by what it delivered, and by nothing else."""
+
+LATELY = 0.1
+"""Weight of a sample in how full a node was of late."""
+
 DECIDE_S = 1.0
 SAID = 20
 """Changes that are kept for people."""
@@ -71,6 +77,8 @@ class _Member:
     sampled: float = 0.0
     busy: bool = False
     """it had all the work it could take at the last sample, and ever since"""
+    fullness: float = 0.0
+    """share of its samples of late that were so"""
     full_rate: float = 0.0
     ready: bool = False
     joined: float = 0.0
@@ -244,7 +252,7 @@ class Pool:
     def estimate(self, peer: str) -> Estimate:
         """What a node makes, or would if it had all the work that it can take."""
         found, m = self._rates.estimate(peer), self._members.get(peer)
-        promised = PROMISE * m.full_rate if m is not None and not m.busy else 0.0
+        promised = PROMISE * m.full_rate if m is not None and m.fullness < MOSTLY else 0.0
         if promised <= found.mean:
             return found
         return Estimate(promised, max(found.sd, (1 - PROMISE) * promised), found.known)
@@ -277,6 +285,7 @@ class Pool:
         if now - m.sampled >= SAMPLE_S:
             if s.ready and m.state == "active":
                 self._rates.observe(peer, now, now - m.sampled, m.accepted, m.busy)
+                m.fullness += LATELY * (m.busy - m.fullness)
             m.accepted, m.sampled, m.busy = 0, now, full
 
     def _assigned(self, name: str) -> Terms | None:
@@ -299,9 +308,21 @@ class Pool:
         out: dict[str, Any] = {"usd": row.usd if row else 0.0}
         if m is not None:
             e = self.estimate(peer)
-            out |= {"activity": m.state, "why": m.why, "why_active": m.why_active, "usd_per_hour": m.terms.usd_per_hour}
+            why = self._stands(peer, m) or m.why_active
+            out |= {"activity": m.state, "why": m.why, "why_active": why, "usd_per_hour": m.terms.usd_per_hour}
             out |= {"believed_tokens_per_s": e.mean, "believed_sd": e.sd}
         return out
+
+    def _stands(self, peer: str, m: _Member) -> str:
+        """What an active node is there for now; "" for one that costs nothing, or is not active."""
+        d = self.decision
+        if d is None or peer not in d.active or not 0 < d.required < float("inf"):
+            return ""
+        others = max(0.0, d.supply - (self.estimate(peer).lower(self.rules.z) if m.ready else 0.0))
+        said = f"the others make {others:,.0f} of {d.required:,.0f} tokens/s"
+        if others < d.required:
+            return f"needed: {said}"
+        return f"for the margin: {said}" if others < (1 + self.rules.release) * d.required else f"to spare, for now: {said}"
 
     def status(self, now: float) -> dict[str, Any]:
         """Plain values for the status page."""
