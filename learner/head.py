@@ -310,7 +310,7 @@ class Head(TrainerHandler):
             self.report(node.link.peer, Refusal("installed state has another digest", version=message.version))
         took = self.publisher.installed(node.link.peer, message.version, min(message.bytes_from_peers, MAX_BYTES))
         if took is not None:
-            self.keeper.pool.installed(node.link.peer, took)
+            self.keeper.pool.installed(node.link.peer, took, self._now())
 
     # --- the trainer -------------------------------------------------------------------------------------------------
 

@@ -64,6 +64,9 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
     p.add_argument("--steps", type=int, default=30, metavar="N", help="of the learner, six of them not counted (default 30)")
     p.add_argument("--nodes", type=int, default=4, metavar="N", help="default 4")
     p.add_argument("--staleness", type=int, default=3, metavar="S", help="default 3")
+    what = "nodes come and go: there for S seconds in the mean, away for half of that"
+    p.add_argument("--spot", type=float, default=0.0, metavar="S", help=what)
+    p.add_argument("--seed", type=int, default=0, metavar="N", help="of when (default 0)")
     p.add_argument("--link", default="home-cable", metavar="NAME", help="of all hosts (default home-cable)")
     _add_backend(p)
     p.add_argument("--folder", type=Path, metavar="DIR", help="where files go (default: where temporary files go)")
@@ -226,7 +229,10 @@ def _bench_capacity(args: argparse.Namespace) -> dict[str, Any]:
         factors = [float(text) for text in args.factors.split(",")]
     except ValueError:
         raise UsageError(f"--factors: {args.factors!r} is not a list of numbers") from None
-    case = Case(1.0, args.nodes, args.steps, staleness=args.staleness, link=args.link)
+    case = Case(
+        1.0, args.nodes, args.steps, staleness=args.staleness, link=args.link, spot_up_s=args.spot, seed=args.seed,
+        values=1_000_000 if args.spot else 8_000_000,
+    )  # fmt: skip
     return bench_capacity(factors, case, args.backend, args.folder, lambda line: print(line, file=sys.stderr, flush=True))
 
 

@@ -81,6 +81,7 @@ class _Member:
     """share of its samples of late that were so"""
     full_rate: float = 0.0
     ready: bool = False
+    ready_at: float = 0.0
     joined: float = 0.0
     caught_up_s: float = 0.0
     """from its joining until it was ready"""
@@ -158,10 +159,11 @@ class Pool:
             m.accepted += tokens
             self.bill.accepted(peer, tokens)
 
-    def installed(self, peer: str, seconds: float) -> None:
-        """A version reached it so long after it was begun. What a joiner takes to catch up is another matter."""
+    def installed(self, peer: str, seconds: float, now: float) -> None:
+        """A version reached it so long after it was begun. What was begun before the node was ready does not count: what a joiner
+        takes to catch up is another matter."""
         m = self._members.get(peer)
-        if m is not None and m.ready:
+        if m is not None and m.ready and now - seconds >= m.ready_at:
             m.spreads.append(seconds)
 
     def active(self, peer: str) -> bool:
@@ -277,6 +279,8 @@ class Pool:
     def _look(self, peer: str, m: _Member, s: Seen, now: float) -> None:
         if s.ready and not m.ready and not m.caught_up_s:
             m.caught_up_s = max(now - m.joined, 1e-3)
+        if s.ready and not m.ready:
+            m.ready_at = now
         m.ready, m.full_rate = s.ready, s.full_rate
         self.bill.counted(peer, s.sent_bytes)
         full = s.ready and m.state == "active" and s.load >= FULL * s.capacity > 0

@@ -128,7 +128,7 @@ def test_kappa_follows_how_long_a_version_takes() -> None:
     world.run(50)
     assert pool.kappa == 1
     for _ in range(5):
-        pool.installed("a", 25.0)  # a step takes 10 s
+        pool.installed("a", 25.0, world.now)  # a step takes 10 s
     assert pool.kappa > 2
 
 
