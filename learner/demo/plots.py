@@ -31,6 +31,8 @@ def draw_plots(lines: Sequence[Row], rows: Sequence[Row], folder: Path, bound: i
         _staleness(rows, starts, folder / "staleness.png", bound),
         _step_time(rows, starts, folder / "step_time.png"),
         _mismatch(rows, starts, folder / "mismatch.png"),
+        _capacity(rows, starts, folder / "capacity.png"),
+        _cost(rows, starts, folder / "cost.png"),
     )
     return [plot for plot in drawn if plot is not None]
 
@@ -224,3 +226,27 @@ def _mismatch(rows: Sequence[Row], starts: Mapping[int, int], path: Path) -> Plo
         if min(mean[1]) > 0 and max(mean[1]) > 30 * min(mean[1]):
             ax.set_yscale("log")
     return path, title, "Staleness raises it; so do numerical differences between the nodes' engines and the trainer."
+
+
+def _capacity(rows: Sequence[Row], starts: Mapping[int, int], path: Path) -> Plot | None:
+    title = "What the learner needs, and what the active nodes make"
+    needed, made = column(rows, "pool/required_tokens_per_s"), column(rows, "pool/supply_tokens_per_s")
+    if not needed[0]:
+        return None
+    with _axes(path, title, "optimizer step", "tokens per second", starts) as ax:
+        _curve(ax, *needed, "needed", RED)
+        if made[0]:
+            _curve(ax, *made, "made, or could be", BLUE)
+        ax.set_ylim(0, 2.5 * sorted([*needed[1], *made[1]])[int(0.9 * (len(needed[1]) + len(made[1]) - 1))] or 1)
+    return path, title, "By what was measured of steps, dissemination and nodes; until a node is known it counts for nothing."
+
+
+def _cost(rows: Sequence[Row], starts: Mapping[int, int], path: Path) -> Plot | None:
+    title = "What it cost"
+    total = column(rows, "cost/total_usd")
+    if not total[0] or not max(total[1]) > 0:
+        return None
+    with _axes(path, title, "optimizer step", "US dollars so far", starts) as ax:
+        ax.plot(*total, color=GREEN, linewidth=1.8, label="all nodes,\nand the learner's\nmachine if it has a price")
+        ax.set_ylim(bottom=0)
+    return path, title, "Nodes cost what they say an hour, or what the config says of them, while they generate."

@@ -22,6 +22,7 @@ from learner.demo.processes import Child, Children
 from learner.demo.recipes import RECIPES, Recipe
 from learner.demo.report import write_report
 from learner.demo.view import DemoView
+from learner.status_view import dollars
 from p2p.errors import ShoalError, UsageError
 
 START_S = 60.0
@@ -192,7 +193,8 @@ class Demo:
             "steps": summary["step"], "seconds": time.monotonic() - self.began,
             "versions_published": summary["versions_published"],
             "nodes": [{k: node[k] for k in keep if k in node} for node in summary["nodes"]],
-            "usd_spent": pool["spent_usd"], "usd_per_step": pool["usd_per_step"], "usd_per_mtok": pool["usd_per_mtok"],
+            "usd_spent": pool["spent_usd"], "usd_per_step": pool["spent_usd"] / max(1, summary["step"]),
+            "usd_per_mtok": 1e6 * pool["spent_usd"] / max(1, sum(line["perf/tokens"] for line in by_step.values())),
             "activation": pool["changes"],
             "max_staleness_seen": summary["max_staleness_seen"], "max_staleness": summary["max_staleness"],
             "trajectories": summary["trajectories"],
@@ -247,6 +249,14 @@ def _print_result(result: dict[str, Any]) -> None:
             f"  {node['name']}: version {node['version']} {state}, {node['tokens']} tokens, "
             f"{node['bytes_from_learner'] / mib:.1f} MiB from the learner, {node['bytes_from_peers'] / mib:.1f} from peers"
         )
+    if result["usd_spent"]:
+        print(
+            f"spent {dollars(result['usd_spent'])}: {dollars(result['usd_per_step'])} a step, "
+            f"{dollars(result['usd_per_mtok'])} a million tokens trained on; who generated, and why:"
+        )
+        for node in result["nodes"]:
+            price = f"${node.get('usd_per_hour', 0):.2f}/h, {dollars(node['usd'])}"
+            print(f"  {node['name']}, {price}: {node.get('why_active') or '-'}")
     for fault in result["faults"]:
         print(f"FAULT: {fault}")
     print(f"report: {result['report']}")

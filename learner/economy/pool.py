@@ -36,6 +36,10 @@ PROMISE = 0.8
 ample nobody is ever full, and what nodes deliver only adds up to what the learner takes: without such a word of what they could
 do, none could ever be let go."""
 
+REACH = 2.0
+"""And at most so many times what it has delivered: a fit says little of loads far from those it has seen. Those that stay when one
+is let go deliver more, and so on, until they are full."""
+
 MOSTLY = 0.5
 """A node that was full so much of the time is judged by what it delivered, and by nothing else."""
 
@@ -121,7 +125,6 @@ class Pool:
     _waits: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS), init=False)
     _costs: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=STEPS), init=False)
     """(dollars, tokens) of the last steps"""
-    _trained: int = field(default=0, init=False)
     _step: int = field(default=0, init=False)
     _learner_s: float = field(default=0.0, init=False)
 
@@ -191,7 +194,6 @@ class Pool:
             self._learner_s += took
             cost = self.bill.step(step, now).usd + took / 3600 * self.learner_usd_per_hour
             self._costs.append((cost, self._tokens))
-            self._trained += self._tokens
         self._began, self._waited, self._tokens, self._step = now, 0.0, 0, step
 
     @property
@@ -255,6 +257,7 @@ class Pool:
         """What a node makes, or would if it had all the work that it can take."""
         found, m = self._rates.estimate(peer), self._members.get(peer)
         promised = PROMISE * m.full_rate if m is not None and m.fullness < MOSTLY else 0.0
+        promised = min(promised, REACH * found.mean)
         if promised <= found.mean:
             return found
         return Estimate(promised, max(found.sd, (1 - PROMISE) * promised), found.known)

@@ -137,3 +137,18 @@ def test_the_next_life_goes_on_with_the_bill() -> None:
     world = World(pool, {"a": 100.0}, {"a": 0.0}, 10.0, 500)
     world.run(100)
     assert 5.0 < pool.spent_usd(world.now) <= 5.1 + 1e-9
+
+
+def test_a_wild_promise_is_believed_up_to_twice_what_is_delivered() -> None:
+    pool = Pool(QUICK, 2)
+    pool.joined("a", "a", 0.0)
+    pool.offered("a", Terms(1.0), 0.0)
+    pool.tick(0.5, {"a": Seen(True, 0, 100)})
+    for second in range(1, 90):
+        pool.accepted("a", 10)
+        pool.tick(float(second), {"a": Seen(True, 20, 100, full_rate=50_000.0)})
+    assert 9 < pool.estimate("a").mean <= 20.5
+    for second in range(90, 300):  # and once it is full, what it delivers is what it can do
+        pool.accepted("a", 12)
+        pool.tick(float(second), {"a": Seen(True, 100, 100, full_rate=50_000.0)})
+    assert 11 < pool.estimate("a").mean < 13
