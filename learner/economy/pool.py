@@ -37,8 +37,8 @@ ample nobody is ever full, and what nodes deliver only adds up to what the learn
 do, none could ever be let go."""
 
 REACH = 2.0
-"""And at most so many times what it has delivered: a fit says little of loads far from those it has seen. Those that stay when one
-is let go deliver more, and so on, until they are full."""
+"""And at most so many times what it has delivered: a fit says little of loads far from those it has seen. Those that stay when
+one is let go deliver more, and so on, until they are full."""
 
 MOSTLY = 0.5
 """A node that was full so much of the time is judged by what it delivered, and by nothing else."""
