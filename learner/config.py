@@ -86,6 +86,12 @@ class ActivationSection(Section):
     prices: dict[str, list[float]] = Field(default_factory=dict)
     """name of nodes (* and ? as in a shell) -> [$/hour] or [$/hour, $/hour idle] or [.., .., $/GB that leaves them]: instead of
     what they say themselves; the first that fits counts"""
+    ask_command: list[str] = Field(default_factory=list)
+    """run when more nodes would be worth it, with SHOAL_MORE, SHOAL_WHY, SHOAL_RUN and SHOAL_TICKET in its environment"""
+    ask_url: str = ""
+    """told the same by POST, as JSON"""
+    ask_every_s: float = Field(default=300.0, ge=1)
+    """at most"""
     learner_usd_per_hour: float = Field(default=0.0, ge=0)
     """what the learner's own machine costs, for the bill"""
 

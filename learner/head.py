@@ -41,6 +41,7 @@ from learner.local import (
 from learner.metrics import MetricsLog, network_metrics
 from learner.nodes import MAX_BYTES, NodeState
 from learner.pool import PoolKeeper
+from learner.provider import Provider
 from learner.publisher import Publisher
 from learner.rollouts import Rollouts
 from learner.trainer_port import TrainerHandler
@@ -129,6 +130,7 @@ class Head(TrainerHandler):
         self.final_nodes: dict[str, dict[str, Any]] = {}
         """the nodes as they were when the run ended"""
         self.final_pool: dict[str, Any] = {}
+        self.provider: Provider | None = None
         self.finished = trio.Event()
         self._moved = trio.Event()
         """set, and replaced, when a node reports or goes"""
@@ -148,6 +150,8 @@ class Head(TrainerHandler):
             nursery.start_soon(self.rollouts.journal_tokens)
             nursery.start_soon(self._tick)
             nursery.start_soon(self._until_faulted)
+            if self.provider is not None:
+                nursery.start_soon(self.provider.run)
             task_status.started()
 
     @contextmanager
@@ -407,7 +411,7 @@ class Head(TrainerHandler):
             while any(self._still_follows(n) and n.version != self.publisher.current for n in self.nodes.values()):
                 await self._moved.wait()
         self.final_nodes = {p: self.keeper.describe(n) for p, n in self.nodes.items()}
-        self.final_pool = self.keeper.pool.status(self._now())
+        self.final_pool = self._pool()
         self.keeper.keep()
         for node in self.nodes.values():
             node.link.post(Bye(reason, done=True))
@@ -431,6 +435,9 @@ class Head(TrainerHandler):
             self._counted = (now, time.perf_counter() - began, tally)
         return tally
 
+    def _pool(self) -> dict[str, Any]:
+        return self.keeper.pool.status(self._now()) | {"asked": self.provider.said if self.provider is not None else ""}
+
     def status(self) -> dict[str, Any]:
         """Everything `shoal status` shows, as plain values."""
         self.publisher.count_traffic()
@@ -453,7 +460,7 @@ class Head(TrainerHandler):
                 "groups": self.rollouts.resumed_groups if self.rollouts else 0,
                 "tokens": self.rollouts.resumed_tokens if self.rollouts else 0,
             },
-            "pool": self.final_pool or self.keeper.pool.status(self._now()),
+            "pool": self.final_pool or self._pool(),
             "redundancy": self.rollouts.redundancy.status() if self.rollouts else {},
             **self.publisher.history.summary(),
             "metrics": self.latest,

@@ -27,6 +27,7 @@ from learner.files import write_whole
 from learner.head import Head
 from learner.journal import Commit, Journal
 from learner.outcomes import Sampling
+from learner.provider import Provider
 from learner.rollouts import Rollouts
 from learner.scoring import Scorer
 from learner.status import serve_status
@@ -191,6 +192,8 @@ async def run_learner(
             addresses = tuple(config.swarm.announce) or tuple(network.addresses)
             ticket = make_ticket(identity, run, addresses).encode()
             (run_dir / "ticket.txt").write_text(ticket + "\n")
+            a = config.activation
+            head.provider = Provider(head.keeper.pool.advice, run, ticket, a.ask_command, a.ask_url, a.ask_every_s)
             return await _run(config, head, run_dir, ticket, announce)
 
 

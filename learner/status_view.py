@@ -187,7 +187,7 @@ def capacity(pool: Mapping[str, Any]) -> str:
         f"{pool['supply_tokens_per_s']:,.0f} tokens/s of {pool['required_tokens_per_s']:,.0f} needed, "
         f"{pool['active']} of {pool['nodes']} nodes active"
     )
-    for extra in (pool.get("blocked"), pool.get("advice")):
+    for extra in (pool.get("blocked"), pool.get("advice"), pool.get("asked")):
         text += f"; {extra}" if extra else ""
     return text
 

@@ -10,10 +10,12 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from math import fsum, inf
 from statistics import median
 from typing import Any
 
 from learner.economy.activation import Activation, Candidate, Decision, Rules
+from learner.economy.allocation import Advice, more_nodes
 from learner.economy.bill import Bill
 from learner.economy.demand import Demand, choose_kappa, required, slack, stall
 from learner.economy.rates import Estimate, Rates
@@ -302,6 +304,21 @@ class Pool:
         t = m.terms
         self.bill.state(peer, now, m.state, t.usd_per_hour, t.idle_usd_per_hour, t.usd_per_gb)
 
+    def advice(self) -> Advice | None:
+        """How many more nodes would be worth asking for; None where there is nothing to say: before the first step, while those
+        that are there are not known, and where some that are there are kept waiting."""
+        demand, nodes = self.demand, [p for p, m in self._members.items() if m.ready]
+        working = [p for p in nodes if self.active(p)]
+        if demand is None or len(working) < len(nodes) or not all(self._rates.estimate(p).known for p in working):
+            return None
+        supply = sum(self.estimate(p).mean for p in working)
+        price = fsum(self._members[p].terms.usd_per_hour for p in working) / max(1, len(working))
+        room = self.rules.max_usd_per_hour - fsum(_hourly(m) for m in self._members.values())
+        return more_nodes(
+            demand.tokens / supply if supply > 0 else inf, demand.train_s, len(working), node_usd_per_hour=price,
+            learner_usd_per_hour=self.learner_usd_per_hour, most=room // price if price > 0 else inf,
+        )  # fmt: skip
+
     # ---- what it says
 
     def spent_usd(self, now: float) -> float:
@@ -323,7 +340,7 @@ class Pool:
     def _stands(self, peer: str, m: _Member) -> str:
         """What an active node is there for now; "" for one that costs nothing, or is not active."""
         d = self.decision
-        if d is None or peer not in d.active or not 0 < d.required < float("inf"):
+        if d is None or peer not in d.active or not 0 < d.required < inf:
             return ""
         others = max(0.0, d.supply - (self.estimate(peer).lower(self.rules.z) if m.ready else 0.0))
         said = f"the others make {others:,.0f} of {d.required:,.0f} tokens/s"
@@ -344,9 +361,11 @@ class Pool:
             "usd_per_hour": sum(_hourly(m) for m in self._members.values()) + self.learner_usd_per_hour,
             "spent_usd": self.spent_usd(now), "usd_per_step": usd / len(self._costs) if self._costs else 0.0,
             "usd_per_mtok": 1e6 * usd / tokens if tokens else 0.0,
-            "budget_usd": self.rules.budget_usd if self.rules.budget_usd < float("inf") else 0.0,
+            "budget_usd": self.rules.budget_usd if self.rules.budget_usd < inf else 0.0,
             "blocked": d.blocked if d else "", "short_by": d.short_by if d else 0.0, "changes": list(self.changes),
         }  # fmt: skip
+        advice = self.advice()
+        out["advice"] = advice.why if advice is not None and advice.more else ""
         if demand is not None:
             out["slack"] = list(slack(demand, supply, self.spread(peers)).sentences)
         return out
@@ -364,7 +383,7 @@ class Pool:
             supply, spread_s = sum(self.estimate(p).mean for p in peers), self.spread(peers)
             wanted = required(demand, spread_s)
             out |= {
-                "pool/required_tokens_per_s": wanted if wanted < float("inf") else demand.tokens / demand.train_s,
+                "pool/required_tokens_per_s": wanted if wanted < inf else demand.tokens / demand.train_s,
                 "pool/supply_tokens_per_s": supply, "pool/train_s": demand.train_s, "pool/spread_s": spread_s,
                 "pool/generation_s": demand.generation_s, "pool/kappa": float(demand.kappa), "pool/waited_s": self._waits[-1],
                 "pool/stall_predicted": stall(demand, supply, spread_s),
