@@ -16,7 +16,8 @@ from typing import Any
 
 from learner.config import LearnerConfig
 from learner.economy.activation import Rules
-from learner.economy.pool import Pool, Seen
+from learner.economy.members import Seen
+from learner.economy.pool import Pool
 from learner.files import write_whole
 from learner.nodes import NodeState
 from learner.rollouts import Rollouts
@@ -80,13 +81,17 @@ class PoolKeeper:
     def tick(self, rollouts: Rollouts) -> None:
         """Decide, and carry it out."""
         now, load = self._now(), rollouts.collector.load
+        # What engines promise matters only where somebody may be let go.
+        priced = self.pool.priced
+        promise = rollouts.steering.outlook.full_rate if priced else lambda peer, sequences: 0.0
         seen = {
-            peer: Seen(node.serves(rollouts.epoch, now), load(peer), node.capacity, node.sent_bytes,
-                       rollouts.steering.outlook.full_rate(peer, node.capacity))
+            peer: Seen(
+                node.serves(rollouts.epoch, now), load(peer), node.capacity, node.sent_bytes, promise(peer, node.capacity)
+            )
             for peer, node in self._nodes.items()
         }
         self.pool.generation_s = median(rollouts.took) if rollouts.took else 0.0
-        orders = self.pool.tick(now, seen, surplus=rollouts.held_back)
+        orders = self.pool.tick(now, seen, surplus=priced and rollouts.held_back)
         for peer, order in orders:
             log.info("node %s is %s: %s", self._nodes[peer].link.name, order.state, order.why)
             self._tell(peer, order, rollouts)

@@ -126,6 +126,15 @@ class Bill:
         self._until(now)
         return math.fsum(account.usd for account in self._accounts.values())
 
+    def usd(self, peer: str, now: float) -> float:
+        """What one node has cost so far."""
+        account = self._accounts.get(peer)
+        if account is None:
+            return 0.0
+        self._now = max(self._now, now)
+        account.charge(self._now)
+        return account.usd
+
     def rows(self, now: float | None = None) -> list[Row]:
         self._until(now)
         return list(self._rows())

@@ -18,80 +18,16 @@ from learner.economy.activation import Activation, Candidate, Decision, Rules
 from learner.economy.allocation import Advice, more_nodes
 from learner.economy.bill import Bill
 from learner.economy.demand import Demand, choose_kappa, required, slack, stall
+from learner.economy.members import FREE, Member, Seen
 from learner.economy.rates import Estimate, Rates
 from p2p.protocol.messages import Activate, Terms
-
-SAMPLE_S = 3.0
-"""Over so long a node's tokens are counted as one observation."""
 
 STEPS = 7
 """Times and tokens of a step are medians over so many: an evaluation now and then must not count."""
 
-SPREADS = 5
-"""The same for how long versions took to reach a node."""
-
-FULL = 0.9
-"""A node that holds this share of its capacity has all the work that it can take."""
-
-PROMISE = 0.8
-"""What is believed of the rate that a node's fitted throughput promises for more sequences than it has had. Where capacity is
-ample nobody is ever full, and what nodes deliver only adds up to what the learner takes: without such a word of what they could
-do, none could ever be let go."""
-
-REACH = 2.0
-"""And at most so many times what it has delivered: a fit says little of loads far from those it has seen. Those that stay when
-one is let go deliver more, and so on, until they are full."""
-
-MOSTLY = 0.5
-"""A node that was full so much of the time is judged by what it delivered, and by nothing else."""
-
-LATELY = 0.1
-"""Weight of a sample in how full a node was of late."""
-
 DECIDE_S = 1.0
 SAID = 20
 """Changes that are kept for people."""
-
-FREE = Terms(0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What the head sees of a node now."""
-
-    ready: bool
-    """it serves a version of this epoch and is not leaving"""
-    load: int
-    """sequences with it"""
-    capacity: int
-    sent_bytes: int = 0
-    """payload of the chunks that it sent since it started"""
-    full_rate: float = 0.0
-    """tokens per second that its fitted throughput promises for all its capacity; 0: not known"""
-
-
-@dataclass
-class _Member:
-    name: str
-    terms: Terms = FREE
-    state: str = "active"
-    why: str = ""
-    why_active: str = ""
-    """of the last time"""
-    accepted: int = 0
-    """tokens since the last sample"""
-    sampled: float = 0.0
-    busy: bool = False
-    """it had all the work it could take at the last sample, and ever since"""
-    fullness: float = 0.0
-    """share of its samples of late that were so"""
-    full_rate: float = 0.0
-    ready: bool = False
-    ready_at: float = 0.0
-    joined: float = 0.0
-    caught_up_s: float = 0.0
-    """from its joining until it was ready"""
-    spreads: deque[float] = field(default_factory=lambda: deque(maxlen=SPREADS))
 
 
 @dataclass
@@ -112,9 +48,7 @@ class Pool:
     bill: Bill = field(default_factory=Bill, init=False)
     decision: Decision | None = field(default=None, init=False)
     changes: deque[str] = field(default_factory=lambda: deque(maxlen=SAID), init=False)
-    _members: dict[str, _Member] = field(default_factory=dict, init=False)
-    _names: dict[str, str] = field(default_factory=dict, init=False)
-    """of all that ever joined"""
+    _members: dict[str, Member] = field(default_factory=dict, init=False)
     _rates: Rates = field(default_factory=Rates, init=False)
     _activation: Activation = field(init=False)
     _decided: float | None = field(default=None, init=False)
@@ -137,8 +71,7 @@ class Pool:
 
     def joined(self, peer: str, name: str, now: float) -> None:
         """It says what it costs right after."""
-        self._members[peer] = m = _Member(name, sampled=now, joined=now)
-        self._names[peer] = name
+        self._members[peer] = m = Member(name, sampled=now, joined=now)
         m.terms = self._assigned(name) or FREE
         self._account(peer, m, now)
 
@@ -147,7 +80,7 @@ class Pool:
         m = self._members[peer]
         m.terms = self._assigned(m.name) or terms
         told = None
-        if _costs(m.terms):
+        if m.costs:
             m.state, m.why = "warm", "just joined"
             told = Activate(m.state, m.why)
         self._account(peer, m, now)
@@ -170,6 +103,11 @@ class Pool:
         m = self._members.get(peer)
         if m is not None and m.ready and now - seconds >= m.ready_at:
             m.spreads.append(seconds)
+
+    @property
+    def priced(self) -> bool:
+        """Whether anybody costs something."""
+        return any(m.costs for m in self._members.values())
 
     def active(self, peer: str) -> bool:
         """Whether it is to be given work."""
@@ -231,11 +169,13 @@ class Pool:
         """Look at the nodes; who is to be told what. `surplus`: work was held back, since the learner could not use more."""
         for peer, s in seen.items():
             if peer in self._members:
-                self._look(peer, self._members[peer], s, now)
+                self.bill.counted(peer, s.sent_bytes)
+                if sample := self._members[peer].look(s, now):
+                    self._rates.observe(peer, now, *sample)
         if self._decided is not None and now - self._decided < DECIDE_S:
             return []
         self._decided = now
-        priced = {p: m for p, m in self._members.items() if _costs(m.terms)}
+        priced = {p: m for p, m in self._members.items() if m.costs}
         if not priced:
             self.decision = None
             return []
@@ -245,7 +185,7 @@ class Pool:
         )  # fmt: skip
         return [(c.peer, self._change(c.peer, c.to, c.why, now)) for c in decision.changes if c.peer in priced]
 
-    def _still_needed(self, priced: Mapping[str, _Member]) -> Demand | None:
+    def _still_needed(self, priced: Mapping[str, Member]) -> Demand | None:
         """What is left for those that cost something."""
         demand = self.demand
         if demand is None:
@@ -258,13 +198,9 @@ class Pool:
     def estimate(self, peer: str) -> Estimate:
         """What a node makes, or would if it had all the work that it can take."""
         found, m = self._rates.estimate(peer), self._members.get(peer)
-        promised = PROMISE * m.full_rate if m is not None and m.fullness < MOSTLY else 0.0
-        promised = min(promised, REACH * found.mean)
-        if promised <= found.mean:
-            return found
-        return Estimate(promised, max(found.sd, (1 - PROMISE) * promised), found.known)
+        return m.estimate(found) if m is not None else found
 
-    def _candidate(self, peer: str, m: _Member) -> Candidate:
+    def _candidate(self, peer: str, m: Member) -> Candidate:
         usual = median([o.caught_up_s for o in self._members.values() if o.ready] or [0.0])
         waiting = 0.0 if m.ready else max(usual, 1.0)
         return Candidate(
@@ -281,26 +217,10 @@ class Pool:
         self.changes.append(f"step {self._step}: {m.name} {to}: {why}")
         return Activate(to, why[:200])
 
-    def _look(self, peer: str, m: _Member, s: Seen, now: float) -> None:
-        if s.ready and not m.ready and not m.caught_up_s:
-            m.caught_up_s = max(now - m.joined, 1e-3)
-        if s.ready and not m.ready:
-            m.ready_at = now
-        m.ready, m.full_rate = s.ready, s.full_rate
-        self.bill.counted(peer, s.sent_bytes)
-        full = s.ready and m.state == "active" and s.load >= FULL * s.capacity > 0
-        if not full:
-            m.busy = False
-        if now - m.sampled >= SAMPLE_S:
-            if s.ready and m.state == "active":
-                self._rates.observe(peer, now, now - m.sampled, m.accepted, m.busy)
-                m.fullness += LATELY * (m.busy - m.fullness)
-            m.accepted, m.sampled, m.busy = 0, now, full
-
     def _assigned(self, name: str) -> Terms | None:
         return next((Terms(*map(float, given)) for pattern, given in self.prices.items() if fnmatchcase(name, pattern)), None)
 
-    def _account(self, peer: str, m: _Member, now: float) -> None:
+    def _account(self, peer: str, m: Member, now: float) -> None:
         t = m.terms
         self.bill.state(peer, now, m.state, t.usd_per_hour, t.idle_usd_per_hour, t.usd_per_gb)
 
@@ -313,7 +233,7 @@ class Pool:
             return None
         supply = sum(self.estimate(p).mean for p in working)
         price = fsum(self._members[p].terms.usd_per_hour for p in working) / max(1, len(working))
-        room = self.rules.max_usd_per_hour - fsum(_hourly(m) for m in self._members.values())
+        room = self.rules.max_usd_per_hour - fsum(m.hourly for m in self._members.values())
         return more_nodes(
             demand.tokens / supply if supply > 0 else inf, demand.train_s, len(working), node_usd_per_hour=price,
             learner_usd_per_hour=self.learner_usd_per_hour, most=room // price if price > 0 else inf,
@@ -328,8 +248,7 @@ class Pool:
     def describe(self, peer: str, now: float) -> dict[str, Any]:
         """A node's part, for the status page."""
         m = self._members.get(peer)
-        row = next((r for r in self.bill.rows(now) if r.peer == peer), None)
-        out: dict[str, Any] = {"usd": row.usd if row else 0.0}
+        out: dict[str, Any] = {"usd": self.bill.usd(peer, now)}
         if m is not None:
             e = self.estimate(peer)
             why = self._stands(peer, m) or m.why_active
@@ -337,7 +256,7 @@ class Pool:
             out |= {"believed_tokens_per_s": e.mean, "believed_sd": e.sd}
         return out
 
-    def _stands(self, peer: str, m: _Member) -> str:
+    def _stands(self, peer: str, m: Member) -> str:
         """What an active node is there for now; "" for one that costs nothing, or is not active."""
         d = self.decision
         if d is None or peer not in d.active or not 0 < d.required < inf:
@@ -358,7 +277,7 @@ class Pool:
             "nodes": len(self._members), "active": len(peers), "supply_tokens_per_s": supply,
             "required_tokens_per_s": demand.tokens / demand.train_s if demand else 0.0, "kappa": self.kappa,
             "spread_s": self.spread(peers), "train_s": demand.train_s if demand else 0.0,
-            "usd_per_hour": sum(_hourly(m) for m in self._members.values()) + self.learner_usd_per_hour,
+            "usd_per_hour": sum(m.hourly for m in self._members.values()) + self.learner_usd_per_hour,
             "spent_usd": self.spent_usd(now), "usd_per_step": usd / len(self._costs) if self._costs else 0.0,
             "usd_per_mtok": 1e6 * usd / tokens if tokens else 0.0,
             "budget_usd": self.rules.budget_usd if self.rules.budget_usd < inf else 0.0,
@@ -389,11 +308,3 @@ class Pool:
                 "pool/stall_predicted": stall(demand, supply, spread_s),
             }  # fmt: skip
         return out
-
-
-def _costs(terms: Terms) -> bool:
-    return terms.usd_per_hour > 0 or terms.usd_per_gb > 0
-
-
-def _hourly(m: _Member) -> float:
-    return m.terms.usd_per_hour if m.state == "active" else m.terms.idle_usd_per_hour
