@@ -4,34 +4,45 @@ begin what is production's Ledger, who is active production's Activation.
 A full node runs so many groups at once that as many sequences run as its memory takes, in the mean over a group's life; a group
 takes its longest member's tokens at the pace that a sequence then has. So a full node makes the tokens per second that its
 throughput model says, and groups end out of order with the long tail that the lengths have. What it lacks beside the
-sequence-level simulator (netem.rollouts): members of a group on several nodes, moves of running sequences for the sake of the
-tail, and the learner's own engines. A lost node's groups go on elsewhere with what they have (`policy.migration`).
+sequence-level simulator (netem.rollouts): members of a group on several nodes (so a group moves whole to where it is faster),
+and the learner's own engines. A lost node's groups go on elsewhere with what they have (`policy.migration`).
 """
 
 from __future__ import annotations
 
 import heapq
-import math
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 
 from learner.ledger import Ledger, Refused
 from netem.planning.crew import Crew
 from netem.planning.outcome import Result
-from netem.planning.pool import EngineKind, nodes_of
+from netem.planning.pool import nodes_of
 from netem.planning.scenario import Scenario
+from netem.planning.servers import BLOCK, SQUEEZED, Lengths, Servers
 from node.batcher import FLUSH_S
 from p2p.errors import ShoalError
 
-BLOCK = 4096
-"""Groups whose lengths are drawn at once."""
-
 AT_ONCE = 0.01
 """Of the active nodes: when so many are lost, who replaces them is decided at once, and not at the next regular look."""
+
+LOOKS = 20
+"""In a step that never waits, at what it waits for."""
+
+MOVES = 256
+"""At once."""
+
+LOOKED_AT = 32
+"""Nodes, drawn at random, where a group may be squeezed in."""
+
+MUCH = 0.7
+"""Of the time that a group would still take, it moves for."""
+
+LEAST_S = 20.0
+"""Sooner done, it moves for."""
 
 LONGEST_S = 60 * 86_400.0
 
@@ -71,59 +82,6 @@ class _Node:
     made: float = 0.0
 
 
-class Lengths:
-    """(longest member, tokens) of one group after the other."""
-
-    def __init__(self, scenario: Scenario) -> None:
-        self.workload = scenario.workload
-        self._rng = np.random.default_rng((scenario.file.seed, 77))
-        self._left: list[tuple[float, float]] = []
-
-    def draw(self) -> tuple[float, float]:
-        if not self._left:
-            self._left = self.block(BLOCK)[0].tolist()
-        longest, tokens = self._left.pop()
-        return longest, tokens
-
-    def block(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """([longest, tokens] a group, all lengths)"""
-        w = self.workload
-        means = math.log(w.median) + w.between * self._rng.standard_normal(count)
-        logs = means[:, None] + w.within * self._rng.standard_normal((count, w.samples))
-        lengths = np.clip(np.exp(logs), 8, w.most).astype(np.int64).astype(float)
-        return np.stack([lengths.max(axis=1), lengths.sum(axis=1)], axis=1), lengths
-
-
-@dataclass(frozen=True)
-class Servers:
-    """A kind as a server of groups."""
-
-    slots: int
-    full: float
-    """tokens per second"""
-    paces: tuple[float, ...]
-    """tokens per second that a group's longest member makes, by groups under way"""
-    rates: tuple[float, ...]
-    """tokens per second that it makes, by groups under way"""
-    gains: tuple[float, ...]
-    """what one group more adds to that"""
-    recompute_s: float
-    """of the KV of everything that runs"""
-
-    @classmethod
-    def of(cls, engine: EngineKind, lengths: np.ndarray, prompt: int, samples: int) -> Servers:
-        """`lengths`: an array of (groups, samples)."""
-        held = prompt + float((lengths**2).sum() / lengths.sum()) / 2
-        sequences, full = engine.full(held)
-        at_once = samples * float(lengths.mean() / lengths.max(axis=1).mean())
-        slots = max(1, round(sequences / at_once))
-        running = [sequences * busy / slots for busy in range(slots + 1)]
-        rates = [engine.model.rate(n, n * held) for n in running]
-        paces = [0.0, *(rate / (busy * at_once) for busy, rate in enumerate(rates) if busy)]
-        gains = [b - a for a, b in pairwise(rates)]
-        return cls(slots, full, tuple(paces), tuple(rates), tuple(gains), engine.prefill_s * sequences * held)
-
-
 class GroupSimulation:
     def __init__(self, scenario: Scenario, tell: Callable[[int], None] = lambda step: None) -> None:
         self.scenario, self.tell = scenario, tell
@@ -154,7 +112,9 @@ class GroupSimulation:
         self._count = self._opened = 0
         self._trained_until, self._began, self._current = 0.0, 0.0, 0
         self._refused = False
-        self._gone = 0
+        self._surplus = False
+        self._rng = np.random.default_rng((file.seed, 78))
+        self._gone = self.moved = 0
         """active nodes that were lost since the last decision"""
         self.finished_tokens = self.lost = 0.0
         self._marks: list[tuple[float, float, float]] = []
@@ -174,6 +134,7 @@ class GroupSimulation:
     def run(self) -> Result:
         file = self.scenario.file
         self._at(0.0, self._decide)
+        self._at(0.0, self._balance)
         while self.step < file.steps:
             if not self._events or self.now > LONGEST_S:
                 raise ShoalError(f"{self.step} steps in {self.now:.0f} simulated seconds, then nothing more: {self._why()}")
@@ -252,8 +213,7 @@ class GroupSimulation:
             if row in without:
                 continue
             for busy, nodes in enumerate(offers):
-                while nodes and not (self.nodes[nodes[0]].on and len(self.nodes[nodes[0]].groups) == busy):
-                    nodes.popleft()
+                self._drop(nodes, busy)
                 if nodes:
                     gain = self.kinds[row].gains[busy]
                     if gain > best:
@@ -295,6 +255,54 @@ class GroupSimulation:
             when = self.now + node.stall + max(0.0, node.ends[0][0] - node.clock) / kind.paces[busy]
             self._count += 1
             heapq.heappush(self._events, (when, self._count, node.stamp, i))
+
+    def _balance(self) -> None:
+        """As production does it with sequences: what the current step waits for moves to where it is much faster."""
+        self._at(self.now + (self.w.train_s + self.w.update_s) / LOOKS, self._balance)
+        where = {g: i for i in self.crew.here for g in self.nodes[i].groups} if self._current < self.w.groups else {}
+        for group_id in self.ledger.blockers()[:MOVES] if where else ():
+            i, target = where.get(group_id), self._fastest()
+            if i is None or target is None or target == i:
+                continue
+            node, other = self.nodes[i], self.nodes[target]
+            self._advance(node)
+            group = node.groups[group_id]
+            left = group.end - node.clock
+            here = left / self.kinds[node.row].paces[len(node.groups)]
+            there = left / self.kinds[other.row].paces[len(other.groups) + 1]
+            if there > MUCH * here or here - there < LEAST_S or group.version > self.serves[other.row]:
+                continue
+            del node.groups[group_id]
+            node.ends = [end for end in node.ends if end[1] != group_id]
+            heapq.heapify(node.ends)
+            group.longest = left
+            self._advance(other)
+            other.groups[group_id] = group
+            group.end = other.clock + left
+            heapq.heappush(other.ends, (group.end, group_id))
+            self.moved += 1
+            self._loaded(i)
+            self._loaded(target)
+        self._feed()
+
+    def _fastest(self) -> int | None:
+        """Where one more group would be fastest."""
+        best, found = 0.0, None
+        for row, offers in enumerate(self._offers):
+            for busy, nodes in enumerate(offers):
+                self._drop(nodes, busy)
+                if nodes and self.kinds[row].paces[busy + 1] > best:
+                    best, found = self.kinds[row].paces[busy + 1], nodes[0]
+        for i in self._rng.integers(len(self.nodes), size=LOOKED_AT).tolist():  # a full one may yet be faster
+            node = self.nodes[i]
+            kind, busy = self.kinds[node.row], len(node.groups) + 1
+            if node.on and busy <= kind.slots + SQUEEZED and kind.paces[busy] > best:
+                best, found = kind.paces[busy], i
+        return found
+
+    def _drop(self, nodes: deque[int], busy: int) -> None:
+        while nodes and not (self.nodes[nodes[0]].on and len(self.nodes[nodes[0]].groups) == busy):
+            nodes.popleft()
 
     def _advance(self, node: _Node) -> None:
         if not node.on:
@@ -392,6 +400,7 @@ class GroupSimulation:
             return self.nodes[i].made
 
         surplus, self._refused, self._gone = self._refused, False, 0
+        self._surplus = surplus
         for i, active in self.crew.decide(self.now, made, self._busy, surplus=surplus):
             if active:
                 self._at(max(self.now, self.crew.ready_at[i]), lambda i=i: self._ready(i))  # type: ignore[misc]
@@ -407,7 +416,7 @@ class GroupSimulation:
 
     def _busy(self, i: int) -> bool:
         node = self.nodes[i]
-        waits = self._current < self.w.groups and self._trained_until <= self.now
+        waits = self._current < self.w.groups and self._trained_until <= self.now and not self._surplus
         return node.on and (waits or len(node.groups) == self.kinds[node.row].slots)
 
     # ---- what came of it

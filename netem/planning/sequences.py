@@ -58,6 +58,7 @@ class PricedSimulation(Simulation):
         """a step"""
         self.kept_back = False
         """the ledger refused since the last decision"""
+        self._surplus = False
         self.published = 0
         self._since: dict[int, float] = {}
         self._totals: dict[int, float] = defaultdict(float)
@@ -190,6 +191,7 @@ class PricedSimulation(Simulation):
 
     def _decide(self, again: bool = True) -> None:
         surplus, self.kept_back = self.kept_back, False
+        self._surplus = surplus
         for i, active in self.crew.decide(self.now, self._made, self._full, surplus=surplus):
             if active:
                 self.after(max(0.0, self.crew.ready_at[i] - self.now), partial(self._ready, i))
@@ -217,7 +219,7 @@ class PricedSimulation(Simulation):
         engine = self.engines.get(self.nodes[i].name)
         if engine is None:
             return False
-        waits = not self._busy and not self.seeding
+        waits = not self._busy and not self.seeding and not self._surplus
         return waits or bool(engine.waiting) or len(engine.running) >= BUSY * self.at_once[self.nodes[i].row]
 
 
