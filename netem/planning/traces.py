@@ -9,28 +9,40 @@ import sys
 
 import numpy as np
 
-NEAR = 0.02
-"""Of the asked mean, that a drawn trace's may be off; others are drawn anew."""
+PART_S = 5000.0
+"""The mean holds in each part of so many seconds: whoever looks at a few hours of the trace sees it."""
+
+NEAR = 0.03
+"""Of the asked mean, that a part's may be off; others are drawn anew."""
 
 
 def spot_trace(mean: float, most: int, up_s: float, seconds: float, seed: int) -> list[tuple[float, int]]:
-    """(second, nodes there from then on): each of `most` nodes stays `up_s` in the mean and returns so that `mean` are there; the
-    first trace drawn whose mean over `seconds` is that."""
+    """(second, nodes there from then on): each of `most` nodes stays `up_s` in the mean and returns so that `mean` are there."""
     rng = np.random.default_rng(seed)
+    trace = [(0.0, round(mean))]
+    for start in np.arange(0.0, seconds, PART_S).tolist():
+        trace += _part(mean, most, up_s, start, min(seconds, start + PART_S), trace[-1][1], rng)
+    return trace
+
+
+def _part(
+    mean: float, most: int, up_s: float, start: float, end: float, before: int, rng: np.random.Generator
+) -> list[tuple[float, int]]:
     back = mean / (most - mean) / up_s
-    for _ in range(10_000):
-        at, count, trace, total = 0.0, round(mean), [(0.0, round(mean))], 0.0
-        while at < seconds:
+    for _ in range(100_000):
+        at, count, total = start, before, 0.0
+        part: list[tuple[float, int]] = []
+        while at < end:
             rate = count / up_s + (most - count) * back
             stay = float(rng.exponential(1 / rate))
-            total += count * min(stay, seconds - at)
+            total += count * min(stay, end - at)
             at += stay
             count += -1 if rng.random() < count / up_s / rate else 1
-            if at < seconds:
-                trace.append((round(at, 1), count))
-        if abs(total / seconds / mean - 1) < NEAR:
-            return trace
-    raise ValueError(f"no trace of {seconds} s has a mean of {mean} of {most}")
+            if at < end:
+                part.append((round(at, 1), count))
+        if abs(total / (end - start) / mean - 1) < NEAR:
+            return part
+    raise ValueError(f"no trace from {start} to {end} s has a mean of {mean} of {most}")
 
 
 if __name__ == "__main__":
