@@ -21,7 +21,7 @@ Must not know the network, the journal, or how a node is told.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from learner.economy.candidates import ACTIVE, ASLEEP, WARM, Candidate, Change, Decision, Rules
@@ -98,7 +98,7 @@ class Activation:
         blocked = spent or capped or blocked
         trials = set(self.exploration.trials) - active
         if spent or capped or view.demand is None:
-            trials = set() if spent else self._fits(view, active, trials)
+            trials = set() if spent else view.fits(self.rules.max_usd_per_hour, active, trials)
         else:
             self._try_some(now, view, active)
             trials = set(self.exploration.trials) - active
@@ -244,21 +244,11 @@ class Activation:
         if view.idle() + view.extra(active) <= cap * (1 + EXACT):
             return active, ""
         useful = {p for p in able if view.value(p) > 0 or view.demand is None}
-        kept = self._fits(view, set(), active | useful, first=active & before)
+        kept = view.fits(cap, set(), active | useful, active & before)
         for peer in active - kept:
             self._why[peer] = f"max_usd_per_hour {cap:.2f} leaves no room for ${view.pool[peer].usd_per_hour:.2f}/h"
         said = f" of {view.aim(kept):,.0f}" if view.demand is not None else ""
         return kept, f"max_usd_per_hour {cap:.2f} allows {view.supply(kept):,.0f}{said} tokens/s"
-
-    def _fits(self, view: View, active: set[str], more: Iterable[str], first: Collection[str] = ()) -> set[str]:
-        room = self.rules.max_usd_per_hour - view.idle() - view.extra(active)
-        out = set()
-        for c in sorted((view.pool[p] for p in more), key=lambda c: (c.peer not in first, view.dear(c.peer), *promise(c))):
-            extra = c.usd_per_hour - c.idle_usd_per_hour
-            if extra <= 0 or extra <= room * (1 + EXACT):
-                room -= extra
-                out.add(c.peer)
-        return out
 
     def _within_budget(self, view: View, active: set[str], spent_usd: float) -> tuple[set[str], str]:
         budget = self.rules.budget_usd
@@ -272,7 +262,13 @@ class Activation:
     def _try_some(self, now: float, view: View, active: set[str]) -> None:
         room = self.rules.max_usd_per_hour - view.idle() - view.extra(active | set(self.exploration.trials))
         unknown = (c for p, c in view.pool.items() if p not in active and self._may(now, p))
-        for peer in self.exploration.begin(now, unknown, len(active), room):
+        slowest = min((view.pool[p].download for p in active), default=0.0)
+        enough = max(view.supply(active) / (1 + self.rules.margin), view.aim(active))
+
+        def harmless(c: Candidate) -> bool:  # a version has to reach it, too
+            return c.download >= slowest or view.required(active | {c.peer}) <= enough * (1 + EXACT)
+
+        for peer in self.exploration.begin(now, unknown, len(active), room, harmless):
             self._why[peer] = f"unknown: tried for up to ${self.exploration.trials[peer][2]:.3f}"
 
     # ---- what is said

@@ -235,7 +235,8 @@ def consistent(
     """A cheap set that is enough for what it itself makes necessary: `need(seconds)` is what is required when a version takes
     so long to reach all, `spread(set)` how long it takes. `fixed` are in it anyway. With `downloads` (bytes per second) it
     also tries without the slowest, in case what they add to the spread costs more than they save. """
-    free = [i for i in range(len(prices)) if i not in set(fixed)]
+    held = set(fixed)
+    free = [i for i in range(len(prices)) if i not in held]
     marks = sorted({downloads[i] for i in free}) if len(downloads) else []
     if len(marks) > TRIES:
         marks = marks[:: -(-len(marks) // TRIES)]

@@ -8,13 +8,16 @@ once. Free ones are tried a few at a time: they cost nothing but attention. Must
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from learner.economy.candidates import Candidate, Rules
 
 AT_ONCE = 0.1
 """Of the number of active nodes, that are tried at a time (one at least): tried nodes take work from others."""
+
+LOOKS = 32
+"""Candidates that are looked at in one decision."""
 
 SAVED = 10
 """Trials of the dearest candidate that the allowance may grow to: what was not used in a quiet hour is not spent at once."""
@@ -52,9 +55,14 @@ class Exploration:
         if tried:
             self.tried.add(peer)
 
-    def begin(self, now: float, candidates: Iterable[Candidate], active: int, room_usd_per_hour: float) -> list[str]:
-        """Who is tried from now on: the cheapest promise first. `room` is what the cap on spending leaves."""
+    def begin(
+        self, now: float, candidates: Iterable[Candidate], active: int, room_usd_per_hour: float,
+        harmless: Callable[[Candidate], bool] = lambda _: True,
+    ) -> list[str]:  # fmt: skip
+        """Who is tried from now on: the cheapest promise first. `room` is what the cap on spending leaves; who would make
+        others wait is not `harmless`, and is passed over."""
         out: list[str] = []
+        looked = 0
         places = max(1, int(AT_ONCE * active)) - len(self.trials)
         for c in sorted((c for c in candidates if self._unknown(c)), key=promise):
             lasts = self.rules.explore_s + min(self.rules.join_s, c.catch_up_s if not c.ready else 0.0)
@@ -62,7 +70,10 @@ class Exploration:
             reserve = c.usd_per_hour * lasts / 3600 + c.catch_up_usd
             if len(out) >= places or reserve > self.allowance:
                 break
-            if costs <= room_usd_per_hour:
+            looked += 1
+            if looked > LOOKS:
+                break
+            if costs <= room_usd_per_hour and harmless(c):
                 room_usd_per_hour -= costs
                 self.allowance -= reserve
                 self.trials[c.peer] = now, now + lasts, reserve

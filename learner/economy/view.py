@@ -9,8 +9,9 @@ import math
 from collections.abc import Callable, Collection, Iterable
 
 from learner.economy.candidates import Candidate, Rules
-from learner.economy.cover import Cover, consistent
+from learner.economy.cover import EXACT, Cover, consistent
 from learner.economy.demand import Demand, required, within_reach
+from learner.economy.exploration import promise
 
 Spread = Callable[[Collection[str]], float]
 
@@ -42,6 +43,17 @@ class View:
 
     def extra(self, peers: Iterable[str]) -> float:
         return math.fsum(self.pool[p].usd_per_hour - self.pool[p].idle_usd_per_hour for p in peers)
+
+    def fits(self, cap: float, active: Collection[str], more: Iterable[str], first: Collection[str] = ()) -> set[str]:
+        """Of `more`, what `cap` dollars an hour leave room for beside those active: `first` ones first, then by value."""
+        room = cap - self._idle - self.extra(active)
+        out = set()
+        for c in sorted((self.pool[p] for p in more), key=lambda c: (c.peer not in first, self.dear(c.peer), *promise(c))):
+            extra = c.usd_per_hour - c.idle_usd_per_hour
+            if extra <= 0 or extra <= room * (1 + EXACT):
+                room -= extra
+                out.add(c.peer)
+        return out
 
     def costs(self, peer: str) -> bool:
         return self.pool[peer].usd_per_hour > 0 or self.pool[peer].version_usd > 0

@@ -280,6 +280,19 @@ def test_a_good_one_that_was_tried_is_taken() -> None:
     assert any(x.startswith("new: unknown: tried for up to $0.0") for x in pool.said)
 
 
+def test_a_trial_makes_nobody_wait() -> None:
+    """A version must reach an unknown node as well: one with a downlink that would make all wait is not tried."""
+    nodes = fleet((1.0, 100.0), download=10.0)
+    nodes |= {p: Candidate(p, 0.1, Estimate(), WARM, True, download=d) for p, d in (("slow", 1.0), ("fair", 9.0), ("fast", 20.0))}
+    pool = Pool(Activation(Rules()), nodes)
+    seen: set[str] = set()
+    for _ in range(300):
+        out = pool.step(demand(80), spread=lambda peers: 20 / min((pool.nodes[p].download for p in peers), default=1.0))
+        seen |= out.active
+        assert out.required <= out.supply
+    assert seen == {"n0", "fair", "fast"}
+
+
 def test_a_version_reaches_these_in_time() -> None:
     nodes = fleet((1.0, 100.0), (1.0, 100.0), (0.1, 100.0))
     nodes["n2"] = replace(nodes["n2"], download=1.0)
