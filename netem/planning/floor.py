@@ -72,8 +72,8 @@ class _Node:
 
 
 class Floor:
-    """The learner's side says: `arrived` (a group of the current step has come), `look` (something else may have moved groups into
-    the current buffer), `waits_for` (groups of the current step are missing)."""
+    """The learner's side says: `arrived` (a group of the current step has come), `look` (groups may have come into the current
+    buffer otherwise), `waits_for` (groups of the current step are missing)."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario

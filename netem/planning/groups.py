@@ -182,7 +182,7 @@ class GroupSimulation(Floor):
         after = crew.mark(self.now)
         return Result(
             "groups", file.policy.name, steps, took, bound * steps / took, bound * steps / took, trained, self.w.groups * steps,
-            usd_learner, sum(p.usd for p in kinds.values()), after["learner"][1] - before["learner"][1] - usd_learner,
+            usd_learner, sum(p.usd for p in kinds.values()), max(0.0, after["learner"][1] - before["learner"][1] - usd_learner),
             {age: n / sum(ages.values()) for age, n in ages.items()}, crew.kappa,
             float(np.mean(self._spreads)) if self._spreads else 0.0, (self.finished_tokens + self.lost - m0) / trained, self.lost,
             kinds, decision.blocked if decision else "", decision.required if decision else 0.0,

@@ -87,10 +87,11 @@ class PricedSimulation(Simulation):
             kinds[self.scenario.rows[node.row].kind].tokens += self._made(i) - made[i]
         usd_learner = file.learner.usd_per_hour * took / 3600
         decision, at = crew.decision, [t for t, _, _ in self._marks]
+        usd_egress = max(0.0, after["learner"][1] - before["learner"][1] - usd_learner)
         return Result(
             "sequences", file.policy.name, steps, took, (self._marks[-1][1] - w0) / took, outcome.learner_bound,
             float(sum(self._tokens[warm:])), self.workload.groups * steps, usd_learner, sum(p.usd for p in kinds.values()),
-            after["learner"][1] - before["learner"][1] - usd_learner, {a: n / sum(ages.values()) for a, n in ages.items()},
+            usd_egress, {a: n / sum(ages.values()) for a, n in ages.items()},
             crew.kappa, float(np.mean(self._spreads)) if self._spreads else 0.0, outcome.made, self.lost, kinds,
             decision.blocked if decision else "", decision.required if decision else 0.0,
             decision.supply if decision else 0.0, float(np.mean(self.seeded_s[warm:])) if self.seeded_s[warm:] else 0.0,
