@@ -7,7 +7,6 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from learner.ledger import Ledger, Refused
 from netem.planning.crew import Crew
 from netem.planning.pool import nodes_of
 from netem.planning.scenario import Scenario
-from netem.planning.servers import BLOCK, SQUEEZED, Lengths, Servers
+from netem.planning.servers import BLOCK, SQUEEZED, Group, Lengths, Node, Servers
 from node.batcher import FLUSH_S
 
 LOOKS = 20
@@ -36,41 +35,6 @@ LEAST_S = 20.0
 LONGEST_S = 60 * 86_400.0
 
 
-@dataclass(slots=True)
-class _Group:
-    """Under way."""
-
-    version: int
-    since: float
-    """reserved"""
-    longest: float
-    """tokens that its longest member still makes, when it began on its node"""
-    tokens: float
-    """of all its members"""
-    end: float = 0.0
-    """on its node's clock"""
-
-
-@dataclass(slots=True)
-class _Node:
-    """Its clock counts the tokens that each running sequence makes; a group ends `longest` of them after it began."""
-
-    row: int
-    groups: dict[int, _Group] = field(default_factory=dict)
-    ends: list[tuple[float, int]] = field(default_factory=list)
-    """heap of (clock, group)"""
-    on: bool = False
-    stamp: int = 0
-    """of the one event that counts"""
-    clock: float = 0.0
-    at: float = 0.0
-    stall: float = 0.0
-    """seconds until it decodes again"""
-    paid: float = 0.0
-    """of its row's stalls, what it has taken notice of"""
-    made: float = 0.0
-
-
 class Floor:
     """The learner's side says: `arrived` (a group of the current step has come), `look` (groups may have come into the current
     buffer otherwise), `waits_for` (groups of the current step are missing)."""
@@ -87,7 +51,7 @@ class Floor:
         self.horizon = min(LONGEST_S, 20.0 * file.steps * (self.w.train_s + self.w.update_s))
         self.places = nodes_of(scenario.rows, scenario.folder, self.horizon, file.seed)
         self.crew = Crew(scenario, self.places, engines, [kind.full for kind in self.kinds])
-        self.nodes = [_Node(node.row) for node in self.places]
+        self.nodes = [Node(node.row) for node in self.places]
         self.ledger = Ledger(file.policy.staleness, file.learner.groups, 0)
         self.now, self.step = 0.0, 0
         self.serves = [0] * len(scenario.rows)
@@ -102,7 +66,7 @@ class Floor:
         """the ledger had no room for somebody since this was last set back"""
         self._offers: list[list[deque[int]]] = [[deque() for _ in range(kind.slots)] for kind in self.kinds]
         """row -> groups under way -> nodes that had so many when they were put there, with room for more"""
-        self._orphans: deque[tuple[int, _Group]] = deque()
+        self._orphans: deque[tuple[int, Group]] = deque()
         self.events: list[tuple[float, int, int, int]] = []
         """(at, count, stamp, node), or an action: (at, count, -1, its number)"""
         self._actions: dict[int, Callable[[], None]] = {}
@@ -200,7 +164,7 @@ class Floor:
             if isinstance(self.ledger.reserve(self._opened, version), Refused):
                 self.refused = True
                 return False
-            group_id, group = self._opened, _Group(version, self.now, *self.lengths.draw())
+            group_id, group = self._opened, Group(version, self.now, *self.lengths.draw())
             self._opened += 1
         self.advance(node)
         node.groups[group_id] = group
@@ -270,7 +234,7 @@ class Floor:
         while nodes and not (self.nodes[nodes[0]].on and len(self.nodes[nodes[0]].groups) == busy):
             nodes.popleft()
 
-    def advance(self, node: _Node) -> None:
+    def advance(self, node: Node) -> None:
         if not node.on:
             return
         left = self.now - node.at

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -69,3 +69,38 @@ class Servers:
         paces = [0.0, *(rate / (busy * at_once) for busy, rate in enumerate(rates) if busy)]
         gains = [b - a for a, b in pairwise(rates)]
         return cls(slots, full, tuple(paces), tuple(rates), tuple(gains), engine.prefill_s * sequences * held)
+
+
+@dataclass(slots=True)
+class Group:
+    """Under way."""
+
+    version: int
+    since: float
+    """reserved"""
+    longest: float
+    """tokens that its longest member still makes, when it began on its node"""
+    tokens: float
+    """of all its members"""
+    end: float = 0.0
+    """on its node's clock"""
+
+
+@dataclass(slots=True)
+class Node:
+    """Its clock counts the tokens that each running sequence makes; a group ends `longest` of them after it began."""
+
+    row: int
+    groups: dict[int, Group] = field(default_factory=dict)
+    ends: list[tuple[float, int]] = field(default_factory=list)
+    """heap of (clock, group)"""
+    on: bool = False
+    stamp: int = 0
+    """of the one event that counts"""
+    clock: float = 0.0
+    at: float = 0.0
+    stall: float = 0.0
+    """seconds until it decodes again"""
+    paid: float = 0.0
+    """of its row's stalls, what it has taken notice of"""
+    made: float = 0.0
