@@ -1,4 +1,5 @@
-"""The command line: verbs only; those of the emulated network and of measurements are in `netem.verbs`.
+"""The command line: verbs only; those of the emulated network and of measurements are in `netem.verbs`,
+those of planning in `netem.planning.verbs`.
 
 Each verb imports what it needs when it runs, so that `shoal --help` is instant.
 
@@ -118,6 +119,7 @@ class _OneLineParser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
+    from netem.planning.verbs import add_verbs as add_planning_verbs
     from netem.verbs import add_verbs
 
     parser = _OneLineParser(
@@ -191,6 +193,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--chaos", action="store_true", help="kill one node in the middle and start another")
     p.add_argument("--resume", action="store_true", help="go on with the demo in --run-dir after its learner was killed")
 
+    add_planning_verbs(verbs, verb)
     add_verbs(verbs, verb)
     return parser
 

@@ -137,6 +137,8 @@ class Ledger:
     """how many of `_reserved` have each version"""
     _buffers: dict[int, list[tuple[int, int]]] = field(init=False, repr=False)
     """step -> (group id, oldest step) in arrival order"""
+    _home: dict[int, int] = field(default_factory=dict, init=False, repr=False)
+    """group id -> the buffer that it occupies"""
     _granted: int = field(default=0, init=False, repr=False)
     _consumed: int = field(default=0, init=False, repr=False)
     _aborted: Counter[str] = field(default_factory=Counter, init=False, repr=False)
@@ -198,6 +200,7 @@ class Ledger:
         for b in range(max(self.step, oldest_step), deadline + 1):
             if self._open(b) and all(slack[j] >= 1 for j in range(b, deadline)):
                 self._buffers[b].append((group_id, oldest_step))
+                self._home[group_id] = b
                 return b
         self._reserved[group_id] = version
         self._by_version[version] += 1
@@ -238,6 +241,8 @@ class Ledger:
             if not 0 <= step - oldest <= self.max_staleness:
                 raise StalenessViolation(f"group {group_id} of version {oldest} at step {step}, S={self.max_staleness}")
         taken = tuple(self.occupied(step))
+        for group_id in taken:
+            del self._home[group_id]
         del self._buffers[step]
         self.step += 1
         self._buffers[self.step + self.max_staleness] = []
@@ -265,6 +270,7 @@ class Ledger:
                 self._by_version[self._reserved.pop(group_id)] -= 1
             else:
                 self._buffers[home] = [entry for entry in self._buffers[home] if entry[0] != group_id]
+                del self._home[group_id]
             self._aborted[reason] += 1
         self._pull_forward()
 
@@ -404,10 +410,7 @@ class Ledger:
         return slack
 
     def _buffer_of(self, group_id: int) -> int | None:
-        for b, entries in self._buffers.items():
-            if any(g == group_id for g, _ in entries):
-                return b
-        return None
+        return self._home.get(group_id)
 
     def _check_exists(self, group_id: int, version: int) -> None:
         if version < 0 or version > self.newest_version:
@@ -429,6 +432,7 @@ class Ledger:
                 home, entry = source
                 self._buffers[home].remove(entry)
                 self._buffers[b].append(entry)
+                self._home[entry[0]] = b
 
     def _pullable(self, b: int, last: int, slack: dict[int, int]) -> tuple[int, tuple[int, int]] | None:
         """The nearest finished group that may move to buffer `b` without taking the place of a reservation."""

@@ -130,6 +130,7 @@ class Simulation:
     policy: Policy
     settings: Settings = Settings()
     model: Served = QWEN3_8B
+    tick_s: float = TICK_S
     now: float = 0.0
     step: int = 0
     version: int = 0
@@ -184,7 +185,7 @@ class Simulation:
     def _tick(self) -> None:
         self.policy.tick()
         self.look()
-        self.after(TICK_S, self._tick)
+        self.after(self.tick_s, self._tick)
 
     # ---- for policies
 
@@ -261,9 +262,11 @@ class Simulation:
         made = self._made_gone + sum(e.total for e in self.engines.values())
         self._marks.append((self.now, self._work_s, made))
         self.policy.stepped(self.step, taken)
-        version = self.step
-        self.after(self.workload.spread_s, lambda: self._serve(version))
+        self._publish(self.step)
         self.look()
+
+    def _publish(self, version: int) -> None:
+        self.after(self.workload.spread_s, lambda: self._serve(version))
 
     def _serve(self, version: int) -> None:
         self.version = version
@@ -282,7 +285,8 @@ class Simulation:
         )  # fmt: skip
         self.engines[seat.name], self.serves[seat.name] = engine, self.version
 
-    def _down(self, name: str) -> None:
+    def _down(self, name: str, flushed: bool = False) -> None:
+        """It is lost; `flushed`: it handed over all that it had."""
         self._catch_up(self.engines[name])
         engine = self.engines.pop(name)
         del self.serves[name]
@@ -294,6 +298,7 @@ class Simulation:
         for sequence in held:
             self.held += sequence.made
             kept = max(0.0, sequence.made - (FLUSH_S * pace if sequence in running else 0.0)) if self.policy.keeps_tokens else 0.0
+            kept = sequence.made if flushed else kept
             self.lost += sequence.made - kept
             sequence.made = kept
             sequence.attempt += 1

@@ -1,0 +1,97 @@
+"""What a simulated run came to: the same for both simulators. Plain values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Paid:
+    """What a kind of node did and cost, over the steps that count."""
+
+    nodes: int = 0
+    active_hours: float = 0.0
+    there_hours: float = 0.0
+    usd: float = 0.0
+    tokens: float = 0.0
+    changes: Counter[str] = field(default_factory=Counter)
+    """(to, why) with numbers taken out -> how often"""
+
+    def as_dict(self, hours: float) -> dict[str, Any]:
+        return {
+            "nodes": self.nodes, "mean_active": self.active_hours / hours if hours else 0.0,
+            "mean_there": self.there_hours / hours if hours else 0.0, "usd": self.usd, "tokens": self.tokens,
+            "usd_per_million": 1e6 * self.usd / self.tokens if self.tokens else None,
+            "changes": dict(self.changes.most_common(8)),
+        }  # fmt: skip
+
+
+@dataclass
+class Result:
+    """Over the steps that count."""
+
+    detail: str
+    policy: str
+    steps: int
+    seconds: float
+    busy: float
+    """share of the time in which the learner worked"""
+    bound: float
+    """steps an hour over those of a learner that never waits"""
+    tokens: float
+    """trained on"""
+    groups: int
+    usd_learner: float
+    usd_nodes: float
+    usd_egress: float
+    staleness: dict[int, float]
+    """age in steps -> share of the groups"""
+    kappa: int
+    spread_s: float
+    """of a version to the active set, in the mean"""
+    made: float
+    """tokens generated for each that was trained on"""
+    lost: float
+    """tokens that were thrown away with lost nodes"""
+    kinds: dict[str, Paid]
+    blocked: str = ""
+    """what activation said last"""
+    required: float = 0.0
+    """tokens per second that the rule asks for (as decided last)"""
+    supply: float = 0.0
+    seed_s: float = 0.0
+    """of the learner's own engines, a step"""
+    series: list[dict[str, float]] = field(default_factory=list)
+    """a row a step"""
+
+    @property
+    def usd(self) -> float:
+        return self.usd_learner + self.usd_nodes + self.usd_egress
+
+    @property
+    def usd_per_step(self) -> float:
+        return self.usd / self.steps
+
+    @property
+    def step_s(self) -> float:
+        return self.seconds / self.steps
+
+    @property
+    def steps_per_usd(self) -> float:
+        return self.steps / self.usd if self.usd else float("inf")
+
+    def as_dict(self) -> dict[str, Any]:
+        hours = self.seconds / 3600
+        return {
+            "detail": self.detail, "policy": self.policy, "steps": self.steps, "seconds": self.seconds, "step_s": self.step_s,
+            "learner_busy": self.busy, "learner_bound": self.bound, "tokens_per_s": self.tokens / self.seconds,
+            "usd": self.usd, "usd_per_hour": self.usd / hours, "usd_per_step": self.usd_per_step,
+            "usd_per_million_tokens": 1e6 * self.usd / self.tokens, "usd_learner": self.usd_learner,
+            "usd_nodes": self.usd_nodes, "usd_egress": self.usd_egress, "kappa": self.kappa, "spread_s": self.spread_s,
+            "staleness": {str(age): share for age, share in sorted(self.staleness.items())}, "made": self.made,
+            "lost_tokens": self.lost, "required_tokens_per_s": self.required, "supply_tokens_per_s": self.supply,
+            "blocked": self.blocked, "seed_s": self.seed_s,
+            "kinds": {name: paid.as_dict(hours) for name, paid in self.kinds.items()}, "series": self.series,
+        }  # fmt: skip

@@ -1,0 +1,106 @@
+"""`shoal plan`: the cheapest set of a fleet for a step time, and its bill, by the capacity model. No simulation.
+
+A kind that comes and goes counts by the share of the time in which its row says it is there, in its rate and in its price. """
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from learner.economy.cover import consistent
+from learner.economy.demand import Demand, choose_kappa, period, required, slack
+from netem.planning.pool import rows_of_csv
+from netem.planning.scenario import Scenario, build_scenario
+from netem.planning.sequences import held_of
+from netem.planning.spread import Spread
+from p2p.errors import UsageError
+
+MOST_NODES = 20_000
+
+
+def plan(scenario: Scenario, step_s: float) -> dict[str, Any]:
+    """`step_s`: what a step may take; it replaces the scenario's train_s + update_s. Refusals are sentences, and ok is false."""
+    if not 0 < step_s < math.inf:
+        raise UsageError(f"--step-time {step_s}: a number of seconds above 0")
+    if scenario.nodes > MOST_NODES:
+        raise UsageError(f"{scenario.source}: {scenario.nodes:,} nodes, at most {MOST_NODES:,}")
+    file, rows, spread = scenario.file, scenario.rows, Spread(scenario)
+    activation, w = file.activation, scenario.workload
+    held, model = held_of(scenario), file.model.served()
+    of = [i for i, row in enumerate(rows) for _ in range(row.count)]
+    full = [row.engine(model) for row in rows]
+    rates_by_row = [engine.full(held)[1] * row.share_there for engine, row in zip(full, rows, strict=True)]
+    rates, prices = [rates_by_row[i] for i in of], [rows[i].usd_per_hour * rows[i].share_there for i in of]
+    longest = w.most / min((1 / e.model.step_s(n, n * held) for e, (n, _) in ((e, e.full(held)) for e in full)), default=1.0)
+    tokens = w.mean_length() * w.groups * w.samples
+    everyone = spread.last(Counter(of))
+    policy = file.policy
+    kappa = policy.kappa or choose_kappa(policy.staleness, step_s, everyone, 0.0, overlap=policy.overlap)
+    demand = Demand(tokens, step_s, policy.staleness, kappa)
+    need = lambda seconds: (1 + activation.margin) * required(demand, seconds, overlap=policy.overlap)
+    cover = consistent(
+        prices, rates, need, lambda chosen: spread.last(Counter(of[i] for i in chosen)),
+        downloads=[1e6 * rows[i].down_mbit / 8 for i in of],
+    )  # fmt: skip
+    chosen = Counter(of[i] for i in cover.chosen)
+    spread_s = spread.last(chosen)
+    wanted = required(demand, spread_s, overlap=policy.overlap)
+    takes = period(demand, cover.rate, spread_s, overlap=policy.overlap)
+    learner, hour = file.learner.usd_per_hour, cover.price + file.learner.usd_per_hour
+    known = slack(demand, cover.rate, spread_s, overlap=policy.overlap)
+    sentences, ok = [], cover.rate >= wanted
+    if math.isinf(wanted):
+        why = f"S={policy.staleness} with a publication every {kappa} steps" if spread_s <= kappa * step_s else (
+            f"a version takes {spread_s:.0f} s to the last of them, and there is one every {kappa * step_s:.0f} s"
+        )  # fmt: skip
+        sentences.append(f"no set of nodes gives a step every {step_s:g} s: {why}")
+    elif not ok:
+        sentences.append(
+            f"all {len(of)} nodes make {cover.rate:,.0f} of the {wanted:,.0f} tokens/s that a step every {step_s:g} s takes; "
+            f"with all of them a step takes {takes:.0f} s"
+        )
+    cap = activation.max_usd_per_hour
+    if ok and cap and cover.price > cap:
+        ok = False
+        sentences.append(f"the cheapest set costs ${cover.price:.2f} an hour, and activation.max_usd_per_hour is {cap:g}")
+    if ok and cover.rate < (1 + activation.margin) * wanted:
+        sentences.append(f"the rule holds, with less than the margin of {activation.margin:.0%}")
+    step_usd = hour * takes / 3600
+    if ok:
+        sentences.append(
+            f"{sum(chosen.values())} of {len(of)} nodes make {cover.rate:,.0f} tokens/s where {wanted:,.0f} are needed; "
+            f"${cover.price:.2f} an hour for nodes and ${learner:.2f} for the learner: ${step_usd:.3f} a step, "
+            f"${1e6 * step_usd / tokens:.3f} a million tokens"
+        )
+        sentences.append(f"a version is with the last of them after {spread_s:.1f} s, published every {kappa} steps")
+        sentences += list(known.sentences)
+    return {
+        "ok": ok, "step_s": step_s, "expected_step_s": takes if takes < math.inf else None, "nodes": len(of),
+        "required_tokens_per_s": wanted if wanted < math.inf else None, "tokens_per_s": cover.rate,
+        "usd_per_hour_nodes": cover.price, "usd_per_hour": hour, "usd_per_step": step_usd if takes < math.inf else None,
+        "usd_per_million_tokens": 1e6 * step_usd / tokens if takes < math.inf else None, "kappa": kappa, "spread_s": spread_s,
+        "proven": cover.proven, "longest_completion_s": longest,
+        "chosen": [
+            {"kind": rows[i].kind, "nodes": n, "of": rows[i].count, "tokens_per_s": n * rates_by_row[i],
+             "usd_per_hour": n * rows[i].usd_per_hour * rows[i].share_there}
+            for i, n in sorted(chosen.items())
+        ],
+        "sentences": sentences,
+    }  # fmt: skip
+
+
+def scenario_of_fleet(fleet: Path, settings: dict[str, Any]) -> Scenario:
+    """A scenario of a CSV and flags."""
+    rows_of_csv(fleet)  # before anything else, for its words
+    return build_scenario({"fleet": {"file": fleet.name}, **settings}, str(fleet), fleet.parent)
+
+
+def with_fleet(scenario: Scenario, fleet: Path) -> Scenario:
+    """The same setting on another fleet."""
+    return replace(scenario.changed({"fleet": {"file": str(fleet.absolute()), "nodes": []}}), source=str(fleet))
+
+
+__all__ = ["plan", "scenario_of_fleet", "with_fleet"]

@@ -1,0 +1,52 @@
+"""Spot traces by published statistics, where the original is not to be had: births and deaths, and the mean as published. Pure.
+
+    python -m netem.planning.traces MEAN MOST UP_S SECONDS SEED > trace.csv
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+PART_S = 5000.0
+"""The mean holds in each part of so many seconds: whoever looks at a few hours of the trace sees it."""
+
+NEAR = 0.03
+"""Of the asked mean, that a part's may be off; others are drawn anew."""
+
+
+def spot_trace(mean: float, most: int, up_s: float, seconds: float, seed: int) -> list[tuple[float, int]]:
+    """(second, nodes there from then on): each of `most` nodes stays `up_s` in the mean and returns so that `mean` are there."""
+    rng = np.random.default_rng(seed)
+    trace = [(0.0, round(mean))]
+    for start in np.arange(0.0, seconds, PART_S).tolist():
+        trace += _part(mean, most, up_s, start, min(seconds, start + PART_S), trace[-1][1], rng)
+    return trace
+
+
+def _part(
+    mean: float, most: int, up_s: float, start: float, end: float, before: int, rng: np.random.Generator
+) -> list[tuple[float, int]]:
+    back = mean / (most - mean) / up_s
+    for _ in range(100_000):
+        at, count, total = start, before, 0.0
+        part: list[tuple[float, int]] = []
+        while at < end:
+            rate = count / up_s + (most - count) * back
+            stay = float(rng.exponential(1 / rate))
+            total += count * min(stay, end - at)
+            at += stay
+            count += -1 if rng.random() < count / up_s / rate else 1
+            if at < end:
+                part.append((round(at, 1), count))
+        if abs(total / (end - start) / mean - 1) < NEAR:
+            return part
+    raise ValueError(f"no trace from {start} to {end} s has a mean of {mean} of {most}")
+
+
+if __name__ == "__main__":
+    print("seconds,nodes")
+    mean, most, up_s, seconds, seed = sys.argv[1:]
+    for second, nodes in spot_trace(float(mean), int(most), float(up_s), float(seconds), int(seed)):
+        print(f"{second},{nodes}")
