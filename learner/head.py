@@ -52,6 +52,7 @@ from p2p.errors import Refusal, ShoalError
 from p2p.identity import Identity
 from p2p.peering import Link, Peering
 from p2p.protocol.messages import (
+    MAX_PRICE,
     Bye,
     GetCatalog,
     GetParts,
@@ -275,8 +276,10 @@ class Head(TrainerHandler):
                     node.back_off(self._now())
                 node.draining = node.draining or message.cause == DRAINING
                 self.rollouts.on_rejected(link.peer, message)
-            case Terms():
+            case Terms() if message.sound:
                 self.keeper.on_terms(link.peer, message)
+            case Terms():
+                await self._on_refusal(link.peer, Refusal(f"prices are from 0 to {MAX_PRICE:g} dollars: {message}", fatal=True))
             case GetCatalog():
                 self._send_catalog(link)
             case Report():

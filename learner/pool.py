@@ -95,7 +95,9 @@ class PoolKeeper:
         for peer, order in orders:
             log.info("node %s is %s: %s", self._nodes[peer].link.name, order.state, order.why)
             self._tell(peer, order, rollouts)
-        self._say(self.pool.decision.blocked if self.pool.decision else "", now)
+        decision = self.pool.decision
+        if decision is not None and (self.pool.known or not decision.short_by):
+            self._say(decision.blocked, now)
         if now - self._kept >= KEEP_S:
             self.keep()
         if orders:

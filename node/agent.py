@@ -29,6 +29,7 @@ from p2p.errors import ChannelClosed, Refusal, UsageError, first_of
 from p2p.identity import Identity
 from p2p.peering import REDIAL_S, JoinRefused, Link, Peering
 from p2p.protocol.messages import (
+    STATES,
     Abort,
     Activate,
     Assign,
@@ -294,6 +295,9 @@ class Agent:
 
     def _activate(self, asked: Activate) -> None:
         """What is under way here comes back by the head's own `Interrupt`: only what is new depends on this."""
+        if asked.state not in STATES:
+            log.warning("the head says %r, which is none of %s", asked.state, ", ".join(STATES))
+            return
         if asked.why:
             log.info("%s from here on: %s", asked.state, asked.why)
         if asked.state == "asleep":

@@ -192,7 +192,7 @@ def _sentences(d: Demand, supply: float, spread_s: float, s: Slack, overlap: boo
     elif supply * d.train_s >= d.tokens:
         out.append(f"{rules} no dissemination is fast enough")
     if s.generation_s >= 0:
-        out.append(f"a group may take {s.generation_s:.3g} s to generate (it takes {d.generation_s:.3g} s)")
+        out.append(f"a group may take {s.generation_s:,.0f} s to generate (it takes {d.generation_s:,.0f} s)")
     if s.kappa and s.kappa != d.kappa:
         out.append(f"kappa may be {s.kappa} at the most" if s.holds else f"kappa={s.kappa} would do")
     if s.tokens > 0:

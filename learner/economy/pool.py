@@ -109,6 +109,11 @@ class Pool:
         """Whether anybody costs something."""
         return any(m.costs for m in self._members.values())
 
+    @property
+    def known(self) -> bool:
+        """Whether all that generate have done so for long enough: until then they seem to make too little."""
+        return all(self._rates.estimate(p).known for p, m in self._members.items() if m.state == "active" and m.ready)
+
     def active(self, peer: str) -> bool:
         """Whether it is to be given work."""
         m = self._members.get(peer)

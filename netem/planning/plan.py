@@ -75,7 +75,8 @@ def plan(scenario: Scenario, step_s: float) -> dict[str, Any]:
             f"${cover.price:.2f} an hour for nodes and ${learner:.2f} for the learner: ${step_usd:.3f} a step, "
             f"${1e6 * step_usd / tokens:.3f} a million tokens"
         )
-        sentences.append(f"a version is with the last of them after {spread_s:.1f} s, published every {kappa} steps")
+        every = f"{kappa} steps" if kappa > 1 else "step"
+        sentences.append(f"a version is with the last of them after {spread_s:.1f} s, published every {every}")
         sentences += list(known.sentences)
     return {
         "ok": ok, "step_s": step_s, "expected_step_s": takes if takes < math.inf else None, "nodes": len(of),

@@ -339,9 +339,10 @@ class Terms:
     idle_usd_per_hour: float = 0.0
     usd_per_gb: float = 0.0
 
-    def __post_init__(self) -> None:
-        if not all(0 <= price <= MAX_PRICE for price in (self.usd_per_hour, self.idle_usd_per_hour, self.usd_per_gb)):
-            raise ValueError(f"a price is from 0 to {MAX_PRICE:g}")
+    @property
+    def sound(self) -> bool:
+        """Whether these are prices at all."""
+        return all(0 <= price <= MAX_PRICE for price in (self.usd_per_hour, self.idle_usd_per_hour, self.usd_per_gb))
 
 
 @message("activate")
@@ -351,11 +352,8 @@ class Activate:
     generates nothing; "asleep": it takes no versions either."""
 
     state: str
+    """one of STATES"""
     why: str
-
-    def __post_init__(self) -> None:
-        if self.state not in STATES:
-            raise ValueError(f"a node is one of {', '.join(STATES)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,3 +116,11 @@ async def test_the_trainer_is_told_when_a_version_is_due(tmp_path, autojump_cloc
             await bench.head.on_commit(Commit(step + 1, str(tmp_path)))
         head = bench.head
         assert [(await head.on_due(Due(step))).due for step in (1, 2, 3, head.steps)] == [False, True, True, True]
+
+
+async def test_prices_that_are_none_are_refused(tmp_path, autojump_clock) -> None:
+    async with open_head(tmp_path / "run") as bench:
+        node = await bench.join(good)
+        await node.say(Terms(-1.0))
+        await bench.until(lambda: node.closed)
+        assert any("prices are from 0 to" in text and node.peer in text for text in bench.head.reports)
