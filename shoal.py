@@ -25,6 +25,9 @@ _COMMON_FLAGS = ("-h", "--help", "--json", "-v", "--verbose")
 _LEARNER_FLAGS = ("--resume", "--dry-run")
 """The learner's flags that are no settings."""
 
+_SHORT = {"--budget": "--activation.budget_usd", "--max-usd-per-hour": "--activation.max_usd_per_hour"}
+"""Settings that have a shorter name."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; its exit status."""
@@ -90,7 +93,8 @@ def _split_settings(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         if token in known or not token.startswith("--"):
             ours.append(token)
             continue
-        settings.append(token)
+        name, equals, value = token.partition("=")
+        settings.append(_SHORT.get(name, name) + equals + value)
         if "=" not in token and rest and rest[0] not in known:
             settings.append(rest.pop(0))
     return ours, settings
@@ -208,9 +212,7 @@ def _set_up_logging(args: argparse.Namespace) -> None:
 def _learner(args: argparse.Namespace) -> dict[str, Any]:
     from learner.config import dump_toml, load_config
 
-    limits = {"--activation.budget_usd": args.budget, "--activation.max_usd_per_hour": args.max_usd_per_hour}
-    flags = [part for flag, usd in limits.items() if usd is not None for part in (flag, usd)]
-    config = load_config(args.config, [*args.settings, *flags])
+    config = load_config(args.config, args.settings)
     args.where = config.run_dir
     if args.dry_run:
         print(dump_toml(config.model_dump()), end="")
@@ -275,7 +277,7 @@ def _node(args: argparse.Namespace) -> dict[str, Any]:
             raise UsageError(f"--{name.replace('_', '-')} must be above 0")
     for name in ("usd_per_hour", "idle_usd_per_hour", "usd_per_gb"):
         if not 0 <= getattr(args, name) <= MAX_PRICE:
-            raise UsageError(f"--{name.replace('_', '-')} is from 0 to {MAX_PRICE:g} dollars")
+            raise UsageError(f"--{name.replace('_', '-')} is from 0 to {MAX_PRICE:,.0f} dollars")
     import trio
 
     options = NodeOptions(

@@ -345,6 +345,13 @@ def test_the_config_file_may_come_after_flags(tmp_path: Path, capsys: pytest.Cap
     assert (config["rollout"]["max_staleness"], config["seed"], config["trainer"]["lr"]) == (3, 5, 1e-6)
 
 
+def test_what_may_be_spent_has_short_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = config_file(tmp_path, "some/model")
+    assert call("learner", "--budget", "5", path, "--max-usd-per-hour=2.5", "--dry-run", "--json") == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["config"]["activation"]
+    assert (found["budget_usd"], found["max_usd_per_hour"]) == (5, 2.5)
+
+
 def test_dry_run_prints_a_config_that_loads_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = config_file(tmp_path, "some/model")
     flags = ["--trainer.lr", "1e-6", "--task.options.words", '["a \\"b\\""]', "--rollout.max-staleness=3"]
