@@ -278,6 +278,8 @@ def _node(args: argparse.Namespace) -> dict[str, Any]:
     for name in ("usd_per_hour", "idle_usd_per_hour", "usd_per_gb"):
         if not 0 <= getattr(args, name) <= MAX_PRICE:
             raise UsageError(f"--{name.replace('_', '-')} is from 0 to {MAX_PRICE:,.0f} dollars")
+    if args.idle_usd_per_hour > args.usd_per_hour:
+        raise UsageError("--idle-usd-per-hour is at most --usd-per-hour")
     import trio
 
     options = NodeOptions(

@@ -79,6 +79,8 @@ class ActivationSection(Section):
     dwell_s: float = Field(default=60.0, ge=0)
     explore_share: float = Field(default=0.05, ge=0, le=1)
     """of what is spent an hour, what may go to nodes whose speed is not known yet"""
+    most_usd_per_hour: float = Field(default=100.0, ge=0)
+    """that a node may ask for itself, where `prices` does not say what it costs: dearer ones are not used"""
     max_usd_per_hour: float = Field(default=0.0, ge=0)
     """0: no limit"""
     budget_usd: float = Field(default=0.0, ge=0)

@@ -279,7 +279,8 @@ class Head(TrainerHandler):
             case Terms() if message.sound:
                 self.keeper.on_terms(link.peer, message)
             case Terms():
-                await self._on_refusal(link.peer, Refusal(f"prices are from 0 to {MAX_PRICE:g} dollars: {message}", fatal=True))
+                why = f"no prices (0 <= idle <= active <= {MAX_PRICE:g}): {message}"
+                await self._on_refusal(link.peer, Refusal(why, fatal=True))
             case GetCatalog():
                 self._send_catalog(link)
             case Report():
@@ -316,6 +317,7 @@ class Head(TrainerHandler):
         if not node.digest_ok:
             self.report(node.link.peer, Refusal("installed state has another digest", version=message.version))
         took = self.publisher.installed(node.link.peer, message.version, min(message.bytes_from_peers, MAX_BYTES))
+        self.keeper.pool.received(node.link.peer, min(message.bytes_from_peers, MAX_BYTES))
         if took is not None:
             self.keeper.pool.installed(node.link.peer, took, self._now())
 

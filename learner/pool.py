@@ -51,7 +51,7 @@ class PoolKeeper:
         self._nodes, self._send, self._now = nodes, send, now
         self.pool = Pool(
             rules_of(config), config.rollout.max_staleness, config.rollout.publish_every, a.prices, a.learner_usd_per_hour,
-            self._read(),
+            self._read(), a.most_usd_per_hour,
         )  # fmt: skip
         self._kept = now()
         self._said: dict[str, float] = {}

@@ -74,6 +74,15 @@ class Member:
     joined: float = 0.0
     caught_up_s: float = 0.0
     """from its joining until it was ready"""
+    offered: bool = False
+    """it has said what it costs"""
+    hired: bool = False
+    """it was asked to generate, or its price is our own word: from then on its idle time costs, too"""
+    received: int = 0
+    """bytes that it says came from other nodes"""
+    sent: int = 0
+    sent_before: int | None = None
+    """what its count of bytes began with: it may be older than the link"""
     spreads: deque[float] = field(default_factory=lambda: deque(maxlen=SPREADS))
 
     @property
@@ -83,7 +92,18 @@ class Member:
     @property
     def hourly(self) -> float:
         """Dollars an hour, as it is now."""
-        return self.terms.usd_per_hour if self.state == "active" else self.terms.idle_usd_per_hour
+        return self.terms.usd_per_hour if self.state == "active" else self.idle_hourly
+
+    @property
+    def idle_hourly(self) -> float:
+        return self.terms.idle_usd_per_hour if self.hired else 0.0
+
+    def counted(self, sent_bytes: int, others_received: int) -> int:
+        """Bytes that it has sent since it joined: by its own word, as far as others got any, and never fewer than before."""
+        if self.sent_before is None:
+            self.sent_before = sent_bytes
+        self.sent = max(self.sent, min(sent_bytes - self.sent_before, others_received))
+        return self.sent
 
     def look(self, s: Seen, now: float) -> tuple[float, int, bool] | None:
         """(seconds, tokens accepted, whether it had all the work it could take) of a sample of its rate, when one is over."""

@@ -43,6 +43,8 @@ class Pool:
     prices: Mapping[str, Sequence[float]] = field(default_factory=dict)
     learner_usd_per_hour: float = 0.0
     spent_before: float = 0.0
+    most_usd_per_hour: float = inf
+    """that a node may ask for itself"""
     generation_s: float = field(default=0.0, init=False)
     """from a group's reservation until it is whole; the caller keeps it up to date"""
     bill: Bill = field(default_factory=Bill, init=False)
@@ -51,6 +53,8 @@ class Pool:
     _members: dict[str, Member] = field(default_factory=dict, init=False)
     _rates: Rates = field(default_factory=Rates, init=False)
     _activation: Activation = field(init=False)
+    _received: int = field(default=0, init=False)
+    """bytes that nodes say they got from other nodes"""
     _decided: float | None = field(default=None, init=False)
     _began: float | None = field(default=None, init=False)
     """the learner's step under way"""
@@ -72,19 +76,37 @@ class Pool:
     def joined(self, peer: str, name: str, now: float) -> None:
         """It says what it costs right after."""
         self._members[peer] = m = Member(name, sampled=now, joined=now)
-        m.terms = self._assigned(name) or FREE
+        assigned = self._assigned(name)
+        m.terms, m.hired = assigned or FREE, assigned is not None
         self._account(peer, m, now)
 
     def offered(self, peer: str, terms: Terms, now: float) -> Activate | None:
-        """What it says it costs; what to tell it, if anything: what costs something takes versions and waits to be chosen."""
+        """What it says it costs; what to tell it, if anything: what costs something takes versions and waits to be chosen. It is
+        a stranger's word, and money: who asks for too much is not used, what was said first stands as long as the link does, and
+        waiting costs only once it was wanted."""
         m = self._members[peer]
-        m.terms = self._assigned(m.name) or terms
+        if m.offered:
+            return None
+        m.offered, assigned = True, self._assigned(m.name)
+        if assigned is None and terms.usd_per_hour > self.most_usd_per_hour:
+            m.state = "asleep"
+            at_most = f"at most ${self.most_usd_per_hour:,.2f} is paid (activation.most_usd_per_hour)"
+            m.why = f"asks for ${terms.usd_per_hour:,.2f}/h, {at_most}"
+            self.changes.append(f"step {self._step}: {m.name} asleep: {m.why}")
+            return Activate(m.state, m.why)
+        m.terms = assigned or terms
         told = None
         if m.costs:
             m.state, m.why = "warm", "just joined"
             told = Activate(m.state, m.why)
         self._account(peer, m, now)
         return told
+
+    def received(self, peer: str, from_peers: int) -> None:
+        """It got so many bytes of a version from other nodes, by its own word."""
+        self._received += from_peers
+        if m := self._members.get(peer):
+            m.received += from_peers
 
     def left(self, peer: str, now: float) -> None:
         if self._members.pop(peer, None) is not None:
@@ -174,8 +196,9 @@ class Pool:
         """Look at the nodes; who is to be told what. `surplus`: work was held back, since the learner could not use more."""
         for peer, s in seen.items():
             if peer in self._members:
-                self.bill.counted(peer, s.sent_bytes)
-                if sample := self._members[peer].look(s, now):
+                m = self._members[peer]
+                self.bill.counted(peer, m.counted(s.sent_bytes, self._received - m.received))
+                if sample := m.look(s, now):
                     self._rates.observe(peer, now, *sample)
         if self._decided is not None and now - self._decided < DECIDE_S:
             return []
@@ -195,7 +218,7 @@ class Pool:
         demand = self.demand
         if demand is None:
             return None
-        free = [p for p, m in self._members.items() if p not in priced and m.ready]
+        free = [p for p, m in self._members.items() if p not in priced and m.ready and m.state == "active"]
         made = sum(self.estimate(p).lower(self.rules.z) for p in free)
         left = max(demand.tokens - made * demand.train_s, 1e-3)
         return replace(demand, tokens=left)
@@ -209,14 +232,14 @@ class Pool:
         usual = median([o.caught_up_s for o in self._members.values() if o.ready] or [0.0])
         waiting = 0.0 if m.ready else max(usual, 1.0)
         return Candidate(
-            peer, m.terms.usd_per_hour, self.estimate(peer), m.state, m.ready, m.terms.idle_usd_per_hour, waiting
+            peer, m.terms.usd_per_hour, self.estimate(peer), m.state, m.ready, m.idle_hourly, waiting
         )  # fmt: skip
 
     def _change(self, peer: str, to: str, why: str, now: float) -> Activate:
         m = self._members[peer]
         m.state, m.why = to, why
         if to == "active":
-            m.why_active = why
+            m.why_active, m.hired = why, True
         m.busy = False
         self._account(peer, m, now)
         self.changes.append(f"step {self._step}: {m.name} {to}: {why}")
@@ -227,7 +250,7 @@ class Pool:
 
     def _account(self, peer: str, m: Member, now: float) -> None:
         t = m.terms
-        self.bill.state(peer, now, m.state, t.usd_per_hour, t.idle_usd_per_hour, t.usd_per_gb)
+        self.bill.state(peer, now, m.state, t.usd_per_hour, m.idle_hourly, t.usd_per_gb)
 
     def advice(self) -> Advice | None:
         """How many more nodes would be worth asking for; None where there is nothing to say: before the first step, while those

@@ -341,8 +341,8 @@ class Terms:
 
     @property
     def sound(self) -> bool:
-        """Whether these are prices at all."""
-        return all(0 <= price <= MAX_PRICE for price in (self.usd_per_hour, self.idle_usd_per_hour, self.usd_per_gb))
+        """Whether these are prices at all: waiting costs no more than working."""
+        return 0 <= self.idle_usd_per_hour <= self.usd_per_hour <= MAX_PRICE and 0 <= self.usd_per_gb <= MAX_PRICE
 
 
 @message("activate")

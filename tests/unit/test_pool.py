@@ -153,3 +153,35 @@ def test_a_wild_promise_is_believed_up_to_twice_what_is_delivered() -> None:
         pool.accepted("a", 12)
         pool.tick(float(second), {"a": Seen(True, 100, 100, full_rate=50_000.0)})
     assert 11 < pool.estimate("a").mean < 13
+
+
+def test_what_a_stranger_says_it_costs_does_not_empty_the_purse() -> None:
+    pool = Pool(Rules(dwell_s=10.0, budget_usd=50.0), 2, most_usd_per_hour=5.0)
+    for peer in ("greedy", "waits", "works"):
+        pool.joined(peer, peer, 0.0)
+    order = pool.offered("greedy", Terms(1e6), 0.0)
+    assert order is not None and order.state == "asleep" and "at most $5.00 is paid" in order.why
+    pool.offered("waits", Terms(4.0, 4.0), 0.0)
+    pool.offered("works", Terms(1.0), 0.0)
+    assert pool.offered("works", Terms(5.0, 5.0), 1.0) is None  # it may say so when it joins anew
+    assert pool.spent_usd(3600.0) == 0  # nobody was asked to work yet
+    orders = pool.tick(3600.0, {p: Seen(True, 0, 8) for p in ("greedy", "waits", "works")})
+    assert {peer for peer, order in orders if order.state == "active"} == {"waits", "works"} and not pool.active("greedy")
+    assert pool.spent_usd(7200.0) == pytest.approx(5.0)
+    pool.left("waits", 7200.0)
+    assert pool.spent_usd(10800.0) == pytest.approx(6.0)
+
+
+def test_egress_is_what_others_got_whatever_a_node_counts() -> None:
+    pool = Pool(QUICK, 2, prices={"*": [1.0, 0.0, 0.1]})
+    for peer in ("a", "b"):
+        pool.joined(peer, peer, 0.0)
+        pool.offered(peer, Terms(0.0), 0.0)
+    seen = lambda sent: {"a": Seen(True, 0, 8, sent), "b": Seen(True, 0, 8)}
+    pool.tick(0.0, seen(7_000_000_000))  # of an earlier link
+    before = pool.spent_usd(0.0)
+    pool.received("b", 2_000_000_000)
+    pool.received("a", 9_000_000_000)  # its own word is no proof of what it sent
+    for sent in (8_000_000_000, 0, 1 << 53, 0, 1 << 53):
+        pool.tick(0.0, seen(sent))
+    assert pool.spent_usd(0.0) - before == pytest.approx(0.2)
