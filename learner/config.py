@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from learner.dispatch import Strategies
+from learner.economy.seeding import FLOOR_S
 from learner.trainer_config import SEEDS, TrainerConfig
 from p2p.errors import UsageError
 from p2p.limits import DEFAULT_SEGMENT, MAX_CHUNK, MAX_SEGMENT, MAX_SEGMENT_CHUNKS
@@ -98,6 +99,26 @@ class ActivationSection(Section):
     """what the learner's own machine costs, for the bill"""
 
 
+class SeedingSection(Section):
+    """The learner's own engine, on the trainer's device: it generates at the beginning of a step while the others are too few,
+    and alone when nobody else is there. Trainer and engine take turns."""
+
+    engine: Literal["", "transformers", "vllm", "fake"] = ""
+    """"" for none; else as `shoal node --engine`"""
+    engine_python: str = ""
+    engine_set: dict[str, Any] = Field(default_factory=dict)
+    """further settings of it, as `shoal node --engine-set`. It keeps its memory in the trainer's turn: leave room"""
+    device: str = "auto"
+    dtype: str = "auto"
+    threads: int = Field(default=1, ge=1)
+    capacity: int = Field(default=64, ge=1)
+    """sequences decoded at once"""
+    floor_s: float = Field(default=FLOOR_S, ge=0)
+    """less is not worth a turn: so long at the least while the others do not meet the capacity rule, else none"""
+    most_s: float = Field(default=0.0, ge=0)
+    """of a turn; 0: no limit"""
+
+
 class DispatchSection(Section):
     """What the dispatcher goes by (`learner.dispatch.Strategies`); to be switched off to see what each is worth."""
 
@@ -177,6 +198,7 @@ class LearnerConfig(Section):
     rollout: RolloutSection = RolloutSection()
     dispatch: DispatchSection = DispatchSection()
     activation: ActivationSection = ActivationSection()
+    seeding: SeedingSection = SeedingSection()
     swarm: SwarmSection = SwarmSection()
     status: StatusSection = StatusSection()
     trainer: Any = Field(default_factory=TrainerSection)
@@ -228,6 +250,7 @@ def build_config(values: dict[str, Any], source: str) -> LearnerConfig:
             values["trainer"] = TrainerSection.model_validate(values["trainer"])
         config = LearnerConfig.model_validate(values)
         _check_plain("task.options", config.task.options)
+        _check_plain("seeding.engine_set", config.seeding.engine_set)
         trainer = config.trainer_config()
     except ValidationError as error:
         first = error.errors()[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import shutil
 import sqlite3
@@ -21,6 +22,7 @@ import trio
 
 from learner.config import LearnerConfig
 from learner.dispatch import NodeView
+from learner.economy.seeding import Seeding
 from learner.journal import Journal, Tally
 from learner.local import (
     Batch,
@@ -40,10 +42,12 @@ from learner.local import (
 )  # fmt: skip
 from learner.metrics import MetricsLog, network_metrics
 from learner.nodes import MAX_BYTES, NodeState
+from learner.own_engine import OwnEngine
 from learner.pool import PoolKeeper
 from learner.provider import Provider
 from learner.publisher import Publisher
 from learner.rollouts import Rollouts
+from learner.sources import Sources
 from learner.trainer_port import TrainerHandler
 from learner.trajectory import pack_groups
 from p2p.broadcast.exchange import Exchange
@@ -109,8 +113,10 @@ class Head(TrainerHandler):
             me=me, run=run, head=me, head_key=identity.public_key, store=self.store, is_source=True, now=now, wall=wall,
             on_refusal=self._on_refusal,
         )  # fmt: skip
+        self.sources = Sources(self.exchange)
+        self.own: OwnEngine | None = None
         self.publisher = Publisher(
-            identity, run, run_dir, self.exchange, epoch=self.epoch, segment_bytes=config.swarm.segment_bytes,
+            identity, run, run_dir, self.sources, epoch=self.epoch, segment_bytes=config.swarm.segment_bytes,
             chunk_bytes=config.swarm.chunk_bytes, now=now, wall=wall,
         )  # fmt: skip
         self.rosters = Rosters(self.exchange, self.peering.links, epoch=self.epoch)
@@ -140,10 +146,23 @@ class Head(TrainerHandler):
         self._fault: sqlite3.Error | None = None
         self._faulted = trio.Event()
 
+    def expect_own_engine(self, peer: str) -> None:
+        """`peer` is a node on this machine, with the learner's own engine. To be called before `run`, and before any version."""
+        s = self.config.seeding
+        seeding = Seeding(floor_s=s.floor_s, most_s=s.most_s or math.inf)
+        self.own = OwnEngine(peer, seeding, self.nodes, self.keeper.pool, self.send, self._now)
+        me = self.identity
+        exchange = Exchange(
+            me=me.peer_id, run=self.run_id, head=me.peer_id, head_key=me.public_key, store=self.store, is_source=True,
+            now=self._now, wall=self._wall, on_refusal=self._on_refusal,
+        )  # fmt: skip
+        self.sources.own, self.sources.own_peer = exchange, peer
+        self.rosters.apart.add(peer)
+
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         assert self.rollouts is not None
         async with trio.open_nursery() as nursery:
-            await nursery.start(self.exchange.run)
+            await nursery.start(self.sources.run)
             await nursery.start(self.peering.run)
             nursery.start_soon(self.rollouts.score_finished)
             nursery.start_soon(self.rollouts.keep_dispatched)
@@ -183,6 +202,8 @@ class Head(TrainerHandler):
                         self.nodes[peer].back_off(self._now())
             self._rollouts.truncate_stuck(self._now())
             self.keeper.tick(self._rollouts)
+            if self.own is not None:
+                self.own.look(self._rollouts)
             self._rollouts.need_dispatch()
 
     # --- nodes -------------------------------------------------------------------------------------------------------
@@ -190,8 +211,14 @@ class Head(TrainerHandler):
     def node_views(self) -> list[NodeView]:
         """The dispatcher's view of the nodes."""
         assert self.rollouts is not None
-        load, now, active = self.rollouts.collector.load, self._now(), self.keeper.pool.active
+        load, now, active = self.rollouts.collector.load, self._now(), self._active
         return [node.view(load(peer), self.epoch, now, active(peer)) for peer, node in self.nodes.items()]
+
+    def _active(self, peer: str) -> bool:
+        return self.own.generates if self._is_own(peer) and self.own is not None else self.keeper.pool.active(peer)
+
+    def _is_own(self, peer: str) -> bool:
+        return self.own is not None and peer == self.own.peer
 
     def send(self, peer: str, message: object) -> None:
         node = self.nodes.get(peer)
@@ -213,11 +240,12 @@ class Head(TrainerHandler):
         oldest = min((e.version for e in catalog.entries if e.kind != "descriptor"), default=None) if catalog else None
         self.nodes[link.peer] = NodeState(link, self._now(), oldest, heard=self._now())
         self.gone.pop(link.peer, None)
-        self.keeper.pool.joined(link.peer, link.name, self._now())
+        if not self._is_own(link.peer):
+            self.keeper.pool.joined(link.peer, link.name, self._now())
         with self._keeping_books():
             self.journal.record_node(link.peer, link.name)
         log.info("node %s (%s) joined", link.name, link.peer)
-        self.exchange.add_peer(link.peer, link.post, link.bulk)
+        self.sources.of(link.peer).add_peer(link.peer, link.post, link.bulk)
         if catalog is not None:
             link.post(catalog)
         self.rosters.changed()
@@ -228,8 +256,8 @@ class Head(TrainerHandler):
             return  # a newer link has taken its place
         del self.nodes[link.peer]
         self._wake()
-        self.exchange.remove_peer(link.peer)
-        self.gone[link.peer] = self.keeper.describe(node) | {"alive": False, "reason": reason}
+        self.sources.of(link.peer).remove_peer(link.peer)
+        self.gone[link.peer] = self._describe(node) | {"alive": False, "reason": reason}
         self.keeper.pool.left(link.peer, self._now())
         moved = 0
         with self._keeping_books():
@@ -264,7 +292,7 @@ class Head(TrainerHandler):
         if isinstance(message, GetParts) and self.publisher.manifest(message.mid) is None:
             self._send_catalog(link)
             return
-        if await self.exchange.handle(link.peer, message):
+        if await self.sources.of(link.peer).handle(link.peer, message):
             return
         match message:
             case NodeStatus():
@@ -276,6 +304,8 @@ class Head(TrainerHandler):
                     node.back_off(self._now())
                 node.draining = node.draining or message.cause == DRAINING
                 self.rollouts.on_rejected(link.peer, message)
+            case Terms() if self._is_own(link.peer):
+                pass  # the learner's machine has its price in the config
             case Terms() if message.sound:
                 self.keeper.on_terms(link.peer, message)
             case Terms():
@@ -316,6 +346,8 @@ class Head(TrainerHandler):
         node.on_installed(message, expected, self.publisher.current)
         if not node.digest_ok:
             self.report(node.link.peer, Refusal("installed state has another digest", version=message.version))
+        if self._is_own(node.link.peer):
+            return  # how long others wait for a version is another matter
         took = self.publisher.installed(node.link.peer, message.version, min(message.bytes_from_peers, MAX_BYTES))
         self.keeper.pool.received(node.link.peer, min(message.bytes_from_peers, MAX_BYTES))
         if took is not None:
@@ -360,10 +392,14 @@ class Head(TrainerHandler):
         self._rollouts.need_dispatch()
 
     async def on_next(self, message: NextBatch) -> Batch:
-        began, pool = self._now(), self.keeper.pool
+        began, pool, rollouts = self._now(), self.keeper.pool, self._rollouts
         if not message.seen:
             pool.stepped(message.step, began)
-        groups, last = await self._rollouts.next_groups(message.step, message.seen)
+            if self.own is not None:
+                rollouts.advance(message.step)
+                self.own.begin(rollouts)
+        source = self.own.next_groups(rollouts, message.step, message.seen) if self.own is not None else None
+        groups, last = await (source or rollouts.next_groups(message.step, message.seen))
         pool.waited(self._now() - began, sum(len(t.completion_ids) for g in groups for t in g.trajectories))
         self._batch_files += 1
         name = f"batches/{self.epoch}-{message.step}-{self._batch_files}.msgpack"
@@ -389,6 +425,7 @@ class Head(TrainerHandler):
         if self._rollouts.redundant:
             network |= self._rollouts.redundancy.metrics()
         network |= self.keeper.pool.metrics(self._now())
+        network |= self.own.last if self.own is not None else {}
         self.latest = {"step": message.step, "epoch": self.epoch, "time": self._wall(), **trained, **network}
         if "eval/exact/mean" in trained:
             self.evals[message.step] = trained["eval/exact/mean"]
@@ -415,7 +452,7 @@ class Head(TrainerHandler):
         with trio.move_on_after(FAREWELL_S):
             while any(self._still_follows(n) and n.version != self.publisher.current for n in self.nodes.values()):
                 await self._moved.wait()
-        self.final_nodes = {p: self.keeper.describe(n) for p, n in self.nodes.items()}
+        self.final_nodes = {p: self._describe(n) for p, n in self.nodes.items()}
         self.final_pool = self._pool()
         self.keeper.keep()
         for node in self.nodes.values():
@@ -440,6 +477,10 @@ class Head(TrainerHandler):
             self._counted = (now, time.perf_counter() - began, tally)
         return tally
 
+    def _describe(self, node: NodeState) -> dict[str, Any]:
+        more = self.own.describe() if self.own is not None and self._is_own(node.link.peer) else {}
+        return self.keeper.describe(node) | more
+
     def _pool(self) -> dict[str, Any]:
         return self.keeper.pool.status(self._now()) | {"asked": self.provider.said if self.provider is not None else ""}
 
@@ -447,7 +488,7 @@ class Head(TrainerHandler):
         """Everything `shoal status` shows, as plain values."""
         self.publisher.count_traffic()
         tally = self._tally()
-        live = {p: self.keeper.describe(n) for p, n in self.nodes.items()}
+        live = {p: self._describe(n) for p, n in self.nodes.items()}
         nodes = self.final_nodes or live
         return {
             "run": self.run_id, "epoch": self.epoch, "pid": os.getpid(), "trainer_pid": self.trainer_pid,
@@ -466,6 +507,7 @@ class Head(TrainerHandler):
                 "tokens": self.rollouts.resumed_tokens if self.rollouts else 0,
             },
             "pool": self.final_pool or self._pool(),
+            "seeding": self.own.status() if self.own is not None else {},
             "redundancy": self.rollouts.redundancy.status() if self.rollouts else {},
             **self.publisher.history.summary(),
             "metrics": self.latest,

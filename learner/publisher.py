@@ -15,6 +15,7 @@ import msgpack
 
 from learner.history import History, Published
 from learner.local import Begin, SealVersion, SegmentDone
+from learner.sources import Sources
 from p2p.broadcast.exchange import Exchange
 from p2p.codec import encode_segment
 from p2p.errors import ShoalError
@@ -52,7 +53,7 @@ class Publisher:
         identity: Identity,
         run: str,
         run_dir: Path,
-        exchange: Exchange,
+        exchange: Exchange | Sources,
         *,
         epoch: int,
         segment_bytes: int,
@@ -158,7 +159,6 @@ class Publisher:
     def _segment(
         self, signer: ManifestSigner, index: int, size: int, digests: tuple[bytes, ...], *, announce: bool
     ) -> None:
-        self._exchange.store.pin(digests)
         part = signer.record(index, size, digests)
         self._by_mid[signer.mid].size += size
         self._exchange.extend(signer.mid, part, announce=announce)

@@ -5,20 +5,16 @@ Thin shell. Must not know torch; the tokenizer is the one thing it takes from tr
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import logging
 import os
 import secrets
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import trio
 
@@ -27,6 +23,7 @@ from learner.files import write_whole
 from learner.head import Head
 from learner.journal import Commit, Journal
 from learner.outcomes import Sampling
+from learner.processes import OWN, keep_own_engine, keep_trainer, watch_external
 from learner.provider import Provider
 from learner.rollouts import Rollouts
 from learner.scoring import Scorer
@@ -36,7 +33,7 @@ from learner.text import stop_ids
 from learner.trainer_port import serve_trainer
 from learner.work import RolloutSettings
 from p2p.admission import make_ticket
-from p2p.errors import ShoalError, UsageError
+from p2p.errors import UsageError
 from p2p.identity import Identity
 from p2p.protocol.descriptor import FILES, pack_descriptor
 
@@ -188,6 +185,12 @@ async def run_learner(
                 nodes=head.node_views, report=head.report, scorer=scorer, in_thread=in_thread,
             )  # fmt: skip
             head.rollouts.stop_at(trainer_config.steps)
+            if config.seeding.engine:
+                own = run_dir / OWN
+                own.mkdir(exist_ok=True)
+                head.expect_own_engine(Identity.load_or_create(own / "node.key").peer_id)
+                near = tuple(reversed(network.addresses))  # loopback is the last
+                (own / "ticket.txt").write_text(make_ticket(identity, run, near).encode() + "\n")
             head.publisher.offer_descriptor(pack_descriptor(folder))
             addresses = tuple(config.swarm.announce) or tuple(network.addresses)
             ticket = make_ticket(identity, run, addresses).encode()
@@ -211,58 +214,17 @@ async def _run(
             if announce is not None:
                 announce("ready", {"ticket": ticket, "status_port": port, "run": head.run_id, "run_dir": str(run_dir)})
             if config.external_trainer:
-                nursery.start_soon(_watch_external, head)
+                nursery.start_soon(watch_external, head)
             else:
-                nursery.start_soon(_keep_trainer, head, run_dir)
+                nursery.start_soon(keep_trainer, head, run_dir)
+            if config.seeding.engine:
+                nursery.start_soon(keep_own_engine, head, run_dir, config.seeding)
             await head.finished.wait()
             await head.farewell("training is complete")
             result = head.status()
             write_whole(run_dir / "summary.json", json.dumps(result, indent=1))
             nursery.cancel_scope.cancel()
     return result
-
-
-async def _watch_external(head: Head) -> None:
-    await head.trainer_gone.wait()
-    if not head.finished.is_set():
-        raise ShoalError("the trainer is gone; start the learner again with --resume")
-
-
-async def _keep_trainer(head: Head, run_dir: Path) -> None:
-    """Our trainer, a process of its own that dies with us. Its end before the run's is the run's end."""
-    with _log_file(run_dir / "logs" / "trainer.log") as out:
-        # Not trio.open_process: it forks from a worker thread, and the parent-death signal comes when that thread ends.
-        process = subprocess.Popen(  # noqa: ASYNC220
-            [sys.executable, "-m", "learner.trainer", str(run_dir)],
-            stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, process_group=0, preexec_fn=_die_with_parent,
-        )  # fmt: skip
-    head.trainer_process = process  # type: ignore[attr-defined]
-    try:
-        # The stubs that mypy finds (trio-typing's, which libp2p brings) are older than trio.
-        await trio.to_thread.run_sync(process.wait, abandon_on_cancel=True)  # type: ignore[call-arg]
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-    if not head.finished.is_set():
-        tail = (run_dir / "logs" / "trainer.log").read_text(errors="replace").strip().splitlines()
-        last = tail[-1] if tail else "it said nothing"
-        reason = f"the trainer ended with status {process.returncode}: {last}"
-        if process.returncode == 2:
-            raise UsageError(reason)
-        raise ShoalError(f"{reason} (more in {run_dir}/logs/trainer.log; go on with --resume)")
-
-
-@contextmanager
-def _log_file(path: Path) -> Any:
-    file: IO[bytes]
-    with open(path, "ab") as file:
-        yield file
-
-
-def _die_with_parent() -> None:
-    """PR_SET_PDEATHSIG: a trainer without its head would train on nothing."""
-    ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
 
 
 def _tokenizer(folder: Path) -> tuple[Any, tuple[int, ...]]:

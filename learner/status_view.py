@@ -146,6 +146,7 @@ def run_table(status: Mapping[str, Any]) -> Table:
         ),
         ("cut", cut_short(status.get("redundancy") or {})),
         ("capacity", capacity(status.get("pool") or {})),
+        ("own engine", seeding(status.get("seeding") or {})),
         ("spent", spent(status.get("pool") or {})),
         (
             "weights sent",
@@ -190,6 +191,18 @@ def capacity(pool: Mapping[str, Any]) -> str:
     for extra in (pool.get("blocked"), pool.get("advice"), pool.get("asked")):
         text += f"; {extra}" if extra else ""
     return text
+
+
+def seeding(own: Mapping[str, Any]) -> str:
+    """What the learner's own engine does; "" where it has none."""
+    if not own:
+        return ""
+    last = own.get("last") or {}
+    now = "generates" if own.get("generates") else "the trainer's turn" if own.get("there") else "not there"
+    return (
+        f"{now}; last step {number(last, 'seeding/seconds', '.1f')} s of its own, trainer waited "
+        f"{number(last, 'seeding/trainer_wait_s', '.1f')} s, nodes {number(last, 'seeding/remote_wait_s', '.1f')} s"
+    )
 
 
 def spent(pool: Mapping[str, Any]) -> str:

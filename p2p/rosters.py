@@ -28,6 +28,8 @@ class Rosters:
         self.grid = Grid(mesh=mesh)
         self.extra: list[Member] = []
         """listed to everybody beside those who are here"""
+        self.apart: set[str] = set()
+        """nobody's neighbours but ours: not listed, and told of nobody"""
         self._told: dict[str, tuple[Link, tuple[Member, ...], Grouping]] = {}
         self._stale = False
 
@@ -37,7 +39,8 @@ class Rosters:
             self.grid.remove(peer)
             self._told.pop(peer, None)
         for peer, link in self._links.items():
-            self.grid.add(peer, link.site)
+            if peer not in self.apart:
+                self.grid.add(peer, link.site)
         self._stale = True
         if len(self.grid) <= self.grid.mesh:
             self.flush()

@@ -172,6 +172,14 @@ class Pool:
         return Demand(tokens, work, self.staleness, self.kappa, self.generation_s)
 
     @property
+    def enough(self) -> bool:
+        """Whether those that generate meet the capacity rule; False before it is known what a step takes."""
+        demand, peers = self.demand, [p for p in self._members if self.active(p)]
+        if demand is None:
+            return False
+        return sum(self.estimate(p).mean for p in peers if self._members[p].ready) >= required(demand, self.spread(peers))
+
+    @property
     def kappa(self) -> int:
         """Steps between two versions."""
         if self.publish_every or not self._steps:

@@ -42,6 +42,9 @@ LONGEST = 96
 USUAL = 41.0
 """Tokens of one in the mean: the scripted engine stops with one in 48, or at LONGEST."""
 
+FLOOR_S = 0.1
+"""Of a turn of the learner's own engine: steps are short here."""
+
 PORT = 4001
 
 
@@ -66,16 +69,28 @@ class Case:
     spot_up_s: float = 0.0
     """nodes come and go: there for so long in the mean, and away for half of it; 0: they stay"""
     seed: int = 0
+    own: float = 0.0
+    """what the learner's own engine makes in its turns, over what the learner needs; 0: it has none"""
 
     def __post_init__(self) -> None:
         if not self.factor > 0 or min(self.nodes, self.groups, self.samples, self.rows) < 1 or not 1 <= self.warm < self.steps:
             raise UsageError("factor, nodes: above 0; steps: more than the six that do not count")
 
     @property
+    def needed(self) -> float:
+        """Tokens per second."""
+        return self.groups * self.samples * USUAL / self.train_s
+
+    @property
     def step_s(self) -> float:
         """Of an engine's decoding step, one token for each of its sequences."""
-        needed = self.groups * self.samples * USUAL / self.train_s
-        return self.nodes * self.rows / (self.factor * needed)
+        return self.nodes * self.rows / (self.factor * self.needed)
+
+    def foretold(self, supply: float, train_s: float) -> float:
+        """The share of its time that the trainer leaves the device to the learner's own engine, when turns are as long as they
+        have to be: what nodes make in a step, and that engine in its turn, is what the step takes."""
+        turn = max(0.0, (self.needed * self.train_s - supply * train_s) / (supply + self.own * self.needed))
+        return turn / (train_s + turn)
 
     @property
     def horizon_s(self) -> float:
@@ -98,6 +113,10 @@ class Run:
             "swarm": {"listen": [f"/ip4/{net.addresses[LEARNER]}/tcp/{PORT}"]},
             "trainer": {"steps": case.steps},
         }  # fmt: skip
+        if case.own:
+            rows = case.groups * case.samples // 2
+            step_s = {"step_s": rows / (case.own * case.needed)}
+            values["seeding"] = {"engine": "fake", "capacity": rows, "engine_set": step_s, "floor_s": FLOOR_S}
         (root / "learner.toml").write_text(dump_toml(build_config(values, "bench").model_dump()))
 
     def start(self, name: str, host: str, module: str, *arguments: str) -> None:
@@ -164,8 +183,14 @@ def account(case: Case, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     took = lines[-1]["time"] - lines[0]["time"]
     waited = sum(line["pool/waited_s"] for line in lines[1:])
     of = lambda key: median(line[f"pool/{key}"] for line in lines)
-    return asdict(case) | {
-        "waited": waited / took, "predicted": mean(line["pool/stall_predicted"] for line in lines[1:]),
+    predicted = mean(line["pool/stall_predicted"] for line in lines[1:])
+    turns = {}
+    if case.own:
+        predicted = case.foretold(of("supply_tokens_per_s"), of("train_s"))
+        keys = "seconds", "trainer_wait_s", "remote_wait_s"
+        turns = {key: mean(line[f"seeding/{key}"] for line in lines[1:]) for key in keys}
+    return asdict(case) | turns | {
+        "waited": waited / took, "predicted": predicted,
         "supply_tokens_per_s": of("supply_tokens_per_s"), "required_tokens_per_s": of("required_tokens_per_s"),
         "step_s": took / (len(lines) - 1), "measured_train_s": of("train_s"), "spread_s": of("spread_s"),
         "generation_s": of("generation_s"), "kappa": of("kappa"), "delta_bytes": of_last(lines, "broadcast/bytes"),
@@ -203,10 +228,11 @@ def bench_capacity(
 
 
 def _as_foretold(r: dict[str, Any]) -> bool:
-    """Below 3 % where nothing is foretold, else within 5 points; below 10 % where nodes come and go."""
+    """Below 3 % where nothing is foretold, else within 5 points; below 10 % where nodes come and go. An own engine's turns count
+    as waiting."""
     if r["spot_up_s"]:
         return r["waited"] < 0.1
-    return r["waited"] < 0.03 if r["factor"] >= 1 else abs(r["waited"] - r["predicted"]) < 0.05
+    return r["waited"] < 0.03 if r["factor"] >= 1 and not r["own"] else abs(r["waited"] - r["predicted"]) < 0.05
 
 
 def describe_one(r: dict[str, Any]) -> str:
@@ -215,5 +241,9 @@ def describe_one(r: dict[str, Any]) -> str:
         f"the learner waited {100 * r['waited']:.1f} % of its time, foretold {100 * r['predicted']:.1f} %; "
         f"S={r['staleness']}, kappa={r['kappa']:.0f}, a version takes {r['spread_s']:.2f} s, a group {r['generation_s']:.1f} s, "
         f"a step {r['step_s']:.2f} s"
+        + (
+            f"; its own engine's turn {r['seconds']:.2f} s a step, then the trainer waited {r['trainer_wait_s']:.2f} s and nodes "
+            f"{r['remote_wait_s']:.2f} s" if r["own"] else ""
+        )
         + (f"; {r['left']} nodes left with notice, {r['killed']} were killed" if r["spot_up_s"] else "")
     )

@@ -232,7 +232,6 @@ class Player:
         while (done := await trio.to_thread.run_sync(next, encoded, None)) is not None:
             for digest in done.digests:  # another thread wrote them past the store's own account
                 self.store.has(digest)
-            self.store.pin(done.digests)
             self.exchange.extend(signer.mid, signer.record(done.index, done.size, done.digests), announce=True)
             size += done.size
         digests = state.tensor_digests()

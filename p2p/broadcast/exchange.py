@@ -149,10 +149,11 @@ class Exchange:
         return manifest
 
     def extend(self, mid: bytes, part: bytes, *, announce: bool) -> None:
-        """A further part of our own manifest; its chunks must be in the store already."""
+        """A further part of our own manifest; its chunks must be in the store already, and are pinned there until `forget`."""
         spread = self.spreads[mid]
         now = self._now()
         chunks = spread.manifest.add(part, self.head_key)
+        self.store.pin(d for d in map(spread.manifest.chunk_digest, chunks) if d is not None)
         spread.session.learn(chunks, now)
         for chunk in chunks:
             spread.session.hold(chunk, None, seed=0, now=now)

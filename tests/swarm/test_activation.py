@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import trio
 
 from learner.local import Commit, Due
@@ -69,7 +70,7 @@ async def hand_back(node: Node) -> None:
         while done < len(node.heard):
             message, done = node.heard[done], done + 1
             for request_id in message.request_ids if isinstance(message, Interrupt) else ():
-                event = TokenEvent(request_id, 0, (), None, node.version, "interrupt")
+                event = TokenEvent(request_id, 0, (), np.zeros(0), node.version, "interrupt")
                 await node.say(Tokens((TokenRun.of(event),)))
 
 

@@ -106,9 +106,9 @@ class Bench:
         self.version = Version(head.epoch, last.step if last else 0)
         self._count = 0
 
-    async def join(self, behave=good, *, capacity: int = 4) -> Node:
+    async def join(self, behave=good, *, capacity: int = 4, who: Identity | None = None) -> Node:
         self._count += 1
-        who = identity(self._count)
+        who = who or identity(self._count)
         network = await self.nursery.start(self._host, who.peer_id)
         proof = sign_membership(HEAD, Membership(RUN, self.head.epoch, who.peer_id, int(WALL + 1e6)))
         node = Node(network, self.version, capacity, behave)
@@ -151,12 +151,13 @@ async def publish(head: Head, step: int) -> None:
 async def open_head(
     run_dir: Path, *, staleness: int = 1, finish_s: float = 0.0, max_new_tokens: int = 4,
     wall: Callable[[], float] = lambda: WALL, scorer: Scorer | None = None, activation: dict[str, Any] | None = None,
-    publish_every: int = 0, **more: Any,
+    publish_every: int = 0, own: str = "", seeding: dict[str, Any] | None = None, **more: Any,
 ) -> AsyncIterator[Bench]:
     """`more` are further rollout settings."""
     await trio.Path(run_dir).mkdir(exist_ok=True)
     rollout = {"max_staleness": staleness, "publish_every": publish_every}
     values = {"run_dir": str(run_dir), "model": "unused", "rollout": rollout, "activation": activation or {}}
+    values["seeding"] = seeding or {}
     config = build_config(values, "test")
     switch = MemorySwitch(latency=0.001, rate=1e8)
     with Journal.open(run_dir / "journal.sqlite", RUN) as journal:
@@ -168,6 +169,8 @@ async def open_head(
                 settings, journal, make_task("reverse"), Tokenizer(), 10, epoch=head.epoch, send=head.send,
                 nodes=head.node_views, report=head.report, in_thread=inline, scorer=scorer,
             )  # fmt: skip
+            if own:
+                head.expect_own_engine(own)
             await nursery.start(head.run)
             await trio.sleep(1)  # a mock clock starts at 0, which the publisher takes for "not yet"
             bench = Bench(head, switch, nursery)

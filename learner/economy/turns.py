@@ -1,0 +1,68 @@
+"""Whose turn it is on the learner's device: its own engine's, or the trainer's. Pure; told the time.
+
+A step begins with the engine's turn, as long as `Seeding` says (RLBoost, arXiv 2510.19225: partial responses are generated on the
+training cluster, then handed over). What is ours: it ends early when the learner could not use more, it does not end while nobody
+else generates and the step's groups are not whole, and it comes back in mid-step when everybody else left. Must not know
+what is generated, nor how an engine is told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from learner.economy.seeding import Seeding
+
+
+@dataclass
+class Turns:
+    seeding: Seeding
+    on: bool = field(default=False, init=False)
+    """the engine's turn"""
+    why: str = field(default="", init=False)
+    seeded_s: float = field(default=0.0, init=False)
+    """of this step"""
+    waited_s: float = field(default=0.0, init=False)
+    """that the trainer waited in this step for groups, when it was its turn"""
+    remote_wait_s: float = field(default=0.0, init=False)
+    """that a remote node waited in this step for the learner, in the mean"""
+    _until: float = field(default=-math.inf, init=False)
+    _looked: float | None = field(default=None, init=False)
+    _nodes: frozenset[str] = field(default=frozenset(), init=False)
+    _changed: bool = field(default=False, init=False)
+
+    def begin(self, now: float, remote: Collection[str]) -> None:
+        """A step begins, with these nodes generating elsewhere."""
+        self.seeded_s = self.waited_s = self.remote_wait_s = 0.0
+        self._until = now + self.seeding.seed_s if self.seeding.seed_s > 0 else -math.inf
+        self._nodes, self._changed = frozenset(remote), False
+
+    def look(
+        self, now: float, *, able: bool, remote: Collection[str], whole: bool, plenty: bool, waits: bool, idle: float = 0.0
+    ) -> bool:
+        """Whether it is the engine's turn. `able`: it serves a version; `remote`: who generates elsewhere; `whole`: the step's
+        groups are all there; `plenty`: the learner could not use more than is under way; `waits`: the trainer has nothing
+        to do; `idle`: share of the remote nodes that wait for the learner."""
+        since = now - self._looked if self._looked is not None else 0.0
+        self._looked = now
+        self.seeded_s += since if self.on else 0.0
+        self.remote_wait_s += idle * since
+        self._changed = self._changed or self._nodes != frozenset(remote)
+        alone = not remote and not whole and (self.on or waits or now < self._until)
+        self.on = able and not plenty and (now < self._until or alone)
+        if self.on:
+            self.why = "nobody else generates" if alone else f"{self.seeding.seed_s:.1f} s at the beginning of each step"
+        else:
+            self._until = -math.inf  # the trainer begins: what opens up later is the others'
+        return self.on
+
+    def waited(self, seconds: float) -> None:
+        """The trainer had its turn, and waited so long for groups."""
+        self.waited_s += seconds
+
+    def stepped(self, *, holds: bool) -> float:
+        """The step is over; seconds of the engine's next turn. `holds`: the others are enough by the capacity rule."""
+        return self.seeding.stepped(
+            self.waited_s, self.remote_wait_s, len(self._nodes), holds=holds or self.remote_wait_s > 0, changed=self._changed
+        )
