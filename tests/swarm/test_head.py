@@ -29,6 +29,7 @@ from learner.work import RolloutSettings
 from p2p.admission import Membership, sign_membership
 from p2p.channel.memory import MemorySwitch
 from p2p.errors import ChannelClosed, Refusal, ShoalError
+from p2p.identity import Identity
 from p2p.protocol.messages import Abort, Assign, Installed, NodeStatus, Rejected, Request, TokenRun, Tokens, unpack_ids
 from p2p.protocol.rollout import Span, TokenEvent
 from p2p.publish import encode_version

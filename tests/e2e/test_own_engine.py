@@ -1,0 +1,58 @@
+"""A learner with an engine of its own, as real processes: it trains alone, through a kill of that engine, until others come."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from learner.config import build_config, dump_toml
+from learner.demo.recipes import RECIPES
+from learner.status_view import fetch_status
+from netem.chaos.verbs import Verbs, wait_for
+from tests.e2e.test_run import check_books, metrics, steps_done
+
+pytestmark = pytest.mark.e2e
+
+
+def write_config(tmp_path: Path, model: Path, steps: int, **seeding: object) -> Path:
+    settings = RECIPES["reverse"].config(tmp_path / "run", model, steps, 0)
+    settings["seeding"] = {"engine": "transformers", "capacity": 96, "floor_s": 0.1, **seeding}
+    path = tmp_path / "learner.toml"
+    path.write_text(dump_toml(build_config(settings, "test").model_dump()))
+    return path
+
+
+def test_it_trains_alone_through_a_kill_until_others_come(shoal: Verbs, tmp_path: Path, demo_model: Path) -> None:
+    run_dir = tmp_path / "run"
+    learner = shoal.start("learner", "learner", str(write_config(tmp_path, demo_model, 30)), "--json")
+    wait_for("steps made alone", lambda: steps_done(run_dir) >= 4, 120)
+    [own] = [n for n in fetch_status(run_dir)["nodes"] if n["alive"]]
+    assert own["name"] == "own-engine" and own["tokens"] > 0
+    os.kill(own["pid"], signal.SIGKILL)
+    at = steps_done(run_dir)
+    wait_for("steps after the kill", lambda: steps_done(run_dir) >= at + 4, 120)
+    node = shoal.start("node", "node", "--join", str(run_dir / "ticket.txt"), "--dir", str(tmp_path / "node"), "--name", "helper",
+                       "--listen", "/ip4/127.0.0.1/tcp/0", "--capacity", "96", "--json")  # fmt: skip
+    assert learner.wait(timeout=200) == 0, shoal.said("learner")
+    assert node.wait(timeout=30) == 0, shoal.said("node")
+    summary = json.loads((run_dir / "summary.json").read_text())
+    check_books(summary["trajectories"])
+    assert summary["trajectories"]["consumed"] == 30 * 16 * 16 and summary["trajectories"]["aborted"] == {}
+    assert summary["max_staleness_seen"] <= 2
+    tokens = {n["name"]: n["tokens"] for n in summary["nodes"] if n["alive"]}
+    assert tokens["helper"] > 0 and tokens["own-engine"] > 0
+    lines = metrics(run_dir)
+    assert lines[5]["seeding/seconds"] > 0
+    # What the own engine gets does not leave the machine.
+    assert summary["learner_egress_bytes"] < summary["versions_published"] * summary["anchor_bytes"]
+    assert {n["name"] for n in summary["nodes"] if n["bytes_from_peers"]} == set()
+
+
+def test_one_that_cannot_run_is_said_at_once(shoal: Verbs, tmp_path: Path, demo_model: Path) -> None:
+    learner = shoal.start("learner", "learner", str(write_config(tmp_path, demo_model, 3, engine_set={"rows": 4})), "--json")
+    assert learner.wait(timeout=60) == 2
+    assert "the learner's own engine cannot run" in shoal.said("learner") and "--engine-set" in shoal.said("learner")
