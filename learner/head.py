@@ -6,7 +6,6 @@ Must not know torch.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -24,23 +23,6 @@ from learner.config import LearnerConfig
 from learner.dispatch import NodeView
 from learner.economy.seeding import Seeding
 from learner.journal import Journal, Tally
-from learner.local import (
-    Batch,
-    Begin,
-    Begun,
-    Commit,
-    Discard,
-    Due,
-    Finish,
-    IsDue,
-    Log,
-    NextBatch,
-    Resume,
-    SealVersion,
-    SegmentDone,
-    Start,
-)  # fmt: skip
-from learner.metrics import MetricsLog, network_metrics
 from learner.nodes import MAX_BYTES, NodeState
 from learner.own_engine import OwnEngine
 from learner.pool import PoolKeeper
@@ -48,8 +30,7 @@ from learner.provider import Provider
 from learner.publisher import Publisher
 from learner.rollouts import Rollouts
 from learner.sources import Sources
-from learner.trainer_port import TrainerHandler
-from learner.trajectory import pack_groups
+from learner.trainer_desk import TrainerDesk
 from p2p.broadcast.exchange import Exchange
 from p2p.channel.base import Network
 from p2p.errors import Refusal, ShoalError
@@ -81,7 +62,7 @@ FAREWELL_S = 30.0
 """At the end of the run: how long nodes may take to install the last version before the head says goodbye."""
 
 
-class Head(TrainerHandler):
+class Head:
     """One epoch of one run. `rollouts` is made by `open_rollouts` once the tokenizer is there."""
 
     def __init__(
@@ -97,7 +78,7 @@ class Head(TrainerHandler):
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.config, self.run_id, self.run_dir, self.identity = config, run, run_dir, identity
-        self._network, self.journal, self._now, self._wall = network, journal, now, wall
+        self._network, self.journal, self.now, self.wall = network, journal, now, wall
         self.epoch = journal.new_epoch()
         # What earlier epochs published is of no use to anybody (their manifests are fenced out), and nothing names it.
         for leftover in (run_dir / "versions" / "chunks", run_dir / "batches"):
@@ -125,15 +106,11 @@ class Head(TrainerHandler):
         self.gone: dict[str, dict[str, Any]] = {}
         self.reports: list[str] = []
         self.keeper = PoolKeeper(config, run_dir, self.nodes, self.send, now)
-        self.metrics = MetricsLog(run_dir)
+        self.desk = TrainerDesk(self)
         self.step = 0
         self.steps = config.trainer_config().steps
         self.started = now()
-        self.trainer_pid = 0
-        self.latest: dict[str, Any] = {}
         self._counted: tuple[float, float, Tally | None] = (0.0, 0.0, None)
-        self.evals: dict[int, float] = {}
-        """step -> held-out exact match"""
         self.final_nodes: dict[str, dict[str, Any]] = {}
         """the nodes as they were when the run ended"""
         self.final_pool: dict[str, Any] = {}
@@ -142,7 +119,6 @@ class Head(TrainerHandler):
         self._moved = trio.Event()
         """set, and replaced, when a node reports or goes"""
         self.trainer_gone = trio.Event()
-        self._batch_files = 0
         self._fault: sqlite3.Error | None = None
         self._faulted = trio.Event()
 
@@ -150,11 +126,11 @@ class Head(TrainerHandler):
         """`peer` is a node on this machine, with the learner's own engine. To be called before `run`, and before any version."""
         s = self.config.seeding
         seeding = Seeding(floor_s=s.floor_s, most_s=s.most_s or math.inf)
-        self.own = OwnEngine(peer, seeding, self.nodes, self.keeper.pool, self.send, self._now)
+        self.own = OwnEngine(peer, seeding, self.nodes, self.keeper.pool, self.send, self.now)
         me = self.identity
         exchange = Exchange(
             me=me.peer_id, run=self.run_id, head=me.peer_id, head_key=me.public_key, store=self.store, is_source=True,
-            now=self._now, wall=self._wall, on_refusal=self._on_refusal,
+            now=self.now, wall=self.wall, on_refusal=self._on_refusal,
         )  # fmt: skip
         self.sources.own, self.sources.own_peer = exchange, peer
         self.rosters.apart.add(peer)
@@ -197,21 +173,21 @@ class Head(TrainerHandler):
             self.rosters.flush()
             ticks += 1
             if ticks % STALL_TICKS == 0:
-                for peer in self._rollouts.take_from_stalled(self._now()):
+                for peer in self.ready_rollouts.take_from_stalled(self.now()):
                     if peer in self.nodes:
-                        self.nodes[peer].back_off(self._now())
-            self._rollouts.truncate_stuck(self._now())
-            self.keeper.tick(self._rollouts)
+                        self.nodes[peer].back_off(self.now())
+            self.ready_rollouts.truncate_stuck(self.now())
+            self.keeper.tick(self.ready_rollouts)
             if self.own is not None:
-                self.own.look(self._rollouts)
-            self._rollouts.need_dispatch()
+                self.own.look(self.ready_rollouts)
+            self.ready_rollouts.need_dispatch()
 
     # --- nodes -------------------------------------------------------------------------------------------------------
 
     def node_views(self) -> list[NodeView]:
         """The dispatcher's view of the nodes."""
         assert self.rollouts is not None
-        load, now, active = self.rollouts.collector.load, self._now(), self._active
+        load, now, active = self.rollouts.collector.load, self.now(), self._active
         return [node.view(load(peer), self.epoch, now, active(peer)) for peer, node in self.nodes.items()]
 
     def _active(self, peer: str) -> bool:
@@ -238,10 +214,10 @@ class Head(TrainerHandler):
                 self.rollouts.on_node_lost(link.peer)
         catalog = self.publisher.catalog()
         oldest = min((e.version for e in catalog.entries if e.kind != "descriptor"), default=None) if catalog else None
-        self.nodes[link.peer] = NodeState(link, self._now(), oldest, heard=self._now())
+        self.nodes[link.peer] = NodeState(link, self.now(), oldest, heard=self.now())
         self.gone.pop(link.peer, None)
         if not self._is_own(link.peer):
-            self.keeper.pool.joined(link.peer, link.name, self._now())
+            self.keeper.pool.joined(link.peer, link.name, self.now())
         with self._keeping_books():
             self.journal.record_node(link.peer, link.name)
         log.info("node %s (%s) joined", link.name, link.peer)
@@ -258,7 +234,7 @@ class Head(TrainerHandler):
         self._wake()
         self.sources.of(link.peer).remove_peer(link.peer)
         self.gone[link.peer] = self._describe(node) | {"alive": False, "reason": reason}
-        self.keeper.pool.left(link.peer, self._now())
+        self.keeper.pool.left(link.peer, self.now())
         moved = 0
         with self._keeping_books():
             self.journal.record_node(link.peer, link.name, node.tokens, node.bytes_from_peers + node.bytes_from_head)
@@ -290,7 +266,7 @@ class Head(TrainerHandler):
             self.keeper.pool.accepted(link.peer, accepted)
             return
         if isinstance(message, GetParts) and self.publisher.manifest(message.mid) is None:
-            self._send_catalog(link)
+            self.send_catalog(link)
             return
         if await self.sources.of(link.peer).handle(link.peer, message):
             return
@@ -301,7 +277,7 @@ class Head(TrainerHandler):
                 self._on_installed(node, message)
             case Rejected():
                 if message.retryable and message.cause not in (PAST, UPDATING, DRAINING):
-                    node.back_off(self._now())
+                    node.back_off(self.now())
                 node.draining = node.draining or message.cause == DRAINING
                 self.rollouts.on_rejected(link.peer, message)
             case Terms() if self._is_own(link.peer):
@@ -312,7 +288,7 @@ class Head(TrainerHandler):
                 why = f"no prices (0 <= idle <= active <= {MAX_PRICE:g}): {message}"
                 await self._on_refusal(link.peer, Refusal(why, fatal=True))
             case GetCatalog():
-                self._send_catalog(link)
+                self.send_catalog(link)
             case Report():
                 # Weighed by a person for now: one node's word never evicts another.
                 what = Refusal(f"{link.name} reports: {message.reason}", peer=message.peer, version=message.version)
@@ -325,14 +301,14 @@ class Head(TrainerHandler):
             case _:
                 await self._on_refusal(link.peer, Refusal(f"a node does not send {type(message).__name__}", fatal=True))
 
-    def _send_catalog(self, link: Link) -> None:
+    def send_catalog(self, link: Link) -> None:
         catalog = self.publisher.catalog()
         if catalog is not None:
             link.post(catalog)
 
     def _on_status(self, node: NodeState, message: NodeStatus) -> None:
         was_open = node.ready and not node.updating and node.version == message.version
-        node.on_status(message, self._now())
+        node.on_status(message, self.now())
         self._wake()
         if self.rollouts is not None:
             seen = node.believed(message, self.rollouts.collector.load(node.link.peer))
@@ -351,96 +327,10 @@ class Head(TrainerHandler):
         took = self.publisher.installed(node.link.peer, message.version, min(message.bytes_from_peers, MAX_BYTES))
         self.keeper.pool.received(node.link.peer, min(message.bytes_from_peers, MAX_BYTES))
         if took is not None:
-            self.keeper.pool.installed(node.link.peer, took, self._now())
-
-    # --- the trainer -------------------------------------------------------------------------------------------------
-
-    async def on_resume(self, message: Resume) -> Start:
-        if self.trainer_pid:
-            # A second trainer of one epoch would train on groups the first has taken: only a new epoch fences it.
-            raise ShoalError("this epoch had its trainer already; start the learner again with --resume")
-        self.trainer_pid = message.pid
-        last = self.journal.last_commit()
-        self.step = last.step if last else 0
-        swarm = self.config.swarm
-        return Start(
-            self.epoch, self.step, last.checkpoint if last else "", swarm.segment_bytes, swarm.anchor_every, swarm.squash_every
-        )  # fmt: skip
-
-    async def on_due(self, message: Due) -> IsDue:
-        current = self.publisher.current
-        published = current.step if current is not None and current.epoch == self.epoch else None
-        return IsDue(message.step >= self.steps or self.keeper.pool.due(message.step, published))
-
-    async def on_begin(self, message: Begin) -> Begun:
-        self._rollouts.advance(message.step)
-        return Begun(*self.publisher.begin(message))
-
-    async def on_segment(self, message: SegmentDone) -> None:
-        self.publisher.segment(message)
-
-    async def on_seal(self, message: SealVersion) -> None:
-        published = self.publisher.seal(message)
-        base = str(published.base) if published.base is not None else ""
-        self.journal.record_version(published.version, published.kind, published.mid.hex(), base, published.size)
-        self._rollouts.published(published.version)
-        if self.publisher.history.begun == 1:  # the epoch's first anchor: those who wait for it hear of it now
-            for node in self.nodes.values():
-                self._send_catalog(node.link)
-        # Here, while the trainer waits for this answer: it must not be writing a chunk that is being dropped.
-        self.publisher.prune(node.reading_from or node.version for node in self.nodes.values() if self._still_follows(node))
-        self._rollouts.need_dispatch()
-
-    async def on_next(self, message: NextBatch) -> Batch:
-        began, pool, rollouts = self._now(), self.keeper.pool, self._rollouts
-        if not message.seen:
-            pool.stepped(message.step, began)
-            if self.own is not None:
-                rollouts.advance(message.step)
-                self.own.begin(rollouts)
-        source = self.own.next_groups(rollouts, message.step, message.seen) if self.own is not None else None
-        groups, last = await (source or rollouts.next_groups(message.step, message.seen))
-        pool.waited(self._now() - began, sum(len(t.completion_ids) for g in groups for t in g.trajectories))
-        self._batch_files += 1
-        name = f"batches/{self.epoch}-{message.step}-{self._batch_files}.msgpack"
-        path = self.run_dir / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(pack_groups(groups))
-        return Batch(name, last, self.config.rollout.groups_per_step)
-
-    async def on_commit(self, message: Commit) -> None:
-        self._rollouts.commit(message.step, message.checkpoint)
-        self.step = message.step
-        self.keeper.keep()
-
-    async def on_discard(self, message: Discard) -> None:
-        self.report("trainer", Refusal(f"step {message.step}: {message.reason}"))
-        self._rollouts.discard(message.group_ids)
-
-    async def on_log(self, message: Log) -> None:
-        trained: dict[str, Any] = json.loads(message.metrics)
-        self.publisher.count_traffic()
-        network = network_metrics(self.publisher.history, list(self.nodes.values()), self.publisher.current)
-        network["off_policy/dropped"] = self._rollouts.dropped
-        if self._rollouts.redundant:
-            network |= self._rollouts.redundancy.metrics()
-        network |= self.keeper.pool.metrics(self._now())
-        network |= self.own.last if self.own is not None else {}
-        self.latest = {"step": message.step, "epoch": self.epoch, "time": self._wall(), **trained, **network}
-        if "eval/exact/mean" in trained:
-            self.evals[message.step] = trained["eval/exact/mean"]
-        self.metrics.write(self.latest)
-
-    async def on_finish(self, message: Finish) -> None:
-        self.finished.set()
-
-    async def on_trainer_gone(self, reason: str) -> None:
-        if not self.finished.is_set() and self.trainer_pid:
-            log.error("the trainer is gone: %s", reason)
-            self.trainer_gone.set()
+            self.keeper.pool.installed(node.link.peer, took, self.now())
 
     @property
-    def _rollouts(self) -> Rollouts:
+    def ready_rollouts(self) -> Rollouts:
         if self.rollouts is None:
             raise ShoalError("the head is not ready yet")
         return self.rollouts
@@ -450,7 +340,7 @@ class Head(TrainerHandler):
     async def farewell(self, reason: str) -> None:
         """Let the nodes reach the last version, then tell them that the run is over."""
         with trio.move_on_after(FAREWELL_S):
-            while any(self._still_follows(n) and n.version != self.publisher.current for n in self.nodes.values()):
+            while any(self.still_follows(n) and n.version != self.publisher.current for n in self.nodes.values()):
                 await self._moved.wait()
         self.final_nodes = {p: self._describe(n) for p, n in self.nodes.items()}
         self.final_pool = self._pool()
@@ -461,7 +351,7 @@ class Head(TrainerHandler):
             while self.nodes:
                 await self._moved.wait()
 
-    def _still_follows(self, node: NodeState) -> bool:
+    def still_follows(self, node: NodeState) -> bool:
         return not node.draining and not self.keeper.pool.sleeps(node.link.peer)
 
     # --- what a person sees ------------------------------------------------------------------------------------------
@@ -470,7 +360,7 @@ class Head(TrainerHandler):
         """Trajectories by what became of them, counted afresh in the journal. After 10^6 groups that takes half a
         second of the event loop, so a count is used for some twenty times as long as it took to make."""
         made, cost, tally = self._counted
-        now = self._now()
+        now = self.now()
         if tally is None or now - made >= 20 * cost or self.finished.is_set():
             began = time.perf_counter()
             tally = self.journal.counts().trajectories
@@ -482,7 +372,7 @@ class Head(TrainerHandler):
         return self.keeper.describe(node) | more
 
     def _pool(self) -> dict[str, Any]:
-        return self.keeper.pool.status(self._now()) | {"asked": self.provider.said if self.provider is not None else ""}
+        return self.keeper.pool.status(self.now()) | {"asked": self.provider.said if self.provider is not None else ""}
 
     def status(self) -> dict[str, Any]:
         """Everything `shoal status` shows, as plain values."""
@@ -491,8 +381,8 @@ class Head(TrainerHandler):
         live = {p: self._describe(n) for p, n in self.nodes.items()}
         nodes = self.final_nodes or live
         return {
-            "run": self.run_id, "epoch": self.epoch, "pid": os.getpid(), "trainer_pid": self.trainer_pid,
-            "step": self.step, "steps": self.steps, "seconds": self._now() - self.started,
+            "run": self.run_id, "epoch": self.epoch, "pid": os.getpid(), "trainer_pid": self.desk.trainer_pid,
+            "step": self.step, "steps": self.steps, "seconds": self.now() - self.started,
             "version": str(self.publisher.current) if self.publisher.current else None,
             "nodes": [*nodes.values(), *(g for p, g in self.gone.items() if p not in nodes)],
             "max_staleness": self.config.rollout.max_staleness,
@@ -510,7 +400,7 @@ class Head(TrainerHandler):
             "seeding": self.own.status() if self.own is not None else {},
             "redundancy": self.rollouts.redundancy.status() if self.rollouts else {},
             **self.publisher.history.summary(),
-            "metrics": self.latest,
-            "evals": {str(step): value for step, value in self.evals.items()},
+            "metrics": self.desk.latest,
+            "evals": {str(step): value for step, value in self.desk.evals.items()},
             "reports": self.reports[-10:],
         }  # fmt: skip

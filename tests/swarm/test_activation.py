@@ -114,9 +114,9 @@ async def test_the_trainer_is_told_when_a_version_is_due(tmp_path, autojump_cloc
         await bench.join(good)
         for step in range(3):
             await bench.batch(step, 60)
-            await bench.head.on_commit(Commit(step + 1, str(tmp_path)))
+            await bench.head.desk.on_commit(Commit(step + 1, str(tmp_path)))
         head = bench.head
-        assert [(await head.on_due(Due(step))).due for step in (1, 2, 3, head.steps)] == [False, True, True, True]
+        assert [(await head.desk.on_due(Due(step))).due for step in (1, 2, 3, head.steps)] == [False, True, True, True]
 
 
 async def test_prices_that_are_none_are_refused(tmp_path, autojump_clock) -> None:

@@ -161,11 +161,12 @@ async def test_a_head_that_goes_holds_no_version_back(tmp_path, autojump_clock) 
 
 async def publish(head: Head, step: int, state: FlatState, old: FlatState | None) -> None:
     """As the trainer does."""
-    begun = await head.on_begin(Begin(step, "anchor" if old is None else "delta", None if old is None else step - 1, "layout"))
+    kind, base = ("anchor", None) if old is None else ("delta", step - 1)
+    begun = await head.desk.on_begin(Begin(step, kind, base, "layout"))
     segment_bytes = head.config.swarm.segment_bytes
     for s in encode_version(state, old, head.store, segment_bytes=segment_bytes, chunk_bytes=begun.chunk_bytes):
-        await head.on_segment(SegmentDone(begun.mid, s.index, s.size, b"".join(s.digests), s.changed, s.words))
-    await head.on_seal(SealVersion(begun.mid, b"".join(state.tensor_digests()), state.digest(), 0.0))
+        await head.desk.on_segment(SegmentDone(begun.mid, s.index, s.size, b"".join(s.digests), s.changed, s.words))
+    await head.desk.on_seal(SealVersion(begun.mid, b"".join(state.tensor_digests()), state.digest(), 0.0))
 
 
 async def agent(
@@ -207,7 +208,7 @@ async def test_both_bounds_hold_whatever_a_new_version_does_to_what_runs(tmp_pat
                 assert [s.version for s in t.spans] == sorted({s.version for s in t.spans})
                 spans.append(len(t.spans))
             old, state = state, changed_state(state, step + 2)
-            await head.on_commit(Commit(step + 1, ""))
+            await head.desk.on_commit(Commit(step + 1, ""))
             await publish(head, step + 1, state, old)
         assert head.rollouts is not None and head.rollouts.max_staleness_seen <= staleness
         check_books(head)
