@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from learner.config import LearnerConfig
@@ -90,7 +89,7 @@ class PoolKeeper:
             )
             for peer, node in self._nodes.items()
         }
-        self.pool.generation_s = median(rollouts.took) if rollouts.took else 0.0
+        self.pool.generation_s = rollouts.durations.generation_s
         orders = self.pool.tick(now, seen, surplus=priced and rollouts.held_back)
         for peer, order in orders:
             log.info("node %s is %s: %s", self._nodes[peer].link.name, order.state, order.why)

@@ -7,7 +7,6 @@ crash), task (what is it worth). Must not know how weights travel or how the tra
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,6 +15,7 @@ import trio
 
 from learner.collector import Collector
 from learner.dispatch import NodeView
+from learner.durations import Durations
 from learner.journal import SURPLUS, Journal
 from learner.ledger import Ledger
 from learner.ledger import Refused as NoRoom
@@ -48,9 +48,6 @@ DISPATCH_SHARE = 19.0
 LOOK_S = 1.0
 LOOK_SHARE = 50.0
 """Everything outstanding is looked at so often, and no oftener than so many times as long as that takes."""
-
-RECENT = 128
-"""Groups over which how long one takes is looked at."""
 
 SCORE_QUEUE = 100_000
 """Finished groups that may wait for their reward; the ledger bounds them far below."""
@@ -112,9 +109,7 @@ class Rollouts:
         self.redundancy = Redundancy(journal.surplus_tasks() if settings.extra_groups else set())
         self._scoring: dict[int, FinishedGroup] = {}
         """groups that wait for their reward"""
-        self.took: deque[float] = deque(maxlen=RECENT)
-        """seconds from a group's reservation until it was whole, of the last ones"""
-        self._opened: dict[int, float] = {}
+        self.durations = Durations()
         self._awaited: int | None = None
         """the step that the trainer waits for"""
         self._patience = Patience(settings.truncate_stuck_s)
@@ -261,7 +256,7 @@ class Rollouts:
         work = self._work(task_index, group_id, s.samples, extra)
         self.journal.record_reserved([ReservedGroup(group_id, task_index, version, s.samples, work.recipe, extra)])
         self.collector.open_group(group_id, task_index, work.prompt_ids, version, work.seeds, s.sampling, extra=extra)
-        self._opened[group_id] = self._now()
+        self.durations.opened(group_id, self._now())
         return True
 
     # --- work in -----------------------------------------------------------------------------------------------------
@@ -270,7 +265,10 @@ class Rollouts:
         """Tokens from a node; returns how many were accepted."""
         accepted = 0
         ended = False
+        now = self._now()
         for run in message.runs:
+            if not run.start:
+                self.durations.began(run.request_id, now)
             if taken := self.collector.extend(peer, run):
                 accepted += taken
                 continue
@@ -282,7 +280,9 @@ class Rollouts:
                 )
                 continue
             outcome = self.collector.tokens(peer, event)
-            ended = ended or bool(event.finish)
+            if event.finish:
+                ended = True
+                self.durations.ended(run.request_id, now)
             match outcome:
                 case Accepted():
                     accepted += outcome.tokens
@@ -353,7 +353,7 @@ class Rollouts:
     def _aborted(self, outcome: GroupAborted) -> None:
         log.error("group %d aborted: %s", outcome.group_id, outcome.reason)
         self._report(outcome.refusal.peer, outcome.refusal)
-        self._opened.pop(outcome.group_id, None)
+        self.durations.dropped(outcome.group_id)
         self.ledger.abort([outcome.group_id], "failures")
         self.journal.record_aborted([outcome.group_id], "failures")
         self._cancel(outcome.cancel)
@@ -369,9 +369,7 @@ class Rollouts:
     def _whole(self, group: FinishedGroup, cancel: Cancel = ()) -> None:
         """It waits for its reward now; `cancel` is what nodes still do for members that it did not need."""
         self._scoring[group.group_id] = group
-        opened = self._opened.pop(group.group_id, None)
-        if opened is not None:
-            self.took.append(self._now() - opened)
+        self.durations.whole(group.group_id)
         self.redundancy.surplus_members(group.surplus)
         self._cancel(cancel)
         self._score_in.send_nowait(group)
@@ -390,7 +388,7 @@ class Rollouts:
             self.ledger.abort(ids, SURPLUS)
             self.journal.record_aborted(ids, SURPLUS)
             for group_id in ids:
-                self._opened.pop(group_id, None)
+                self.durations.dropped(group_id)
                 stands = self.collector.standing(group_id)
                 if stands is not None:
                     task_index, _ = self.collector.task_of(group_id)

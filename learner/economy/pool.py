@@ -46,7 +46,7 @@ class Pool:
     most_usd_per_hour: float = inf
     """that a node may ask for itself"""
     generation_s: float = field(default=0.0, init=False)
-    """from a group's reservation until it is whole; the caller keeps it up to date"""
+    """that a group takes when nothing is in its way (`learner.durations`); the caller keeps it up to date"""
     bill: Bill = field(default_factory=Bill, init=False)
     decision: Decision | None = field(default=None, init=False)
     changes: deque[str] = field(default_factory=lambda: deque(maxlen=SAID), init=False)
