@@ -143,7 +143,7 @@ class Head:
             nursery.start_soon(self.rollouts.score_finished)
             nursery.start_soon(self.rollouts.keep_dispatched)
             nursery.start_soon(self.rollouts.keep_balanced)
-            nursery.start_soon(self.rollouts.journal_tokens)
+            nursery.start_soon(self.rollouts.tokens.run)
             nursery.start_soon(self._tick)
             nursery.start_soon(self._until_faulted)
             if self.provider is not None:

@@ -29,6 +29,7 @@ from learner.stalls import StallWatch
 from learner.steering import Steering
 from learner.tasks.base import Task
 from learner.text import decode_completion
+from learner.token_journal import TokenJournal
 from learner.trajectory import Group
 from learner.work import RolloutSettings, Work, make_work
 from p2p.errors import Refusal, ShoalError
@@ -51,14 +52,6 @@ LOOK_SHARE = 50.0
 
 SCORE_QUEUE = 100_000
 """Finished groups that may wait for their reward; the ledger bounds them far below."""
-
-JOURNAL_S = 0.5
-JOURNAL_TOKENS = 50_000
-JOURNAL_SEQUENCE = 16
-"""Accepted tokens go to the journal after so long; at once when there are so many, or more than so many of one trajectory; as
-soon as JOURNAL_LEAST_S allows when there are as many of one. With as many that its node holds back, a crash costs it 32."""
-
-JOURNAL_LEAST_S = 0.01
 
 
 class Rollouts:
@@ -91,6 +84,7 @@ class Rollouts:
         self.collector = Collector(
             vocab_size, first_group=journal.groups_so_far, first_attempt=first_attempt(epoch)
         )
+        self.tokens = TokenJournal(journal, self.collector.unwritten)
         # Nothing is moved where sequences are to end under the weights that they began with: elsewhere there may be newer ones.
         chosen = replace(settings.strategies, balance=False) if settings.finish_s else settings.strategies
         members = settings.samples + settings.extra_samples
@@ -116,7 +110,6 @@ class Rollouts:
         self._score_in, self._score_out = trio.open_memory_channel[FinishedGroup](SCORE_QUEUE)
         self._changed = trio.Event()
         self._dispatch_due = trio.Event()
-        self._write_due = trio.Event()
         self.ledger = self._resume()
         self._drop_surplus()
 
@@ -297,31 +290,10 @@ class Rollouts:
                         self._report(peer, outcome.refusal)
                 case GroupAborted():
                     self._aborted(outcome)
-        waiting = self.collector.unwritten
-        if waiting.tokens >= JOURNAL_TOKENS or waiting.longest > JOURNAL_SEQUENCE:
-            self.write_tokens()
-        elif waiting.longest == JOURNAL_SEQUENCE:  # nodes that are fast send no less: not a transaction for each message
-            self._write_due.set()
+        self.tokens.grown()
         if ended:
             self.need_dispatch()
         return accepted
-
-    def write_tokens(self) -> None:
-        """Everything accepted so far is in the journal when this returns (and a kill of this process does not cost it)."""
-        self.journal.record_tokens(self.collector.unwritten.take())
-
-    async def journal_tokens(self) -> None:
-        """Writes what was accepted, JOURNAL_S later at the most, for ever; a last time in an orderly end."""
-        try:
-            while True:
-                with trio.move_on_after(JOURNAL_S):
-                    await self._write_due.wait()
-                self._write_due = trio.Event()
-                self.write_tokens()
-                await trio.sleep(JOURNAL_LEAST_S)
-        except trio.Cancelled:
-            self.write_tokens()
-            raise
 
     def on_rejected(self, peer: str, message: Rejected) -> None:
         """`peer` did not take a request, or gave it back."""

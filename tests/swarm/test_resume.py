@@ -17,7 +17,7 @@ import trio
 from learner.journal import Journal
 from learner.local import Commit
 from learner.members import ATTEMPTS
-from learner.rollouts import JOURNAL_S, JOURNAL_SEQUENCE
+from learner.token_journal import JOURNAL_S, JOURNAL_SEQUENCE
 from learner.trajectory import Group
 from p2p.errors import first_of
 from p2p.protocol.messages import Rejected, Request, TokenRun, Tokens
@@ -52,7 +52,7 @@ async def to_the_end(node: Node, request: Request) -> None:
 
 def kill(bench: Bench) -> None:
     """What follows is as after SIGKILL: the journal gets nothing more."""
-    bench.head.rollouts.write_tokens = lambda: None  # type: ignore[method-assign]
+    bench.head.rollouts.tokens.write = lambda: None  # type: ignore[method-assign]
 
 
 def prefix(request: Request) -> list[int]:
@@ -262,7 +262,7 @@ async def test_a_full_disk_is_nobodys_fault(tmp_path, autojump_clock) -> None:
     with pytest.raises(BaseExceptionGroup) as caught:
         async with open_head(tmp_path / "run") as bench:
             node = await bench.join(good)
-            bench.head.rollouts.write_tokens = fail  # type: ignore[method-assign]
+            bench.head.rollouts.tokens.write = fail  # type: ignore[method-assign]
             bench.head.rollouts.dispatch = fail  # type: ignore[method-assign]
             await trio.sleep(60)
     assert isinstance(first_of(caught.value), sqlite3.OperationalError)

@@ -12,7 +12,7 @@ import trio
 
 from learner.journal import Journal
 from learner.local import Commit, Log
-from learner.rollouts import JOURNAL_S
+from learner.token_journal import JOURNAL_S
 from learner.trajectory import Group
 from p2p.protocol.messages import Abort, Request, TokenRun, Tokens
 from p2p.protocol.rollout import TokenEvent
@@ -240,7 +240,7 @@ async def test_a_group_that_is_surplus_while_it_waits_for_its_reward_is_forgotte
         await bench.join(good, capacity=8)
         await bench.until(lambda: len(rollouts._scoring) == 3)
         unwritten = rollouts.collector.unwritten
-        rollouts.write_tokens = lambda: None  # type: ignore[method-assign]
+        rollouts.tokens.write = lambda: None  # type: ignore[method-assign]
         for group_id in range(3):
             unwritten.add(group_id, 0, "n", 2, bench.version, bytes(4), bytes(4))
         waiting.set()

@@ -486,7 +486,7 @@ class World:
                 while node.wire and rng.random() < 0.9:
                     self.deliver(name, 0, again=False)
             if rng.random() < 0.3:
-                self.rollouts.write_tokens()
+                self.rollouts.tokens.write()
             if rng.random() < 0.3:
                 self.wait()
             while rng.random() < 0.7:

@@ -91,7 +91,7 @@ class LearnerLives(RuleBasedStateMachine):
 
     @rule()
     def write_tokens(self) -> None:
-        self.do(self.world.rollouts.write_tokens)
+        self.do(self.world.rollouts.tokens.write)
 
     @rule()
     def reward(self) -> None:
@@ -150,7 +150,7 @@ def test_the_world_is_not_a_quiet_one(tmp_path: Path) -> None:
             world.reward()
             world.train()
             if turn % 7 == 0:
-                world.rollouts.write_tokens()
+                world.rollouts.tokens.write()
         world.crash(forget=bool(life % 2), power=life == 3)
     world.check()
     assert world.lives == 7 and world.kept > 20 and world.regenerated > 0 and len(world.disk.consumed) > 10
