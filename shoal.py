@@ -189,7 +189,7 @@ def _parser() -> argparse.ArgumentParser:
 
     p = verb("demo", _demo, "a learner and three nodes on this machine, with a small real model")
     p.add_argument("--run-dir", type=Path, default=None, help="default runs/demo (an earlier demo there is replaced)")
-    p.add_argument("--steps", type=int, default=None, help="default the recipe's: 120 or 4; with --spot 200")
+    p.add_argument("--steps", type=int, default=None, help="default the recipe's: 120 or 4; with --spot 100")
     p.add_argument("--nodes", type=int, default=None, help="default 3; with --spot 6")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--recipe", default="reverse", choices=["reverse", "sparse"],

@@ -102,7 +102,7 @@ class Demo:
         model, config = self.run_dir / "model", self.run_dir / "learner.toml"
         if not self.args.resume:
             self._build(model)
-            settings = self.recipe.config(self.run_dir / "run", model, self.steps, self.args.seed)
+            settings = self.recipe.config(self.run_dir / "run", model, self.steps, self.args.seed, self.args.spot)
             config.write_text(dump_toml(build_config(settings, "demo").model_dump()))
         flags = ["--resume"] if self.args.resume else []
         learner = self.children.start("learner", ["-m", "shoal", "learner", str(config), "--json", *flags])

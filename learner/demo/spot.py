@@ -15,7 +15,7 @@ from typing import Any
 from learner.availability import Move, spot_moves
 from learner.demo.processes import Child
 
-NODES, STEPS = 6, 200
+NODES, STEPS = 6, 100
 """Unless asked otherwise: enough that some are there at any time, and that a run takes a minute or two."""
 
 UP_S, DOWN_S = 20.0, 10.0
