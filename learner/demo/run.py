@@ -146,9 +146,10 @@ class Demo:
 
     def _start_node(self, name: str) -> Child:
         price = PRICES[(int(name.removeprefix("node-")) - 1) % len(PRICES)]
+        capacity = self.recipe.spot_capacity if self.args.spot else self.recipe.capacity
         child = self.nodes[name] = self.children.start(name, [
             "-m", "shoal", "node", "--join", str(self.run_dir / "run" / "ticket.txt"), "--dir", str(self.run_dir / name),
-            "--listen", "/ip4/127.0.0.1/tcp/0", "--name", name, "--capacity", str(self.recipe.capacity), "--json",
+            "--listen", "/ip4/127.0.0.1/tcp/0", "--name", name, "--capacity", str(capacity), "--json",
             "--usd-per-hour", str(price),
         ], warm=self.args.spot)  # fmt: skip
         return child
