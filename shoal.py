@@ -189,12 +189,14 @@ def _parser() -> argparse.ArgumentParser:
 
     p = verb("demo", _demo, "a learner and three nodes on this machine, with a small real model")
     p.add_argument("--run-dir", type=Path, default=None, help="default runs/demo (an earlier demo there is replaced)")
-    p.add_argument("--steps", type=int, default=None)
-    p.add_argument("--nodes", type=int, default=3)
+    p.add_argument("--steps", type=int, default=None, help="default the recipe's: 120 or 4; with --spot 100")
+    p.add_argument("--nodes", type=int, default=None, help="default 3; with --spot 6")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--recipe", default="reverse", choices=["reverse", "sparse"],
                    help="sparse: a few steps of a 20 M model at lr 1e-6, whose deltas are small")
     p.add_argument("--chaos", action="store_true", help="kill one node in the middle and start another")
+    p.add_argument("--spot", action="store_true",
+                   help="nodes come and go every few seconds, some with notice and some killed, by a trace drawn from --seed")
     p.add_argument("--resume", action="store_true", help="go on with the demo in --run-dir after its learner was killed")
 
     add_planning_verbs(verbs, verb)

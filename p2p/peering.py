@@ -171,12 +171,12 @@ class Peering:
     async def _keep(self, peer: str, scope: trio.CancelScope) -> None:
         with scope:
             attempt = 0
-            while True:
+            # A cancelled scope ends only what waits: a dial that was just through comes round once more.
+            while (member := self._members.get(peer)) is not None:
                 if peer in self.links or self.shuns(peer):
                     attempt = 0
                     await trio.sleep(1.0)
                     continue
-                member = self._members[peer]
                 try:
                     await self.connect(member.peer, member.addresses)
                 except (ChannelClosed, JoinRefused, Refusal) as error:

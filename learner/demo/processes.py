@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import signal
 import subprocess
 import sys
@@ -13,15 +11,30 @@ from pathlib import Path
 
 import psutil
 
+from learner.demo.parent import CHILD_ENV, die_with_parent
+from learner.demo.warm import WarmParent, WarmProcess
+
 
 @dataclass
 class Child:
     """One `shoal` process. `out` holds what it printed last (its JSON), `log` everything it said."""
 
     name: str
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | WarmProcess
     out: Path
     log: Path
+    expected: set[int] = field(default_factory=lambda: {0})
+    """the exit statuses that are no fault"""
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal, and its consequence is no fault: it may come before the process has learned to end well (143)."""
+        self.expected |= {-number, 128 + number}
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def failed(self) -> bool:
+        """Whether it has ended as it should not."""
+        return self.process.poll() is not None and self.process.returncode not in self.expected
 
     def last_line(self) -> str:
         """The last thing it said, for an error message."""
@@ -38,17 +51,26 @@ class Children:
 
     logs: Path
     all: list[Child] = field(default_factory=list)
+    warm: WarmParent | None = None
 
-    def start(self, name: str, arguments: Sequence[str]) -> Child:
-        """`python ARGUMENTS...` with one thread to each library pool, its output under logs/."""
+    def warm_up(self) -> None:
+        """From here on `start` can fork from a parent that has imported what nodes need."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        self.warm = WarmParent(self.logs / "warm.log")
+
+    def start(self, name: str, arguments: Sequence[str], warm: bool = False) -> Child:
+        """`python ARGUMENTS...` with one thread to each library pool, its output under logs/; as a fork if `warm`."""
         self.logs.mkdir(parents=True, exist_ok=True)
         out, log = self.logs / f"{name}.out", self.logs / f"{name}.log"
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        with open(out, "ab") as stdout, open(log, "ab") as stderr:
-            process = subprocess.Popen(
-                [sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=env,
-                process_group=0, preexec_fn=_die_with_parent,
-            )  # fmt: skip
+        process: subprocess.Popen[bytes] | WarmProcess
+        if warm and self.warm is not None:
+            process = self.warm.start(arguments, out, log)
+        else:
+            with open(out, "ab") as stdout, open(log, "ab") as stderr:
+                process = subprocess.Popen(
+                    [sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=CHILD_ENV,
+                    process_group=0, preexec_fn=die_with_parent,
+                )  # fmt: skip
         child = Child(name, process, out, log)
         self.all.append(child)
         return child
@@ -77,8 +99,5 @@ class Children:
             except subprocess.TimeoutExpired:
                 child.process.kill()
                 child.process.wait()
-
-
-def _die_with_parent() -> None:
-    """PR_SET_PDEATHSIG: a killed demo leaves nothing running."""
-    ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
+        if self.warm is not None:
+            self.warm.close()

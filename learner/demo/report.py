@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from learner.demo.plots import draw_plots
+from learner.demo.spot import describe_spot
 from learner.status_view import dollars, human_bytes, human_seconds, short_peer
 from p2p.errors import UsageError
 
@@ -141,6 +142,8 @@ def _numbers(result: Mapping[str, Any]) -> str:
             ("trajectories under way at the end", f"{tally.get('outstanding', 0):,}"),
             ("trajectories lost", f"{tally.get('lost', 0):,}"),
         ]
+    if spot := result.get("spot"):
+        rows.append(("nodes came and went", describe_spot(spot)))
     body = "".join(f"<tr><td>{html.escape(t)}</td><td class=n>{html.escape(text)}</td></tr>" for t, text in rows)
     return f"<h2>Numbers</h2><table>{body}</table>"
 

@@ -11,6 +11,7 @@ import json
 import shutil
 import signal
 import time
+from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -21,6 +22,9 @@ from learner.config import build_config, dump_toml
 from learner.demo.processes import Child, Children
 from learner.demo.recipes import RECIPES, Recipe
 from learner.demo.report import write_report
+from learner.demo.spot import NODES as SPOT_NODES
+from learner.demo.spot import STEPS as SPOT_STEPS
+from learner.demo.spot import Spot, busy_share, describe_spot
 from learner.demo.view import DemoView
 from learner.status_view import dollars
 from p2p.errors import ShoalError, UsageError
@@ -28,9 +32,13 @@ from p2p.errors import ShoalError, UsageError
 START_S = 60.0
 """Until the learner accepts nodes: imports, on a busy machine."""
 
+NODES = 3
 PSS_EVERY_S = 4.0
 PRICES = (0.34, 0.29, 0.44)
 """What the nodes say they cost an hour, in dollars: such is asked for one rented consumer GPU."""
+
+END_S = 15.0
+"""From the learner's end to that of all nodes."""
 
 CHAOS_AT = 0.4
 """Share of the steps done when --chaos kills a node."""
@@ -39,7 +47,10 @@ CHAOS_AT = 0.4
 def run_demo(args: argparse.Namespace) -> dict[str, Any]:
     """The whole demo; its JSON object. UsageError for bad arguments, ShoalError when it cannot go on."""
     recipe = RECIPES[args.recipe]
-    steps = args.steps or recipe.steps
+    if args.spot and args.chaos:
+        raise UsageError("--spot kills nodes already: leave out --chaos")
+    steps = args.steps or (SPOT_STEPS if args.spot else recipe.steps)
+    args.nodes = args.nodes or (SPOT_NODES if args.spot else NODES)
     if steps < 1 or args.nodes < 1:
         raise UsageError("--steps and --nodes must be at least 1")
     run_dir = Path(args.run_dir or Path("runs") / ("demo" if recipe.name == "reverse" else f"demo-{recipe.name}"))
@@ -82,7 +93,8 @@ class Demo:
         self.began = began
         self.events: list[str] = []
         self.nodes: dict[str, Child] = {}
-        self.killed: str | None = None
+        self.spot: Spot | None = None
+        self.disturbed = False
         self.pss_peak = 0
         self._pss_at = 0.0
 
@@ -90,13 +102,17 @@ class Demo:
         model, config = self.run_dir / "model", self.run_dir / "learner.toml"
         if not self.args.resume:
             self._build(model)
-            settings = self.recipe.config(self.run_dir / "run", model, self.steps, self.args.seed)
+            settings = self.recipe.config(self.run_dir / "run", model, self.steps, self.args.seed, self.args.spot)
             config.write_text(dump_toml(build_config(settings, "demo").model_dump()))
         flags = ["--resume"] if self.args.resume else []
         learner = self.children.start("learner", ["-m", "shoal", "learner", str(config), "--json", *flags])
         self._wait_ready(learner)
-        for i in range(self.args.nodes):
-            self._start_node(f"node-{i + 1}")
+        if self.args.spot:
+            self.children.warm_up()
+            self.spot = Spot(self.args.nodes, self.args.seed, self._start_node, self.events.append)
+        else:
+            for i in range(self.args.nodes):
+                self._start_node(f"node-{i + 1}")
         with DemoView(not self.args.json, self.steps) as view:
             while learner.process.poll() is None:
                 self._watch(view)
@@ -106,8 +122,9 @@ class Demo:
                 f"the learner ended with status {learner.process.returncode}: {learner.last_line()} "
                 f"(go on with: shoal demo --resume --run-dir {self.run_dir})"
             )
-        codes = self._end_nodes()
-        return self._result(codes)
+        summary = json.loads((self.run_dir / "run" / "summary.json").read_text())
+        self._end_nodes(there={node["name"] for node in summary["nodes"] if node["alive"]})
+        return self._result(summary)
 
     def _build(self, model: Path) -> None:
         if not self.args.json:
@@ -127,12 +144,15 @@ class Demo:
                 raise ShoalError(f"the learner was not ready within {START_S:.0f} s: {learner.last_line()}")
             time.sleep(0.1)
 
-    def _start_node(self, name: str) -> None:
-        self.nodes[name] = self.children.start(name, [
+    def _start_node(self, name: str) -> Child:
+        price = PRICES[(int(name.removeprefix("node-")) - 1) % len(PRICES)]
+        capacity = self.recipe.spot_capacity if self.args.spot else self.recipe.capacity
+        child = self.nodes[name] = self.children.start(name, [
             "-m", "shoal", "node", "--join", str(self.run_dir / "run" / "ticket.txt"), "--dir", str(self.run_dir / name),
-            "--listen", "/ip4/127.0.0.1/tcp/0", "--name", name, "--capacity", str(self.recipe.capacity), "--json",
-            "--usd-per-hour", str(PRICES[len(self.nodes) % len(PRICES)]),
-        ])  # fmt: skip
+            "--listen", "/ip4/127.0.0.1/tcp/0", "--name", name, "--capacity", str(capacity), "--json",
+            "--usd-per-hour", str(price),
+        ], warm=self.args.spot)  # fmt: skip
+        return child
 
     def _status(self) -> dict[str, Any] | None:
         try:
@@ -146,35 +166,40 @@ class Demo:
         status = self._status()
         if status is not None:
             view.update(status, self.events)
-            if self.args.chaos and self.killed is None and status["step"] >= CHAOS_AT * self.steps:
+            if self.args.chaos and not self.disturbed and status["step"] >= CHAOS_AT * self.steps:
                 self._chaos(status)
+            if self.spot is not None and status["step"] >= self.steps:
+                self.spot.stop()  # who is there now ends with the run, as in any other
+        if self.spot is not None:
+            self.spot.go_on()
         if time.monotonic() - self._pss_at > PSS_EVERY_S:
             self._pss_at = time.monotonic()
             self.pss_peak = max(self.pss_peak, self.children.pss_bytes())
         for name, child in self.nodes.items():
-            if child.process.poll() not in (None, 0) and name != self.killed:
+            if child.failed():
                 raise ShoalError(f"{name} ended with status {child.process.returncode}: {child.last_line()}")
 
     def _chaos(self, status: dict[str, Any]) -> None:
         """SIGKILL a node that is generating, and bring a fresh one."""
+        self.disturbed = True
         victim = f"node-{min(2, self.args.nodes)}"
-        self.nodes[victim].process.send_signal(signal.SIGKILL)
-        self.killed = victim
+        self.nodes[victim].send(signal.SIGKILL)
         newcomer = f"node-{self.args.nodes + 1}"
         self._start_node(newcomer)
         self.events.append(f"step {status['step']}: killed {victim} with SIGKILL, started {newcomer}")
 
-    def _end_nodes(self) -> dict[str, int]:
-        """The nodes leave by themselves once the head said goodbye."""
-        deadline = time.monotonic() + 15
+    def _end_nodes(self, there: set[str]) -> None:
+        """The nodes leave by themselves once the head said goodbye; those that came too late to be `there` never will."""
+        if self.spot is not None:
+            self.spot.stop()
+            for name in self.nodes.keys() - there:
+                self.nodes[name].send(signal.SIGTERM)
+        deadline = time.monotonic() + END_S
         while time.monotonic() < deadline and any(c.process.poll() is None for c in self.nodes.values()):
             time.sleep(0.1)
-        codes = {name: child.process.poll() for name, child in self.nodes.items()}
-        return {name: -1 if code is None else code for name, code in codes.items()}
 
-    def _result(self, codes: dict[str, int]) -> dict[str, Any]:
+    def _result(self, summary: dict[str, Any]) -> dict[str, Any]:
         run = self.run_dir / "run"
-        summary = json.loads((run / "summary.json").read_text())
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         # A resumed run repeats steps that were not committed: what counts is what the surviving history trained.
         by_step = {line["step"]: line for line in lines if "exact/mean" in line}
@@ -204,12 +229,15 @@ class Demo:
             "epoch": summary["epoch"], "pss_peak_bytes": self.pss_peak, "events": self.events,
             "recipe": self.recipe.name, "run_dir": str(self.run_dir),
         }  # fmt: skip
-        wrong = _faults(result, summary["version"], codes, self.killed)
+        if self.spot is not None:
+            busy, first = busy_share(lines)
+            result["spot"] = asdict(self.spot.counts) | {"busy": busy, "from_step": first}
+        wrong = _faults(result, summary["version"], self.nodes)
         result["ok"], result["faults"] = not wrong, wrong
         return result
 
 
-def _faults(result: dict[str, Any], last: str, codes: dict[str, int], killed: str | None) -> list[str]:
+def _faults(result: dict[str, Any], last: str, nodes: dict[str, Child]) -> list[str]:
     """What a demo must never show, as sentences; [] when all is well."""
     faults = []
     for node in result["nodes"]:
@@ -222,7 +250,11 @@ def _faults(result: dict[str, Any], last: str, codes: dict[str, int], killed: st
         faults.append(f"{trajectories['lost']} trajectories lost")
     if result["max_staleness_seen"] > result["max_staleness"]:
         faults.append(f"staleness {result['max_staleness_seen']} over the bound of {result['max_staleness']}")
-    faults += [f"{n} ended with status {code}" for n, code in codes.items() if code != 0 and n != killed]
+    for name, child in nodes.items():
+        if child.process.poll() is None:
+            faults.append(f"{name} did not leave within {END_S:.0f} s")
+        elif child.failed():
+            faults.append(f"{name} ended with status {child.process.returncode}")
     return faults
 
 
@@ -243,6 +275,8 @@ def _print_result(result: dict[str, Any]) -> None:
         f"reserved, {t['consumed']} consumed, {sum(t['aborted'].values())} aborted, {t['outstanding']} outstanding, "
         f"{t['lost']} lost"
     )
+    if "spot" in result:
+        print(describe_spot(result["spot"]))
     for node in result["nodes"]:
         state = "ok" if node["alive"] and node["digest_ok"] else "gone" if not node["alive"] else "WRONG DIGEST"
         print(

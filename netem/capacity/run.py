@@ -21,10 +21,10 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from learner.availability import spot_moves
 from learner.config import build_config, dump_toml
 from netem.backends import AUTO
 from netem.capacity.paced import Paced
-from netem.capacity.spot import trace
 from netem.chaos.verbs import ENV, ROOT, wait_for
 from netem.profile import LEARNER, build_profile
 from netem.underlay import Underlay, underlay
@@ -136,7 +136,7 @@ class Run:
     def come_and_go(self) -> None:
         """Nodes by the trace, until the learner has ended."""
         c, began = self.case, time.monotonic()
-        for move in trace(c.nodes, c.spot_up_s, c.spot_up_s / 2, c.horizon_s, c.seed):
+        for move in spot_moves(c.nodes, c.spot_up_s, c.spot_up_s / 2, c.horizon_s, c.seed):
             while (left := began + move.at - time.monotonic()) > 0:
                 if self.processes["learner"].poll() is not None:
                     return

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from learner.availability import balanced_stays
 from learner.throughput import Throughput
 from netem.rollouts.fleet import KINDS, Kind, Served
 from p2p.errors import UsageError
@@ -130,7 +131,7 @@ def nodes_of(rows: Sequence[Row], folder: Path, horizon_s: float, seed: int) -> 
             if word == "always":
                 there: list[tuple[float, float]] = [(0.0, math.inf)]
             elif word == "exponential":
-                there = _exponential(float(rest[0]), float(rest[1]), horizon_s, rng)
+                there = balanced_stays(float(rest[0]), float(rest[1]), horizon_s, rng)
             else:
                 there = _above(trace, i)
             out.append(Node(f"{row.kind}-{i}" if row.count > 1 else row.kind, index, tuple(there)))
@@ -194,17 +195,6 @@ def _above(trace: Sequence[tuple[float, int]], i: int) -> list[tuple[float, floa
             there.append((since, at))
             since = None
     return [*there, (since, math.inf)] if since is not None else there
-
-
-def _exponential(up_s: float, down_s: float, horizon_s: float, rng: np.random.Generator) -> list[tuple[float, float]]:
-    at, there = 0.0, []
-    if rng.random() > up_s / (up_s + down_s):
-        at = float(rng.exponential(down_s))
-    while at < horizon_s:
-        until = at + float(rng.exponential(up_s))
-        there.append((at, until))
-        at = until + float(rng.exponential(down_s))
-    return there
 
 
 def _positive(text: str) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from learner.availability import balanced_stays
 from learner.throughput import Throughput
 
 BANDWIDTH_SHARE = 0.7
@@ -102,12 +103,6 @@ def preemptible(
         if seat.kind.name in steady:
             out.append(seat)
             continue
-        at, there = 0.0, []
-        if rng.random() > mean_up_s / (mean_up_s + mean_down_s):
-            at = float(rng.exponential(mean_down_s))
-        while at < horizon_s:
-            until = at + float(rng.exponential(mean_up_s))
-            there.append((at, until))
-            at = until + float(rng.exponential(mean_down_s))
+        there = balanced_stays(mean_up_s, mean_down_s, horizon_s, rng)
         out.append(Seat(seat.name, seat.kind, tuple(there)))
     return tuple(out)

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import trio
@@ -56,10 +56,29 @@ class _Pending:
     reply: Reply | Refused | Failed | None = None
 
 
+class ChildProcess(Protocol):
+    """Of subprocess.Popen, what is needed here."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def kill(self) -> None: ...
+
+
+def start_child(arguments: list[str], fd: int, environment: dict[str, str]) -> ChildProcess:
+    """Start `arguments`, with `fd` open in it. `node.warm` puts a fork in its place.
+
+    Not trio.open_process: that forks from a worker thread, and the kernel's parent-death signal, which the child asks for, comes
+    when that thread ends.
+    """
+    return subprocess.Popen(arguments, stdin=subprocess.DEVNULL, pass_fds=[fd], env=environment)
+
+
 class EngineProcess(Engine):
     """See Engine. Made by `open_engine_process`."""
 
-    def __init__(self, process: subprocess.Popen[bytes], stream: trio.SocketStream, progress_s: float) -> None:
+    def __init__(self, process: ChildProcess, stream: trio.SocketStream, progress_s: float) -> None:
         self._process, self._stream, self._progress_s = process, stream, progress_s
         self._outbox, self._frames = trio.open_memory_channel[bytes](math.inf)
         self._batches_in, self._batches_out = trio.open_memory_channel[list[TokenEvent]](math.inf)
@@ -282,11 +301,7 @@ async def _running(
     ours, theirs = socket.socketpair()
     with theirs:
         arguments = [*command, str(theirs.fileno()), kind, json.dumps(settings)]
-        # Not trio.open_process: that forks from a worker thread, and the kernel's parent-death signal, which the child
-        # asks for, comes when that thread ends.
-        process = subprocess.Popen(  # noqa: ASYNC220
-            arguments, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment
-        )
+        process = start_child(arguments, theirs.fileno(), environment)
     engine = EngineProcess(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)), progress_s)
     stillborn: EngineDied | None = None
     try:

@@ -1,0 +1,35 @@
+"""A dial that comes through just when its peer has left the roster: it ends, and the node goes on."""
+
+from __future__ import annotations
+
+import trio
+import trio.testing
+
+from p2p.channel.memory import MemorySwitch
+from p2p.identity import Identity
+from p2p.peering import Peering
+from p2p.protocol.messages import Member
+
+
+async def test_a_dial_that_outlives_its_roster_just_ends(monkeypatch) -> None:
+    async def ignore(*_: object) -> None: ...
+
+    me, other, head = sorted((Identity.generate() for _ in range(3)), key=lambda identity: identity.peer_id)
+    async with MemorySwitch().network(me.peer_id) as network, trio.open_nursery() as nursery:
+        peering = Peering(
+            network, me, run="r", head=head.peer_id, name="n", agent="a", wall=lambda: 0.0, on_up=ignore, on_down=ignore,
+            on_message=ignore, on_refusal=ignore,
+        )  # fmt: skip
+        dials = 0
+
+        async def connect(*_: object) -> None:
+            nonlocal dials
+            dials += 1
+            peering.keep_connected([])  # a roster without it; no wait follows in which the dial could be cancelled
+
+        monkeypatch.setattr(peering, "connect", connect)
+        await nursery.start(peering.run)
+        peering.keep_connected([Member(other.peer_id, ("/memory/x",), "other")])
+        await trio.testing.wait_all_tasks_blocked()
+        assert dials == 1 and not peering._dialling
+        nursery.cancel_scope.cancel()
