@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from learner.throughput import Throughput
 from p2p.version import Version
@@ -34,10 +35,6 @@ for one."""
 
 SHARED = 0.3
 """As REACH, towards a sequence that is as pressed as those there."""
-
-GROWN = 0.5
-"""Of the tokens that a sequence will still make, what counts as held already: the mean over its life. Sequences let in by what
-they hold at first grow until the memory is full, and an engine then throws KV away that it has to make anew."""
 
 SAME = 0.01
 """Gains that differ by less are equal, and the emptier node is taken."""
@@ -74,6 +71,20 @@ class NodeView:
     @property
     def load(self) -> int:
         return self.running + self.waiting
+
+
+def peak(context: ArrayLike, growth: ArrayLike) -> np.ndarray:
+    """The most tokens that sequences will probably hold at one time, which hold `context` now and will make `growth` more.
+
+    Let in by what they hold at first, sequences grow until the memory is full, and an engine then throws KV away that it has to
+    make anew. But they do not all come to their ends together: while some still grow, others leave. With what each will still
+    make spread evenly from nothing to twice its mean, the share s of that from now they hold (1 - s) (context + 2 s growth), at
+    the most (2 growth + context)^2 / (8 growth): context and half of `growth` while they are young, `context` alone from where
+    they hold twice of what they will still make. """
+    context, growth = np.maximum(context, 0.0), np.maximum(growth, 0.0)
+    grows = 2 * growth > context
+    each = np.where(grows, growth, 1.0)
+    return np.where(grows, (2 * each + context) * ((2 * each + context) / (8 * each)), context)
 
 
 def oversubscribed(node: NodeView) -> int:
@@ -119,7 +130,7 @@ class Places:
         self._k3, self._k4 = column(m.k3 for m in found), column(m.k4 for m in found)
         self.load, self.limit = column(n.load for n in nodes), column(oversubscribed(n) for n in nodes)
         self.context = column(n.context for n in nodes)
-        self.claimed = column(n.context + GROWN * n.growth for n in nodes)
+        self.growth = column(n.growth for n in nodes)
         self._room = column(n.room * FILL if n.room else np.inf for n in nodes)
         known = np.array([n.model is not None for n in nodes], bool)
         self.fastest = float(np.max(REACH * self.alone(0.0)[known], initial=0.0))
@@ -140,7 +151,8 @@ class Places:
     def free(self, context: float, growth: float) -> np.ndarray:
         """bool: which have a place for one more sequence that holds `context` tokens and will probably make `growth` more."""
         # Whatever it holds, a node with nothing to do takes one: nobody else might.
-        return (self.load < self.limit) & ((self.claimed + context + GROWN * growth <= self._room) | (self.load == 0))
+        fits = peak(self.context + context, self.growth + growth) <= self._room
+        return (self.load < self.limit) & (fits | (self.load == 0))
 
     def harmless(self, context: float, growth: float, need: float) -> np.ndarray:
         """bool: which one sequence more, that needs so many tokens per second, would not slow too far for those there."""
@@ -150,8 +162,7 @@ class Places:
 
     def count(self, context: float, growth: float, pace: bool) -> np.ndarray:
         """int64: how many new sequences like this each has places for; with `pace`, without slowing what is pressed there."""
-        held = max(context + GROWN * growth, 1.0)
-        most = np.minimum(self.limit - self.load, np.floor((self._room - self.claimed) / held))
+        most = self._fit(context, growth)
         if pace:
             target = np.minimum(self.need, REACH * self.alone(context))
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -163,6 +174,15 @@ class Places:
             most = np.where(target > 0, np.minimum(most, np.floor(fast)), most)
         # Whatever it holds, a node with nothing to do takes one: nobody else might.
         return np.maximum(most, (self.load == 0) & (self.limit > 0)).astype(np.int64)
+
+    def _fit(self, context: float, growth: float) -> np.ndarray:
+        """How many new sequences fit, each by itself: the most n whose peak is within the room."""
+        low, high = np.zeros(len(self.nodes)), np.maximum(self.limit - self.load, 0.0)
+        for _ in range(int(high.max(initial=0.0)).bit_length()):
+            middle = np.ceil((low + high) / 2)
+            fits = peak(self.context + middle * context, self.growth + middle * growth) <= self._room
+            low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
+        return low
 
     def listed(self, peers: frozenset[str]) -> np.ndarray:
         """bool: which are these."""
@@ -186,11 +206,12 @@ class Places:
     def fill(self) -> np.ndarray:
         """How full each would be with one more: of its places, or of its memory where that is scarcer."""
         capacity = np.maximum(1.0, np.array([n.capacity for n in self.nodes], np.float64))
-        return np.maximum((self.load + 1) / capacity, np.where(np.isfinite(self._room), self.claimed / self._room, 0.0))
+        held = np.where(np.isfinite(self._room), peak(self.context, self.growth) / self._room, 0.0)
+        return np.maximum((self.load + 1) / capacity, held)
 
     def put(self, i: int, context: float, growth: float, need: float, sequences: int = 1) -> None:
         """`sequences` more on the i-th, that hold so much together (negative: fewer)."""
         self.load[i] += sequences
         self.context[i] += context
-        self.claimed[i] += context + GROWN * growth
+        self.growth[i] += growth
         self.need[i] = max(self.need[i], min(need, self.fastest))

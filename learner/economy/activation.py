@@ -11,7 +11,8 @@ for (`cover`), not sorted for; rates are lower bounds (`rates`), unknown nodes a
   up first;
 - **a joiner** counts for nothing until it is ready, and is given up for a while, each time longer, when it never is;
 - **before the first step** nobody knows what is required: everything within the caps works, which measures it all as well;
-- **work held back** (`surplus`) proves that the set is enough, whatever the estimates say: then nothing is added;
+- **work held back** (`surplus`) proves that the set is enough, whatever the estimates say: nothing is added. The learner then
+  has in hand what the ledger allows, which is margin enough: until a step later those stay that make what is required;
 - **caps** come last. Those that work go on as far as the cap allows, and it is said what it allows. A budget that is spent
   stays spent; nodes that cost nothing go on. What a stopped node was doing is the caller's: it drains, and others go on.
 
@@ -59,6 +60,7 @@ class Activation:
     _released: float = -math.inf
     _calm: float = 1.0
     """dwells until a release"""
+    _in_hand_until: float = -math.inf
     _spent: bool = False
     _barred: set[str] = field(default_factory=set, init=False, repr=False)
     """those that cost something, when the budget is spent"""
@@ -152,9 +154,10 @@ class Activation:
 
     def _needed(self, now: float, view: View, active: set[str], lost: list[str], surplus: bool) -> set[str]:
         mark, have = view.aim(active), view.supply(active)
+        self._in_hand_until = now + view.demand.train_s if surplus and view.demand is not None else self._in_hand_until
         able = {p for p in view.pool if p in active or (view.value(p) > 0 and self._may(now, p))}
-        enough, level = have >= mark * (1 - EXACT), (1 + self.rules.margin) * mark
-        short = self._lasts(now, "short", not enough, SHORTLY) or have < MUCH * mark
+        level = mark * (1 if (full := now < self._in_hand_until) else 1 + self.rules.margin)
+        short = self._lasts(now, "short", have < mark * (1 - EXACT), SHORTLY) or have < MUCH * mark
         lacks_margin = self._lasts(now, "margin", have < level * (1 - EXACT))
         if view.unreachable(active) and active:
             # Perhaps it is only that some of these are reached too late.
@@ -167,7 +170,7 @@ class Activation:
             if not lost and now - self._released < TAKEN_BACK * self.rules.dwell_s:
                 self._calm, self._released = min(2 * self._calm, CALMEST), -math.inf
             return self._add(now, view, active, able, lost, mark)
-        stays = self._release(now, view, active)
+        stays = self._release(now, view, active, full)
         return stays if stays != active else self._swap(now, view, active, able, mark)
 
     def _add(self, now: float, view: View, active: set[str], able: set[str], lost: list[str], mark: float) -> set[str]:
@@ -193,12 +196,12 @@ class Activation:
                     self._why[c.peer] = f"unknown, and the known ones make {view.supply(active):,.0f} of {mark:,.0f} tokens/s"
         return chosen
 
-    def _release(self, now: float, view: View, active: set[str]) -> set[str]:
+    def _release(self, now: float, view: View, active: set[str], full: bool) -> set[str]:
         ready = [p for p in sorted(active) if view.pool[p].ready and p not in self._plan]
-        mark = (1 + self.rules.release) * view.aim(active)
-        keep = cheapest([view.pool[p].usd_per_hour for p in ready], [view.value(p) for p in ready], mark)
-        kept = {ready[i] for i in keep.chosen}
-        gone = {p for p in ready if p not in kept} if not keep.short else set()
+        price, value = [view.pool[p].usd_per_hour for p in ready], [view.value(p) for p in ready]
+        beyond = 0.0 if self._lasts(now, "full", full) else self.rules.release
+        keep = cheapest(price, value, (1 + beyond) * view.aim(active))
+        gone = set(ready) - {ready[i] for i in keep.chosen} if not keep.short else set()
         lasted = self._lasts(now, "release", bool(gone), self._calm)
         gone = {p for p in gone if now - self._since.get(p, now) >= self.rules.dwell_s}
         if not lasted or not gone:

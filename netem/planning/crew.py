@@ -88,7 +88,8 @@ class Crew:
         self.tokens_a_step += 0.2 * (tokens - self.tokens_a_step)
 
     def published(self) -> None:
-        self.bill.egress(LEARNER, int(SENT * self.bytes_a_version))
+        copies = SENT if self.spread.relayed else self.active_by_row.total()
+        self.bill.egress(LEARNER, int(copies * self.bytes_a_version))
 
     # ---- what it says
 

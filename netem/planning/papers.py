@@ -114,15 +114,27 @@ class RLBoost(Synchronous, Priced):
         super().tick()
         sim = self.priced
         if not self.queue:
-            engines = [sim.touch(n) for n in sim.engines if sim.serves[n] == sim.step]
-            for empty in [e for e in engines if not e.running and not e.waiting]:
-                busiest = max(engines, key=lambda e: len(e.running), default=empty)
-                for sequence in list(busiest.running)[flat(busiest):]:
-                    sim.take(sequence)
-                    sim.moved += 1
-                    sim.place(sequence, empty.name)
+            self._balance([sim.touch(n) for n in sim.engines if sim.serves[n] == sim.step])
         if any(p.left for p in sim.groups.values()):
             self.last = sim.now
+
+    def _balance(self, engines: Many[Engine]) -> None:
+        """What waits in the longest queue goes to who has none and room; who runs nothing takes of the most loaded what is beyond
+        the batch size at which its throughput flattens."""
+        for idle in engines:
+            while longest := max((e for e in engines if e.waiting), key=lambda e: len(e.waiting), default=None):
+                if not has_place(idle, (first := longest.waiting[0]).prompt + first.made):
+                    break
+                self._move(first, idle)
+        for empty in [e for e in engines if not e.running and not e.waiting]:
+            busiest = max(engines, key=lambda e: len(e.running), default=empty)
+            for sequence in list(busiest.running)[flat(busiest):]:
+                self._move(sequence, empty)
+
+    def _move(self, sequence: Sequence, to: Engine) -> None:
+        self.sim.take(sequence)
+        self.sim.moved += 1
+        self.sim.place(sequence, to.name)
 
     def spread(self) -> None:
         _spread(self, self.queue)

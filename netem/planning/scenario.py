@@ -85,6 +85,8 @@ class DeltaSection(Section):
     """time of a dissemination over the fluid bound"""
     latency_s: float = Field(default=1.0, ge=0)
     install_s: float = Field(default=2.0, ge=0)
+    relayed: bool = True
+    """nodes hand a version on as they receive it; else the learner sends it to each"""
     recompute: bool = True
     """running sequences' KV is made anew under a new version"""
 

@@ -18,6 +18,7 @@ class Spread:
         delta = scenario.file.delta
         self.rows: Sequence[Row] = scenario.rows
         self.bits = 8.0 * scenario.delta_bytes
+        self.relayed = delta.relayed
         self.source = 1e6 * scenario.file.learner.up_mbit
         self.overhead, self.fixed = delta.overhead, delta.latency_s + delta.install_s
 
@@ -26,6 +27,8 @@ class Spread:
         nodes = sum(active.values())
         if not nodes:
             return 0.0
+        if not self.relayed:
+            return nodes * self.bits / self.source
         up = self.source + sum(1e6 * self.rows[i].up_mbit * n for i, n in active.items())
         return max(self.bits / self.source, nodes * self.bits / up)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.dispatch import Dispatcher, Opening, Request, Strategies
-from learner.places import NodeView, oversubscribed, speeds
+from learner.places import FILL, NodeView, Places, oversubscribed, peak, speeds
 from learner.throughput import Throughput
 from p2p.version import Version
 
@@ -157,11 +157,44 @@ def test_what_is_in_a_hurry_is_not_slowed_by_what_is_not() -> None:
 
 
 def test_memory_is_kept_for_what_sequences_will_still_make() -> None:
-    full = replace(engine("x", H100, 10, 100_000), growth=580_000)
+    full = replace(engine("x", H100, 10, 100_000), growth=680_000)
     assert Dispatcher(2).choose([full], [ask("a")]).held == {"a": "none of 1 nodes has a free place"}
-    assert Dispatcher(2).choose([replace(full, growth=500_000)], [ask("a")]).assign == (("a", "x"),)
+    assert Dispatcher(2).choose([replace(full, growth=640_000)], [ask("a")]).assign == (("a", "x"),)
     idle = replace(full, running=0, context=0.0, growth=0.0, room=10)
     assert Dispatcher(2).choose([idle], [ask("a", expected=10_000)]).assign == (("a", "x"),)  # nobody else might
+
+
+tokens_st = st.floats(0, 1e6)
+
+
+@settings(max_examples=300, deadline=None)
+@given(tokens_st, tokens_st, tokens_st, tokens_st, st.integers(2, 300))
+def test_the_peak_of_what_sequences_will_hold(a: float, b: float, c: float, d: float, n: int) -> None:
+    one, other, both = float(peak(a, b)), float(peak(c, d)), float(peak(a + c, b + d))
+    close = 1e-9 * (both + 1)
+    assert a - close <= one <= a + b / 2 + close
+    assert both >= max(one, other) - close, "more never takes less"
+    assert both <= one + other + close, "together they do not peak higher than each by itself"
+    assert float(peak(n * a, n * b)) == pytest.approx(n * one)
+
+
+@pytest.mark.parametrize("held", [0.0, 300.0, 2000.0, 5000.0])
+def test_the_peak_is_that_of_sequences_that_end_one_by_one(held: float) -> None:
+    left = [4000.0 * (i + 0.5) / 500 for i in range(500)]  # spread evenly, 2,000 in the mean
+    most = max(sum(held + end for other in left if other >= end) for end in [0.0, *left])
+    assert float(peak(500 * held, sum(left))) == pytest.approx(most, rel=0.01)
+
+
+@settings(max_examples=100, deadline=None)
+@given(tokens_st, tokens_st, st.floats(1, 5000), st.floats(0, 20_000), st.floats(1, 1e6), st.integers(0, 300))
+def test_as_many_are_counted_as_fit(held: float, growth: float, context: float, more: float, room: float, limit: int) -> None:
+    node = NodeView("x", at(5), 1, 0, limit, context=held, growth=growth, room=room)
+    count = int(Places([node]).count(context, more, False)[0])
+    fits = lambda n: float(peak(held + n * context, growth + n * more)) <= FILL * room
+    most = oversubscribed(node) - 1
+    assert 0 <= count <= max(0, most)
+    assert not count or fits(count)
+    assert count == most or not fits(count + 1)
 
 
 nodes_st = st.lists(

@@ -204,6 +204,34 @@ def test_work_held_back_proves_that_it_is_enough() -> None:
     assert len(out.active) == 2
 
 
+def test_with_work_in_hand_no_margin_is_paid_for() -> None:
+    pool = Pool(Activation(Rules()), fleet(*[(1.0, 10.0)] * 12))
+    want = Demand(80 * 60.0, 60.0, 3, 1)
+    pool.step(None)
+    assert [len(pool.step(want).active) for _ in range(60)][-1] == 10  # 1.25 times of what is required
+    seen = [len(pool.step(want, surplus=True).active) for _ in range(60)]
+    assert seen[0] == 10 and seen[-1] == 8, "what is required, and no less"
+    assert [len(pool.step(want).active) for _ in range(6)] == [8] * 6, "a step's work is there"
+    assert [len(pool.step(want).active) for _ in range(60)][-1] == 9  # 1.1 times
+
+
+@settings(max_examples=30, deadline=None)
+@given(fleets.filter(lambda f: len(f) > 2), st.floats(0.1, 0.8), st.integers(0, 1000))
+def test_work_in_hand_makes_no_flapping(nodes: list[tuple[float, float]], share: float, seed: int) -> None:
+    """What is made beyond what is used is kept, up to three steps' worth, then held back."""
+    pool = Pool(Activation(Rules()), fleet(*nodes), noise=0.05, seed=seed)
+    want = demand(share * sum(r for _, r in nodes))
+    kept, changes, waited = 0.0, 0, 0
+    for i in range(1500):
+        out = pool.step(want, surplus=kept >= 3 * want.tokens)
+        made = sum(nodes[int(p[1:])][1] for p in out.active)
+        kept = min(3 * want.tokens, kept + 10.0 * (made - want.tokens / TRAIN))
+        waited, kept = waited + (kept < 0 and i > 100), max(0.0, kept)
+        changes = pool.changes if i < 500 else changes
+    assert not waited
+    assert pool.changes - changes <= 10, pool.said
+
+
 @settings(max_examples=40, deadline=None)
 @given(fleets, st.floats(0.1, 1.5), st.floats(0, 6), st.integers(0, 100), st.floats(0.0, 0.05))
 def test_the_cap_is_never_exceeded(nodes: list[tuple[float, float]], share: float, cap: float, seed: int, idle: float) -> None:

@@ -118,6 +118,15 @@ def test_group_level_refuses_what_it_cannot_show() -> None:
         run_once(scenario(1, 100.0, policy={"name": "echo2"}))
 
 
+def test_without_relays_the_learner_sends_to_each() -> None:
+    nodes = [{"kind": "a", "count": 8, "usd_per_hour": 1.0, "tokens_per_s": 500.0, "down_mbit": 1000.0, "up_mbit": 1000.0}]
+    delta = {"bytes": 1e9, "overhead": 1.0, "latency_s": 0.0, "install_s": 0.0}
+    for relayed, seconds in ((True, 8.0), (False, 64.0)):
+        s = scenario(1, 1.0, fleet={"nodes": nodes}, delta={**delta, "relayed": relayed}).with_value("learner.up_mbit", 1000.0)
+        assert Spread(s).last({0: 8}) == pytest.approx(seconds)
+        assert Spread(s).last({0: 1}) == pytest.approx(8.0) and Spread(s).last({}) == 0.0
+
+
 # ---- shoal plan
 
 KINDS = [("a", 3, 0.9, 500.0), ("b", 4, 0.35, 220.0), ("c", 2, 1.7, 900.0)]
