@@ -143,7 +143,7 @@ async def run_node(options: NodeOptions, announce: Callable[[str, dict[str, Any]
                 nursery.cancel_scope.cancel()
         version = agent.shadow.version
         return {
-            "peer": identity.peer_id, "name": settings.name, "reason": reason, "tokens": agent.tokens,
+            "peer": identity.peer_id, "name": settings.name, "reason": reason, "tokens": agent.serving.tokens,
             "version": str(version) if version else None, "made": agent.made,
         }  # fmt: skip
 

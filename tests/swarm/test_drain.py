@@ -28,7 +28,7 @@ async def test_who_leaves_hands_over_and_takes_nothing_new(tmp_path, autojump_cl
             ("the cloud wants it back", False, True), ("the cloud wants it back", False, False),
         ]  # fmt: skip
         assert {name: done[name].finish for name in "abc"} == dict.fromkeys("abc", "interrupt") and not done["c"].ids
-        assert node.agent.made == node.agent.tokens == sum(len(c.ids) for c in done.values()) >= 40
+        assert node.agent.made == node.agent.serving.tokens == sum(len(c.ids) for c in done.values()) >= 40
         if head.rejected:  # it may have left before the request came
             assert [(r.request_id, r.cause, r.retryable) for r in head.rejected] == [("late", DRAINING, True)]
 
@@ -88,7 +88,7 @@ async def test_others_go_on_at_once_from_the_last_token(tmp_path, autojump_clock
         await bench.until(lambda: not head.nodes)
         held = sum(len(m.completion.ids) for g in collector._groups.values() for m in g.members)
         finished = sum(len(t.completion_ids) for g in head.rollouts.finished.values() for t in g.trajectories)
-        assert len(groups) == 2 and [a.made for a in agents] == [a.tokens for a in agents]
+        assert len(groups) == 2 and [a.made for a in agents] == [a.serving.tokens for a in agents]
         assert sum(a.made for a in agents) == held + finished
         assert collector.tokens_by_node == {a.peering.me: a.made for a in agents}
         check_books(head)

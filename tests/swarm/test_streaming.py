@@ -70,7 +70,7 @@ async def test_aborted_sequences_send_nothing_more(tmp_path, autojump_clock) -> 
     async with open_swarm(tmp_path) as swarm:
         node = await working(swarm, ["a", "b"])
         swarm.head.links[node.peer].post(Abort(("a",)))
-        await swarm.head.until(lambda: "a" not in node.agent._assigned)
+        await swarm.head.until(lambda: "a" not in node.agent.serving.assigned)
         count = len(arrived(swarm, "a"))
         target = len(arrived(swarm, "b")) + 60
         await swarm.head.until(lambda: len(arrived(swarm, "b")) >= target)
@@ -81,7 +81,7 @@ async def test_many_steps_are_one_message(tmp_path, autojump_clock) -> None:
     async with open_swarm(tmp_path) as swarm:
         node = await working(swarm, ["a", "b", "c", "d"])
         channel = swarm.head.links[node.peer].control
-        tokens, messages = node.agent.tokens, channel.statistics().received_messages
-        await swarm.head.until(lambda: node.agent.tokens >= tokens + 400)  # 100 steps, 5 s
+        tokens, messages = node.agent.serving.tokens, channel.statistics().received_messages
+        await swarm.head.until(lambda: node.agent.serving.tokens >= tokens + 400)  # 100 steps, 5 s
         # Four a second, a status each second, and one more of each at the edges.
         assert channel.statistics().received_messages - messages <= 5 / FLUSH_S + 5 + 3

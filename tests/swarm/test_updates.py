@@ -156,7 +156,7 @@ async def test_a_head_that_goes_holds_no_version_back(tmp_path, autojump_clock) 
         with trio.fail_after(60):
             while node.agent.installer.serving != V2:
                 await trio.sleep(0.1)
-        assert not node.agent._updating
+        assert not node.agent.serving.updating
 
 
 async def publish(head: Head, step: int, state: FlatState, old: FlatState | None) -> None:
