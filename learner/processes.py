@@ -108,7 +108,7 @@ async def keep_own_engine(head: Head, run_dir: Path, seeding: SeedingSection) ->
             return
         said = _last_line(run_dir / "logs" / f"{OWN}.log")
         if process.returncode == 2:
-            raise UsageError(f"seeding: the learner's own engine cannot run: {said}")
+            raise UsageError(f"seeding: the learner's own engine cannot run: {said.removeprefix('shoal: ')}")
         pause = AGAIN_S[0] if trio.current_time() - began > AGAIN_S[1] else pause
         log.warning("the learner's own engine ended with status %d (%s); again in %.0f s", process.returncode, said, pause)
         await trio.sleep(pause)

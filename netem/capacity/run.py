@@ -75,6 +75,8 @@ class Case:
     def __post_init__(self) -> None:
         if not self.factor > 0 or min(self.nodes, self.groups, self.samples, self.rows) < 1 or not 1 <= self.warm < self.steps:
             raise UsageError("factor, nodes: above 0; steps: more than the six that do not count")
+        if not 0 <= self.own < float("inf"):
+            raise UsageError(f"--own: {self.own:g} is not how fast an engine is; 0 for none")
 
     @property
     def needed(self) -> float:
