@@ -116,7 +116,7 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
     p.add_argument("--folder", type=Path, metavar="DIR", help="where files go (default: where temporary files go)")
     what = "rollouts on simulated fleets: ours beside synchronous, one step off, AReaL's, ROLL's and StaleFlow's"
     p = verb("rollouts", _bench_rollouts, what, actions)
-    p.add_argument("--workloads", metavar="A,B", help="default: all (skewed, tight, even, spot)")
+    p.add_argument("--workloads", metavar="A,B", help="default: all (skewed, tight, scarce, even, spot)")
     p.add_argument("--policies", metavar="A,B", help="default: all")
     p.add_argument("--staleness", type=int, default=3, metavar="S", help="bound, in learner steps (default 3)")
     p.add_argument("--steps", type=int, default=20, metavar="N", help="of the learner, the first 4 not counted (default 20)")

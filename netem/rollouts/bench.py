@@ -23,6 +23,7 @@ from p2p.errors import UsageError
 
 AMPLE = fleet({"H100-SXM": 10, "A100-80G": 14, "L40S": 16, "RTX4090": 8})
 TIGHT = fleet({"H100-SXM": 8, "A100-80G": 10, "L40S": 16, "RTX4090": 8})
+SCARCE = fleet({"H100-SXM": 6, "A100-80G": 9, "L40S": 14, "RTX4090": 7})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ def cases(seed: int) -> dict[str, Case]:
     found = (
         Case("skewed", SKEWED, AMPLE, "a long tail, up to 20,000 tokens; a fleet with capacity to spare"),
         Case("tight", SKEWED, TIGHT, "the same with little to spare"),
+        Case("scarce", SKEWED, SCARCE, "the same with hardly anything to spare"),
         Case("even", EVEN, AMPLE, "completions of about the same length"),
         Case("spot", SKEWED, spot, "the long tail; all but the H100s come and go, 15 minutes there and 2.5 away in the mean"),
     )
@@ -74,7 +76,7 @@ ABLATIONS: dict[str, Callable[[], Policy]] = {
     "no migration on loss": lambda: Shoal(migration=False, label="no migration on loss"),
 }
 
-ABLATED = ("tight", "spot")
+ABLATED = ("scarce", "spot")
 """Where strategies matter: with capacity to spare and nobody lost, any will do."""
 
 
