@@ -100,7 +100,7 @@ class RLBoost(Synchronous, Priced):
 
     def start(self) -> None:
         super().start()
-        self.seeder = Seeder(self.priced, self.settings, eager=True)
+        self.seeder = Seeder(self.priced, self.settings)
 
     def refill(self) -> None:
         sim = self.sim

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Many
 
 from netem.planning.papers import Ahead, Colocated, Echo2, RLBoost, StreamRL
 from netem.planning.scenario import PolicySection
-from netem.planning.seeder import Priced, Seeder
+from netem.planning.seeder import OwnEngines, Priced
 from netem.rollouts.ours import Shoal
 from netem.rollouts.rivals import has_place
 from netem.rollouts.sim import Policy, Prompt
@@ -19,8 +19,8 @@ def policy_of(policy: PolicySection) -> Policy:
 
 
 class Ours(Shoal, Priced):
-    """Production's ledger, dispatcher, balancer; the learner's own engines generate for as long a part of a step as production's
-    controller says, fed with the two idle times."""
+    """Production's ledger, dispatcher, balancer; the learner's own engines generate in the turns that production's
+    `Turns` gives them."""
 
     def __init__(self, settings: PolicySection) -> None:
         super().__init__(migration=settings.migration, label="shoal")
@@ -28,16 +28,17 @@ class Ours(Shoal, Priced):
 
     def start(self) -> None:
         super().start()
-        self.seeder = Seeder(self.priced, self.settings, eager=False)
-        self.seeder.begin()
+        self.own = OwnEngines(self.priced, self.settings)
+        self.own.begin()
 
     def tick(self) -> None:
         super().tick()
         sim = self.priced
-        if not self.pending and not any(self.ledger.room(v) for v in set(sim.serves.values())):
+        idle, back = [], not self.pending and not any(self.ledger.room(v) for v in set(self.sim.serves.values()))
+        if back:
             idle = [e for e in (sim.touch(n) for n in sim.remote) if has_place(e, sim.workload.prompt)]
             sim.kept_back = sim.kept_back or bool(idle)
-            self.seeder.remote_wait_s += len(idle) / max(1, len(sim.remote))
+        self.own.look(back=back, idle=len(idle) / max(1, len(sim.remote)))
 
     def finished(self, prompt: Prompt) -> None:
         super().finished(prompt)
@@ -46,5 +47,5 @@ class Ours(Shoal, Priced):
     def stepped(self, step: int, taken: Many[Prompt]) -> None:
         super().stepped(step, taken)
         decision = self.priced.crew.decision
-        self.seeder.stepped(holds=decision is not None and decision.supply >= decision.required)
-        self.seeder.begin()
+        self.own.stepped(holds=decision is not None and decision.supply >= decision.required)
+        self.own.begin()

@@ -1,8 +1,9 @@
-"""What policies on a priced fleet share: the simulation with prices, and a step's seeding with the learner's own engines."""
+"""What policies on a priced fleet share: the simulation with prices, and when the learner's own engines generate."""
 
 from __future__ import annotations
 
 from learner.economy.seeding import Seeding
+from learner.economy.turns import Turns
 from netem.planning.scenario import PolicySection
 from netem.planning.sequences import PricedSimulation
 from netem.rollouts.sim import Policy
@@ -23,12 +24,12 @@ class Priced(Policy):
 
 
 class Seeder:
-    """Runs a step's seeding: begins it with the step, ends it when its time has passed. `eager`: as RLBoost, at least 5 s."""
+    """RLBoost's: begins a step's seeding with the step, ends it when its time has passed, at least 5 s."""
 
-    def __init__(self, sim: PricedSimulation, settings: PolicySection, *, eager: bool) -> None:
-        self.sim, self.settings, self.eager = sim, settings, eager
-        self.controller = Seeding(floor_s=5.0 if eager else 0.0)
-        self.seconds = settings.seconds or (5.0 if eager else 0.0)
+    def __init__(self, sim: PricedSimulation, settings: PolicySection) -> None:
+        self.sim, self.settings = sim, settings
+        self.controller = Seeding(floor_s=5.0)
+        self.seconds = settings.seconds or 5.0
         self.remote_wait_s = 0.0
         self.last_remote = 0.0
         self.nodes: list[int] = []
@@ -69,3 +70,39 @@ class Seeder:
         waited = max(0.0, took - self._seeded - w.train_s - w.update_s)
         nodes, changed = self.nodes[-1] if self.settings.memory else 0, len(set(self.nodes)) > 1
         self.seconds = self.controller.stepped(waited, self.remote_wait_s, nodes, holds=holds, changed=changed)
+
+
+class OwnEngines:
+    """Ours: production's `Turns` on simulated time, looked at when a step begins, when a turn should end, and at every tick."""
+
+    def __init__(self, sim: PricedSimulation, settings: PolicySection) -> None:
+        self.sim, self.settings, self.turns = sim, settings, Turns(Seeding(floor_s=0.0))
+        self._began = 0.0
+
+    def begin(self) -> None:
+        sim = self.sim
+        self._began = sim.now
+        self.turns.begin(sim.now, sim.remote)
+        self.look()
+        if self.turns.on:
+            sim.after(self.turns.seeding.seed_s, self.look)
+
+    def look(self, *, back: bool = False, idle: float = 0.0) -> None:
+        """`back`: work is held back; `idle`: share of the remote nodes that have room meanwhile."""
+        sim = self.sim
+        if not sim.own or (not self.settings.seeding and sim.remote):
+            return
+        busy = any(e.running or e.waiting for e in map(sim.touch, sim.own)) if sim.seeding else False
+        on = self.turns.look(
+            sim.now, able=True, remote=sim.remote, whole=sim.policy.complete(sim.step), plenty=back and not busy,
+            waits=not sim.training, idle=idle,
+        )  # fmt: skip
+        if on != sim.seeding:
+            sim.seed(on)
+
+    def stepped(self, *, holds: bool) -> None:
+        sim, w, turns = self.sim, self.sim.workload, self.turns
+        self.look()
+        sim.seeded_s.append(turns.seeded_s)
+        turns.waited(max(0.0, sim.now - self._began - turns.seeded_s - w.train_s - w.update_s))
+        turns.stepped(holds=holds)

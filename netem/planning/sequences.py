@@ -100,6 +100,11 @@ class PricedSimulation(Simulation):
 
     # ---- for policies
 
+    @property
+    def training(self) -> bool:
+        """The learner computes."""
+        return self._busy
+
     def seed(self, on: bool) -> None:
         """The learner's own engines generate, or hand over what they have and the learner may train."""
         if on == self.seeding or not self.own_kind:
