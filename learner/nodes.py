@@ -56,6 +56,8 @@ class NodeState:
     bytes_from_peers: int = 0
     sent_bytes: int = 0
     """chunk payload that it has sent, as it says"""
+    kv_tokens: int = 0
+    """tokens that its engine can hold, as it says; 0: it does not say"""
     pid: int = 0
     rss_bytes: int = 0
     heard: float = 0.0
@@ -77,6 +79,7 @@ class NodeState:
         self.version, self.tokens_per_s, self.updating = message.version, message.tokens_per_s, message.updating
         self.pid, self.rss_bytes = message.pid, message.rss_bytes
         self.sent_bytes = min(message.sent_bytes, MAX_BYTES)
+        self.kv_tokens = max(0, min(message.kv_tokens, MAX_BYTES))
 
     def on_installed(self, message: Installed, expected: bytes | None, current: Version | None) -> None:
         """`expected` is the version's state digest (None when there is no such version), `current` the newest one."""
@@ -115,7 +118,7 @@ class NodeState:
         live = self.ready and self.version.epoch == epoch and now - self.heard < STATUS_SILENCE_S and now >= self.not_before
         return NodeView(
             self.link.peer, self.version, min(load, self.capacity), max(0, load - self.capacity), self.capacity,
-            self.tokens_per_s, live=live, draining=self.draining or self.updating or not active,
+            self.tokens_per_s, live=live, draining=self.draining or self.updating or not active, room=float(self.kv_tokens),
         )  # fmt: skip
 
     def describe(self) -> dict[str, Any]:
@@ -126,5 +129,5 @@ class NodeState:
             "bytes_from_learner": self.bytes_from_head, "bytes_from_peers": self.bytes_from_peers,
             "pause_s": self.pause_s, "apply_s": self.apply_s, "transfer_s": self.transfer_s, "capacity": self.capacity,
             "pid": self.pid, "rss_bytes": self.rss_bytes, "draining": self.draining,
-            "updating": self.updating,
+            "updating": self.updating, "kv_tokens": self.kv_tokens,
         }  # fmt: skip

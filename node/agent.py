@@ -288,19 +288,19 @@ class Agent:
             await trio.sleep(STATUS_S)
 
     async def _send_status(self) -> None:
-        running = waiting = 0
+        running = waiting = kv_tokens = 0
         rate = 0.0
         engine = self.serving.engine
         if engine is not None and self.serving.ready:
             try:
                 stats = await engine.stats()
-                running, waiting, rate = stats.running, stats.waiting, stats.tokens_per_s
+                running, waiting, rate, kv_tokens = stats.running, stats.waiting, stats.tokens_per_s, stats.kv_tokens
             except EngineDied:
                 pass  # _keep_engine reports it
         self._to_head(NodeStatus(
             ready=self.serving.ready and self.shadow.version is not None, version=self.installer.serving or Version(0, 0),
             running=running, waiting=waiting, capacity=self.settings.capacity, tokens=self.serving.tokens, tokens_per_s=rate,
             pid=os.getpid(), rss_bytes=psutil.Process().memory_info().rss, updating=self.serving.updating,
-            sent_bytes=self.exchange.sent_bytes,
+            sent_bytes=self.exchange.sent_bytes, kv_tokens=kv_tokens,
         ))  # fmt: skip
 

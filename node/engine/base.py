@@ -47,6 +47,8 @@ class EngineStats:
     """over the last few seconds"""
     kv_bytes: int
     version: Version
+    kv_tokens: int = 0
+    """tokens whose keys and values it can hold at once, over all its sequences; 0 where memory sets no bound that it knows"""
 
 
 @dataclass(frozen=True, slots=True)

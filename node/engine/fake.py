@@ -59,6 +59,8 @@ class ScriptedSettings:
     """real seconds each step sleeps; for virtual time use InlineEngine's own"""
     check_files: bool = True
     """whether load and stage insist on a state file of the layout's length"""
+    kv_tokens: int = 0
+    """what it says that it can hold; it does not keep to it"""
     faults: Faults = field(default_factory=Faults)
 
 
@@ -190,7 +192,9 @@ class ScriptedCore(EngineCore):
         return np.array(scores, dtype=np.float32)
 
     def stats(self) -> EngineStats:
-        return EngineStats(len(self._rows), len(self._waiting), self._tokens, 0.0, 0, self._version)
+        return EngineStats(
+            len(self._rows), len(self._waiting), self._tokens, 0.0, 0, self._version, self.settings.kv_tokens
+        )
 
     def close(self) -> None:
         self.abort()

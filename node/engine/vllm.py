@@ -344,8 +344,8 @@ class VllmCore(EngineCore):
             return EngineStats(0, 0, 0, 0.0, 0, self._version)
         running, waiting, used = vllm_compat.occupancy(self._engine)
         kv_bytes = int(used * vllm_compat.kv_capacity(self._engine))
-        rate = self._rate
-        return EngineStats(running, waiting, rate.tokens, rate.per_second(self._clock()), kv_bytes, self._version)
+        rate, tokens = self._rate, vllm_compat.kv_tokens(self._engine)
+        return EngineStats(running, waiting, rate.tokens, rate.per_second(self._clock()), kv_bytes, self._version, tokens)
 
     def close(self) -> None:
         if self._engine is not None:

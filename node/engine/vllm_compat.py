@@ -144,6 +144,13 @@ def kv_capacity(engine: Any) -> int:
     return sum(int(t.size) for t in tensors)
 
 
+def kv_tokens(engine: Any) -> int:
+    """Tokens whose keys and values that memory takes. Where layers are of several kinds, a sequence needs blocks of each."""
+    config = engine.engine_core.engine_core.scheduler.kv_cache_config
+    groups = config.kv_cache_groups
+    return int(config.num_blocks) // len(groups) * min(int(g.kv_cache_spec.block_size) for g in groups) if groups else 0
+
+
 def why_not_in_place(engine: Any) -> str:
     """Why this model's weights cannot be replaced in place ("" when they can): it keeps values that are computed from them."""
     config = engine.vllm_config

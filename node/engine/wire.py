@@ -106,7 +106,8 @@ def _to_ext(value: Any) -> msgpack.ExtType:
         return msgpack.ExtType(_GENERATE, _pack([*fields, g.temperature, g.top_p, g.prefix_ids, g.exact_version]))
     if isinstance(value, EngineStats):
         s = value
-        return msgpack.ExtType(_STATS, _pack([s.running, s.waiting, s.tokens, s.tokens_per_s, s.kv_bytes, s.version]))
+        fields = [s.running, s.waiting, s.tokens, s.tokens_per_s, s.kv_bytes, s.version, s.kv_tokens]
+        return msgpack.ExtType(_STATS, _pack(fields))
     if isinstance(value, CommitResult):
         return msgpack.ExtType(_COMMIT, _pack([value.version, value.pause_s, value.apply_s]))
     if isinstance(value, np.ndarray):

@@ -429,6 +429,8 @@ class NodeStatus:
     updating: bool = False
     sent_bytes: int = 0
     """payload of the chunks that it has sent since it started"""
+    kv_tokens: int = 0
+    """tokens whose keys and values its engine can hold at once; 0 where memory sets no bound that it knows"""
 
 
 def pack_ids(ids: tuple[int, ...]) -> bytes:

@@ -262,6 +262,7 @@ def test_sequences_that_outgrow_the_memory_wait_and_none_is_lost(real: World) ->
     """Room for two and a half full sequences: vLLM preempts, and computes again what it threw out."""
     block = 2 * 2 * 2 * 32 * 4 * CONTEXT
     core = real.core(kv_bytes=4 * block)
+    assert core.stats().kv_tokens == 4 * CONTEXT
     requests = [ask(f"r{i}", prompt_ids=(i + 1,) * 20, max_new_tokens=100, seed=i) for i in range(12)]
     got = Gathered(core, *requests).run()
     roomy = Gathered(real.core(), *requests).run()

@@ -58,3 +58,16 @@ async def test_slow_dispatching_leaves_time_for_tokens(tmp_path, autojump_clock)
             rollouts.need_dispatch()
             await trio.sleep(0.005)
         assert 5 <= calls <= 3.0 / 0.3 + 1
+
+
+async def test_a_node_is_given_what_its_memory_holds(tmp_path, autojump_clock) -> None:
+    """A prompt is three tokens, a completion at most four."""
+    given = {}
+    for kv_tokens in (0, 30):
+        async with open_head(tmp_path / f"run-{kv_tokens}", staleness=4) as bench:
+            node = await bench.join(silent, capacity=64)
+            node.kv_tokens = kv_tokens
+            await bench.until(lambda node=node: bool(node.requests), 5.0)  # one, whatever it holds: nobody else might take it
+            await trio.sleep(5)
+            given[kv_tokens] = len(node.requests)
+    assert given[0] == 20 and 4 <= given[30] <= 10, given

@@ -58,6 +58,7 @@ class Node(Rogue):
         super().__init__(network, HEAD.peer_id)
         self.version, self.capacity, self._on_request = version, capacity, on_request
         self.requests: list[Request] = []
+        self.kv_tokens = 0
 
     async def work(self) -> None:
         try:
@@ -68,7 +69,7 @@ class Node(Rogue):
     async def _work(self) -> None:
         done = 0
         while not self.closed:
-            status = NodeStatus(True, self.version, 0, 0, self.capacity, 0, 0.0, 1, 1)
+            status = NodeStatus(True, self.version, 0, 0, self.capacity, 0, 0.0, 1, 1, kv_tokens=self.kv_tokens)
             await self.say(status)
             for _ in range(10):
                 await trio.sleep(0.1)

@@ -27,7 +27,7 @@ MESSAGES: list[Any] = [
     Call(3, "interrupt", (None,)),
     Call(4, "interrupt", (("a", "b"),)),
     Credit(7),
-    Reply(5, EngineStats(1, 2, 3, 4.5, 6, V)),
+    Reply(5, EngineStats(1, 2, 3, 4.5, 6, V, 7)),
     Reply(6, CommitResult(V, 0.25, 0.125)),
     Reply(7, None),
     Failed(8, "boom"),

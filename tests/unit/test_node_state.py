@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
 
-from learner.nodes import DELIVERED, DELIVERY_S, NodeState
+from learner.nodes import DELIVERED, DELIVERY_S, MAX_BYTES, NodeState
 from p2p.protocol.messages import NodeStatus
 from p2p.version import Version
 
@@ -45,3 +46,10 @@ def test_nor_does_it_run_less_than_it_holds_or_more_than_it_was_given() -> None:
     assert state.believed(status(9, 100.0), 8) is None
     assert state.believed(status(4, 100.0), 8) == (4, 100.0)
     assert state.believed(status(8, 100.0), 20) == (8, 100.0)  # the others wait
+
+
+@pytest.mark.parametrize(("says", "room"), [(0, 0.0), (5000, 5000.0), (-3, 0.0), (1 << 80, float(MAX_BYTES))])
+def test_what_its_engine_can_hold_reaches_the_dispatcher(says: int, room: float) -> None:
+    state = NodeState(Mock(), 0.0, None)
+    state.on_status(replace(status(1, 1.0), kv_tokens=says), 1.0)
+    assert state.view(0, 1, 1.0).room == room
