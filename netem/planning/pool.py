@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from learner.availability import balanced_stays
 from learner.throughput import Throughput
-from netem.rollouts.fleet import KINDS, Kind, Served
+from netem.rollouts.fleet import KINDS, MEMORY_SHARE, Kind, Served
 from p2p.errors import UsageError
 
 GPUS = {
@@ -100,12 +100,13 @@ class EngineKind:
         return n, self.model.rate(n, n * held)
 
 
-def engine_of(gpu: str, gpus: int, model: Served) -> EngineKind:
+def engine_of(gpu: str, gpus: int, model: Served, memory_share: float = MEMORY_SHARE) -> EngineKind:
     """UsageError when the model does not fit."""
     if gpu not in GPUS:
         raise UsageError(f"no GPU {gpu!r}: {', '.join(GPUS)}")
     one, share = GPUS[gpu], gpus * (TENSOR_SHARE if gpus > 1 else 1.0)
-    kind = replace(one, bandwidth=one.bandwidth * share, operations=one.operations * share, memory=one.memory * gpus)
+    memory = one.memory * gpus * (memory_share / MEMORY_SHARE)
+    kind = replace(one, bandwidth=one.bandwidth * share, operations=one.operations * share, memory=memory)
     room = kind.context(model)
     if room < 1000:
         raise UsageError(f"{model.name} does not fit into {gpus} x {gpu}: {room} tokens of KV beside its weights")

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from learner.config import read_toml
 from netem.planning.pool import Row, rows_of_csv
-from netem.rollouts.fleet import Served
+from netem.rollouts.fleet import MEMORY_SHARE, Served
 from netem.rollouts.workload import Workload
 from p2p.errors import UsageError
 
@@ -73,6 +73,8 @@ class LearnerSection(Section):
     gpus: int = Field(default=8, ge=1)
     per_engine: int = Field(default=1, ge=1)
     """GPUs of one engine"""
+    memory_share: float = Field(default=MEMORY_SHARE, gt=0, le=1)
+    """of its GPUs' memory that its own engines use, weights and KV: less where the trainer keeps some"""
 
 
 class DeltaSection(Section):

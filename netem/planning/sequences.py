@@ -51,7 +51,7 @@ class PricedSimulation(Simulation):
         self.at_once = [engine.full(held)[0] for engine in engines]
         self.horizon = horizon
         learner = file.learner
-        self.own_kind = engine_of(learner.gpu, learner.per_engine, self.model) if learner.gpu else None
+        self.own_kind = engine_of(learner.gpu, learner.per_engine, self.model, learner.memory_share) if learner.gpu else None
         self.own = [f"{OWN}{i}" for i in range(learner.gpus // learner.per_engine)] if learner.gpu else []
         self.seeding = False
         self.seeded_s: list[float] = []
