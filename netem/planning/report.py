@@ -16,7 +16,7 @@ WIDTH = 130
 
 
 def console() -> Console:
-    return Console(stderr=True, width=None if sys.stderr.isatty() else WIDTH)
+    return Console(width=None if sys.stdout.isatty() else WIDTH)
 
 
 def print_simulation(result: dict[str, Any]) -> None:
