@@ -47,6 +47,17 @@ async def keep_trainer(head: Head, run_dir: Path) -> None:
             stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, process_group=0, preexec_fn=_die_with_parent,
         )  # fmt: skip
     head.trainer_process = process  # type: ignore[attr-defined]
+    await _ended(process)
+    if not head.finished.is_set():
+        last = _last_line(run_dir / "logs" / "trainer.log")
+        reason = f"the trainer ended with status {process.returncode}: {last}"
+        if process.returncode == 2:
+            raise UsageError(reason)
+        raise ShoalError(f"{reason} (more in {run_dir}/logs/trainer.log; go on with --resume)")
+
+
+async def _ended(process: subprocess.Popen[bytes]) -> None:
+    """Returns when it has; cancelled, it is killed."""
     try:
         # The stubs that mypy finds (trio-typing's, which libp2p brings) are older than trio.
         await trio.to_thread.run_sync(process.wait, abandon_on_cancel=True)  # type: ignore[call-arg]
@@ -54,12 +65,6 @@ async def keep_trainer(head: Head, run_dir: Path) -> None:
         if process.poll() is None:
             process.kill()
             process.wait()
-    if not head.finished.is_set():
-        last = _last_line(run_dir / "logs" / "trainer.log")
-        reason = f"the trainer ended with status {process.returncode}: {last}"
-        if process.returncode == 2:
-            raise UsageError(reason)
-        raise ShoalError(f"{reason} (more in {run_dir}/logs/trainer.log; go on with --resume)")
 
 
 @contextmanager
@@ -98,12 +103,7 @@ async def keep_own_engine(head: Head, run_dir: Path, seeding: SeedingSection) ->
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, process_group=0,
                 preexec_fn=_die_with_parent,
             )  # fmt: skip
-        try:
-            await trio.to_thread.run_sync(process.wait, abandon_on_cancel=True)  # type: ignore[call-arg]
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+        await _ended(process)
         if head.finished.is_set():
             return
         said = _last_line(run_dir / "logs" / f"{OWN}.log")
