@@ -1,5 +1,5 @@
-"""The command line: verbs only; those of the emulated network and of measurements are in `netem.verbs`,
-those of planning in `netem.planning.verbs`.
+"""The command line: verbs only; those of the emulated network and of measurements are in `netem.cli.verbs`,
+those of planning in `netem.cli.planning_verbs`.
 
 Each verb imports what it needs when it runs, so that `shoal --help` is instant.
 
@@ -123,8 +123,8 @@ class _OneLineParser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    from netem.planning.verbs import add_verbs as add_planning_verbs
-    from netem.verbs import add_verbs
+    from netem.cli.planning_verbs import add_verbs as add_planning_verbs
+    from netem.cli.verbs import add_verbs
 
     parser = _OneLineParser(
         prog="shoal", description="Peer-to-peer weight broadcast and rollout network for RL post-training."
@@ -249,8 +249,8 @@ async def _until_terminated() -> None:
 
 def _node(args: argparse.Namespace) -> dict[str, Any]:
     from node.service import NodeOptions, default_directory, run_node
-    from p2p.admission import read_ticket
     from p2p.errors import UsageError
+    from p2p.membership.admission import read_ticket
     from p2p.protocol.messages import MAX_PRICE
 
     if args.action == "drain" and args.dir is not None:
@@ -337,7 +337,7 @@ def _drain(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
 
 
 def _status(args: argparse.Namespace) -> dict[str, Any]:
-    from learner.status_view import fetch_status, print_status
+    from learner.status.view import fetch_status, print_status
 
     status = fetch_status(args.run_dir)
     if not args.json:
@@ -346,7 +346,7 @@ def _status(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _export(args: argparse.Namespace) -> dict[str, Any]:
-    from learner.export import export_run
+    from learner.trainer.export import export_run
 
     result = export_run(args.run_dir, args.out)
     if not args.json:
@@ -360,7 +360,7 @@ def _demo(args: argparse.Namespace) -> dict[str, Any]:
     for name in ("steps", "nodes"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise UsageError(f"--{name} must be at least 1")
-    from learner.demo.run import run_demo
+    from netem.demo.run import run_demo
 
     return run_demo(args)
 

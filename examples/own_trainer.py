@@ -3,7 +3,7 @@
     shoal learner run.toml --external_trainer true      # the head: nodes join it, it waits for a trainer
     python examples/own_trainer.py runs/first           # this file: the trainer, on the learner's machine
 
-Everything it knows of the network is `learner.client.LearnerClient`, whose docstring says what each call promises. Kill it
+Everything it knows of the network is `learner.client.client.LearnerClient`, whose docstring says what each call promises. Kill it
 whenever you like: start the learner again with --resume, and this with the same command.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from learner.client import LearnerClient
+from learner.client.client import LearnerClient
 from learner.trajectory import Group
 
 RATIO_CAP = 2.0

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from learner.dispatch import Strategies
-from learner.economy.seeding import FLOOR_S
-from learner.trainer_config import SEEDS, TrainerConfig
+from learner.dispatch.dispatcher import Strategies
+from learner.economy.local_rollout import FLOOR_S
+from learner.trainer.settings import SEEDS, TrainerConfig
 from p2p.errors import UsageError
 from p2p.limits import DEFAULT_SEGMENT, MAX_CHUNK, MAX_SEGMENT, MAX_SEGMENT_CHUNKS
 from p2p.protocol.messages import MAX_PRICE
@@ -120,7 +120,7 @@ class SeedingSection(Section):
 
 
 class DispatchSection(Section):
-    """What the dispatcher goes by (`learner.dispatch.Strategies`); to be switched off to see what each is worth."""
+    """What the dispatcher goes by (`learner.dispatch.dispatcher.Strategies`); to be switched off to see what each is worth."""
 
     gain: bool = True
     longest_first: bool = True
@@ -138,7 +138,7 @@ class SwarmSection(Section):
     """addresses to put into tickets instead of those found (a public address, a forwarded port)"""
     segment_bytes: int = Field(default=DEFAULT_SEGMENT, ge=1024, le=MAX_SEGMENT)
     chunk_bytes: int = Field(default=0, ge=0, le=MAX_CHUNK)
-    """0: as fits each version's size (`p2p.publish.chunk_bytes_for`)"""
+    """0: as fits each version's size (`p2p.weights.encode.chunk_bytes_for`)"""
     anchor_every: int = Field(default=20, ge=1)
     """publications between anchors: bounds a joiner's chain"""
     squash_every: int = Field(default=5, ge=0)
@@ -193,7 +193,7 @@ class LearnerConfig(Section):
     """local folder or hub id of a Hugging Face causal LM"""
     seed: int = Field(default=0, ge=SEEDS[0], le=SEEDS[1])
     external_trainer: bool = False
-    """wait for a trainer of yours (learner.client) instead of starting ours"""
+    """wait for a trainer of yours (learner.client.client) instead of starting ours"""
     task: TaskSection = TaskSection()
     rollout: RolloutSection = RolloutSection()
     dispatch: DispatchSection = DispatchSection()

@@ -19,22 +19,22 @@ from typing import Any
 import trio
 
 from learner.config import LearnerConfig, dump_toml
-from learner.files import write_whole
-from learner.head import Head
-from learner.journal import Commit, Journal
-from learner.outcomes import Sampling
-from learner.processes import OWN, keep_own_engine, keep_trainer, watch_external
-from learner.provider import Provider
-from learner.rollouts import Rollouts
-from learner.scoring import Scorer
-from learner.status import serve_status
+from learner.head.children import OWN, keep_own_engine, keep_trainer, watch_external
+from learner.head.head import Head
+from learner.head.provider import Provider
+from learner.head.trainer_server import serve_trainer
+from learner.journal.journal import Commit, Journal
+from learner.rewards.scoring import Scorer
+from learner.rollouts.controller import Rollouts
+from learner.rollouts.group_spec import RolloutSettings
+from learner.rollouts.outcomes import Sampling
+from learner.status.server import serve_status
+from learner.tasks.prompting import stop_ids
 from learner.tasks.registry import make_task
-from learner.text import stop_ids
-from learner.trainer_port import serve_trainer
-from learner.work import RolloutSettings
-from p2p.admission import make_ticket
 from p2p.errors import UsageError
+from p2p.files import write_whole
 from p2p.identity import Identity
+from p2p.membership.admission import make_ticket
 from p2p.protocol.descriptor import FILES, pack_descriptor
 
 log = logging.getLogger("shoal.learner")

@@ -16,17 +16,18 @@ from pathlib import Path
 import psutil
 import trio
 
-from node.base_model import BaseModel
-from node.engine.base import EngineDied
-from node.installer import Installer
-from node.serving import EngineFactory, Serving
-from node.shadow import Shadow
-from p2p.admission import Ticket
+from node.engine.port import EngineDied
+from node.install.base_model import BaseModel
+from node.install.installer import Installer
+from node.install.shadow import Shadow
+from node.serving.serving import EngineFactory, Serving
 from p2p.broadcast.exchange import Exchange
-from p2p.channel.base import Network
+from p2p.broadcast.rosters import places_of
+from p2p.channel.port import Network
 from p2p.errors import ChannelClosed, Refusal, UsageError
 from p2p.identity import Identity
-from p2p.peering import REDIAL_S, JoinRefused, Link, Peering
+from p2p.membership.admission import Ticket
+from p2p.membership.peering import REDIAL_S, JoinRefused, Link, Peering
 from p2p.protocol.messages import (
     STATES,
     Abort,
@@ -42,9 +43,8 @@ from p2p.protocol.messages import (
     Roster,
     Terms,
 )  # fmt: skip
-from p2p.rosters import places_of
-from p2p.store import ChunkStore
 from p2p.version import Version
+from p2p.weights.store import ChunkStore
 
 log = logging.getLogger("shoal.node")
 

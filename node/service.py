@@ -18,16 +18,16 @@ from typing import IO, Any
 import trio
 
 from node.agent import Agent, NodeSettings
-from node.base_model import BaseModel
 from node.engine.environment import KINDS, missing, survey
 from node.engine.fake import ScriptedSettings
 from node.engine.process import open_engine_process
 from node.engine.settings import TransformersSettings, VllmSettings
-from p2p.admission import read_ticket
+from node.install.base_model import BaseModel
 from p2p.codec import warm
 from p2p.errors import ShoalError, UsageError
 from p2p.identity import Identity
 from p2p.limits import GIB
+from p2p.membership.admission import read_ticket
 from p2p.protocol.messages import Terms
 
 log = logging.getLogger("shoal.node")

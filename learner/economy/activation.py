@@ -25,12 +25,12 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from learner.economy.candidate_set import Spread, View
 from learner.economy.candidates import ACTIVE, ASLEEP, WARM, Candidate, Change, Decision, Rules
 from learner.economy.cover import EXACT, cheapest
 from learner.economy.demand import Demand
 from learner.economy.exploration import Exploration, promise
 from learner.economy.standby import Standby
-from learner.economy.view import Spread, View
 
 __all__ = ["ACTIVE", "ASLEEP", "WARM", "Activation", "Candidate", "Change", "Decision", "Rules"]
 

@@ -5,7 +5,8 @@ ECHO-2 (arXiv 2602.02192, the condition that its text states in words; R = token
     serial    kappa*R / mu + spread <= kappa*train        a node makes nothing while it receives and installs
     overlap   mu >= R / train  and  spread <= kappa*train   it goes on with the old version, and that is still inside S
 
-"Still inside S" is a premise there. Here it follows from when work is reserved (StaleFlow's bound, `learner.ledger`): what is
+"Still inside S" is a premise there. Here it follows from when work is reserved (StaleFlow's bound,
+`learner.rollouts.ledger`): what is
 reserved at v is for steps v .. v+S. Versions come every kappa steps; so the steps v+S-kappa+1 .. v+S can only be made after v
 is installed, the first of them S-kappa+1 steps after v was published, and for the k-th of them
 

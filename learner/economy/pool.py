@@ -18,7 +18,7 @@ from learner.economy.activation import Activation, Candidate, Decision, Rules
 from learner.economy.allocation import Advice, more_nodes
 from learner.economy.bill import Bill
 from learner.economy.demand import Demand, choose_kappa, required, slack, stall
-from learner.economy.members import FREE, Member, Seen
+from learner.economy.priced_nodes import FREE, Member, Seen
 from learner.economy.rates import Estimate, Rates
 from p2p.protocol.messages import Activate, Terms
 
@@ -46,7 +46,7 @@ class Pool:
     most_usd_per_hour: float = inf
     """that a node may ask for itself"""
     generation_s: float = field(default=0.0, init=False)
-    """that a group takes when nothing is in its way (`learner.durations`); the caller keeps it up to date"""
+    """that a group takes when nothing is in its way (`learner.rollouts.durations`); the caller keeps it up to date"""
     bill: Bill = field(default_factory=Bill, init=False)
     decision: Decision | None = field(default=None, init=False)
     changes: deque[str] = field(default_factory=lambda: deque(maxlen=SAID), init=False)

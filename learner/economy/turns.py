@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from learner.economy.seeding import Seeding
+from learner.economy.local_rollout import Seeding
 
 
 @dataclass

@@ -4,7 +4,7 @@ A reasoning-gym data set makes item i from the generator seed + i, so streams of
 stream starts 2**30 generator seeds away, out of reach of any training index.
 
 Some of its scorers evaluate an answer as Python, and some never end on some answers. So `score` runs in a process of its own
-(`learner/scoring.py`), never in the learner's.
+(`learner/rewards/scoring.py`), never in the learner's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from learner.tasks.base import Confined, Prompt, Score, Task
+from learner.tasks.port import Confined, Prompt, Score, Task
 from p2p.errors import UsageError
 
 SIZE = 1 << 20

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from learner.tasks.base import Task
+from learner.tasks.letters_and_sums import AddTask, ReverseTask
+from learner.tasks.port import Task
 from learner.tasks.reasoning_gym import ReasoningGymTask
-from learner.tasks.text import AddTask, ReverseTask
 from p2p.errors import UsageError
 
 BUILT_IN: dict[str, type[ReverseTask] | type[AddTask]] = {"reverse": ReverseTask, "add": AddTask}

@@ -12,10 +12,10 @@ from typing import Any
 
 from learner.economy.cover import consistent
 from learner.economy.demand import Demand, choose_kappa, period, required, slack
-from netem.planning.pool import rows_of_csv
-from netem.planning.scenario import Scenario, build_scenario
-from netem.planning.sequences import held_of
-from netem.planning.spread import Spread
+from netem.planning.by_sequence import held_of
+from netem.planning.cost_scenario import Scenario, build_scenario
+from netem.planning.dissemination import Spread
+from netem.planning.priced_fleet import rows_of_csv
 from p2p.errors import UsageError
 
 MOST_NODES = 20_000

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
-from netem.planning.papers import Ahead, Colocated, Echo2, RLBoost, StreamRL
-from netem.planning.scenario import PolicySection
-from netem.planning.seeder import OwnEngines, Priced
-from netem.rollouts.ours import Shoal
-from netem.rollouts.rivals import has_place
-from netem.rollouts.sim import Policy, Prompt
+from netem.planning.baselines import Ahead, Colocated, Echo2, RLBoost, StreamRL
+from netem.planning.cost_scenario import PolicySection
+from netem.planning.local_engine import OwnEngines, Priced
+from netem.rollout_sim.other_systems import has_place
+from netem.rollout_sim.ours import Shoal
+from netem.rollout_sim.sim import Policy, Prompt
 
 
 def policy_of(policy: PolicySection) -> Policy:

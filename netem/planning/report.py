@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from learner.demo.plots import BLUE, GREEN, GREY, ORANGE
+from netem.plots import BLUE, GREEN, GREY, ORANGE
 
 WIDTH = 130
 """Of tables that go to no terminal."""

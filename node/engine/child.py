@@ -19,8 +19,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from node.engine.base import EngineBroken, EngineCore
-from node.engine.wire import Call, Credit, Decoder, Events, Failed, Farewell, Message, Refused, Reply, encode
+from node.engine.pipe import Call, Credit, Decoder, Events, Failed, Farewell, Message, Refused, Reply, encode
+from node.engine.port import EngineBroken, EngineCore
 from p2p.errors import Refusal
 
 EVENT_WINDOW = 64
@@ -48,11 +48,11 @@ def make_core(kind: str, settings: dict[str, Any]) -> EngineCore:
 
         return TransformersCore(TransformersSettings(**settings))
     if kind == "vllm":
-        from node.engine.vllm_compat import prepare
+        from node.engine.vllm.compat import prepare
 
         prepare(threads)
         from node.engine.settings import VllmSettings
-        from node.engine.vllm import VllmCore
+        from node.engine.vllm.engine import VllmCore
 
         return VllmCore(VllmSettings(**settings))
     raise ValueError(f"engine kind {kind!r} is none of transformers, vllm, fake")

@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from node.engine.vllm_compat import KNOWN
+from node.engine.vllm.compat import KNOWN
 
 KINDS = ("transformers", "vllm", "fake")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from node.engine.base import CommitResult, EngineBroken, EngineCore, EngineStats, StateFile
+from node.engine.port import CommitResult, EngineBroken, EngineCore, EngineStats, StateFile
 from node.engine.requests import check_request, check_tokens, finish_before_start
 from node.engine.rows import Row, Rows, pinned_elsewhere
 from p2p.errors import Refusal

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import trio
 
-from node.engine.base import CommitResult, Engine, EngineCore, EngineDied, EngineStats, StateFile
+from node.engine.port import CommitResult, Engine, EngineCore, EngineDied, EngineStats, StateFile
 from p2p.protocol.rollout import Generate, TokenEvent
 
 BUFFER = 64

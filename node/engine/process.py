@@ -24,9 +24,9 @@ from typing import Any, Protocol
 import numpy as np
 import trio
 
-from node.engine.base import CommitResult, Engine, EngineDied, EngineStats, StateFile
 from node.engine.child import EVENT_WINDOW
-from node.engine.wire import Call, Credit, Decoder, Events, Failed, Farewell, Message, Refused, Reply, encode
+from node.engine.pipe import Call, Credit, Decoder, Events, Failed, Farewell, Message, Refused, Reply, encode
+from node.engine.port import CommitResult, Engine, EngineDied, EngineStats, StateFile
 from p2p.protocol.rollout import Generate, TokenEvent
 
 PROGRESS_S = 30.0
@@ -67,7 +67,7 @@ class ChildProcess(Protocol):
 
 
 def start_child(arguments: list[str], fd: int, environment: dict[str, str]) -> ChildProcess:
-    """Start `arguments`, with `fd` open in it. `node.warm` puts a fork in its place.
+    """Start `arguments`, with `fd` open in it. `netem.demo.fork_server` puts a fork in its place.
 
     Not trio.open_process: that forks from a worker thread, and the kernel's parent-death signal, which the child asks for, comes
     when that thread ends.

@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from node.engine.base import CommitResult, EngineCore, EngineStats, StateFile
-from node.engine.kvrows import KVRows, prefill
-from node.engine.model import (
+from node.engine.flat_model import (
     MappedState,
     build_model,
     check_layout,
@@ -27,6 +25,8 @@ from node.engine.model import (
     load_config,
     state_tensors,
 )
+from node.engine.kvrows import KVRows, prefill
+from node.engine.port import CommitResult, EngineCore, EngineStats, StateFile
 from node.engine.rate import Rate
 from node.engine.requests import check_request, check_tokens, finish_before_start
 from node.engine.rows import Row, Rows, pinned_elsewhere

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from p2p.errors import Refusal
-from p2p.manifest import Manifest, open_header, open_part
 from p2p.version import Version
+from p2p.weights.manifest import Manifest, open_header, open_part
 
 MAX_SESSIONS = 256
 """Manifests a peer keeps track of at once. A chain being followed is far shorter."""

@@ -13,18 +13,18 @@ from typing import Any
 import trio
 
 from p2p.broadcast.arrivals import accept_header
-from p2p.broadcast.groups import Places
 from p2p.broadcast.inbox import Inbox, RefusedBy
-from p2p.broadcast.policy import DEFAULT
+from p2p.broadcast.peer_groups import Places
+from p2p.broadcast.policies.port import DEFAULT
 from p2p.broadcast.pump import Pump
 from p2p.broadcast.session import Session
-from p2p.broadcast.spread import ASK_PARTS_S, Neighbour, Spread, Traffic, bitmap
-from p2p.channel.base import Channel
+from p2p.broadcast.transfer import ASK_PARTS_S, Neighbour, Spread, Traffic, bitmap
+from p2p.channel.port import Channel
 from p2p.errors import Refusal, ShoalError
-from p2p.manifest import Manifest, open_header
 from p2p.protocol.messages import Follow, GetParts, Parts, Subscribe, Want
-from p2p.store import ChunkStore
 from p2p.version import Version
+from p2p.weights.manifest import Manifest, open_header
+from p2p.weights.store import ChunkStore
 
 log = logging.getLogger("shoal.broadcast")
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from p2p.broadcast.groups import EVERYWHERE
+from p2p.broadcast.peer_groups import EVERYWHERE
 from p2p.broadcast.pump import Pump
-from p2p.broadcast.spread import ASK_PARTS_S, Neighbour, Spread, batches, members
+from p2p.broadcast.transfer import ASK_PARTS_S, Neighbour, Spread, batches, members
 from p2p.errors import Refusal, ShoalError
 from p2p.limits import MIB
 from p2p.protocol.messages import Chunk, Follow, GetParts, Have, Parts, Relieve, Subscribe, Want
-from p2p.store import ChunkStore
+from p2p.weights.store import ChunkStore
 
 log = logging.getLogger("shoal.broadcast")
 

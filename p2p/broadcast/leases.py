@@ -18,7 +18,7 @@ from math import exp
 from operator import itemgetter
 
 from p2p.broadcast.chunkset import ChunkSet, bits_of, chunks_of
-from p2p.broadcast.groups import MESH, Places
+from p2p.broadcast.peer_groups import MESH, Places
 from p2p.limits import LEASE_S, REPAIR_AFTER_S
 
 MAX_AHEAD = 8

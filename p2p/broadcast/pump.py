@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 
 import trio
 
-from p2p.broadcast.spread import MEASURED_S, Neighbour, Spread, batches
+from p2p.broadcast.transfer import MEASURED_S, Neighbour, Spread, batches
 from p2p.broadcast.uplink import Uplink
 from p2p.errors import ChannelClosed
 from p2p.limits import MIB
 from p2p.protocol.messages import Chunk, Parts, Relieve
 from p2p.protocol.wire import encode
-from p2p.store import ChunkStore
+from p2p.weights.store import ChunkStore
 
 log = logging.getLogger("shoal.broadcast")
 

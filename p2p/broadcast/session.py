@@ -15,9 +15,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from p2p.broadcast.chunkset import ChunkSet, bits_of
-from p2p.broadcast.groups import Places
 from p2p.broadcast.leases import MAX_WANTS_PER_PEER, Pulls
-from p2p.broadcast.policy import DEFAULT, Policy, Push, make_policy
+from p2p.broadcast.peer_groups import Places
+from p2p.broadcast.policies.port import DEFAULT, Policy, Push, make_policy
 from p2p.limits import LEASE_S, MAX_CHUNK
 
 MAX_INFLIGHT = 32

@@ -50,7 +50,7 @@ from libp2p.utils.varint import read_varint_prefixed_bytes_limited
 from multiaddr import Multiaddr as multiaddr
 
 from p2p.channel._hot import HotSession, HotStream
-from p2p.channel.base import PathState
+from p2p.channel.port import PathState
 from p2p.limits import HANDSHAKE_S, MAX_CONNECTIONS
 
 __all__ = [

@@ -15,8 +15,8 @@ from typing import Any
 
 import trio
 
-from p2p.channel.base import BULK, CONTROL, Channel, Network
 from p2p.channel.listening import allow_many_files, check_free, spell_out
+from p2p.channel.port import BULK, CONTROL, Channel, Network
 from p2p.channel.stream import StreamChannel
 from p2p.channel.table import MAX_CHANNELS_PER_PEER, ChannelTable
 from p2p.channel.yamux import YamuxTransport, break_connection, cause_of, load_stack, quietly

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from p2p.channel.base import BULK, CONTROL, Channel, Network, PathState
+from p2p.channel.port import BULK, CONTROL, Channel, Network, PathState
 from p2p.channel.stream import StreamChannel
 from p2p.channel.table import ChannelTable
 from p2p.errors import ChannelClosed

@@ -14,8 +14,8 @@ from typing import Protocol
 
 import trio
 
-from p2p.channel.base import Channel, ChannelStats, PathState
 from p2p.channel.link import HEADER, Closed, Granted, LinkCore, Message, cost_of
+from p2p.channel.port import Channel, ChannelStats, PathState
 from p2p.errors import ChannelClosed, Refusal
 from p2p.limits import CHANNEL_WINDOW, CREDIT_PROGRESS_S, KEEPALIVE_S, KIB, MAX_FRAME, SILENCE_S, WRITE_PROGRESS_S
 

@@ -6,7 +6,7 @@ import math
 
 import trio
 
-from p2p.channel.base import Channel
+from p2p.channel.port import Channel
 from p2p.channel.stream import CLOSE_WAIT_S, StreamChannel
 
 MAX_CHANNELS_PER_PEER = 32

@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 
-from p2p.channel.base import PathState
+from p2p.channel.port import PathState
 
 log = logging.getLogger("p2p.channel.libp2p")
 

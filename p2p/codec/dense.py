@@ -15,9 +15,9 @@ import struct
 import numpy as np
 from numba import njit
 
-from p2p.codec.base import Coding, changed
 from p2p.codec.classes import CLASSES, classes_of, readable
 from p2p.codec.planes import zigzag
+from p2p.codec.port import Coding, changed
 from p2p.codec.rans import BITS, decode, encode, frequencies, levels_of, read_levels, tables_of, write_levels
 from p2p.codec.sparse import group, narrow
 from p2p.codec.tokens import FIRST, RAW_BITS, TOKENS, histogram, raw_bytes, tokens_of, write_raw

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from p2p.codec.base import Coding
+from p2p.codec.port import Coding
 from p2p.errors import Refusal
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from p2p.codec.base import Coding, changed
 from p2p.codec.planes import Sections, join_planes, pack, split_planes
+from p2p.codec.port import Coding, changed
 
 
 class RawCoding(Coding):

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from p2p.codec.base import Coding
 from p2p.codec.classes import Changes
 from p2p.codec.dense import DenseCoding
 from p2p.codec.empty import EmptyCoding
 from p2p.codec.plain import PlainCoding
+from p2p.codec.port import Coding
 from p2p.codec.raw import RawCoding
 from p2p.codec.sparse import SparseCoding, pack
 from p2p.errors import Refusal

@@ -15,10 +15,10 @@ import struct
 
 import numpy as np
 
-from p2p.codec.base import Coding, changed
+from p2p.codec.change_stream import read, tokens_of, write
 from p2p.codec.classes import CLASSES, Changes, apply, find
+from p2p.codec.port import Coding, changed
 from p2p.codec.rans import levels_of, read_levels, tables_of, write_levels
-from p2p.codec.stream import read, tokens_of, write
 from p2p.codec.tokens import TOKENS
 from p2p.errors import Refusal
 

@@ -8,8 +8,8 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 import trio
 
-from p2p.channel.base import BULK, CONTROL, Channel, Network
 from p2p.channel.link import cost_of
+from p2p.channel.port import BULK, CONTROL, Channel, Network
 from p2p.errors import ChannelClosed
 from p2p.limits import CHANNEL_WINDOW, KIB, MAX_FRAME
 

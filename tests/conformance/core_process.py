@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from node.engine.base import CommitResult, EngineCore, EngineStats, StateFile
 from node.engine.child import make_core
-from node.engine.wire import Call, Decoder, Events, Failed, Message, Refused, Reply, encode
+from node.engine.pipe import Call, Decoder, Events, Failed, Message, Refused, Reply, encode
+from node.engine.port import CommitResult, EngineCore, EngineStats, StateFile
 from p2p.errors import Refusal
 from p2p.protocol.rollout import Generate, TokenEvent
 
@@ -164,7 +164,7 @@ def serve(sock: socket.socket) -> None:
 
 
 def _sabotage(fills: int, reloads: int) -> None:
-    from node.engine import vllm_weights
+    from node.engine.vllm import weights as vllm_weights
 
     copy_rightly = getattr(vllm_weights, "copy_rightly", vllm_weights.copy_all)
     load_rightly = getattr(vllm_weights, "load_rightly", vllm_weights.load_by_name)

@@ -13,9 +13,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from node.engine.base import StateFile
 from node.engine.fake import ScriptedCore
-from node.engine.model import write_state
+from node.engine.flat_model import write_state
+from node.engine.port import StateFile
 from p2p.errors import Refusal
 from p2p.layout import Layout
 from p2p.protocol.rollout import BEHIND, PAST, Completion, Generate, Span

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen3Config
 
-from node.engine.base import EngineCore, StateFile
-from node.engine.model import write_state
+from node.engine.flat_model import write_state
+from node.engine.port import EngineCore, StateFile
 from p2p.protocol.rollout import Completion, Generate, TokenEvent
 from p2p.version import Version
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from netem.chaos.verbs import ENV, Verbs
+from netem.bench.shoal_commands import ENV, Verbs
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's small model, warmed up as the demo does it."""
     folder = tmp_path_factory.mktemp("model") / "model"
     subprocess.run(
-        [sys.executable, "-m", "learner.demo.recipes", str(folder), "reverse", "0"],
+        [sys.executable, "-m", "netem.demo.recipes", str(folder), "reverse", "0"],
         check=True, env=ENV, capture_output=True, timeout=120, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     return folder

@@ -16,9 +16,9 @@ import psutil
 import pytest
 import trio
 
-from p2p.channel.base import BULK, CONTROL
 from p2p.channel.libp2p import STAGGER_S, open_libp2p_network
 from p2p.channel.listening import MAX_FILES
+from p2p.channel.port import BULK, CONTROL
 from p2p.channel.stream import PIECE
 from p2p.channel.yamux import YamuxTransport, load_stack
 from p2p.errors import ChannelClosed, UsageError

@@ -13,12 +13,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from learner.rollouts.group_spec import mix
 from learner.trajectory import Trajectory
-from learner.work import mix
-from netem.chaos.account import Account, differing
-from netem.chaos.run import GROUPS, MAX_NEW_TOKENS, SEED, Chaos, Settings, random_model
-from node.engine.base import StateFile
-from node.engine.model import write_state
+from netem.bench.chaos.account import Account, differing
+from netem.bench.chaos.run import GROUPS, MAX_NEW_TOKENS, SEED, Chaos, Settings, random_model
+from node.engine.flat_model import write_state
+from node.engine.port import StateFile
 from node.engine.settings import TransformersSettings
 from node.engine.transformers import TransformersCore
 from p2p.protocol.rollout import Completion, Generate

@@ -21,9 +21,9 @@ import pytest
 import shoal as cli
 from learner.config import dump_toml, load_config
 from learner.service import prepare_run
-from netem.chaos.verbs import ENV, Verbs, wait_for
-from p2p.admission import Ticket, make_ticket, read_ticket
+from netem.bench.shoal_commands import ENV, Verbs, wait_for
 from p2p.identity import Identity
+from p2p.membership.admission import Ticket, make_ticket, read_ticket
 
 pytestmark = pytest.mark.e2e
 
@@ -34,8 +34,8 @@ DEADLINE_S = 120.0
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model, barely trained."""
-    from learner.recipe import build_demo_model
     from learner.tasks.registry import make_task
+    from netem.demo.tiny_model import build_demo_model
 
     folder = tmp_path_factory.mktemp("model") / "m"
     return build_demo_model(folder, make_task("reverse", 0, {"digits": 3}), steps=2, batch=8)
@@ -317,10 +317,10 @@ def test_status_of_what_does_not_answer(
     complaint: Complaint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A port that accepts and says nothing; then another run's learner behind it; then a summary left behind."""
-    import learner.status_view
-    from learner.status import serve_status
+    from learner.status import view
+    from learner.status.server import serve_status
 
-    monkeypatch.setattr(learner.status_view, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(view, "TIMEOUT_S", 0.3)
     (tmp_path / "run.json").write_text('{"run": "0011"}')
     with socket.socket() as mute:
         mute.bind(("127.0.0.1", 0))
@@ -378,7 +378,7 @@ def test_the_command_line_is_light() -> None:
             assert leaving.code == 0
         assert not heavy(), heavy()
         assert "trio" not in sys.modules
-        import learner.config, node.service, learner.status_view, learner.export, learner.demo.run, learner.service
+        import learner.config, node.service, learner.status.view, learner.trainer.export, netem.demo.run, learner.service
         assert not heavy(), heavy()
         print("light")
     """

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from learner.config import build_config, dump_toml
-from netem.chaos.verbs import Verbs, wait_for
+from netem.bench.shoal_commands import Verbs, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.e2e
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Large enough that sequences take a while."""
-    from learner.recipe import build_random_model
+    from netem.demo.tiny_model import build_random_model
 
     return build_random_model(tmp_path_factory.mktemp("model"), size="20m")
 

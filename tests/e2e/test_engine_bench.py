@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from netem.engines.bench import EngineBench, bench_engine
-from netem.engines.report import describe
+from netem.bench.engine.bench import EngineBench, bench_engine
+from netem.bench.engine.table import describe
 
 pytestmark = pytest.mark.e2e
 

@@ -16,9 +16,9 @@ import psutil
 import pytest
 import trio
 
-from node.engine.base import Engine, EngineDied, StateFile
 from node.engine.child import EVENT_WINDOW
 from node.engine.fake import ScriptedCore
+from node.engine.port import Engine, EngineDied, StateFile
 from node.engine.process import EngineProcess, open_engine_process
 from p2p.errors import Refusal
 from p2p.layout import Layout
@@ -242,7 +242,7 @@ async def test_transformers_through_the_process(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from transformers import AutoModelForCausalLM, Qwen3Config
 
-    from node.engine.model import write_state
+    from node.engine.flat_model import write_state
     from node.engine.transformers import TransformersCore, TransformersSettings
 
     config = Qwen3Config(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from learner.bench.head import HeadBench, bench_head, describe
+from netem.bench.head.bench import HeadBench, bench_head, describe
 from p2p.errors import UsageError
 
 pytestmark = pytest.mark.e2e

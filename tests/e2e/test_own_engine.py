@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from learner.config import build_config, dump_toml
-from learner.demo.recipes import RECIPES
-from learner.status_view import fetch_status
-from netem.chaos.verbs import Verbs, wait_for
+from learner.status.view import fetch_status
+from netem.bench.shoal_commands import Verbs, wait_for
+from netem.demo.recipes import RECIPES
 from tests.e2e.test_run import check_books, metrics, steps_done
 
 pytestmark = pytest.mark.e2e

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from learner.config import build_config, dump_toml
-from netem.chaos.verbs import ENV, Verbs, wait_for
+from netem.bench.shoal_commands import ENV, Verbs, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -35,8 +35,8 @@ def start_example(shoal: Verbs, run_dir: Path, name: str) -> subprocess.Popen[by
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One that reverses three digits now and then."""
-    from learner.recipe import build_demo_model
     from learner.tasks.registry import make_task
+    from netem.demo.tiny_model import build_demo_model
 
     folder = tmp_path_factory.mktemp("model") / "m"
     return build_demo_model(folder, make_task("reverse", 0, {"digits": 3}), target=0.1, batch=32)
@@ -100,4 +100,4 @@ def test_the_example_uses_the_client_and_nothing_of_our_trainer() -> None:
         if isinstance(node, (ast.Import, ast.ImportFrom)) and name
     }
     ours = {name for name in imported if name.split(".")[0] in ("p2p", "node", "learner", "netem", "shoal", "tests")}
-    assert ours == {"learner.client", "learner.trajectory"}  # the latter for a type
+    assert ours == {"learner.client.client", "learner.trajectory"}  # the latter for a type

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from learner.config import build_config, dump_toml
-from learner.demo.recipes import RECIPES
-from netem.chaos.verbs import Verbs, wait_for
+from netem.bench.shoal_commands import Verbs, wait_for
+from netem.demo.recipes import RECIPES
 
 pytestmark = pytest.mark.e2e
 
@@ -87,7 +87,7 @@ def test_killed_trainer_and_killed_learner_resume(shoal: Verbs, tmp_path: Path, 
         for name, reach in (("node-1", ["--listen", "/ip4/127.0.0.1/tcp/0"]), ("node-2", ["--no-listen"]))
     ]  # fmt: skip
     wait_for("step 5", lambda: steps_done(run_dir) >= 5)
-    [trainer] = [p for p in psutil.Process(learner.pid).children() if "learner.trainer" in " ".join(p.cmdline())]
+    [trainer] = [p for p in psutil.Process(learner.pid).children() if "learner.trainer.trainer" in " ".join(p.cmdline())]
     trainer.send_signal(signal.SIGKILL)
     assert learner.wait(timeout=60) == 1
     assert "--resume" in shoal.said("learner") and "Traceback" not in shoal.said("learner")

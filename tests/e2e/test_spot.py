@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from netem.chaos.verbs import Verbs
+from netem.bench.shoal_commands import Verbs
 
 pytestmark = pytest.mark.e2e
 

@@ -27,12 +27,12 @@ from transformers import (
 )
 
 from learner.config import build_config, dump_toml
-from learner.demo.recipes import RECIPES
-from netem.chaos.account import differing
-from netem.chaos.run import GROUPS, Chaos, Settings, random_model
-from netem.chaos.verbs import Verbs, wait_for
-from node.engine.base import EngineDied, StateFile
-from node.engine.model import write_state
+from netem.bench.chaos.account import differing
+from netem.bench.chaos.run import GROUPS, Chaos, Settings, random_model
+from netem.bench.shoal_commands import Verbs, wait_for
+from netem.demo.recipes import RECIPES
+from node.engine.flat_model import write_state
+from node.engine.port import EngineDied, StateFile
 from node.engine.process import EngineProcess, open_engine_process
 from node.engine.transformers import TransformersCore, TransformersSettings
 from p2p.errors import Refusal

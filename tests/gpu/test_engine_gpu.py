@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from learner.model import served_tensors
-from node.engine.base import StateFile
-from node.engine.model import write_state
+from learner.trainer.model import served_tensors
+from node.engine.flat_model import write_state
+from node.engine.port import StateFile
 from node.engine.settings import TransformersSettings
 from node.engine.transformers import TransformersCore
 from p2p.protocol.rollout import Completion, Generate

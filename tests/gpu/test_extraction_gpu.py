@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from learner.bench.updates import gaussian_update
-from learner.device import DeviceWeights
-from learner.extraction import find_on_device
+from learner.trainer.device_diff import find_on_device
+from learner.trainer.device_weights import DeviceWeights
+from netem.bench.codec.model_updates import gaussian_update
 from p2p.codec.classes import Changes, find
 from p2p.codec.sparse import pack, room
 

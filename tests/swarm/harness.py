@@ -16,21 +16,22 @@ import msgpack
 import numpy as np
 import trio
 
-from learner.local import Begin, SealVersion, SegmentDone
-from learner.publisher import Published, Publisher
+from learner.client.messages import Begin, SealVersion, SegmentDone
+from learner.publish.publisher import Published, Publisher
 from node.agent import Agent, NodeSettings
-from node.base_model import BaseModel
 from node.engine.fake import ScriptedCore, ScriptedSettings
 from node.engine.inline import InlineEngine, open_inline_engine
-from p2p.admission import make_ticket
+from node.install.base_model import BaseModel
 from p2p.broadcast.exchange import Exchange
-from p2p.broadcast.groups import MESH
+from p2p.broadcast.peer_groups import MESH
+from p2p.broadcast.rosters import Rosters
 from p2p.channel.memory import MemoryNetwork, MemorySwitch
 from p2p.errors import Refusal
 from p2p.identity import Identity
 from p2p.layout import Layout
 from p2p.limits import KIB, MIB
-from p2p.peering import Link, Peering
+from p2p.membership.admission import make_ticket
+from p2p.membership.peering import Link, Peering
 from p2p.protocol.messages import (
     Assign,
     Bye,
@@ -45,11 +46,10 @@ from p2p.protocol.messages import (
     Tokens,
 )
 from p2p.protocol.rollout import Completion, Generate
-from p2p.publish import encode_version
-from p2p.rosters import Rosters
-from p2p.state import FlatState
-from p2p.store import ChunkStore
 from p2p.version import Version
+from p2p.weights.encode import encode_version
+from p2p.weights.state import FlatState
+from p2p.weights.store import ChunkStore
 
 RUN = "run-under-test"
 WALL = 1_800_000_000.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import trio
 
-from p2p.admission import Membership, sign_membership
-from p2p.channel.base import BULK, CONTROL, Channel
 from p2p.channel.memory import MemoryNetwork
+from p2p.channel.port import BULK, CONTROL, Channel
 from p2p.errors import ChannelClosed
 from p2p.limits import PROTOCOL_VERSION
+from p2p.membership.admission import Membership, sign_membership
 from p2p.protocol.messages import Hello, Welcome
 from p2p.protocol.wire import decode, encode
 from tests.swarm.harness import RUN, WALL, Swarm

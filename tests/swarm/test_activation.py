@@ -7,7 +7,7 @@ import json
 import numpy as np
 import trio
 
-from learner.local import Commit, Due
+from learner.client.messages import Commit, Due
 from p2p.protocol.messages import Activate, Interrupt, Terms, TokenRun, Tokens
 from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import trio
 
-from learner.rollouts import DISPATCH_S
+from learner.rollouts.controller import DISPATCH_S
 from tests.swarm.test_head import check_books, good, open_head, silent
 
 

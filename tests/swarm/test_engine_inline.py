@@ -8,9 +8,9 @@ import pytest
 import trio
 import trio.testing
 
-from node.engine.base import EngineDied, StateFile
 from node.engine.fake import Faults, ScriptedCore, ScriptedSettings
 from node.engine.inline import BUFFER, InlineEngine, open_inline_engine
+from node.engine.port import EngineDied, StateFile
 from p2p.errors import Refusal
 from p2p.layout import Layout
 from p2p.protocol.rollout import Completion, Generate, Span

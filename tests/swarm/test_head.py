@@ -15,25 +15,25 @@ import pytest
 import trio
 import trio.testing
 
+from learner.client.messages import Begin, Commit, Discard, NextBatch, SealVersion, SegmentDone
 from learner.config import build_config
-from learner.head import Head
-from learner.journal import Journal
-from learner.local import Begin, Commit, Discard, NextBatch, SealVersion, SegmentDone
-from learner.nodes import MAX_CAPACITY
-from learner.outcomes import GroupAborted, Sampling
-from learner.rollouts import Rollouts
-from learner.scoring import Scorer
+from learner.head.head import Head
+from learner.head.node_state import MAX_CAPACITY
+from learner.journal.journal import Journal
+from learner.rewards.scoring import Scorer
+from learner.rollouts.controller import Rollouts
+from learner.rollouts.group_spec import RolloutSettings
+from learner.rollouts.outcomes import GroupAborted, Sampling
 from learner.tasks.registry import make_task
 from learner.trajectory import Group, Trajectory, unpack_groups
-from learner.work import RolloutSettings
-from p2p.admission import Membership, sign_membership
 from p2p.channel.memory import MemorySwitch
 from p2p.errors import ChannelClosed, Refusal, ShoalError
 from p2p.identity import Identity
+from p2p.membership.admission import Membership, sign_membership
 from p2p.protocol.messages import Abort, Assign, Installed, NodeStatus, Rejected, Request, TokenRun, Tokens, unpack_ids
 from p2p.protocol.rollout import Span, TokenEvent
-from p2p.publish import encode_version
 from p2p.version import Version
+from p2p.weights.encode import encode_version
 from tests.swarm.harness import LAYOUT, RUN, WALL, identity, inline, make_state
 from tests.swarm.rogue import Rogue
 

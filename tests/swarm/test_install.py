@@ -11,14 +11,14 @@ import torch
 import trio
 from safetensors.torch import save_file
 
-from node.base_model import BaseModel
-from node.engine.base import CommitResult, StateFile
 from node.engine.fake import ScriptedCore, ScriptedSettings
-from node.shadow import Shadow
+from node.engine.port import CommitResult, StateFile
+from node.install.base_model import BaseModel
+from node.install.shadow import Shadow
 from p2p.errors import UsageError
 from p2p.layout import Layout
-from p2p.state import FlatState
 from p2p.version import Version
+from p2p.weights.state import FlatState
 from tests.swarm.harness import LAYOUT, changed_state, make_state, open_swarm
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import trio
 
-import p2p.store
-from p2p.channel.base import BULK
+from p2p.channel.port import BULK
 from p2p.errors import ShoalError
 from p2p.limits import CREDIT_PROGRESS_S, HANDSHAKE_S, KIB, MAX_FRAME, MIB
-from p2p.peering import RENEW_CHECK_S
+from p2p.membership.peering import RENEW_CHECK_S
 from p2p.protocol.messages import Have, Member, Rejected, Roster
 from p2p.version import Version
+from p2p.weights import store as chunk_store
 from tests.swarm.harness import CHUNK, changed_state, identity, make_state, open_swarm, wall
 from tests.swarm.rogue import Rogue, greet, hello, membership
 
@@ -142,7 +142,7 @@ async def test_a_chunk_that_a_relay_cannot_read_just_then(tmp_path, autojump_clo
         nodes = await swarm.start_nodes(2)
         anchor = head.publish(1, make_state(1))
         await head.until_installed([n.peer for n in nodes], Version(1, 1))
-        real, failures = p2p.store._read_file, []
+        real, failures = chunk_store._read_file, []
 
         def flaky(path: str | Path) -> bytes:
             if nodes[0].agent.store.root in Path(path).parents and not failures:
@@ -150,7 +150,7 @@ async def test_a_chunk_that_a_relay_cannot_read_just_then(tmp_path, autojump_clo
                 raise OSError(code, os.strerror(code))
             return real(path)
 
-        monkeypatch.setattr("p2p.store._read_file", flaky)
+        monkeypatch.setattr("p2p.weights.store._read_file", flaky)
         late = await swarm.start_node(3)
         await head.until_installed([late.peer], Version(1, 1))
         assert failures and late.agent.shadow.digest == make_state(1).digest()
@@ -163,8 +163,8 @@ async def test_a_chunk_that_a_relay_cannot_read_just_then(tmp_path, autojump_clo
 
 
 async def test_memberships_are_renewed_while_the_link_lives(tmp_path, autojump_clock, monkeypatch) -> None:
-    monkeypatch.setattr("p2p.gate.MEMBERSHIP_S", 100)
-    monkeypatch.setattr("p2p.peering.RENEW_CHECK_S", 12)
+    monkeypatch.setattr("p2p.membership.gate.MEMBERSHIP_S", 100)
+    monkeypatch.setattr("p2p.membership.peering.RENEW_CHECK_S", 12)
     async with open_swarm(tmp_path) as swarm:
         await swarm.start_head()
         nodes = await swarm.start_nodes(2)
@@ -316,7 +316,7 @@ async def test_what_an_anchor_overtook_does_not_pile_up(tmp_path, autojump_clock
 
 
 async def test_an_anchor_of_many_chunks_is_announced_in_pieces(tmp_path, autojump_clock, monkeypatch) -> None:
-    monkeypatch.setattr("p2p.broadcast.spread.HAVE_BATCH", 10)
+    monkeypatch.setattr("p2p.broadcast.transfer.HAVE_BATCH", 10)
     async with open_swarm(tmp_path) as swarm:
         head = await swarm.start_head()
         nodes = await swarm.start_nodes(2)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import trio
 
-from learner.local import Commit
+from learner.client.messages import Commit
 from learner.trajectory import Group
 from p2p.identity import Identity
 from p2p.protocol.messages import Roster, Terms

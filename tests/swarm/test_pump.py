@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import trio
 
-from p2p.broadcast.policy import DEFAULT
+from p2p.broadcast.policies.port import DEFAULT
 from p2p.broadcast.pump import Pump
 from p2p.broadcast.session import Session
-from p2p.broadcast.spread import Neighbour, Traffic
+from p2p.broadcast.transfer import Neighbour, Traffic
 from p2p.broadcast.uplink import Uplink
-from p2p.channel.base import PathState
+from p2p.channel.port import PathState
 from p2p.limits import KIB
 from p2p.version import Version
 from tests.swarm.harness import changed_state, make_state, open_swarm

@@ -11,12 +11,12 @@ import pytest
 import trio
 
 from p2p.broadcast.inbox import MAX_REFUSALS
-from p2p.channel.base import CONTROL
 from p2p.channel.link import DATA, HEADER
+from p2p.channel.port import CONTROL
 from p2p.errors import ChannelClosed
 from p2p.identity import Identity
 from p2p.limits import GREETING_WINDOW, HANDSHAKE_S, MAX_FRAME, PROTOCOL_VERSION
-from p2p.manifest import CODEC, Header, ManifestSigner, open_part
+from p2p.membership.banlist import SHUN_S
 from p2p.protocol.messages import (
     Assign,
     Bye,
@@ -33,8 +33,8 @@ from p2p.protocol.messages import (
     Welcome,
 )
 from p2p.protocol.wire import encode
-from p2p.shunned import SHUN_S
 from p2p.version import Version
+from p2p.weights.manifest import CODEC, Header, ManifestSigner, open_part
 from tests.swarm.harness import CHUNK, LAYOUT, RUN, SEGMENT, WALL, changed_state, identity, make_state, open_swarm
 from tests.swarm.rogue import Rogue, greet, hello, membership
 
@@ -320,7 +320,7 @@ async def test_a_hello_that_finds_a_defect_costs_one_channel(tmp_path, autojump_
         for victim in (head.identity.peer_id, node.peer):
             for defect in (OverflowError("too large"), MemoryError(), RecursionError(), ValueError("odd")):
                 with monkeypatch.context() as broken:
-                    broken.setattr("p2p.gate.check_membership", Mock(side_effect=defect))
+                    broken.setattr("p2p.membership.gate.check_membership", Mock(side_effect=defect))
                     _, answer = await greet(network, victim, hello(membership(swarm, network.peer_id)))
                 assert isinstance(answer, Refused) and not answer.retryable
                 assert answer.reason == f"its hello cannot be handled: {defect!r}"
@@ -522,7 +522,7 @@ async def test_the_head_refuses_a_bad_node_and_serves_the_others(tmp_path, autoj
 
 
 async def test_a_ticket_that_is_not_for_this_run(tmp_path, autojump_clock) -> None:
-    from p2p.admission import make_ticket
+    from p2p.membership.admission import make_ticket
 
     async with open_swarm(tmp_path) as swarm:
         head = await swarm.start_head()

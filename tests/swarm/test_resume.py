@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import trio
 
-from learner.journal import Journal
-from learner.local import Commit
-from learner.members import ATTEMPTS
-from learner.token_journal import JOURNAL_S, JOURNAL_SEQUENCE
+from learner.client.messages import Commit
+from learner.journal.journal import Journal
+from learner.journal.token_writer import JOURNAL_S, JOURNAL_SEQUENCE
+from learner.rollouts.group import ATTEMPTS
 from learner.trajectory import Group
 from p2p.errors import first_of
 from p2p.protocol.messages import Rejected, Request, TokenRun, Tokens

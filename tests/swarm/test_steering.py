@@ -7,8 +7,8 @@ from itertools import count
 import numpy as np
 import trio
 
-from learner.scoring import Scorer
-from learner.tasks.base import Prompt, Score
+from learner.rewards.scoring import Scorer
+from learner.tasks.port import Prompt, Score
 from p2p.protocol.messages import Interrupt, Request, TokenRun, Tokens, unpack_ids
 from p2p.protocol.rollout import TokenEvent
 from tests.swarm.test_head import Node, check_books, good, open_head

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from node.batcher import FLUSH_S, FLUSH_TOKENS
 from node.engine.fake import ScriptedCore, ScriptedSettings
+from node.serving.batcher import FLUSH_S, FLUSH_TOKENS
 from p2p.protocol.messages import Abort
 from tests.swarm.harness import NodeUnderTest, Swarm, make_state, open_swarm
 

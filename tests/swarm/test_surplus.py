@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import trio
 
-from learner.journal import Journal
-from learner.local import Commit, Log
-from learner.token_journal import JOURNAL_S
+from learner.client.messages import Commit, Log
+from learner.journal.journal import Journal
+from learner.journal.token_writer import JOURNAL_S
 from learner.trajectory import Group
 from p2p.protocol.messages import Abort, Request, TokenRun, Tokens
 from p2p.protocol.rollout import TokenEvent

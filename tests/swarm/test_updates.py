@@ -9,17 +9,17 @@ import msgpack
 import pytest
 import trio
 
-from learner.head import Head
-from learner.local import Begin, Commit, SealVersion, SegmentDone
+from learner.client.messages import Begin, Commit, SealVersion, SegmentDone
+from learner.head.head import Head
 from node.agent import Agent, NodeSettings
 from node.engine.fake import ScriptedCore, ScriptedSettings
 from node.engine.inline import InlineEngine, open_inline_engine
-from p2p.admission import make_ticket
 from p2p.limits import MIB
+from p2p.membership.admission import make_ticket
 from p2p.protocol.rollout import BEHIND, PAST, UPDATING, Span
-from p2p.publish import encode_version
-from p2p.state import FlatState
 from p2p.version import Version
+from p2p.weights.encode import encode_version
+from p2p.weights.state import FlatState
 from tests.swarm.harness import (
     RUN,
     HeadUnderTest,

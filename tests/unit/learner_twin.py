@@ -21,14 +21,14 @@ from typing import Any
 import numpy as np
 import trio
 
-from learner.batch import check_group
-from learner.dispatch import NodeView
-from learner.journal import Journal
-from learner.outcomes import Sampling
-from learner.rollouts import Rollouts
-from learner.tasks.base import Prompt, Score, Task
+from learner.dispatch.dispatcher import NodeView
+from learner.journal.journal import Journal
+from learner.rollouts.controller import Rollouts
+from learner.rollouts.group_spec import RolloutSettings, mix
+from learner.rollouts.outcomes import Sampling
+from learner.tasks.port import Prompt, Score, Task
+from learner.trainer.packing import check_group
 from learner.trajectory import Group
-from learner.work import RolloutSettings, mix
 from p2p.protocol.messages import Abort, Assign, Request, TokenRun, Tokens
 from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from math import inf
 
-from netem.profile import Profile
+from netem.networks.profile import Profile
 
 Pair = tuple[str, str]
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from p2p.broadcast.exchange import TICK_S
+from p2p.broadcast.gossip import ANSWER_AFTER, GOSSIP_S
 from p2p.broadcast.leases import MAX_WANTS, MAX_WANTS_PER_PEER
-from p2p.broadcast.news import ANSWER_AFTER, GOSSIP_S
-from p2p.broadcast.policy import DEFAULT
+from p2p.broadcast.policies.port import DEFAULT
 from p2p.broadcast.session import MAX_INFLIGHT, Session
 
 SOURCE = "source"

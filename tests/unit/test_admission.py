@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.admission import (
+from p2p.errors import Refusal, UsageError
+from p2p.identity import Identity
+from p2p.membership.admission import (
     MEMBERSHIP_DOMAIN,
     PREFIX,
     Membership,
@@ -20,8 +22,6 @@ from p2p.admission import (
     read_ticket,
     sign_membership,
 )
-from p2p.errors import Refusal, UsageError
-from p2p.identity import Identity
 
 HEAD, OTHER, NODE = (Identity.from_seed(bytes([i]) * 32) for i in (1, 2, 3))
 NOW = 1_800_000_000.0

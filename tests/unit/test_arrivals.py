@@ -11,8 +11,8 @@ from p2p.errors import Refusal
 from p2p.identity import Identity
 from p2p.layout import Layout
 from p2p.limits import KIB
-from p2p.manifest import CODEC, Header, Manifest, ManifestSigner
 from p2p.version import Version
+from p2p.weights.manifest import CODEC, Header, Manifest, ManifestSigner
 
 HEAD = Identity.from_seed(b"h" * 32)
 LAYOUT = Layout.build([("w", "float32", (64, 64))])

@@ -1,4 +1,4 @@
-"""learner.availability: comings and goings that alternate, in order, with the means that were asked for."""
+"""netem.networks.availability: comings and goings that alternate, in order, with the means that were asked for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.availability import SHORTEST, balanced_stays, spot_moves, stays
+from netem.networks.availability import SHORTEST, balanced_stays, spot_moves, stays
 
 TIMES = st.floats(0.5, 100.0)
 

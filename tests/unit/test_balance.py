@@ -7,9 +7,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.balance import FASTER, Running, balance
-from learner.places import NodeView
-from netem.rollouts.fleet import KINDS, QWEN3_8B
+from learner.dispatch.migration import FASTER, Running, balance
+from learner.dispatch.node_table import NodeView
+from netem.rollout_sim.fleet import KINDS, QWEN3_8B
 from p2p.version import Version
 
 V = Version(1, 5)

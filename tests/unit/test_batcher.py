@@ -8,8 +8,8 @@ import random
 import numpy as np
 import pytest
 
-from node.batcher import FLUSH_S, FLUSH_TOKENS, TOKENS_PER_MESSAGE, TokenBatcher
-from node.engine.wire import Events, decode, encode
+from node.engine.pipe import Events, decode, encode
+from node.serving.batcher import FLUSH_S, FLUSH_TOKENS, TOKENS_PER_MESSAGE, TokenBatcher
 from p2p.protocol.messages import Tokens
 from p2p.protocol.rollout import Completion, TokenEvent
 from p2p.version import Version

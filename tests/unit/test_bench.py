@@ -8,13 +8,24 @@ from typing import Any
 
 import pytest
 
-from netem.bench import DEFAULT_SCENARIOS, ONCE, POLICIES, Tally, Turn, row_of, scenario_values, schedule, select, static_seconds
-from netem.bench_report import markdown, print_bench, write_plot
-from netem.contest import RoundResult
-from netem.players import PEERS, is_ours, peer_argv
-from netem.players.wire import Role
-from netem.scenario import Scenario, build_scenario, find_scenario
-from netem.tuning import best_tree, player_options
+from netem.bench.broadcast.bench import (
+    DEFAULT_SCENARIOS,
+    ONCE,
+    POLICIES,
+    Tally,
+    Turn,
+    row_of,
+    scenario_values,
+    schedule,
+    select,
+    static_seconds,
+)
+from netem.bench.broadcast.table import markdown, print_bench, write_plot
+from netem.contest.contest import RoundResult
+from netem.contest.players import PEERS, is_ours, peer_argv
+from netem.contest.players.events import Role
+from netem.contest.scenario import Scenario, build_scenario, find_scenario
+from netem.contest.tuning import best_tree, player_options
 from p2p.errors import UsageError
 
 LINK = {"up_mbit": 20, "down_mbit": 50, "delay_ms": 12.5}
@@ -179,7 +190,7 @@ def test_our_policies_are_one_player() -> None:
     role = Role("node", "a", hosts["a"], "/nowhere", hosts, "learner", {"congestion": "cubic"})
     assert set(POLICIES) <= set(PEERS) and [p for p in PEERS if is_ours(p)] == ["shoal", "star", "chain", "tree"]
     *_, module, text = peer_argv("tree")(role)
-    assert module == "netem.players.swarm" and Role.parse(text).options == {"policy": "tree", "congestion": "cubic"}
+    assert module == "netem.contest.players.swarm" and Role.parse(text).options == {"policy": "tree", "congestion": "cubic"}
 
 
 def rate_of(tree: dict[str, list[str]], scenario: Scenario) -> float:

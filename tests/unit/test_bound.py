@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netem.bound import best_rate, fluid_bound, fluid_streams, profile_bound
-from netem.profile import build_profile
+from netem.networks.bound import best_rate, fluid_bound, fluid_streams, profile_bound
+from netem.networks.profile import build_profile
 
 rates = st.floats(1e5, 1e9)
 swarms = st.integers(1, 20).flatmap(

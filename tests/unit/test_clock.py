@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from learner.journal import Journal
-from learner.pieces import Piece, ReservedGroup
+from learner.journal.journal import Journal
+from learner.journal.records import Piece, ReservedGroup
 from learner.trajectory import Group, Trajectory
-from p2p.admission import make_ticket
 from p2p.errors import Refusal
-from p2p.gate import MEMBERSHIP_S, Gate
 from p2p.identity import Identity
 from p2p.layout import Layout
 from p2p.limits import PROTOCOL_VERSION
-from p2p.manifest import CODEC, Header, ManifestSigner, open_header
+from p2p.membership.admission import make_ticket
+from p2p.membership.gate import MEMBERSHIP_S, Gate
 from p2p.protocol.messages import Hello
 from p2p.protocol.rollout import Span
 from p2p.version import Version
+from p2p.weights.manifest import CODEC, Header, ManifestSigner, open_header
 
 HEAD, NODE, OTHER = (Identity.from_seed(bytes([i]) * 32) for i in (1, 2, 3))
 NOW, HOUR = 1_800_000_000.0, 3600.0

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p.codec import decode_segment, encode_segment, rans, sparse
-from p2p.codec.base import Coding
 from p2p.codec.classes import CLASSES, SAMPLED, SHIFT, TILE, Changes, apply, find
 from p2p.codec.planes import join_planes, pack, split_planes, unzigzag, zigzag
+from p2p.codec.port import Coding
 from p2p.codec.rans import SCALE, levels_of, read_levels, tables_of, write_levels
 from p2p.codec.registry import CODINGS, DENSE, EMPTY, PLAIN, RAW, SPARSE
 from p2p.codec.tokens import FIRST, RAW_BITS, read_raw, tokens_of, write_raw

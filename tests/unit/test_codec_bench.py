@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from learner.bench.codec import CASES, CODECS, bench_codec, print_codec
-from learner.bench.entropy import conditional_bytes, memoryless_bytes
-from learner.bench.measure import measure
-from learner.bench.rivals import RIVALS, check, missing
-from learner.bench.updates import Update, demo_updates, gaussian_update
+from netem.bench.codec.bench import CASES, CODECS, bench_codec, print_codec
+from netem.bench.codec.entropy import conditional_bytes, memoryless_bytes
+from netem.bench.codec.measure import measure
+from netem.bench.codec.model_updates import Update, demo_updates, gaussian_update
+from netem.bench.codec.other_codecs import RIVALS, check, missing
 from p2p.errors import ShoalError, UsageError
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from learner.collector import Collector
-from learner.members import ATTEMPTS, first_attempt
-from learner.outcomes import Accepted, FinishedGroup, GroupAborted, Ignored, Refused, Requeued, Sampling
-from learner.pieces import Piece
-from learner.tasks.base import Score
+from learner.journal.records import Piece
+from learner.rollouts.collector import Collector
+from learner.rollouts.group import ATTEMPTS, first_attempt
+from learner.rollouts.outcomes import Accepted, FinishedGroup, GroupAborted, Ignored, Refused, Requeued, Sampling
+from learner.tasks.port import Score
 from p2p.protocol.messages import TokenRun
 from p2p.protocol.rollout import Span, TokenEvent
 from p2p.version import Version

@@ -8,9 +8,9 @@ import struct
 
 import pytest
 
-from learner.collector import Collector
-from learner.members import MIN_LOGPROB
-from learner.outcomes import Accepted, Requeued, Sampling
+from learner.rollouts.collector import Collector
+from learner.rollouts.group import MIN_LOGPROB
+from learner.rollouts.outcomes import Accepted, Requeued, Sampling
 from p2p.protocol.messages import TokenRun, pack_ids
 from p2p.version import Version
 

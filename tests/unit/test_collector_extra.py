@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from learner.collector import Collector
-from learner.members import ATTEMPTS, first_attempt
-from learner.outcomes import Accepted, FinishedGroup, Ignored, Sampling, Standing
-from learner.pieces import Piece
+from learner.journal.records import Piece
+from learner.rollouts.collector import Collector
+from learner.rollouts.group import ATTEMPTS, first_attempt
+from learner.rollouts.outcomes import Accepted, FinishedGroup, Ignored, Sampling, Standing
 from p2p.protocol.rollout import Span, TokenEvent
 from p2p.version import Version
 

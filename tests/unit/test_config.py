@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.config import OWNED, TrainerSection, build_config, dump_toml, load_config
-from learner.trainer_config import TrainerConfig
+from learner.trainer.settings import TrainerConfig
 from p2p.errors import UsageError
 from p2p.limits import MAX_CHUNK
 

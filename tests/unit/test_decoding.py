@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from node.decoding import DECODERS, decode_as_they_come
+from node.install.decoding import DECODERS, decode_as_they_come
 from p2p.errors import Refusal, ShoalError
 from p2p.layout import Segment
 

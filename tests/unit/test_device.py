@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from learner.client import HeadGone
-from learner.device import DeviceWeights
-from learner.model import served_tensors
+from learner.client.client import HeadGone
+from learner.trainer.device_weights import DeviceWeights
+from learner.trainer.model import served_tensors
 from p2p.codec.classes import Changes
 from p2p.errors import UsageError
 from p2p.layout import Layout

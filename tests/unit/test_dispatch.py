@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.dispatch import Dispatcher, Opening, Request, Strategies
-from learner.places import FILL, NodeView, Places, oversubscribed, peak, speeds
-from learner.throughput import Throughput
+from learner.dispatch.dispatcher import Dispatcher, Opening, Request, Strategies
+from learner.dispatch.node_table import FILL, NodeView, Places, oversubscribed, peak, speeds
+from learner.dispatch.throughput import Throughput
 from p2p.version import Version
 
 

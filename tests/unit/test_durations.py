@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.durations import RECENT, Durations
+from learner.rollouts.durations import RECENT, Durations
 
 
 def test_nothing_is_known_at_first() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from learner.economy.allocation import more_nodes
 from learner.economy.bill import Bill
-from learner.economy.seeding import Seeding, wanted
+from learner.economy.local_rollout import Seeding, wanted
 
 PRICES = {"a": (3.6, 0.36, 0.1), "b": (7.2, 0.0, 0.0), "c": (0.0, 1.8, 2.0)}
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from netem.engines import rival
-from netem.engines.bench import EngineBench, bench_engine, node_share, spread, verdicts
-from netem.engines.models import Model, prompts
-from netem.engines.report import describe
+from netem.bench.engine import vllm_alone as rival
+from netem.bench.engine.bench import EngineBench, bench_engine, node_share, spread, verdicts
+from netem.bench.engine.models import Model, prompts
+from netem.bench.engine.table import describe
 from p2p.errors import UsageError
 from p2p.layout import Layout
 

@@ -24,9 +24,9 @@ from transformers import (
 )
 
 from node.engine import transformers as engine_module
-from node.engine.base import EngineCore, StateFile
 from node.engine.fake import Faults, ScriptedCore, ScriptedSettings, scripted_token
-from node.engine.model import write_state
+from node.engine.flat_model import write_state
+from node.engine.port import EngineCore, StateFile
 from node.engine.transformers import TransformersCore, TransformersSettings
 from p2p.errors import Refusal
 from p2p.layout import Layout

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.engine.base import CommitResult, EngineStats, StateFile
-from node.engine.wire import MAX_LOCAL_FRAME, Call, Credit, Decoder, Events, Failed, Farewell, Refused, Reply, encode
+from node.engine.pipe import MAX_LOCAL_FRAME, Call, Credit, Decoder, Events, Failed, Farewell, Refused, Reply, encode
+from node.engine.port import CommitResult, EngineStats, StateFile
 from p2p.errors import Refusal
 from p2p.layout import Layout
 from p2p.protocol.rollout import Generate, TokenEvent

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.extraction import BLOCK, find_on_device
+from learner.trainer.device_diff import BLOCK, find_on_device
 from p2p.codec.classes import find
 from p2p.codec.sparse import pack, room
 from p2p.layout import WORD

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netem.fabric import Fabric, Pipe
-from netem.profile import LEARNER, build_profile
+from netem.emulation.fabric import Fabric, Pipe
+from netem.networks.profile import LEARNER, build_profile
 
 SIZE = 1500
 

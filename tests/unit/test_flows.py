@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netem.flows import Arrival, Network
-from netem.profile import Access, Host, Profile, Step
+from netem.networks.profile import Access, Host, Profile, Step
+from netem.simulator.flows import Arrival, Network
 from tests.unit.network_twin import Twin, progressive_filling
 
 MBIT = 1e6

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from node.forked import ForkedProcess
+from netem.demo.forked import ForkedProcess
 
 
 def fails() -> int:

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.broadcast.groups import EVERYWHERE, MAX_GROUPS, MESH, Grid, Places, duty_of, groups_of
+from p2p.broadcast.peer_groups import EVERYWHERE, MAX_GROUPS, MESH, Grid, Places, duty_of, groups_of
+from p2p.broadcast.rosters import Rosters, grouping_of, places_of
 from p2p.broadcast.session import Session
 from p2p.errors import Refusal
 from p2p.protocol.messages import Grouping, Placed
 from p2p.protocol.wire import decode, encode
-from p2p.rosters import Rosters, grouping_of, places_of
 
 
 def names(count: int) -> list[str]:

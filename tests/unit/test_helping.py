@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from p2p.broadcast.groups import EVERYWHERE, Grid, Places, duty_of
-from p2p.broadcast.helping import LOOK_S, Help, Helping, Pace
-from p2p.broadcast.seeding import FIRST_WINDOW, HELP_AFTER_S
+from p2p.broadcast.peer_groups import EVERYWHERE, Grid, Places, duty_of
+from p2p.broadcast.policies.seeding import FIRST_WINDOW, HELP_AFTER_S
+from p2p.broadcast.policies.takeover import LOOK_S, Help, Helping, Pace
 from p2p.broadcast.session import Session
 
 LEFT, RIGHT = ("a", "b", "c"), ("x", "y", "z")

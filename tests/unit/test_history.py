@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.history import History, Published
+from learner.publish.published import History, Published
 from p2p.version import Version
 
 manifests = st.lists(

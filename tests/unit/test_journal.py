@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learner.journal import Commit, Journal
-from learner.pieces import Piece, ReservedGroup, Unwritten
-from learner.recovery import plan_resume
+from learner.journal.journal import Commit, Journal
+from learner.journal.records import Piece, ReservedGroup, Unwritten
+from learner.rollouts.recovery import plan_resume
 from learner.trajectory import Group, Trajectory
 from p2p.errors import UsageError
 from p2p.protocol.messages import TokenRun
@@ -353,7 +353,7 @@ def test_one_learner_at_a_time(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="another learner is running on this directory"):
             open_journal(tmp_path)
         code = (
-            "import sys; from pathlib import Path; from learner.journal import Journal\n"
+            "import sys; from pathlib import Path; from learner.journal.journal import Journal\n"
             "from p2p.errors import UsageError\n"
             "try: Journal.open(Path(sys.argv[1]), 'run')\n"
             "except UsageError as error: print(error); sys.exit(2)"

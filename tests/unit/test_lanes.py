@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from netem.faults import Kill
-from netem.scenario import find_scenario
-from netem.simulate import simulate
-from p2p.broadcast.groups import EVERYWHERE, Grid, Places, duty_of
-from p2p.broadcast.seeding import HELP_AFTER_S
+from netem.contest.scenario import find_scenario
+from netem.networks.faults import Kill
+from netem.simulator.simulate import simulate
+from p2p.broadcast.peer_groups import EVERYWHERE, Grid, Places, duty_of
+from p2p.broadcast.policies.seeding import HELP_AFTER_S
 from p2p.broadcast.session import Session
 
 CHUNKS = 64

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from learner.ledger import Entries, Ledger, Refused, Reservation, StalenessViolation, Surplus, check_staleness
+from learner.rollouts.ledger import Entries, Ledger, Refused, Reservation, StalenessViolation, Surplus, check_staleness
 
 
 def test_reservation_goes_to_the_latest_buffer_and_the_finished_group_to_the_earliest() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from learner.lengths import Lengths
-from netem.rollouts.workload import SKEWED
+from learner.dispatch.lengths import Lengths
+from netem.rollout_sim.workload import SKEWED
 
 
 def learned(groups: int = 400) -> Lengths:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from learner.advantages import group_advantages
-from learner.losses import LossOptions, k3, merge_stats, policy_loss, report
+from learner.trainer.advantages import group_advantages
+from learner.trainer.losses import LossOptions, k3, merge_stats, policy_loss, report
 
 
 def batch(seed: int, rows: int = 6, width: int = 5) -> tuple[torch.Tensor, ...]:

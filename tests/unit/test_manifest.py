@@ -13,7 +13,10 @@ from p2p.errors import Refusal
 from p2p.identity import Identity
 from p2p.layout import Layout
 from p2p.limits import MAX_CHUNK, MAX_SEGMENT, MAX_SEGMENT_CHUNKS, MAX_TABLE, MAX_TENSORS
-from p2p.manifest import (
+from p2p.protocol.messages import Parts
+from p2p.protocol.wire import decode, encode
+from p2p.version import Version
+from p2p.weights.manifest import (
     CODEC,
     DOMAIN,
     MAX_CLOCK_SKEW_S,
@@ -25,9 +28,6 @@ from p2p.manifest import (
     open_header,
     open_part,
 )
-from p2p.protocol.messages import Parts
-from p2p.protocol.wire import decode, encode
-from p2p.version import Version
 
 HEAD, OTHER = Identity.from_seed(b"h" * 32), Identity.from_seed(b"o" * 32)
 LAYOUT = Layout.build([("a", "float32", (1000,)), ("b", "bfloat16", (3000,)), ("c", "uint8", (17,))])

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from node.engine import vllm_packing
-from node.engine.vllm_packing import AHEAD_BYTES, Ahead, repack
+from node.engine.vllm import packing as vllm_packing
+from node.engine.vllm.packing import AHEAD_BYTES, Ahead, repack
 
 
 class Layer(torch.nn.Module):

@@ -7,7 +7,7 @@ import trio.testing
 
 from p2p.channel.memory import MemorySwitch
 from p2p.identity import Identity
-from p2p.peering import Peering
+from p2p.membership.peering import Peering
 from p2p.protocol.messages import Member
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from netem.planning.pool import nodes_of, rows_of_csv
-from netem.planning.run import explained
-from netem.planning.scenario import build_scenario, load_preset, load_scenario, preset_names
+from netem.planning.cost_scenario import build_scenario, load_preset, load_scenario, preset_names
+from netem.planning.priced_fleet import nodes_of, rows_of_csv
+from netem.planning.runner import explained
 from netem.planning.traces import spot_trace
 from p2p.errors import UsageError
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from learner.economy.demand import Demand, choose_kappa, required
-from netem.planning.groups import GroupSimulation
+from netem.planning.by_group import GroupSimulation
+from netem.planning.cost_scenario import Scenario, build_scenario, load_preset
+from netem.planning.dissemination import Spread
 from netem.planning.plan import plan
-from netem.planning.run import run_once, run_preset, simulate
-from netem.planning.scenario import Scenario, build_scenario, load_preset
-from netem.planning.spread import Spread
+from netem.planning.runner import run_once, run_preset, simulate
 from p2p.errors import UsageError
 
 EVEN = {"median": 1000.5, "between": 0.0, "within": 0.0, "most": 2000, "prompt": 1}

@@ -15,11 +15,9 @@ import trio.testing
 from blake3 import blake3
 from pydantic import TypeAdapter
 
-from netem.contest import Round
-from netem.players import PEERS, is_ours, peer_argv
-from netem.players.rogue import Conduct, RogueChannel
-from netem.players.shard import LAYOUTS, upstream_of
-from netem.players.wire import (
+from netem.contest.contest import Round
+from netem.contest.players import PEERS, is_ours, peer_argv
+from netem.contest.players.events import (
     Account,
     Command,
     Expect,
@@ -33,9 +31,11 @@ from netem.players.wire import (
     command_line,
     parse_command,
 )
-from netem.profile import Profile, build_profile
-from p2p.channel.base import BULK
+from netem.contest.players.rogue import Conduct, RogueChannel
+from netem.contest.players.shard import LAYOUTS, upstream_of
+from netem.networks.profile import Profile, build_profile
 from p2p.channel.memory import MemorySwitch
+from p2p.channel.port import BULK
 from p2p.errors import ChannelClosed, UsageError
 from p2p.protocol.messages import Chunk, Have
 from p2p.protocol.wire import decode, encode
@@ -91,7 +91,7 @@ def test_options() -> None:
 PLAYER = """
 import sys
 from blake3 import blake3
-from netem.players.wire import Player, Traffic, serve
+from netem.contest.players.events import Player, Traffic, serve
 class Both(Player):
     "A source and a node in one: verifies what it prepared."
     def __init__(self, role): self.ready = None; print("a library says hello")

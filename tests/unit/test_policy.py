@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2p.broadcast.policy import POLICIES, make_policy
+from p2p.broadcast.policies.port import POLICIES, make_policy
 from p2p.broadcast.session import Session
 from tests.unit.swarm_sim import SOURCE, Sim
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from learner.economy.activation import Rules
-from learner.economy.members import Seen
 from learner.economy.pool import Pool
+from learner.economy.priced_nodes import Seen
 from p2p.protocol.messages import Terms
 
 QUICK = Rules(dwell_s=10.0, explore_s=10.0)

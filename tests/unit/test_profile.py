@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netem.profile import LEARNER, PRESETS, Step, build_profile, load_profile
+from netem.networks.profile import LEARNER, PRESETS, Step, build_profile, load_profile
 from p2p.errors import UsageError
 
 BASE = """

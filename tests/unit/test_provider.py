@@ -17,7 +17,7 @@ import trio
 from learner.economy.activation import Rules
 from learner.economy.allocation import Advice
 from learner.economy.pool import Pool
-from learner.provider import LASTING_S, Provider
+from learner.head.provider import LASTING_S, Provider
 from tests.unit.test_pool import World
 
 THREE = Advice(3, 10.0, "3 more: a step would take 10 s instead of 25 s")

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from p2p.channel.stream import PIECE
 from p2p.layout import Layout
 from p2p.limits import GIB, KIB, MAX_CHUNK, MAX_SEGMENT, MAX_SEGMENT_CHUNKS, MIB
-from p2p.publish import MIN_CHUNK, chunk_bytes_for, encode_version
-from p2p.state import FlatState
-from p2p.store import ChunkFolder
+from p2p.weights.encode import MIN_CHUNK, chunk_bytes_for, encode_version
+from p2p.weights.state import FlatState
+from p2p.weights.store import ChunkFolder
 
 
 @given(st.integers(0, 256 * GIB))

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import msgpack
 
-from learner.local import Begin, SealVersion, SegmentDone
-from learner.publisher import FIRST_DELTA, Publisher
+from learner.client.messages import Begin, SealVersion, SegmentDone
+from learner.publish.publisher import FIRST_DELTA, Publisher
 from p2p.identity import Identity
 from p2p.layout import Layout
 from p2p.limits import MIB
-from p2p.publish import chunk_bytes_for
-from p2p.state import state_digest
+from p2p.weights.encode import chunk_bytes_for
+from p2p.weights.state import state_digest
 
 LAYOUT = Layout.build([("w", "bfloat16", (4 * MIB,))])
 """One segment."""

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from learner.client import LearnerClient
-from learner.local import Begin, Begun, Ok, Resume, SealVersion, SegmentDone, Start
+from learner.client.client import LearnerClient
+from learner.client.messages import Begin, Begun, Ok, Resume, SealVersion, SegmentDone, Start
 from p2p.codec import decode_segment
 from p2p.layout import Layout
-from p2p.state import FlatState
 from p2p.version import Version
+from p2p.weights.state import FlatState
 
 SEGMENT = 1024
 LAYOUT = Layout.build([("w", "bfloat16", (40, 30)), ("v", "float32", (200,))])

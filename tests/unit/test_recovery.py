@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from learner.ledger import Ledger
-from learner.pieces import Piece, ReservedGroup, UnfinishedGroup
-from learner.recovery import plan_resume, survives
+from learner.journal.records import Piece, ReservedGroup, UnfinishedGroup
+from learner.rollouts.ledger import Ledger
+from learner.rollouts.recovery import plan_resume, survives
 from learner.trajectory import Group, Trajectory
 from p2p.protocol.rollout import Span
 from p2p.version import Version

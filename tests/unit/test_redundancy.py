@@ -1,15 +1,15 @@
-"""learner/redundancy.py: who is surplus, who is cut, when patience ends, and the account of it."""
+"""learner/rollouts/redundancy.py: who is surplus, who is cut, when patience ends, and the account of it."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from learner.collector import Collector
-from learner.ledger import Ledger, Surplus
-from learner.lengths import Lengths
-from learner.outcomes import TRUNCATED, Sampling
-from learner.redundancy import Patience, Redundancy, to_cut
-from learner.status_view import cut_short
+from learner.dispatch.lengths import Lengths
+from learner.rollouts.collector import Collector
+from learner.rollouts.ledger import Ledger, Surplus
+from learner.rollouts.outcomes import TRUNCATED, Sampling
+from learner.rollouts.redundancy import Patience, Redundancy, to_cut
+from learner.status.view import cut_short
 from learner.trajectory import Group, Trajectory
 from p2p.protocol.rollout import Span, TokenEvent
 from p2p.version import Version

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from netem.rollouts.bench import POLICIES
-from netem.rollouts.engine import Engine, Sequence
-from netem.rollouts.fleet import KINDS, QWEN3_8B, fleet, preemptible
-from netem.rollouts.ours import Shoal
-from netem.rollouts.sim import Outcome, Policy, Settings, Simulation
-from netem.rollouts.workload import SKEWED
+from netem.bench.rollouts import POLICIES
+from netem.rollout_sim.engine import Engine, Sequence
+from netem.rollout_sim.fleet import KINDS, QWEN3_8B, fleet, preemptible
+from netem.rollout_sim.ours import Shoal
+from netem.rollout_sim.sim import Outcome, Policy, Settings, Simulation
+from netem.rollout_sim.workload import SKEWED
 
 SMALL = replace(SKEWED, groups=4, samples=4, train_s=120.0)
 FLEET = fleet({"H100-SXM": 1, "L40S": 1})

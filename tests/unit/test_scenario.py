@@ -7,14 +7,35 @@ from typing import Any
 
 import pytest
 
-from netem.bound import profile_bound
-from netem.contest import RoundResult
-from netem.fabric import Fabric, Pipe
-from netem.faults import Continue, Corrupt, Join, Kill, Outage, SetRates, Stop, Withhold, bound_under, excused, joiners
-from netem.profile import build_profile
-from netem.scenario import build_scenario, builtin_scenarios, crossed, find_scenario, finish, judge, load_scenario, payload_size
-from netem.tuning import player_options
-from p2p.broadcast.groups import MESH
+from netem.contest.contest import RoundResult
+from netem.contest.scenario import (
+    build_scenario,
+    builtin_scenarios,
+    crossed,
+    find_scenario,
+    finish,
+    judge,
+    load_scenario,
+    payload_size,
+)
+from netem.contest.tuning import player_options
+from netem.emulation.fabric import Fabric, Pipe
+from netem.networks.bound import profile_bound
+from netem.networks.faults import (
+    Continue,
+    Corrupt,
+    Join,
+    Kill,
+    Outage,
+    SetRates,
+    Stop,
+    Withhold,
+    bound_under,
+    excused,
+    joiners,
+)
+from netem.networks.profile import build_profile
+from p2p.broadcast.peer_groups import MESH
 from p2p.errors import UsageError
 
 LINK = {"up_mbit": 20, "down_mbit": 50, "delay_ms": 12.5}

@@ -17,12 +17,12 @@ from typing import Any
 import psutil
 import pytest
 
-import learner.scoring
-from learner.sandbox import landlock_version
-from learner.scoring import Scorer, check_scoring
-from learner.tasks.base import Confined, Prompt, Score, Task
+from learner.rewards import scoring as scoring_module
+from learner.rewards.sandbox import landlock_version
+from learner.rewards.scoring import Scorer, check_scoring
+from learner.tasks.letters_and_sums import ReverseTask
+from learner.tasks.port import Confined, Prompt, Score, Task
 from learner.tasks.registry import make_task
-from learner.tasks.text import ReverseTask
 from p2p.errors import ShoalError, UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,7 +128,7 @@ def test_an_answer_does_not_change_the_next_ones_worker(succeeds: Callable[..., 
 
 def test_without_landlock_scorers_that_run_answers_need_leave(monkeypatch: pytest.MonkeyPatch, task: Task) -> None:
     harmless = make_task("reasoning_gym:basic_arithmetic", 0, {"size": 100})
-    monkeypatch.setattr(learner.scoring, "landlock_version", lambda: 0)
+    monkeypatch.setattr(scoring_module, "landlock_version", lambda: 0)
     with pytest.raises(UsageError, match=r"task\.allow_unconfined"):
         check_scoring(task)
     with pytest.raises(UsageError, match=r"task\.allow_unconfined"), Scorer(task):
@@ -217,7 +217,7 @@ def test_closing_ends_a_score_in_another_thread(task: Task) -> None:
 
 def test_nothing_is_left_when_the_learner_is_killed(tmp_path: Path) -> None:
     code = f"""if True:
-        from learner.scoring import Scorer
+        from learner.rewards.scoring import Scorer
         from learner.tasks.registry import make_task
         task = make_task({EVALUATES!r}, 5, {{"size": 100}})
         scorer = Scorer(task, allow_unconfined=True, answer_s=600).__enter__()
@@ -267,7 +267,7 @@ def test_scores_are_those_of_the_task(dataset: str) -> None:
 
 
 def test_a_text_too_long_to_send_is_worth_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("learner.scoring_child.MAX_FRAME", 10_000)
+    monkeypatch.setattr("learner.rewards.scoring_child.MAX_FRAME", 10_000)
     task = plain_task()
     with Scorer(task) as scorer:
         pid = scorer.pid

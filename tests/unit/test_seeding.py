@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from p2p.broadcast.relaying import Queues
-from p2p.broadcast.seeding import OVERDUE_S, Seeding
+from p2p.broadcast.policies.relaying import Queues
+from p2p.broadcast.policies.seeding import OVERDUE_S, Seeding
 from p2p.broadcast.session import LAG_S, Session
 from tests.unit.swarm_sim import SOURCE, Sim
 
@@ -111,7 +111,7 @@ def test_an_overdue_chunk_is_sent_by_the_source_and_its_distributor_told() -> No
 
 
 def test_a_peer_that_lags_is_given_no_seeds_and_still_gets_everything_from_who_has_time(monkeypatch) -> None:
-    monkeypatch.setattr("p2p.broadcast.seeding.HELP_AFTER_S", 0.0)
+    monkeypatch.setattr("p2p.broadcast.policies.seeding.HELP_AFTER_S", 0.0)
     session = source("abz", 400)
     now = 0.0
     session.peer_has("z", range(2), now)
@@ -147,7 +147,7 @@ def test_what_a_dead_distributor_held_is_handed_out_again(reached) -> None:
 
 def test_what_is_taken_over_is_the_last_chunk_of_who_would_be_through_last_and_it_is_told_once(monkeypatch) -> None:
     """a is known for a large window and b for a small one; then nothing moves."""
-    monkeypatch.setattr("p2p.broadcast.seeding.HELP_AFTER_S", 0.0)
+    monkeypatch.setattr("p2p.broadcast.policies.seeding.HELP_AFTER_S", 0.0)
     unit = Session(me=SOURCE, source=None, now=0.0).chunk_bytes
     session = source("ab", 12, {"a": 10.0 * unit, "b": 2.0 * unit})
     handed = seeds(session, "ab", 0.0)
@@ -311,7 +311,7 @@ def test_what_a_slow_distributor_is_at_is_taken_over_by_a_source_that_is_through
 ) -> None:
     """One chunk is out at a, which is known to bring one copy a second to somebody; nothing else is to do. `pace`: of the
     source, in chunks a second; 0 for unknown."""
-    monkeypatch.setattr("p2p.broadcast.seeding.HELP_AFTER_S", 0.0)
+    monkeypatch.setattr("p2p.broadcast.policies.seeding.HELP_AFTER_S", 0.0)
     session = source("abc", 1)
     unit = session.chunk_bytes
     session.pace = pace * unit

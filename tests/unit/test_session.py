@@ -18,7 +18,7 @@ from p2p.broadcast.leases import (
     SOURCE_AFTER_S,
     UNRELIABLE_AFTER,
 )
-from p2p.broadcast.seeding import OVERDUE_S
+from p2p.broadcast.policies.seeding import OVERDUE_S
 from p2p.broadcast.session import MAX_INFLIGHT, MAX_QUEUED_WANTS, RESEND_AFTER_S, RESEND_MAX_S, Session
 from p2p.limits import LEASE_S, REPAIR_AFTER_S
 from tests.unit.swarm_sim import SOURCE, Sim
@@ -279,7 +279,7 @@ def receiver(chunks: int = 40, **kwargs) -> Session:
 
 
 def test_at_most_max_inflight_chunks_are_unacknowledged(monkeypatch) -> None:
-    monkeypatch.setattr("p2p.broadcast.seeding.HELP_AFTER_S", 0.0)
+    monkeypatch.setattr("p2p.broadcast.policies.seeding.HELP_AFTER_S", 0.0)
     session = Session(me=SOURCE, source=None, now=0.0)
     session.join("a", (), 0.0)
     for chunk in range(2 * MAX_INFLIGHT):
@@ -455,7 +455,7 @@ def test_what_a_complete_peer_holds_takes_no_memory() -> None:
 
 
 def test_chunks_that_were_dropped_over_there_do_not_fill_the_window_for_good(monkeypatch) -> None:
-    monkeypatch.setattr("p2p.broadcast.seeding.HELP_AFTER_S", 0.0)
+    monkeypatch.setattr("p2p.broadcast.policies.seeding.HELP_AFTER_S", 0.0)
     session = Session(me=SOURCE, source=None, now=0.0)
     session.join("a", (), 0.0)
     last = 2 * MAX_INFLIGHT

@@ -22,13 +22,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.shadow import Shadow
-from node.staging import Staging
+from node.install.shadow import Shadow
+from node.install.staging import Staging
 from p2p.codec import encode_segment
 from p2p.errors import Refusal, UsageError
 from p2p.layout import Layout
-from p2p.state import FlatState
 from p2p.version import Version
+from p2p.weights.state import FlatState
 
 LAYOUT = Layout.build(
     [("a", "bfloat16", (40, 9)), ("b", "bfloat16", (33,)), ("c", "float32", (100,)), ("z", "float32", (0,))]
@@ -456,7 +456,7 @@ import sys
 sys.path[:0] = {path!r}
 from pathlib import Path
 from tests.unit.test_shadow import RUN, stage
-from node.shadow import Shadow
+from node.install.shadow import Shadow
 shadow = Shadow.open(Path({directory!r}), RUN)
 step = shadow.version.step if shadow.version else 0
 while True:

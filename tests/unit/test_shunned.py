@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2p.shunned import MAX_SHUNNED, SHUN_S, Shunned
+from p2p.membership.banlist import MAX_SHUNNED, SHUN_S, Shunned
 
 
 def test_longer_each_time_up_to_a_limit() -> None:

@@ -6,16 +6,16 @@ import os
 
 import pytest
 
-from netem.faults import Corrupt, Join, Kill, SetRates, Withhold
-from netem.flows import Network
-from netem.foretold import foretell
-from netem.profile import Profile, build_profile
-from netem.scenario import find_scenario
-from netem.simcores import Cores, Machine
-from netem.simloop import SimFault, SimResult
-from netem.simulate import full_mesh, random_neighbours, simulate
-from netem.simwire import Plan, wire_bytes
-from p2p.broadcast.policy import POLICIES
+from netem.bench.broadcast.prediction import foretell
+from netem.contest.scenario import find_scenario
+from netem.networks.faults import Corrupt, Join, Kill, SetRates, Withhold
+from netem.networks.profile import Profile, build_profile
+from netem.simulator.cores import Cores, Machine
+from netem.simulator.flows import Network
+from netem.simulator.loop import SimFault, SimResult
+from netem.simulator.simulate import full_mesh, random_neighbours, simulate
+from netem.simulator.wire import Plan, wire_bytes
+from p2p.broadcast.policies.port import POLICIES
 from p2p.errors import ShoalError, UsageError
 from p2p.limits import DEFAULT_SEGMENT, KIB, MIB
 

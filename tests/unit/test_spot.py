@@ -6,9 +6,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from learner.demo.processes import Child
-from learner.demo.report import write_report
-from learner.demo.spot import UP_S, Spot, busy_share, describe_spot
+from netem.demo.children import Child
+from netem.demo.report import write_report
+from netem.demo.spot import UP_S, Spot, busy_share, describe_spot
 
 
 class Process:

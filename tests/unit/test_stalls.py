@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.stalls import ONE_FACTOR, StallWatch
+from learner.rollouts.stalls import ONE_FACTOR, StallWatch
 
 
 def test_a_silent_node_loses_all_it_holds() -> None:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p.layout import ITEMSIZE, WORD, Layout
-from p2p.state import FlatState, state_digest
+from p2p.weights.state import FlatState, state_digest
 
 LAYOUT = Layout.build(
     [

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from p2p.errors import Refusal, ShoalError
 from p2p.limits import MAX_CHUNK
-from p2p.store import ChunkFolder, ChunkStore
+from p2p.weights.store import ChunkFolder, ChunkStore
 
 
 def chunk(number: int, size: int = 100) -> tuple[bytes, bytes]:
@@ -150,7 +150,7 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path, monkeypatch) -> None
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as disk:
-        disk.setattr("p2p.store._write_file", full)
+        disk.setattr("p2p.weights.store._write_file", full)
         for who in (store, folder):
             with pytest.raises(OSError, match="No space left"):
                 who.put_trusted(*chunk(1))
@@ -169,7 +169,7 @@ def test_a_chunk_that_cannot_be_read_is_missing_and_a_want_of_handles_is_not_its
         raise OSError(code, os.strerror(code))
 
     with monkeypatch.context() as disk:
-        disk.setattr("p2p.store._read_file", broken)
+        disk.setattr("p2p.weights.store._read_file", broken)
         with pytest.raises(OSError, match="Too many open files"):
             store.get(digest)
         assert store.has(digest)

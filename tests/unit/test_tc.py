@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from netem.profile import PRESETS, Access, Step, build_profile
-from netem.tc import Plan, Rates, dropped_and_lost, netem_words, rate_commands, stats_commands, up_commands
+from netem.emulation.tc import Plan, Rates, dropped_and_lost, netem_words, rate_commands, stats_commands, up_commands
+from netem.networks.profile import PRESETS, Access, Step, build_profile
 from p2p.errors import UsageError
 
 PROFILE = {

@@ -7,8 +7,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.throughput import LEAST, SAMPLES, Fit, Throughput, fit
-from netem.rollouts.fleet import KINDS, QWEN3_8B
+from learner.dispatch.throughput import LEAST, SAMPLES, Fit, Throughput, fit
+from netem.rollout_sim.fleet import KINDS, QWEN3_8B
 
 
 def reports(model: Throughput, count: int, noise: float, seed: int) -> list[tuple[float, float, float]]:

@@ -16,7 +16,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.batch import (
+from learner.client.port import ResumeInfo
+from learner.tasks.prompting import decode_completion, encode_prompt
+from learner.tasks.registry import make_task
+from learner.trainer.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
+from learner.trainer.evaluate import evaluate, held_out_prompts
+from learner.trainer.export import export_model
+from learner.trainer.model import completion_logprobs, load_model, named_state, served_tensors
+from learner.trainer.packing import (
     FORWARD_COST,
     HALF_FULL,
     WORTH_IT,
@@ -28,17 +35,10 @@ from learner.batch import (
     padded_tokens,
     rows_of,
 )  # fmt: skip
-from learner.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
-from learner.evaluate import evaluate, held_out_prompts
-from learner.export import export_model
-from learner.model import completion_logprobs, load_model, named_state, served_tensors
-from learner.recipe import build_demo_model, build_random_model, char_tokenizer
-from learner.tasks.registry import make_task
-from learner.text import decode_completion, encode_prompt
-from learner.trainer import PolicyTrainer, TrainingDiverged, group_metrics, run_trainer
-from learner.trainer_client import ResumeInfo
-from learner.trainer_config import TrainerConfig
+from learner.trainer.settings import TrainerConfig
+from learner.trainer.trainer import PolicyTrainer, TrainingDiverged, group_metrics, run_trainer
 from learner.trajectory import Group, Trajectory, pack_groups, unpack_groups
+from netem.demo.tiny_model import build_demo_model, build_random_model, char_tokenizer
 from p2p.errors import UsageError
 from p2p.protocol.rollout import Span
 from p2p.version import Version

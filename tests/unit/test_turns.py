@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.economy.seeding import Seeding
+from learner.economy.local_rollout import Seeding
 from learner.economy.turns import Turns
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from p2p.broadcast.spread import bitmap, members
+from p2p.broadcast.transfer import bitmap, members
 from p2p.errors import Refusal
 from p2p.identity import Identity
 from p2p.limits import MAX_FRAME

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from learner.tasks.base import Task
-from learner.text import encode_prompt
-from learner.trainer_client import ResumeInfo
+from learner.client.port import ResumeInfo
+from learner.tasks.port import Task
+from learner.tasks.prompting import encode_prompt
 from learner.trajectory import Group, MicroBatch, Trajectory
 from p2p.protocol.rollout import Span
 from p2p.version import Version

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from netem.backends import choose
+from netem.emulation.backends import choose
 from tests.wan.test_switch import WHY_NOT
 
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "-")

@@ -10,13 +10,13 @@ from importlib.util import find_spec
 
 import pytest
 
-from netem.backends import why_not_tc
-from netem.bound import profile_bound
-from netem.contest import RoundResult, run_contest
-from netem.faults import Outage, SetRates
-from netem.players import PEERS, is_ours, peer_argv
-from netem.players.wire import Role
-from netem.profile import Profile, build_profile
+from netem.contest.contest import RoundResult, run_contest
+from netem.contest.players import PEERS, is_ours, peer_argv
+from netem.contest.players.events import Role
+from netem.emulation.backends import why_not_tc
+from netem.networks.bound import profile_bound
+from netem.networks.faults import Outage, SetRates
+from netem.networks.profile import Profile, build_profile
 from p2p.errors import ShoalError
 from tests.wan.test_switch import WHY_NOT
 
@@ -93,7 +93,7 @@ def test_a_contest_over_the_kernels_own_queues() -> None:
 DEAF = """
 import sys, time
 from pathlib import Path
-from netem.players.wire import Player, Role, Traffic, serve
+from netem.contest.players.events import Player, Role, Traffic, serve
 class Deaf(Player):
     def __init__(self, role):
         self.mark, self.fails = Path(role.directory).parent / "published", role.name == role.options.get("fails")

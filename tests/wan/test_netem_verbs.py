@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from netem.backends import choose
-from netem.service import STATE
+from netem.emulation.backends import choose
+from netem.emulation.background import STATE
 from tests.wan.test_switch import WHY_NOT, WHY_NOT_TC
 
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "-")

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from netem.backends import SWITCH, TC, Backend, choose, open_backend, why_not_tc
-from netem.namespaces import Place, check_possible, places
-from netem.profile import LEARNER, build_profile
-from netem.tc import Plan, up_commands
+from netem.emulation.backends import SWITCH, TC, Backend, choose, open_backend, why_not_tc
+from netem.emulation.namespaces import Place, check_possible, places
+from netem.emulation.tc import Plan, up_commands
+from netem.networks.profile import LEARNER, build_profile
 from p2p.errors import UsageError
 
 

@@ -1,0 +1,177 @@
+"""Which node gets which sequence, and how many new groups to open. Pure: a view of the nodes in, a plan out.
+
+Must not know the network, the ledger's buffers or token values. `choose` is called whenever something moved (a node
+joined, a sequence ended, a version was installed); between two calls its caller applies the whole plan. `balance` says what to
+move between nodes that live. Each strategy can be switched off (`Strategies`), so that its worth can be measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from learner.dispatch.node_table import SAME, NodeView, Places
+from p2p.version import Version
+
+__all__ = ["Dispatcher", "NodeView", "Opening", "Plan", "Request", "Strategies"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence that waits for a node."""
+
+    request_id: str
+    group_id: int
+    reserved: Version
+    """the version its group was reserved at: how stale it is"""
+    min_version: Version
+    """a node must be at or past it: `reserved`, or the last span's version once tokens exist"""
+    tokens: int = 0
+    """completion tokens it already has (the prefix to prefill)"""
+    expected_tokens: int = 0
+    """completion tokens it will probably still make; 0 when nobody knows"""
+    attempt: int = 0
+    """0 the first time; more after a node was lost or refused it"""
+    avoid: frozenset[str] = frozenset()
+    """peers that failed it before: used only when no other node could ever take it"""
+    prompt_tokens: int = 0
+    need: float = 0.0
+    """tokens per second that bring it to its end in time for the learner; 0 when there is no hurry or nobody knows"""
+
+    exact_version: Version | None = None
+    """only nodes at this very version may take it"""
+
+    @property
+    def context(self) -> int:
+        return self.prompt_tokens + self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Reserve and open up to `groups` new groups at `version`."""
+
+    version: Version
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    assign: tuple[tuple[str, str], ...] = ()
+    """(request_id, peer), in the order to send"""
+    open: tuple[Opening, ...] = ()
+    """freshest version first"""
+    held: Mapping[str, str] = field(default_factory=dict)
+    """request_id -> why it got no node"""
+
+
+@dataclass(frozen=True, slots=True)
+class Strategies:
+    """What the dispatcher goes by. Each is worth something of its own: `shoal bench rollouts` measures it."""
+
+    gain: bool = True
+    """to the node whose throughput grows most (StaleFlow, arXiv 2601.12784), else to the emptiest"""
+    longest_first: bool = True
+    """of equally stale ones (StreamRL, arXiv 2504.15930)"""
+    pace: bool = False
+    """instead of `gain`: to the node where the sequence is fastest, unless it slows down others there that must be fast to be
+    in time (long ones to fast nodes at a small batch, StreamRL). With `balance` it is worth nothing, and costs where capacity
+    is scarce: who is long shows only later"""
+    balance: bool = True
+    """move running sequences (RLBoost, arXiv 2510.19225) to where they are so much faster that it pays, those that must be fast
+    to be in time first. What bounds a run is the last member of a group, far more than tokens per second"""
+
+
+@dataclass(frozen=True)
+class Dispatcher:
+    """The strategies in force, and the decisions made with them."""
+
+    samples: int
+    """sequences in a group"""
+    strategies: Strategies = Strategies()
+
+    def order(self, request: Request) -> tuple:
+        """Re-dispatched before fresh (they hold up a group that others work on), then stalest, then longest expected."""
+        longest = -request.expected_tokens if self.strategies.longest_first else 0
+        return (request.attempt == 0, request.reserved, longest, -request.tokens, request.group_id)
+
+    def choose(
+        self, nodes: Iterable[NodeView], pending: Iterable[Request], room: Callable[[Version], int] = lambda _: 0,
+        prompt_tokens: float = 0.0, expected_tokens: float = 0.0,
+    ) -> Plan:  # fmt: skip
+        """Place what can be placed, then say how many groups to open for the places left over.
+
+        `room(version)` is how many groups the ledger would grant at that version now; `prompt_tokens` and `expected_tokens` are
+        what a new sequence probably holds and makes. A request is held when no node with a free place is at its `min_version`.
+        A new group is counted against the nodes at its version: its members may later run on any node at or past it. Groups are
+        opened until no place is empty, so the last one may overhang by up to `samples - 1` members that wait here: a node
+        smaller than a group would otherwise never get one. """
+        usable = [n for n in nodes if n.live and not n.draining and n.capacity > 0]
+        if len({n.peer for n in usable}) != len(usable):
+            raise ValueError("two nodes with one peer id")
+        places = Places(usable)
+        assign: list[tuple[str, str]] = []
+        held: dict[str, str] = {}
+        full: set[tuple[Version, Version | None]] = set()
+        for request in sorted(pending, key=self.order):
+            asked = request.min_version, request.exact_version
+            if asked in full:
+                held[request.request_id] = f"none of {len(usable)} nodes has a free place"
+                continue
+            i = self._place(places, request)
+            if isinstance(i, str):
+                held[request.request_id] = i
+                able = places.able(*asked)
+                if able.any() and not (able & (places.load < places.limit)).any():
+                    full.add(asked)  # whatever else is asked of such nodes
+                continue
+            places.put(i, request.context, request.expected_tokens, request.need)
+            assign.append((request.request_id, usable[i].peer))
+        return Plan(tuple(assign), self._open(places, room, prompt_tokens, expected_tokens), held)
+
+    def _place(self, places: Places, request: Request) -> int | str:
+        """The node for it, or why there is none."""
+        able = places.able(request.min_version, request.exact_version)
+        if not able.any():
+            return f"none of {len(places.nodes)} nodes has version {request.exact_version or f'{request.min_version} or newer'}"
+        # A broken node fails fast, so it is always the least loaded: without this one node could use up a whole failure
+        # budget.
+        avoid = places.listed(request.avoid)
+        if not (able & ~avoid).any():
+            avoid[:] = False
+        free = able & ~avoid & places.free(request.context, request.expected_tokens)
+        if not free.any():
+            return f"none of {len(places.nodes)} nodes has a free place"
+        return self._best(places, free, request.context, request.need, request.expected_tokens)
+
+    def _best(self, places: Places, free: np.ndarray, context: float, need: float, expected: float) -> int | str:
+        if self.strategies.pace:
+            after = places.pace(1, context)
+            free = free & places.harmless(context, expected, need)
+            if not free.any():
+                return f"none of {len(places.nodes)} nodes has a free place that slows nothing down too far"
+            free = free & (after >= (1 - SAME) * after[free].max())
+        elif self.strategies.gain:
+            gain = np.where(free, places.gain(context), -np.inf)
+            free = free & (gain >= gain.max() - SAME * abs(gain.max()))
+        return int(np.argmin(np.where(free, places.fill(), np.inf)))
+
+    def _open(self, places: Places, room: Callable[[Version], int], context: float, growth: float) -> tuple[Opening, ...]:
+        """For each version, freshest first, groups for the places that are left at it."""
+        free: dict[Version, int] = {}
+        for i, count in enumerate(places.count(context, growth, self.strategies.pace).tolist()):
+            if count > 0:
+                version = places.nodes[i].version
+                free[version] = free.get(version, 0) + count
+        openings: list[Opening] = []
+        opened = 0
+        for version in sorted(free, reverse=True):
+            # Reservations of this very plan are not in the ledger yet. What was opened at fresher versions takes room
+            # that these could use as well, so all of it counts.
+            groups = min(math.ceil(free[version] / self.samples), max(0, room(version) - opened))
+            if groups > 0:
+                openings.append(Opening(version, groups))
+                opened += groups
+        return tuple(openings)

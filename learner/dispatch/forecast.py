@@ -1,0 +1,207 @@
+"""What the dispatcher is told beyond the moment: how long sequences will become, by when they must end, how fast engines are.
+Pure.
+
+Joins the length predictor (`lengths`), the throughput fits (`throughput`) and the learner's own pace. `look` goes over everything
+outstanding once in a while; between two looks, what is put on a node is added to what was counted there. The same object serves
+the head and the simulator. Must not know the network, tokens, or how a group is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from learner.dispatch.dispatcher import Request
+from learner.dispatch.lengths import Belief, Lengths
+from learner.dispatch.migration import Running
+from learner.dispatch.node_table import NodeView
+from learner.dispatch.throughput import Fit
+from p2p.version import Version
+
+PRESS = 0.9
+"""A sequence is given the pace that ends it in time with this probability."""
+
+MARGIN = 0.25
+"""Of a step: so much earlier than the learner needs its group it should end."""
+
+LEAST_DUE = 0.15
+"""Of a step: what is late already is in a hurry, and not an infinite one."""
+
+STEP_WEIGHT = 0.3
+"""Of the last step's time in what the next is thought to take."""
+
+ANY_VERSION = Version(0, 0)
+
+Key = tuple[int, int]
+"""(group id, member)"""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberState:
+    """One member of an unfinished group."""
+
+    made: int
+    """completion tokens so far"""
+    ended: bool
+    node: str = ""
+    """who works on it; "" when it waits or has ended"""
+    request_id: str = ""
+    min_version: Version = ANY_VERSION
+    waiting: bool = False
+    """for a place in that node's memory"""
+    stays: bool = False
+    """it is pinned to a version, which other nodes may not have"""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    group_id: int
+    task_index: int
+    prompt_tokens: int
+    feature: float
+    """a number of the prompt that may go with its length"""
+    step: int
+    """of the version that it was reserved at"""
+    members: Sequence[MemberState]
+
+
+@dataclass
+class _Load:
+    """What a node's sequences hold, will make, and need."""
+
+    context: float = 0.0
+    growth: float = 0.0
+    need: float = 0.0
+
+
+@dataclass
+class Outlook:
+    """`most` completion tokens at the most; staleness bound `max_staleness`. Times are the caller's clock, in seconds."""
+
+    most: int
+    max_staleness: int
+    lengths: Lengths = field(init=False)
+    prompt_tokens: float = field(default=0.0, init=False)
+    """of a prompt, in the mean"""
+    step_s: float = field(default=0.0, init=False)
+    """what a learner step takes; 0 until one was seen"""
+    _began: float | None = field(default=None, init=False)
+    _fits: dict[str, Fit] = field(default_factory=dict, init=False)
+    _left: dict[Key, float] = field(default_factory=dict, init=False)
+    _need: dict[Key, float] = field(default_factory=dict, init=False)
+    _load: dict[str, _Load] = field(default_factory=dict, init=False)
+    _running: list[Running] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self.lengths = Lengths(self.most)
+
+    # ---- what happens
+
+    def stepped(self, now: float) -> None:
+        """The learner took a step, or begins with its first."""
+        if self._began is not None:
+            took = now - self._began
+            self.step_s = took if not self.step_s else (1 - STEP_WEIGHT) * self.step_s + STEP_WEIGHT * took
+        self._began = now
+
+    def ended(self, task_index: int, feature: float, lengths: Sequence[int]) -> None:
+        """Every member of a group ended, with so many tokens."""
+        self.lengths.ended(task_index, feature, lengths)
+
+    def observe(self, peer: str, running: int, tokens_per_s: float, context: float | None = None) -> None:
+        """What is believed of a node's speed; `context` where the caller knows better than what was counted at the last look."""
+        held = self._load.get(peer)
+        if context is None:
+            context = held.context if held is not None else 0.0
+        self._fits.setdefault(peer, Fit()).observe(running, context, tokens_per_s)
+
+    def forget(self, peer: str) -> None:
+        """It left; who comes back may be another machine."""
+        self._fits.pop(peer, None)
+        self._load.pop(peer, None)
+
+    def look(self, now: float, step: int, groups: Iterable[GroupState]) -> None:
+        """Go over all unfinished groups, the learner being at `step`."""
+        self._left, self._need, self._load, self._running = {}, {}, {}, []
+        prompts = count = 0
+        for group in groups:
+            prompts, count = prompts + group.prompt_tokens, count + 1
+            ended = [m.made for m in group.members if m.ended]
+            made = [m.made for m in group.members if not m.ended and m.made]
+            belief = self.lengths.believe(group.task_index, group.feature, ended, made)
+            due = self._due(group.step, step, now)
+            for index, m in enumerate(group.members):
+                if m.ended:
+                    continue
+                left, need = self._foresee(belief, m.made, due)
+                self._left[group.group_id, index], self._need[group.group_id, index] = left, need
+                if m.node:
+                    self._count(m.node, group.prompt_tokens + m.made, left, need)
+                    held = group.prompt_tokens + m.made
+                    if not m.stays:
+                        self._running.append(Running(m.request_id, m.node, m.min_version, held, left, need, m.waiting))
+        if count:
+            self.prompt_tokens = prompts / count
+
+    def put(self, peer: str, request: Request) -> None:
+        """`peer` was given this request since the last look."""
+        self._count(peer, request.context, request.expected_tokens, request.need)
+
+    # ---- what it says
+
+    @property
+    def began(self) -> bool:
+        """Whether the learner is at work."""
+        return self._began is not None
+
+    def view(self, node: NodeView) -> NodeView:
+        """The same node with what is known of its speed and its load."""
+        load, fit = self._load.get(node.peer, _Load()), self._fits.get(node.peer)
+        model = fit.model if fit is not None else None
+        return replace(node, model=model, context=load.context, growth=load.growth, need=load.need)
+
+    def request(self, request: Request, key: Key, now: float, step: int, task_index: int, feature: float) -> Request:
+        """The same request with what is expected of it."""
+        if key not in self._left:  # opened since the last look
+            belief = self.lengths.believe(task_index, feature)
+            due = self._due(request.reserved.step, step, now)
+            self._left[key], self._need[key] = self._foresee(belief, request.tokens, due)
+        return replace(request, expected_tokens=int(self._left[key]), need=self._need[key])
+
+    def full_rate(self, peer: str, sequences: int) -> float:
+        """Tokens per second that a node would make with so many sequences, by its fit; 0 where there is none yet."""
+        fit = self._fits.get(peer)
+        model = fit.model if fit is not None else None
+        return model.rate(sequences, sequences * (self.prompt_tokens + self.usual / 2)) if model is not None else 0.0
+
+    @property
+    def running(self) -> Sequence[Running]:
+        """What nodes held at the last look, for `balance`."""
+        return self._running
+
+    @property
+    def usual(self) -> float:
+        """Completion tokens of a new sequence."""
+        return self.lengths.usual()
+
+    # ---- inside
+
+    def _due(self, reserved: int, step: int, now: float) -> float:
+        """Seconds until the learner needs a group reserved at `reserved`; 0 when its pace is not known."""
+        if not self.step_s or self._began is None:
+            return 0.0
+        due = (reserved + self.max_staleness - step) * self.step_s - (now - self._began)
+        return max(due - MARGIN * self.step_s, LEAST_DUE * self.step_s)
+
+    def _foresee(self, belief: Belief, made: int, due: float) -> tuple[float, float]:
+        """(tokens that it will probably still make, tokens per second that it needs)"""
+        left = belief.expected(made, self.most) - made
+        if not due or not self.lengths.weight:
+            return left, 0.0
+        return left, (belief.quantile(made, self.most, PRESS) - made) / due
+
+    def _count(self, peer: str, context: float, growth: float, need: float) -> None:
+        load = self._load.setdefault(peer, _Load())
+        load.context += context
+        load.growth += growth
+        load.need = max(load.need, need)

@@ -1,0 +1,106 @@
+"""Which running sequences to move to another node. Pure.
+
+A move costs one prefill of prompt and tokens so far at the node that takes it, and no token (token-level migration, RLBoost,
+arXiv 2510.19225). RLBoost moves what waits from the longest queue, and what runs from the most loaded node to one that runs
+nothing. Both are special cases here: a sequence moves when it would be so much faster elsewhere that the prefill pays, the most
+pressed first. As fast nodes run out of short sequences, the long ones of slow nodes follow. Must not know how a move is carried
+out. """
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from learner.dispatch.node_table import NodeView, Places
+from p2p.version import Version
+
+FASTER = 1.25
+"""A sequence is moved only to where it is so many times as fast."""
+
+PREFILL = 1 / 20
+"""A prefilled token's time, in decoding steps of a sequence alone (prefill is bound by operations, decoding by memory)."""
+
+LOOKS = 6
+"""Sequences looked at closely for each move that may be made: the most pressed come first, and where none of them gains none
+will."""
+
+WORTH = 2.0
+LEAST_S = 1.0
+"""A move must save so many times what its prefill takes, and seconds beyond that: it takes a round trip or two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """One sequence that a node holds."""
+
+    request_id: str
+    peer: str
+    min_version: Version
+    context: float
+    """tokens that it holds, prompt included"""
+    expected_tokens: float
+    """that it will probably still make"""
+    need: float = 0.0
+    """as `Request.need`"""
+    waiting: bool = False
+    """for a place in its node's memory: it makes nothing"""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    request_id: str
+    source: str
+    target: str
+    reason: str
+    """"waits" or "slow" """
+
+
+def balance(nodes: Iterable[NodeView], running: Sequence[Running], most: int) -> list[Move]:
+    """At most `most` moves, the most urgent first."""
+    usable = [n for n in nodes if n.live and n.capacity > 0]
+    places = Places(usable)
+    index = {n.peer: i for i, n in enumerate(usable)}
+    takes = np.array([not n.draining for n in usable], bool)
+    those = [replace(r, need=min(r.need, places.fastest)) for r in running if r.peer in index]
+    needs: dict[int, list[float]] = {}
+    for r in those:
+        needs.setdefault(index[r.peer], []).append(r.need)
+    moves: list[Move] = []
+    pace, best = places.pace(0), np.max(np.where(takes, places.pace(1), 0.0), initial=0.0)
+    looked = 0
+    for r in sorted(those, key=lambda r: (not r.waiting, -r.need, -r.expected_tokens, r.request_id)):
+        if len(moves) >= most or looked >= LOOKS * most:
+            break
+        i = index[r.peer]
+        have = 0.0 if r.waiting else pace[i]
+        if best < FASTER * have:  # at once: of most nodes nothing is to be moved
+            continue
+        looked += 1
+        after = np.where(_takes(places, r, takes), places.pace(1, r.context), 0.0)
+        after[i] = 0.0
+        t = int(np.argmax(after))
+        if after[t] < max(FASTER * have, 1e-9) or not _pays(places, r, have, after[t], t):
+            continue
+        needs[i].remove(r.need)
+        needs.setdefault(t, []).append(r.need)
+        places.put(i, -r.context, -r.expected_tokens, 0.0, -1)
+        places.need[i] = max(needs[i], default=0.0)
+        places.put(t, r.context, r.expected_tokens, r.need)
+        pace, best = places.pace(0), np.max(np.where(takes, places.pace(1), 0.0))
+        moves.append(Move(r.request_id, r.peer, usable[t].peer, "waits" if r.waiting else "slow"))
+    return moves
+
+
+def _takes(places: Places, r: Running, takes: np.ndarray) -> np.ndarray:
+    """bool: where it could go without slowing what is more pressed there."""
+    free = places.able(r.min_version) & places.free(r.context, r.expected_tokens)
+    return takes & free & places.harmless(r.context, r.expected_tokens, r.need)
+
+
+def _pays(places: Places, r: Running, have: float, after: float, target: int) -> bool:
+    if have <= 0:
+        return True
+    saved = r.expected_tokens / have - r.expected_tokens / after
+    return bool(saved >= LEAST_S + WORTH * PREFILL * r.context / places.alone(r.context)[target])

@@ -1,0 +1,1 @@
+"""The learner's process in the swarm: what it keeps, whom it serves. Thin shells."""

@@ -1,0 +1,406 @@
+"""The head: the swarm's root and the run's keeper, one trio process. Wires the parts together; decides little itself.
+
+Nodes join and report here; the publisher signs versions; the rollouts keep trajectories; the trainer asks for batches.
+Must not know torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from learner.config import LearnerConfig
+from learner.dispatch.dispatcher import NodeView
+from learner.economy.local_rollout import Seeding
+from learner.head.local_engine import OwnEngine
+from learner.head.node_state import MAX_BYTES, NodeState
+from learner.head.pool_keeper import PoolKeeper
+from learner.head.provider import Provider
+from learner.head.trainer_requests import TrainerDesk
+from learner.journal.journal import Journal, Tally
+from learner.publish.exchanges import Sources
+from learner.publish.publisher import Publisher
+from learner.rollouts.controller import Rollouts
+from p2p.broadcast.exchange import Exchange
+from p2p.broadcast.rosters import Rosters
+from p2p.channel.port import Network
+from p2p.errors import Refusal, ShoalError
+from p2p.identity import Identity
+from p2p.membership.peering import Link, Peering
+from p2p.protocol.messages import (
+    MAX_PRICE,
+    Bye,
+    GetCatalog,
+    GetParts,
+    Installed,
+    NodeStatus,
+    Rejected,
+    Report,
+    Terms,
+    Tokens,
+)  # fmt: skip
+from p2p.protocol.rollout import DRAINING, PAST, UPDATING
+from p2p.weights.store import ChunkStore
+
+log = logging.getLogger("shoal.head")
+
+TICK_S = 0.5
+STALL_TICKS = 4
+"""Every so many ticks the head looks for sequences that make no progress: a look at all of them, for what takes minutes."""
+
+FAREWELL_S = 30.0
+"""At the end of the run: how long nodes may take to install the last version before the head says goodbye."""
+
+
+class Head:
+    """One epoch of one run. `rollouts` is made by `open_rollouts` once the tokenizer is there."""
+
+    def __init__(
+        self,
+        config: LearnerConfig,
+        run: str,
+        run_dir: Path,
+        identity: Identity,
+        network: Network,
+        journal: Journal,
+        *,
+        now: Callable[[], float] = trio.current_time,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.config, self.run_id, self.run_dir, self.identity = config, run, run_dir, identity
+        self._network, self.journal, self.now, self.wall = network, journal, now, wall
+        self.epoch = journal.new_epoch()
+        # What earlier epochs published is of no use to anybody (their manifests are fenced out), and nothing names it.
+        for leftover in (run_dir / "versions" / "chunks", run_dir / "batches"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        self.store = ChunkStore(run_dir / "versions" / "chunks", limit=1 << 62)
+        me = identity.peer_id
+        self.peering = Peering(
+            network, identity, run=run, head=me, name="learner", agent="shoal/0.1", wall=wall,
+            on_up=self._on_up, on_down=self._on_down, on_message=self._on_message, on_refusal=self._on_refusal,
+        )  # fmt: skip
+        self.peering.gate.epoch = self.epoch
+        self.exchange = Exchange(
+            me=me, run=run, head=me, head_key=identity.public_key, store=self.store, is_source=True, now=now, wall=wall,
+            on_refusal=self._on_refusal,
+        )  # fmt: skip
+        self.sources = Sources(self.exchange)
+        self.own: OwnEngine | None = None
+        self.publisher = Publisher(
+            identity, run, run_dir, self.sources, epoch=self.epoch, segment_bytes=config.swarm.segment_bytes,
+            chunk_bytes=config.swarm.chunk_bytes, now=now, wall=wall,
+        )  # fmt: skip
+        self.rosters = Rosters(self.exchange, self.peering.links, epoch=self.epoch)
+        self.rollouts: Rollouts | None = None
+        self.nodes: dict[str, NodeState] = {}
+        self.gone: dict[str, dict[str, Any]] = {}
+        self.reports: list[str] = []
+        self.keeper = PoolKeeper(config, run_dir, self.nodes, self.send, now)
+        self.desk = TrainerDesk(self)
+        self.step = 0
+        self.steps = config.trainer_config().steps
+        self.started = now()
+        self._counted: tuple[float, float, Tally | None] = (0.0, 0.0, None)
+        self.final_nodes: dict[str, dict[str, Any]] = {}
+        """the nodes as they were when the run ended"""
+        self.final_pool: dict[str, Any] = {}
+        self.provider: Provider | None = None
+        self.finished = trio.Event()
+        self._moved = trio.Event()
+        """set, and replaced, when a node reports or goes"""
+        self.trainer_gone = trio.Event()
+        self._fault: sqlite3.Error | None = None
+        self._faulted = trio.Event()
+
+    def expect_own_engine(self, peer: str) -> None:
+        """`peer` is a node on this machine, with the learner's own engine. To be called before `run`, and before any version."""
+        s = self.config.seeding
+        seeding = Seeding(floor_s=s.floor_s, most_s=s.most_s or math.inf)
+        self.own = OwnEngine(peer, seeding, self.nodes, self.keeper.pool, self.send, self.now)
+        me = self.identity
+        exchange = Exchange(
+            me=me.peer_id, run=self.run_id, head=me.peer_id, head_key=me.public_key, store=self.store, is_source=True,
+            now=self.now, wall=self.wall, on_refusal=self._on_refusal,
+        )  # fmt: skip
+        self.sources.own, self.sources.own_peer = exchange, peer
+        self.rosters.apart.add(peer)
+
+    async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        assert self.rollouts is not None
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.sources.run)
+            await nursery.start(self.peering.run)
+            nursery.start_soon(self.rollouts.score_finished)
+            nursery.start_soon(self.rollouts.keep_dispatched)
+            nursery.start_soon(self.rollouts.keep_balanced)
+            nursery.start_soon(self.rollouts.tokens.run)
+            nursery.start_soon(self._tick)
+            nursery.start_soon(self._until_faulted)
+            if self.provider is not None:
+                nursery.start_soon(self.provider.run)
+            task_status.started()
+
+    @contextmanager
+    def _keeping_books(self) -> Iterator[None]:
+        """Around what a node brings about. A journal that cannot be written (a full disk) is not the node's fault, and would
+        end its link alone: it must end the run, before memory and journal drift apart. The run is resumed from the journal."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            self._fault = error
+            self._faulted.set()
+
+    async def _until_faulted(self) -> None:
+        await self._faulted.wait()
+        assert self._fault is not None
+        raise self._fault
+
+    async def _tick(self) -> None:
+        """Catches what no event announces: a node that went quiet, room that a timeout opened."""
+        ticks = 0
+        while True:
+            await trio.sleep(TICK_S)
+            self.rosters.flush()
+            ticks += 1
+            if ticks % STALL_TICKS == 0:
+                for peer in self.ready_rollouts.take_from_stalled(self.now()):
+                    if peer in self.nodes:
+                        self.nodes[peer].back_off(self.now())
+            self.ready_rollouts.truncate_stuck(self.now())
+            self.keeper.tick(self.ready_rollouts)
+            if self.own is not None:
+                self.own.look(self.ready_rollouts)
+            self.ready_rollouts.need_dispatch()
+
+    # --- nodes -------------------------------------------------------------------------------------------------------
+
+    def node_views(self) -> list[NodeView]:
+        """The dispatcher's view of the nodes."""
+        assert self.rollouts is not None
+        load, now, active = self.rollouts.collector.load, self.now(), self._active
+        return [node.view(load(peer), self.epoch, now, active(peer)) for peer, node in self.nodes.items()]
+
+    def _active(self, peer: str) -> bool:
+        return self.own.generates if self._is_own(peer) and self.own is not None else self.keeper.pool.active(peer)
+
+    def _is_own(self, peer: str) -> bool:
+        return self.own is not None and peer == self.own.peer
+
+    def send(self, peer: str, message: object) -> None:
+        node = self.nodes.get(peer)
+        if node is not None:
+            node.link.post(message)
+
+    def report(self, peer: str, refusal: Refusal) -> None:
+        """Something a node did was refused: said once in the log, kept for the status page."""
+        text = str(refusal.at(peer=peer))
+        log.warning("%s", text)
+        self.reports = [*self.reports[-99:], text]
+
+    async def _on_up(self, link: Link) -> None:
+        old = self.nodes.pop(link.peer, None)
+        if old is not None and self.rollouts is not None:
+            with self._keeping_books():
+                self.rollouts.on_node_lost(link.peer)
+        catalog = self.publisher.catalog()
+        oldest = min((e.version for e in catalog.entries if e.kind != "descriptor"), default=None) if catalog else None
+        self.nodes[link.peer] = NodeState(link, self.now(), oldest, heard=self.now())
+        self.gone.pop(link.peer, None)
+        if not self._is_own(link.peer):
+            self.keeper.pool.joined(link.peer, link.name, self.now())
+        with self._keeping_books():
+            self.journal.record_node(link.peer, link.name)
+        log.info("node %s (%s) joined", link.name, link.peer)
+        self.sources.of(link.peer).add_peer(link.peer, link.post, link.bulk)
+        if catalog is not None:
+            link.post(catalog)
+        self.rosters.changed()
+
+    async def _on_down(self, link: Link, reason: str) -> None:
+        node = self.nodes.get(link.peer)
+        if node is None or node.link is not link:
+            return  # a newer link has taken its place
+        del self.nodes[link.peer]
+        self._wake()
+        self.sources.of(link.peer).remove_peer(link.peer)
+        self.gone[link.peer] = self._describe(node) | {"alive": False, "reason": reason}
+        self.keeper.pool.left(link.peer, self.now())
+        moved = 0
+        with self._keeping_books():
+            self.journal.record_node(link.peer, link.name, node.tokens, node.bytes_from_peers + node.bytes_from_head)
+            moved = self.rollouts.on_node_lost(link.peer) if self.rollouts is not None else 0
+        log.info("node %s (%s) is gone: %s; %d sequences go elsewhere", link.name, link.peer, reason, moved)
+        self.rosters.changed()
+
+    def _wake(self) -> None:
+        self._moved.set()
+        self._moved = trio.Event()
+
+    async def _on_refusal(self, peer: str, refusal: Refusal) -> None:
+        self.report(peer, refusal)
+        if refusal.fatal:
+            await self.peering.close(peer, str(refusal))
+
+    async def _on_message(self, link: Link, message: object) -> None:
+        if self._fault is None:
+            with self._keeping_books():
+                await self._handle(link, message)
+
+    async def _handle(self, link: Link, message: object) -> None:
+        node = self.nodes.get(link.peer)
+        if node is None or node.link is not link or self.rollouts is None:
+            return
+        if isinstance(message, Tokens):  # nearly every message is one
+            accepted = self.rollouts.on_tokens(link.peer, message)
+            node.on_tokens(accepted)
+            self.keeper.pool.accepted(link.peer, accepted)
+            return
+        if isinstance(message, GetParts) and self.publisher.manifest(message.mid) is None:
+            self.send_catalog(link)
+            return
+        if await self.sources.of(link.peer).handle(link.peer, message):
+            return
+        match message:
+            case NodeStatus():
+                self._on_status(node, message)
+            case Installed():
+                self._on_installed(node, message)
+            case Rejected():
+                if message.retryable and message.cause not in (PAST, UPDATING, DRAINING):
+                    node.back_off(self.now())
+                node.draining = node.draining or message.cause == DRAINING
+                self.rollouts.on_rejected(link.peer, message)
+            case Terms() if self._is_own(link.peer):
+                pass  # the learner's machine has its price in the config
+            case Terms() if message.sound:
+                self.keeper.on_terms(link.peer, message)
+            case Terms():
+                why = f"no prices (0 <= idle <= active <= {MAX_PRICE:g}): {message}"
+                await self._on_refusal(link.peer, Refusal(why, fatal=True))
+            case GetCatalog():
+                self.send_catalog(link)
+            case Report():
+                # Weighed by a person for now: one node's word never evicts another.
+                what = Refusal(f"{link.name} reports: {message.reason}", peer=message.peer, version=message.version)
+                self.report(message.peer, what)
+            case Bye():
+                node.draining = True
+                self._wake()
+                if not message.draining:
+                    link.post(Bye("everything of yours is here", done=False))
+            case _:
+                await self._on_refusal(link.peer, Refusal(f"a node does not send {type(message).__name__}", fatal=True))
+
+    def send_catalog(self, link: Link) -> None:
+        catalog = self.publisher.catalog()
+        if catalog is not None:
+            link.post(catalog)
+
+    def _on_status(self, node: NodeState, message: NodeStatus) -> None:
+        was_open = node.ready and not node.updating and node.version == message.version
+        node.on_status(message, self.now())
+        self._wake()
+        if self.rollouts is not None:
+            seen = node.believed(message, self.rollouts.collector.load(node.link.peer))
+            if seen is not None:
+                self.rollouts.steering.observe(node.link.peer, *seen)
+        if node.ready and not node.updating and not was_open and self.rollouts is not None:
+            self.rollouts.need_dispatch()
+
+    def _on_installed(self, node: NodeState, message: Installed) -> None:
+        expected = self.publisher.state_digest(message.version)
+        node.on_installed(message, expected, self.publisher.current)
+        if not node.digest_ok:
+            self.report(node.link.peer, Refusal("installed state has another digest", version=message.version))
+        if self._is_own(node.link.peer):
+            return  # how long others wait for a version is another matter
+        took = self.publisher.installed(node.link.peer, message.version, min(message.bytes_from_peers, MAX_BYTES))
+        self.keeper.pool.received(node.link.peer, min(message.bytes_from_peers, MAX_BYTES))
+        if took is not None:
+            self.keeper.pool.installed(node.link.peer, took, self.now())
+
+    @property
+    def ready_rollouts(self) -> Rollouts:
+        if self.rollouts is None:
+            raise ShoalError("the head is not ready yet")
+        return self.rollouts
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    async def farewell(self, reason: str) -> None:
+        """Let the nodes reach the last version, then tell them that the run is over."""
+        with trio.move_on_after(FAREWELL_S):
+            while any(self.still_follows(n) and n.version != self.publisher.current for n in self.nodes.values()):
+                await self._moved.wait()
+        self.final_nodes = {p: self._describe(n) for p, n in self.nodes.items()}
+        self.final_pool = self._pool()
+        self.keeper.keep()
+        for node in self.nodes.values():
+            node.link.post(Bye(reason, done=True))
+        with trio.move_on_after(5.0):
+            while self.nodes:
+                await self._moved.wait()
+
+    def still_follows(self, node: NodeState) -> bool:
+        return not node.draining and not self.keeper.pool.sleeps(node.link.peer)
+
+    # --- what a person sees ------------------------------------------------------------------------------------------
+
+    def _tally(self) -> Tally:
+        """Trajectories by what became of them, counted afresh in the journal. After 10^6 groups that takes half a
+        second of the event loop, so a count is used for some twenty times as long as it took to make."""
+        made, cost, tally = self._counted
+        now = self.now()
+        if tally is None or now - made >= 20 * cost or self.finished.is_set():
+            began = time.perf_counter()
+            tally = self.journal.counts().trajectories
+            self._counted = (now, time.perf_counter() - began, tally)
+        return tally
+
+    def _describe(self, node: NodeState) -> dict[str, Any]:
+        more = self.own.describe() if self.own is not None and self._is_own(node.link.peer) else {}
+        return self.keeper.describe(node) | more
+
+    def _pool(self) -> dict[str, Any]:
+        return self.keeper.pool.status(self.now()) | {"asked": self.provider.said if self.provider is not None else ""}
+
+    def status(self) -> dict[str, Any]:
+        """Everything `shoal status` shows, as plain values."""
+        self.publisher.count_traffic()
+        tally = self._tally()
+        live = {p: self._describe(n) for p, n in self.nodes.items()}
+        nodes = self.final_nodes or live
+        return {
+            "run": self.run_id, "epoch": self.epoch, "pid": os.getpid(), "trainer_pid": self.desk.trainer_pid,
+            "step": self.step, "steps": self.steps, "seconds": self.now() - self.started,
+            "version": str(self.publisher.current) if self.publisher.current else None,
+            "nodes": [*nodes.values(), *(g for p, g in self.gone.items() if p not in nodes)],
+            "max_staleness": self.config.rollout.max_staleness,
+            "max_staleness_seen": self.rollouts.max_staleness_seen if self.rollouts else 0,
+            "trajectories": {
+                "reserved": tally.reserved, "consumed": tally.consumed, "aborted": tally.aborted,
+                "outstanding": tally.outstanding + tally.finished, "lost": tally.lost,
+            },
+            "moved": dict(self.rollouts.steering.moves) if self.rollouts else {},
+            "resumed": {
+                "groups": self.rollouts.resumed_groups if self.rollouts else 0,
+                "tokens": self.rollouts.resumed_tokens if self.rollouts else 0,
+            },
+            "pool": self.final_pool or self._pool(),
+            "seeding": self.own.status() if self.own is not None else {},
+            "redundancy": self.rollouts.redundancy.status() if self.rollouts else {},
+            **self.publisher.history.summary(),
+            "metrics": self.desk.latest,
+            "evals": {str(step): value for step, value in self.desk.evals.items()},
+            "reports": self.reports[-10:],
+        }  # fmt: skip

@@ -1,0 +1,129 @@
+"""The learner's own engine: a node on the trainer's device. It generates in its turns, else the trainer has the device.
+
+Thin shell: whose turn it is is `economy.turns`'s business, what the node is given the dispatcher's. When its turn is over it
+hands back what it holds, tokens and all, and others go on from there. Must not know the trainer's socket or processes.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import trio
+
+from learner.economy.local_rollout import Seeding
+from learner.economy.pool import Pool
+from learner.economy.turns import Turns
+from learner.head.node_state import NodeState
+from learner.rollouts.controller import Rollouts
+from learner.trajectory import Group
+from p2p.protocol.messages import Activate, Interrupt
+
+log = logging.getLogger("shoal.own_engine")
+
+NAME = "own-engine"
+
+LOOK_S = 0.02
+"""While the trainer waits for its turn."""
+
+HAND_BACK_S = 5.0
+"""An engine that has not handed over by then: the trainer begins all the same, and it is said."""
+
+
+class OwnEngine:
+    """`peer`: its node's; `nodes` and `pool`: the head's, of the other nodes."""
+
+    def __init__(
+        self, peer: str, seeding: Seeding, nodes: Mapping[str, NodeState], pool: Pool, send: Callable[[str, object], None],
+        now: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self.peer, self.turns = peer, Turns(seeding)
+        self._nodes, self._pool, self._send, self._now = nodes, pool, send, now
+        self._waits = False
+        """the trainer has nothing to do"""
+        self._off_at = -math.inf
+        self._begun = False
+        self.last: dict[str, float] = {}
+        """of the last step, as metrics"""
+
+    @property
+    def generates(self) -> bool:
+        return self.turns.on
+
+    def begin(self, rollouts: Rollouts) -> None:
+        """The trainer is about to begin a step; the one before is over."""
+        turns = self.turns
+        if self._begun:
+            self.last = {
+                "seeding/seconds": turns.seeded_s, "seeding/trainer_wait_s": turns.waited_s,
+                "seeding/remote_wait_s": turns.remote_wait_s,
+            }  # fmt: skip
+            self.last["seeding/next_s"] = turns.stepped(holds=self._pool.enough)
+        self._begun = True
+        turns.begin(self._now(), self._remote(rollouts))
+
+    async def next_groups(self, rollouts: Rollouts, step: int, seen: int) -> tuple[tuple[Group, ...], bool]:
+        """As `Rollouts.next_groups`, with the device free for the trainer when it returns."""
+        await self._free(rollouts)
+        began, seeded = self._now(), self.turns.seeded_s
+        self._waits = True
+        try:
+            found = await rollouts.next_groups(step, seen)
+        finally:
+            self._waits = False
+        self.turns.waited(max(0.0, self._now() - began - (self.turns.seeded_s - seeded)))
+        await self._free(rollouts)
+        return found
+
+    async def _free(self, rollouts: Rollouts) -> None:
+        while True:
+            self.look(rollouts)
+            if not self.turns.on:
+                load = rollouts.collector.load(self.peer)
+                if not load:
+                    return
+                if self._now() - self._off_at > HAND_BACK_S:
+                    log.warning("the learner's own engine still holds %d sequences; the trainer begins all the same", load)
+                    return
+            await trio.sleep(LOOK_S)
+
+    def look(self, rollouts: Rollouts) -> None:
+        """Whose turn it is now; to be called every now and then."""
+        now, node, was = self._now(), self._nodes.get(self.peer), self.turns.on
+        remote, load = self._remote(rollouts), rollouts.collector.load
+        back = rollouts.held_back
+        idle = [p for p in remote if load(p) < self._nodes[p].capacity] if back else []
+        on = self.turns.look(
+            now, able=node is not None and node.serves(rollouts.epoch, now), remote=remote,
+            whole=rollouts.ledger.ready(rollouts.ledger.step), plenty=back and not load(self.peer), waits=self._waits,
+            idle=len(idle) / len(remote) if remote else 0.0,
+        )  # fmt: skip
+        if on == was:
+            return
+        if on:
+            self._send(self.peer, Activate("active", self.turns.why))
+            rollouts.need_dispatch()
+            return
+        self._off_at = now
+        self._send(self.peer, Activate("warm", "the trainer's turn"))
+        if held := rollouts.collector.working(self.peer):
+            self._send(self.peer, Interrupt(tuple(held)))
+
+    def _remote(self, rollouts: Rollouts) -> Sequence[str]:
+        now, epoch = self._now(), rollouts.epoch
+        return [p for p, n in self._nodes.items() if p != self.peer and self._pool.active(p) and n.serves(epoch, now)]
+
+    def status(self) -> dict[str, Any]:
+        """Plain values for the status page."""
+        return {
+            "there": self.peer in self._nodes, "generates": self.turns.on, "why": self.turns.why if self.turns.on else "",
+            "next_s": self.turns.seeding.seed_s, "last": dict(self.last),
+        }  # fmt: skip
+
+    def describe(self) -> dict[str, Any]:
+        """Its part in its node's row."""
+        active = self.turns.on
+        why = self.turns.why or "while others are too few"
+        return {"activity": "active" if active else "warm", "why": why if active else "the trainer's turn", "why_active": why}

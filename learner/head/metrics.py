@@ -1,0 +1,56 @@
+"""metrics.jsonl, and what the network adds to the trainer's numbers. Must not know sockets or torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from learner.head.node_state import NodeState
+from learner.publish.published import History
+from p2p.version import Version
+
+
+class MetricsLog:
+    """One JSON object a line, appended; NaN and infinity become null, since JSON has neither."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._file = open(run_dir / "metrics.jsonl", "a", encoding="utf-8")  # lives as long as the head
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+        self._file.write(json.dumps(clean) + "\n")
+        self._file.flush()
+
+
+def network_metrics(
+    history: History, nodes: Sequence[NodeState], current: Version | None
+) -> dict[str, Any]:
+    """`broadcast/*`, `node/*` and `pool/*` of the newest version that every live node has installed, or else the newest."""
+    out: dict[str, Any] = {"pool/live": len(nodes), "pool/active": sum(n.ready for n in nodes)}
+    if nodes and current is not None:
+        out["node/pause_s"] = max(n.pause_s for n in nodes)
+        out["node/apply_s"] = max(n.apply_s for n in nodes)
+        out["node/version_lag"] = max(current.step - n.version.step for n in nodes)
+        out["node/tokens_per_s"] = sum(n.tokens_per_s for n in nodes)
+    sealed = [p for p in history.recent if p.sealed and p.kind == "delta"]
+    if not sealed:
+        return out
+    peers = {n.link.peer for n in nodes}
+    spread = next((p for p in reversed(sealed) if peers and peers <= p.installed.keys()), sealed[-1])
+    out |= {
+        "broadcast/step": spread.version.step,
+        "broadcast/bytes": spread.size,
+        "broadcast/density": spread.changed / max(1, spread.words),
+        "broadcast/ratio": spread.size / history.anchor_bytes if history.anchor_bytes else 0.0,
+        "broadcast/encode_s": spread.encode_s,
+        "broadcast/seed_egress_bytes": spread.sent,
+        "broadcast/peer_bytes": spread.peer_bytes,
+    }
+    if spread.installed:
+        out["broadcast/p50_s"] = median(spread.installed.values())
+        out["broadcast/max_s"] = max(spread.installed.values())
+    return out

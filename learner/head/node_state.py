@@ -1,0 +1,133 @@
+"""What the head knows of one live node, from what the node says of itself. Must not know sockets or decisions."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from learner.dispatch.dispatcher import NodeView
+from p2p.membership.peering import Link
+from p2p.protocol.messages import Installed, NodeStatus
+from p2p.version import Version
+
+STATUS_SILENCE_S = 30.0
+"""A node whose link lives but which has not reported for so long gets no new work."""
+
+BACKOFF_S = (0.5, 30.0)
+"""A node that gives work back unmade gets no new work for so long: doubled each time up to the second, until a token
+comes from it. Else the one that declines fastest always looks idle, and draws everything."""
+
+MAX_CAPACITY = 4096
+"""Sequences at once that a node is believed to decode; no engine does more, and a liar could hoard that many."""
+
+DELIVERY_S = (2.0, 5.0)
+"""What a node delivers is counted over the last of so many seconds; over less than the first it says nothing."""
+
+DELIVERED = 1.5
+"""It is believed to be so many times as fast as it delivers: tokens come in batches, its own count is as old as its status."""
+
+MAX_BYTES = 1 << 53
+"""What a node's own counters of bytes are believed up to: sums of them must fit wherever they are kept."""
+
+NO_VERSION = Version(0, 0)
+"""what a node that has installed nothing reports"""
+
+
+@dataclass
+class NodeState:
+    """One node. Times are on the head's clock; `bytes_*` count chunk payload of the versions it installed."""
+
+    link: Link
+    joined: float
+    reading_from: Version | None
+    """oldest version it may still ask for while it catches up"""
+    version: Version = NO_VERSION
+    digest_ok: bool = False
+    ready: bool = False
+    capacity: int = 0
+    tokens_per_s: float = 0.0
+    tokens: int = 0
+    pause_s: float = 0.0
+    apply_s: float = 0.0
+    transfer_s: float = 0.0
+    """receiving and decoding of the last version"""
+    bytes_from_head: int = 0
+    bytes_from_peers: int = 0
+    sent_bytes: int = 0
+    """chunk payload that it has sent, as it says"""
+    kv_tokens: int = 0
+    """tokens that its engine can hold, as it says; 0: it does not say"""
+    pid: int = 0
+    rss_bytes: int = 0
+    heard: float = 0.0
+    draining: bool = False
+    updating: bool = False
+    """it finishes what it runs before it commits a newer version"""
+    not_before: float = 0.0
+    """no new work before this time"""
+    backoff_s: float = 0.0
+
+    _arrived: deque[tuple[float, int]] = field(default_factory=deque, init=False, repr=False)
+    """(time, tokens accepted until then) at each status of the last DELIVERY_S"""
+
+    def on_status(self, message: NodeStatus, now: float) -> None:
+        self._arrived.append((now, self.tokens))
+        while len(self._arrived) > 2 and now - self._arrived[1][0] >= DELIVERY_S[1]:
+            self._arrived.popleft()
+        self.ready, self.capacity, self.heard = message.ready, min(message.capacity, MAX_CAPACITY), now
+        self.version, self.tokens_per_s, self.updating = message.version, message.tokens_per_s, message.updating
+        self.pid, self.rss_bytes = message.pid, message.rss_bytes
+        self.sent_bytes = min(message.sent_bytes, MAX_BYTES)
+        self.kv_tokens = max(0, min(message.kv_tokens, MAX_BYTES))
+
+    def on_installed(self, message: Installed, expected: bytes | None, current: Version | None) -> None:
+        """`expected` is the version's state digest (None when there is no such version), `current` the newest one."""
+        self.digest_ok = expected is not None and expected == message.state_digest
+        self.pause_s, self.apply_s, self.transfer_s = message.pause_s, message.apply_s, message.transfer_s
+        self.bytes_from_head = min(self.bytes_from_head + message.bytes_from_head, MAX_BYTES)
+        self.bytes_from_peers = min(self.bytes_from_peers + message.bytes_from_peers, MAX_BYTES)
+        self.reading_from = None if current is not None and message.version >= current else message.version
+
+    def on_tokens(self, accepted: int) -> None:
+        self.tokens += accepted
+        if accepted:
+            self.backoff_s = 0.0
+
+    def believed(self, message: NodeStatus, load: int) -> tuple[int, float] | None:
+        """(running, tokens per second) as far as its status is borne out by what we hold of it: `load` requests, and the tokens
+        that arrived. None when that says too little. Who says that it is faster than it delivers must not draw work."""
+        (began, before), (now, after) = self._arrived[0], self._arrived[-1]
+        least = min(load, self.capacity) / 2
+        if now - began < DELIVERY_S[0] or not least <= message.running <= load:
+            return None
+        return message.running, min(message.tokens_per_s, DELIVERED * (after - before) / (now - began))
+
+    def back_off(self, now: float) -> None:
+        """It gave work back, or sat on it."""
+        if now >= self.not_before:
+            self.backoff_s = min(max(2 * self.backoff_s, BACKOFF_S[0]), BACKOFF_S[1])
+            self.not_before = now + self.backoff_s
+
+    def serves(self, epoch: int, now: float) -> bool:
+        """Whether it generates for this epoch, if it is asked to."""
+        return self.ready and not self.draining and self.version.epoch == epoch and now - self.heard < STATUS_SILENCE_S
+
+    def view(self, load: int, epoch: int, now: float, active: bool = True) -> NodeView:
+        """For the dispatcher; `load` requests are with this node."""
+        live = self.ready and self.version.epoch == epoch and now - self.heard < STATUS_SILENCE_S and now >= self.not_before
+        return NodeView(
+            self.link.peer, self.version, min(load, self.capacity), max(0, load - self.capacity), self.capacity,
+            self.tokens_per_s, live=live, draining=self.draining or self.updating or not active, room=float(self.kv_tokens),
+        )  # fmt: skip
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values for the status page."""
+        return {
+            "peer": self.link.peer, "name": self.link.name, "alive": True, "version": str(self.version),
+            "digest_ok": self.digest_ok, "ready": self.ready, "tokens": self.tokens, "tokens_per_s": self.tokens_per_s,
+            "bytes_from_learner": self.bytes_from_head, "bytes_from_peers": self.bytes_from_peers,
+            "pause_s": self.pause_s, "apply_s": self.apply_s, "transfer_s": self.transfer_s, "capacity": self.capacity,
+            "pid": self.pid, "rss_bytes": self.rss_bytes, "draining": self.draining,
+            "updating": self.updating, "kv_tokens": self.kv_tokens,
+        }  # fmt: skip

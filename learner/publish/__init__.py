@@ -1,0 +1,1 @@
+"""What the trainer encodes becomes a signed version of the swarm."""

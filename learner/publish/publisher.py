@@ -1,0 +1,246 @@
+"""The head's side of publishing: signs what the trainer encodes, offers it to the swarm, keeps what joiners may need.
+
+Must not know rollouts, rewards or torch. The trainer computes digests, the head signs; the chunks are already in the
+store, which both share.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import blake3
+import msgpack
+
+from learner.client.messages import Begin, SealVersion, SegmentDone
+from learner.publish.exchanges import Sources
+from learner.publish.published import History, Published
+from p2p.broadcast.exchange import Exchange
+from p2p.codec import encode_segment
+from p2p.errors import ShoalError
+from p2p.identity import Identity
+from p2p.layout import Layout
+from p2p.limits import MAX_SEGMENT
+from p2p.protocol.descriptor import descriptor_layout
+from p2p.protocol.messages import Catalog, CatalogEntry
+from p2p.version import Version
+from p2p.weights.encode import chunk_bytes_for
+from p2p.weights.manifest import CODEC, DELTAS, MAX_LIFETIME_S, Header, Manifest, ManifestSigner
+from p2p.weights.state import FlatState, state_digest
+
+log = logging.getLogger("shoal.publisher")
+
+LIFETIME_S = 30 * 24 * 3600
+"""A version's expiry: longer than any run pauses, short enough that a leaked chunk cache ages out. The model descriptor
+is signed once an epoch, every joiner needs it, and it lives as long as a manifest may."""
+
+STRAGGLER_STEPS = 64
+"""A node further behind than this is not waited for: it will take an anchor."""
+
+DIGESTS = 4096
+"""Versions whose state digest is remembered, to check what nodes say they installed."""
+
+FIRST_DELTA = 32
+"""A run's first delta is taken to be so many times smaller than the state: RL at small learning rates changes a few percent."""
+
+
+class Publisher:
+    """Signs and offers one epoch's versions."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        run: str,
+        run_dir: Path,
+        exchange: Exchange | Sources,
+        *,
+        epoch: int,
+        segment_bytes: int,
+        chunk_bytes: int,
+        now: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        self._identity, self._run, self._run_dir, self._exchange = identity, run, run_dir, exchange
+        self.epoch, self.segment_bytes, self.chunk_bytes = epoch, segment_bytes, chunk_bytes
+        self._now, self._wall = now, wall
+        self.history = History(lambda p: p.mid not in self._by_mid)
+        self.current: Version | None = None
+        self._signers: dict[bytes, ManifestSigner] = {}
+        self._layouts: dict[str, Layout] = {}
+        self._by_mid: dict[bytes, Published] = {}
+        self._digests: dict[Version, bytes] = {}
+        self._sizes: dict[str, int] = {}
+        """kind -> bytes of the last version of it"""
+
+    # --- making ------------------------------------------------------------------------------------------------------
+
+    def offer_descriptor(self, blob: bytes) -> None:
+        """Make the model descriptor available to joiners."""
+        layout, words = descriptor_layout(blob)
+        state = FlatState.in_memory(layout)
+        state.write_tensor(layout.tensors[0].name, words)
+        signer = self._open("descriptor", Version(self.epoch, 0), None, b"", layout, announce=False)
+        chunk_bytes = signer.header.chunk_bytes
+        for segment in layout.segments(self.segment_bytes):
+            payload, _ = encode_segment(state.words(segment), None)
+            pieces = [payload[i : i + chunk_bytes] for i in range(0, len(payload), chunk_bytes)]
+            digests = []
+            for piece in pieces:
+                digest = blake3.blake3(piece).digest()
+                self._exchange.store.put_trusted(digest, piece)
+                digests.append(digest)
+            self._segment(signer, segment.index, len(payload), tuple(digests), announce=False)
+        tensor_digests = state.tensor_digests()
+        self._seal(signer, tensor_digests, state_digest(layout, tensor_digests), announce=False)
+
+    def begin(self, message: Begin) -> tuple[bytes, int]:
+        """A version is about to come from the trainer; its header leaves at once. Returns the manifest's id and the bytes of
+        its chunks."""
+        version = Version(self.epoch, message.step)
+        base = None if message.base is None else Version(message.base_epoch or self.epoch, message.base)
+        base_digest = message.base_digest
+        if message.kind == "delta":
+            found = None if base is None else self._digests.get(base)
+            if found is None or base_digest not in (b"", found):
+                raise ShoalError(f"version {version} is a delta against {base}, which was not published in this epoch")
+            base_digest = found
+        layout = self._layout(message.layout_file)
+        # Anchors and cumulative deltas are fetched by those who need one; a delta goes to everybody who follows.
+        signer = self._open(message.kind, version, base, base_digest, layout, announce=message.kind == "delta")
+        return signer.mid, signer.header.chunk_bytes
+
+    def _chunk_bytes(self, kind: str, layout: Layout) -> int:
+        """The header leaves before anything is encoded, so what a version will have is guessed: what the last of its kind had."""
+        guess = layout.nbytes // FIRST_DELTA if kind in DELTAS else layout.nbytes
+        return self.chunk_bytes or chunk_bytes_for(self._sizes.get(kind, guess))
+
+    def segment(self, message: SegmentDone) -> None:
+        signer = self._signer(message.mid)
+        digests = tuple(message.digests[i : i + 32] for i in range(0, len(message.digests), 32))
+        published = self._by_mid[message.mid]
+        published.changed += message.changed
+        published.words += message.words
+        self._segment(signer, message.index, message.size, digests, announce=published.kind == "delta")
+
+    def seal(self, message: SealVersion) -> Published:
+        """The version is whole: it is the current one from here on."""
+        signer = self._signer(message.mid)
+        published = self._by_mid[message.mid]
+        published.encode_s = message.encode_s
+        digests = [message.tensor_digests[i : i + 16] for i in range(0, len(message.tensor_digests), 16)]
+        self._seal(signer, digests, message.state_digest, announce=published.kind == "delta")
+        known = self._digests.setdefault(published.version, message.state_digest)
+        while len(self._digests) > DIGESTS:
+            del self._digests[next(iter(self._digests))]
+        if known != message.state_digest:
+            raise ShoalError(f"version {published.version} was published with two different states")
+        if self.current is None or published.version > self.current:
+            self.current = published.version
+        return published
+
+    def _open(
+        self, kind: str, version: Version, base: Version | None, base_digest: bytes, layout: Layout, *, announce: bool
+    ) -> ManifestSigner:
+        created = int(self._wall())
+        header = Header(
+            self._run, version, kind, base, base_digest, CODEC, min(self.segment_bytes, MAX_SEGMENT),
+            self._chunk_bytes(kind, layout), created, created + (MAX_LIFETIME_S if kind == "descriptor" else LIFETIME_S), layout,
+        )  # fmt: skip
+        signer = ManifestSigner(self._identity, header)
+        self._signers[signer.mid] = signer
+        published = Published(signer.mid, kind, version, base, began=self._now(), base_digest=base_digest)
+        self._by_mid[signer.mid] = published
+        if kind != "descriptor":
+            self.history.add(published)
+        self._exchange.offer(signer.header_part, announce=announce)
+        return signer
+
+    def _segment(
+        self, signer: ManifestSigner, index: int, size: int, digests: tuple[bytes, ...], *, announce: bool
+    ) -> None:
+        part = signer.record(index, size, digests)
+        self._by_mid[signer.mid].size += size
+        self._exchange.extend(signer.mid, part, announce=announce)
+
+    def _seal(self, signer: ManifestSigner, tensor_digests: list[bytes], digest: bytes, *, announce: bool) -> None:
+        published = self._by_mid[signer.mid]
+        published.state_digest = digest
+        self._exchange.extend(signer.mid, signer.seal(tensor_digests, digest), announce=announce)
+        published.sealed = self._now()
+        self._sizes[published.kind] = published.size
+        if published.kind != "descriptor":
+            self.history.seal(published)
+
+    def _signer(self, mid: bytes) -> ManifestSigner:
+        signer = self._signers.get(mid)
+        if signer is None:
+            raise ShoalError(f"no manifest {mid.hex()[:12]} was begun")
+        return signer
+
+    def _layout(self, file: str) -> Layout:
+        layout = self._layouts.get(file)
+        if layout is None:
+            path = (self._run_dir / file).resolve()
+            if not path.is_relative_to(self._run_dir.resolve()):
+                raise ShoalError(f"tensor table {file} is outside the run directory")
+            layout = self._layouts[file] = Layout.from_wire(msgpack.unpackb(path.read_bytes()))
+        return layout
+
+    # --- keeping -----------------------------------------------------------------------------------------------------
+
+    def catalog(self) -> Catalog | None:
+        """What a joiner may fetch; None before the epoch's first version is whole."""
+        if self.current is None:
+            return None
+        entries = [
+            CatalogEntry(p.mid, p.kind, p.version, p.base, p.base_digest, p.state_digest, p.size if p.sealed else 0)
+            for p in self._by_mid.values()
+            if p.kind == "delta" or p.sealed
+        ]
+        return Catalog(self.current, tuple(entries))
+
+    def state_digest(self, version: Version) -> bytes | None:
+        return self._digests.get(version)
+
+    def installed(self, peer: str, version: Version, peer_bytes: int) -> float | None:
+        """`peer` reports that it serves `version`; how long after its beginning, when it is recent."""
+        published = self.history.find(version)
+        if published is None:
+            return None
+        published.peer_bytes += peer_bytes
+        return published.installed.setdefault(peer, self._now() - published.began)
+
+    def count_traffic(self) -> None:
+        """Bring `Published.sent` up to date."""
+        for mid, published in self._by_mid.items():
+            spread = self._exchange.spreads.get(mid)
+            if spread is not None:
+                published.sent = spread.traffic.sent
+
+    def prune(self, readers: Iterable[Version]) -> list[Version]:
+        """Drop manifests that nobody can need: older than the newest anchor and than every reader.
+
+        `readers` are the versions that live nodes hold, or, for one that is catching up, the oldest it was offered.
+        Returns the versions dropped.
+        """
+        anchors = [p.version for p in self._by_mid.values() if p.kind == "anchor" and p.sealed]
+        if not anchors or self.current is None:
+            return []
+        newest = max(anchors)
+        near = [v for v in readers if v.epoch == self.epoch and self.current.step - v.step <= STRAGGLER_STEPS]
+        keep_from = min([newest, *near])
+        self.count_traffic()
+        dropped = []
+        for mid, published in list(self._by_mid.items()):
+            if published.kind == "descriptor" or published.version >= keep_from or mid not in self._exchange.spreads:
+                continue
+            self._exchange.store.drop(self._exchange.forget(mid))
+            self._signers.pop(mid, None)
+            del self._by_mid[mid]
+            dropped.append(published.version)
+        return dropped
+
+    def manifest(self, mid: bytes) -> Manifest | None:
+        spread = self._exchange.spreads.get(mid)
+        return None if spread is None else spread.manifest

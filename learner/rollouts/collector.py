@@ -1,0 +1,449 @@
+"""Gathers the tokens of every outstanding trajectory, whichever nodes they come from.
+
+Pure: no clock, network, ledger, reward or tokenizer. Events in (`tokens`, `declined`, `node_lost`), outcomes out. What a group
+and its members are, and what their requests are called, is in `members`.
+
+A trajectory is a member of a group. It is worked on by at most one node at a time; each hand-over is a new **attempt**, so
+tokens of an earlier attempt that are still under way are recognised and ignored. What a node sent before it was lost stays: the
+next attempt carries it as a prefix (token-level collection and migration, RLBoost, arXiv 2510.19225), so a dead node costs one
+prefill, never a token.
+
+Whether a trajectory has ended follows from its tokens (a stop token, or the budget used up), never from a node's word
+alone: a node that claims an end the tokens do not show is refused, and one that dies between its last token and its
+last event costs nothing. Two things end a trajectory that its tokens do not: a group with members beyond need (`extra`;
+StaleFlow's N' > N, arXiv 2601.12784) is whole with those that end first, and `cut` ends a group where it stands.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from learner.dispatch.dispatcher import Request
+from learner.dispatch.forecast import GroupState, MemberState
+from learner.journal.records import IDS, LOGPROBS, Piece, Unwritten
+from learner.rollouts.group import MIN_LOGPROB, end, fault, generate, has_ended, parse_request
+from learner.rollouts.group import Group as _Group
+from learner.rollouts.group import Member as _Member
+from learner.rollouts.group import min_version as _min_version
+from learner.rollouts.group import request_name as _name
+from learner.rollouts.outcomes import (
+    TRUNCATED,
+    Accepted,
+    Cancel,
+    FinishedGroup,
+    GroupAborted,
+    Ignored,
+    Outcome,
+    Refused,
+    Requeued,
+    Sample,
+    Sampling,
+    Standing,
+)
+from p2p.errors import Refusal
+from p2p.protocol.messages import TokenRun
+from p2p.protocol.rollout import MAX_LOGPROB, Generate, TokenEvent
+from p2p.version import Version
+
+FAILURE_BUDGET = 8
+"""Refusals of misbehaving nodes that one trajectory survives. Its own prompt may be what breaks them, so it must end;
+eight failures on a healthy one are not chance, since the dispatcher avoids nodes that failed it before."""
+
+
+class Collector:
+    """All outstanding groups. `vocab_size` bounds token ids; versions are known once `published` was told of them.
+
+    Group ids below `first_group` belong to an earlier epoch: their late tokens are ignored, and `restore_group` may take
+    them up again. `unwritten` holds what was accepted and is not in the journal yet; whoever keeps one empties it.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int | None = None,
+        failure_budget: int = FAILURE_BUDGET,
+        first_group: int = 0,
+        first_attempt: int = 0,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.failure_budget = failure_budget
+        self.first_attempt = first_attempt
+        self.unwritten = Unwritten()
+        self.tokens_by_node: dict[str, int] = {}
+        self.failures_by_node: dict[str, int] = {}
+        """what the head weighs before it drops a node"""
+        self._groups: dict[int, _Group] = {}
+        self._last_group = first_group - 1
+        self._published: set[Version] = set()
+        self._by_node: dict[str, set[tuple[int, int]]] = {}
+        """node -> (group id, member) it works on"""
+        self._held: dict[str, tuple[_Group, int, _Member]] = {}
+        """request id -> what a node works on under it"""
+
+    # ---- work to do
+
+    def published(self, version: Version) -> None:
+        """Tokens of this version may arrive from now on. Tokens of a version never published are refused: a node
+        could otherwise claim to be fresher than it is."""
+        self._published.add(version)
+
+    def open_group(
+        self,
+        group_id: int,
+        task_index: int,
+        prompt_ids: Sequence[int],
+        version: Version,
+        seeds: Sequence[int],
+        sampling: Sampling,
+        *,
+        exact: bool = False,
+        extra: int = 0,
+    ) -> tuple[str, ...]:
+        """Start a reserved group with one member a seed. Its request ids, all waiting for a node. `exact`: all of its tokens
+        are to be of `version`; when no node serves that any more, what is unfinished waits until the caller aborts it. With
+        `extra`, the group is whole once all but so many members have ended: with these, in order of member.
+
+        Group ids must grow, so that any smaller unknown id is known to be over. ValueError otherwise.
+        """
+        if group_id <= self._last_group:
+            raise ValueError(f"group {group_id} comes after group {self._last_group}")
+        if len(seeds) <= extra or not prompt_ids or sampling.max_new_tokens < 1:
+            raise ValueError(f"group {group_id} has no members, no prompt or no token budget")
+        if version not in self._published:
+            raise ValueError(f"group {group_id}: version {version} was not published")
+        self._last_group = group_id
+        members = [_Member(seed, attempt=self.first_attempt) for seed in seeds]
+        pin = version if exact else None
+        self._groups[group_id] = _Group(group_id, task_index, version, tuple(prompt_ids), sampling, members, pin, extra)
+        return tuple(_name(group_id, m, self.first_attempt) for m in range(len(members)))
+
+    def restore_group(
+        self,
+        group_id: int,
+        task_index: int,
+        prompt_ids: Sequence[int],
+        version: Version,
+        seeds: Sequence[int],
+        sampling: Sampling,
+        members: Sequence[Sequence[Piece]],
+        *,
+        extra: int = 0,
+    ) -> FinishedGroup | None:
+        """Go on with a group of an earlier epoch, each member from the last token that the journal has of it. The group
+        itself when every member (all but `extra`) had ended: then nothing is left to generate.
+
+        ValueError for a group id of this epoch, or pieces that do not follow each other from 0 on.
+        """
+        if group_id > self._last_group or group_id in self._groups:
+            raise ValueError(f"group {group_id} is not of an earlier epoch, or was taken up already")
+        if len(seeds) <= extra or not prompt_ids or len(seeds) != len(members):
+            raise ValueError(f"group {group_id} has {len(seeds)} seeds and {len(members)} members")
+        group = _Group(group_id, task_index, version, tuple(prompt_ids), sampling, [], extra=extra)
+        for seed, pieces in zip(seeds, members, strict=True):
+            member = _Member(seed, attempt=self.first_attempt + 1)  # a second attempt, for the dispatcher
+            for piece in pieces:
+                member.completion.add(piece.event())
+                member.last_node = piece.node
+            if has_ended(group, member):
+                end(group, member)
+            group.members.append(member)
+        self._groups[group_id] = group
+        return self._whole(group)
+
+    def pending(self) -> list[Request]:
+        """What waits for a node, for the dispatcher."""
+        return [
+            Request(
+                _name(group.group_id, index, member.attempt),
+                group.group_id,
+                group.version,
+                _min_version(group, member),
+                tokens=len(member.completion.ids),
+                attempt=member.attempt - self.first_attempt,
+                avoid=frozenset(member.failed_on),
+                exact_version=group.exact_version,
+                prompt_tokens=len(group.prompt_ids),
+            )
+            for group in self._groups.values()
+            for index, member in enumerate(group.members)
+            if not member.node and not member.completion.finish
+        ]
+
+    def assign(self, request_id: str, node: str) -> Generate:
+        """`node` works on this request from now on; what to send it. KeyError when it does not wait for a node."""
+        group, index, member = self._held[request_id] = self._waiting(request_id)
+        member.node = node
+        self._by_node.setdefault(node, set()).add((group.group_id, index))
+        return generate(group, index, member)
+
+    def to_generate(self, request_id: str) -> Generate:
+        """The request as a node would get it: seed and sampling as in every attempt, the tokens so far as a prefix."""
+        return generate(*self._waiting(request_id))
+
+    def states(self) -> Iterator[GroupState]:
+        """Every unfinished group, for the outlook. A prompt's own length is its feature."""
+        for group in self._groups.values():
+            members = [
+                MemberState(
+                    len(m.completion.ids), bool(m.completion.finish), m.node, _name(group.group_id, index, m.attempt),
+                    _min_version(group, m), stays=group.exact_version is not None,
+                )
+                for index, m in enumerate(group.members)
+            ]  # fmt: skip
+            tokens = len(group.prompt_ids)
+            yield GroupState(group.group_id, group.task_index, tokens, float(tokens), group.version.step, members)
+
+    def task_of(self, group_id: int) -> tuple[int, float]:
+        """(task index, feature) of an unfinished group."""
+        group = self._groups[group_id]
+        return group.task_index, float(len(group.prompt_ids))
+
+    def working(self, node: str) -> list[str]:
+        """Request ids that `node` holds."""
+        return [self._current(key) for key in sorted(self._by_node.get(node, ()))]
+
+    def load(self, node: str) -> int:
+        """How many requests `node` holds."""
+        return len(self._by_node.get(node, ()))
+
+    def progress(self) -> dict[str, dict[str, int]]:
+        """Node -> request id -> completion tokens so far, of everything that nodes hold."""
+        out: dict[str, dict[str, int]] = {}
+        for node, keys in self._by_node.items():
+            out[node] = {self._current(k): len(self._groups[k[0]].members[k[1]].completion.ids) for k in keys}
+        return out
+
+    def standing(self, group_id: int) -> Standing | None:
+        """How far an unfinished group has come; None for any other."""
+        group = self._groups.get(group_id)
+        if group is None:
+            return None
+        ended = tuple(len(m.completion.ids) for m in group.members if m.completion.finish)
+        running = tuple(len(m.completion.ids) for m in group.members if not m.completion.finish)
+        return Standing(ended, running, group.needed - len(ended))
+
+    @property
+    def outstanding(self) -> tuple[int, ...]:
+        """Group ids opened and neither finished nor aborted."""
+        return tuple(self._groups)
+
+    # ---- events
+
+    def extend(self, node: str, run: TokenRun) -> int:
+        """The plain case, which nearly every run is: a sequence goes on where it stands, on the node that holds it, under a
+        version that may make it, and does not end. How many tokens were taken; 0 when it is not so plain: then nothing has
+        changed, and `tokens` decides about the event and says why.
+
+        A thousand nodes send sixteen thousand runs a second, of three tokens: hence bytes to lists at once and built-in
+        functions over them, where `tokens` takes each check by itself.
+        """
+        held = self._held.get(run.request_id)
+        if held is None or run.finish:
+            return 0
+        group, index, member = held
+        size, completion, sampling, version = len(run.ids), member.completion, group.sampling, run.version
+        start, count = len(completion.ids), size // 4
+        if member.node != node or not count or size % 4 or size != len(run.logprobs) or run.start != start:
+            return 0
+        if start + count >= sampling.max_new_tokens:
+            return 0
+        if not completion.spans or completion.spans[-1].version is not version:
+            if version not in self._published or version < _min_version(group, member):
+                return 0
+            if group.exact_version not in (None, version):
+                return 0
+        ids = struct.unpack(f"<{count}I", run.ids)
+        logprobs = struct.unpack(f"<{count}f", run.logprobs)
+        # A sum with a NaN or an infinity in it is one too, where min and max may step over a NaN.
+        if not (min(logprobs) >= MIN_LOGPROB and max(logprobs) <= MAX_LOGPROB and math.isfinite(sum(logprobs))):
+            return 0
+        if max(ids) >= (self.vocab_size or 1 << 31) or any([stop in ids for stop in sampling.stop_ids]):
+            return 0
+        completion.extend(ids, logprobs, version)
+        member.last_node = node
+        self.tokens_by_node[node] = self.tokens_by_node.get(node, 0) + count
+        self.unwritten.add(group.group_id, index, node, start, version, run.ids, run.logprobs)
+        return count
+
+    def tokens(self, node: str, event: TokenEvent) -> Outcome:
+        """Take one event from `node`. Never raises on anything a node can send."""
+        where = parse_request(event.request_id)
+        if where is not None and where[2] < self.first_attempt:
+            return Ignored(event.request_id)  # of an earlier epoch; after a power cut, even of a group that nobody knows
+        if where is None or where[0] > self._last_group:
+            return Refused(self._refuse(node, event, f"no such request {event.request_id!r:.80}"))
+        group_id, index, attempt = where
+        group = self._groups.get(group_id)
+        if group is None:
+            return Ignored(event.request_id)
+        if index >= len(group.members) or attempt > group.members[index].attempt:
+            return Refused(self._refuse(node, event, f"request {event.request_id} was never made"))
+        member = group.members[index]
+        if attempt < member.attempt or member.completion.finish:
+            return Ignored(event.request_id)
+        if member.node != node:
+            return Refused(self._refuse(node, event, f"request {event.request_id} is not with this node"))
+
+        wrong = fault(group, member, event, self._published, self.vocab_size)
+        if wrong is None:
+            try:
+                # The end is ours to tell (see the module's docstring), so the flag is checked and not stored.
+                member.completion.add(replace(event, finish=""))
+            except ValueError as error:
+                wrong = str(error)
+        if wrong is not None:
+            return self._failed(group, index, self._refuse(node, event, f"request {event.request_id}: {wrong}"))
+        count = len(event.ids)
+        if count:
+            member.last_node = node
+            self.tokens_by_node[node] = self.tokens_by_node.get(node, 0) + count
+            packed = np.asarray(event.ids, IDS).tobytes(), np.asarray(event.logprobs, LOGPROBS).tobytes()
+            self.unwritten.add(group_id, index, node, event.start, event.version, *packed)
+        if has_ended(group, member):
+            whole = self._finish(group, index)
+            return Accepted(event.request_id, count, whole, self._let_go(group) if whole is not None else ())
+        if event.finish == "interrupt":
+            old = self._release(group, index)
+            return Requeued(_name(group_id, index, member.attempt), old, None, count)
+        if event.finish in ("error", "abort"):
+            what = f"gave up with {event.finish}: {event.message:.200}"
+            return self._failed(group, index, self._refuse(node, event, f"request {event.request_id}: {what}"), count)
+        return Accepted(event.request_id, count)
+
+    def declined(self, node: str, request_id: str, reason: str, *, retryable: bool, avoid: bool = True) -> Outcome:
+        """`node` would not take the request. Retryable (it is full, draining, stalled, or behind `min_version`) costs the
+        trajectory nothing, and with `avoid` others are asked first from now on; otherwise it counts against the trajectory,
+        whose request may be at fault."""
+        where = parse_request(request_id)
+        group = self._groups.get(where[0]) if where else None
+        if where is None or group is None or where[1] >= len(group.members):
+            return Ignored(request_id)
+        member = group.members[where[1]]
+        if member.attempt != where[2] or member.node != node:
+            return Ignored(request_id)
+        if not retryable:
+            what = f"request {request_id} declined: {reason}"
+            refusal = Refusal(what, peer=node, version=_min_version(group, member))
+            return self._failed(group, where[1], refusal)
+        if avoid:
+            member.failed_on.add(node)
+        old = self._release(group, where[1])
+        return Requeued(self._current((group.group_id, where[1])), old)
+
+    def node_lost(self, node: str) -> list[str]:
+        """The node is gone. Every trajectory it held waits again, with all its tokens: their new request ids."""
+        keys = sorted(self._by_node.get(node, ()))
+        for group_id, index in keys:
+            self._release(self._groups[group_id], index)
+        self._by_node.pop(node, None)
+        return [self._current(key) for key in keys]
+
+    def abort_group(self, group_id: int) -> Cancel:
+        """Forget a group: the (node, request id) that still work on it. KeyError when it is not outstanding."""
+        group = self._groups.pop(group_id)
+        self.unwritten.drop(group_id)
+        return self._let_go(group)
+
+    def cut(self, group_id: int) -> tuple[FinishedGroup, Cancel]:
+        """End a group where it stands: as many of its unfinished members as it needs, those that have made most, end as
+        TRUNCATED. The group, and the (node, request id) that still work on it.
+
+        KeyError when it is not outstanding; ValueError, and nothing changed, when too few members have a token
+        (`Standing.longest`). The journal need not know: after a crash what it has of the group goes on.
+        """
+        group = self._groups[group_id]
+        missing = group.needed - sum(bool(m.completion.finish) for m in group.members)
+        begun = [m for m in group.members if m.completion.ids and not m.completion.finish]
+        if len(begun) < missing:
+            raise ValueError(f"group {group_id} needs {missing} more members, and {len(begun)} have a token")
+        for member in sorted(begun, key=lambda m: -len(m.completion.ids))[:missing]:
+            member.completion.finish = TRUNCATED
+        whole = self._whole(group)
+        assert whole is not None
+        return whole, self._let_go(group)
+
+    # ---- inside
+
+    def _refuse(self, node: str, event: TokenEvent, reason: str) -> Refusal:
+        return Refusal(reason, peer=node, version=event.version)
+
+    def _failed(self, group: _Group, index: int, refusal: Refusal, tokens: int = 0) -> Requeued | GroupAborted:
+        member = group.members[index]
+        member.failures += 1
+        member.failed_on.add(refusal.peer)
+        self.failures_by_node[refusal.peer] = self.failures_by_node.get(refusal.peer, 0) + 1
+        if member.failures >= self.failure_budget:
+            reason = f"member {index} failed {member.failures} times, last on {refusal.peer}: {refusal.reason}"
+            return GroupAborted(group.group_id, reason, self.abort_group(group.group_id), refusal)
+        old = self._release(group, index)
+        return Requeued(_name(group.group_id, index, member.attempt), old, refusal, tokens)
+
+    def _release(self, group: _Group, index: int) -> tuple[str, str]:
+        """Take the member from its node and start a new attempt: the (node, request id) that is over."""
+        member = group.members[index]
+        old = (member.node, _name(group.group_id, index, member.attempt))
+        self._by_node[member.node].discard((group.group_id, index))
+        del self._held[old[1]]
+        member.node = ""
+        member.attempt += 1
+        return old
+
+    def _let_go(self, group: _Group) -> Cancel:
+        """Of a group that left: what nodes still work on."""
+        cancel = []
+        for index, member in enumerate(group.members):
+            if member.node:
+                cancel.append((member.node, _name(group.group_id, index, member.attempt)))
+                del self._held[cancel[-1][1]]
+                self._by_node[member.node].discard((group.group_id, index))
+        return tuple(cancel)
+
+    def _finish(self, group: _Group, index: int) -> FinishedGroup | None:
+        member = group.members[index]
+        end(group, member)
+        self._by_node[member.node].discard((group.group_id, index))
+        del self._held[_name(group.group_id, index, member.attempt)]
+        member.node = ""
+        return self._whole(group)
+
+    def _whole(self, group: _Group) -> FinishedGroup | None:
+        """The group, which leaves the collector, once as many members as it needs have ended. Its last tokens stay in `unwritten`
+        until the journal has it as finished: it may wait long for its reward."""
+        ended = [m for m in group.members if m.completion.finish]
+        if len(ended) < group.needed:
+            return None
+        del self._groups[group.group_id]
+        return FinishedGroup(
+            group.group_id,
+            group.task_index,
+            group.version,
+            group.prompt_ids,
+            tuple(
+                Sample(
+                    tuple(m.completion.ids),
+                    tuple(m.completion.logprobs),
+                    tuple(m.completion.spans),
+                    m.completion.finish,
+                    m.last_node,
+                    m.seed,
+                )
+                for m in ended
+            ),
+            tuple(len(m.completion.ids) for m in group.members if not m.completion.finish),
+        )
+
+    def _current(self, key: tuple[int, int]) -> str:
+        return _name(key[0], key[1], self._groups[key[0]].members[key[1]].attempt)
+
+    def _waiting(self, request_id: str) -> tuple[_Group, int, _Member]:
+        where = parse_request(request_id)
+        group = self._groups.get(where[0]) if where else None
+        if where and group and where[1] < len(group.members):
+            member = group.members[where[1]]
+            if member.attempt == where[2] and not member.node and not member.completion.finish:
+                return group, where[1], member
+        raise KeyError(f"request {request_id} does not wait for a node")

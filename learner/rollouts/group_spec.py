@@ -1,0 +1,81 @@
+"""What a run's groups are made of: its settings, and from them each group's prompt, seeds and recipe. Pure.
+
+The same in every epoch, so that a learner that starts again can go on with what the one before had; `recipe` tells when it
+cannot. Must not know which groups there are, nor who generates them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import blake3
+import msgpack
+
+from learner.dispatch.dispatcher import Strategies
+from learner.rollouts.outcomes import Sampling
+from learner.tasks.port import Task
+from learner.tasks.prompting import encode_prompt
+
+ALL_STRATEGIES = Strategies()
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSettings:
+    max_staleness: int
+    groups_per_step: int
+    samples: int
+    seed: int
+    sampling: Sampling
+    micro_batch_groups: int
+    """hand groups to the trainer once so many are there (or the step is complete)"""
+    stall_s: float = 120.0
+    """a node that has work and makes no token for so long loses it to others"""
+    finish_s: float = 0.0
+    """how long a node may hold a newer version back so that what it runs ends under the weights it began with; 0: not at all"""
+    strategies: Strategies = ALL_STRATEGIES
+    keep_equal: bool = True
+    """train also on groups whose members all have the same reward"""
+    extra_groups: int = 0
+    """groups reserved for a step beyond those it takes; the surplus is aborted"""
+    extra_samples: int = 0
+    """members of a group beyond `samples`; it is whole with those that end first"""
+    truncate_stuck_s: float = 0.0
+    """after so long, what alone keeps the trainer waiting is cut where it is; 0: never"""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a group is made from. `recipe` is all of it in one number, with the sampling."""
+
+    prompt_ids: tuple[int, ...]
+    seeds: list[int]
+    recipe: int
+
+
+def make_work(
+    settings: RolloutSettings, task: Task, tokenizer: Any, vocab_size: int, task_index: int, group_id: int, samples: int,
+    extra: int = 0,
+) -> Work:  # fmt: skip
+    """What a group's tokens follow from, beside the weights: the same in every epoch, unless the run is resumed with
+    another task, tokenizer, seed or sampling; then the recipe differs, and its tokens are of no use. The first `samples` members
+    have the same seeds with `extra` more and without."""
+    sampling = settings.sampling
+    prompt_ids = encode_prompt(tokenizer, task.prompt(task_index))
+    seeds = [mix(settings.seed, task_index, group_id, member) for member in range(samples + extra)]
+    sampled = [sampling.max_new_tokens, sampling.stop_ids, sampling.temperature, sampling.top_p, vocab_size]
+    if extra:  # not else: recipes of groups without are what they always were
+        sampled.append(extra)
+    digest = blake3.blake3(msgpack.packb([prompt_ids, seeds, sampled])).digest(8)
+    return Work(prompt_ids, seeds, int.from_bytes(digest) >> 1)
+
+
+def mix(*values: int) -> int:
+    """A 63-bit seed from a few integers (splitmix64 over them in turn): same in every process, for ever."""
+    state = 0
+    for value in values:
+        state = (state + value + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ state >> 30) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ state >> 27) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        state ^= state >> 31
+    return state >> 1

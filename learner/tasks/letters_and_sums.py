@@ -1,0 +1,98 @@
+"""The built-in string tasks: reverse digits, add numbers. Must not know torch or how a prompt is tokenized.
+
+Training and held-out problems are disjoint by construction: the hash of a problem's text puts it in one class of 16,
+class 0 is held out, and each stream draws again until the problem falls on its side.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from learner.tasks.port import Prompt, Score, Task
+from p2p.errors import UsageError
+
+HELD_OUT_CLASSES = 16
+"""One problem in so many is held out: enough left to train on, enough to measure with."""
+
+
+def draw(seed: int, *key: object) -> int:
+    """64 bits that depend only on (seed, key): the same in every process, whatever PYTHONHASHSEED says."""
+    text = "/".join(str(part) for part in (seed, *key))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def is_held_out(text: str) -> bool:
+    return hashlib.blake2b(text.encode(), digest_size=4, person=b"held-out").digest()[0] % HELD_OUT_CLASSES == 0
+
+
+class TextTask(Task):
+    """A prompt with one right answer. Reward: 0.5 if exact + 0.5 * the fraction of the answer's positions right."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def problem(self, bits: int) -> tuple[str, str]:
+        """(prompt text, answer) from 64 uniform bits."""
+        raise NotImplementedError
+
+    def prompt(self, index: int) -> Prompt:
+        return self._draw("train", index, held_out=False)
+
+    def held_out(self, index: int) -> Prompt:
+        return self._draw("held-out", index, held_out=True)
+
+    def _draw(self, stream: str, index: int, held_out: bool) -> Prompt:
+        attempt = 0
+        while True:
+            text, answer = self.problem(draw(self.seed, self.name, stream, index, attempt))
+            if is_held_out(text) is held_out:
+                return Prompt(index, text, answer, held_out=held_out)
+            attempt += 1
+
+    def score(self, prompt: Prompt, completion: str) -> Score:
+        right: str = prompt.entry
+        exact = completion == right
+        places = sum(a == b for a, b in zip(completion, right, strict=False))
+        return Score(0.5 * exact + 0.5 * places / len(right), exact)
+
+    def solution(self, prompt: Prompt) -> str:
+        return str(prompt.entry)
+
+
+class ReverseTask(TextTask):
+    """ "739120>" -> "021937". """
+
+    name = "reverse"
+
+    def __init__(self, seed: int, digits: int = 6) -> None:
+        if not 3 <= digits <= 18:
+            raise UsageError(f"task reverse: digits = {digits} is not within 3..18")
+        super().__init__(seed)
+        self.digits = digits
+
+    def problem(self, bits: int) -> tuple[str, str]:
+        digits = f"{bits % 10**self.digits:0{self.digits}d}"
+        return f"{digits}>", digits[::-1]
+
+    def characters(self) -> Sequence[str]:
+        return tuple("0123456789>")
+
+
+class AddTask(TextTask):
+    """ "12+34=" -> "46"; operands below 10**digits. """
+
+    name = "add"
+
+    def __init__(self, seed: int, digits: int = 2) -> None:
+        if not 2 <= digits <= 9:
+            raise UsageError(f"task add: digits = {digits} is not within 2..9")
+        super().__init__(seed)
+        self.digits = digits
+
+    def problem(self, bits: int) -> tuple[str, str]:
+        a, b = bits % 10**self.digits, (bits >> 32) % 10**self.digits
+        return f"{a}+{b}=", str(a + b)
+
+    def characters(self) -> Sequence[str]:
+        return tuple("0123456789+=")

@@ -1,0 +1,1 @@
+"""The trainer process (torch): packing, losses, optimizer steps, checkpoints."""

@@ -1,0 +1,58 @@
+"""Weights on a GPU as the client publishes them: cast, and what changed found, where they are. Must not know sockets or chunks.
+
+Only what changed leaves the device, some 6 bytes a changed word; the state that was taken last stays there to compare with
+(2 bytes a parameter, for bf16).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from learner.trainer.device_diff import find_on_device
+from learner.trainer.model import INT_VIEW, SERVED_DTYPES, named_state
+from p2p.codec.classes import Changes
+from p2p.codec.sparse import room
+from p2p.errors import UsageError
+from p2p.layout import WORD, Layout, Segment
+
+
+class DeviceWeights:
+    """A `learner.client.port.WeightSource` over a model; the same words as `learner.trainer.model.served_tensors` gives."""
+
+    def __init__(self, model: nn.Module, dtype: str = "bfloat16") -> None:
+        if dtype not in SERVED_DTYPES:
+            raise UsageError(f"served dtype {dtype!r} is not one of {', '.join(SERVED_DTYPES)}")
+        self._tensors = dict(named_state(model))
+        self._dtypes = {n: SERVED_DTYPES[dtype] if t.is_floating_point() else t.dtype for n, t in self._tensors.items()}
+        self.layout = Layout.build(
+            [(n, str(self._dtypes[n]).removeprefix("torch."), tuple(t.shape)) for n, t in self._tensors.items()]
+        )
+        self._device = next(iter(self._tensors.values())).device
+        self._taken: dict[int, Tensor] = {}
+        """segment's start -> its words as they were last taken"""
+
+    @torch.no_grad()
+    def take(self, segment: Segment) -> Changes | np.ndarray:
+        new, old = self._words(segment), self._taken.pop(segment.start, None)
+        changes = None
+        if old is not None and segment.itemsize in (1, 2, 4):
+            changes = find_on_device(new, old, room(len(new)))
+        self._taken[segment.start] = new
+        return changes if changes is not None else new.cpu().numpy().view(WORD[segment.itemsize])
+
+    def forget(self) -> None:
+        self._taken.clear()
+
+    def _words(self, segment: Segment) -> Tensor:
+        """Signed integers [n]: the segment's words, zero between tensors."""
+        size = segment.itemsize
+        words = torch.zeros(segment.nbytes // size, dtype=INT_VIEW[size], device=self._device)
+        for name in self.layout.touched(segment.start, segment.stop):
+            spec = self.layout.by_name[name]
+            first, last = max(segment.start, spec.offset), min(segment.stop, spec.stop)
+            values = self._tensors[name].detach().reshape(-1)[(first - spec.offset) // size : (last - spec.offset) // size]
+            bits = values.to(self._dtypes[name]).view(INT_VIEW[size])
+            words[(first - segment.start) // size : (last - segment.start) // size] = bits
+        return words

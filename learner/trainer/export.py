@@ -1,0 +1,116 @@
+"""A trained model as an ordinary Hugging Face folder. Must not know versions or the network.
+
+torch is imported when there is something to export, so that bad input is answered at once.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from p2p.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+ATTEMPTS = 5
+"""A running learner drops a checkpoint two commits later: reading one may have to start again with a newer one."""
+
+
+def export_run(run_dir: Path, out: Path) -> dict[str, Any]:
+    """The last committed checkpoint of a run, running or not, as a Hugging Face folder at `out` in the served dtype.
+
+    {"ok": True, "step": N, "folder": path}. `out` appears whole or not at all. UsageError when `run_dir` holds no run,
+    nothing is committed yet, the checkpoint is gone, or `out` is there and not an empty folder.
+    """
+    if not (run_dir / "run.json").is_file():
+        raise UsageError(f"{run_dir} holds no run")
+    try:
+        settings = json.loads((run_dir / "trainer.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise UsageError(f"{run_dir}/trainer.json cannot be read: this run never started") from None
+    if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())):
+        raise UsageError(f"{out} exists and is not an empty folder: choose another")
+    step, checkpoint = last_commit(run_dir)
+
+    from transformers.utils import logging as progress
+
+    from learner.trainer.model import load_model
+
+    progress.disable_progress_bar()  # several bars for what takes seconds
+    model, tokenizer = load_model(settings["model"], "cpu")
+    for attempt in range(ATTEMPTS):
+        try:
+            _load_weights(model, checkpoint)
+            break
+        except FileNotFoundError:
+            newer = last_commit(run_dir)
+            if newer == (step, checkpoint) or attempt == ATTEMPTS - 1:
+                raise UsageError(f"the run's last checkpoint is gone: {checkpoint}") from None
+            step, checkpoint = newer
+    aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        export_model(model, tokenizer, aside, settings.get("served_dtype", "bfloat16"))
+        os.rename(aside, out)
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return {"ok": True, "step": step, "folder": str(out)}
+
+
+def last_commit(run_dir: Path) -> tuple[int, Path]:
+    """(step, checkpoint folder) from the run's journal, opened read-only: a learner may be writing it. UsageError when
+    there is none, or nothing is committed."""
+    journal = run_dir / "journal.sqlite"
+    if not journal.is_file():
+        raise UsageError(f"{run_dir}: nothing is committed yet")
+    try:
+        db = sqlite3.connect(f"{journal.resolve().as_uri()}?mode=ro", uri=True)
+        try:
+            row = db.execute("SELECT step, checkpoint FROM commits ORDER BY step DESC LIMIT 1").fetchone()
+        finally:
+            db.close()
+    except sqlite3.Error as error:
+        raise UsageError(f"cannot read {journal}: {error}") from None
+    if row is None:
+        raise UsageError(f"{run_dir}: nothing is committed yet")
+    checkpoint = Path(row[1])
+    # A run directory that was moved has its checkpoints with it.
+    moved = run_dir / "checkpoints" / checkpoint.name
+    return int(row[0]), checkpoint if checkpoint.is_dir() else moved
+
+
+def _load_weights(model: nn.Module, checkpoint: Path) -> None:
+    """FileNotFoundError when the checkpoint is gone, UsageError when it is of another model."""
+    import torch
+    from safetensors.torch import load_file
+
+    from learner.trainer.model import named_state
+
+    state = load_file(checkpoint / "model.safetensors")
+    ours = dict(named_state(model))
+    if {n: t.shape for n, t in ours.items()} != {n: t.shape for n, t in state.items()}:
+        raise UsageError(f"checkpoint {checkpoint} is of another model than the run's base model")
+    with torch.no_grad():
+        for name, tensor in ours.items():
+            tensor.copy_(state[name])
+
+
+def export_model(model: nn.Module, tokenizer: Any, folder: Path, dtype: str = "bfloat16") -> Path:
+    """save_pretrained of model and tokenizer under `folder`, weights cast to `dtype`; the model itself is unchanged."""
+    from learner.trainer.model import SERVED_DTYPES
+
+    if dtype not in SERVED_DTYPES:
+        raise UsageError(f"export dtype {dtype!r} is not one of {', '.join(SERVED_DTYPES)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    target = SERVED_DTYPES[dtype]
+    cast: Any = model if next(model.parameters()).dtype == target else copy.deepcopy(model).to(target)
+    cast.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

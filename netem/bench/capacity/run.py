@@ -1,0 +1,251 @@
+"""`shoal bench capacity`: does the learner wait just where the capacity model says so?
+
+Real head, real nodes, real libp2p over emulated links; engines and trainer take the time that they are told, so that two cores
+are enough. The nodes make a given multiple of what the learner needs; measured is the share of its time that it waited, beside
+what `learner.economy.demand` says from the rates, times and tokens that the head itself measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from learner.config import build_config, dump_toml
+from netem.bench.capacity.paced import Paced
+from netem.bench.shoal_commands import ENV, ROOT, wait_for
+from netem.emulation.backends import AUTO
+from netem.emulation.underlay import Underlay, underlay
+from netem.networks.availability import spot_moves
+from netem.networks.profile import LEARNER, build_profile
+from p2p.errors import ShoalError, UsageError
+
+MAKE_MODEL = """
+import sys, netem.demo.tiny_model
+from pathlib import Path
+netem.demo.tiny_model.build_random_model(Path(sys.argv[1]), size="0.4m")
+"""
+
+LONGEST = 96
+"""tokens of a completion"""
+
+USUAL = 41.0
+"""Tokens of one in the mean: the scripted engine stops with one in 48, or at LONGEST."""
+
+FLOOR_S = 0.1
+"""Of a turn of the learner's own engine: steps are short here."""
+
+PORT = 4001
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run. `factor`: what the nodes make over what the learner needs."""
+
+    factor: float
+    nodes: int = 4
+    steps: int = 30
+    warm: int = 6
+    """steps that are not counted"""
+    train_s: float = 3.0
+    staleness: int = 3
+    groups: int = 8
+    samples: int = 8
+    rows: int = 8
+    """sequences an engine decodes at once"""
+    values: int = 8_000_000
+    changed: float = 0.05
+    link: str = "home-cable"
+    spot_up_s: float = 0.0
+    """nodes come and go: there for so long in the mean, and away for half of it; 0: they stay"""
+    seed: int = 0
+    own: float = 0.0
+    """what the learner's own engine makes in its turns, over what the learner needs; 0: it has none"""
+
+    def __post_init__(self) -> None:
+        if not self.factor > 0 or min(self.nodes, self.groups, self.samples, self.rows) < 1 or not 1 <= self.warm < self.steps:
+            raise UsageError("factor, nodes: above 0; steps: more than the six that do not count")
+        if not 0 <= self.own < float("inf"):
+            raise UsageError(f"--own: {self.own:g} is not how fast an engine is; 0 for none")
+
+    @property
+    def needed(self) -> float:
+        """Tokens per second."""
+        return self.groups * self.samples * USUAL / self.train_s
+
+    @property
+    def step_s(self) -> float:
+        """Of an engine's decoding step, one token for each of its sequences."""
+        return self.nodes * self.rows / (self.factor * self.needed)
+
+    def foretold(self, supply: float, train_s: float) -> float:
+        """The share of its time that the trainer leaves the device to the learner's own engine, when turns are as long as they
+        have to be: what nodes make in a step, and that engine in its turn, is what the step takes."""
+        turn = max(0.0, (self.needed * self.train_s - supply * train_s) / (supply + self.own * self.needed))
+        return turn / (train_s + turn)
+
+    @property
+    def horizon_s(self) -> float:
+        """Longer than it takes."""
+        return 120.0 + 4 * self.steps * self.train_s / min(1.0, self.factor)
+
+
+class Run:
+    """One case on its own network."""
+
+    def __init__(self, root: Path, model: Path, case: Case, net: Underlay) -> None:
+        self.root, self.case, self.net, self.run_dir = root, case, net, root / "run"
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.moves: Counter[bool] = Counter()
+        """nodes that went: with notice (True), or at once"""
+        values: dict[str, Any] = {
+            "run_dir": str(self.run_dir), "model": str(model), "external_trainer": True,
+            "rollout": {"max_staleness": case.staleness, "groups_per_step": case.groups, "samples": case.samples,
+                        "max_new_tokens": LONGEST, "micro_batch_groups": 1},
+            "swarm": {"listen": [f"/ip4/{net.addresses[LEARNER]}/tcp/{PORT}"]},
+            "trainer": {"steps": case.steps},
+        }  # fmt: skip
+        if case.own:
+            rows = case.groups * case.samples // 2
+            step_s = {"step_s": rows / (case.own * case.needed)}
+            values["seeding"] = {"engine": "fake", "capacity": rows, "engine_set": step_s, "floor_s": FLOOR_S}
+        (root / "learner.toml").write_text(dump_toml(build_config(values, "bench").model_dump()))
+
+    def start(self, name: str, host: str, module: str, *arguments: str) -> None:
+        with open(self.root / f"{name}.log", "ab") as said:
+            self.processes[name] = subprocess.Popen(
+                self.net.command(host, [sys.executable, "-m", module, *arguments]),
+                stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=ENV, cwd=ROOT, process_group=0,
+            )  # fmt: skip
+
+    def start_node(self, name: str, host: str) -> None:
+        self.start(
+            name, host, "shoal", "node", "--join", str(self.run_dir / "ticket.txt"), "--name", name, "--dir",
+            str(self.root / name), "--listen", f"/ip4/{self.net.addresses[host]}/tcp/{PORT}", "--capacity", str(self.case.rows),
+            "--engine", "fake", "--engine-set", f"step_s={self.case.step_s}", "--json",
+        )  # fmt: skip
+
+    def come_and_go(self) -> None:
+        """Nodes by the trace, until the learner has ended."""
+        c, began = self.case, time.monotonic()
+        for move in spot_moves(c.nodes, c.spot_up_s, c.spot_up_s / 2, c.horizon_s, c.seed):
+            while (left := began + move.at - time.monotonic()) > 0:
+                if self.processes["learner"].poll() is not None:
+                    return
+                time.sleep(min(left, 0.2))
+            name = f"node-{move.seat + 1}"
+            if move.comes:
+                if name in self.processes:  # with 20 s to hand over it may still be there
+                    self.processes[name].wait(30)
+                self.start_node(name, name)
+            else:
+                self.moves[move.notice] += 1
+                os.killpg(self.processes[name].pid, signal.SIGTERM if move.notice else signal.SIGKILL)
+
+    def go(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl. ShoalError when it does not get there."""
+        c = self.case
+        try:
+            self.start("learner", LEARNER, "shoal", "learner", str(self.root / "learner.toml"), "--json")
+            wait_for("a ticket", (self.run_dir / "ticket.txt").exists, 120)
+            if not c.spot_up_s:
+                for i in range(c.nodes):
+                    self.start_node(f"node-{i + 1}", f"node-{i + 1}")
+            paced = Paced(c.steps, c.train_s, c.values, c.changed)
+            self.start("trainer", LEARNER, "netem.bench.capacity.paced", str(self.run_dir), json.dumps(asdict(paced)))
+            if c.spot_up_s:
+                self.come_and_go()
+            if self.processes["learner"].wait(timeout=c.horizon_s):
+                raise ShoalError(f"the learner ended badly:\n{(self.root / 'learner.log').read_text()[-2000:]}")
+        finally:
+            for process in self.processes.values():
+                process.terminate()
+            for process in self.processes.values():
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+        lines = [json.loads(line) for line in (self.run_dir / "metrics.jsonl").read_text().splitlines()]
+        return [line for line in lines if line.get("step", 0) > c.warm and "pool/waited_s" in line]
+
+
+def account(case: Case, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of the steps that count: how long the learner waited, and what was foretold of it."""
+    took = lines[-1]["time"] - lines[0]["time"]
+    waited = sum(line["pool/waited_s"] for line in lines[1:])
+    of = lambda key: median(line[f"pool/{key}"] for line in lines)
+    predicted = mean(line["pool/stall_predicted"] for line in lines[1:])
+    turns = {}
+    if case.own:
+        predicted = case.foretold(of("supply_tokens_per_s"), of("train_s"))
+        keys = "seconds", "trainer_wait_s", "remote_wait_s"
+        turns = {key: mean(line[f"seeding/{key}"] for line in lines[1:]) for key in keys}
+    return asdict(case) | turns | {
+        "waited": waited / took, "predicted": predicted,
+        "supply_tokens_per_s": of("supply_tokens_per_s"), "required_tokens_per_s": of("required_tokens_per_s"),
+        "step_s": took / (len(lines) - 1), "measured_train_s": of("train_s"), "spread_s": of("spread_s"),
+        "generation_s": of("generation_s"), "kappa": of("kappa"), "delta_bytes": of_last(lines, "broadcast/bytes"),
+    }  # fmt: skip
+
+
+def of_last(lines: Sequence[dict[str, Any]], key: str) -> Any:
+    return next((line[key] for line in reversed(lines) if key in line), None)
+
+
+def bench_capacity(
+    factors: Sequence[float], case: Case, backend: str, folder: Path | None, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """What `shoal bench capacity --json` prints."""
+    results = []
+    with tempfile.TemporaryDirectory(prefix="shoal-capacity-", dir=folder) as name:
+        root = Path(name)
+        command = [sys.executable, "-c", MAKE_MODEL, str(root / "model")]
+        subprocess.run(command, check=True, env=ENV, cwd=ROOT, capture_output=True)
+        for i, factor in enumerate(factors):
+            one = replace(case, factor=factor)
+            profile = build_profile(
+                {"learner": {"preset": one.link}, "nodes": [{"name": "node", "count": one.nodes, "preset": one.link}]}, "bench",
+                f"capacity-{i}",
+            )  # fmt: skip
+            (root / str(i)).mkdir()
+            with underlay(profile, backend or AUTO) as net:
+                began = time.monotonic()
+                run = Run(root / str(i), root / "model", one, net)
+                found = account(one, run.go())
+            found |= {"left": run.moves[True], "killed": run.moves[False]}
+            results.append(found)
+            say(describe_one(found) + f" ({time.monotonic() - began:.0f} s)")
+    return {"cases": results, "ok": all(_as_foretold(r) for r in results)}
+
+
+def _as_foretold(r: dict[str, Any]) -> bool:
+    """Below 3 % where nothing is foretold, else within 5 points; below 10 % where nodes come and go. An own engine's turns count
+    as waiting."""
+    if r["spot_up_s"]:
+        return r["waited"] < 0.1
+    return r["waited"] < 0.03 if r["factor"] >= 1 and not r["own"] else abs(r["waited"] - r["predicted"]) < 0.05
+
+
+def describe_one(r: dict[str, Any]) -> str:
+    return (
+        f"{r['factor']:.2f} x what is needed: {r['supply_tokens_per_s']:.0f} of {r['required_tokens_per_s']:.0f} tokens/s, "
+        f"the learner waited {100 * r['waited']:.1f} % of its time, foretold {100 * r['predicted']:.1f} %; "
+        f"S={r['staleness']}, kappa={r['kappa']:.0f}, a version takes {r['spread_s']:.2f} s, a group {r['generation_s']:.1f} s, "
+        f"a step {r['step_s']:.2f} s"
+        + (
+            f"; its own engine's turn {r['seconds']:.2f} s a step, then the trainer waited {r['trainer_wait_s']:.2f} s and nodes "
+            f"{r['remote_wait_s']:.2f} s" if r["own"] else ""
+        )
+        + (f"; {r['left']} nodes left with notice, {r['killed']} were killed" if r["spot_up_s"] else "")
+    )

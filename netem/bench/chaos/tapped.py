@@ -1,0 +1,122 @@
+"""`python -m netem.bench.chaos.tapped LOG VERB ...`: the `shoal` command, with what it makes, sends, accepts, journals and
+finishes
+written to LOG.
+
+A file HOLD beside LOG, with a step's number in it, keeps a learner from training that step or a later one, for as long as it is
+there: a run must not be over before its kills.
+
+One JSON line each, before anything else happens to it and by one write, so that SIGKILL loses none; times are CLOCK_MONOTONIC:
+
+    ["made", request id, start, count, time]               by a node, as tokens come from its engine
+    ["sent", request id, start, count]                     by a node, as it hands them to its link
+    ["attached", version, time]                            by a node, whose engine serves that version from here on
+    ["relayed", time]                                      by a node, once a chunk has gone to a neighbour
+    ["accepted", group id.member.0, start, count]          by a learner, as its collector takes them
+    ["journaled", group id.member.0, start, count, time]   by a learner, once the journal's transaction is over
+    ["finished", base64 of `pack_groups`, time]            by a learner, as a rewarded group goes to the journal
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import runpy
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from learner.journal.journal import Journal
+from learner.journal.records import Piece, Unwritten
+from learner.rollouts.controller import Rollouts
+from learner.trajectory import Group, pack_groups
+from node.agent import Agent
+from node.engine.port import Engine
+from node.install.installer import Installer
+from node.serving.batcher import TokenBatcher
+from p2p.broadcast.pump import Pump
+from p2p.broadcast.transfer import Neighbour, Spread
+from p2p.protocol.messages import Tokens
+from p2p.protocol.rollout import TokenEvent
+from p2p.version import Version
+
+HOLD = "hold"
+"""the name of the file that holds a learner"""
+
+
+def held(path: Path, step: int) -> bool:
+    try:
+        return step >= int(path.read_text())
+    except FileNotFoundError:
+        return False
+
+
+def hold(path: Path) -> None:
+    """From here on this process's learner hands out no groups of a step that `path` withholds."""
+    next_groups = Rollouts.next_groups
+
+    async def once_free(self: Rollouts, step: int, seen: int) -> tuple[tuple[Group, ...], bool]:
+        while held(path, step):  # noqa: ASYNC110
+            await trio.sleep(0.1)
+        return await next_groups(self, step, seen)
+
+    Rollouts.next_groups = once_free  # type: ignore[method-assign]
+
+
+def tap(log: int) -> None:
+    """From here on this process writes its tokens down."""
+    add, record_finished, to_head = Unwritten.add, Journal.record_finished, Agent._to_head
+    record_tokens, take = Journal.record_tokens, TokenBatcher.add
+    attach, send_chunk = Installer.attach, Pump._send
+
+    def write(*values: object) -> None:
+        os.write(log, (json.dumps(values) + "\n").encode())
+
+    def made(self: TokenBatcher, event: TokenEvent, now: float) -> None:
+        write("made", event.request_id, event.start, len(event.ids), time.monotonic())
+        take(self, event, now)
+
+    def sent(self: Agent, message: Any) -> None:
+        if isinstance(message, Tokens):
+            for run in message.runs:
+                write("sent", run.request_id, run.start, len(run.ids) // 4)
+        to_head(self, message)
+
+    async def attached(self: Installer, engine: Engine) -> None:
+        await attach(self, engine)
+        write("attached", str(self.serving), time.monotonic())
+
+    async def relayed(self: Pump, peer: Neighbour, spread: Spread, chunk: int, seed: int) -> None:
+        await send_chunk(self, peer, spread, chunk, seed)
+        write("relayed", time.monotonic())
+
+    def accepted(
+        self: Unwritten, group_id: int, member: int, node: str, start: int, version: Version, ids: bytes, logprobs: bytes
+    ) -> None:
+        write("accepted", f"{group_id}.{member}.0", start, len(ids) // 4)
+        add(self, group_id, member, node, start, version, ids, logprobs)
+
+    def journaled(self: Journal, pieces: Iterable[Piece]) -> None:
+        batch = list(pieces)
+        record_tokens(self, batch)
+        for piece in batch:
+            write("journaled", f"{piece.group_id}.{piece.member}.0", piece.start, len(piece.ids) // 4, time.monotonic())
+
+    def finished(self: Journal, group: Group) -> None:
+        write("finished", base64.b64encode(pack_groups((group,))).decode(), time.monotonic())
+        record_finished(self, group)
+
+    TokenBatcher.add, Agent._to_head = made, sent  # type: ignore[method-assign]
+    Installer.attach, Pump._send = attached, relayed  # type: ignore[method-assign]
+    Unwritten.add, Journal.record_tokens, Journal.record_finished = accepted, journaled, finished  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    tap(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+    hold(Path(sys.argv[1]).with_name(HOLD))
+    sys.argv[1:] = sys.argv[2:]
+    runpy.run_module("shoal", run_name="__main__")  # by name: the command is above this package

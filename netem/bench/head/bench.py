@@ -1,0 +1,239 @@
+"""`shoal bench head`: does the head keep up with a thousand nodes that stream tokens, on one core?
+
+The real head (rollouts, collector, ledger, dispatcher, journal on disk) over real libp2p links on loopback, against nodes that
+a second process simulates (`head_nodes`). What is not real: the nodes' engines, the trainer (a task here that takes batches,
+commits and publishes a small delta) and the tokenizer. Where the machine has two cores, the head's process is held to one.
+
+The honest number is CPU seconds of the head's process for a second's worth of tokens (what `nodes` x `rate` make in a second):
+below 1.0 one core keeps up, whatever else the machine is doing meanwhile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import trio
+
+from learner.config import build_config
+from learner.head.head import Head
+from learner.journal.journal import Journal
+from learner.rollouts.controller import Rollouts
+from learner.rollouts.group_spec import RolloutSettings
+from learner.rollouts.outcomes import Sampling
+from learner.service import calm_gc
+from learner.tasks.registry import make_task
+from netem.bench.head.meter import Look, Meter, spread
+from netem.bench.head.simulated_nodes import STOP, VOCABULARY, Board, NodesSettings
+from netem.bench.head.twins import Tokenizer, Trainer
+from p2p.errors import ShoalError, UsageError
+from p2p.identity import Identity
+from p2p.membership.admission import make_ticket
+
+RUN = "bench-head"
+SAMPLES, GROUPS = 16, 128
+"""A group and a step: the batch of the published systems that the rollout bench compares with."""
+
+WARM_S = 90.0
+"""The longest wait for the first step's groups."""
+JOIN_S = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class HeadBench:
+    """`sequences`: at once on each node, which together make `rate` tokens/s. `length`: mean completion, tokens."""
+
+    nodes: int = 1000
+    rate: float = 50.0
+    seconds: float = 20.0
+    sequences: int = 4
+    length: float = 400.0
+    flush_s: float = 0.25
+    flush_tokens: int = 16
+    settle: float = 3.0
+    """seconds between the end of the fast start and the measurement"""
+    pin: bool = True
+    seed: int = 0
+
+    @property
+    def staleness(self) -> int:
+        """So much that the ledger never holds nodes back: of a group of 16 about half runs in the mean over its life."""
+        return max(2, math.ceil(3 * self.nodes * self.sequences / SAMPLES / GROUPS))
+
+
+def bench_head(bench: HeadBench, folder: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
+    """What `shoal bench head --json` prints. UsageError where numbers make no sense; ShoalError when nodes do not get there."""
+    b = bench
+    if b.nodes < 1 or b.sequences < 1 or not (b.rate > 0 and b.seconds > 0 and b.length >= 2 and b.flush_s >= 0):
+        raise UsageError("nodes, sequences, rate, seconds: above 0; length: at least 2")
+    with tempfile.TemporaryDirectory(prefix="shoal-head-", dir=folder) as name, _one_core(b.pin):
+        return trio.run(_run, b, Path(name), say)
+
+
+@contextmanager
+def _one_core(pin: bool) -> Iterator[None]:
+    """This process on its first core (the nodes' gets the others, see `_nodes`); as it was afterwards."""
+    cores, thresholds = os.sched_getaffinity(0), gc.get_threshold()
+    if pin and len(cores) > 1:
+        os.sched_setaffinity(0, {min(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
+
+
+async def _run(bench: HeadBench, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    from p2p.channel.libp2p import open_libp2p_network
+
+    config = build_config({"run_dir": str(folder), "model": "none", "external_trainer": True}, "bench")
+    identity = Identity.from_seed(b"head of the bench".ljust(32, b"."))
+    origin, board = time.monotonic(), Board(folder / "board", create=True)
+    with Journal.open(folder / "journal.sqlite", RUN) as journal:
+        async with open_libp2p_network(identity, ["/ip4/127.0.0.1/tcp/0"]) as network, trio.open_nursery() as nursery:
+            head = Head(config, RUN, folder, identity, network, journal)
+            settings = RolloutSettings(
+                bench.staleness, GROUPS, SAMPLES, bench.seed, Sampling(int(16 * bench.length), (STOP,)), 4,
+            )  # fmt: skip
+            head.rollouts = Rollouts(
+                settings, journal, make_task("reverse"), Tokenizer(), VOCABULARY, epoch=head.epoch, send=head.send,
+                nodes=head.node_views, report=head.report,
+            )  # fmt: skip
+            meter = Meter(origin)
+            meter.watch(head.rollouts)
+            calm_gc()
+            await nursery.start(head.run)
+            trainer = Trainer(head, board)
+            await trainer.publish(0)
+            ticket = make_ticket(identity, RUN, tuple(network.addresses)).encode()
+            nodes = NodesSettings(
+                ticket, str(folder / "board"), bench.nodes, bench.rate, bench.sequences, bench.length, bench.flush_s,
+                bench.flush_tokens, bench.seed,
+            )  # fmt: skip
+            with _nodes(nodes, origin) as process:
+                await _until(lambda: board["joined"] == bench.nodes, JOIN_S, process, "every node to join")
+                joined_s = time.monotonic() - origin
+                say(f"{bench.nodes} nodes joined in {joined_s:.1f} s")
+                nursery.start_soon(trainer.run)
+                at_work = 0.9 * bench.nodes * bench.sequences
+                await _until(lambda: board["busy"] >= at_work, JOIN_S, process, "every node to be at work")
+                result = await _measure(bench, head, board, meter, process, say)
+            tally = head.journal.counts().trajectories
+            result |= {"joined_s": joined_s, "steps": head.step, "lost": tally.lost, "refusals": len(head.reports)}
+            result["ok"] = result["cpu_per_s"] < 1 and not tally.lost and not head.reports
+            nursery.cancel_scope.cancel()
+    return result
+
+
+@contextmanager
+def _nodes(settings: NodesSettings, origin: float) -> Iterator[subprocess.Popen[bytes]]:
+    """The other process, on the cores that the head has not."""
+    text = json.dumps(dataclasses.asdict(settings) | {"origin": origin})
+    process = subprocess.Popen([sys.executable, "-m", "netem.bench.head.simulated_nodes", text], stdin=subprocess.DEVNULL)
+    others = set(range(os.cpu_count() or 1)) - os.sched_getaffinity(0)
+    if others:
+        try:
+            os.sched_setaffinity(process.pid, others)
+        except OSError:
+            pass  # cores that we are not given: it stays where we are
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def _until(ready: Callable[[], bool], seconds: float, process: subprocess.Popen[bytes], what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not ready():
+        if process.poll() is not None:
+            raise ShoalError(f"the process of the nodes ended with status {process.returncode}")
+        if time.monotonic() > deadline:
+            raise ShoalError(f"waited {seconds:.0f} s for {what}")
+        await trio.sleep(0.1)
+
+
+async def _measure(
+    bench: HeadBench, head: Head, board: Board, meter: Meter, process: subprocess.Popen[bytes], say: Callable[[str], None]
+) -> dict[str, Any]:
+    began = time.monotonic()
+    while head.step < 1:
+        if time.monotonic() - began > WARM_S:
+            say("the first step's groups were not there in time: measuring before they are")
+            break
+        await _until(lambda: True, 1, process, "")
+        await trio.sleep(0.5)
+    await trio.sleep(bench.settle)
+    gc.collect()
+    me = psutil.Process()
+    start, ended_before = Look.now(board, meter, me), head.journal.counts().groups
+    meter.on = True
+    rows: list[dict[str, float]] = []
+    looks = [start]
+    while time.monotonic() < start.at + bench.seconds:
+        await trio.sleep(min(1.0, max(0.0, start.at + bench.seconds - time.monotonic())))
+        await _until(lambda: True, 1, process, "")
+        looks.append(Look.now(board, meter, me))
+        rows.append(looks[-1].since(looks[-2]))
+    end = looks[-1]
+    meter.on = False
+    gc.collect()
+    blocks = sys.getallocatedblocks()
+    board["phase"] = Board.STOP
+    total, counts = end.since(start), head.journal.counts().groups
+    keys = ("nodes", "rate", "sequences", "length", "flush_s")
+    return {key: getattr(bench, key) for key in keys} | {
+        "seconds": end.at - start.at, "cores": len(os.sched_getaffinity(0)),
+        "tokens_per_s": total["made"], "accepted_per_s": total["accepted"], "messages_per_s": total["messages"],
+        "runs_per_s": total["runs"], "cpu_per_s": total["cpu"] * bench.nodes * bench.rate / max(1.0, total["accepted"]),
+        "cpu_used_per_s": total["cpu"], "nodes_cpu_per_s": total["nodes_cpu"],
+        "backlog_start": start.sent - start.accepted, "backlog_end": end.sent - end.accepted,
+        "backlog_max": max(look.sent - look.accepted for look in looks), "nodes_late_s": max(look.late for look in looks[1:]),
+        "writes_per_s": total["writes"], "pieces_per_s": total["journaled"],
+        "accept_s": spread(meter.ages), "journal_s": spread(meter.journal_ages),
+        "rss_start": start.rss, "rss_end": end.rss, "blocks_start": start.blocks, "blocks_end": blocks,
+        "tokens_held": _held(head), "groups_finished": counts.finished + counts.consumed - ended_before.finished
+        - ended_before.consumed,
+    }  # fmt: skip
+
+
+def _held(head: Head) -> int:
+    """Tokens that the head holds, of unfinished sequences and of finished groups that no step took."""
+    assert head.rollouts is not None
+    unfinished = sum(sum(held.values()) for held in head.rollouts.collector.progress().values())
+    return unfinished + sum(len(t.completion_ids) for g in head.rollouts.finished.values() for t in g.trajectories)
+
+
+def _times(spread: dict[str, float]) -> str:
+    return ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in spread.items())
+
+
+def describe(result: dict[str, Any]) -> str:
+    """A few lines for people."""
+    r, verdict = result, "keeps up" if result["cpu_per_s"] < 1 else "does not keep up"
+    return "\n".join([
+        f"{r['nodes']} nodes x {r['sequences']} sequences made {r['tokens_per_s']:,.0f} tokens/s for {r['seconds']:.0f} s, "
+        f"{r['accepted_per_s']:,.0f} accepted, in {r['messages_per_s']:,.0f} messages and {r['runs_per_s']:,.0f} runs a second",
+        f"head: {r['cpu_per_s']:.2f} CPU s for a second's tokens ({verdict}); "
+        f"nodes' process {r['nodes_cpu_per_s']:.2f}, at most {r['nodes_late_s'] * 1e3:.0f} ms late",
+        f"backlog (sent, not accepted): {r['backlog_start']:,} -> {r['backlog_end']:,}, at most {r['backlog_max']:,}",
+        f"from making to acceptance: {_times(r['accept_s'])}",
+        f"to the journal: {_times(r['journal_s'])}; {r['writes_per_s']:.0f} transactions, {r['pieces_per_s']:,.0f} pieces a s",
+        f"RSS {r['rss_start'] / 2**20:.0f} -> {r['rss_end'] / 2**20:.0f} MiB, {r['blocks_start']:,} -> {r['blocks_end']:,} "
+        f"Python blocks, {r['tokens_held']:,} tokens held",
+        f"{r['groups_finished']} groups finished, {r['steps']} steps, {r['lost']} lost, {r['refusals']} refusals",
+    ])  # fmt: skip

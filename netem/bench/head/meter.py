@@ -1,0 +1,104 @@
+"""What `shoal bench head` counts at the head while tokens come. Must not know how nodes or trainer are simulated."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import psutil
+
+from learner.journal.records import Piece
+from learner.rollouts.controller import Rollouts
+from netem.bench.head.simulated_nodes import STOP, Board, age_s
+from p2p.protocol.messages import Tokens
+
+SAMPLE_EVERY = 8
+"""Of so many Tokens messages one is asked for the age of its tokens."""
+
+
+@dataclass
+class Meter:
+    """What is counted at the head while tokens come."""
+
+    origin: float
+    accepted: int = 0
+    runs: int = 0
+    messages: int = 0
+    ages: list[np.ndarray] = field(default_factory=list)
+    """seconds from making to acceptance, of a sample of tokens"""
+    journal_ages: list[np.ndarray] = field(default_factory=list)
+    """and to the end of the journal's transaction"""
+    writes: int = 0
+    journaled: int = 0
+    on: bool = False
+
+    def watch(self, rollouts: Rollouts) -> None:
+        take = rollouts.on_tokens
+
+        def on_tokens(peer: str, message: Tokens) -> int:
+            accepted = take(peer, message)
+            self.accepted += accepted
+            self.messages += 1
+            self.runs += len(message.runs)
+            if self.on and self.messages % SAMPLE_EVERY == 0:
+                ids = np.frombuffer(b"".join(run.ids for run in message.runs), "<u4")
+                self.ages.append(age_s(ids[ids != STOP], time.monotonic(), self.origin))
+            return accepted
+
+        rollouts.on_tokens = on_tokens  # type: ignore[method-assign]
+        record = rollouts.journal.record_tokens
+
+        def record_tokens(pieces: Iterable[Piece]) -> None:
+            batch = list(pieces)
+            record(batch)
+            self.writes += bool(batch)
+            self.journaled += len(batch)
+            if self.on:
+                ids = np.frombuffer(b"".join(piece.ids for piece in batch[::SAMPLE_EVERY]), "<u4")
+                self.journal_ages.append(age_s(ids[ids != STOP], time.monotonic(), self.origin))
+
+        rollouts.journal.record_tokens = record_tokens  # type: ignore[method-assign]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Everything that is counted, at one moment: monotonic time, CPU seconds of both processes, totals, bytes, Python blocks."""
+
+    at: float
+    cpu: float
+    nodes_cpu: float
+    made: int
+    sent: int
+    accepted: int
+    messages: int
+    runs: int
+    writes: int
+    journaled: int
+    rss: int
+    blocks: int
+    late: float
+
+    @classmethod
+    def now(cls, board: Board, meter: Meter, me: psutil.Process) -> Look:
+        use = resource.getrusage(resource.RUSAGE_SELF)
+        return cls(
+            time.monotonic(), use.ru_utime + use.ru_stime, board["cpu_us"] / 1e6, board["made"], board["sent"], meter.accepted,
+            meter.messages, meter.runs, meter.writes, meter.journaled, me.memory_info().rss, sys.getallocatedblocks(),
+            board["late_us"] / 1e6,
+        )  # fmt: skip
+
+    def since(self, before: Look) -> dict[str, float]:
+        """Rates a second."""
+        seconds = self.at - before.at
+        names = ("cpu", "nodes_cpu", "made", "sent", "accepted", "messages", "runs", "writes", "journaled")
+        return {name: (getattr(self, name) - getattr(before, name)) / seconds for name in names}
+
+
+def spread(ages: list[np.ndarray]) -> dict[str, float]:
+    """Median, 99th percentile and most, seconds."""
+    all_ages = np.concatenate(ages) if ages and sum(map(len, ages)) else np.zeros(1)
+    return {"p50": float(np.percentile(all_ages, 50)), "p99": float(np.percentile(all_ages, 99)), "max": float(all_ages.max())}

@@ -1,0 +1,154 @@
+"""How much memory a peer takes for one large version: `shoal bench memory`. A source and a node, real players over loopback.
+
+Counted is anonymous memory (RssAnon) above what the same process had when it was linked and idle. Files are not: chunks lie in
+the store, states are mapped. Thin shell; needs neither root nor an emulated network.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from netem.contest.contest import Round
+from netem.contest.player_processes import READY_S, Players
+from netem.contest.players import peer_argv
+from netem.contest.players.events import Account, Expect, Links, Prepare, Publish, Role
+from netem.networks.profile import LEARNER
+from p2p.errors import ShoalError, UsageError
+from p2p.limits import DEFAULT_SEGMENT, MIB
+
+BOUND = 300 * MIB
+"""Above idle, of source and node, for a version of 1 GiB."""
+
+SAMPLE_S = 0.05
+NODE = "node-1"
+COPIES = 5
+"""Of the payload on disk: chunks and state of both, and room."""
+
+ANSWER_S = 120.0
+
+
+def measure_memory(payload_bytes: int, folder: Path | None = None, cut_s: float = 600.0) -> dict[str, Any]:
+    """One version of `payload_bytes` from a source to a node, both on this machine, files under `folder` (default: where
+    temporary files go). Peaks are from the moment the source begins to make the state. UsageError where the disk has no room;
+    ShoalError when it does not get there. Blocks."""
+    if payload_bytes < 1:
+        raise UsageError(f"a payload of {payload_bytes} bytes")
+    with tempfile.TemporaryDirectory(prefix="shoal-memory-", dir=folder) as name:
+        free = shutil.disk_usage(name).free
+        if free < COPIES * payload_bytes:
+            raise UsageError(f"{name} has {free >> 20} MiB free, {COPIES * payload_bytes >> 20} are needed")
+        return _measure(payload_bytes, Path(name), cut_s)
+
+
+def _measure(size: int, folder: Path, cut_s: float) -> dict[str, Any]:
+    # Addresses of their own: another contest may be on this machine.
+    own = f"{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
+    hosts = {name: f"127.{net + (os.getpid() >> 16)}.{own}" for name, net in ((LEARNER, 64), (NODE, 128))}
+    with _players(hosts, folder) as players, _sampled({name: players.pid(name) for name in hosts}) as anonymous:
+        idle = anonymous.mark()
+        players.tell([LEARNER], Prepare(1, size, 1))
+        prepared = players.gather("prepared", [LEARNER], ANSWER_S)[LEARNER]
+        players.tell([NODE], Expect(1, prepared["digest"], size, {}))
+        players.gather("expecting", [NODE], ANSWER_S)
+        state = Round(1, [NODE], LEARNER, prepared["digest"])
+        players.tell([LEARNER], Publish(1))
+        players.feed(state.take, lambda: state.whole, cut_s)
+        players.tell(list(hosts), Account(1))
+        players.feed(state.take, lambda: state.accounted, ANSWER_S)
+        peak = anonymous.peak
+    result = state.result()
+    if result.failures or result.cut_off:
+        raise ShoalError("; ".join(result.failures) or f"not there after {cut_s:g} s")
+    above = {name: peak[name] - idle[name] for name in hosts}
+    return {
+        "ok": max(above.values()) <= BOUND, "payload_bytes": size, "bound_bytes": BOUND, "seconds": result.seconds,
+        "samples": anonymous.samples, "hosts": {n: {"idle_bytes": idle[n], "above_idle_bytes": above[n]} for n in hosts},
+    }  # fmt: skip
+
+
+def describe(result: dict[str, Any]) -> str:
+    """One line a host, and the verdict."""
+    lines = [f"{result['payload_bytes']:,} bytes in {result['seconds']:.1f} s, looked at {result['samples']} times"]
+    for name, host in result["hosts"].items():
+        lines.append(f"{name}: {host['above_idle_bytes'] / MIB:.0f} MiB above the {host['idle_bytes'] / MIB:.0f} MiB of idle")
+    lines.append(f"{'within' if result['ok'] else 'over'} the bound of {result['bound_bytes'] / MIB:.0f} MiB")
+    return "\n".join(lines)
+
+
+class Anonymous:
+    """Anonymous memory of processes, looked at every SAMPLE_S until `stop`."""
+
+    def __init__(self, pids: dict[str, int]) -> None:
+        self._pids, self._over, self._lock = pids, threading.Event(), threading.Lock()
+        self.peak = self._look()
+        self.samples = 0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def mark(self) -> dict[str, int]:
+        """What it is now; the peak begins anew."""
+        with self._lock:
+            self.peak = self._look()
+            return dict(self.peak)
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(SAMPLE_S):
+            with self._lock:
+                now = self._look()
+                self.peak = {name: max(self.peak[name], now[name]) for name in now}
+                self.samples += 1
+
+    def _look(self) -> dict[str, int]:
+        return {name: anonymous_bytes(pid) for name, pid in self._pids.items()}
+
+
+def anonymous_bytes(pid: int) -> int:
+    """RssAnon of a process, in bytes; 0 when it is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return next((1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon:")), 0)
+
+
+@contextmanager
+def _sampled(pids: dict[str, int]) -> Iterator[Anonymous]:
+    anonymous = Anonymous(pids)
+    try:
+        yield anonymous
+    finally:
+        anonymous.stop()
+
+
+@contextmanager
+def _players(hosts: dict[str, str], folder: Path) -> Iterator[Players]:
+    argv = peer_argv("shoal")
+
+    def launch(players: Players, name: str) -> None:
+        own = folder / name
+        own.mkdir()
+        options = {"segment_bytes": DEFAULT_SEGMENT}  # as a run has it unless told otherwise; contests have smaller ones
+        role = Role("source" if name == LEARNER else "node", name, hosts[name], str(own), hosts, LEARNER, options)
+        players.start(name, argv(role), folder / f"{name}.log")
+
+    players = Players(launch)
+    try:
+        for name in hosts:
+            players.launch(name)
+            players.gather("ready", [name], READY_S)
+        players.tell(players.names, Links())
+        players.gather("linked", players.names, READY_S)
+        yield players
+    finally:
+        players.end()

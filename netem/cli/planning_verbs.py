@@ -1,0 +1,116 @@
+"""The verbs `shoal simulate` and `shoal plan`: their flags, and what they print. As netem.cli.verbs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from netem.cli.verbs import AddVerb
+
+
+def add_verbs(verbs: Any, verb: AddVerb) -> None:
+    what = "what a run would cost, on simulated time: a fleet with prices, a model, a learner; or the papers' settings"
+    p = verb("simulate", _simulate, what, verbs)
+    p.add_argument("scenario", nargs="?", metavar="SCENARIO.toml", type=Path)
+    p.add_argument("--preset", metavar="NAME", help="a paper's setting, beside ours (- lists them)")
+    p.add_argument("--explain", action="store_true", help="with --preset: where each of its numbers is from; runs nothing")
+    p.add_argument("--steps", type=int, metavar="N", help="of the learner, instead of the scenario's")
+    p.add_argument("--seed", type=int, metavar="N", help="instead of the scenario's")
+    p.add_argument("--plot", type=Path, metavar="FILE", help="write a plot (PNG, SVG or PDF)")
+    p.add_argument("--no-knobs", action="store_true", help="without what would change the answer")
+    p.add_argument("--jobs", type=int, metavar="N", help="processes at once (default: one a core)")
+    what = "the cheapest set of nodes for a step time, and the expected bill"
+    p = verb("plan", _plan, what, verbs)
+    p.add_argument("fleet", metavar="FLEET.csv", type=Path)
+    p.add_argument("--step-time", type=float, required=True, metavar="S", help="seconds that a learner step may take")
+    p.add_argument("--scenario", type=Path, metavar="FILE", help="what is not said of the fleet: model, lengths, learner, rules")
+    p.add_argument("--groups", type=int, metavar="N", help="a step takes (default 128)")
+    p.add_argument("--samples", type=int, metavar="N", help="completions of a group (default 16)")
+    p.add_argument("--median-length", type=float, metavar="TOKENS", help="of a completion (default 2600)")
+    p.add_argument("--staleness", type=int, metavar="S", help="bound, in learner steps (default 3)")
+    p.add_argument("--max-usd-per-hour", type=float, metavar="USD", help="for nodes")
+
+
+def _simulate(args: argparse.Namespace) -> dict[str, Any]:
+    from netem.planning.cost_scenario import load_preset, load_scenario, preset_names
+    from netem.planning.report import print_explained, print_preset, print_simulation, write_plot
+    from netem.planning.runner import explained, run_preset, simulate
+    from p2p.errors import UsageError
+
+    if args.preset == "-":
+        if not args.json:
+            print("\n".join(preset_names()))
+        return {"ok": True, "presets": preset_names()}
+    if bool(args.preset) == bool(args.scenario):
+        raise UsageError("give a SCENARIO.toml or --preset NAME, one of them (see: shoal simulate --help)")
+    scenario = load_preset(args.preset) if args.preset else load_scenario(args.scenario)
+    if args.explain:
+        rows = explained(scenario)
+        if not args.json:
+            print_explained(scenario.name, rows)
+        return {"ok": True, "name": scenario.name, "assumptions": rows}
+    for key in ("steps", "seed"):
+        if getattr(args, key) is not None:
+            scenario = scenario.with_value(key, getattr(args, key))
+    if args.plot is not None:
+        args.where = args.plot
+        args.plot.parent.mkdir(parents=True, exist_ok=True)
+        args.plot.touch()
+    jobs = args.jobs or len(os.sched_getaffinity(0))
+    if jobs < 1:
+        raise UsageError("--jobs must be at least 1")
+    if scenario.file.systems:
+        result = run_preset(scenario, lambda line: print(line, file=sys.stderr, flush=True), not args.no_knobs, jobs)
+        if not args.json:
+            print_preset(result)
+    else:
+        with _bar(scenario.file.steps) as tell:
+            result = simulate(scenario, tell, not args.no_knobs, jobs)
+        if not args.json:
+            print_simulation(result)
+    if args.plot is not None:
+        write_plot(result, args.plot)
+    return result
+
+
+class _bar:
+    """A progress bar on stderr, where that is a terminal."""
+
+    def __init__(self, steps: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeRemainingColumn())
+        self.progress = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+        self.task = self.progress.add_task("", total=steps)
+
+    def __enter__(self) -> Any:
+        self.progress.start()
+        return lambda step: self.progress.update(self.task, completed=step)
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.stop()
+
+
+def _plan(args: argparse.Namespace) -> dict[str, Any]:
+    from netem.planning.cost_scenario import load_scenario
+    from netem.planning.plan import plan, scenario_of_fleet, with_fleet
+    from netem.planning.report import print_plan
+
+    given = {
+        "learner": {"groups": args.groups, "samples": args.samples}, "lengths": {"median": args.median_length},
+        "policy": {"staleness": args.staleness}, "activation": {"max_usd_per_hour": args.max_usd_per_hour},
+    }  # fmt: skip
+    settings = {name: {k: v for k, v in section.items() if v is not None} for name, section in given.items()}
+    if args.scenario is not None:
+        scenario = with_fleet(load_scenario(args.scenario), args.fleet).changed(settings)
+    else:
+        scenario = scenario_of_fleet(args.fleet, settings)
+    result = plan(scenario, args.step_time)
+    if not args.json:
+        print_plan(result)
+    return result

@@ -1,0 +1,1 @@
+"""One payload broadcast over an emulated network by players of several systems, and judged."""

@@ -1,0 +1,293 @@
+"""A broadcast measured: one player on each host of an emulated network, rounds of one payload each.
+
+`run_contest` is the shell: network, processes, deadlines. What a round's events amount to is `Round`, pure. Must not know what
+any player does with its network. Times count from the source's `published` to each node's `verified`.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from netem.contest.player_processes import Event, Players, open_folder, open_players
+from netem.contest.players.events import Account, Expect, Prepare, Publish, Role, Turn
+from netem.emulation.backends import AUTO
+from netem.emulation.underlay import Underlay, underlay
+from netem.networks.faults import (
+    Continue,
+    Corrupt,
+    Fault,
+    Join,
+    Kill,
+    Outage,
+    SetRates,
+    Stop,
+    Withhold,
+    excused,
+    in_order,
+    joiners,
+)
+from netem.networks.profile import LEARNER, Profile
+
+ANSWER_S = 60.0
+"""For making a payload, a torrent, connections; not for a broadcast, which has the caller's cut."""
+COPIES = 4
+"""Of the payload that a player may hold on disk at once: this round's and the last, whole and in pieces."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    published_at: float
+    """CLOCK_MONOTONIC"""
+    verified: dict[str, float]
+    """node -> seconds after that, of all that got there"""
+    source_bytes: int
+    """of payload that the source sent"""
+    duplicate_bytes: int
+    """of payload that nodes received in vain, all together"""
+    cpu_s: float
+    """of all players, children included"""
+    cut_off: bool
+    """nodes are missing because the time was up"""
+    failures: tuple[str, ...] = ()
+    """what went wrong, "HOST: why"; no more rounds are run then, nor after a cut"""
+    late_s: float = 0.0
+    """the latest that the emulator handed over a packet: above a few ms the machine was too slow for this network"""
+    dropped: int = 0
+    """packets that found a queue full"""
+    congestion: str = ""
+    """TCP congestion control in force on the hosts; a player may choose another for its own connections"""
+    backend: str = ""
+    """what the links were emulated by, "tc" or "switch"; late_s is known of the switch only"""
+    joined: dict[str, float] = field(default_factory=dict)
+    """late host -> seconds after the publication at which its player was up"""
+    from_source: dict[str, int] = field(default_factory=dict)
+    """host -> bytes it had from the source itself, of players that say so"""
+    whence: dict[str, dict[str, int]] = field(default_factory=dict)
+    """node -> host -> bytes that the node had from it, duplicates too, of players that say so"""
+    named: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """host -> nodes that refused something it sent"""
+    reported: tuple[str, ...] = ()
+    """hosts that the source refused, or was told of"""
+    shunned: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """host -> nodes that have dropped it and keep away from it"""
+    faults: tuple[Fault, ...] = ()
+    """those that were brought about before the round was over"""
+
+    @property
+    def seconds(self) -> float:
+        """Until the last node had it; infinite if one never did."""
+        return float("inf") if self.cut_off or self.failures else max(self.verified.values())
+
+
+class Round:
+    """What is known of one round. Feed it every event; pure.
+
+    It is over when `nodes` have the payload; what `others` achieve by then is noted as well.
+    """
+
+    def __init__(self, number: int, nodes: Collection[str], source: str, digest: str, others: Collection[str] = ()) -> None:
+        self._number, self._nodes, self._source, self._digest = number, frozenset(nodes), source, digest
+        self._others = frozenset(others)
+        self._gone: set[str] = set()
+        self._published: float | None = None
+        self._verified: dict[str, float] = {}
+        self._accounts: dict[str, Event] = {}
+        self.failures: list[str] = []
+
+    def take(self, host: str, event: Event | None) -> None:
+        """An event of a player; None says that the player is gone. What belongs to another round is dropped."""
+        if host in self._gone:
+            pass
+        elif event is None or event.get("event") == "failed":
+            why = "it ended" if event is None else str(event.get("why", "no reason given"))
+            if not any(f.startswith(f"{host}: ") for f in self.failures):
+                self.failures.append(f"{host}: {why}")
+        elif event.get("round") != self._number:
+            pass
+        elif event["event"] == "published" and host == self._source:
+            self._published = float(event["at"])
+        elif event["event"] == "verified" and host in self._nodes | self._others:
+            if event["digest"] == self._digest:
+                self._verified.setdefault(host, float(event["at"]))
+            else:
+                self.failures.append(f"{host}: verified {event['digest'][:16]}, published was {self._digest[:16]}")
+        elif event["event"] == "account":
+            self._accounts[host] = event
+
+    def lose(self, host: str) -> None:
+        """`host` was killed on purpose: nothing of it counts any more, its end neither."""
+        self._gone.add(host)
+
+    @property
+    def whole(self) -> bool:
+        """Nothing more to wait for: everyone has the payload, or someone failed."""
+        return bool(self.failures) or (self._published is not None and self._verified.keys() >= self._nodes)
+
+    @property
+    def accounted(self) -> bool:
+        return bool(self.failures) or self._accounts.keys() >= self._nodes | {self._source}
+
+    @property
+    def published_at(self) -> float | None:
+        return self._published
+
+    def result(self, **network: Any) -> RoundResult:
+        """As far as it went."""
+        began = self._published
+        return RoundResult(
+            began if began is not None else float("nan"),
+            {host: at - began for host, at in sorted(self._verified.items())} if began is not None else {},
+            int(self._accounts.get(self._source, {}).get("sent", 0)),
+            sum(int(a["duplicates"]) for host, a in self._accounts.items() if host != self._source),
+            sum(float(a["cpu_s"]) for a in self._accounts.values()),
+            not self.failures and not self.whole, tuple(self.failures),
+            from_source={h: int(a["from_source"]) for h, a in self._accounts.items() if "from_source" in a},
+            whence={h: a["whence"] for h, a in self._accounts.items() if "whence" in a and h != self._source},
+            named=self._by_whom(lambda account: (host for host, _ in account.get("reports", ()))),
+            reported=tuple(sorted({host for host, _ in self._accounts.get(self._source, {}).get("reports", ())})),
+            shunned=self._by_whom(lambda account: account.get("shuns", ())), **network,
+        )  # fmt: skip
+
+
+    def _by_whom(self, whom: Callable[[Event], Iterable[str]]) -> dict[str, tuple[str, ...]]:
+        """host -> the nodes in whose account it is."""
+        out: dict[str, set[str]] = {}
+        for node, account in self._accounts.items():
+            for host in whom(account) if node != self._source else ():
+                out.setdefault(host, set()).add(node)
+        return {host: tuple(sorted(nodes)) for host, nodes in sorted(out.items())}
+
+
+def run_contest(
+    profile: Profile,
+    player_argv: Callable[[Role], list[str]],
+    payload_bytes: int,
+    rounds: int,
+    seed: int,
+    cut_s: float,
+    options: dict[str, Any] | None = None,
+    *,
+    faults: Sequence[Fault] = (),
+    required: Collection[str] | None = None,
+    backend: str = AUTO,
+    on_result: Callable[[RoundResult], None] = lambda result: None,
+) -> list[RoundResult]:
+    """`rounds` broadcasts of `payload_bytes` from the learner to all nodes of `profile`; a round is cut off after `cut_s`.
+
+    `faults` meet the last round, which waits for `required` only (all that can finish, unless said); killed hosts, late ones and
+    whoever is not required are no part of its account. Fewer results than rounds when one was cut off or failed: what its
+    players still send would be in the next one's way. UsageError or ShoalError, one line, when network or players do not come
+    up. Blocks; nothing is left behind.
+    """
+    results: list[RoundResult] = []
+    copies = COPIES * payload_bytes * len(profile.hosts)
+    late = list(joiners(faults))
+    with underlay(profile, backend) as network, open_folder(copies) as folder:
+        sites = {host.name: host.site for host in profile.hosts}
+        with open_players(network, player_argv, folder, options or {}, late, sites) as players:
+            for number in range(1, rounds + 1):
+                trouble = None
+                if number == rounds and faults:
+                    trouble = _Trouble(network, players, profile, faults)
+                results.append(_run_round(network, players, number, payload_bytes, seed + number, cut_s, trouble, required))
+                on_result(results[-1])
+                if results[-1].cut_off or results[-1].failures:
+                    break
+    return results
+
+
+def _run_round(
+    network: Underlay,
+    players: Players,
+    number: int,
+    size: int,
+    seed: int,
+    cut_s: float,
+    trouble: _Trouble | None,
+    required: Collection[str] | None,
+) -> RoundResult:
+    players.tell([LEARNER], Prepare(number, size, seed))
+    prepared = players.gather("prepared", [LEARNER], ANSWER_S)[LEARNER]
+    extra = {name: value for name, value in prepared.items() if name not in ("event", "round", "digest")}
+    expect = Expect(number, prepared["digest"], size, extra)
+    players.tell(players.nodes, expect)
+    players.gather("expecting", players.nodes, ANSWER_S)
+    network.weather()
+    nodes = set(players.nodes)
+    if trouble is not None:
+        everyone = nodes | set(trouble.late)
+        nodes = everyone - trouble.excused if required is None else set(required)
+    state = Round(number, nodes, LEARNER, prepared["digest"], others=network.addresses)
+    players.tell([LEARNER], Publish(number))
+    if trouble is not None:
+        trouble.begin(state, expect)
+    players.feed(state.take, lambda: state.whole, cut_s, trouble)
+    weather = network.weather()
+    if not state.failures:
+        players.tell([name for name in players.names if name in nodes | {LEARNER}], Account(number))
+        players.feed(state.take, lambda: state.accounted, ANSWER_S)
+    happened = trouble.summary(state) if trouble is not None else {}
+    known = {"congestion": network.congestion, "backend": network.backend}
+    return state.result(late_s=weather.late_s, dropped=weather.dropped, **known, **happened)
+
+
+class _Trouble:
+    """Brings faults about when their time has come."""
+
+    def __init__(self, network: Underlay, players: Players, profile: Profile, faults: Sequence[Fault]) -> None:
+        self._network, self._players, self._profile = network, players, profile
+        self._waiting = deque(in_order(faults))
+        self._done: list[Fault] = []
+        self._up_at: dict[str, float] = {}
+        self.late, self.excused = joiners(faults), excused(faults)
+
+    def begin(self, state: Round, expect: Expect) -> None:
+        """The clock runs from here on: when the source was told, a moment before it says that it has published."""
+        self._state, self._expect, self._began = state, expect, time.monotonic()
+
+    @property
+    def next_at(self) -> float:
+        return self._began + self._waiting[0].at if self._waiting else float("inf")
+
+    def act(self) -> None:
+        """What is due."""
+        while time.monotonic() >= self.next_at:
+            fault = self._waiting.popleft()
+            self._bring_about(fault)
+            self._done.append(fault)
+
+    def heard(self, host: str, event: Event | None) -> None:
+        """A late player that is up is told what to expect, like everyone before it."""
+        if event is not None and event["event"] == "ready" and host in self.late:
+            self._up_at[host] = time.monotonic()
+            self._players.tell([host], self._expect)
+
+    def summary(self, state: Round) -> dict[str, Any]:
+        began = state.published_at
+        return {"faults": tuple(self._done), "joined": {h: at - began for h, at in self._up_at.items()} if began else {}}
+
+    def _bring_about(self, fault: Fault) -> None:
+        match fault:
+            case Kill():
+                self._state.lose(fault.host)
+                self._players.signal(fault.host, signal.SIGKILL)
+            case Stop():
+                self._players.signal(fault.host, signal.SIGSTOP)
+            case Continue():
+                self._players.signal(fault.host, signal.SIGCONT)
+            case SetRates():
+                self._network.set_rates(fault.host, fault.up, fault.down)
+            case Outage():
+                for host in [fault.host] if fault.host else [h.name for h in self._profile.hosts]:
+                    self._network.set_rates(host, 0.0, 0.0, fault.seconds)
+            case Join():
+                self._players.launch(fault.host)
+            case Corrupt():
+                self._players.tell([fault.host], Turn("corrupt"))
+            case Withhold():
+                self._players.tell([fault.host], Turn("withhold"))

@@ -1,0 +1,212 @@
+"""A contest's players as processes: start them on their hosts, tell them, hear them, end them. Thin shell.
+
+Must not know what a round is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from netem.contest.players.events import Command, Links, Role, Stop, command_line
+from netem.emulation.underlay import Underlay
+from netem.networks.profile import LEARNER
+from p2p.errors import ShoalError
+
+READY_S = 60.0
+STOP_S = 5.0
+
+PATH = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]))
+"""Where players find their modules, wherever this was started."""
+
+Event = dict[str, Any]
+
+
+class Trouble(Protocol):
+    """What else has its time while players are heard."""
+
+    @property
+    def next_at(self) -> float:
+        """CLOCK_MONOTONIC; infinite when nothing is left."""
+
+    def act(self) -> None:
+        """Do what is due."""
+
+    def heard(self, host: str, event: Event | None) -> None:
+        """Before anyone else hears it."""
+
+
+class Players:
+    """The processes, and one queue of what all of them say. `launch(name)` starts a host's."""
+
+    def __init__(self, launch: Callable[[Players, str], None]) -> None:
+        self._launch = launch
+        self.names: list[str] = []
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._logs: dict[str, Path] = {}
+        self._events: queue.Queue[tuple[str, Event | None]] = queue.Queue()
+
+    @property
+    def nodes(self) -> list[str]:
+        return [name for name in self.names if name != LEARNER]
+
+    def pid(self, name: str) -> int:
+        return self._processes[name].pid
+
+    def launch(self, name: str) -> None:
+        self._launch(self, name)
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """To everything that `name`'s player started as well."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._processes[name].pid, number)
+
+    def start(self, name: str, command: list[str], log: Path) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATH}
+        with open(log, "wb") as said:
+            self._processes[name] = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, env=environment, start_new_session=True
+            )
+        self._logs[name] = log
+        self.names.append(name)
+        threading.Thread(target=self._read, args=(name,), daemon=True).start()
+
+    def tell(self, names: Sequence[str], command: Command) -> None:
+        """A player that is gone is not told; its end is an event already."""
+        for name in names:
+            stdin = self._processes[name].stdin
+            assert stdin is not None
+            try:
+                stdin.write(command_line(command).encode())
+                stdin.flush()
+            except OSError:
+                pass
+
+    def gather(self, kind: str, names: Sequence[str], wait_s: float) -> dict[str, Event]:
+        """An event of that kind from each of `names`. ShoalError when a player fails or the time is up."""
+        got: dict[str, Event] = {}
+        deadline = time.monotonic() + wait_s
+        while got.keys() != set(names):
+            said = self._next(deadline)
+            if said is None:
+                raise ShoalError(f"no {kind} within {wait_s:g} s from {', '.join(n for n in names if n not in got)}")
+            host, event = said
+            if event is None or event["event"] == "failed":
+                raise ShoalError(f"{host}: {self._last_words(host) if event is None else event.get('why')}")
+            if event["event"] == kind:
+                got[host] = event
+        return got
+
+    def feed(
+        self,
+        take: Callable[[str, Event | None], None],
+        enough: Callable[[], bool],
+        wait_s: float,
+        trouble: Trouble | None = None,
+    ) -> None:
+        """Events to `take`, and trouble in its time, until that is enough or the time is up."""
+        deadline = time.monotonic() + wait_s
+        while not enough():
+            said = self._next(min(deadline, trouble.next_at if trouble is not None else deadline))
+            if trouble is not None:
+                trouble.act()
+            if said is None:
+                if time.monotonic() >= deadline:
+                    return
+                continue
+            host, event = said
+            if trouble is not None:
+                trouble.heard(host, event)
+            take(host, {"event": "failed", "why": self._last_words(host)} if event is None else event)
+
+    def end(self) -> None:
+        """Everything, whatever state it is in."""
+        self.tell(list(self._processes), Stop())
+        deadline = time.monotonic() + STOP_S
+        for process in self._processes.values():
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                pass
+        for name, process in self._processes.items():
+            self.signal(name, signal.SIGKILL)
+            process.wait()
+            assert process.stdin is not None
+            try:
+                process.stdin.close()
+            except OSError:
+                pass  # what was not written any more
+
+    def _next(self, deadline: float) -> tuple[str, Event | None] | None:
+        try:
+            return self._events.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            return None
+
+    def _read(self, name: str) -> None:
+        stdout = self._processes[name].stdout
+        assert stdout is not None
+        with stdout:
+            for line in stdout:
+                try:
+                    event = json.loads(line)
+                    event["event"]
+                except (ValueError, KeyError, TypeError):
+                    event = {"event": "failed", "why": f"no event: {line[:200]!r}"}
+                self._events.put((name, event))
+        self._events.put((name, None))
+
+    def _last_words(self, name: str) -> str:
+        lines = self._logs[name].read_text(errors="replace").strip().splitlines()
+        # A group of exceptions ends in a frame of dashes.
+        told = [line for line in lines if any(c.isalpha() for c in line)]
+        return f"it ended: {told[-1].strip(' |')}" if told else "it ended"
+
+
+@contextmanager
+def open_players(
+    network: Underlay, player_argv: Callable[[Role], list[str]], folder: Path, options: dict[str, Any], late: list[str],
+    sites: Mapping[str, str],
+) -> Iterator[Players]:
+    """The source first, then the nodes but the late ones; all ready. Whatever they are doing, they are gone at the end.
+    `sites`: host -> its site."""
+    hosts = network.addresses
+
+    def launch(players: Players, name: str) -> None:
+        own = folder / name
+        own.mkdir()
+        kind: Literal["source", "node"] = "source" if name == LEARNER else "node"
+        role = Role(kind, name, hosts[name], str(own), hosts, LEARNER, options, late, sites.get(name, ""))
+        players.start(name, network.command(name, player_argv(role)), folder / f"{name}.log")
+
+    players = Players(launch)
+    try:
+        for group in ([LEARNER], [name for name in hosts if name != LEARNER and name not in late]):
+            for name in group:
+                players.launch(name)
+            players.gather("ready", group, READY_S)
+        players.tell(players.names, Links())
+        players.gather("linked", players.names, READY_S)
+        yield players
+    finally:
+        players.end()
+
+
+@contextmanager
+def open_folder(room: int) -> Iterator[Path]:
+    """An empty folder: in memory where that has `room` bytes, so that no disk is measured."""
+    memory = Path("/dev/shm")
+    fits = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > room
+    with tempfile.TemporaryDirectory(prefix="shoal-", dir=memory if fits else None, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)

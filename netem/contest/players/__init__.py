@@ -1,0 +1,36 @@
+"""Programs that take part in a contest: our broadcast and the peers it is measured against, each a process of its own.
+
+Importing this imports none of them. The peers' packages come with the extra `peers`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+from netem.contest.players.events import Role, need
+from p2p.errors import UsageError
+
+SWARM = "netem.contest.players.swarm"
+PEERS = {
+    "shoal": SWARM, "star": SWARM, "chain": SWARM, "tree": SWARM,
+    "shardcast": "netem.contest.players.shard", "libtorrent": "netem.contest.players.torrent",
+}  # fmt: skip
+"""Name of each peer, and the module that runs it. Those that Shoal runs are its own policies; of the others the name is that of
+their package."""
+
+
+def is_ours(peer: str) -> bool:
+    """Whether Shoal's own player plays it, by one of its policies."""
+    return PEERS.get(peer) == SWARM
+
+
+def peer_argv(peer: str) -> Callable[[Role], list[str]]:
+    """What starts a player of that peer. UsageError, one line, for an unknown one or without its package."""
+    if peer not in PEERS:
+        raise UsageError(f"no peer {peer!r}: {', '.join(PEERS)}")
+    if is_ours(peer):
+        return lambda role: [sys.executable, "-m", SWARM, replace(role, options={"policy": peer, **role.options}).text()]
+    need(peer)
+    return lambda role: [sys.executable, "-m", PEERS[peer], role.text()]

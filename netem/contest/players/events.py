@@ -1,0 +1,310 @@
+"""What a contest and its players say to each other: one JSON object a line, commands on stdin, events on stdout.
+
+A player is one process on one host that takes part in broadcasts, whatever program it drives underneath. Must not know
+networks, namespaces or any peer-to-peer program. The first half is pure; `serve` is the loop that all players share.
+
+| command | who | answer |
+|---|---|---|
+| (start) | all | `ready` |
+| `links` | all | `linked`: connected to whomever it wants to be connected to before there is a payload |
+| `prepare` round, bytes, seed | source | `prepared` digest and whatever nodes need to know beforehand |
+| `expect` round, digest, bytes, and that | nodes | `expecting` |
+| `publish` round | source | `published` at |
+| | nodes | `verified` at, digest, sent, received, duplicates: once the payload is whole and its BLAKE3 was checked |
+| `account` round | all | `account` sent, received, duplicates, cpu_s; of ours also reports, shuns, whence (host -> bytes) |
+| `turn` to | a node of ours | `turned`: from now on it corrupts or withholds what it sends |
+| `stop`, or the end of stdin | all | exit status 0 |
+
+`failed` with a `why` may come at any time, and exit status 1 follows. Times are CLOCK_MONOTONIC, which all processes of a
+machine share. Bytes are of payload: `received` counts all that came, `duplicates` those of them that were not needed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from blake3 import blake3
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from netem.contest.players.payload import payload_bytes
+from p2p.errors import ShoalError, UsageError
+
+POLL_S = 0.005
+"""How often a player looks whether its payload is whole: what a measurement is late at most."""
+
+_STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """Who a player is. `hosts` maps the name of every host to its IPv4 address, in the network's order."""
+
+    __pydantic_config__ = _STRICT
+
+    role: Literal["source", "node"]
+    name: str
+    address: str
+    directory: str
+    """an empty folder of its own"""
+    hosts: dict[str, str]
+    source: str
+    """the source's name"""
+    options: dict[str, Any] = field(default_factory=dict)
+    late: list[str] = field(default_factory=list)
+    """hosts whose players start only in the middle of a round"""
+    site: str = ""
+    """those of one name share a fast LAN; empty for none"""
+
+    @property
+    def nodes(self) -> list[str]:
+        return [name for name in self.hosts if name != self.source]
+
+    def text(self) -> str:
+        """As a player gets it in argv[1]."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def parse(text: str) -> Role:
+        """UsageError for anything else than `text` makes."""
+        try:
+            role = TypeAdapter(Role).validate_json(text)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise UsageError(f"role: {'.'.join(str(p) for p in first['loc'])}: {first['msg']}") from None
+        if role.name not in role.hosts or role.source not in role.hosts or (role.role == "source") != (role.name == role.source):
+            raise UsageError(f"role: {role.name} as {role.role}, the source being {role.source}, of {', '.join(role.hosts)}")
+        return role
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    __pydantic_config__ = _STRICT
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    __pydantic_config__ = _STRICT
+
+    round: int
+    bytes: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    __pydantic_config__ = _STRICT
+
+    round: int
+    digest: str
+    """BLAKE3 of the payload, hex"""
+    bytes: int
+    extra: dict[str, Any]
+    """what the source's `prepare` returned"""
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    __pydantic_config__ = _STRICT
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    __pydantic_config__ = _STRICT
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    __pydantic_config__ = _STRICT
+
+    to: Literal["corrupt", "withhold"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    __pydantic_config__ = _STRICT
+
+
+Command = Links | Prepare | Expect | Publish | Account | Turn | Stop
+_KINDS: dict[str, type[Command]] = {
+    "links": Links, "prepare": Prepare, "expect": Expect, "publish": Publish, "account": Account, "turn": Turn, "stop": Stop,
+}  # fmt: skip
+_OWN = ("round", "digest", "bytes")
+
+
+def parse_command(line: str | bytes) -> Command:
+    """UsageError for a line that is no command."""
+    try:
+        values = json.loads(line)
+        kind = _KINDS[values.pop("do")]
+        if kind is Expect:
+            values = {name: values.pop(name) for name in _OWN} | {"extra": values}
+        command = TypeAdapter(kind).validate_json(json.dumps(values))  # from JSON: strict takes no dict else
+    except (ValueError, KeyError, TypeError, AttributeError) as error:  # pydantic's is a ValueError
+        raise UsageError(f"no command: {line[:200]!r} ({type(error).__name__})") from None
+    return command
+
+
+def command_line(command: Command) -> str:
+    """What `parse_command` takes, with its newline."""
+    values = asdict(command)
+    values |= values.pop("extra", {})
+    name = next(name for name, kind in _KINDS.items() if kind is type(command))
+    return json.dumps({"do": name, **values}) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes of payload in one round, so far."""
+
+    sent: int
+    received: int
+    duplicates: int
+
+
+class Player:
+    """What `serve` drives; one payload a round, rounds rising. Errors it raises end the player with `failed`.
+
+    `poll` is called every POLL_S or so, on the source as well.
+    """
+
+    def prepare(self, command: Prepare, payload: bytes, digest: str) -> dict[str, Any]:
+        """Source: get ready to publish this; what nodes have to know beforehand (JSON)."""
+        raise NotImplementedError
+
+    def expect(self, command: Expect) -> None:
+        """Node: get ready to receive. Returns once that is done."""
+        raise NotImplementedError
+
+    def publish(self, round: int) -> None:
+        """Source: now. Returns soon; the time counts from the call."""
+        raise NotImplementedError
+
+    def poll(self) -> str | None:
+        """Node: the digest of this round's payload when it is whole and was checked, once a round; otherwise None."""
+        raise NotImplementedError
+
+    def traffic(self) -> Traffic:
+        """Of the latest round."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Release what is held; returns within a second or two."""
+        raise NotImplementedError
+
+
+def serve(argv: list[str], make: Callable[[Role], Player]) -> int:
+    """A player's whole life: role in argv[1], commands until `stop` or the end of stdin. The exit status."""
+    events = os.dup(1)
+    os.dup2(2, 1)  # what a library prints is not an event
+
+    def emit(event: str, **values: Any) -> None:
+        os.write(events, (json.dumps({"event": event, **values}) + "\n").encode())
+
+    player: Player | None = None
+    try:
+        if len(argv) != 2:
+            raise UsageError("a player takes its role as one JSON argument")
+        player = make(Role.parse(argv[1]))
+        emit("ready")
+        _Server(player, emit).run()
+    except BrokenPipeError:
+        return 1  # nobody listens any more
+    except Exception as error:
+        emit("failed", why=str(error) if isinstance(error, ShoalError) else repr(error))
+        return 1
+    finally:
+        if player is not None:
+            player.close()
+    return 0
+
+
+class _Server:
+    def __init__(self, player: Player, emit: Callable[..., None]) -> None:
+        self._player, self._emit = player, emit
+        self._round, self._cpu = -1, 0.0
+        """the latest round, and the CPU time when it was ready to go: making a payload is not the player's work"""
+
+    def run(self) -> None:
+        pending = b""
+        while True:
+            if select.select([0], [], [], POLL_S)[0]:
+                got = os.read(0, 1 << 20)
+                *lines, pending = (pending + got).split(b"\n")
+                commands = [parse_command(line) for line in lines]
+                for command in commands:
+                    if isinstance(command, Stop):
+                        return
+                    self._obey(command)
+                if not got:
+                    return
+            digest = self._player.poll()
+            if digest is not None:
+                at = time.monotonic()
+                self._emit("verified", round=self._round, at=at, digest=digest, **asdict(self._player.traffic()))
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Links():
+                self._emit("linked")
+            case Prepare():
+                payload = payload_bytes(command.bytes, command.seed)
+                digest = blake3(payload).hexdigest()
+                extra = self._player.prepare(command, payload, digest)
+                self._begin(command.round)
+                self._emit("prepared", round=command.round, digest=digest, **extra)
+            case Expect():
+                self._player.expect(command)
+                self._begin(command.round)
+                self._emit("expecting", round=command.round)
+            case Publish():
+                self._check(command.round)
+                at = time.monotonic()
+                self._player.publish(command.round)
+                self._emit("published", round=command.round, at=at)
+            case Account():
+                self._check(command.round)
+                traffic = asdict(self._player.traffic())
+                self._emit("account", round=command.round, cpu_s=_cpu_s() - self._cpu, **traffic)
+            case Turn():
+                raise UsageError("this player cannot be turned against the others")
+
+    def _begin(self, number: int) -> None:
+        self._round, self._cpu = number, _cpu_s()
+
+    def _check(self, number: int) -> None:
+        if number != self._round:
+            raise UsageError(f"round {number} is not the latest, which is {self._round}")
+
+
+def _cpu_s() -> float:
+    """Of this process and those of its children that have ended."""
+    t = os.times()
+    return t.user + t.system + t.children_user + t.children_system
+
+
+def need(module: str) -> None:
+    """UsageError that names the extra when a peer's package is not installed."""
+    from importlib.util import find_spec
+
+    if find_spec(module) is None:
+        raise UsageError(f"{module} is not installed: pip install 'shoal[peers]'")
+
+
+def check_options(options: dict[str, Any], known: dict[str, type | tuple[type, ...]]) -> None:
+    """UsageError for an option that a player does not have, or of another type."""
+    for name, value in options.items():
+        if name not in known:
+            raise UsageError(f"option {name!r} is not one of {', '.join(known)}")
+        if not isinstance(value, known[name]) or (isinstance(value, bool) and known[name] is not bool):
+            raise UsageError(f"option {name}: {value!r} will not do")
+

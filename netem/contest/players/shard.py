@@ -1,0 +1,220 @@
+"""shardcast 0.3 as a player: the source is its origin server, every node one of its middle nodes.
+
+A middle node polls its upstream servers, downloads all shards of a new version with wget and serves them on; it never joins
+them nor checks its copy, so the player does both when it has finished. Leaves are middle nodes too, because the package's
+client writes its list of versions to one file of the installation, which all processes of a machine share.
+
+Generous to it: each server is asked for its dummy file and the tree stands before the clock runs; the poll and the retries
+are shortened as its library and its environment variables allow. `broadcast` (hash, shards, announcement) runs after
+`publish`: it is one call. Must not know rates or delays.
+
+A node with several upstream servers draws one for each shard and takes the answer "not there yet" for a fault: trees where
+that can happen (the source beside a parent) measured worse than chains.
+
+Options: shard_bytes, poll_s, concurrent (downloads of a node), retry_s (whole seconds), and the tree: layout and width, or
+upstream (host -> list of hosts it may download from).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blake3 import blake3
+
+from netem.contest.players.events import Expect, Player, Prepare, Role, Traffic, check_options, need, serve
+from p2p.errors import ShoalError, UsageError
+
+if TYPE_CHECKING:
+    from shardcast import MiddleNode, OriginServer
+
+PORT = 8000
+SHARD_BYTES = 1 << 20
+"""Small shards go through a chain sooner, but each is a connection of its own that starts slowly, and a server has one at a time:
+beyond some 50 Mbit/s at the source, larger ones (4 MiB) and fewer downloads of a node are better."""
+POLL_S = 0.1
+CONCURRENT = 2
+"""Downloads that a node has under way. A server has one request in hand and five in line, and more than that wait for SYNs
+to be sent again."""
+RETRY_S = 0
+KEEP = 2
+"""Versions that stay on disk."""
+TRIES = 1_000_000
+"""A shard that is not there yet is an error to shardcast, and after the last try its version is given up for good."""
+START_S = 25.0
+
+_GET = re.compile(r'"GET /(v\d+/shard_\d+\.bin) HTTP/[\d.]+" 200')
+
+
+def chains(source: str, nodes: Sequence[str], width: int) -> dict[str, list[str]]:
+    """`width` chains: each node downloads from the one before it, the first of each from the source. 1 node a chain is a star."""
+    return {name: [nodes[i - width] if i >= width else source] for i, name in enumerate(nodes)}
+
+
+def tiers(source: str, nodes: Sequence[str], width: int) -> dict[str, list[str]]:
+    """The first `width` nodes download from the source, all others from any of those."""
+    return {name: [source] if i < width else list(nodes[:width]) for i, name in enumerate(nodes)}
+
+
+LAYOUTS: dict[str, Callable[[str, Sequence[str], int], dict[str, list[str]]]] = {"chains": chains, "tiers": tiers}
+OPTIONS: dict[str, type | tuple[type, ...]] = {
+    "shard_bytes": int, "poll_s": (int, float), "concurrent": int, "retry_s": int, "layout": str, "width": int, "upstream": dict,
+}  # fmt: skip
+
+
+def upstream_of(role: Role) -> list[str]:
+    """The hosts that this one downloads from. UsageError for a layout that is none."""
+    options = role.options
+    if "upstream" in options:
+        tree = options["upstream"]
+    else:
+        layout, width = options.get("layout", "chains"), options.get("width", 2)
+        if layout not in LAYOUTS or width < 1:
+            raise UsageError(f"option layout: {layout!r} of width {width}; layouts are {', '.join(LAYOUTS)}")
+        tree = LAYOUTS[layout](role.source, role.nodes, width)
+    names = tree.get(role.name, [])
+    if not names or not set(names) <= set(role.hosts) - {role.name}:
+        raise UsageError(f"option upstream: {role.name} downloads from {names}")
+    return list(names)
+
+
+class ShardPlayer(Player):
+    """UsageError without shardcast or wget, for an unknown option or layout."""
+
+    def __init__(self, role: Role) -> None:
+        need("shardcast")
+        if shutil.which("wget") is None:
+            raise UsageError("shardcast needs the program wget: apt-get install wget")  # it would install that by itself
+        check_options(role.options, OPTIONS)
+        self._role, self._directory = role, Path(role.directory)
+        self._served = self._directory / "served"
+        self._served.mkdir()
+        (self._served / "data1.bin").write_bytes(bytes(64 * 1024))  # what shardcast measures its upstream with
+        self._counter = _set_up(role.options, self._served)
+        self._origin: OriginServer | None = None
+        self._node: MiddleNode | None = None
+        self._payload: Path | None = None
+        self._expected: Expect | None = None
+        self._done: set[str] = set()
+        self._received = 0
+        if role.role == "source":
+            from shardcast import OriginServer
+
+            self._origin = OriginServer(str(self._served), PORT, KEEP)
+        else:
+            self._node = self._middle()
+
+    def prepare(self, command: Prepare, payload: bytes, digest: str) -> dict[str, Any]:
+        self._counter.sent = 0
+        self._payload = self._directory / "payload"
+        self._payload.write_bytes(payload)
+        return {}
+
+    def publish(self, round: int) -> None:
+        assert self._origin is not None and self._payload is not None
+        self._origin.broadcast(str(self._payload), self._role.options.get("shard_bytes", SHARD_BYTES))
+
+    def expect(self, command: Expect) -> None:
+        self._counter.sent = self._received = 0
+        self._expected = command
+
+    def poll(self) -> str | None:
+        if self._node is None or self._expected is None:
+            return None
+        versions = set(self._node.processed_versions) - self._done
+        if not versions:
+            return None
+        self._done |= versions
+        hasher, self._received = blake3(), 0
+        for shard in sorted((self._served / max(versions)).glob("shard_*.bin")):
+            data = shard.read_bytes()
+            self._received += len(data)
+            hasher.update(data)
+        if hasher.hexdigest() != self._expected.digest:
+            raise ShoalError(f"round {self._expected.round}: the payload is not what was published ({self._received} bytes)")
+        self._expected = None
+        return hasher.hexdigest()
+
+    def traffic(self) -> Traffic:
+        """What was sent is what was asked for and found: shardcast counts nothing. Downloads are never repeated in part."""
+        return Traffic(self._counter.sent, self._received, 0)
+
+    def close(self) -> None:
+        for part in (self._node, self._origin):
+            if part is not None:
+                part.shutdown()
+
+    def _middle(self) -> MiddleNode:
+        """Once its upstream servers are there."""
+        from shardcast import MiddleNode
+
+        servers = [f"http://{self._role.hosts[name]}:{PORT}" for name in upstream_of(self._role)]
+        deadline, why = time.monotonic() + START_S, "no time"
+        while time.monotonic() < deadline:
+            try:
+                with _alone(deadline):
+                    return MiddleNode(servers, str(self._served), PORT, self._role.options.get("poll_s", POLL_S))
+            except Exception as error:  # it raises plain ones
+                why = str(error)
+                time.sleep(0.2)
+        raise ShoalError(f"shardcast found no upstream: {why}")
+
+
+def _set_up(options: dict[str, Any], served: Path) -> _Counter:
+    """What shardcast reads from its environment when it is imported, and the counter of what its server hands out."""
+    settings = {
+        "RETRY_ATTEMPTS": TRIES, "FAST_RETRY_ATTEMPTS": TRIES, "FAST_RETRY_INTERVAL": options.get("retry_s", RETRY_S),
+        "MAX_CONCURRENT_DOWNLOADS": options.get("concurrent", CONCURRENT), "MAX_DISTRIBUTION_FOLDERS": KEEP,
+    }  # fmt: skip
+    os.environ.update({f"SHARDCAST_{name}": str(value) for name, value in settings.items()})
+    for name in [n for n in os.environ if n.lower() in ("http_proxy", "all_proxy")]:
+        del os.environ[name]  # wget would heed it
+    from shardcast.utils import logger
+
+    counter = _Counter(served)
+    logger.setLevel(logging.DEBUG)  # its server logs requests there; its own handler stays at INFO
+    logger.addHandler(counter)
+    return counter
+
+
+class _Counter(logging.Handler):
+    """Adds up the shards that the server says it has answered with."""
+
+    def __init__(self, served: Path) -> None:
+        super().__init__(logging.DEBUG)
+        self._served, self.sent = served, 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        found = _GET.search(record.getMessage())
+        if found:
+            self.sent += (self._served / found[1]).stat().st_size
+
+
+@contextmanager
+def _alone(deadline: float) -> Iterator[None]:
+    """One player of this machine at a time: shardcast downloads its dummy file to one place in /tmp, which players on hosts of
+    their own would not share. TimeoutError at the deadline."""
+    with open(Path(tempfile.gettempdir()) / "shoal-shardcast.lock", "w") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError("other players are starting") from None
+                time.sleep(0.02)
+        yield
+
+
+if __name__ == "__main__":
+    sys.exit(serve(sys.argv, ShardPlayer))

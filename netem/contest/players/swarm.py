@@ -1,0 +1,361 @@
+"""Shoal itself in a contest: real links, exchange and chunk store over libp2p, without learner, trainer and engine.
+
+The source makes one random state after another and publishes each as a delta; a node decodes the segments as they come and
+checks every tensor's digest and the state's against the seal. What a learner and a node do beyond that (signing rollouts,
+an engine's commit) is not a broadcast's.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import blake3
+import numpy as np
+import psutil
+import trio
+
+from netem.contest.players.payload import payload_blocks
+from netem.contest.players.rogue import Conduct, RogueChannel
+from p2p.broadcast.exchange import Exchange
+from p2p.broadcast.peer_groups import MESH, Places
+from p2p.broadcast.rosters import Rosters, places_of
+from p2p.channel.libp2p import open_libp2p_network
+from p2p.codec import decode_segment, warm
+from p2p.errors import ChannelClosed, Refusal, ShoalError
+from p2p.identity import Identity
+from p2p.layout import Layout, Segment
+from p2p.limits import KIB, MIB
+from p2p.membership.admission import make_ticket
+from p2p.membership.links import Link
+from p2p.membership.peering import JoinRefused, Peering
+from p2p.protocol.messages import Catalog, CatalogEntry, Chunk, Grouping, Report, Roster
+from p2p.version import Version
+from p2p.weights.encode import chunk_bytes_for, encode_version
+from p2p.weights.manifest import CODEC, Header, Manifest, ManifestSigner
+from p2p.weights.state import FlatState, state_digest
+from p2p.weights.store import ChunkStore
+
+RUN, PORT = "contest", 4001
+SEGMENT = MIB - 8 * KIB
+"""A mebibyte and its payload's first byte would be one chunk more, of one byte."""
+
+TENSOR_WORDS = 2 * MIB
+"""Of two bytes each: tensors of 4 MiB, about what a small model's are."""
+
+ROSTERS_S = 0.5
+"""How often the source tells nodes of a large swarm whom to link with."""
+
+IN_MEMORY = 256 * MIB
+"""A larger state is mapped from a file, as a node's shadow is; a smaller one is spared the page faults."""
+
+log = logging.getLogger("shoal.contest")
+
+
+def key_of(name: str) -> Identity:
+    """The same key for a host in every contest, so that who dials whom is too."""
+    return Identity.from_seed(blake3.blake3(f"shoal contest {name}".encode()).digest())
+
+
+def contest_layout(nbytes: int) -> Layout:
+    words, tensors = nbytes // 2, []
+    for i, start in enumerate(range(0, words, TENSOR_WORDS)):
+        tensors.append((f"block.{i}.weight", "bfloat16", (min(TENSOR_WORDS, words - start),)))
+    return Layout.build(tensors)
+
+
+class Player:
+    """One host's part. `say(event)` writes one line."""
+
+    def __init__(self, config: dict[str, Any], network: Any) -> None:
+        self.name, self.source, self.hosts = config["name"], config["source"], config["hosts"]
+        self.is_source = config["role"] == "source"
+        self.late = {*config.get("late", [])} - {self.name}
+        options = config.get("options", {})
+        mesh: int = options.get("mesh", MESH)
+        self.chunk_bytes: int | None = options.get("chunk_bytes")
+        self.segment_bytes: int = options.get("segment_bytes", SEGMENT)
+        me, self.head = key_of(self.name), key_of(self.source)
+        self.me = me
+        address = f"/ip4/{self.hosts[self.source]}/tcp/{PORT}/p2p/{self.head.peer_id}"
+        self.head_addresses = (address,)
+        ticket = make_ticket(self.head, RUN, self.head_addresses).encode()
+        self.store = ChunkStore(Path(config["directory"]) / "chunks")
+        self.peering = Peering(
+            network, me, run=RUN, head=self.head.peer_id, name=self.name, agent="contest", wall=time.time,
+            ticket="" if self.is_source else ticket, dialable=options.get("dialable", True), site=config.get("site", ""),
+            on_up=self._on_up, on_down=self._on_down, on_message=self._on_message, on_refusal=self._on_refusal,
+        )  # fmt: skip
+        if self.is_source:
+            self.peering.gate.epoch = 1
+        self.exchange = Exchange(
+            me=me.peer_id, run=RUN, head=self.head.peer_id, head_key=self.head.public_key, store=self.store,
+            is_source=self.is_source, now=trio.current_time, wall=time.time, on_header=lambda manifest: True,
+            on_refusal=self._on_refusal, policy=options.get("policy", "shoal"),
+        )  # fmt: skip
+        self.directory = Path(config["directory"])
+        self.rosters = Rosters(self.exchange, self.peering.links, epoch=1, mesh=mesh) if self.is_source else None
+        self.places: Places | None = None
+        self.placed_at = 0.0
+        self.states: dict[int, FlatState] = {}
+        self.mids: dict[int, bytes] = {}
+        self.cpu: dict[int, float] = {}
+        self.whence: dict[bytes, Counter[str]] = {}
+        """manifest -> host -> bytes of payload that came from it"""
+        self.reports: list[tuple[str, str]] = []
+        """host that was refused something, and why: here, or (at the source) at a node that told it"""
+        self.names = {key_of(name).peer_id: name for name in self.hosts}
+        self.conduct = Conduct()
+        self.nursery: trio.Nursery | None = None
+
+    def say(self, event: str, **values: Any) -> None:
+        print(json.dumps({"event": event, **values}), flush=True)
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            self.nursery = nursery
+            await nursery.start(self.exchange.run)
+            await nursery.start(self.peering.run)
+            if not self.is_source:
+                nursery.start_soon(self._keep_head)
+                self.exchange.follow(True)
+            else:
+                nursery.start_soon(self._keep_rosters)
+            nursery.start_soon(self._obey)
+
+    async def _keep_rosters(self) -> None:
+        """As a learner's head does."""
+        while True:
+            await trio.sleep(ROSTERS_S)
+            assert self.rosters is not None
+            self.rosters.flush()
+
+    async def _keep_head(self) -> None:
+        while True:
+            if self.head.peer_id not in self.peering.links:
+                try:
+                    await self.peering.connect(self.head.peer_id, self.head_addresses)
+                except (ChannelClosed, Refusal, JoinRefused) as error:
+                    log.info("no link to the source: %s", error)
+            await trio.sleep(0.1)
+
+    async def _obey(self) -> None:
+        self.say("ready")
+        stdin = trio.lowlevel.FdStream(os.dup(0))
+        rest = b""
+        async for data in stdin:
+            *lines, rest = (rest + data).split(b"\n")
+            for line in filter(None, lines):
+                await self._do(json.loads(line))
+        os._exit(0)
+
+    async def _do(self, command: dict[str, Any]) -> None:
+        assert self.nursery is not None
+        match command["do"]:
+            case "links":
+                while not self._linked():
+                    await trio.sleep(0.02)  # a contest's start, not its course
+                self.say("linked", links=len(self.peering.links))
+            case "prepare":
+                self._prepare(command["round"], command["bytes"], command["seed"])
+            case "expect":
+                self._begin(command["round"])
+                self.nursery.start_soon(self._receive, command["round"], command["bytes"])
+                self.say("expecting", round=command["round"])
+            case "publish":
+                self.nursery.start_soon(self._publish, command["round"])
+            case "account":
+                self._account(command["round"])
+            case "turn":
+                self.conduct.turn(command["to"])
+                self.say("turned", to=command["to"])
+            case "stop":
+                os._exit(0)
+            case other:
+                self.say("failed", why=f"unknown command {other!r}")
+
+    def _linked(self) -> bool:
+        """Whether the links are up that there are to be, but for those to the late: all, or a place's in the grid."""
+        if self.places is None:
+            return len(self.peering.links) >= len(self.hosts) - 1 - len(self.late)
+        wanted = self.places.groups.keys() - {self.me.peer_id}
+        return wanted <= self.peering.links.keys() and trio.current_time() - self.placed_at > 2 * ROSTERS_S
+
+    # --- one round ---------------------------------------------------------------------------------------------------
+
+    def _begin(self, number: int) -> None:
+        self.cpu[number] = sum(psutil.Process().cpu_times()[:2])
+        for old in [n for n in self.mids if n < number]:
+            self.whence.pop(self.mids[old], None)
+            self.store.drop(self.exchange.forget(self.mids.pop(old)))
+
+    def _state(self, number: int, layout: Layout) -> FlatState:
+        """All zero; a file goes with the last view of it."""
+        if layout.nbytes <= IN_MEMORY:
+            return FlatState.in_memory(layout)
+        path = self.directory / f"{number}.state"
+        state = FlatState.create(path, layout)
+        path.unlink()
+        return state
+
+    def _prepare(self, number: int, nbytes: int, seed: int) -> None:
+        self._begin(number)
+        state, digest, start = self._state(number, contest_layout(nbytes)), blake3.blake3(), 0
+        for block in payload_blocks(nbytes, seed):
+            state.bytes[start : start + len(block)] = np.frombuffer(block, np.uint8)
+            digest.update(block)
+            start += len(block)
+        self.states[number] = state
+        self.say("prepared", round=number, digest=digest.hexdigest())
+
+    async def _publish(self, number: int) -> None:
+        at = time.monotonic()
+        state = self.states.pop(number)
+        base = FlatState.in_memory(state.layout)  # never written, so it takes no memory
+        chunk = self.chunk_bytes or chunk_bytes_for(state.layout.nbytes)
+        now = int(time.time())
+        header = Header(
+            RUN, Version(1, number), "delta", Version(1, number - 1), base.digest(), CODEC, self.segment_bytes, chunk, now,
+            now + 3600, state.layout,
+        )  # fmt: skip
+        signer = ManifestSigner(self.head, header)
+        self.mids[number] = signer.mid
+        self.exchange.offer(signer.header_part, announce=True)
+        size = 0
+        encoded = encode_version(state, base, self.store, segment_bytes=self.segment_bytes, chunk_bytes=chunk)
+        while (done := await trio.to_thread.run_sync(next, encoded, None)) is not None:
+            for digest in done.digests:  # another thread wrote them past the store's own account
+                self.store.has(digest)
+            self.exchange.extend(signer.mid, signer.record(done.index, done.size, done.digests), announce=True)
+            size += done.size
+        digests = state.tensor_digests()
+        self.exchange.extend(signer.mid, signer.seal(digests, state_digest(state.layout, digests)), announce=True)
+        self.say("published", round=number, at=at, size=size, chunk_bytes=chunk, encoded=time.monotonic() - at)
+
+    async def _receive(self, number: int, nbytes: int) -> None:
+        try:
+            manifest = await self._wait_for(number)
+            layout = manifest.header.layout
+            new, base = self._state(number, layout), FlatState.in_memory(layout)
+            digests: list[bytes] = []
+
+            def install(segment: Segment, payload: bytes) -> None:
+                decode_segment(payload, base.words(segment), new.words(segment))
+                while len(digests) < len(layout.tensors) and layout.tensors[len(digests)].stop <= segment.stop:
+                    digests.append(new.tensor_digest(len(digests)))
+
+            for segment in manifest.segments:
+                payload = await self.exchange.segment(manifest.mid, segment.index)
+                await trio.to_thread.run_sync(install, segment, payload)
+            sealed = await self.exchange.sealed(manifest.mid)
+            assert sealed.seal is not None
+            if tuple(digests) != sealed.seal.tensor_digests or state_digest(layout, digests) != sealed.seal.state_digest:
+                self.say("failed", why=f"round {number}: the state does not hash to its seal")
+                return
+            at = time.monotonic()
+            digest = blake3.blake3(new.bytes[:nbytes].data).hexdigest()
+            self.say("verified", round=number, at=at, digest=digest, **self._traffic(number))
+        except ShoalError as error:
+            self.say("failed", why=f"round {number}: {error}")
+
+    async def _wait_for(self, number: int) -> Manifest:
+        while True:
+            for mid, spread in self.exchange.spreads.items():
+                if spread.manifest.version == Version(1, number):
+                    self.mids[number] = mid
+                    return spread.manifest
+            await trio.sleep(0.005)
+
+    def _traffic(self, number: int) -> dict[str, int]:
+        spread = self.exchange.spreads.get(self.mids.get(number, b""))
+        if spread is None:
+            return {"sent": 0, "received": 0, "duplicates": 0, "from_source": 0}
+        t = spread.traffic
+        return {
+            "sent": t.sent, "received": t.from_head + t.from_peers + t.duplicates, "duplicates": t.duplicates,
+            "from_source": t.from_head,
+        }  # fmt: skip
+
+    def _account(self, number: int) -> None:
+        cpu = sum(psutil.Process().cpu_times()[:2]) - self.cpu.get(number, 0.0)
+        shuns = [name for peer, name in self.names.items() if self.peering.shuns(peer) and peer not in self.peering.links]
+        whence = dict(self.whence.get(self.mids.get(number, b""), Counter()))
+        self.say("account", round=number, cpu_s=cpu, reports=self.reports, shuns=shuns, whence=whence, **self._traffic(number))
+
+    # --- links -------------------------------------------------------------------------------------------------------
+
+    async def _on_up(self, link: Link) -> None:
+        self.exchange.add_peer(link.peer, link.post, RogueChannel(link.bulk, self.conduct))
+        self._send_roster()
+        if self.is_source and self.mids:  # a late host, or one that lost its link
+            number = max(self.mids)
+            manifest = self.exchange.spreads[self.mids[number]].manifest
+            header = manifest.header
+            size = manifest.seal.size if manifest.seal is not None else 0
+            entry = CatalogEntry(manifest.mid, "delta", header.version, header.base, header.base_digest, b"", size)
+            link.post(Catalog(Version(1, number - 1), (entry,)))
+
+    async def _catch_up(self, entry: CatalogEntry) -> None:
+        """Take part in a manifest that was announced before this host was there."""
+        if entry.mid not in self.exchange.spreads:
+            self.exchange.ask_manifest(entry.mid, self.head.peer_id)
+            await self.exchange.manifest(entry.mid)
+            self.exchange.take(entry.mid, catching=entry.size > 0)
+
+    async def _on_down(self, link: Link, reason: str) -> None:
+        log.info("link to %s is down: %s", link.name, reason)
+        entry = self.exchange.peers.get(link.peer)
+        if entry is not None and isinstance(entry.bulk, RogueChannel) and entry.bulk.inner is link.bulk:
+            self.exchange.remove_peer(link.peer)
+            self._send_roster()
+
+    def _send_roster(self) -> None:
+        if self.rosters is not None:
+            self.rosters.changed()
+
+    async def _on_refusal(self, peer: str, refusal: Refusal) -> None:
+        self.reports.append((self.names.get(peer, peer), refusal.reason))
+        head = self.peering.links.get(self.head.peer_id)
+        if head is not None:
+            head.post(Report(peer, refusal.version or Version(0, 0), refusal.chunk or 0, refusal.reason[:500]))
+        if refusal.fatal and peer != self.head.peer_id:
+            await self.peering.expel(peer, str(refusal))
+
+    async def _on_message(self, link: Link, message: object) -> None:
+        if isinstance(message, Chunk):
+            self.whence.setdefault(message.mid, Counter())[self.names.get(link.peer, link.peer)] += len(message.data)
+        if await self.exchange.handle(link.peer, message):
+            return
+        match message:
+            case Roster():
+                self.peering.keep_connected(message.members)
+            case Grouping():
+                self.places, self.placed_at = places_of(message), trio.current_time()
+                self.exchange.arrange(self.places)
+                self.peering.shed(message.apart)
+            case Catalog():
+                assert self.nursery is not None
+                for entry in message.entries:
+                    self.nursery.start_soon(self._catch_up, entry)
+            case Report():
+                self.reports.append((self.names.get(message.peer, message.peer), message.reason))
+
+
+async def play(config: dict[str, Any]) -> None:
+    congestion = config.get("options", {}).get("congestion", "")
+    listen = [f"/ip4/{config['hosts'][config['name']]}/tcp/{PORT}"]
+    async with open_libp2p_network(key_of(config["name"]), listen, congestion=congestion) as network:
+        await Player(config, network).run()
+
+
+if __name__ == "__main__":
+    level = os.environ.get("SHOAL_LOG", "WARNING").upper()
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s.%(msecs)03d %(name)s %(message)s", datefmt="%M:%S")
+    warm()
+    trio.run(play, json.loads(sys.argv[1]))

@@ -1,0 +1,296 @@
+"""`shoal demo`: build a model, start a learner and nodes as real processes, watch, disturb, report.
+
+Everything it shows comes from the learner's status page and metrics.jsonl. Must not know torch, and starts the same
+commands a user would.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import signal
+import time
+from dataclasses import asdict
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import httpx
+
+from learner.config import build_config, dump_toml
+from learner.status.view import dollars
+from netem.demo.children import Child, Children
+from netem.demo.recipes import RECIPES, Recipe
+from netem.demo.report import write_report
+from netem.demo.spot import NODES as SPOT_NODES
+from netem.demo.spot import STEPS as SPOT_STEPS
+from netem.demo.spot import Spot, busy_share, describe_spot
+from netem.demo.view import DemoView
+from p2p.errors import ShoalError, UsageError
+
+START_S = 60.0
+"""Until the learner accepts nodes: imports, on a busy machine."""
+
+NODES = 3
+PSS_EVERY_S = 4.0
+PRICES = (0.34, 0.29, 0.44)
+"""What the nodes say they cost an hour, in dollars: such is asked for one rented consumer GPU."""
+
+END_S = 15.0
+"""From the learner's end to that of all nodes."""
+
+CHAOS_AT = 0.4
+"""Share of the steps done when --chaos kills a node."""
+
+
+def run_demo(args: argparse.Namespace) -> dict[str, Any]:
+    """The whole demo; its JSON object. UsageError for bad arguments, ShoalError when it cannot go on."""
+    recipe = RECIPES[args.recipe]
+    if args.spot and args.chaos:
+        raise UsageError("--spot kills nodes already: leave out --chaos")
+    steps = args.steps or (SPOT_STEPS if args.spot else recipe.steps)
+    args.nodes = args.nodes or (SPOT_NODES if args.spot else NODES)
+    if steps < 1 or args.nodes < 1:
+        raise UsageError("--steps and --nodes must be at least 1")
+    run_dir = Path(args.run_dir or Path("runs") / ("demo" if recipe.name == "reverse" else f"demo-{recipe.name}"))
+    began = time.monotonic()
+    _prepare(run_dir, resume=args.resume)
+    with Children(run_dir / "logs") as children:
+        demo = Demo(args, recipe, steps, run_dir, children, began)
+        result = demo.run()
+    result["report"] = str(write_report(run_dir, result))
+    if not args.json:
+        _print_result(result)
+    return result
+
+
+def _prepare(run_dir: Path, *, resume: bool) -> None:
+    if resume:
+        if not (run_dir / "demo.json").exists():
+            raise UsageError(f"nothing to resume: {run_dir} holds no demo")
+        return
+    if run_dir.exists() and not run_dir.is_dir():
+        raise UsageError(f"--run-dir: {run_dir} is not a directory")
+    if run_dir.exists() and any(run_dir.iterdir()):
+        if not (run_dir / "demo.json").exists():
+            raise UsageError(f"{run_dir} is not empty and not an earlier demo: choose another --run-dir")
+        shutil.rmtree(run_dir)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make {run_dir}: {error.strerror}") from None
+    (run_dir / "demo.json").write_text("{}")
+
+
+class Demo:
+    """One run of the demo."""
+
+    def __init__(
+        self, args: argparse.Namespace, recipe: Recipe, steps: int, run_dir: Path, children: Children, began: float
+    ) -> None:
+        self.args, self.recipe, self.steps, self.run_dir, self.children = args, recipe, steps, run_dir, children
+        self.began = began
+        self.events: list[str] = []
+        self.nodes: dict[str, Child] = {}
+        self.spot: Spot | None = None
+        self.disturbed = False
+        self.pss_peak = 0
+        self._pss_at = 0.0
+
+    def run(self) -> dict[str, Any]:
+        model, config = self.run_dir / "model", self.run_dir / "learner.toml"
+        if not self.args.resume:
+            self._build(model)
+            settings = self.recipe.config(self.run_dir / "run", model, self.steps, self.args.seed, self.args.spot)
+            config.write_text(dump_toml(build_config(settings, "demo").model_dump()))
+        flags = ["--resume"] if self.args.resume else []
+        learner = self.children.start("learner", ["-m", "shoal", "learner", str(config), "--json", *flags])
+        self._wait_ready(learner)
+        if self.args.spot:
+            self.children.warm_up()
+            self.spot = Spot(self.args.nodes, self.args.seed, self._start_node, self.events.append)
+        else:
+            for i in range(self.args.nodes):
+                self._start_node(f"node-{i + 1}")
+        with DemoView(not self.args.json, self.steps) as view:
+            while learner.process.poll() is None:
+                self._watch(view)
+                time.sleep(0.5)
+        if learner.process.returncode != 0:
+            raise ShoalError(
+                f"the learner ended with status {learner.process.returncode}: {learner.last_line()} "
+                f"(go on with: shoal demo --resume --run-dir {self.run_dir})"
+            )
+        summary = json.loads((self.run_dir / "run" / "summary.json").read_text())
+        self._end_nodes(there={node["name"] for node in summary["nodes"] if node["alive"]})
+        return self._result(summary)
+
+    def _build(self, model: Path) -> None:
+        if not self.args.json:
+            print("building the model and warming it up ...", flush=True)
+        builder = self.children.start(
+            "build", ["-m", "netem.demo.recipes", str(model), self.recipe.name, str(self.args.seed)]
+        )
+        if builder.process.wait() != 0:
+            raise ShoalError(f"the model could not be built: {builder.last_line()}")
+
+    def _wait_ready(self, learner: Child) -> None:
+        deadline = time.monotonic() + START_S
+        while self._status() is None:
+            if learner.process.poll() is not None:
+                raise ShoalError(f"the learner did not start: {learner.last_line()}")
+            if time.monotonic() > deadline:
+                raise ShoalError(f"the learner was not ready within {START_S:.0f} s: {learner.last_line()}")
+            time.sleep(0.1)
+
+    def _start_node(self, name: str) -> Child:
+        price = PRICES[(int(name.removeprefix("node-")) - 1) % len(PRICES)]
+        capacity = self.recipe.spot_capacity if self.args.spot else self.recipe.capacity
+        child = self.nodes[name] = self.children.start(name, [
+            "-m", "shoal", "node", "--join", str(self.run_dir / "run" / "ticket.txt"), "--dir", str(self.run_dir / name),
+            "--listen", "/ip4/127.0.0.1/tcp/0", "--name", name, "--capacity", str(capacity), "--json",
+            "--usd-per-hour", str(price),
+        ], warm=self.args.spot)  # fmt: skip
+        return child
+
+    def _status(self) -> dict[str, Any] | None:
+        try:
+            where = json.loads((self.run_dir / "run" / "status.json").read_text())
+            values: dict[str, Any] = httpx.get(f"http://127.0.0.1:{where['port']}/status", timeout=5, trust_env=False).json()
+            return values
+        except (OSError, ValueError, httpx.HTTPError):
+            return None
+
+    def _watch(self, view: DemoView) -> None:
+        status = self._status()
+        if status is not None:
+            view.update(status, self.events)
+            if self.args.chaos and not self.disturbed and status["step"] >= CHAOS_AT * self.steps:
+                self._chaos(status)
+            if self.spot is not None and status["step"] >= self.steps:
+                self.spot.stop()  # who is there now ends with the run, as in any other
+        if self.spot is not None:
+            self.spot.go_on()
+        if time.monotonic() - self._pss_at > PSS_EVERY_S:
+            self._pss_at = time.monotonic()
+            self.pss_peak = max(self.pss_peak, self.children.pss_bytes())
+        for name, child in self.nodes.items():
+            if child.failed():
+                raise ShoalError(f"{name} ended with status {child.process.returncode}: {child.last_line()}")
+
+    def _chaos(self, status: dict[str, Any]) -> None:
+        """SIGKILL a node that is generating, and bring a fresh one."""
+        self.disturbed = True
+        victim = f"node-{min(2, self.args.nodes)}"
+        self.nodes[victim].send(signal.SIGKILL)
+        newcomer = f"node-{self.args.nodes + 1}"
+        self._start_node(newcomer)
+        self.events.append(f"step {status['step']}: killed {victim} with SIGKILL, started {newcomer}")
+
+    def _end_nodes(self, there: set[str]) -> None:
+        """The nodes leave by themselves once the head said goodbye; those that came too late to be `there` never will."""
+        if self.spot is not None:
+            self.spot.stop()
+            for name in self.nodes.keys() - there:
+                self.nodes[name].send(signal.SIGTERM)
+        deadline = time.monotonic() + END_S
+        while time.monotonic() < deadline and any(c.process.poll() is None for c in self.nodes.values()):
+            time.sleep(0.1)
+
+    def _result(self, summary: dict[str, Any]) -> dict[str, Any]:
+        run = self.run_dir / "run"
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        # A resumed run repeats steps that were not committed: what counts is what the surviving history trained.
+        by_step = {line["step"]: line for line in lines if "exact/mean" in line}
+        exact = [by_step[s]["exact/mean"] for s in sorted(by_step)]
+        tenth = max(1, len(exact) // 10)
+        evals = [line["eval/exact/mean"] for line in lines if "eval/exact/mean" in line]
+        keep = (
+            "version", "digest_ok", "tokens", "bytes_from_learner", "bytes_from_peers", "alive", "name", "usd", "usd_per_hour",
+            "activity", "why_active",
+        )  # fmt: skip
+        pool = summary["pool"]
+        result = {
+            "ok": True,
+            "reward_first": mean(exact[:tenth]), "reward_last": mean(exact[-tenth:]),
+            "eval_first": evals[0] if evals else None, "eval_last": evals[-1] if evals else None,
+            "steps": summary["step"], "seconds": time.monotonic() - self.began,
+            "versions_published": summary["versions_published"],
+            "nodes": [{k: node[k] for k in keep if k in node} for node in summary["nodes"]],
+            "usd_spent": pool["spent_usd"], "usd_per_step": pool["spent_usd"] / max(1, summary["step"]),
+            "usd_per_mtok": 1e6 * pool["spent_usd"] / max(1, sum(line["perf/tokens"] for line in by_step.values())),
+            "activation": pool["changes"],
+            "max_staleness_seen": summary["max_staleness_seen"], "max_staleness": summary["max_staleness"],
+            "trajectories": summary["trajectories"],
+            "delta_bytes_mean": summary["delta_bytes_mean"], "anchor_bytes": summary["anchor_bytes"],
+            "delta_density_mean": summary["delta_density_mean"],
+            "learner_egress_ratio": summary["learner_egress_ratio"],
+            "epoch": summary["epoch"], "pss_peak_bytes": self.pss_peak, "events": self.events,
+            "recipe": self.recipe.name, "run_dir": str(self.run_dir),
+        }  # fmt: skip
+        if self.spot is not None:
+            busy, first = busy_share(lines)
+            result["spot"] = asdict(self.spot.counts) | {"busy": busy, "from_step": first}
+        wrong = _faults(result, summary["version"], self.nodes)
+        result["ok"], result["faults"] = not wrong, wrong
+        return result
+
+
+def _faults(result: dict[str, Any], last: str, nodes: dict[str, Child]) -> list[str]:
+    """What a demo must never show, as sentences; [] when all is well."""
+    faults = []
+    for node in result["nodes"]:
+        if node["alive"] and not (node["digest_ok"] and node["version"] == last):
+            faults.append(
+                f"{node['name']} ended at version {node['version']} (digest ok: {node['digest_ok']}), not {last}"
+            )
+    trajectories = result["trajectories"]
+    if trajectories["lost"]:
+        faults.append(f"{trajectories['lost']} trajectories lost")
+    if result["max_staleness_seen"] > result["max_staleness"]:
+        faults.append(f"staleness {result['max_staleness_seen']} over the bound of {result['max_staleness']}")
+    for name, child in nodes.items():
+        if child.process.poll() is None:
+            faults.append(f"{name} did not leave within {END_S:.0f} s")
+        elif child.failed():
+            faults.append(f"{name} ended with status {child.process.returncode}")
+    return faults
+
+
+def _print_result(result: dict[str, Any]) -> None:
+    mib = 1 << 20
+    t = result["trajectories"]
+    print(f"\nsampled exact match {result['reward_first']:.2f} -> {result['reward_last']:.2f}", end="")
+    if result["eval_first"] is not None:
+        print(f", held-out greedy {result['eval_first']:.2f} -> {result['eval_last']:.2f}", end="")
+    print(f" in {result['steps']} steps, {result['seconds']:.0f} s")
+    print(
+        f"versions {result['versions_published']}, delta {result['delta_bytes_mean'] / mib:.3f} MiB on average "
+        f"({result['delta_density_mean']:.1%} of values), anchor {result['anchor_bytes'] / mib:.3f} MiB, "
+        f"learner sent {result['learner_egress_ratio']:.2f} x each version"
+    )
+    print(
+        f"staleness {result['max_staleness_seen']} (bound {result['max_staleness']}); trajectories: {t['reserved']} "
+        f"reserved, {t['consumed']} consumed, {sum(t['aborted'].values())} aborted, {t['outstanding']} outstanding, "
+        f"{t['lost']} lost"
+    )
+    if "spot" in result:
+        print(describe_spot(result["spot"]))
+    for node in result["nodes"]:
+        state = "ok" if node["alive"] and node["digest_ok"] else "gone" if not node["alive"] else "WRONG DIGEST"
+        print(
+            f"  {node['name']}: version {node['version']} {state}, {node['tokens']} tokens, "
+            f"{node['bytes_from_learner'] / mib:.1f} MiB from the learner, {node['bytes_from_peers'] / mib:.1f} from peers"
+        )
+    if result["usd_spent"]:
+        print(
+            f"spent {dollars(result['usd_spent'])}: {dollars(result['usd_per_step'])} a step, "
+            f"{dollars(result['usd_per_mtok'])} a million tokens trained on; who generated, and why:"
+        )
+        for node in result["nodes"]:
+            price = f"${node.get('usd_per_hour', 0):.2f}/h, {dollars(node['usd'])}"
+            print(f"  {node['name']}, {price}: {node.get('why_active') or '-'}")
+    for fault in result["faults"]:
+        print(f"FAULT: {fault}")
+    print(f"report: {result['report']}")

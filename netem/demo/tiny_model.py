@@ -1,0 +1,129 @@
+"""Small models made on the spot: a character tokenizer, a Qwen3-shaped network and a short supervised warm-up.
+
+Must not know versions, nodes or rewards. For demos, tests and machines that cannot reach a model hub.
+"""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from learner.tasks.port import Task
+from learner.tasks.prompting import encode_prompt
+from learner.trainer.model import completion_logprobs
+from p2p.errors import UsageError
+
+ALPHABET = string.digits + string.ascii_lowercase + " +-*/=>?."
+"""With pad, eos and unk: 48 tokens, enough for every built-in task whatever model was built first."""
+
+SHAPES: dict[str, dict[str, int]] = {
+    "0.4m": {"hidden_size": 128, "num_hidden_layers": 3, "intermediate_size": 256},
+    "2m": {"hidden_size": 256, "num_hidden_layers": 3, "intermediate_size": 512},
+    "20m": {"hidden_size": 512, "num_hidden_layers": 6, "intermediate_size": 1536},
+}
+"""Head size is 32, the heads fill the hidden size, and there are half as many key/value heads."""
+
+PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
+
+
+def char_tokenizer(characters: str = "") -> Any:
+    """A Hugging Face tokenizer of one token per character: ALPHABET plus `characters`. Decoding inserts nothing."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    known = dict.fromkeys(ALPHABET + characters)
+    vocabulary = {token: i for i, token in enumerate([PAD, EOS, UNKNOWN, *known])}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    core.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNKNOWN,
+        clean_up_tokenization_spaces=False,
+        model_max_length=1024,
+    )
+
+
+def _network(tokenizer: Any, size: str, seed: int) -> Any:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    if size not in SHAPES:
+        raise UsageError(f"model size {size!r} is not one of {', '.join(SHAPES)}")
+    shape = SHAPES[size]
+    heads = shape["hidden_size"] // 32
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        **shape,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
+        head_dim=32,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):  # building a model must not disturb the caller's random numbers
+        torch.manual_seed(seed)
+        return Qwen3ForCausalLM(config)
+
+
+def build_random_model(folder: Path, *, size: str = "20m", characters: str = "", seed: int = 0) -> Path:
+    """An untrained model under `folder` ("20m": about 19 M parameters); for throughput and broadcast measurements."""
+    tokenizer = char_tokenizer(characters)
+    model = _network(tokenizer, size, seed)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def build_demo_model(
+    folder: Path,
+    task: Task,
+    *,
+    seed: int = 0,
+    target: float = 0.2,
+    steps: int = 300,
+    batch: int = 64,
+    lr: float = 2e-3,
+    ramp: int = 20,
+    size: str = "0.4m",
+) -> Path:
+    """A model that has just begun to solve `task`, under `folder`: right often enough for rewards to differ.
+
+    AdamW on task solutions with a linear ramp, until the probability of sampling a solution whole (mean over a batch of
+    exp(sum of its logprobs)) reaches `target`, or for `steps`. The target matters: skill comes within some 20 steps,
+    and a fixed count leaves one seed at 3 % and another at 60 %. Problems are drawn from the far end of the training
+    stream (index 10**9 on), never from the held-out ones. Takes seconds. UsageError when the task has no solutions.
+    """
+    tokenizer = char_tokenizer("".join(task.characters()))
+    model = _network(tokenizer, size, seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, fused=True)
+    model.train()
+    for step in range(steps):
+        prompts, answers = [], []
+        for i in range(batch):
+            prompt = task.prompt(10**9 + step * batch + i)
+            solution = task.solution(prompt)
+            if solution is None:
+                raise UsageError(f"task {task.name} has no solutions for a supervised warm-up")
+            prompts.append(encode_prompt(tokenizer, prompt))
+            answers.append((*tokenizer.encode(solution, add_special_tokens=False), tokenizer.eos_token_id))
+        logprobs, mask, _ = completion_logprobs(model, prompts, answers)
+        if float(logprobs.detach().sum(dim=1).exp().mean()) >= target:
+            break
+        loss = -logprobs.sum() / mask.sum()
+        loss.backward()
+        for group in optimizer.param_groups:
+            group["lr"] = lr * min(1.0, (step + 1) / ramp)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -1,0 +1,206 @@
+"""The two ways to have a profile's network on this machine, behind one port: `tc` where the kernel has netem, else the switch.
+
+Thin shell. A `Backend` is owned by one process, whose main thread is in `run`; the rest may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from netem.emulation.fabric import Fabric
+from netem.emulation.namespaces import Place, check_namespaces, check_possible, congestion_in, places
+from netem.emulation.switch import IDLE_S, Switch
+from netem.emulation.tc import Plan, Rates, dropped_and_lost, needs_netem, rate_commands, stats_commands, up_commands
+from netem.networks.profile import Profile
+from p2p.errors import UsageError
+
+AUTO, TC, SWITCH = "auto", "tc", "switch"
+BACKENDS = (AUTO, TC, SWITCH)
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """What a network saw since it was last asked."""
+
+    late_s: float
+    """the latest hand-over's lateness: more than a few milliseconds mean that the machine, not the profile, was measured. 0 of
+    `tc`, which does not say"""
+    dropped: int
+    """packets that found a queue full"""
+    lost: int
+    """packets that the profile's loss took"""
+
+
+class Backend:
+    """A network that is up, gone with the `with` that made it."""
+
+    name: str
+    places: dict[str, Place]
+    namespaces: list[str]
+    """all that were made"""
+
+    def run(self, stop: Callable[[], bool]) -> None:
+        """Do what a network does, until `stop()` says so."""
+        raise NotImplementedError
+
+    def weather(self) -> Weather:
+        """Since the last call."""
+        raise NotImplementedError
+
+    def set_rates(self, host: str, up: float, down: float, seconds: float | None) -> None:
+        """bit/s from now on, or for so long; 0 is an outage. KeyError for no host."""
+        raise NotImplementedError
+
+
+def choose(asked: str, *profiles: Profile) -> tuple[str, str]:
+    """(the back end for these profiles, one line to say when it is not the one that was hoped for, "" otherwise). "auto" takes tc
+    only where it can do everything; asked for by name it need only do what the profiles need. UsageError where that, or with
+    "auto" both, cannot be had."""
+    if asked not in BACKENDS:
+        raise UsageError(f"no back end {asked!r}: {', '.join(BACKENDS)}")
+    all_of_it = asked == AUTO or not profiles or any(needs_netem(profile) for profile in profiles)
+    why = "" if asked == SWITCH else why_not_tc(netem=all_of_it)
+    if asked == TC and why:
+        raise UsageError(f"back end tc: {why}")
+    if asked == SWITCH or why:
+        check_possible()
+        return SWITCH, f"back end switch (user space), not tc: {why}" if why else ""
+    return TC, ""
+
+
+def why_not_tc(*, netem: bool = True) -> str:
+    """"" where `tc` can do it all. Tried out on a namespace of its own: modules may be loaded only when they are asked for."""
+    check_namespaces()
+    if shutil.which("tc") is None:
+        return "the program tc is missing: apt-get install iproute2"
+    probe = f"shoal-probe-{threading.get_native_id()}"
+    htb = ["qdisc", "add", "dev", "lo", "root", "handle", "1:", "htb", "default", "10"]
+    rate = ["class", "add", "dev", "lo", "parent", "1:", "classid", "1:10", "htb", "rate", "1mbit"]
+    delay = ["qdisc", "add", "dev", "lo", "parent", "1:10", "handle", "101:", "netem", "delay", "1ms"]
+    bfifo = ["qdisc", "add", "dev", "lo", "parent", "101:1" if netem else "1:10", "handle", "102:", "bfifo", "limit", "3000"]
+    _call(["ip", "netns", "add", probe])
+    try:
+        for name, words in (("htb", htb), ("htb", rate), *([("netem", delay)] if netem else []), ("bfifo", bfifo)):
+            done = subprocess.run(["tc", "-n", probe, *words], capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                return f"this kernel lacks sch_{name} ({' '.join(done.stderr.split()) or 'tc failed'})"
+    finally:
+        subprocess.run(["ip", "netns", "del", probe], capture_output=True, check=False)
+    return ""
+
+
+@contextmanager
+def open_backend(name: str, profile: Profile, prefix: str) -> Iterator[Backend]:
+    """Bring `profile` up by TC or SWITCH, in namespaces called PREFIX-HOST and alike. UsageError where it cannot be made."""
+    if name == TC:
+        with _open_tc(profile, prefix) as backend:
+            yield backend
+    else:
+        names = [h.name for h in profile.hosts]
+        with places(names, mtu=profile.mtu, prefix=prefix, congestion=profile.congestion) as hosts:
+            yield SwitchBackend(profile, hosts)
+
+
+class SwitchBackend(Backend):
+    """A TUN device a host, and our own switch between them."""
+
+    name = SWITCH
+
+    def __init__(self, profile: Profile, hosts: dict[str, Place]) -> None:
+        self.places, self.namespaces = hosts, [place.namespace for place in hosts.values()]
+        self._fabric = Fabric(profile)
+        addresses = {place.address: name for name, place in hosts.items()}
+        self._switch = Switch(self._fabric, {name: place.tun for name, place in hosts.items()}, addresses)
+        self._seen = 0, 0
+
+    def run(self, stop: Callable[[], bool]) -> None:
+        self._switch.run(stop)
+
+    def weather(self) -> Weather:
+        late, self._switch.late = self._switch.late, 0.0
+        pipes = [*self._fabric.up.values(), *self._fabric.down.values()]
+        before, self._seen = self._seen, (sum(p.overflowed for p in pipes), sum(p.lost for p in pipes))
+        return Weather(late, self._seen[0] - before[0], self._seen[1] - before[1])
+
+    def set_rates(self, host: str, up: float, down: float, seconds: float | None) -> None:
+        self._switch.call(partial(_set_rates, host, up, down, seconds))
+
+
+def _set_rates(host: str, up: float, down: float, seconds: float | None, fabric: Fabric, now: float) -> None:
+    fabric.set_rates(now, host, up, down, seconds)
+
+
+class TcBackend(Backend):
+    """The kernel's own queues; what is left to do is to change rates in time."""
+
+    name = TC
+
+    def __init__(self, plan: Plan, hosts: dict[str, Place], now: Callable[[], float] = time.monotonic) -> None:
+        self.places, self.namespaces = hosts, plan.namespaces
+        self._plan, self._now, self._began = plan, now, now()
+        self._rates = {h.name: Rates(h.access.up, h.access.down, h.trace) for h in plan.profile.hosts}
+        self._applied = {h.name: (h.access.up, h.access.down) for h in plan.profile.hosts}
+        self._lock = threading.Lock()
+        self._seen = 0, 0
+
+    def run(self, stop: Callable[[], bool]) -> None:
+        while not stop():
+            self._apply()
+            time.sleep(IDLE_S)
+
+    def weather(self) -> Weather:
+        said = [_call(command) for command in stats_commands(self._plan)]
+        before, self._seen = self._seen, dropped_and_lost(said)
+        return Weather(0.0, self._seen[0] - before[0], self._seen[1] - before[1])
+
+    def set_rates(self, host: str, up: float, down: float, seconds: float | None) -> None:
+        now = self._now() - self._began
+        with self._lock:
+            self._rates[host].set(now, up, down, None if seconds is None else now + seconds)
+        self._apply()
+
+    def _apply(self) -> None:
+        with self._lock:
+            now = self._now() - self._began
+            for host, rates in self._rates.items():
+                wanted = rates.at(now)
+                if wanted != self._applied[host]:
+                    for command in rate_commands(self._plan, host, *wanted):
+                        _call(command)
+                    self._applied[host] = wanted
+
+
+@contextmanager
+def _open_tc(profile: Profile, prefix: str) -> Iterator[Backend]:
+    check_namespaces()
+    plan = Plan(profile, prefix)
+    try:
+        for command in up_commands(plan):
+            _call(command)
+        hosts = {}
+        for host in profile.hosts:
+            where = plan.namespace(host.name)
+            hosts[host.name] = Place(host.name, where, plan.address(host.name), -1, congestion_in(where, profile.congestion))
+        yield TcBackend(plan, hosts)
+    finally:
+        remove(plan.namespaces)
+
+
+def remove(namespaces: Sequence[str]) -> None:
+    """Those that are there; devices go with them."""
+    for namespace in namespaces:
+        subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
+
+
+def _call(command: Sequence[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise UsageError(f"{' '.join(command)}: {' '.join(done.stderr.split()) or 'failed'}")
+    return done.stdout

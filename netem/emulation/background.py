@@ -1,0 +1,151 @@
+"""An emulated network that stays up between commands: `shoal netem up`, `exec`, `down`. Thin shell.
+
+`up` starts a process of its own that owns namespaces, devices and back end, and says in a state file where the hosts are;
+they are gone when it ends, whichever way, but for a SIGKILL: then the next `up` or `down` clears away what it left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from netem.emulation.backends import AUTO, choose, open_backend, remove
+from netem.emulation.namespaces import check_namespaces
+from netem.networks.profile import LEARNER, Profile, load_profile
+from p2p.errors import ShoalError, UsageError
+
+STATE = Path("/run/shoal-netem")
+START_S = 60.0
+END_S = 20.0
+
+
+def up(file: Path, backend: str = AUTO) -> dict[str, Any]:
+    """Bring a profile's network up; its state, and a `note` where another back end was hoped for. UsageError when it is up
+    already or cannot be made."""
+    check_namespaces()
+    profile = load_profile(file)
+    path = _state_path(profile.name)
+    _clear(path)
+    if path.exists():
+        raise UsageError(f"network {profile.name} is up already: shoal netem down {profile.name}")
+    backend, note = choose(backend, profile)
+    STATE.mkdir(mode=0o755, parents=True, exist_ok=True)
+    log = path.with_suffix(".log")
+    with open(log, "wb") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "netem.emulation.background", backend, str(Path(file).resolve()), str(path)],
+            stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True,
+        )  # fmt: skip
+    deadline = time.monotonic() + START_S
+    while not path.exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            lines = log.read_text(errors="replace").strip().splitlines()
+            raise ShoalError(f"network {profile.name} did not come up: {lines[-1] if lines else 'it said nothing'}")
+        time.sleep(0.05)
+    return {**_read(path), "note": note}
+
+
+def down(name: str) -> dict[str, Any]:
+    """Take a network down. UsageError when there is none of that name (or of that profile file)."""
+    path = _find(name)
+    state = _read(path)
+    if _alive(state):
+        os.kill(state["pid"], signal.SIGTERM)
+        deadline = time.monotonic() + END_S
+        while path.exists():
+            if time.monotonic() > deadline:
+                raise ShoalError(f"network {state['name']} (process {state['pid']}) does not end")
+            time.sleep(0.05)
+    _clear(path)
+    return {"name": state["name"], "hosts": list(state["hosts"])}
+
+
+def command(name: str, host: str, argv: Sequence[str]) -> list[str]:
+    """What runs `argv` on `host` of the network. UsageError for an unknown host or a network that is not up."""
+    path = _find(name)
+    state = _read(path)
+    if not _alive(state):
+        raise UsageError(f"network {state['name']} is not up any more: shoal netem down {state['name']}")
+    if host not in state["hosts"]:
+        raise UsageError(f"network {state['name']} has no host {host!r}: {', '.join(state['hosts'])}")
+    return ["ip", "netns", "exec", state["hosts"][host]["namespace"], *argv]
+
+
+def _find(name: str) -> Path:
+    """By the network's name, or by its profile's file."""
+    path = _state_path(load_profile(name).name if Path(name).is_file() else name)
+    if not path.exists():
+        raise UsageError(f"no network {name} is up (start one with: shoal netem up PROFILE.toml)")
+    return path
+
+
+def _state_path(name: str) -> Path:
+    if not name or not all(c.isascii() and (c.isalnum() or c in "-_") for c in name):
+        raise UsageError(f"{name!r} is no name of a network: letters, digits, - and _")
+    return STATE / f"{name}.json"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        state = json.loads(path.read_text())
+        return {
+            "name": state["name"], "pid": int(state["pid"]), "started": state["started"], "hosts": dict(state["hosts"]),
+            "backend": state["backend"], "namespaces": list(state["namespaces"]), "mtu": state["mtu"], "scale": state["scale"],
+            "congestion": state["congestion"], "congestion_asked": state["congestion_asked"],
+        }  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} cannot be read: {error!r}") from None
+
+
+def _alive(state: dict[str, Any]) -> bool:
+    try:
+        process = psutil.Process(state["pid"])
+        # A pid may be another's by now; and nobody may have waited for a dead owner.
+        return abs(process.create_time() - state["started"]) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _clear(path: Path) -> None:
+    """Remove what a killed owner left."""
+    if not path.exists():
+        return
+    state = _read(path)
+    if not _alive(state):
+        remove(state["namespaces"])
+        path.unlink(missing_ok=True)
+
+
+def _own(profile: Profile, path: Path, name: str) -> None:
+    """The owner's life: until SIGTERM."""
+    over: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: over.append(number))
+    with open_backend(name, profile, f"shoal-{profile.name}") as backend:
+        state = {
+            "name": profile.name, "pid": os.getpid(), "started": psutil.Process().create_time(), "backend": backend.name,
+            "namespaces": backend.namespaces, "mtu": profile.mtu, "scale": profile.scale,
+            "congestion": backend.places[LEARNER].congestion, "congestion_asked": profile.congestion,
+            "hosts": {n: {"address": p.address, "namespace": p.namespace} for n, p in backend.places.items()},
+        }  # fmt: skip
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(state))
+        os.replace(temporary, path)
+        backend.run(lambda: bool(over))
+    path.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    try:
+        _own(load_profile(sys.argv[2]), Path(sys.argv[3]), sys.argv[1])
+    except ShoalError as error:
+        sys.exit(str(error))

@@ -1,0 +1,154 @@
+"""A profile's network for as long as a `with` lasts: namespaces, devices and back end in a child process of their own.
+
+The child owns all of it and ends when its stdin does, with all that runs on its hosts: nothing is left when this process is
+killed. Thin shell.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from select import select
+
+from pydantic import TypeAdapter
+
+from netem.emulation.backends import AUTO, Backend, Weather, choose, open_backend
+from netem.networks.profile import LEARNER, Profile
+from p2p.errors import ShoalError
+
+START_S = 60.0
+NICE = -10
+"""The switch is the wire: it must not queue for a processor behind the programs on its hosts."""
+ANSWER_S = 5.0
+END_S = 20.0
+
+
+class Underlay:
+    """Of a network that is up. Made by `underlay`."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], hosts: dict[str, tuple[str, str]], congestion: str, backend: str
+    ) -> None:
+        self._process, self._hosts = process, hosts
+        self.congestion = congestion
+        """TCP congestion control in force, which may not be the one asked for"""
+        self.backend = backend
+        """what it was brought up by, tc or switch"""
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        return {name: address for name, (address, _) in self._hosts.items()}
+
+    def command(self, host: str, argv: Sequence[str]) -> list[str]:
+        """What runs `argv` on `host`. KeyError for an unknown one."""
+        return ["ip", "netns", "exec", self._hosts[host][1], *argv]
+
+    def weather(self) -> Weather:
+        """Since the last call. ShoalError when the network is gone."""
+        return Weather(**self._ask({}))
+
+    def set_rates(self, host: str, up: float, down: float, seconds: float | None = None) -> None:
+        """`host`'s access link has these rates (bit/s, 0: an outage) from now on, or for so long. KeyError for no host."""
+        if host not in self._hosts:
+            raise KeyError(host)
+        self._ask({"rates": [host, up, down, seconds]})
+
+    def _ask(self, question: dict) -> dict:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise ShoalError("the emulated network is gone") from None
+        return _answer(self._process, ANSWER_S)
+
+
+@contextmanager
+def underlay(profile: Profile, backend: str = AUTO) -> Iterator[Underlay]:
+    """Bring `profile` up by that back end. UsageError or ShoalError, one line, when that cannot be done."""
+    backend, _ = choose(backend, profile)
+    command = [sys.executable, "-m", "netem.emulation.underlay", backend, TypeAdapter(Profile).dump_json(profile).decode()]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        state = _answer(process, START_S)
+        if "error" in state:
+            raise ShoalError(f"network {profile.name} did not come up: {state['error']}")
+        hosts = {name: (address, namespace) for name, (address, namespace) in state["hosts"].items()}
+        yield Underlay(process, hosts, state["congestion"], backend)
+    finally:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.close()
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
+def _answer(process: subprocess.Popen[bytes], wait_s: float) -> dict:
+    """The child's next line. It says nothing unasked, so lines never queue up behind one another."""
+    assert process.stdout is not None
+    deadline, line = time.monotonic() + wait_s, b""
+    while not line.endswith(b"\n"):
+        left = deadline - time.monotonic()
+        got = os.read(process.stdout.fileno(), 1 << 16) if left > 0 and select([process.stdout], [], [], left)[0] else b""
+        if not got:
+            raise ShoalError("the emulated network does not answer")
+        line += got
+    return json.loads(line)
+
+
+def _own(profile: Profile, name: str) -> None:
+    with open_backend(name, profile, f"shoal-{os.getpid()}") as backend:
+        hosts = backend.places
+        _say({"hosts": {n: [p.address, p.namespace] for n, p in hosts.items()}, "congestion": hosts[LEARNER].congestion})
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, NICE)
+        over = threading.Event()
+        threading.Thread(target=_attend, args=(backend, over), daemon=True).start()
+        try:
+            backend.run(over.is_set)
+        finally:
+            for place in hosts.values():
+                _kill_in(place.namespace)
+
+
+def _kill_in(namespace: str) -> None:
+    """Whatever still runs there: programs that outlive whoever started them would keep the namespace alive, unseen."""
+    found = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False)
+    for pid in found.stdout.split():
+        with suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+
+
+def _attend(backend: Backend, over: threading.Event) -> None:
+    """Answer each line on stdin; its end is the network's."""
+    while line := sys.stdin.readline():
+        question = json.loads(line)
+        if "rates" in question:
+            backend.set_rates(*question["rates"])
+            _say({})
+        else:
+            _say(asdict(backend.weather()))
+    over.set()
+
+
+def _say(values: dict) -> None:
+    print(json.dumps(values), flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        _own(TypeAdapter(Profile).validate_json(sys.argv[2]), sys.argv[1])
+    except (ShoalError, OSError) as error:
+        _say({"error": str(error)})
+        sys.exit(1)

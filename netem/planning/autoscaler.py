@@ -1,0 +1,222 @@
+"""Who of a simulated fleet is there, who is active and why, and what that costs: production's Activation, Rates and Bill.
+
+Both simulators keep one. It is told who comes and goes and what was made; it says who is to generate. Must not know groups or
+sequences. """
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+
+from learner.economy.activation import Activation, Candidate, Decision, Rules
+from learner.economy.bill import Bill
+from learner.economy.demand import Demand, choose_kappa
+from learner.economy.rates import Estimate, Rates
+from netem.planning.cost_scenario import Scenario
+from netem.planning.dissemination import Spread
+from netem.planning.outcome import Paid
+from netem.planning.priced_fleet import EngineKind, Node
+
+LEARNER = "learner"
+
+KNOWN_SD = 0.1
+"""Of a kind's rate, when it is known from earlier runs."""
+
+SENT = 1.05
+"""Copies of a version that the learner itself sends; nodes relay the others (DESIGN.md, Broadcast)."""
+
+GENERATION_WEIGHT = 0.02
+"""Of the last group in how long a group is thought to take."""
+
+
+class Crew:
+    def __init__(self, scenario: Scenario, nodes: Sequence[Node], engines: Sequence[EngineKind], full: Sequence[float]) -> None:
+        """`full`: tokens per second of a full node, by row."""
+        self.scenario, self.nodes, self.engines, self.full = scenario, nodes, engines, full
+        a, file = scenario.file.activation, scenario.file
+        self.rules = Rules(
+            margin=a.margin, release=a.release, dwell_s=a.dwell_s, explore_share=a.explore_share,
+            max_usd_per_hour=a.max_usd_per_hour or math.inf, budget_usd=a.budget_usd or math.inf, overlap=file.policy.overlap,
+        )  # fmt: skip
+        self.activation, self.rates, self.bill, self.spread = Activation(self.rules), Rates(), Bill(), Spread(scenario)
+        self.index = {node.name: i for i, node in enumerate(nodes)}
+        self.here: dict[int, float] = {}
+        """who is there, since when"""
+        self.state = ["asleep"] * len(nodes)
+        self.ready_at = [math.inf] * len(nodes)
+        self.active_by_row: Counter[int] = Counter()
+        self.changes: list[Counter[str]] = [Counter() for _ in scenario.rows]
+        self.whole = 2 * file.model.parameters
+        self.bytes_a_version = scenario.delta_bytes
+        self.generation_s = 0.0
+        self.tokens_a_step = scenario.workload.mean_length() * file.learner.groups * file.learner.samples
+        self.decision: Decision | None = None
+        self.kappa = file.policy.kappa or max(1, file.policy.staleness - 1)
+        self._made: dict[int, float] = {}
+        self._fresh: list[int] = []
+        """came since the last decision"""
+        self._looked = 0.0
+        self._there: list[float] = [0.0] * len(scenario.rows)
+        self.bill.state(LEARNER, 0.0, "active", file.learner.usd_per_hour, usd_per_gb=a.egress_usd_per_gb)
+
+    # ---- what happens
+
+    def came(self, i: int, now: float) -> None:
+        self.here[i] = now
+        self._fresh.append(i)
+        self.ready_at[i] = math.inf
+        self._set(i, "asleep", now)
+
+    def left(self, i: int, now: float) -> None:
+        self._there[self.nodes[i].row] += now - self.here.pop(i)
+        if self.state[i] == "active":
+            self.active_by_row[self.nodes[i].row] -= 1
+        self.state[i] = "asleep"
+        self.ready_at[i] = math.inf
+        self._made.pop(i, None)
+        self.bill.left(self.nodes[i].name, now)
+
+    def generated(self, seconds: float) -> None:
+        """A group was accepted, so long after it was reserved."""
+        weight = GENERATION_WEIGHT if self.generation_s else 1.0
+        self.generation_s += weight * (seconds - self.generation_s)
+
+    def trained(self, tokens: float) -> None:
+        """A step was taken on so many."""
+        self.tokens_a_step += 0.2 * (tokens - self.tokens_a_step)
+
+    def published(self) -> None:
+        copies = SENT if self.spread.relayed else self.active_by_row.total()
+        self.bill.egress(LEARNER, int(copies * self.bytes_a_version))
+
+    # ---- what it says
+
+    @property
+    def demand(self) -> Demand:
+        learner, policy = self.scenario.file.learner, self.scenario.file.policy
+        return Demand(self.tokens_a_step, learner.train_s + learner.update_s, policy.staleness, self.kappa, self.generation_s)
+
+    def spread_of(self, peers: Collection[str]) -> float:
+        return self.spread.last(Counter(self.nodes[self.index[p]].row for p in peers))
+
+    def spread_now(self) -> float:
+        return self.spread.last(self.active_by_row)
+
+    def choose_kappa(self) -> int:
+        policy, demand = self.scenario.file.policy, self.demand
+        if not policy.kappa:
+            self.kappa = choose_kappa(
+                policy.staleness, demand.train_s, self.spread_now(), self.generation_s, overlap=policy.overlap
+            )
+        return self.kappa
+
+    def decide(
+        self, now: float, made: Callable[[int], float], busy: Callable[[int], bool], *, surplus: bool = False
+    ) -> list[tuple[int, bool]]:
+        """(node, whether it is active from now on), those that change. `made`: tokens that a node has made so far."""
+        activation = self.scenario.file.activation
+        if activation.all:
+            new, self._fresh = [i for i in self._fresh if i in self.here and self.state[i] != "active"], []
+            for i in new:
+                self._activate(i, now)
+                self.changes[self.nodes[i].row]["active: everybody is"] += 1
+            return [(i, True) for i in new]
+        self._observe(now, made, busy)
+        candidates = [self._candidate(i, now) for i in self.here]
+        spent = self.bill.spent(now) - self._learner_usd(now)
+        self.decision = decision = self.activation.decide(
+            now, self.demand, candidates, self.spread_of, max(0.0, spent), surplus=surplus
+        )
+        out = []
+        for i in self.here:
+            name, was = self.nodes[i].name, self.state[i]
+            to = "active" if name in decision.active else "warm" if name in decision.warm else "asleep"
+            if to == was:
+                continue
+            if to == "active":
+                self._activate(i, now)
+            else:
+                if was == "active":
+                    self.active_by_row[self.nodes[i].row] -= 1
+                if to == "asleep":
+                    self.ready_at[i] = math.inf
+                else:
+                    self._wake(i, now)
+                self._set(i, to, now)
+            if "active" in (to, was):
+                out.append((i, to == "active"))
+        for change in decision.changes:
+            if change.peer in self.index:
+                why = re.sub(r"[\d.,]*\d", "#", change.why)
+                self.changes[self.nodes[self.index[change.peer]].row][f"{change.to}: {why}"] += 1
+        return out
+
+    def paid(self, now: float, since: dict[str, tuple[float, float]] | None = None) -> dict[str, Paid]:
+        """By kind, less what `mark` said at the beginning of what counts."""
+        rows = self.scenario.rows
+        out = {row.kind: Paid(nodes=row.count, changes=self.changes[i]) for i, row in enumerate(rows)}
+        for name, (hours, usd) in self.mark(now).items():
+            if name not in self.index:
+                continue
+            paid = out[rows[self.nodes[self.index[name]].row].kind]
+            before = (since or {}).get(name, (0.0, 0.0))
+            paid.active_hours += hours - before[0]
+            paid.usd += usd - before[1]
+        return out
+
+    def mark(self, now: float) -> dict[str, tuple[float, float]]:
+        """Peer -> (hours active, dollars), the learner among them, egress in the dollars."""
+        return {row.peer: (row.active_s / 3600, row.usd) for row in self.bill.rows(now)}
+
+    def there_hours(self, now: float) -> list[float]:
+        hours = list(self._there)
+        for i, since in self.here.items():
+            hours[self.nodes[i].row] += now - since
+        return [h / 3600 for h in hours]
+
+    # ---- inside
+
+    def _activate(self, i: int, now: float) -> None:
+        self._wake(i, now)
+        self.active_by_row[self.nodes[i].row] += 1
+        self._made.pop(i, None)
+        self._set(i, "active", now)
+
+    def _wake(self, i: int, now: float) -> None:
+        """It receives versions from now on; a fleet that is there at the beginning has the first one."""
+        if math.isinf(self.ready_at[i]):
+            self.ready_at[i] = now + (self.spread.catch_up(self.nodes[i].row, self.whole) if now > 0 else 0.0)
+
+    def _set(self, i: int, state: str, now: float) -> None:
+        row = self.scenario.rows[self.nodes[i].row]
+        self.state[i] = state
+        self.bill.state(self.nodes[i].name, now, state, row.usd_per_hour, row.idle_usd_per_hour or 0.0)
+
+    def _observe(self, now: float, made: Callable[[int], float], busy: Callable[[int], bool]) -> None:
+        seconds, self._looked = now - self._looked, now
+        for i in self.here:
+            if self.state[i] != "active" or self.ready_at[i] > now:
+                continue
+            total = made(i)
+            before = self._made.get(i)
+            self._made[i] = total
+            if before is not None and seconds > 0:
+                self.rates.observe(self.nodes[i].name, now, seconds, total - before, busy(i))
+
+    def _candidate(self, i: int, now: float) -> Candidate:
+        node = self.nodes[i]
+        row = self.scenario.rows[node.row]
+        estimate = self.rates.estimate(node.name, row.kind)
+        if not estimate.known and self.scenario.file.activation.known:
+            full = self.full[node.row]
+            estimate = Estimate(full, KNOWN_SD * full, True)
+        return Candidate(
+            node.name, row.usd_per_hour, estimate, self.state[i], self.ready_at[i] <= now,
+            idle_usd_per_hour=row.idle_usd_per_hour or 0.0, catch_up_s=self.spread.catch_up(node.row, self.whole),
+            download=1e6 * row.down_mbit / 8,
+        )  # fmt: skip
+
+    def _learner_usd(self, now: float) -> float:
+        return self.scenario.file.learner.usd_per_hour * now / 3600

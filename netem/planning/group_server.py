@@ -1,0 +1,106 @@
+"""What the group-level simulator knows of lengths and of kinds of node: a node as a server of whole groups. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from netem.planning.cost_scenario import Scenario
+from netem.planning.priced_fleet import EngineKind
+
+SQUEEZED = 2
+"""Groups beyond its slots that a node takes when they are in a hurry; all there get slower."""
+
+BLOCK = 4096
+"""Groups whose lengths are drawn at once."""
+
+
+class Lengths:
+    """(longest member, tokens) of one group after the other."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.workload = scenario.workload
+        self._rng = np.random.default_rng((scenario.file.seed, 77))
+        self._left: list[tuple[float, float]] = []
+
+    def draw(self) -> tuple[float, float]:
+        if not self._left:
+            self._left = self.block(BLOCK)[0].tolist()
+        longest, tokens = self._left.pop()
+        return longest, tokens
+
+    def block(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """([longest, tokens] a group, all lengths)"""
+        w = self.workload
+        means = math.log(w.median) + w.between * self._rng.standard_normal(count)
+        logs = means[:, None] + w.within * self._rng.standard_normal((count, w.samples))
+        lengths = np.clip(np.exp(logs), 8, w.most).astype(np.int64).astype(float)
+        return np.stack([lengths.max(axis=1), lengths.sum(axis=1)], axis=1), lengths
+
+
+@dataclass(frozen=True)
+class Servers:
+    """A kind as a server of groups."""
+
+    slots: int
+    full: float
+    """tokens per second"""
+    paces: tuple[float, ...]
+    """tokens per second that a group's longest member makes, by groups under way"""
+    rates: tuple[float, ...]
+    """tokens per second that it makes, by groups under way"""
+    gains: tuple[float, ...]
+    """what one group more adds to that"""
+    recompute_s: float
+    """of the KV of everything that runs"""
+
+    @classmethod
+    def of(cls, engine: EngineKind, lengths: np.ndarray, prompt: int, samples: int) -> Servers:
+        """`lengths`: an array of (groups, samples)."""
+        held = prompt + float((lengths**2).sum() / lengths.sum()) / 2
+        sequences, full = engine.full(held)
+        at_once = samples * float(lengths.mean() / lengths.max(axis=1).mean())
+        slots = max(1, round(sequences / at_once))
+        running = [min(1.0, busy / slots) * sequences for busy in range(slots + SQUEEZED + 1)]
+        rates = [engine.model.rate(n, n * held) for n in running]
+        paces = [0.0, *(rate / (busy * at_once) for busy, rate in enumerate(rates) if busy)]
+        gains = [b - a for a, b in pairwise(rates)]
+        return cls(slots, full, tuple(paces), tuple(rates), tuple(gains), engine.prefill_s * sequences * held)
+
+
+@dataclass(slots=True)
+class Group:
+    """Under way."""
+
+    version: int
+    since: float
+    """reserved"""
+    longest: float
+    """tokens that its longest member still makes, when it began on its node"""
+    tokens: float
+    """of all its members"""
+    end: float = 0.0
+    """on its node's clock"""
+
+
+@dataclass(slots=True)
+class Node:
+    """Its clock counts the tokens that each running sequence makes; a group ends `longest` of them after it began."""
+
+    row: int
+    groups: dict[int, Group] = field(default_factory=dict)
+    ends: list[tuple[float, int]] = field(default_factory=list)
+    """heap of (clock, group)"""
+    on: bool = False
+    stamp: int = 0
+    """of the one event that counts"""
+    clock: float = 0.0
+    at: float = 0.0
+    stall: float = 0.0
+    """seconds until it decodes again"""
+    paid: float = 0.0
+    """of its row's stalls, what it has taken notice of"""
+    made: float = 0.0

@@ -1,0 +1,211 @@
+"""The fleet of a scenario or of `shoal plan`: kinds with prices, rates, links and availability. A CSV or rows in, nodes out.
+
+A node's speed is the roofline's of its GPUs (netem.rollout_sim.fleet), or a number of tokens per second that was measured.
+When it
+is there: always, by exponential times up and down, or as many of its kind as a trace file says. """
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from learner.dispatch.throughput import Throughput
+from netem.networks.availability import balanced_stays
+from netem.rollout_sim.fleet import KINDS, MEMORY_SHARE, Kind, Served
+from p2p.errors import UsageError
+
+GPUS = {
+    **KINDS,
+    "H800": Kind("H800", 3.35e12, 989e12, 80e9),
+    "H20": Kind("H20", 4.0e12, 148e12, 96e9),
+    "RTX5090": Kind("RTX5090", 1.79e12, 209e12, 32e9),
+}
+"""By data sheets: bytes/s, dense bf16 operations/s, bytes."""
+
+TENSOR_SHARE = 0.85
+"""Of the sum of its GPUs that an engine over several of them reaches (guess: all-reduces over NVLink)."""
+
+LIMIT = 256
+"""Sequences at once, a GPU."""
+
+
+class Row(BaseModel):
+    """One kind of node."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    kind: str = Field(min_length=1)
+    count: int = Field(default=1, ge=1, le=100_000)
+    usd_per_hour: float = Field(ge=0)
+    """active"""
+    idle_usd_per_hour: float | None = Field(default=None, ge=0)
+    """kept warm or asleep while it is not needed; unless said 0: what is not needed is not rented"""
+    gpu: str = ""
+    gpus: int = Field(default=1, ge=1)
+    """of one engine"""
+    tokens_per_s: float = Field(default=0.0, ge=0)
+    """of a full node, instead of `gpu`"""
+    sequences: int = Field(default=32, ge=1)
+    """at once, with tokens_per_s"""
+    down_mbit: float = Field(default=1000.0, gt=0)
+    up_mbit: float = Field(default=200.0, ge=0)
+    availability: str = "always"
+    """always | exponential UP_S DOWN_S | trace FILE"""
+
+    @model_validator(mode="after")
+    def _speed(self) -> Row:
+        if bool(self.gpu) == bool(self.tokens_per_s):
+            raise ValueError(f"{self.kind}: give gpu or tokens_per_s, one of them")
+        if self.gpu and self.gpu not in GPUS:
+            raise ValueError(f"{self.kind}: no GPU {self.gpu!r}: {', '.join(GPUS)}")
+        word, *rest = self.availability.split() or [""]
+        if (word, len(rest)) not in (("always", 0), ("exponential", 2), ("trace", 1)):
+            raise ValueError(f"{self.kind}: availability {self.availability!r}: always, exponential UP_S DOWN_S, or trace FILE")
+        if word == "exponential" and not all(_positive(text) for text in rest):
+            raise ValueError(f"{self.kind}: availability {self.availability!r}: two numbers of seconds above 0")
+        return self
+
+    @property
+    def share_there(self) -> float:
+        """Of the time, in the mean, as far as the row says it (a trace: 1)."""
+        word, *rest = self.availability.split()
+        return float(rest[0]) / (float(rest[0]) + float(rest[1])) if word == "exponential" else 1.0
+
+    def engine(self, model: Served) -> EngineKind:
+        if not self.gpu:
+            rate = self.tokens_per_s / self.sequences
+            return EngineKind(Throughput(0.0, 1.0 / rate, 0.0, 0.0), 0.0, 1 << 40, self.sequences)
+        return engine_of(self.gpu, self.gpus, model)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKind:
+    """What an engine of a kind can do with a model."""
+
+    model: Throughput
+    prefill_s: float
+    room: int
+    """tokens of KV"""
+    limit: int
+    """sequences"""
+
+    def full(self, held: float) -> tuple[int, float]:
+        """(sequences that run at once, tokens per second) when it never lacks work; `held`: tokens of context a sequence."""
+        n = max(1, min(self.limit, int(self.room / held)))
+        return n, self.model.rate(n, n * held)
+
+
+def engine_of(gpu: str, gpus: int, model: Served, memory_share: float = MEMORY_SHARE) -> EngineKind:
+    """UsageError when the model does not fit."""
+    if gpu not in GPUS:
+        raise UsageError(f"no GPU {gpu!r}: {', '.join(GPUS)}")
+    one, share = GPUS[gpu], gpus * (TENSOR_SHARE if gpus > 1 else 1.0)
+    memory = one.memory * gpus * (memory_share / MEMORY_SHARE)
+    kind = replace(one, bandwidth=one.bandwidth * share, operations=one.operations * share, memory=memory)
+    room = kind.context(model)
+    if room < 1000:
+        raise UsageError(f"{model.name} does not fit into {gpus} x {gpu}: {room} tokens of KV beside its weights")
+    return EngineKind(kind.throughput(model), kind.prefill_s(model), room, LIMIT * gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    name: str
+    row: int
+    """of the fleet's rows"""
+    there: tuple[tuple[float, float], ...]
+
+
+def nodes_of(rows: Sequence[Row], folder: Path, horizon_s: float, seed: int) -> list[Node]:
+    """Every node with the intervals in which it is there, up to `horizon_s`."""
+    out = []
+    for index, row in enumerate(rows):
+        word, *rest = row.availability.split()
+        trace = read_trace(folder / rest[0]) if word == "trace" else []
+        rng = np.random.default_rng((seed, index))
+        for i in range(row.count):
+            if word == "always":
+                there: list[tuple[float, float]] = [(0.0, math.inf)]
+            elif word == "exponential":
+                there = balanced_stays(float(rest[0]), float(rest[1]), horizon_s, rng)
+            else:
+                there = _above(trace, i)
+            out.append(Node(f"{row.kind}-{i}" if row.count > 1 else row.kind, index, tuple(there)))
+    return out
+
+
+def rows_of_csv(path: Path) -> list[Row]:
+    """UsageError names the file, the line and the column."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"fleet {path}: {getattr(error, 'strerror', None) or error}") from None
+    reader = csv.DictReader(line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#"))
+    numbers = {name for name, field in Row.model_fields.items() if field.annotation in (float, float | None)}
+    rows = []
+    for number, line in enumerate(reader, start=1):
+        where = f"fleet {path}, row {number}"
+        if None in line or None in line.values():
+            raise UsageError(f"{where}: {len(reader.fieldnames or ())} columns are named, and it has more or fewer")
+        values: dict[str, object] = {}
+        for name, cell in line.items():
+            cell = cell.strip()
+            if not cell:
+                continue
+            try:
+                values[name.strip()] = float(cell) if name.strip() in numbers else int(cell) if _counts(name.strip()) else cell
+            except ValueError:
+                raise UsageError(f"{where}: {name.strip()}: {cell!r} is no number") from None
+        try:
+            rows.append(Row.model_validate(values))
+        except ValidationError as error:
+            first = error.errors()[0]
+            what = "unknown column" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
+            raise UsageError(": ".join([where, *(str(p) for p in first["loc"]), what])) from None
+    if not rows:
+        raise UsageError(f"fleet {path}: no rows")
+    return rows
+
+
+def read_trace(path: Path) -> list[tuple[float, int]]:
+    """A CSV of `seconds,nodes`: from then on so many are there."""
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip() and line.strip()[0] != "#"]
+        steps = [(float(a), int(b)) for a, b in (line.split(",") for line in lines if not line.startswith("seconds"))]
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise UsageError(f"trace {path}: {getattr(error, 'strerror', None) or error}") from None
+    times = [at for at, _ in steps]
+    if not steps or times != sorted(set(times)) or times[0] < 0 or any(n < 0 for _, n in steps):
+        raise UsageError(f"trace {path}: lines of seconds,nodes with rising times from 0 or later")
+    return steps
+
+
+def _above(trace: Sequence[tuple[float, int]], i: int) -> list[tuple[float, float]]:
+    """When more than `i` nodes are there."""
+    there: list[tuple[float, float]] = []
+    since: float | None = None
+    for at, count in trace:
+        if count > i and since is None:
+            since = at
+        elif count <= i and since is not None:
+            there.append((since, at))
+            since = None
+    return [*there, (since, math.inf)] if since is not None else there
+
+
+def _positive(text: str) -> bool:
+    try:
+        return 0 < float(text) < math.inf
+    except ValueError:
+        return False
+
+
+def _counts(name: str) -> bool:
+    field = Row.model_fields.get(name)
+    return field is not None and field.annotation is int

@@ -1,0 +1,204 @@
+"""Runs a scenario or a preset, and what would change the answer. Returns what --json prints; progress by a callback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from multiprocessing import get_context
+from typing import Any
+
+from netem.planning.by_group import GroupSimulation
+from netem.planning.by_sequence import PricedSimulation
+from netem.planning.cost_scenario import PublishedSection, Scenario, SystemSection
+from netem.planning.outcome import Result
+from netem.planning.policies import policy_of
+from p2p.errors import UsageError
+
+AUTO_NODES = 100
+"""Up to so many nodes a scenario runs sequence by sequence: beyond it takes minutes."""
+
+SHORT = 16
+"""Steps of a run that is only to say what a knob does."""
+
+Tell = Callable[[int], None]
+
+
+def detail_of(scenario: Scenario) -> str:
+    """UsageError for what the group-level simulator cannot show."""
+    file = scenario.file
+    plain = file.policy.name == "shoal" and not file.learner.gpu
+    if file.detail == "groups" and not plain:
+        raise UsageError(f'{scenario.source}: detail = "groups" knows the policy shoal alone, without learner.gpu')
+    if file.detail != "auto":
+        return file.detail
+    return "groups" if plain and scenario.nodes > AUTO_NODES else "sequences"
+
+
+def run_once(scenario: Scenario, tell: Tell = lambda step: None) -> Result:
+    if detail_of(scenario) == "groups":
+        return GroupSimulation(scenario, tell).run()
+    return PricedSimulation(scenario, policy_of(scenario.file.policy), tell).result()
+
+
+def simulate(scenario: Scenario, tell: Tell, knobs: bool, jobs: int) -> dict[str, Any]:
+    """`tell` is called with the number of steps done."""
+    result = run_once(scenario, tell)
+    out = {"ok": True, "name": scenario.name, "nodes": scenario.nodes, **result.as_dict()}
+    out["delta_bytes"], out["bound"] = scenario.delta_bytes, scenario.file.policy.staleness
+    if knobs and scenario.file.policy.name == "shoal" and scenario.rows:
+        out["would_change"] = what_would_change(scenario, jobs)
+    return out
+
+
+# ---- what would change the answer
+
+
+def knobs_of(scenario: Scenario, kappa: int) -> list[tuple[str, Scenario]]:
+    file, rows = scenario.file, scenario.rows
+
+    def fleet(**factors: float) -> Scenario:
+        changed = []
+        for row in rows:
+            values = row.model_dump(exclude_none=True)
+            changed.append({**values, **{name: values[name] * by for name, by in factors.items() if name in values}})
+        return scenario.changed({"fleet": {"file": "", "nodes": changed}})
+
+    links = fleet(down_mbit=0.5, up_mbit=0.5).with_value("learner.up_mbit", file.learner.up_mbit / 2)
+    s = file.policy.staleness
+    found = [("S + 1", scenario.with_value("policy.staleness", s + 1))]
+    if s > 1:
+        found.append(("S - 1", scenario.with_value("policy.staleness", s - 1)))
+    found += [
+        ("a publication twice as rare", scenario.with_value("policy.kappa", 2 * kappa)),
+        ("nodes 20 % cheaper", fleet(usd_per_hour=0.8, idle_usd_per_hour=0.8)),
+        ("half the bandwidth", links),
+        ("versions ten times as large", scenario.with_value("delta.bytes", 10 * scenario.delta_bytes)),
+        ("completions 20 % longer", scenario.with_value("lengths.median", 1.2 * file.lengths.median)),
+        ("a learner 20 % faster", scenario.with_value("learner.train_s", 0.8 * file.learner.train_s)),
+        ("nodes idle while they receive", scenario.with_value("policy.overlap", False)),
+    ]
+    return found
+
+
+def what_would_change(scenario: Scenario, jobs: int) -> list[dict[str, Any]]:
+    """Short runs, group by group, each beside one of the scenario as it is."""
+    short = scenario.changed({"learner": {"gpu": ""}, "detail": "groups", "steps": min(scenario.file.steps, SHORT)})
+    base = run_once(short)
+    work = knobs_of(short, base.kappa)
+    results = _several([s for _, s in work], jobs)
+    return [
+        {
+            "knob": label, "usd_per_step": r.usd_per_step / base.usd_per_step - 1, "step_s": r.step_s / base.step_s - 1,
+            "learner_busy": r.busy - base.busy,
+        }
+        for (label, _), r in zip(work, results, strict=True)
+    ]  # fmt: skip
+
+
+def _several(scenarios: Sequence[Scenario], jobs: int) -> list[Result]:
+    if jobs < 2 or len(scenarios) < 2:
+        return [run_once(s) for s in scenarios]
+    with ProcessPoolExecutor(min(jobs, len(scenarios)), get_context("spawn")) as pool:
+        return list(pool.map(run_once, scenarios))
+
+
+# ---- presets
+
+
+def run_preset(scenario: Scenario, say: Callable[[str], None], tries: bool, jobs: int) -> dict[str, Any]:
+    """Every system of every case; what was published beside what came of it; what hangs on fitted numbers."""
+    file = scenario.file
+    cases = [(case.name, scenario.changed(case.set)) for case in file.cases] or [("", scenario)]
+    work = [(case, system, base.changed(system.set)) for case, base in cases for system in file.systems]
+    rows: dict[tuple[str, str], Result] = {}
+    for (case, system, _), result in zip(work, _told(work, say, jobs), strict=True):
+        rows[case, system.name] = result
+    claims = [_claim(p, rows, file.systems, case) for p in file.published for case, _ in cases if p.case in ("", case)]
+    return {
+        "ok": all(c["holds"] for c in claims), "name": scenario.name, "what": file.what, "steps": file.steps - file.warm,
+        "cases": [
+            {
+                "name": case,
+                "systems": [
+                    {"name": s.name, "role": s.role, **rows[case, s.name].as_dict(), "series": []} for s in file.systems
+                ],
+                "ours_saves": _ours(rows, file.systems, case),
+            }
+            for case, _ in cases
+        ],
+        "published": claims, "assumptions": explained(scenario),
+        "hangs_on": _tries(scenario, cases, jobs, say) if tries else [],
+    }  # fmt: skip
+
+
+def explained(scenario: Scenario) -> list[dict[str, Any]]:
+    """Every assumption beside the number that it stands at."""
+    return [
+        {"key": a.key, "value": scenario.value(a.key), "kind": a.kind, "why": a.why} for a in scenario.file.assumptions
+    ]  # fmt: skip
+
+
+def _told(work: Sequence[tuple[str, SystemSection, Scenario]], say: Callable[[str], None], jobs: int) -> list[Result]:
+    out = []
+    scenarios = [s for _, _, s in work]
+    pool: Any = ProcessPoolExecutor(jobs, get_context("spawn")) if jobs > 1 else nullcontext()
+    with pool as workers:
+        results = workers.map(run_once, scenarios) if jobs > 1 else map(run_once, scenarios)
+        for (case, system, _), result in zip(work, results, strict=True):
+            say(f"{case + ': ' if case else ''}{system.name}: {result.step_s:.1f} s and ${result.usd_per_step:.2f} a step")
+            out.append(result)
+    return out
+
+
+def _named(systems: Sequence[SystemSection], what: str) -> str:
+    return next((s.name for s in systems if what in (s.name, s.role)), what)
+
+
+def measure(metric: str, of: Result, against: Result) -> float:
+    if metric == "saving":
+        return 1 - of.usd_per_step / against.usd_per_step
+    if metric == "efficiency":
+        return of.steps_per_usd / against.steps_per_usd - 1
+    return against.step_s / of.step_s - 1
+
+
+def _claim(
+    p: PublishedSection, rows: dict[tuple[str, str], Result], systems: Sequence[SystemSection], case: str
+) -> dict[str, Any]:
+    try:
+        of, against = rows[case, _named(systems, p.of)], rows[case, _named(systems, p.against)]
+    except KeyError as error:
+        raise UsageError(f"published: {p.what}: no system {error.args[0][1]!r}") from None
+    value = measure(p.metric, of, against)
+    return {
+        "case": case, "what": p.what, "metric": p.metric, "low": p.low, "high": p.high, "value": value,
+        "off": max(p.low - value, value - p.high, 0.0), "within": p.within,
+        "holds": p.low - p.within <= value <= p.high + p.within,
+    }  # fmt: skip
+
+
+def _ours(rows: dict[tuple[str, str], Result], systems: Sequence[SystemSection], case: str) -> dict[str, Any]:
+    """What ours saves of a step's dollars, against each of the others."""
+    ours = rows.get((case, _named(systems, "ours")))
+    if ours is None:
+        return {}
+    return {s.name: measure("saving", ours, rows[case, s.name]) for s in systems if s.role in ("baseline", "paper")}
+
+
+def _tries(
+    scenario: Scenario, cases: Sequence[tuple[str, Scenario]], jobs: int, say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Published numbers with a fitted one at other values, in the first case that each speaks of."""
+    file, out = scenario.file, []
+    for a in file.assumptions:
+        for value in a.tries:
+            case, base = cases[0]
+            needed = {_named(file.systems, name) for p in file.published for name in (p.of, p.against)}
+            systems = [s for s in file.systems if s.name in needed]
+            results = _several([base.with_value(a.key, value).changed(s.set) for s in systems], jobs)
+            rows = {(case, s.name): r for s, r in zip(systems, results, strict=True)}
+            claims = [_claim(p, rows, file.systems, case) for p in file.published if p.case in ("", case)]
+            out.append({"key": a.key, "value": value, "case": case, "found": {c["what"]: c["value"] for c in claims}})
+            say(f"{a.key} = {value:g}: " + ", ".join(f"{c['what']} {c['value']:.3f}" for c in claims))
+    return out

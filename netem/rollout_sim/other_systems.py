@@ -1,0 +1,119 @@
+"""How others run rollouts, by their papers, on the same engines: synchronous, one step off, a quota, a buffer.
+
+Each is given what its paper leaves open in its favour: sequences go to the node with the most free memory, one after another as
+places come free, none is tied to a node beforehand. A node's loss costs its sequences their tokens: none of the four says
+otherwise. """
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as Many
+
+from netem.rollout_sim.engine import FILL, Engine, Sequence
+from netem.rollout_sim.sim import Policy, Prompt
+
+
+class Queued(Policy):
+    """One queue of sequences; the emptiest engine takes the next."""
+
+    def start(self) -> None:
+        self.queue: deque[Sequence] = deque()
+        self.done: list[Prompt] = []
+
+    def tick(self) -> None:
+        self.refill()
+        self.spread()
+
+    def refill(self) -> None:
+        """Open what may be opened."""
+
+    def open(self, version: int) -> None:
+        self.queue.extend(self.sim.open(version).members)
+
+    def spread(self) -> None:
+        free = {name: self.sim.touch(name) for name in self.sim.engines}
+        free = {name: engine for name, engine in free.items() if has_place(engine, self.sim.workload.prompt)}
+        while self.queue and free:
+            name = min(free, key=lambda n: free[n].context / free[n].room)
+            self.sim.place(self.queue.popleft(), name)
+            if not has_place(free[name], self.sim.workload.prompt):
+                del free[name]
+
+    def finished(self, prompt: Prompt) -> None:
+        self.done.append(prompt)
+
+    def batch(self, step: int) -> Many[Prompt]:
+        return self.done
+
+    def stepped(self, step: int, taken: Many[Prompt]) -> None:
+        gone = set(map(id, taken))
+        self.done = [p for p in self.done if id(p) not in gone]
+
+    def returned(self, sequences: Many[Sequence]) -> None:
+        self.queue.extendleft(s for s in reversed(sequences) if s.group in self.sim.groups)
+
+
+def has_place(engine: Engine, context: float) -> bool:
+    return not engine.waiting and len(engine.running) < engine.limit and engine.context + context <= FILL * engine.room
+
+
+class Synchronous(Queued):
+    """verl, colocated or not: generate a batch under the newest version, then train on it."""
+
+    name = "synchronous"
+    ahead = 0
+    updates_in_flight = False
+
+    def start(self) -> None:
+        super().start()
+        self.batches = 0
+
+    def refill(self) -> None:
+        # Batch k is generated under version k - ahead, when that is served and the batch before is generated.
+        if self.sim.version >= self.batches - self.ahead and not any(p.left for p in self.sim.groups.values()):
+            for _ in range(self.sim.workload.groups):
+                self.open(self.sim.version)
+            self.batches += 1
+
+
+class OneStepOff(Synchronous):
+    """Train on one batch while the next is generated under the version before."""
+
+    name = "one-step-off"
+    ahead = 1
+
+
+class Quota(Queued):
+    """AReaL (arXiv 2505.24298): at most (S + t + 1) * B groups opened when t steps are done; finished ones are taken oldest
+    first. It bounds how much is under way, not how old each becomes."""
+
+    name = "areal-quota"
+
+    def refill(self) -> None:
+        s = self.sim
+        while s._opened < (s.settings.staleness + s.step + 1) * s.workload.groups and len(self.queue) < s.workload.samples:
+            self.open(s.version)
+            self.spread()
+
+
+class Buffer(Queued):
+    """ROLL's buffer: (1 + S) * B groups at once, begun, finished or waiting; what has become older than S is thrown away, begun
+    or not, and its room given to a new group."""
+
+    name = "roll-buffer"
+
+    def refill(self) -> None:
+        s = self.sim
+        while len(s.groups) < (1 + s.settings.staleness) * s.workload.groups and len(self.queue) < s.workload.samples:
+            self.open(s.version)
+            self.spread()
+
+    def stepped(self, step: int, taken: Many[Prompt]) -> None:
+        super().stepped(step, taken)
+        s = self.sim
+        for prompt in list(s.groups.values()):
+            begun = [m.oldest for m in prompt.members if m.oldest >= 0]
+            if begun and min(begun) < step - s.settings.staleness:
+                s.abort(prompt)
+        self.queue = deque(q for q in self.queue if q.group in s.groups)
+        self.done = [p for p in self.done if p.group_id in s.groups]

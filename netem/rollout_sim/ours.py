@@ -1,0 +1,147 @@
+"""Shoal on simulated time: production's ledger, dispatcher, balancer and outlook, told what a head is told."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+
+from learner.dispatch.dispatcher import Dispatcher, NodeView, Request, Strategies
+from learner.dispatch.forecast import GroupState, MemberState, Outlook
+from learner.dispatch.migration import balance
+from netem.rollout_sim.engine import Sequence
+from netem.rollout_sim.sim import Prompt
+from netem.rollout_sim.staleflow import Bounded
+from p2p.version import Version
+
+REPORT_TICKS = 5
+"""Between two reports of an engine's rate."""
+
+LOOK_TICKS = 10
+"""Between two looks at everything outstanding."""
+
+MOVES = 128
+"""at once"""
+
+ALL = Strategies()
+
+
+@dataclass
+class _Watched:
+    """An engine's counters at the last report."""
+
+    at: float
+    total: float
+    running: int
+    context: float
+    debt: float
+
+
+@dataclass
+class Shoal(Bounded):
+    strategies: Strategies = ALL
+    migration: bool = True
+    """a lost node's sequences keep their tokens"""
+    streaming: bool = True
+    label: str = "shoal"
+    whys: Counter[str] = field(default_factory=Counter)
+    """moves by reason"""
+    _watched: dict[str, _Watched] = field(default_factory=dict)
+    _ticks: int = 0
+
+    def start(self) -> None:
+        super().start()
+        self.name, self.streams, self.keeps_tokens = self.label, self.streaming, self.migration
+        self.dispatcher = Dispatcher(self.sim.workload.samples, self.strategies)
+        self.outlook = Outlook(self.sim.workload.most, self.sim.settings.staleness)
+        self.outlook.stepped(self.sim.now)
+
+    def tick(self) -> None:
+        if self._ticks % LOOK_TICKS == 0:
+            self._look()
+            if self.strategies.balance:
+                self._balance()
+        self._ticks += 1
+        if self._ticks % REPORT_TICKS == 0:
+            self._report()
+        self._dispatch()
+
+    def finished(self, prompt: Prompt) -> None:
+        super().finished(prompt)
+        self.outlook.ended(prompt.task_index, prompt.feature, [m.length for m in prompt.members])
+
+    def stepped(self, step: int, taken: Many[Prompt]) -> None:
+        super().stepped(step, taken)
+        self.outlook.stepped(self.sim.now)
+
+    # ---- inside
+
+    def _dispatch(self) -> None:
+        while self.pending or any(self.ledger.room(v) for v in set(self.sim.serves.values())):
+            waiting = {_name(s): s for s in self.pending.values()}
+            asked = {name: self._request(s) for name, s in waiting.items()}
+            views = [self._view(name) for name in self.sim.engines]
+            prompt, usual = self.sim.workload.prompt, self.outlook.usual
+            plan = self.dispatcher.choose(views, asked.values(), lambda v: self.ledger.room(v.step), prompt, usual)
+            for name, node in plan.assign:
+                self.sim.place(waiting.pop(name), node)
+                self.outlook.put(node, asked[name])
+            self.pending = {s.key: s for s in waiting.values()}
+            opened = [self.reserve(o.version.step) for o in plan.open for _ in range(o.groups)]
+            if not any(opened):
+                return
+
+    def _view(self, name: str) -> NodeView:
+        e = self.sim.touch(name)
+        known = self.outlook.view(
+            NodeView(name, Version(1, self.sim.serves[name]), len(e.running), len(e.waiting), e.limit, room=e.room)
+        )
+        return known
+
+    def _request(self, s: Sequence) -> Request:
+        prompt = self.sim.groups[s.group]
+        version = Version(1, prompt.version)
+        plain = Request(
+            _name(s), s.group, version, version, int(s.made), attempt=s.attempt, prompt_tokens=s.prompt
+        )  # fmt: skip
+        return self.outlook.request(plain, s.key, self.sim.now, self.sim.step, prompt.task_index, prompt.feature)
+
+    def _look(self) -> None:
+        for name in self.sim.engines:
+            self.sim.touch(name)
+        self.outlook.look(self.sim.now, self.sim.step, (self._state(p) for p in self.sim.groups.values() if p.left))
+
+    def _state(self, prompt: Prompt) -> GroupState:
+        version = Version(1, prompt.version)
+        members = [
+            MemberState(
+                int(self.sim.engines[m.node].made(m) if m.node else m.made), m.made >= m.length, m.node, _name(m), version,
+                bool(m.node) and not m.runs,
+            )
+            for m in prompt.members
+        ]  # fmt: skip
+        prompt_tokens = self.sim.workload.prompt
+        return GroupState(prompt.group_id, prompt.task_index, prompt_tokens, prompt.feature, prompt.version, members)
+
+    def _report(self) -> None:
+        for name in self.sim.engines:
+            e = self.sim.touch(name)
+            then = self._watched.get(name)
+            if then is not None and not then.debt and not e.debt and then.running == len(e.running):
+                rate = (e.total - then.total) / (self.sim.now - then.at)
+                self.outlook.observe(name, then.running, rate, (then.context + e.context) / 2)
+            self._watched[name] = _Watched(self.sim.now, e.total, len(e.running), e.context, e.debt)
+
+    def _balance(self) -> None:
+        for move in balance([self._view(name) for name in self.sim.engines], self.outlook.running, MOVES):
+            group, member = map(int, move.request_id.split("."))
+            s = self.sim.groups[group].members[member]
+            self.whys[move.reason] += 1
+            self.sim.moved += 1
+            self.sim.take(s)
+            self.sim.place(s, move.target)
+        self._look()
+
+
+def _name(s: Sequence) -> str:
+    return f"{s.group}.{s.member}"

@@ -1,0 +1,348 @@
+"""A learner and a pool of engines on simulated time. Pure; what is generated when and where is a policy's (`policies`, `ours`).
+
+The learner works on a step's groups one after another (streaming: as they come; else once all are there), updates, hands the
+version out; nodes serve it `spread_s` later. Everything a policy does takes no time of its own. """
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import fmean
+
+from netem.rollout_sim.engine import Engine, Sequence
+from netem.rollout_sim.fleet import QWEN3_8B, Seat, Served
+from netem.rollout_sim.workload import Workload
+from node.serving.batcher import FLUSH_S
+from p2p.errors import ShoalError
+
+JOIN_S = 30.0
+"""From a node's coming until it serves the current version."""
+
+TICK_S = 1.0
+
+LONGEST_S = 14 * 86_400.0
+"""A run that takes longer is a policy that waits for ever."""
+
+
+@dataclass(eq=False, slots=True)
+class Prompt:
+    """A group that was opened."""
+
+    group_id: int
+    task_index: int
+    feature: float
+    version: int
+    """it was opened at"""
+    members: list[Sequence]
+    left: int
+    """members that have not ended"""
+
+    @property
+    def oldest(self) -> int:
+        return min(m.oldest for m in self.members)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    staleness: int = 3
+    steps: int = 16
+    warm: int = 4
+    """steps that are not counted"""
+    seed: int = 0
+    limit: int = 256
+    """sequences an engine runs at once"""
+    recompute: bool = True
+    """sequences under way have their KV made anew when their node takes a version"""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one run, over the steps that count."""
+
+    policy: str
+    steps_per_hour: float
+    tokens_per_s: float
+    """trained on"""
+    idle: float
+    """share of the time in which the learner waited"""
+    learner_bound: float
+    """steps per hour over those of a learner that never waits"""
+    staleness_max: int
+    staleness_mean: float
+    """over trajectories: the consuming step less the version of the oldest token"""
+    made: float
+    """tokens generated for each that was trained on"""
+    lost: float
+    """tokens that nodes took with them when they went"""
+    held: float
+    """tokens that those nodes' sequences had"""
+    moved: int
+    """sequences moved between living nodes"""
+    aborted: int
+    """groups"""
+    mean_length: float
+    """of what was trained on"""
+
+
+class Policy:
+    """What a way of running rollouts decides. `sim` is set before `start`."""
+
+    name = "policy"
+    streams = False
+    """whether the learner begins before a step's groups are all there"""
+    updates_in_flight = True
+    keeps_tokens = False
+    """whether a lost node's sequences go on elsewhere with their tokens"""
+    sim: Simulation
+
+    def start(self) -> None: ...
+
+    def tick(self) -> None: ...
+
+    def finished(self, prompt: Prompt) -> None:
+        """All its members have ended."""
+
+    def batch(self, step: int) -> Many[Prompt]:
+        """The groups that the learner may train on in this step so far, in order."""
+        raise NotImplementedError
+
+    def complete(self, step: int) -> bool:
+        return len(self.batch(step)) >= self.sim.workload.groups
+
+    def stepped(self, step: int, taken: Many[Prompt]) -> None:
+        """The learner took its step on these; `step` steps are done."""
+
+    def served(self, version: int) -> None:
+        """Nodes serve it now."""
+
+    def returned(self, sequences: Many[Sequence]) -> None:
+        """Nodes went away, or gave these back: they wait again."""
+        raise NotImplementedError
+
+
+@dataclass
+class Simulation:
+    seats: Many[Seat]
+    workload: Workload
+    policy: Policy
+    settings: Settings = Settings()
+    model: Served = QWEN3_8B
+    tick_s: float = TICK_S
+    now: float = 0.0
+    step: int = 0
+    version: int = 0
+    """that nodes serve"""
+    engines: dict[str, Engine] = field(default_factory=dict)
+    serves: dict[str, int] = field(default_factory=dict)
+    """engine -> the version it serves"""
+    groups: dict[int, Prompt] = field(default_factory=dict)
+    moved: int = 0
+    aborted: int = 0
+    lost: float = 0.0
+    held: float = 0.0
+    _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    _count: int = 0
+    _armed: dict[str, tuple[float, int]] = field(default_factory=dict)
+    _busy: bool = False
+    _trained: int = 0
+    _opened: int = 0
+    _work_s: float = 0.0
+    _marks: list[tuple[float, float, float]] = field(default_factory=list)
+    """at the end of each step: (now, work seconds, tokens made)"""
+    _ages: list[list[int]] = field(default_factory=list)
+    _tokens: list[int] = field(default_factory=list)
+    _made_gone: float = 0.0
+
+    # ---- running
+
+    def run(self) -> Outcome:
+        self.policy.sim = self
+        for seat in self.seats:
+            for start, end in seat.there:
+                join = start + (JOIN_S if start > 0 else 0.0)
+                if join < end:  # else it is gone before it serves
+                    self.after(join, partial(self._up, seat))
+                    if end < float("inf"):
+                        self.after(end, partial(self._down, seat.name))
+        self.after(0.0, self.policy.start)
+        self.after(0.0, self._tick)
+        while self.step < self.settings.steps:
+            if self.now > LONGEST_S:
+                raise ShoalError(f"{self.policy.name} did {self.step} steps in {self.now:.0f} s: it is stuck")
+            at, _, action = heapq.heappop(self._events)
+            assert at >= self.now - 1e-6, (at, self.now)
+            self.now = max(self.now, at)
+            action()
+        return self._outcome()
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (self.now + seconds, self._count, action))
+
+    def _tick(self) -> None:
+        self.policy.tick()
+        self.look()
+        self.after(self.tick_s, self._tick)
+
+    # ---- for policies
+
+    def open(self, version: int) -> Prompt:
+        """A new group: the next prompt of the workload."""
+        index = self._opened
+        self._opened += 1
+        feature, lengths = self.workload.group(index, self.settings.seed)
+        members = [Sequence(index, m, self.workload.prompt, n) for m, n in enumerate(lengths)]
+        prompt = Prompt(index, index, feature, version, members, len(members))
+        self.groups[index] = prompt
+        return prompt
+
+    def place(self, sequence: Sequence, node: str) -> None:
+        engine = self.touch(node)
+        if sequence.oldest < 0:
+            sequence.oldest = self.serves[node]
+        engine.add(sequence)
+        self._arm(engine)
+
+    def take(self, sequence: Sequence) -> None:
+        """From its node, with its tokens."""
+        engine = self.touch(sequence.node)
+        engine.remove(sequence)
+        sequence.node = ""
+        sequence.attempt += 1
+        self._arm(engine)
+
+    def abort(self, prompt: Prompt) -> None:
+        for sequence in prompt.members:
+            if sequence.node:
+                self.take(sequence)
+        self.groups.pop(prompt.group_id, None)
+        self.aborted += 1
+
+    def touch(self, node: str) -> Engine:
+        engine = self.engines[node]
+        self._catch_up(engine)
+        return engine
+
+    def look(self) -> None:
+        """The learner looks whether there is something to do."""
+        if self._busy:
+            return
+        groups = self.workload.groups
+        if self._trained == groups:
+            return
+        batch = self.policy.batch(self.step)
+        if self._trained < min(len(batch), groups) and (self.policy.streams or self._trained or self.policy.complete(self.step)):
+            self._busy = True
+            self.after(self.workload.train_s / groups, self._trained_one)
+
+    # ---- inside
+
+    def _trained_one(self) -> None:
+        self._work_s += self.workload.train_s / self.workload.groups
+        self._trained += 1
+        self._busy = False
+        if self._trained == self.workload.groups:
+            self._busy = True
+            self.after(self.workload.update_s, self._updated)
+        else:
+            self.look()
+
+    def _updated(self) -> None:
+        self._work_s += self.workload.update_s
+        taken = list(self.policy.batch(self.step))[: self.workload.groups]
+        self._ages.append([self.step - m.oldest for p in taken for m in p.members])
+        self._tokens.append(sum(m.length for p in taken for m in p.members))
+        for prompt in taken:
+            del self.groups[prompt.group_id]
+        self.step += 1
+        self._trained, self._busy = 0, False
+        made = self._made_gone + sum(e.total for e in self.engines.values())
+        self._marks.append((self.now, self._work_s, made))
+        self.policy.stepped(self.step, taken)
+        self._publish(self.step)
+        self.look()
+
+    def _publish(self, version: int) -> None:
+        self.after(self.workload.spread_s, lambda: self._serve(version))
+
+    def _serve(self, version: int) -> None:
+        self.version = version
+        for name in list(self.engines):
+            engine = self.touch(name)
+            self.serves[name] = version
+            if self.settings.recompute and self.policy.updates_in_flight:
+                engine.debt += engine.prefill_s * engine.context
+            self._arm(engine)
+        self.policy.served(version)
+
+    def _up(self, seat: Seat) -> None:
+        engine = Engine(
+            seat.name, seat.kind.throughput(self.model), seat.kind.prefill_s(self.model), seat.kind.context(self.model),
+            self.settings.limit, at=self.now,
+        )  # fmt: skip
+        self.engines[seat.name], self.serves[seat.name] = engine, self.version
+
+    def _down(self, name: str, flushed: bool = False) -> None:
+        """It is lost; `flushed`: it handed over all that it had."""
+        self._catch_up(self.engines[name])
+        engine = self.engines.pop(name)
+        del self.serves[name]
+        self._armed.pop(name, None)
+        self._made_gone += engine.total
+        pace = engine.model.pace(max(1, len(engine.running)), engine.context)
+        running = set(engine.running)
+        held = engine.gone()
+        for sequence in held:
+            self.held += sequence.made
+            kept = max(0.0, sequence.made - (FLUSH_S * pace if sequence in running else 0.0)) if self.policy.keeps_tokens else 0.0
+            kept = sequence.made if flushed else kept
+            self.lost += sequence.made - kept
+            sequence.made = kept
+            sequence.attempt += 1
+            if not kept:
+                sequence.oldest = -1
+        self.policy.returned(held)
+
+    def _catch_up(self, engine: Engine) -> None:
+        engine.advance(self.now)
+
+    def _arm(self, engine: Engine) -> None:
+        at = engine.next_at()
+        self._count += 1
+        self._armed[engine.name] = (at, self._count)
+        if at < float("inf"):
+            count = self._count
+            heapq.heappush(self._events, (at, count, lambda: self._due(engine, count)))
+
+    def _due(self, engine: Engine, count: int) -> None:
+        if self.engines.get(engine.name) is not engine or self._armed.get(engine.name, (0, 0))[1] != count:
+            return
+        self._catch_up(engine)
+        ended = engine.settle()
+        for sequence in ended:
+            sequence.node = ""
+            prompt = self.groups[sequence.group]
+            prompt.left -= 1
+            if not prompt.left:
+                self.policy.finished(prompt)
+        if self.engines.get(engine.name) is engine:
+            self._arm(engine)
+        if ended:
+            self.look()
+
+    def _outcome(self) -> Outcome:
+        warm = self.settings.warm
+        (t0, w0, m0), (t1, w1, m1) = self._marks[warm - 1], self._marks[-1]
+        ages = [a for step in self._ages[warm:] for a in step]
+        trained = sum(self._tokens[warm:])
+        steps = len(self._marks) - warm
+        took = t1 - t0
+        bound = self.workload.train_s + self.workload.update_s
+        return Outcome(
+            self.policy.name, 3600 * steps / took, trained / took, 1 - (w1 - w0) / took, bound * steps / took, max(ages),
+            fmean(ages), (m1 - m0) / trained, self.lost, self.held, self.moved, self.aborted,
+            trained / (steps * self.workload.groups * self.workload.samples),
+        )  # fmt: skip

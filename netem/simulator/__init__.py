@@ -1,0 +1,1 @@
+"""Production's broadcast sessions on simulated links. Pure."""

@@ -1,0 +1,313 @@
+"""Messages through a profile's network, without packets: when each arrives if all connections share the links max-min
+fairly. Pure: times are passed in, nothing is random. The network of the simulator.
+
+Must not know what is in a message, or who decides to send it.
+
+A connection (source, target) sends its messages one after another. A message is sent at the connection's rate, which
+changes as others start and stop, and arrives as a whole the connection's one-way delay after its last bit was sent. Uplink
+and downlink are used at the same time (a fluid without queues in the core); a profile's jitter, loss and queues do not
+exist here, nor does a TCP that would need time to find its rate. Hosts of one site use their LAN links between them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heapify, heappop, heappush
+from math import ceil, inf
+from typing import NamedTuple
+
+from netem.networks.profile import Profile
+from netem.simulator.fair_share import Flow, Link, Sharing
+
+
+class Arrival(NamedTuple):
+    """A message that reached its target. A NamedTuple, since there are millions."""
+
+    at: float
+    source: str
+    target: str
+    tag: object
+    size: int
+    """bytes"""
+
+
+class _Host:
+    __slots__ = ("connections", "down", "gone", "lan_down", "lan_up", "up")
+
+    def __init__(self, up: Link, down: Link, lan_up: Link | None, lan_down: Link | None) -> None:
+        self.up, self.down, self.lan_up, self.lan_down = up, down, lan_up, lan_down
+        self.connections: dict[Connection, None] = {}
+        """from here and to here"""
+        self.gone = False
+
+
+class Connection(Flow):
+    """Messages from one host to another, in order."""
+
+    __slots__ = ("acked", "acks", "delay", "queue", "queued", "source", "target")
+
+    def __init__(self, source: str, target: str, up: Link, down: Link, delay: float) -> None:
+        super().__init__(up, down)
+        self.source, self.target, self.delay = source, target, delay
+        self.queue: deque[tuple[int, object]] = deque()
+        """(bytes, tag) of what is not sent whole"""
+        self.queued = 0
+        """bytes in `queue`"""
+        self.acks: deque[tuple[float, int]] = deque()
+        """(when their acknowledgement is back, bytes) of what was sent whole"""
+        self.acked = 0
+
+    def acked_by(self, now: float) -> int:
+        while self.acks and self.acks[0][0] <= now:
+            self.acked += self.acks.popleft()[1]
+        return self.acked
+
+
+class Network:
+    """Times (seconds, from 0) may not fall from one call to the next. A simulator calls `advance` at every `next_at`, so that
+    its hosts can answer in time; other calls let time pass as well, and what arrives meanwhile is kept for `advance`.
+
+    Whatever happens at one instant costs one recomputation of rates. The same profile and calls give the same results, bit
+    for bit; of messages that arrive together, the one that was sent whole first comes first. KeyError for an unknown host,
+    ValueError for a time that falls.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.now = 0.0
+        self.sharing = Sharing()
+        self._hosts: dict[str, _Host] = {}
+        self._specs = {h.name: h for h in profile.hosts}
+        for host in profile.hosts:
+            lan = profile.sites[host.site] if host.site else None
+            self._hosts[host.name] = _Host(
+                Link(host.access.up, sends=True),
+                Link(host.access.down, sends=False),
+                Link(lan.up, sends=True) if lan else None,
+                Link(lan.down, sends=False) if lan else None,
+            )
+        self._connections: dict[tuple[str, str], Connection] = {}
+        self._dues: list[tuple[float, int, Link]] = []
+        """heap; stale where the time is not the link's `due`"""
+        self._arrivals: list[tuple[float, int, Connection, object, int]] = []
+        self._steps = deque(
+            sorted(((s.at, h.name, s.up, s.down) for h in profile.hosts for s in h.trace), key=lambda step: step[0])
+        )
+        self._count = 0
+        self._sent: dict[Connection, None] = {}
+        self._take_steps()
+
+    # --- time --------------------------------------------------------------------------------------------------------
+
+    @property
+    def next_at(self) -> float | None:
+        """When `advance` has something to do again: something arrives, was sent whole, or a rate changes by a trace.
+        Not before the last call; None when nothing of it ever will."""
+        self._settle()
+        at = min(self._next_change(), self._arrivals[0][0] if self._arrivals else inf)
+        return None if at == inf else max(at, self.now)
+
+    def advance(self, now: float) -> list[Arrival]:
+        """Let time pass; returns what arrived by `now`, in order."""
+        self._pass(now)
+        out: list[Arrival] = []
+        arrivals = self._arrivals
+        while arrivals and arrivals[0][0] <= now:
+            at, _, connection, tag, size = heappop(arrivals)
+            out.append(Arrival(at, connection.source, connection.target, tag, size))
+        return out
+
+    def drain_sent(self) -> list[tuple[str, str]]:
+        """Connections of which a message was sent whole since the last call, each once, in the order of the first: their
+        senders may have the next one ready."""
+        sent = [(c.source, c.target) for c in self._sent]
+        self._sent.clear()
+        return sent
+
+    # --- messages ----------------------------------------------------------------------------------------------------
+
+    def send(self, now: float, source: str, target: str, size: int, tag: object = None) -> None:
+        """Queue a message of `size` bytes. Lost without a word when either host was removed. ValueError for a size below 1 and
+        for a host that sends to itself."""
+        connection = self._begin(now, source, target, size)
+        if connection is None:
+            return
+        connection.queue.append((size, tag))
+        connection.queued += size
+        if len(connection.queue) == 1:
+            self.sharing.join(connection, 8.0 * size)
+
+    def send_small(self, now: float, source: str, target: str, size: int, tag: object = None) -> None:
+        """A control message: takes its connection's delay and no part in the sharing of links, and waits for nothing. It
+        overtakes what was queued before. Lost without a word when either host was removed."""
+        connection = self._begin(now, source, target, size)
+        if connection is not None:
+            self._arrive(now + connection.delay, connection, tag, size)
+
+    def backlog(self, now: float, source: str, target: str) -> int:
+        """Bytes queued from `source` to `target` and not sent yet, rounded up: 0 when everything was sent."""
+        if now != self.now:
+            self._pass(now)
+        connection = self._connections.get((source, target))
+        return 0 if connection is None else self._backlog(connection)
+
+    def uplink_backlog(self, now: float, host: str) -> int:
+        """`backlog` of all connections from `host`, those over its LAN as well. O(connections with a backlog)."""
+        if now != self.now:
+            self._pass(now)
+        entry, total = self._hosts[host], 0
+        for link in (entry.up, entry.lan_up):
+            if link is not None:
+                for flow in link.flows:
+                    total += self._backlog(flow)  # type: ignore[arg-type]  # flows are connections here
+        return total
+
+    def acked(self, now: float, source: str, target: str) -> int:
+        """Bytes of the messages sent whole a round trip (two delays) ago or earlier. Real acknowledgements come also for
+        parts of messages: this is less than those by up to one message."""
+        self._pass(now)
+        connection = self._connections.get((source, target))
+        return 0 if connection is None else connection.acked_by(now)
+
+    def rate(self, now: float, source: str, target: str) -> float:
+        """Bit/s that the connection sends at from `now` on; 0 when it is idle."""
+        self._pass(now)
+        self._settle()
+        connection = self._connections.get((source, target))
+        return 0.0 if connection is None else connection.rate
+
+    # --- changes -----------------------------------------------------------------------------------------------------
+
+    def set_rates(self, now: float, host: str, up: float, down: float) -> None:
+        """The host's access link has these rates (bit/s) until they are set again, by a call or its trace. 0 is an outage.
+        Its LAN links stay as they are."""
+        self._pass(now)
+        if not (0 <= up < inf and 0 <= down < inf):
+            raise ValueError(f"rates {up}, {down}")
+        self.sharing.change(self._hosts[host].up, up)
+        self.sharing.change(self._hosts[host].down, down)
+
+    def remove_host(self, now: float, host: str) -> None:
+        """The host is gone with all its connections. What it had sent whole still arrives; what was on its way to it, or
+        queued at either end, is lost, and so is what is sent from or to it from now on. O(messages under way)."""
+        self._pass(now)
+        entry = self._hosts[host]
+        entry.gone = True
+        for connection in entry.connections:
+            if connection.queue:
+                self.sharing.leave(connection)
+            del self._connections[connection.source, connection.target]
+            self._sent.pop(connection, None)
+            other = connection.target if connection.source == host else connection.source
+            del self._hosts[other].connections[connection]
+        entry.connections = {}
+        self._arrivals = [a for a in self._arrivals if a[2].target != host or a[0] < now]
+        heapify(self._arrivals)
+
+    def restore_host(self, now: float, host: str) -> None:
+        """A removed host is back, with new connections. Nothing that was sent to it before arrives."""
+        self._pass(now)
+        self._hosts[host].gone = False
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _begin(self, now: float, source: str, target: str, size: int) -> Connection | None:
+        if now != self.now:
+            self._pass(now)
+        if size < 1:
+            raise ValueError(f"a message of {size} bytes")
+        connection = self._connections.get((source, target))
+        if connection is not None:
+            return connection
+        a, b = self._hosts[source], self._hosts[target]
+        if source == target:
+            raise ValueError(f"{source} to itself")
+        if a.gone or b.gone:
+            return None
+        one, other = self._specs[source], self._specs[target]
+        up, down, delay = a.up, b.down, one.access.delay + other.access.delay
+        if one.site and one.site == other.site and a.lan_up is not None and b.lan_down is not None:
+            up, down, delay = a.lan_up, b.lan_down, 2 * self.profile.sites[one.site].delay
+        connection = self._connections[source, target] = Connection(source, target, up, down, delay)
+        a.connections[connection] = b.connections[connection] = None
+        return connection
+
+    def _backlog(self, connection: Connection) -> int:
+        if not connection.queue:
+            return 0
+        by, left = connection.by, connection.done
+        if by is not None:
+            left -= by.clock if by.level == inf else by.clock + by.level * (self.now - by.since)
+        return ceil(connection.queued - connection.queue[0][0] + max(left, 0.0) / 8)
+
+    def _pass(self, now: float) -> None:
+        """Everything up to `now`, `now` included. Rates that changed at `now` itself are worked out when time goes on."""
+        if now < self.now:
+            raise ValueError(f"time falls from {self.now} to {now}")
+        while True:
+            if now > self.now:
+                self._settle()
+            at = self._next_change()
+            if at > now:
+                break
+            self.now = max(self.now, at)
+            while self._next_change() <= self.now:
+                if self._steps and self._steps[0][0] <= self.now:
+                    self._take_steps()
+                else:
+                    self._reach(heappop(self._dues)[2])
+        self.now = now
+
+    def _next_change(self) -> float:
+        dues = self._dues
+        while dues and dues[0][0] != dues[0][2].due:
+            heappop(dues)
+        at = dues[0][0] if dues else inf
+        return min(at, self._steps[0][0]) if self._steps else at
+
+    def _take_steps(self) -> None:
+        while self._steps and self._steps[0][0] <= self.now:
+            _, name, up, down = self._steps.popleft()
+            self.sharing.change(self._hosts[name].up, up)
+            self.sharing.change(self._hosts[name].down, down)
+
+    def _reach(self, link: Link) -> None:
+        """The first flows bound by `link` are done now."""
+        link.due = inf
+        flow = link.first()
+        if flow is None:
+            return
+        link.clock, link.since = flow.done, self.now
+        while flow is not None and flow.done <= link.clock:
+            self._finish(flow)
+            flow = link.first()
+
+    def _finish(self, connection: Flow) -> None:
+        assert isinstance(connection, Connection)
+        size, tag = connection.queue.popleft()
+        connection.queued -= size
+        at = self.now + connection.delay
+        self._arrive(at, connection, tag, size)
+        connection.acked_by(self.now)
+        connection.acks.append((at + connection.delay, size))
+        self._sent[connection] = None
+        if connection.queue:
+            self.sharing.more(connection, 8.0 * connection.queue[0][0])
+        else:
+            self.sharing.leave(connection)
+
+    def _arrive(self, at: float, connection: Connection, tag: object, size: int) -> None:
+        self._count += 1
+        heappush(self._arrivals, (at, self._count, connection, tag, size))
+
+    def _settle(self) -> None:
+        if self.sharing.settled:
+            return
+        for link in self.sharing.settle(self.now):
+            flow = link.first()
+            due = inf if flow is None or link.level == 0 else link.since + max(0.0, flow.done - link.clock) / link.level
+            if due != link.due:
+                link.due = due
+                if due < inf:
+                    self._count += 1
+                    heappush(self._dues, (due, self._count, link))

@@ -1,0 +1,255 @@
+"""The loop of the simulator: peers, the network between them, the time; rounds, faults and results. Deterministic.
+
+Events over `flows.Network`, one after another in the order of their times. Must not know what a peer does (`simpeer`), nor
+who is to know whom.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import inf
+from statistics import median
+
+from netem.networks.bound import profile_bound
+from netem.networks.faults import Join, Kill, SetRates, Withhold, joiners
+from netem.networks.profile import Profile
+from netem.simulator.cores import Cores, Machine
+from netem.simulator.flows import Network
+from netem.simulator.peer import SimPeer
+from netem.simulator.sim_pump import Loop
+from netem.simulator.wire import Plan
+from p2p.broadcast.exchange import TICK_S
+from p2p.broadcast.peer_groups import Grid
+from p2p.errors import ShoalError, UsageError
+
+PAUSE_S = 1.0
+"""From the end of one round to the next: what is still on its way arrives, and counts for the old one."""
+
+STALL_S = 120.0
+"""Simulated seconds in which no host gets a new chunk before the round is given up."""
+
+SimFault = Kill | SetRates | Withhold | Join
+"""What can be simulated. A round waits for a host that withholds, and for a late one, until it has everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimResult:
+    """One round. Times in seconds from its publication (a joiner's too), bytes of payload."""
+
+    t_star: float
+    """the fluid bound of the profile, faults aside"""
+    t_max: float
+    t_median: float
+    ratio: float
+    """t_max / t_star"""
+    source_bytes: int
+    """that the source sent, its wasted copies as well"""
+    duplicate_bytes: int
+    """that reached hosts which had them"""
+    done: dict[str, float]
+    """every live host but the source -> when it had everything"""
+    events: int
+    """that the simulation dealt with"""
+
+
+class Simulation(Loop):
+    """Peers, the network between them, and the time. `round` may be called again and again."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        policy: str,
+        seed: int,
+        neighbours: Mapping[str, Sequence[str]],
+        grid: Grid | None,
+        faults: Sequence[SimFault],
+        fault_round: int,
+        unnoticed_s: float,
+        machine: Machine,
+    ) -> None:
+        self.profile, self.events, self._cores = profile, 0, Cores(machine)
+        self.network, self.now = Network(profile), 0.0
+        self.moved_at = self._began = 0.0
+        self._hosts = {host.name: host for host in profile.hosts}
+        self._faults, self._fault_round, self._unnoticed_s = faults, fault_round, unnoticed_s
+        self._grid = grid
+        if grid is not None:
+            everybody = [host.name for host in profile.hosts[1:]]
+            neighbours = {name: [profile.learner.name, *(grid.links(name) if name in grid else ())] for name in everybody}
+            neighbours[profile.learner.name] = everybody
+        self._neighbours = neighbours
+        self._queue: list[tuple[float, int, Callable[..., object], tuple[object, ...]]] = []
+        self._count = 0
+        self._waiting: dict[str, None] = {}
+        """hosts that are to complete the round"""
+        self._done: dict[str, float] = {}
+        draw = random.Random(seed)
+        self.source = profile.learner.name
+        self.peers: dict[str, SimPeer] = {}
+        for host in profile.hosts:
+            others = neighbours.get(host.name, ())
+            delay_s = median(self._delay(host.name, other) for other in others) if others else 0.0
+            self.peers[host.name] = SimPeer(
+                self, host, self.source, policy=policy, delay_s=delay_s, phase=draw.uniform(0.0, TICK_S)
+            )
+            for step in host.trace:
+                self.at(step.at, self._set_uplink, host.name, step.up)
+        absent = joiners(faults).keys()
+        for name in self.peers:
+            if name in absent:
+                self.peers[name].alive = False
+                self.network.remove_host(0.0, name)
+        for name, others in neighbours.items():
+            for other in others:
+                if not {name, other} & absent:
+                    self.peers[name].link(other)
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """Tell everybody its place, as the head does. Links of before stay."""
+        if self._grid is None:
+            return
+        for name, peer in self.peers.items():
+            if name == self.source:
+                peer.places = self._grid.source_places()
+            elif name in self._grid:
+                peer.places = self._grid.places(name)
+                for other in self._grid.links(name):
+                    if other not in peer.links and self.peers[other].alive:
+                        self._connect(name, other)
+            peer.rearranged()
+
+    def _connect(self, one: str, other: str) -> None:
+        """A new link, in the midst of a round or not."""
+        for a, b in ((one, other), (other, one)):
+            self.peers[a].link(b)
+            self.peers[a].greet(b)
+
+    def _delay(self, one: str, other: str) -> float:
+        a, b = self._hosts[one], self._hosts[other]
+        if a.site and a.site == b.site:
+            return 2 * self.profile.sites[a.site].delay
+        return a.access.delay + b.access.delay
+
+    # --- what peers need ---------------------------------------------------------------------------------------------
+
+    def at(self, time: float, action: Callable[..., object], *arguments: object) -> None:
+        self._count += 1
+        heappush(self._queue, (time, self._count, action, arguments))
+
+    def worked(self, host: str) -> float:
+        return self._cores.done(self.now, host)
+
+    def queueing(self, host: str) -> float:
+        return self.peers[host].queueing(self.now)
+
+    def completed(self, host: str) -> None:
+        if self._waiting.pop(host, 0) is None:
+            self._done[host] = self.now - self._began
+
+    # --- rounds ------------------------------------------------------------------------------------------------------
+
+    def round(self, plan: Plan) -> SimResult:
+        """One version, from its publication until everybody has it and nothing is on its way any more."""
+        events, self._began, self.moved_at = self.events, self.now, self.now
+        faults = self._faults if plan.number == self._fault_round else ()
+        joining = joiners(faults)
+        self._done = {}
+        self._waiting = {n: None for n, p in self.peers.items() if n != self.source and (p.alive or n in joining)}
+        if not self._waiting:
+            raise UsageError("there is nobody to send to")
+        for fault in faults:
+            self.at(self.now + fault.at, self._happen, fault, plan)
+        self.peers[self.source].offer(plan)
+        for name, peer in self.peers.items():
+            if peer.alive and name != self.source:
+                self.at(self.now + self._delay(self.source, name), self._announce, peer, plan)
+        self._run(inf)
+        self._run(self.now + PAUSE_S)
+        times, t_star = list(self._done.values()), profile_bound(self.profile, plan.payload)
+        return SimResult(
+            t_star, max(times, default=0.0), median(times) if times else 0.0, max(times, default=0.0) / t_star,
+            self.peers[self.source].sent_bytes, sum(p.duplicate_bytes for p in self.peers.values() if p.plan is plan),
+            self._done, self.events - events,
+        )  # fmt: skip
+
+    def _announce(self, peer: SimPeer, plan: Plan) -> None:
+        if peer.alive:
+            peer.take(plan, catching=False)
+
+    def _run(self, until: float) -> None:
+        """To `until`; to the end of the round if that is endless."""
+        network, queue, peers = self.network, self._queue, self.peers
+        while self._waiting or until < inf:
+            at = min(queue[0][0] if queue else inf, inf if (due := network.next_at) is None else due)
+            if at > until:
+                self.now = until
+                return
+            if at - self.moved_at > STALL_S and self._waiting:
+                raise ShoalError(f"no chunk has moved for {STALL_S:.0f} s; lacking at {', '.join(list(self._waiting)[:10])}")
+            self.now = at
+            arrivals, sent = network.advance(at), network.drain_sent()
+            self.events += len(arrivals)
+            for arrival in arrivals:
+                peers[arrival.target].receive(arrival)
+            for source, target in sent:
+                peers[source].sent(target)
+            while queue and queue[0][0] <= at:
+                _, _, action, arguments = heappop(queue)
+                self.events += 1
+                action(*arguments)
+
+    # --- faults ------------------------------------------------------------------------------------------------------
+
+    def _happen(self, fault: SimFault, plan: Plan) -> None:
+        peer = self.peers[fault.host]
+        match fault:
+            case SetRates():
+                self.network.set_rates(self.now, fault.host, fault.up, fault.down)
+                peer.up = fault.up
+            case Withhold():
+                peer.withholds = True
+            case Kill():
+                self._kill(peer)
+            case Join():
+                self._join(peer, plan)
+
+    def _set_uplink(self, host: str, up: float) -> None:
+        self.peers[host].up = up
+
+    def _kill(self, peer: SimPeer) -> None:
+        if not peer.alive:
+            return
+        peer.alive = False
+        self._waiting.pop(peer.name, None)
+        for name in peer.links:
+            self.peers[name].handed -= self.network.backlog(self.now, name, peer.name)
+            self.at(self.now + self._delay(peer.name, name) + self._unnoticed_s, self.peers[name].unlink, peer.name)
+        if self._grid is not None:
+            self.at(self.now + 2 * self._delay(peer.name, self.source) + self._unnoticed_s, self._left, peer.name)
+        self.network.remove_host(self.now, peer.name)
+
+    def _left(self, host: str) -> None:
+        """The head noticed, and others take its place."""
+        if self._grid is not None and not self.peers[host].alive:
+            self._grid.remove(host)
+            self._arrange()
+
+    def _join(self, peer: SimPeer, plan: Plan) -> None:
+        peer.alive = True
+        self.network.restore_host(self.now, peer.name)
+        others: Sequence[str] = self._neighbours[peer.name]
+        if self._grid is not None:
+            self._grid.add(peer.name, self._hosts[peer.name].site)
+            self._arrange()
+            others = [self.source, *self._grid.links(peer.name)]
+        for name in others:
+            if self.peers[name].alive:
+                self.peers[name].link(peer.name)
+                peer.link(name)
+        peer.take(plan, catching=True)
+        peer.tick()

@@ -1,0 +1,109 @@
+"""The deterministic simulator: a broadcast over a profile's network, with production's own sessions, policies and uplinks.
+
+No clock, no threads, randomness from a seed (when each peer ticks, and who knows whom where not everybody does). Here is
+what can be asked of it; the loop over rounds and faults is in `simloop`, what a peer does in `simpeer`. Must not know how a
+policy decides.
+
+What an emulated round has and this does not: packets (so jitter, loss, queues that overflow, TCP's search for a rate and
+what it sends twice), acknowledgements and control messages that take a share of uplinks, processes that wait for a core, the
+trainer's encoding and the receivers' decoding. It is the time of the protocol, without the cost of the machine it runs on.
+`t_star` and all times are of payload; chunks take their wire size on the links.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+from netem.networks.faults import SetRates, joiners
+from netem.networks.profile import Profile
+from netem.simulator.cores import Machine
+from netem.simulator.loop import SimFault, SimResult, Simulation
+from netem.simulator.wire import Plan
+from p2p.broadcast.peer_groups import Grid
+from p2p.broadcast.policies.port import DEFAULT, POLICIES
+from p2p.errors import UsageError
+from p2p.weights.encode import chunk_bytes_for
+
+OWN_CORES = Machine()
+
+FULL_MESH = 32
+"""Hosts that may all know each other; a larger profile needs `degree` or `neighbours`."""
+
+
+def simulate(
+    profile: Profile,
+    payload_bytes: int,
+    *,
+    chunk_bytes: int | None = None,
+    policy: str = DEFAULT,
+    rounds: int = 1,
+    seed: int = 0,
+    degree: int | None = None,
+    neighbours: Mapping[str, Sequence[str]] | None = None,
+    faults: Sequence[SimFault] = (),
+    fault_round: int = 1,
+    unnoticed_s: float = 0.0,
+    machine: Machine = OWN_CORES,
+    mesh: int = FULL_MESH - 1,
+) -> list[SimResult]:
+    """Broadcast `rounds` versions of `payload_bytes` from the profile's first host to all others, one after another, as peers
+    that keep what they learned of their uplinks and of each other. The same arguments give the same results, bit for bit.
+
+    `chunk_bytes`: as the publisher would choose unless given. `neighbours`: host -> hosts, both ways; with `degree` a random
+    graph in which each host has about so many; else everybody knows everybody, and under the default policy more than `mesh`
+    nodes, or those that share a site, are in groups as the head would put them. `faults` meet round `fault_round` (from 1); a
+    late host is absent in those before. The neighbours of a killed host notice one delay later, as when its process ends, and
+    `unnoticed_s` after that: SILENCE_S for a host that loses its power. `machine`: what the peers' work takes, and whether they
+    share cores, as they do in an emulation. UsageError for arguments that make no broadcast,
+    ShoalError when a round stands still for STALL_S.
+    """
+    if payload_bytes < 1 or rounds < 1 or (chunk_bytes is not None and chunk_bytes < 1):
+        raise UsageError(f"{rounds} rounds of {payload_bytes} bytes in chunks of {chunk_bytes}")
+    if policy not in POLICIES:
+        raise UsageError(f"no policy {policy!r}; there are {', '.join(POLICIES)}")
+    names = [host.name for host in profile.hosts]
+    if not 1 <= fault_round <= rounds:
+        raise UsageError(f"faults in round {fault_round}: there are {rounds} rounds")
+    for fault in faults:
+        if not isinstance(fault, SimFault):
+            raise UsageError(f"{fault}: the simulator knows no {type(fault).__name__}")
+        if fault.host not in names or (fault.host == names[0] and not isinstance(fault, SetRates)):
+            raise UsageError(f"{fault}: the host must be one of the profile's, and not the source")
+        if fault.at < 0:
+            raise UsageError(f"{fault}: times count from the publication")
+    grid = None
+    if neighbours is None and degree is None and policy == DEFAULT:
+        late = joiners(faults)
+        grid = Grid({h.name: h.site for h in profile.hosts[1:] if h.name not in late}, mesh=mesh)
+    if neighbours is None:
+        if grid is None:
+            neighbours = random_neighbours(names, degree, seed) if degree is not None else full_mesh(names)
+    size = chunk_bytes or chunk_bytes_for(payload_bytes)
+    simulation = Simulation(
+        profile, policy=policy, seed=seed, neighbours=neighbours or {}, grid=grid, faults=faults, fault_round=fault_round,
+        unnoticed_s=unnoticed_s, machine=machine,
+    )  # fmt: skip
+    return [simulation.round(Plan(number, payload_bytes, size)) for number in range(1, rounds + 1)]
+
+
+def full_mesh(names: Sequence[str]) -> dict[str, list[str]]:
+    """Everybody knows everybody. UsageError beyond FULL_MESH hosts."""
+    if len(names) > FULL_MESH:
+        raise UsageError(f"{len(names)} hosts cannot all know each other, {FULL_MESH} can: give a degree or neighbours")
+    return {name: [other for other in names if other != name] for name in names}
+
+
+def random_neighbours(names: Sequence[str], degree: int, seed: int) -> dict[str, list[str]]:
+    """Unions of random rings: connected, and each host has about `degree` neighbours, at most. UsageError below 2."""
+    if degree < 2:
+        raise UsageError(f"degree {degree}: a swarm needs 2 neighbours a host or more")
+    draw = random.Random(f"{seed}/neighbours")
+    graph: dict[str, dict[str, None]] = {name: {} for name in names}
+    for _ in range(degree // 2):
+        ring = list(names)
+        draw.shuffle(ring)
+        for one, other in zip(ring, ring[1:] + ring[:1], strict=True):
+            if one != other:
+                graph[one][other] = graph[other][one] = None
+    return {name: list(others) for name, others in graph.items()}

@@ -1,0 +1,354 @@
+"""The vLLM engine: `LLMEngine` in this very process, stepped by us, its weights replaced in place between two steps.
+
+Must not know processes, sockets or peers. What depends on vLLM's version is in `vllm_compat`; draws are our own
+(`vllm_draws`), so a sequence goes on here as it would have on a transformers node; where weights lie is `vllm_weights`.
+
+An update follows the routes of the changed tensors, then every changed value is compared, bit for bit, with the state
+file. What differs is loaded again through the model's own loading and compared again; failing that, the old weights are put
+back and compared; failing that, EngineBroken. `pause_s` does not contain the recomputed keys and values: with kv_policy
+"recompute" vLLM preempts what runs, and its next steps prefill it as they would a new prompt.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from node.engine.flat_model import MappedState, check_layout
+from node.engine.port import CommitResult, EngineBroken, EngineCore, EngineStats, StateFile
+from node.engine.rate import Rate
+from node.engine.requests import check_request, check_tokens, completion_limit, finish_before_start
+from node.engine.rows import Row, pinned_elsewhere
+from node.engine.settings import VllmSettings
+from node.engine.vllm import compat as vllm_compat
+from node.engine.vllm.model import Plan, plan_model
+from p2p.errors import Refusal
+from p2p.protocol.rollout import Generate, TokenEvent
+from p2p.version import Version
+
+_NOTHING = np.zeros(1, np.float32)
+
+
+class VllmCore(EngineCore):
+    """See EngineCore for the contract. `clock` gives seconds and serves only statistics and measured pauses."""
+
+    def __init__(self, settings: VllmSettings | None = None, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        vllm_compat.check_version()
+        self.settings = settings or VllmSettings()
+        self._clock = clock
+        self._engine: Any = None
+        self._plan: Plan | None = None
+        self._wanted: dict[str, torch.Tensor] = {}
+        """the model's tensors by the state's names: shapes and dtypes only"""
+        self._version = Version(0, 0)
+        self._staged: tuple[StateFile, tuple[str, ...]] | None = None
+        self._held: dict[str, Row] = {}
+        self._keys: dict[str, str] = {}
+        """held request -> its name inside vLLM, a new one each time: a late word about an aborted one finds nobody"""
+        self._rows: dict[str, tuple[Row, str]] = {}
+        """name inside vLLM -> row, and what its draws are asked for by"""
+        self._instant: dict[str, str] = {}
+        """held requests that need no token -> their finish"""
+        self._ended: list[TokenEvent] = []
+        """events that something else than a step made: the next step returns them"""
+        self._last_key = 0
+        self._rate = Rate()
+        self._last_step: float | None = None
+
+    # --- loading -----------------------------------------------------------------------------------------------------
+
+    def load(self, model_dir: Path, state: StateFile) -> None:
+        self.abort()
+        self._ended, self._staged = [], None
+        plan = plan_model(model_dir, state, self.settings, on_cpu=vllm_compat.on_cpu())
+        if self._engine is not None and plan == self._plan:
+            self._reload(state)
+        else:
+            self.close()
+            MappedState(state)  # a file that is cut short is refused here, before anything is built
+            self._engine = vllm_compat.build_engine(plan, state, self.settings)
+            self._plan = plan
+            self._wanted = {
+                spec.name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta")
+                for spec in state.layout.tensors
+            }
+            self._check_new(state)
+        self._version = state.version
+
+    def _check_new(self, state: StateFile) -> None:
+        try:
+            loose = sorted({name for rank in self._ask("shoal_loose") for name in rank})
+            why = vllm_compat.why_not_in_place(self._engine) or (
+                f"vLLM keeps {', '.join(loose[:3])} in another form than it is loaded in" if loose else ""
+            )
+            if why:
+                raise Refusal(f"this model cannot be updated in place: {why}", version=state.version)
+            self._ask("shoal_open", state, ())
+            if wrong := self._differing("staged", tuple(self._wanted)):
+                raise Refusal(f"vLLM does not hold {wrong[0]!r} as the state file does", version=state.version)
+            self._ask("shoal_settle")
+        except BaseException:
+            self.close()
+            raise
+
+    def _reload(self, state: StateFile) -> None:
+        """Another state of the model that is here already."""
+        check_layout(state.layout, self._wanted)
+        self._ask("shoal_open", state, ())
+        self._replace(state, tuple(self._wanted), way_back=False)
+        self._engine.reset_prefix_cache(reset_running_requests=True)
+
+    def _loaded(self) -> Any:
+        if self._engine is None:
+            raise RuntimeError("no model is loaded")
+        return self._engine
+
+    def _ask(self, method: str, *args: Any) -> list[Any]:
+        """What each rank answers."""
+        return self._engine.collective_rpc(method, args=args)
+
+    # --- sequences ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _max_context(self) -> int:
+        return self._plan.context if self._plan else 0
+
+    def add(self, request: Generate) -> None:
+        self._loaded()
+        assert self._plan is not None
+        check_request(
+            request, serving=self._version, vocab_size=self._plan.vocab, max_context=self._max_context, in_use=self._held
+        )
+        row = Row(request)
+        if finish := finish_before_start(request, self._max_context):
+            self._instant[request.request_id] = finish
+        else:
+            self._enter(row)
+        self._held[request.request_id] = row
+
+    def _enter(self, row: Row) -> None:
+        """Hand a row to vLLM, to go on from what it has."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        from node.engine.vllm.draws import ask
+
+        assert self._plan is not None
+        request = row.request
+        self._last_key += 1
+        key = str(self._last_key)
+        params = SamplingParams(
+            temperature=0.0, max_tokens=completion_limit(request, self._max_context) - len(row.ids), detokenize=False,
+            stop_token_ids=sorted({t for t in request.stop_ids if 0 <= t < self._plan.vocab}), ignore_eos=True,
+            output_kind=RequestOutputKind.DELTA,
+            extra_args=ask(key, request.seed, request.temperature, request.top_p, len(row.ids)),
+        )  # fmt: skip
+        name = self._engine.add_request(key, self._prompt(row.tokens()), params)
+        self._keys[request.request_id] = name
+        self._rows[name] = row, key
+
+    def _prompt(self, tokens: list[int]) -> dict[str, Any]:
+        """Blocks of keys and values are shared among requests of one version only: it is part of what names them."""
+        return {"prompt_token_ids": tokens, "cache_salt": str(self._version)}
+
+    def has_work(self) -> bool:
+        return bool(self._held or self._ended)
+
+    def step(self) -> list[TokenEvent]:
+        events, self._ended = self._ended, []
+        for name, finish in self._instant.items():
+            events.append(self._held.pop(name).last_event(self._version, finish))
+        self._instant.clear()
+        if self._rows:
+            self._advance(events)
+        return events
+
+    def _advance(self, events: list[TokenEvent]) -> list[Any]:
+        """One step of vLLM: its tokens as events. Returns what it says about requests that are not ours (a score)."""
+        outputs, ended = vllm_compat.step(self._engine)
+        drawn = self._ask("shoal_drawn")[0] if outputs else {}
+        made = len(events)
+        for output in outputs:
+            if (found := self._rows.get(output.request_id)) is not None:
+                events.append(self._event(*found, output, drawn))
+        now = self._clock()
+        self._last_step = now if self._held else None
+        self._rate.add(now, sum(len(event.ids) for event in events[made:]))
+        return ended
+
+    def _event(self, row: Row, key: str, output: Any, drawn: dict[str, tuple[int, np.ndarray]]) -> TokenEvent:
+        made, version = output.new_token_ids, self._version
+        finish = "" if output.finish_reason is None else str(output.finish_reason)
+        if finish not in ("", "stop", "length"):
+            self._forget(row)
+            return row.last_event(version, "error", f"vLLM ended it: {finish}")
+        token, logprob = drawn.get(key, (-1, _NOTHING))
+        if len(made) != 1 or made[0] != token:
+            raise RuntimeError(f"vLLM made {made} where {token} was drawn: its sampling is not ours")
+        if not math.isfinite(logprob[0]):
+            vllm_compat.withdraw(self._engine, [] if finish else [output.request_id])
+            self._forget(row)
+            return row.last_event(version, "error", "the model's logits are not numbers")
+        start = len(row.ids)
+        row.ids.append(token)
+        row.first, row.last = row.first or version, version
+        if not finish:
+            return TokenEvent(row.request.request_id, start, (token,), logprob, version)
+        self._forget(row)
+        return TokenEvent(row.request.request_id, start, (token,), logprob, version, finish, "", row.first, version)
+
+    def _forget(self, row: Row) -> None:
+        del self._held[row.request.request_id]
+        del self._rows[self._keys.pop(row.request.request_id)]
+
+    def interrupt(self, request_ids: Sequence[str] | None = None) -> list[TokenEvent]:
+        return [row.last_event(self._version, "interrupt") for row in self._take(request_ids)]
+
+    def abort(self, request_ids: Sequence[str] | None = None) -> None:
+        self._take(request_ids)
+
+    def _take(self, request_ids: Sequence[str] | None) -> list[Row]:
+        names = list(self._held) if request_ids is None else [n for n in dict.fromkeys(request_ids) if n in self._held]
+        keys = [self._keys[n] for n in names if n in self._keys]
+        if keys:
+            vllm_compat.withdraw(self._engine, keys)
+        gone = [self._held[n] for n in names]
+        for row in gone:
+            if self._instant.pop(row.request.request_id, None) is None:
+                self._forget(row)
+            else:
+                del self._held[row.request.request_id]
+        return gone
+
+    # --- versions ----------------------------------------------------------------------------------------------------
+
+    def stage(self, state: StateFile) -> None:
+        self._loaded()
+        self._staged = None
+        self._ask("shoal_drop")
+        check_layout(state.layout, self._wanted)
+        names = tuple(self._wanted) if state.changed is None else tuple(state.changed)
+        unknown = [name for name in names if name not in self._wanted]
+        if unknown:
+            raise Refusal(f"changed tensor {unknown[0]!r} is not in the state", version=state.version)
+        self._ask("shoal_open", state, names)
+        self._staged = state, names
+
+    def commit(self) -> CommitResult:
+        if self._staged is None:
+            raise RuntimeError("nothing is staged")
+        begin = self._clock()
+        (state, names), self._staged = self._staged, None
+        apply_s = self._replace(state, names, way_back=state.changed is not None)
+        self._ended += self.interrupt(pinned_elsewhere(self._held, state.version))
+        self._version = state.version
+        if self.settings.kv_policy == "recompute":
+            self._engine.reset_prefix_cache(reset_running_requests=True)
+        else:
+            self._enter_again()
+        since = begin if self._last_step is None else min(begin, self._last_step)
+        return CommitResult(state.version, self._clock() - since, apply_s)
+
+    def _enter_again(self) -> None:
+        """Rows without a token yet begin anew: under "keep" they too must not share blocks of the old weights."""
+        waiting = [row for row, _ in self._rows.values() if row.last is None]
+        vllm_compat.withdraw(self._engine, [self._keys[row.request.request_id] for row in waiting])
+        for row in waiting:
+            del self._rows[self._keys[row.request.request_id]]
+            self._enter(row)
+
+    def _replace(self, state: StateFile, names: tuple[str, ...], *, way_back: bool) -> float:
+        """The staged state in place of the served one, compared; the seconds that the first copy took. On failure the old
+        weights are in place, or EngineBroken.
+
+        The way back is the file that was served, and only good while nobody writes to it. Who says what changed says with it
+        that this file still is what this engine holds; a shadow that fell behind its engine (a full disk) cannot, and by
+        then may be writing the new state there.
+        """
+        begin = self._clock()
+        try:
+            self._ask("shoal_fill", "staged", names)
+            apply_s = self._clock() - begin
+            if wrong := self._differing("staged", names):
+                # Not only `names`: whatever went wrong may have gone wrong elsewhere too.
+                self._ask("shoal_reload", "staged")
+                wrong = self._differing("staged", tuple(self._wanted))
+            if wrong:
+                reason = f"the engine does not hold {wrong[0]!r} as the state file does, after a dense reload too"
+                raise Refusal(reason, version=state.version)
+            self._ask("shoal_settle")
+        except BaseException as error:
+            if not way_back:
+                raise EngineBroken(f"an update of everything failed: {error}") from error
+            self._restore(error)
+            raise
+        return apply_s
+
+    def _restore(self, cause: BaseException) -> None:
+        """All of the served state back in place. EngineBroken when that is not to be had."""
+        every = tuple(self._wanted)
+        try:
+            self._ask("shoal_fill", "served", every)
+            wrong = self._differing("served", every)
+        except Exception as error:
+            raise EngineBroken(f"an update failed ({cause}) and so did the way back ({error})") from error
+        if wrong:
+            raise EngineBroken(f"an update failed ({cause}) and {wrong[0]!r} is not what it was before")
+        self._ask("shoal_drop")
+
+    def _differing(self, which: str, names: tuple[str, ...]) -> list[str]:
+        return sorted({name for rank in self._ask("shoal_differing", which, names) for name in rank})
+
+    # --- the rest ----------------------------------------------------------------------------------------------------
+
+    def score(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], temperature: float = 1.0) -> np.ndarray:
+        """One prefill, in steps in which the running sequences go on; their tokens come with the next `step`."""
+        from vllm import SamplingParams
+
+        from node.engine.vllm.draws import ask
+
+        self._loaded()
+        assert self._plan is not None
+        n = len(completion_ids)
+        if not prompt_ids or len(prompt_ids) + n > self._max_context:
+            raise Refusal(f"cannot score {len(prompt_ids)}+{n} tokens in {self._max_context}")
+        check_tokens(prompt_ids, self._plan.vocab, "prompt to score")
+        check_tokens(completion_ids, self._plan.vocab, "completion to score")
+        if not n:
+            return np.empty(0, np.float32)
+        # The last token is not part of the prompt: a context that is full has no room for the one that vLLM would make then.
+        *tokens, last = *prompt_ids, *completion_ids
+        self._last_key += 1
+        key, heat = str(self._last_key), temperature or 1.0
+        self._ask("shoal_score_at", heat)
+        params = SamplingParams(
+            temperature=0.0, max_tokens=1, detokenize=False, ignore_eos=True, prompt_logprobs=0 if n > 1 else None,
+            extra_args=ask(key, 0, heat, 1.0, 0, last),
+        )  # fmt: skip
+        self._engine.add_request(key, self._prompt(tokens), params)
+        scored = None
+        while scored is None:
+            scored = next((o for o in self._advance(self._ended) if o.request_id == key and o.finished), None)
+        rows = scored.prompt_logprobs[len(prompt_ids) :] if n > 1 else []
+        scores = [row[t].logprob for row, t in zip(rows, completion_ids[:-1], strict=True)]
+        return np.array([*scores, *self._ask("shoal_drawn")[0][key][1]], dtype=np.float32)
+
+    def stats(self) -> EngineStats:
+        if self._engine is None:
+            return EngineStats(0, 0, 0, 0.0, 0, self._version)
+        running, waiting, used = vllm_compat.occupancy(self._engine)
+        kv_bytes = int(used * vllm_compat.kv_capacity(self._engine))
+        rate, tokens = self._rate, vllm_compat.kv_tokens(self._engine)
+        return EngineStats(running, waiting, rate.tokens, rate.per_second(self._clock()), kv_bytes, self._version, tokens)
+
+    def close(self) -> None:
+        if self._engine is not None:
+            engine, self._engine, self._plan = self._engine, None, None
+            self._held, self._rows, self._keys, self._staged = {}, {}, {}, None
+            vllm_compat.dispose(engine)

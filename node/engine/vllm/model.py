@@ -1,0 +1,83 @@
+"""What an engine of vLLM's is to be built for, from a model's folder and our settings. Pure; must not import vllm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from node.engine.flat_model import context_length
+from node.engine.port import StateFile
+from node.engine.settings import VllmSettings
+from p2p.errors import Refusal
+from p2p.layout import ITEMSIZE
+
+CPU_KV_BYTES = 4 << 30
+"""At most so much for keys and values on a CPU unless told: vLLM's own default is most of the machine's memory."""
+
+KV_BLOCK = 128
+"""vLLM's block of tokens on a CPU: each sequence may leave most of one unused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Two loads with equal plans can use one engine."""
+
+    model_dir: Path
+    config: str
+    """the folder's config.json"""
+    architectures: tuple[str, ...]
+    """what vLLM looks the model up by"""
+    dtype: str
+    context: int
+    vocab: int
+    kv_bytes: int | None
+    """None: vLLM decides"""
+
+
+def plan_model(model_dir: Path, state: StateFile, settings: VllmSettings, *, on_cpu: bool) -> Plan:
+    """Refusal when the folder's configuration is unreadable, or of a model that cannot generate."""
+    try:
+        config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
+        text = (model_dir / "config.json").read_text(encoding="utf-8")
+    except (OSError, ValueError, KeyError) as error:
+        raise Refusal(f"model folder {model_dir}: {str(error).splitlines()[0]}") from error
+    if config.is_encoder_decoder:
+        raise Refusal(f"{config.model_type} is an encoder-decoder, not a causal LM")
+    architectures = tuple(config.architectures or ())
+    if not architectures:  # a configuration that was never saved with a model lacks them
+        known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
+        if known is None:
+            raise Refusal(f"{config.model_type} is no causal LM, and config.json names no architecture")
+        architectures = (known,)
+    context = context_length(config, settings.max_context)
+    dtype = compute_dtype(state, settings, on_cpu=on_cpu)
+    kv_bytes = settings.kv_bytes or (cpu_kv_bytes(config, dtype, context, settings.max_running) if on_cpu else None)
+    return Plan(model_dir, text, architectures, dtype, context, int(config.get_text_config().vocab_size), kv_bytes)
+
+
+def compute_dtype(state: StateFile, settings: VllmSettings, *, on_cpu: bool) -> str:
+    if settings.dtype != "auto":
+        return settings.dtype
+    if on_cpu:
+        return "float32"
+    sizes: dict[str, int] = {}
+    for spec in state.layout.tensors:
+        if spec.dtype in ("float32", "bfloat16", "float16"):
+            sizes[spec.dtype] = sizes.get(spec.dtype, 0) + spec.nbytes
+    return max(sizes, key=lambda d: sizes[d]) if sizes else "float32"
+
+
+def cpu_kv_bytes(config: Any, dtype: str, context: int, sequences: int) -> int:
+    """What so many sequences of full length take, at most CPU_KV_BYTES."""
+    text = config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    token = 2 * text.num_hidden_layers * heads * width * ITEMSIZE[dtype]
+    blocks = sequences * -(-context // KV_BLOCK) + sequences + 2
+    return min(blocks * KV_BLOCK * token, CPU_KV_BYTES)
+
+

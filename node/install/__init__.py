@@ -1,0 +1,1 @@
+"""How a version gets into this node: plan, receive, decode, check, commit."""

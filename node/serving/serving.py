@@ -1,0 +1,210 @@
+"""What a node generates: the requests that it was given, and the engine that serves them.
+
+Thin shell around the engine port (tokens) and `batcher` (when they go out). Must not know how this node came into the swarm,
+or how versions travel: it is told what serves.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+
+import trio
+
+from node.engine.port import Engine, EngineDied
+from node.install.installer import Installer
+from node.install.shadow import Shadow
+from node.serving.batcher import TokenBatcher
+from p2p.errors import Refusal, UsageError, first_of
+from p2p.protocol.messages import Rejected, Request
+from p2p.protocol.rollout import DRAINING, UPDATING, TokenEvent
+from p2p.version import Version
+
+log = logging.getLogger("shoal.node")
+
+ENGINE_RESTART_S = 1.0
+MAX_ENGINE_FAILURES = 5
+"""Engine deaths in a row, without one token between them, before the node gives up with the last reason."""
+
+EngineFactory = Callable[[], AbstractAsyncContextManager[Engine]]
+
+
+@dataclass(slots=True)
+class Held:
+    """A request that this node was given and has not answered to the end."""
+
+    finish_s: float
+    """a newer version may be held back for so long that it ends under the weights it began with; 0: not at all"""
+    began: bool = False
+    """tokens were made for it here"""
+
+
+class Serving:
+    """`say(message)` reaches the head, `report()` tells it how this node is; `installer` is set by the owner first."""
+
+    installer: Installer
+
+    def __init__(
+        self, shadow: Shadow, engine_factory: EngineFactory, say: Callable[[object], None], report: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._shadow, self._engine_factory, self._say, self._report = shadow, engine_factory, say, report
+        self.engine: Engine | None = None
+        self.assigned: dict[str, Held] = {}
+        self.released = trio.Event()
+        """set, and replaced, when something leaves `assigned`"""
+        self.updating = False
+        """no new work: a version waits for what runs here to end"""
+        self.ready = False
+        self.draining = False
+        """no new work: this node leaves"""
+        self.tokens = 0
+        """that went out to the head"""
+        self._batch = TokenBatcher()
+        self._failures = 0
+
+    async def assign(self, requests: tuple[Request, ...], finish_s: float) -> None:
+        # All at once: the engine answers between two decoding steps, and groups prefill their prompt together.
+        async with trio.open_nursery() as nursery:
+            for wire in requests:
+                nursery.start_soon(self._assign_one, wire, finish_s)
+
+    async def _assign_one(self, wire: Request, finish_s: float) -> None:
+        version = self._shadow.version or Version(0, 0)
+        engine = self.engine
+        if self.draining:
+            self._say(Rejected(wire.request_id, version, "this node leaves", retryable=True, cause=DRAINING))
+            return
+        if engine is None or not self.ready:
+            self._say(Rejected(wire.request_id, version, "no engine serves yet", retryable=True))
+            return
+        if self.updating and wire.exact_version != self.installer.serving:
+            reason = "this node finishes what it runs before it commits a newer version"
+            self._say(Rejected(wire.request_id, version, reason, retryable=True, cause=UPDATING))
+            return
+        try:
+            self.assigned[wire.request_id] = Held(finish_s)
+            await engine.add(wire.generate())
+        except (Refusal, ValueError) as error:
+            self._release(wire.request_id)
+            reason, cause = (error.reason, error.cause) if isinstance(error, Refusal) else (str(error), "")
+            self._say(Rejected(wire.request_id, version, reason[:500], retryable=bool(cause), cause=cause))
+        except EngineDied as died:
+            # keep_engine tells the head about everything that was assigned, this one included.
+            log.info("engine died while taking %s: %s", wire.request_id, died)
+
+    async def abort(self, request_ids: tuple[str, ...]) -> None:
+        gone = request_ids or tuple(self.assigned)
+        self._batch.drop(gone)
+        for request_id in gone:
+            self._release(request_id)
+        if self.engine is not None:
+            try:
+                await self.engine.abort(list(request_ids) or None)
+            except EngineDied:
+                pass  # nothing left to abort; keep_engine reports the death
+
+    def _release(self, request_id: str) -> None:
+        """Nothing more is to come of this request."""
+        if self.assigned.pop(request_id, None) is not None:
+            self.released.set()
+            self.released = trio.Event()
+
+    @asynccontextmanager
+    async def before_commit(self, version: Version) -> AsyncIterator[None]:
+        """Around the engine's commit: sequences that are to end under the weights they began with may do so first, and nothing
+        new begins meanwhile. What has not begun goes back to the head at once, what has not ended in time does then."""
+        patience = max((held.finish_s for held in self.assigned.values()), default=0.0)
+        if not patience:
+            yield
+            return
+        log.info("version %s waits for %d sequences, at most %.0f s", version, len(self.assigned), patience)
+        self.updating = True
+        try:
+            await self._report()  # before anything comes back, or it would come here again
+            await self.hand_back([r for r, held in self.assigned.items() if held.finish_s and not held.began])
+            with trio.move_on_after(patience):
+                while any(held.finish_s for held in self.assigned.values()):
+                    await self.released.wait()
+            await self.hand_back([r for r, held in self.assigned.items() if held.finish_s])
+            yield
+        finally:
+            self.updating = False
+
+    async def hand_back(self, request_ids: list[str]) -> None:
+        """Have the engine end these; the pump brings their last events to the head."""
+        if request_ids and self.engine is not None:
+            try:
+                await self.engine.interrupt(request_ids)
+            except EngineDied:
+                pass  # keep_engine tells the head
+
+    async def forget(self) -> None:
+        if self.assigned:
+            await self.abort(())
+
+    async def keep_engine(self) -> None:
+        """Start the engine once there is something to serve; restart it, at the current version, when it dies."""
+        await self.installer.wait_servable()
+        while True:
+            reason = ""
+            try:
+                async with self._engine_factory() as engine:
+                    await self.installer.attach(engine)
+                    self.engine, self.ready = engine, True
+                    await self._report()
+                    await self._pump(engine)
+                    reason = "it closed its stream"
+            except* EngineDied as group:  # a group, since the engine's own nursery is inside the block
+                reason = str(first_of(group))
+            except* Refusal as group:
+                raise UsageError(f"the engine cannot run this model: {first_of(group)}") from None
+            finally:
+                self.engine, self.ready = None, False
+                self.installer.detach()
+            log.error("the engine died: %s", reason)
+            version = self._shadow.version or Version(0, 0)
+            # Not retryable for free: one of these may be what killed it, and would go on to kill every other engine.
+            for request_id in list(self.assigned):
+                self._say(Rejected(request_id, version, f"engine died: {reason}"[:500], retryable=False))
+                self._release(request_id)
+            self._failures += 1
+            if self._failures >= MAX_ENGINE_FAILURES:
+                raise UsageError(f"the engine died {self._failures} times in a row, last: {reason}")
+            await self._report()
+            await trio.sleep(ENGINE_RESTART_S)
+
+    async def _pump(self, engine: Engine) -> None:
+        """Tokens from the engine to the head, in batches (see `batcher`)."""
+        try:
+            while True:
+                with trio.move_on_at(self._batch.due):
+                    self._gather(await engine.events.receive())
+                if trio.current_time() >= self._batch.due:
+                    self.flush()
+        except trio.EndOfChannel:
+            pass  # the engine is gone; the reason comes another way
+        finally:
+            self.flush()
+
+    def _gather(self, events: list[TokenEvent]) -> None:
+        now = trio.current_time()
+        for event in events:
+            held = self.assigned.get(event.request_id)
+            if held is None:
+                continue  # aborted meanwhile
+            held.began = True
+            if event.finish:
+                self._release(event.request_id)
+            if event.finish == "error":
+                self.flush()  # what it made until then comes first
+                self._say(Rejected(event.request_id, event.version, event.message[:500], retryable=False))
+                continue
+            self.tokens += len(event.ids)
+            self._failures = 0
+            self._batch.add(event, now)
+
+    def flush(self) -> None:
+        for message in self._batch.take():
+            self._say(message)

@@ -1,0 +1,86 @@
+"""What one peer tells of the chunks that it got, of one manifest: to whom, and when. Pure.
+
+The source hears at once: it feeds those who have room, and seeds again what died with a distributor. The others repair by
+it, and repair is patient. Where peers are in groups, the source hears at once from some peers of each lane only (it could not
+listen to a thousand), and each peer tells its own group more often than the others. Must not know messages or links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from p2p.broadcast.peer_groups import MESH, Places
+from p2p.broadcast.session import Session
+
+GOSSIP_S = 0.25
+"""How often news is announced to everyone but the source. A message costs more than the chunk it names: to more than MESH
+neighbours it goes less often."""
+
+FAR_NEWS = 4
+"""Peers of other groups hear so many times less often."""
+
+QUIET_NEWS_S = 2.0
+"""How often a peer that is no witness tells the source what it holds."""
+
+ANSWER_AFTER = 8
+"""Chunks of one peer that are not acknowledged before the next gossip; more are, so that its window never closes."""
+
+
+class News:
+    def __init__(self) -> None:
+        self._for_source: list[int] = []
+        self._near: list[int] = []
+        self._far: list[int] = []
+        self._source_at = self._near_at = self._far_at = float("-inf")
+        self._unanswered: dict[str, list[int]] = {}
+        """peer -> chunks that came from it and that it was not told of yet"""
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._for_source or self._near or self._far)
+
+    def came_from(self, sender: str, chunk: int) -> list[int]:
+        """`chunk` is held now, and came from `sender`: what to tell `sender` at once, if anything."""
+        waiting = self._unanswered.setdefault(sender, [])
+        waiting.append(chunk)
+        if len(waiting) < ANSWER_AFTER:
+            return []
+        return self._unanswered.pop(sender)
+
+    def due(self, session: Session, now: float, linked: Container[str]) -> list[tuple[list[str], list[int]]]:
+        """(peers, chunks to tell them of), some 20 times a second. `linked`: those that can be told anything."""
+        places, source, complete = session.places, session.source, session.complete
+        out: list[tuple[list[str], list[int]]] = []
+        news = session.news()
+        if source is not None and source in linked:
+            self._for_source += news
+            if self._for_source and (_at_once(places) or complete or now >= self._source_at):
+                out.append(([source], self._for_source))
+                self._for_source, self._source_at = [], now + QUIET_NEWS_S
+                if not _at_once(places):
+                    self._unanswered.pop(source, None)
+        self._near += news
+        if self._near and (complete or now >= self._near_at):
+            others = [p for p in session.peers() if p != source and p in linked]
+            near = others if places is None else [p for p in others if places.near(p)]
+            self._tell(near, self._near, out)
+            if places is not None:
+                self._far += self._near
+            if source is not None and _at_once(places):
+                self._unanswered.pop(source, None)
+            self._near, self._near_at = [], now + GOSSIP_S * max(1.0, len(others) / MESH)
+        if self._far and (complete or now >= self._far_at):
+            far = [p for p in session.peers() if p != source and p in linked and not (places is None or places.near(p))]
+            self._tell(far, self._far, out)
+            self._far, self._far_at = [], now + GOSSIP_S * FAR_NEWS
+        return out
+
+    def _tell(self, peers: list[str], chunks: list[int], out: list[tuple[list[str], list[int]]]) -> None:
+        if peers:
+            out.append((peers, chunks))
+        for peer in peers:
+            self._unanswered.pop(peer, None)
+
+
+def _at_once(places: Places | None) -> bool:
+    return places is None or places.witness

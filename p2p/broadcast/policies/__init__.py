@@ -1,0 +1,1 @@
+"""Who pushes which chunk to whom: the port and its adapters. Pure."""

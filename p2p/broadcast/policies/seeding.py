@@ -1,0 +1,324 @@
+"""The default policy at the source: each chunk goes to one distributor, and what uplink is left helps them.
+
+Pure; see `policy`. The scheme is Mutualcast's (Li, Chou, Zhang 2005): a peer is handed as many chunks as it has room for,
+so strong uplinks take more with no rate configured. How much room a peer has follows from how long its chunks take to
+reach everybody (Little's law), which its receivers tell, not the peer itself. When no distributor has room, the source
+distributes the next chunk itself; when all chunks are handed out, it takes over those that their distributors would be
+through with last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from p2p.broadcast.chunkset import ChunkSet
+from p2p.broadcast.peer_groups import EVERYWHERE
+from p2p.broadcast.policies.port import Policy, Push
+from p2p.broadcast.policies.relaying import Queues
+
+if TYPE_CHECKING:
+    from p2p.broadcast.session import Session
+
+BACKLOG_S = 1.2
+"""Work that a distributor is given ahead. Less leaves uplinks idle while news travels, more leaves the slow ones at work
+alone in the end."""
+
+FIRST_WINDOW, MIN_WINDOW = 4.0, 2.0
+"""Chunks out at a distributor of which nothing is known yet; and at the least."""
+
+TAKE_OVER_S = 0.05
+"""Taken over is only what its distributor comes to so much later than it can be told: anything sooner may be on its way."""
+
+BEGUN_S, AHEAD = 0.3, 2.0
+"""What its distributor is at already is taken over when that would take it longer than the first, and the second times as long as
+the source."""
+
+MAX_TRANSIT_S = 2.0
+"""The longest way to a distributor that its window makes up for."""
+
+HELP_AFTER_S = 0.3
+"""The source sends each chunk once, and nothing else, for so long: a version that is everywhere by then is not worth more of the
+learner's egress, which costs money."""
+
+STRAGGLERS = 4
+"""A chunk is spread when all but one in so many have it: the last word may come from a peer whose own uplink is full."""
+
+OUTSTANDING = 1.5
+"""Chunks that some peer still lacks, spread ones included, for each chunk of the window: more and it is a slow connection that
+holds them up, not a late word."""
+
+OWN_WAITING = 4
+"""The source takes no other chunk to distribute itself while so many wait for one peer: that peer, often one that is seeded much,
+would get them last of all."""
+
+RATE_S = 0.5
+"""The pace of a distributor is measured over so long."""
+
+OVERDUE_S = 3.0
+"""A chunk that has not reached everybody after so long (and three times what is usual) is sent by the source itself."""
+
+SPARED_S = 2.0
+"""A distributor with an overdue chunk is given no other for so long, doubled each time."""
+
+
+@dataclass(slots=True)
+class _Out:
+    """A chunk at its distributor."""
+
+    to: str
+    at: float
+    ahead: int
+    """chunks out there when it was handed over, itself included"""
+    lacking: int
+    """peers that count and do not have it"""
+    spread: bool = False
+    """nearly all have it: its distributor is through with it, as far as can be told"""
+
+
+@dataclass(slots=True)
+class _Distributor:
+    window: float = 0.0
+    """chunks that may be out there at once; 0 until it is first looked at"""
+    out: dict[int, None] = field(default_factory=dict)
+    """chunks, in the order in which they were handed over"""
+    busy: int = 0
+    """those of them that are not yet spread"""
+    transit_s: float = 0.0
+    """from handing over a chunk to its answer, averaged over the last few"""
+    copies: int = 0
+    rate: float = 0.0
+    """copies a second that it delivers while it has work"""
+    since: float = 0.0
+    before: int = 0
+    spared_until: float = float("-inf")
+    strikes: int = 0
+
+
+class Seeding(Policy):
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._unseeded = ChunkSet()
+        self._out: dict[int, _Out] = {}
+        self._peers: dict[str, _Distributor] = {}
+        self._own = Queues(session)
+        self._began: float | None = None
+        self._relieved: list[tuple[str, int]] = []
+        self._lagging: frozenset[str] = frozenset()
+
+    # --- facts -------------------------------------------------------------------------------------------------------
+
+    def joined(self, peer: str, now: float) -> None:
+        self._peers[peer] = _Distributor(since=now)
+        for chunk, out in self._out.items():
+            out.lacking += self._lacks(peer, chunk)
+
+    def _lacks(self, peer: str, chunk: int) -> bool:
+        return peer not in self._lagging and not self.session.peer_holds(peer, chunk)
+
+    def left(self, peer: str, now: float) -> None:
+        gone = self._peers.pop(peer, None)
+        self._own.drop(peer)
+        if gone is None:
+            return
+        for chunk in gone.out:
+            del self._out[chunk]
+            if not self.session.anyone_holds(chunk):
+                self._unseeded.add(chunk)
+            else:
+                self._distribute(chunk)
+        self._recount(now)
+
+    def _recount(self, now: float) -> None:
+        for chunk, out in list(self._out.items()):
+            out.lacking = sum(self._lacks(p, chunk) for p in self._peers)
+            if not out.lacking:
+                self._done(chunk, out)
+
+    def has(self, peer: str, chunk: int, now: float) -> None:
+        self._own.settle(peer, chunk)
+        out = self._out.get(chunk)
+        if out is None or peer in self._lagging:
+            return
+        owner = self._peers[out.to]
+        if peer == out.to:
+            took = min(now - out.at, MAX_TRANSIT_S)
+            owner.transit_s += (took - owner.transit_s) / 4 if owner.transit_s else took
+        else:
+            owner.copies += 1
+        out.lacking -= 1
+        if out.lacking <= len(self._peers) // STRAGGLERS and not out.spread:
+            self._spread(out, owner, now)
+        if out.lacking <= 0:
+            self._done(chunk, out)
+
+    def held(self, chunk: int, *, seed: int, now: float) -> None:
+        self._unseeded.add(chunk)
+
+    def unseed(self, chunk: int) -> None:
+        """Nobody has this chunk after all."""
+        out = self._out.get(chunk)
+        if out is not None:
+            self._done(chunk, out)
+        self._unseeded.add(chunk)
+
+    def _spread(self, out: _Out, owner: _Distributor, now: float) -> None:
+        out.spread = True
+        owner.busy -= 1
+        took, target = max(now - out.at, 1e-3), BACKLOG_S + owner.transit_s
+        window = self._window(out.to, owner)
+        fits = min(out.ahead * target / took, 2 * window)
+        owner.window = max(MIN_WINDOW, window + (fits - window) / max(2.0, window / 2))
+        owner.strikes = 0
+        self.session.memory[out.to] = self._to_bytes(owner.window)
+
+    def _done(self, chunk: int, out: _Out) -> None:
+        del self._out[chunk]
+        owner = self._peers[out.to]
+        del owner.out[chunk]
+        owner.busy -= not out.spread
+
+    def _copies(self) -> int:
+        return max(1, len(self._peers) - 1)
+
+    def _to_bytes(self, window: float) -> float:
+        return window * self._copies() * self.session.chunk_bytes
+
+    def _window(self, peer: str, d: _Distributor) -> float:
+        if not d.window:
+            remembered = self.session.memory.get(peer)
+            of_old = 0.0 if remembered is None else remembered / (self._copies() * self.session.chunk_bytes)
+            d.window = max(MIN_WINDOW, of_old) if of_old else FIRST_WINDOW
+        return d.window
+
+    def _rate(self, peer: str, d: _Distributor) -> float:
+        return d.rate or self._window(peer, d) * self._copies() / BACKLOG_S
+
+    def tick(self, now: float) -> None:
+        if self._lagging != self.session.lagging:
+            self._lagging = frozenset(self.session.lagging)
+            self._recount(now)
+        for chunk, out in list(self._out.items()):  # oldest first
+            owner = self._peers[out.to]
+            if now - out.at < max(OVERDUE_S, 3 * (BACKLOG_S + owner.transit_s)):
+                break
+            self._give_up(chunk, out, owner, now)
+        for d in self._peers.values():
+            if not d.out:
+                d.since, d.before = now, d.copies
+            elif now - d.since >= RATE_S:
+                rate = (d.copies - d.before) / (now - d.since)
+                d.rate = rate if not d.rate else (d.rate + rate) / 2
+                d.since, d.before = now, d.copies
+
+    def _give_up(self, chunk: int, out: _Out, owner: _Distributor, now: float) -> None:
+        self._done(chunk, out)
+        self._relieved.append((out.to, chunk))
+        self._distribute(chunk)
+        if now >= owner.spared_until:
+            owner.spared_until = now + SPARED_S * 2**owner.strikes
+            owner.strikes = min(owner.strikes + 1, 6)
+            owner.window = max(MIN_WINDOW, self._window(out.to, owner) / 2)
+
+    def relieved(self) -> list[tuple[str, int]]:
+        relieved, self._relieved = self._relieved, []
+        return relieved
+
+    def claim(self, peer: str, chunk: int, now: float) -> int:
+        """A chunk that nobody was given yet makes who asked for it its distributor."""
+        if chunk in self._unseeded and peer in self._peers:
+            self._seeded(peer, chunk, now)
+            return EVERYWHERE
+        return 0
+
+    # --- decisions ---------------------------------------------------------------------------------------------------
+
+    def push(self, ready: Sequence[str], now: float) -> Push | None:
+        seed = self.seed(ready, now)
+        if seed is not None:
+            return seed
+        found = self._own.next(ready)
+        while found is None and self._own.longest() < OWN_WAITING:
+            chunk = self._own_chunk(now)
+            if chunk is None:
+                return None
+            lacked = self._distribute(chunk)
+            found = self._own.next(ready)
+            if lacked:
+                break
+        return None if found is None else (*found, 0)
+
+    def seed(self, ready: Sequence[str], now: float) -> Push | None:
+        """A chunk that nobody has, for the distributor with most room."""
+        if not len(self._unseeded):
+            return None
+        session = self.session
+        loads = []
+        for place, peer in enumerate(ready):
+            d = self._peers.get(peer)
+            if d is None or peer in self._lagging or now < d.spared_until:
+                continue
+            load = max(d.busy, len(d.out) / OUTSTANDING) / self._window(peer, d)
+            if load < 1.0:
+                loads.append((load, place, peer))
+        for _, _, peer in sorted(loads):
+            chunk = session.lowest_of(self._unseeded, peer)
+            if chunk is not None:  # else it has them all, or says so
+                self._seeded(peer, chunk, now)
+                return peer, chunk, EVERYWHERE
+        return None
+
+    def _seeded(self, peer: str, chunk: int, now: float) -> None:
+        self._began = now if self._began is None else self._began
+        self._unseeded.discard(chunk)
+        d = self._peers[peer]
+        d.out[chunk] = None
+        d.busy += 1
+        lacking = sum(self._lacks(p, chunk) for p in self._peers)
+        self._out[chunk] = _Out(peer, now, d.busy, lacking)
+
+    def _distribute(self, chunk: int) -> int:
+        """The source sends this chunk to everyone who lacks it, itself. How many those are."""
+        self._unseeded.discard(chunk)
+        lacking = [peer for peer in self._peers if self.session.lacks(peer, chunk)]
+        for peer in lacking:
+            self._own.add(peer, chunk)
+        return len(lacking)
+
+    def _own_chunk(self, now: float) -> int | None:
+        """What the source distributes next itself: the first that no distributor has room for, else the one that its
+        distributor would come to last."""
+        if self._began is None:
+            self._began = now
+        if now - self._began < HELP_AFTER_S:
+            return None
+        if len(self._unseeded):
+            return self._unseeded.lowest_not_in(ChunkSet())
+        if self.session.total is None:
+            return None  # more is being made, and nobody is overburdened with what there is so far
+        return self._take_over()
+
+    def _take_over(self) -> int | None:
+        """The chunk that its distributor would be through with last, if that is late enough."""
+        latest, chosen = 0.0, None
+        pace = self.session.pace / self.session.chunk_bytes
+        for peer, d in self._peers.items():
+            if not d.out:
+                continue
+            rate = self._rate(peer, d)
+            *before, last = d.out
+            ahead = sum(self._out[c].lacking for c in before)
+            lacking = self._out[last].lacking
+            start, finish = (((ahead + more) / rate if rate > 0 else 1e9) - d.transit_s for more in (0, lacking))
+            begun = start <= TAKE_OVER_S
+            if begun and not (pace and finish > max(BEGUN_S, AHEAD * lacking / pace)):
+                continue
+            if finish > latest:
+                latest, chosen = finish, last
+        if chosen is None:
+            return None
+        out = self._out[chosen]
+        self._done(chosen, out)
+        self._relieved.append((out.to, chosen))
+        return chosen

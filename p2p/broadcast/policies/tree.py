@@ -1,0 +1,140 @@
+"""A chunk's way from group to group: which copies one peer sends for it, and what each receiver is to do with its own. Pure.
+
+A chunk's distributor brings it to all groups; whoever it hands it to in another group brings it on to half of those that
+are left, and so on (a binomial tree over the groups), and relays it to its own group. Copies from which most follows leave
+first. Each group gets one copy from outside. Where groups share a LAN, the tree is over sites first, then within each: a
+chunk crosses into a site once.
+
+Must not know why a chunk is here, nor what its own group gets: see `relaying`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from p2p.broadcast.peer_groups import Places, duty_of
+
+if TYPE_CHECKING:
+    from p2p.broadcast.session import Session
+
+Errand = tuple[int, tuple[int, ...]]
+"""A chunk, and the groups that the receiver brings it to."""
+
+RECENT_S = 2.0
+"""What a peer was handed so shortly before it left is handed to another: it may not have brought it on."""
+
+
+class Spanning:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._queues: dict[str, deque[Errand]] = {}
+        self._given: deque[tuple[float, str, Errand]] = deque()
+        self._strays: list[Errand] = []
+        """for groups in which nobody is known, until we are told of somebody"""
+        self._known: tuple[Places | None, dict[int, list[str]]] = (None, {})
+
+    def bring(self, chunk: int, groups: Sequence[int], places: Places) -> None:
+        """This peer is to see to it that `groups` get `chunk`, its own aside."""
+        sites: dict[int, list[int]] = {}
+        for group in groups:
+            if group != places.group:
+                sites.setdefault(places.sites[group], []).append(group)
+        own = sites.pop(places.sites[places.group], []) if places.group >= 0 else []
+        # Each peer starts behind its own site, so that none is always served last.
+        mine = places.sites[places.group] if places.group >= 0 else 0
+        self._bring(chunk, [sites[s] for s in sorted(sites, key=lambda s: (s <= mine, s))], places)
+        self._bring(chunk, [[group] for group in own], places)
+
+    def _bring(self, chunk: int, units: list[list[int]], places: Places) -> None:
+        """`units`: groups that get one copy from here."""
+        # Whoever stands in for our lane would bring the chunk on in its own, which has enough to relay: so it gets it as a leaf,
+        # from one of ours each.
+        leaves = [unit for unit in units if places.stand_ins.issuperset(unit)]
+        errands = self._split(chunk, [unit for unit in units if not places.stand_ins.issuperset(unit)], places)
+        takers = [groups for _, groups in errands for _ in groups]
+        for nth, groups in enumerate(takers, 1):
+            groups += [group for leaf in leaves[nth :: len(takers) + 1] for group in leaf]
+        for leaf in leaves[:: len(takers) + 1]:
+            errands += self._split(chunk, [leaf], places)
+        for peer, groups in errands:
+            self._queues.setdefault(peer, deque()).append((chunk, tuple(groups)))
+
+    def _split(self, chunk: int, rest: list[list[int]], places: Places) -> list[tuple[str, list[int]]]:
+        """A binomial tree over `rest`: whom to hand the chunk, and the groups that each brings it to."""
+        errands: list[tuple[str, list[int]]] = []
+        strays: list[int] = []
+        while rest:
+            half = len(rest) // 2
+            part, rest = rest[half:], rest[:half]
+            while part:
+                linked = [p for group in part[0] for p in self._linked(places).get(group, ()) if self._session.takes_part(p)]
+                if not linked:
+                    strays += part.pop(0)
+                    continue
+                entry = self._best(linked, chunk)
+                if entry is not None:
+                    errands.append((entry, [group for unit in part for group in unit]))
+                    break
+                del part[0]  # whom we know there has it
+        # We know nobody there; somebody else of our own group may.
+        if strays:
+            neighbour = self._best(self._linked(places).get(places.group, ()), chunk)
+            if neighbour is not None:
+                errands.append((neighbour, strays))
+            else:
+                self._strays.append((chunk, tuple(strays)))
+        return errands
+
+    def _best(self, peers: Sequence[str], chunk: int) -> str | None:
+        """Of those that lack `chunk`, the one with least to do for us; one that lags only if there is no other."""
+        session, queues = self._session, self._queues
+        able = [p for p in peers if session.lacks(p, chunk)]
+        return min(able, key=lambda p: (p in session.lagging, len(queues.get(p, ()))), default=None)
+
+    def _linked(self, places: Places) -> dict[int, list[str]]:
+        """The peers that we are linked to, by group."""
+        if places is not self._known[0]:
+            by_group: dict[int, list[str]] = {}
+            for peer, group in places.groups.items():
+                if peer != self._session.me:
+                    by_group.setdefault(group, []).append(peer)
+            self._known = places, by_group
+        return self._known[1]
+
+    def left(self, peer: str, now: float, places: Places) -> None:
+        """What waits for `peer`, and what it may not have brought on, goes another way."""
+        again = list(self._queues.pop(peer, ()))
+        again += [errand for at, to, errand in self._given if to == peer and now - at <= RECENT_S]
+        for chunk, groups in again:
+            self.bring(chunk, groups, places)
+
+    def next(self, ready: Sequence[str], now: float, places: Places) -> tuple[str, int, int] | None:
+        """Peer, chunk and duty: the errand that goes to most groups, of those that can leave now."""
+        if self._strays and places is not self._known[0]:
+            strays, self._strays = self._strays, []
+            for chunk, groups in strays:
+                self.bring(chunk, groups, places)
+        if not self._queues:
+            return None
+        session = self._session
+        while True:
+            best, most = None, 0
+            for peer in ready:
+                queue = self._queues.get(peer)
+                if queue and len(queue[0][1]) > most:
+                    best, most = peer, len(queue[0][1])
+            if best is None:
+                return None
+            queue = self._queues[best]
+            chunk, groups = queue.popleft()
+            if not queue:
+                del self._queues[best]
+            if session.lacks(best, chunk):
+                while self._given and now - self._given[0][0] > RECENT_S:
+                    self._given.popleft()
+                self._given.append((now, best, (chunk, groups)))
+                return best, chunk, duty_of(groups)
+            # It got it from elsewhere; the other groups still wait.
+            self.bring(chunk, [g for g in groups if g != places.groups.get(best)], places)

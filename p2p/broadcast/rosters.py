@@ -1,0 +1,91 @@
+"""Whom the head tells each node to link with: everybody, or in a large swarm, or one with sites, its neighbours in the grid.
+
+The head's half of `broadcast.groups`. Must not know manifests, nor who dials whom (`peering`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from p2p.broadcast.exchange import Exchange
+from p2p.broadcast.peer_groups import MAX_GROUPS, MESH, Grid, Places
+from p2p.errors import Refusal
+from p2p.membership.links import Link
+from p2p.protocol.messages import Grouping, Member, Placed, make_roster
+
+
+class Rosters:
+    """`links`: the nodes that are here, kept by the owner. `mesh`: as in `Grid`.
+
+    Up to `mesh` nodes without sites are all told of each other, at once, with every node that comes or goes. Beyond, a node is
+    told only when its own neighbours change, and the owner's timer (`flush`) sends it: a thousand nodes that come one by one
+    must not cost a million messages.
+    """
+
+    def __init__(self, exchange: Exchange, links: Mapping[str, Link], *, epoch: int, mesh: int = MESH) -> None:
+        self._exchange, self._links, self._epoch = exchange, links, epoch
+        self.grid = Grid(mesh=mesh)
+        self.extra: list[Member] = []
+        """listed to everybody beside those who are here"""
+        self.apart: set[str] = set()
+        """nobody's neighbours but ours: not listed, and told of nobody"""
+        self._told: dict[str, tuple[Link, tuple[Member, ...], Grouping]] = {}
+        self._stale = False
+
+    def changed(self) -> None:
+        """A node came or went."""
+        for peer in [p for p in self.grid if p not in self._links]:
+            self.grid.remove(peer)
+            self._told.pop(peer, None)
+        for peer, link in self._links.items():
+            if peer not in self.apart:
+                self.grid.add(peer, link.site)
+        self._stale = True
+        if len(self.grid) <= self.grid.mesh:
+            self.flush()
+
+    def flush(self) -> None:
+        """Tell whom it concerns."""
+        if not self._stale:
+            return
+        self._stale = False
+        self._exchange.arrange(self.grid.source_places())
+        # One whose link is just coming up has no place yet: its own `changed` follows.
+        here = [link for link in self._links.values() if link.peer in self.grid]
+        members = {link.peer: Member(link.peer, link.addresses, link.name) for link in here}
+        for link in here:
+            self._tell(link, members)
+
+    def _tell(self, link: Link, members: Mapping[str, Member]) -> None:
+        places = self.grid.places(link.peer)
+        listed: Collection[str] = members if places is None else places.groups
+        roster, grouping = tuple(members[p] for p in listed if p in members), grouping_of(places)
+        before = self._told.get(link.peer)
+        if places is not None and before is not None and before[0] is link and before[1:] == (roster, grouping):
+            return
+        if places is not None or (before is not None and before[2] != grouping):
+            # Of those who are here: one that only lost us may need every link it has.
+            apart = [m.peer for m in before[1] if m.peer in self.grid and m.peer not in listed] if before is not None else []
+            link.post(replace(grouping, apart=tuple(apart)))
+        link.post(make_roster(self._epoch, [*roster, *self.extra]))
+        self._told[link.peer] = link, roster, grouping
+
+
+def grouping_of(places: Places | None) -> Grouping:
+    """What a node is told of its place."""
+    if places is None:
+        return Grouping(0, (), True, ())
+    peers = tuple(Placed(p, g) for p, g in places.groups.items())
+    return Grouping(places.group, places.sites, places.witness, peers, tuple(sorted(places.stand_ins)))
+
+
+def places_of(message: Grouping) -> Places | None:
+    """What a node was told of its place. Refusal for groups that there are not."""
+    if not message.sites:
+        return None
+    count = len(message.sites)
+    if count > MAX_GROUPS or max(message.group, *(p.group for p in message.peers), *message.stand_ins, 0) >= count:
+        raise Refusal(f"{count} groups, the receiver in group {message.group}", fatal=True)
+    groups = {p.peer: p.group for p in message.peers}
+    return Places(message.group, groups, message.sites, message.witness, frozenset(message.stand_ins))

@@ -1,0 +1,130 @@
+"""What an exchange keeps of one manifest (`Spread`) and of one peer next to it (`Neighbour`). No I/O of its own.
+
+Must not know who decides: the session does, the exchange carries it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from p2p.broadcast.gossip import News
+from p2p.broadcast.session import Session
+from p2p.channel.port import Channel
+from p2p.errors import Refusal
+from p2p.limits import KIB, MIB
+from p2p.protocol.messages import Have
+from p2p.weights.manifest import Manifest
+
+PARTS_PER_MESSAGE = 512 * KIB
+"""Bytes of manifest parts per message, below MAX_FRAME with room for the envelope. A longer part travels alone."""
+
+HAVE_BATCH = 32_768
+"""Chunk numbers in one Have, below the limit on list lengths; an anchor of a large model has more chunks than that."""
+
+ASK_PARTS_S = (1.0, 8.0)
+"""From one request for missing records to the next: doubled each time up to the second, while nothing comes."""
+
+
+@dataclass
+class Traffic:
+    """Chunk payload bytes of one manifest, counted at this peer."""
+
+    sent: int = 0
+    from_head: int = 0
+    from_peers: int = 0
+    duplicates: int = 0
+    first_at: float = 0.0
+    done_at: float = 0.0
+
+
+@dataclass
+class Spread:
+    """One manifest here: its proof, its session, its traffic, and an event that is replaced at every change."""
+
+    manifest: Manifest
+    session: Session
+    traffic: Traffic
+    wanted: bool
+    """this peer takes part (a header alone is only remembered)"""
+    changed: trio.Event = field(default_factory=trio.Event)
+    news: News = field(default_factory=News)
+    asked_parts_at: float = -1e9
+    ask_parts_after: float = ASK_PARTS_S[0]
+
+    def wake(self) -> None:
+        self.changed.set()
+        self.changed = trio.Event()
+
+MEASURED_S = 10.0
+"""After the last chunk that went to a neighbour its path is looked at for so long, and while anything is under way to it.
+Control messages alone say nothing of the uplink, and a look at a thousand neighbours is a thousand system calls."""
+
+
+class Neighbour:
+    """A neighbour: `post` queues control messages without waiting, `bulk` carries chunks."""
+
+    def __init__(self, name: str, post: Callable[[object], None], bulk: Channel, now: float) -> None:
+        self.name, self.post, self.bulk = name, post, bulk
+        self.following = False
+        self.parts_sent: set[tuple[bytes, int]] = set()
+        self.answered: dict[bytes, float] = {}
+        """manifest id -> from when on this neighbour is sent all parts of it again"""
+        self.greeted: set[bytes] = set()
+        """manifests this neighbour was told our chunks of, in answer to its own Subscribe"""
+        self.refusals = 0
+        self.job: tuple[Spread, int, int] | None = None
+        """chunk that is being handed to the bulk channel, which has room for another one when this is done"""
+        self.measured_until = now + MEASURED_S
+        """its path is looked at until then"""
+        self.smoothed = 1.0
+        """bytes/s that its connection was last told to keep to"""
+        self.wake = trio.Event()
+        self.scope = trio.CancelScope()
+        self.since = now
+
+    def post_have(self, mid: bytes, chunks: Sequence[int]) -> None:
+        """Tell it that these chunks are held here; of none, that this peer takes part."""
+        for start in range(0, max(len(chunks), 1), HAVE_BATCH):
+            self.post(Have(mid, tuple(chunks[start : start + HAVE_BATCH])))
+
+    def forget_sent(self, mid: bytes) -> None:
+        """It may not have the parts of this manifest any more: the next chunk is proven anew."""
+        self.parts_sent = {(m, s) for m, s in self.parts_sent if m != mid}
+
+    def forget(self, mid: bytes) -> None:
+        """The manifest is dropped here."""
+        self.forget_sent(mid)
+        self.answered.pop(mid, None)
+        self.greeted.discard(mid)
+
+
+def batches(parts: Iterable[bytes]) -> Iterator[tuple[bytes, ...]]:
+    """The parts in order, as many at a time as go into one message."""
+    batch: list[bytes] = []
+    size = 0
+    for part in parts:
+        if batch and size + len(part) > PARTS_PER_MESSAGE:
+            yield tuple(batch)
+            batch, size = [], 0
+        batch.append(part)
+        size += len(part)
+    if batch:
+        yield tuple(batch)
+
+
+def bitmap(chunks: set[int]) -> bytes:
+    """Bit i of byte i//8 is set for every chunk i."""
+    out = bytearray((max(chunks) >> 3) + 1 if chunks else 0)
+    for chunk in chunks:
+        out[chunk >> 3] |= 1 << (chunk & 7)
+    return bytes(out)
+
+
+def members(bits: bytes) -> list[int]:
+    """Inverse of `bitmap`. Refusal over one MiB (it is bounded by the frame already)."""
+    if len(bits) > MIB:
+        raise Refusal("bitmap too long", fatal=True)
+    return [8 * i + bit for i, byte in enumerate(bits) if byte for bit in range(8) if byte >> bit & 1]

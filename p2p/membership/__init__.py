@@ -1,0 +1,1 @@
+"""Who is in the swarm: tickets, admission, bans, handshakes and live links."""

@@ -1,0 +1,79 @@
+"""Who may come in, and with what proof: tickets, memberships, revocations, peers to keep away from.
+
+No I/O; both clocks are passed in (`wall` for what is signed, `now` for how long a peer is shunned). Must not know
+channels or links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from p2p.errors import Refusal
+from p2p.identity import Identity, public_key_of
+from p2p.limits import PROTOCOL_VERSION
+from p2p.membership.admission import Membership, check_membership, check_ticket, sign_membership
+from p2p.membership.banlist import Shunned
+from p2p.protocol.messages import Hello
+
+MAX_ADDRESSES, MAX_ADDRESS, MAX_NAME = 16, 256, 128
+"""What a peer may say of itself. All of it goes into the roster, which must fit a frame."""
+
+MEMBERSHIP_S = 7 * 24 * 3600
+"""A membership outlives a learner's restart; the epoch in it tells which learner gave it."""
+
+
+class Gate:
+    """One peer's side of admission. `membership` is what it shows to others (the head shows none); `epoch` is the newest
+    it knows of."""
+
+    def __init__(self, identity: Identity, *, run: str, head: str, wall: Callable[[], float], membership: bytes = b"") -> None:
+        self._identity, self._wall = identity, wall
+        self.run_id, self.head, self.head_key = run, head, public_key_of(head)
+        self.is_head = identity.peer_id == head
+        self.membership, self.epoch = membership, 0
+        self.revoked: set[str] = set()
+        self.shunned = Shunned()
+
+    def admit(self, peer: str, hello: Hello, now: float) -> bytes:
+        """The proof to answer a hello with. Refusal when this peer has no place here."""
+        if hello.protocol != PROTOCOL_VERSION:
+            raise Refusal(f"it speaks protocol {hello.protocol}, this is {PROTOCOL_VERSION}", peer=peer, fatal=True)
+        if hello.run != self.run_id:
+            raise Refusal(f"it wants run {hello.run}, this is run {self.run_id}", peer=peer, fatal=True)
+        if peer in self.revoked:
+            raise Refusal("its membership was revoked", peer=peer, fatal=True)
+        if self.shunned.holds(peer, now):
+            raise Refusal("it was dropped a short while ago for what it sent", peer=peer)
+        if len(hello.addresses) > MAX_ADDRESSES or len(hello.name) > MAX_NAME or len(hello.agent) > MAX_NAME:
+            raise Refusal("its hello says too much: names or addresses over the limit", peer=peer, fatal=True)
+        if any(len(address) > MAX_ADDRESS for address in hello.addresses):
+            raise Refusal(f"an address of more than {MAX_ADDRESS} characters", peer=peer, fatal=True)
+        if not self.is_head:
+            self.check(hello.membership, peer)
+            return self.membership
+        try:
+            self.check(hello.membership, peer)
+        except Refusal as stale:
+            try:
+                check_ticket(hello.ticket, head=self.head, run=self.run_id, now=self._wall(), peer=peer)
+            except Refusal as refusal:
+                raise Refusal(refusal.reason if hello.ticket else stale.reason, peer=peer, fatal=True) from None
+        return self.grant(peer)
+
+    def check(self, membership: bytes, peer: str) -> Membership:
+        """`membership` read and proven to be the head's, for `peer`, of this run, in time. Refusal otherwise."""
+        # One epoch back is fine: a neighbour may not have heard of the learner's restart yet.
+        floor = 0 if self.is_head else max(0, self.epoch - 1)
+        return check_membership(
+            membership, head_key=self.head_key, run=self.run_id, peer=peer, now=self._wall(), min_epoch=floor
+        )
+
+    def grant(self, peer: str) -> bytes:
+        """A fresh membership for `peer`, signed. The head's."""
+        expires = int(self._wall()) + MEMBERSHIP_S
+        return sign_membership(self._identity, Membership(self.run_id, self.epoch, peer, expires))
+
+    def due(self, proven: float) -> bool:
+        """Whether a membership granted at wall time `proven` is past half its life (or the clock was set back behind it,
+        which would put its renewal off for ever)."""
+        return not 0 <= self._wall() - proven < MEMBERSHIP_S / 2

@@ -1,0 +1,213 @@
+"""Live neighbours: two channels each, the queue of control messages that wait for it, and the tasks that read and write.
+
+Must not know who posts what, or how a link came about: `p2p.membership.peering` starts one when its handshakes are over. A
+link is down
+when either channel closes, and then both close.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import trio
+
+from p2p.channel.port import Channel
+from p2p.errors import ChannelClosed, Refusal, first_of
+from p2p.limits import MIB
+from p2p.protocol.messages import Renewal
+from p2p.protocol.wire import decode, encode
+
+log = logging.getLogger("shoal.peering")
+
+OUTBOX = 8192
+"""Control messages that may wait for one peer. A peer that lets more pile up is not draining and is dropped."""
+
+OUTBOX_BYTES = 64 * MIB
+"""The same limit in bytes: answers can be as large as a frame, and who asks for many reads few."""
+
+
+MAX_REASON = 500
+"""Characters of a refusal's reason that a peer is told: it may quote what the peer itself sent."""
+
+
+@dataclass
+class Link:
+    """A live neighbour."""
+
+    peer: str
+    name: str
+    addresses: tuple[str, ...]
+    control: Channel
+    bulk: Channel
+    outbox: trio.MemorySendChannel[bytes] = field(repr=False)
+    site: str = ""
+    """what the peer said of itself when it opened the link"""
+    proven: float = 0.0
+    """wall time at which the head gave this peer its membership (at the head only)"""
+    closing: str = ""
+    queued: int = 0
+    """bytes in the outbox"""
+    doomed: trio.Event = field(default_factory=trio.Event, repr=False)
+    """set when the link must close although its writer may be stuck"""
+
+    def post(self, message: object) -> None:
+        """Queue a control message without waiting; never raises. A link that is closing drops it; one whose peer does
+        not drain closes."""
+        try:
+            data = encode(message)
+        except ValueError as error:  # too long for a frame: a limit of ours is wrong, and no reason to end the caller
+            log.error("cannot send to %s: %s", self.peer, error)
+            return
+        try:
+            if self.queued + len(data) > OUTBOX_BYTES:
+                raise trio.WouldBlock
+            self.outbox.send_nowait(data)
+            self.queued += len(data)
+        except trio.WouldBlock:
+            self.closing = self.closing or f"{self.queued} bytes of control messages pile up unread"
+            self.doomed.set()
+        except (trio.ClosedResourceError, trio.BrokenResourceError):
+            pass
+
+
+class LinkTasks:
+    """The links of one peer and their tasks. The callbacks run in the link's own tasks and may await.
+
+    `on_up(link)`, `on_down(link, reason)`, `on_message(link, message)`, `on_refusal(peer, refusal)`; `renewed(link, message)`
+    takes a new membership, or raises a Refusal.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_up: Callable[[Link], Awaitable[None]],
+        on_down: Callable[[Link, str], Awaitable[None]],
+        on_message: Callable[[Link, object], Awaitable[None]],
+        on_refusal: Callable[[str, Refusal], Awaitable[None]],
+        renewed: Callable[[Link, Renewal], None],
+    ) -> None:
+        self._on_up, self._on_down, self._on_message, self._on_refusal = on_up, on_down, on_message, on_refusal
+        self._renewed = renewed
+        self.links: dict[str, Link] = {}
+        """by peer"""
+
+    async def start(
+        self,
+        nursery: trio.Nursery,
+        peer: str,
+        name: str,
+        addresses: tuple[str, ...],
+        control: Channel,
+        bulk: Channel,
+        *,
+        site: str,
+        proven: float,
+    ) -> Link:
+        """A link over these channels, once `on_up` has heard of it; in place of another one to that peer, which is closed."""
+        outbox, outgoing = trio.open_memory_channel[bytes](OUTBOX)
+        link = Link(peer, name, addresses, control, bulk, outbox, site, proven=proven)
+        # In place before the old one is closed, which takes a while: a third link must see this one.
+        old, self.links[peer] = self.links.get(peer), link
+        if old is not None:
+            await self._close_link(old, "replaced by a newer link")
+        up = trio.Event()
+        nursery.start_soon(self._serve, link, outgoing, up)
+        await up.wait()
+        return link
+
+    async def _serve(self, link: Link, outgoing: trio.MemoryReceiveChannel[bytes], up: trio.Event) -> None:
+        reason = "closed"
+        try:
+            if self.links.get(link.peer) is not link:
+                raise ChannelClosed(link.closing or "replaced by a newer link")
+            await self._guarded(link, "its arrival", self._on_up(link))
+            up.set()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._write, link, outgoing)
+                nursery.start_soon(self._read, link, link.bulk)
+                nursery.start_soon(self._until_doomed, link)
+                await self._read(link, link.control)
+        except* ChannelClosed as group:
+            reason = link.closing or str(first_of(group))
+        except* Refusal as group:
+            reason = link.closing or str(first_of(group))
+        finally:
+            up.set()
+            if self.links.get(link.peer) is link:
+                del self.links[link.peer]
+            link.outbox.close()
+            with trio.CancelScope(shield=True):
+                await link.control.aclose(reason)
+                await link.bulk.aclose(reason)
+                await self._on_down(link, reason)
+
+    async def _write(self, link: Link, outgoing: trio.MemoryReceiveChannel[bytes]) -> None:
+        async with outgoing:
+            async for data in outgoing:
+                await link.control.send(data)
+                link.queued -= len(data)
+        raise ChannelClosed(link.closing or "closed here")
+
+    @staticmethod
+    async def _until_doomed(link: Link) -> None:
+        await link.doomed.wait()
+        raise ChannelClosed(link.closing)
+
+    async def _read(self, link: Link, channel: Channel) -> None:
+        while True:
+            try:
+                message = decode(await channel.receive())
+            except ChannelClosed as closed:
+                refusal = _refused_below(closed, link.peer)
+                if refusal is not None and not link.closing:
+                    log.warning("%s", refusal)
+                    await self._on_refusal(link.peer, refusal)
+                raise
+            except Refusal as refusal:
+                raise await self._refused(link, refusal) from None
+            if isinstance(message, Renewal):
+                try:
+                    self._renewed(link, message)
+                except Refusal as refusal:
+                    raise await self._refused(link, refusal) from None
+            else:
+                await self._guarded(link, f"its {type(message).__name__}", self._on_message(link, message))
+
+    async def _guarded(self, link: Link, what: str, handling: Awaitable[None]) -> None:
+        """What a peer does may find a defect of ours: it then costs that peer's link, and no other."""
+        try:
+            await handling
+        except (ChannelClosed, Refusal):
+            raise
+        except Exception as error:
+            log.exception("cannot handle %s of %s", what, link.peer)
+            refusal = Refusal(f"{what} cannot be handled: {error!r}"[:MAX_REASON], fatal=True)
+            raise await self._refused(link, refusal) from error
+
+    async def _refused(self, link: Link, refusal: Refusal) -> Refusal:
+        """Tell the owner; the link ends with what is returned."""
+        refusal = refusal.at(peer=link.peer)
+        log.warning("%s", refusal)
+        await self._on_refusal(link.peer, refusal)
+        return refusal
+
+    async def close(self, peer: str, reason: str) -> None:
+        """Close the link to `peer`, if there is one; `on_down` follows."""
+        link = self.links.pop(peer, None)
+        if link is not None:
+            await self._close_link(link, reason)
+
+    @staticmethod
+    async def _close_link(link: Link, reason: str) -> None:
+        link.closing = link.closing or reason
+        await link.control.aclose(reason)
+        await link.bulk.aclose(reason)
+
+
+def _refused_below(closed: ChannelClosed, peer: str) -> Refusal | None:
+    """What the channel itself refused (a frame over the limit, credits overrun), if that is why it closed. A peer's own
+    words cannot look like it: they follow "closed by the peer"."""
+    head, found, reason = str(closed).partition(" chunk=-: ")
+    return Refusal(reason, peer=peer, fatal=True) if found and head.startswith("refused: ") else None

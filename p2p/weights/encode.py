@@ -1,0 +1,95 @@
+"""Encode a version segment by segment into the chunk store, as fast as segments come. Must not know signing or sending.
+
+The trainer calls it; the head signs what it yields. The first chunks can leave while later segments are still encoded.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import blake3
+
+from p2p.codec import encode_segment
+from p2p.codec.classes import Changes
+from p2p.layout import Segment
+from p2p.limits import KIB, MAX_CHUNK
+from p2p.weights.state import FlatState
+from p2p.weights.store import ChunkFolder
+
+CHUNKS, MANY_CHUNKS = 512, 4096
+"""Chunks that a version is cut into where their size has room: 20 log2(N) keep what a pipeline of N peers loses to its
+filling under 5 % (Mundinger, Weber and Weiss 2008), and a few for each distributor keep all of them busy to the end. Chunks
+grow beyond MEDIUM_CHUNK only when there would be many."""
+
+MIN_CHUNK, MEDIUM_CHUNK = 16 * KIB, 128 * KIB
+"""Below the first the costs of a chunk (its digest, its announcements) are no longer small beside it; a slow uplink is
+busy with one of the second, handed to seven peers, for the better part of a second."""
+
+RECORDS_FROM = 64 * KIB
+
+NOTHING_FOUND: Mapping[int, Changes] = MappingProxyType({})
+
+
+def chunk_bytes_for(payload: int) -> int:
+    """Bytes of a chunk, for a version of about so many: a power of two, or a little less, so that with its headers it just
+    fills whole encrypted records (64 KiB)."""
+    size = MIN_CHUNK
+    while size < MAX_CHUNK and size * (CHUNKS if size < MEDIUM_CHUNK else MANY_CHUNKS) < payload:
+        size *= 2
+    return size - (size // 256 if size >= RECORDS_FROM else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedSegment:
+    """One segment, encoded and stored. `changed` counts words that differ from the base (all of them for an anchor)."""
+
+    index: int
+    size: int
+    digests: tuple[bytes, ...]
+    changed: int
+    words: int
+
+
+_Encoded = tuple[Segment, int, list[tuple[bytes, bytes]], int]
+"""A segment, the length of its payload, chunks with their digests, and how many words changed."""
+
+
+def encode_version(
+    new: FlatState, base: FlatState | None, store: ChunkFolder, *, segment_bytes: int, chunk_bytes: int, threads: int = 1,
+    changes: Mapping[int, Changes] = NOTHING_FOUND,
+) -> Iterator[EncodedSegment]:
+    """Yield every segment of `new` in order, its chunks already in `store`.
+
+    With `base` (same layout) segments are deltas against it, without they are whole. So many `threads` encode ahead of what was
+    taken, a segment each and one in hand; what comes out does not depend on their number. `changes` are by segment what was found
+    against `base` already. ValueError on different layouts.
+    """
+    if base is not None and base.layout.digest != new.layout.digest:
+        raise ValueError("a delta needs a base with the same tensor table; publish an anchor instead")
+
+    def encode(segment: Segment) -> _Encoded:
+        words, of = new.words(segment), None if base is None else base.words(segment)
+        payload, changed = encode_segment(words, of, changes.get(segment.index))
+        chunks = [payload[start : start + chunk_bytes] for start in range(0, len(payload), chunk_bytes)]
+        return segment, len(payload), [(blake3.blake3(chunk).digest(), chunk) for chunk in chunks], changed
+
+    def store_next() -> EncodedSegment:
+        segment, size, chunks, changed = ahead.popleft().result()
+        for digest, chunk in chunks:  # not in those threads: two may have the same chunk
+            store.put_trusted(digest, chunk)
+        return EncodedSegment(segment.index, size, tuple(d for d, _ in chunks), changed, segment.nbytes // segment.itemsize)
+
+    pool, ahead = ThreadPoolExecutor(threads, thread_name_prefix="encode"), deque[Future[_Encoded]]()
+    try:
+        for segment in new.layout.segments(segment_bytes):
+            ahead.append(pool.submit(encode, segment))
+            if len(ahead) > threads:
+                yield store_next()
+        while ahead:
+            yield store_next()
+    finally:
+        pool.shutdown(cancel_futures=True)
