@@ -99,8 +99,8 @@ class ActivationSection(Section):
     """what the learner's own machine costs, for the bill"""
 
 
-class SeedingSection(Section):
-    """The learner's own engine, on the trainer's device: it generates at the beginning of a step while the others are too few,
+class LocalEngineSection(Section):
+    """The learner's local engine, on the trainer's device: it generates at the beginning of a step while the others are too few,
     and alone when nobody else is there. Trainer and engine take turns."""
 
     engine: Literal["", "transformers", "vllm", "fake"] = ""
@@ -198,7 +198,7 @@ class LearnerConfig(Section):
     rollout: RolloutSection = RolloutSection()
     dispatch: DispatchSection = DispatchSection()
     activation: ActivationSection = ActivationSection()
-    seeding: SeedingSection = SeedingSection()
+    local_engine: LocalEngineSection = LocalEngineSection()
     swarm: SwarmSection = SwarmSection()
     status: StatusSection = StatusSection()
     trainer: Any = Field(default_factory=TrainerSection)
@@ -250,7 +250,7 @@ def build_config(values: dict[str, Any], source: str) -> LearnerConfig:
             values["trainer"] = TrainerSection.model_validate(values["trainer"])
         config = LearnerConfig.model_validate(values)
         _check_plain("task.options", config.task.options)
-        _check_plain("seeding.engine_set", config.seeding.engine_set)
+        _check_plain("local_engine.engine_set", config.local_engine.engine_set)
         trainer = config.trainer_config()
     except ValidationError as error:
         first = error.errors()[0]

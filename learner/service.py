@@ -19,11 +19,11 @@ from typing import Any
 import trio
 
 from learner.config import LearnerConfig, dump_toml
-from learner.head.children import OWN, keep_own_engine, keep_trainer, watch_external
+from learner.head.children import LOCAL_ENGINE, keep_local_engine, keep_trainer, watch_external
 from learner.head.head import Head
 from learner.head.provider import Provider
 from learner.head.trainer_server import serve_trainer
-from learner.journal.journal import Commit, Journal
+from learner.journal.journal import CommittedStep, Journal
 from learner.rewards.scoring import Scorer
 from learner.rollouts.controller import Rollouts
 from learner.rollouts.group_spec import RolloutSettings
@@ -84,7 +84,7 @@ def calm_gc() -> None:
     gc.set_threshold(*GC_THRESHOLDS)
 
 
-def check_work_left(run_dir: Path, last: Commit | None, steps: int) -> None:
+def check_work_left(run_dir: Path, last: CommittedStep | None, steps: int) -> None:
     """UsageError when the run is over. One that was killed between its last commit and its end is not: it still has to
     publish the last version and to say goodbye."""
     if last is not None and last.step >= steps and (run_dir / "summary.json").exists():
@@ -185,10 +185,10 @@ async def run_learner(
                 nodes=head.node_views, report=head.report, scorer=scorer, in_thread=in_thread,
             )  # fmt: skip
             head.rollouts.stop_at(trainer_config.steps)
-            if config.seeding.engine:
-                own = run_dir / OWN
+            if config.local_engine.engine:
+                own = run_dir / LOCAL_ENGINE
                 own.mkdir(exist_ok=True)
-                head.expect_own_engine(Identity.load_or_create(own / "node.key").peer_id)
+                head.expect_local_engine(Identity.load_or_create(own / "node.key").peer_id)
                 near = tuple(reversed(network.addresses))  # loopback is the last
                 (own / "ticket.txt").write_text(make_ticket(identity, run, near).encode() + "\n")
             head.publisher.offer_descriptor(pack_descriptor(folder))
@@ -217,8 +217,8 @@ async def _run(
                 nursery.start_soon(watch_external, head)
             else:
                 nursery.start_soon(keep_trainer, head, run_dir)
-            if config.seeding.engine:
-                nursery.start_soon(keep_own_engine, head, run_dir, config.seeding)
+            if config.local_engine.engine:
+                nursery.start_soon(keep_local_engine, head, run_dir, config.local_engine)
             await head.finished.wait()
             await head.farewell("training is complete")
             result = head.status()

@@ -61,7 +61,7 @@ from learner.client.messages import (
     Batch,
     Begin,
     Begun,
-    Commit,
+    CommitStep,
     Discard,
     Due,
     Error,
@@ -169,7 +169,7 @@ class LearnerClient:
         ValueError when there is no such path."""
         if not Path(checkpoint).exists():
             raise ValueError(f"commit of step {step}: there is no checkpoint {checkpoint}")
-        self._ask(Commit(step, str(Path(checkpoint).resolve())), Ok)
+        self._ask(CommitStep(step, str(Path(checkpoint).resolve())), Ok)
 
     def due(self, step: int) -> bool:
         """Whether a version is to be published after `step` steps: the first and the last are, and as many between as the run's

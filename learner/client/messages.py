@@ -114,7 +114,7 @@ class Batch:
 
 @message("t.commit")
 @dataclass(frozen=True, slots=True)
-class Commit:
+class CommitStep:
     step: int
     checkpoint: str
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from learner.dispatch.node_table import SAME, NodeView, Places
+from learner.dispatch.node_table import SAME, NodeTable, NodeView
 from p2p.version import Version
 
-__all__ = ["Dispatcher", "NodeView", "Opening", "Plan", "Request", "Strategies"]
+__all__ = ["DispatchPlan", "Dispatcher", "NodeView", "Opening", "Strategies", "WaitingSequence"]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class WaitingSequence:
     """One sequence that waits for a node."""
 
     request_id: str
@@ -58,7 +58,7 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DispatchPlan:
     assign: tuple[tuple[str, str], ...] = ()
     """(request_id, peer), in the order to send"""
     open: tuple[Opening, ...] = ()
@@ -92,15 +92,15 @@ class Dispatcher:
     """sequences in a group"""
     strategies: Strategies = Strategies()
 
-    def order(self, request: Request) -> tuple:
+    def order(self, request: WaitingSequence) -> tuple:
         """Re-dispatched before fresh (they hold up a group that others work on), then stalest, then longest expected."""
         longest = -request.expected_tokens if self.strategies.longest_first else 0
         return (request.attempt == 0, request.reserved, longest, -request.tokens, request.group_id)
 
     def choose(
-        self, nodes: Iterable[NodeView], pending: Iterable[Request], room: Callable[[Version], int] = lambda _: 0,
+        self, nodes: Iterable[NodeView], pending: Iterable[WaitingSequence], room: Callable[[Version], int] = lambda _: 0,
         prompt_tokens: float = 0.0, expected_tokens: float = 0.0,
-    ) -> Plan:  # fmt: skip
+    ) -> DispatchPlan:  # fmt: skip
         """Place what can be placed, then say how many groups to open for the places left over.
 
         `room(version)` is how many groups the ledger would grant at that version now; `prompt_tokens` and `expected_tokens` are
@@ -111,7 +111,7 @@ class Dispatcher:
         usable = [n for n in nodes if n.live and not n.draining and n.capacity > 0]
         if len({n.peer for n in usable}) != len(usable):
             raise ValueError("two nodes with one peer id")
-        places = Places(usable)
+        places = NodeTable(usable)
         assign: list[tuple[str, str]] = []
         held: dict[str, str] = {}
         full: set[tuple[Version, Version | None]] = set()
@@ -129,9 +129,9 @@ class Dispatcher:
                 continue
             places.put(i, request.context, request.expected_tokens, request.need)
             assign.append((request.request_id, usable[i].peer))
-        return Plan(tuple(assign), self._open(places, room, prompt_tokens, expected_tokens), held)
+        return DispatchPlan(tuple(assign), self._open(places, room, prompt_tokens, expected_tokens), held)
 
-    def _place(self, places: Places, request: Request) -> int | str:
+    def _place(self, places: NodeTable, request: WaitingSequence) -> int | str:
         """The node for it, or why there is none."""
         able = places.able(request.min_version, request.exact_version)
         if not able.any():
@@ -146,7 +146,7 @@ class Dispatcher:
             return f"none of {len(places.nodes)} nodes has a free place"
         return self._best(places, free, request.context, request.need, request.expected_tokens)
 
-    def _best(self, places: Places, free: np.ndarray, context: float, need: float, expected: float) -> int | str:
+    def _best(self, places: NodeTable, free: np.ndarray, context: float, need: float, expected: float) -> int | str:
         if self.strategies.pace:
             after = places.pace(1, context)
             free = free & places.harmless(context, expected, need)
@@ -158,7 +158,7 @@ class Dispatcher:
             free = free & (gain >= gain.max() - SAME * abs(gain.max()))
         return int(np.argmin(np.where(free, places.fill(), np.inf)))
 
-    def _open(self, places: Places, room: Callable[[Version], int], context: float, growth: float) -> tuple[Opening, ...]:
+    def _open(self, places: NodeTable, room: Callable[[Version], int], context: float, growth: float) -> tuple[Opening, ...]:
         """For each version, freshest first, groups for the places that are left at it."""
         free: dict[Version, int] = {}
         for i, count in enumerate(places.count(context, growth, self.strategies.pace).tolist()):

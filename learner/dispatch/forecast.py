@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from learner.dispatch.dispatcher import Request
+from learner.dispatch.dispatcher import WaitingSequence
 from learner.dispatch.lengths import Belief, Lengths
 from learner.dispatch.migration import Running
 from learner.dispatch.node_table import NodeView
@@ -75,7 +75,7 @@ class _Load:
 
 
 @dataclass
-class Outlook:
+class Forecast:
     """`most` completion tokens at the most; staleness bound `max_staleness`. Times are the caller's clock, in seconds."""
 
     most: int
@@ -143,7 +143,7 @@ class Outlook:
         if count:
             self.prompt_tokens = prompts / count
 
-    def put(self, peer: str, request: Request) -> None:
+    def put(self, peer: str, request: WaitingSequence) -> None:
         """`peer` was given this request since the last look."""
         self._count(peer, request.context, request.expected_tokens, request.need)
 
@@ -160,7 +160,9 @@ class Outlook:
         model = fit.model if fit is not None else None
         return replace(node, model=model, context=load.context, growth=load.growth, need=load.need)
 
-    def request(self, request: Request, key: Key, now: float, step: int, task_index: int, feature: float) -> Request:
+    def request(
+        self, request: WaitingSequence, key: Key, now: float, step: int, task_index: int, feature: float
+    ) -> WaitingSequence:
         """The same request with what is expected of it."""
         if key not in self._left:  # opened since the last look
             belief = self.lengths.believe(task_index, feature)

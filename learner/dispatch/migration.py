@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from learner.dispatch.node_table import NodeView, Places
+from learner.dispatch.node_table import NodeTable, NodeView
 from p2p.version import Version
 
 FASTER = 1.25
@@ -60,7 +60,7 @@ class Move:
 def balance(nodes: Iterable[NodeView], running: Sequence[Running], most: int) -> list[Move]:
     """At most `most` moves, the most urgent first."""
     usable = [n for n in nodes if n.live and n.capacity > 0]
-    places = Places(usable)
+    places = NodeTable(usable)
     index = {n.peer: i for i, n in enumerate(usable)}
     takes = np.array([not n.draining for n in usable], bool)
     those = [replace(r, need=min(r.need, places.fastest)) for r in running if r.peer in index]
@@ -93,13 +93,13 @@ def balance(nodes: Iterable[NodeView], running: Sequence[Running], most: int) ->
     return moves
 
 
-def _takes(places: Places, r: Running, takes: np.ndarray) -> np.ndarray:
+def _takes(places: NodeTable, r: Running, takes: np.ndarray) -> np.ndarray:
     """bool: where it could go without slowing what is more pressed there."""
     free = places.able(r.min_version) & places.free(r.context, r.expected_tokens)
     return takes & free & places.harmless(r.context, r.expected_tokens, r.need)
 
 
-def _pays(places: Places, r: Running, have: float, after: float, target: int) -> bool:
+def _pays(places: NodeTable, r: Running, have: float, after: float, target: int) -> bool:
     if have <= 0:
         return True
     saved = r.expected_tokens / have - r.expected_tokens / after

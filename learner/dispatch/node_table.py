@@ -119,7 +119,7 @@ def models(nodes: Sequence[NodeView]) -> list[Throughput]:
     return out
 
 
-class Places:
+class NodeTable:
     """The usable nodes and what has been put on them so far."""
 
     def __init__(self, nodes: Sequence[NodeView]) -> None:

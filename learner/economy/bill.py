@@ -18,7 +18,7 @@ ACTIVE = "active"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class NodeBill:
     """A node's account."""
 
     peer: str
@@ -135,13 +135,13 @@ class Bill:
         account.charge(self._now)
         return account.usd
 
-    def rows(self, now: float | None = None) -> list[Row]:
+    def rows(self, now: float | None = None) -> list[NodeBill]:
         self._until(now)
         return list(self._rows())
 
-    def _rows(self) -> Iterator[Row]:
+    def _rows(self) -> Iterator[NodeBill]:
         for peer, a in sorted(self._accounts.items()):
-            yield Row(peer, a.active_s, a.idle_s, a.egress, a.tokens, a.usd)
+            yield NodeBill(peer, a.active_s, a.idle_s, a.egress, a.tokens, a.usd)
 
     def _account(self, peer: str, now: float | None = None) -> _Account:
         if now is not None:

@@ -1,4 +1,4 @@
-"""How long the learner's own engine generates at the start of a step, while the pool is under the rule. Pure.
+"""How long the learner's local engine generates at the start of a step, while the pool is under the rule. Pure.
 
 RLBoost's controller (arXiv 2510.19225), fed by the two idle times of a step: the trainer's, waiting for work, and the remote
 nodes', waiting for room. Who waits less is given less to do; with every count of nodes that was seen it remembers where it
@@ -18,8 +18,8 @@ FLOOR_S = 5.0
 
 
 @dataclass
-class Seeding:
-    seed_s: float = 0.0
+class LocalRollout:
+    turn_s: float = 0.0
     """to generate in the next step"""
     eta: float = ETA
     floor_s: float = FLOOR_S
@@ -34,9 +34,9 @@ class Seeding:
     ) -> float:
         """After a step: how long to generate in the next, for which there are `nodes`. `holds`: the capacity rule does
         without (then it may be 0); `changed`: nodes came or went during the step, though there are as many now."""
-        seconds = self.seed_s + (trainer_wait_s - remote_wait_s) / self.eta
+        seconds = self.turn_s + (trainer_wait_s - remote_wait_s) / self.eta
         if not math.isfinite(seconds):
-            seconds = self.seed_s
+            seconds = self.turn_s
         seconds = min(self.most_s, max(0.0, seconds))
         if seconds < self.floor_s:
             seconds = 0.0 if holds else min(self.floor_s, self.most_s)
@@ -44,11 +44,11 @@ class Seeding:
             self.memory[nodes] = seconds
         elif nodes in self.memory:
             seconds = self.memory[nodes]
-        self._nodes, self.seed_s = nodes, seconds
+        self._nodes, self.turn_s = nodes, seconds
         return seconds
 
 
-def wanted(remote_s: float, seed_s: float, train_s: float, nodes: int, reserved: int = 1) -> float:
+def wanted(remote_s: float, turn_s: float, train_s: float, nodes: int, reserved: int = 1) -> float:
     """RLBoost's N_prem: nodes that would do what remote ones (`remote_s` of a step, each) and the reserved ones (seeding) do
     now, in the time that training takes. `reserved` in units of a node's worth."""
-    return (remote_s * nodes + seed_s * reserved) / train_s if train_s > 0 else math.inf
+    return (remote_s * nodes + turn_s * reserved) / train_s if train_s > 0 else math.inf

@@ -18,8 +18,8 @@ from learner.economy.activation import Activation, Candidate, Decision, Rules
 from learner.economy.allocation import Advice, more_nodes
 from learner.economy.bill import Bill
 from learner.economy.demand import Demand, choose_kappa, required, slack, stall
-from learner.economy.priced_nodes import FREE, Member, Seen
-from learner.economy.rates import Estimate, Rates
+from learner.economy.priced_nodes import FREE, PricedNode, Seen
+from learner.economy.rates import Estimate, NodeRates
 from p2p.protocol.messages import Activate, Terms
 
 STEPS = 7
@@ -50,8 +50,8 @@ class Pool:
     bill: Bill = field(default_factory=Bill, init=False)
     decision: Decision | None = field(default=None, init=False)
     changes: deque[str] = field(default_factory=lambda: deque(maxlen=SAID), init=False)
-    _members: dict[str, Member] = field(default_factory=dict, init=False)
-    _rates: Rates = field(default_factory=Rates, init=False)
+    _members: dict[str, PricedNode] = field(default_factory=dict, init=False)
+    _rates: NodeRates = field(default_factory=NodeRates, init=False)
     _activation: Activation = field(init=False)
     _received: int = field(default=0, init=False)
     """bytes that nodes say they got from other nodes"""
@@ -75,7 +75,7 @@ class Pool:
 
     def joined(self, peer: str, name: str, now: float) -> None:
         """It says what it costs right after."""
-        self._members[peer] = m = Member(name, sampled=now, joined=now)
+        self._members[peer] = m = PricedNode(name, sampled=now, joined=now)
         assigned = self._assigned(name)
         m.terms, m.hired = assigned or FREE, assigned is not None
         self._account(peer, m, now)
@@ -221,7 +221,7 @@ class Pool:
         )  # fmt: skip
         return [(c.peer, self._change(c.peer, c.to, c.why, now)) for c in decision.changes if c.peer in priced]
 
-    def _still_needed(self, priced: Mapping[str, Member]) -> Demand | None:
+    def _still_needed(self, priced: Mapping[str, PricedNode]) -> Demand | None:
         """What is left for those that cost something."""
         demand = self.demand
         if demand is None:
@@ -236,7 +236,7 @@ class Pool:
         found, m = self._rates.estimate(peer), self._members.get(peer)
         return m.estimate(found) if m is not None else found
 
-    def _candidate(self, peer: str, m: Member) -> Candidate:
+    def _candidate(self, peer: str, m: PricedNode) -> Candidate:
         usual = median([o.caught_up_s for o in self._members.values() if o.ready] or [0.0])
         waiting = 0.0 if m.ready else max(usual, 1.0)
         return Candidate(
@@ -256,7 +256,7 @@ class Pool:
     def _assigned(self, name: str) -> Terms | None:
         return next((Terms(*map(float, given)) for pattern, given in self.prices.items() if fnmatchcase(name, pattern)), None)
 
-    def _account(self, peer: str, m: Member, now: float) -> None:
+    def _account(self, peer: str, m: PricedNode, now: float) -> None:
         t = m.terms
         self.bill.state(peer, now, m.state, t.usd_per_hour, m.idle_hourly, t.usd_per_gb)
 
@@ -292,7 +292,7 @@ class Pool:
             out |= {"believed_tokens_per_s": e.mean, "believed_sd": e.sd}
         return out
 
-    def _stands(self, peer: str, m: Member) -> str:
+    def _stands(self, peer: str, m: PricedNode) -> str:
         """What an active node is there for now; "" for one that costs nothing, or is not active."""
         d = self.decision
         if d is None or peer not in d.active or not 0 < d.required < inf:

@@ -54,7 +54,7 @@ class Seen:
 
 
 @dataclass
-class Member:
+class PricedNode:
     name: str
     terms: Terms = FREE
     state: str = "active"

@@ -129,7 +129,7 @@ class _Moments:
 
 
 @dataclass
-class Rate:
+class NodeRate:
     """One node. `prior` is what is believed of it before it has worked, and is outweighed by what it does."""
 
     prior: Estimate | None = None
@@ -212,17 +212,17 @@ def prior_of(estimates: Iterable[Estimate]) -> Estimate:
 
 
 @dataclass
-class Rates:
+class NodeRates:
     """All nodes that ever were, by name: one that returns is known."""
 
-    _rates: dict[str, Rate] = field(default_factory=dict, init=False, repr=False)
+    _rates: dict[str, NodeRate] = field(default_factory=dict, init=False, repr=False)
     _kinds: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     _priors: dict[str, Estimate] = field(default_factory=dict, init=False, repr=False)
     """kind -> what to expect; of all kinds under "". Empty when something was learned since"""
 
     def observe(self, peer: str, now: float, seconds: float, accepted: float, busy: bool, kind: str = "") -> None:
         self._kinds[peer] = kind or self._kinds.get(peer, "")
-        self._rates.setdefault(peer, Rate()).observe(now, seconds, accepted, busy)
+        self._rates.setdefault(peer, NodeRate()).observe(now, seconds, accepted, busy)
         self._priors.clear()
 
     def estimate(self, peer: str, kind: str = "") -> Estimate:

@@ -1,9 +1,9 @@
-"""Whose turn it is on the learner's device: its own engine's, or the trainer's. Pure; told the time.
+"""Whose turn it is on the learner's device: its local engine's, or the trainer's. Pure; told the time.
 
-A step begins with the engine's turn, as long as `Seeding` says (RLBoost, arXiv 2510.19225: partial responses are generated on the
-training cluster, then handed over). What is ours: it ends early when the learner could not use more, it does not end while nobody
-else generates and the step's groups are not whole, and it comes back in mid-step when everybody else left. Must not know
-what is generated, nor how an engine is told.
+A step begins with the engine's turn, as long as `LocalRollout` says (RLBoost, arXiv 2510.19225: partial responses are
+generated on the training cluster, then handed over). What is ours: it ends early when the learner could not use more, it does
+not end while nobody else generates and the step's groups are not whole, and it comes back in mid-step when everybody else left.
+Must not know what is generated, nor how an engine is told.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from learner.economy.local_rollout import Seeding
+from learner.economy.local_rollout import LocalRollout
 
 
 @dataclass
 class Turns:
-    seeding: Seeding
+    local_rollout: LocalRollout
     on: bool = field(default=False, init=False)
     """the engine's turn"""
     why: str = field(default="", init=False)
-    seeded_s: float = field(default=0.0, init=False)
+    generated_s: float = field(default=0.0, init=False)
     """of this step"""
     waited_s: float = field(default=0.0, init=False)
     """that the trainer waited in this step for groups, when it was its turn"""
@@ -34,8 +34,8 @@ class Turns:
 
     def begin(self, now: float, remote: Collection[str]) -> None:
         """A step begins, with these nodes generating elsewhere."""
-        self.seeded_s = self.waited_s = self.remote_wait_s = 0.0
-        self._until = now + self.seeding.seed_s if self.seeding.seed_s > 0 else -math.inf
+        self.generated_s = self.waited_s = self.remote_wait_s = 0.0
+        self._until = now + self.local_rollout.turn_s if self.local_rollout.turn_s > 0 else -math.inf
         self._nodes, self._changed = frozenset(remote), False
 
     def look(
@@ -46,13 +46,13 @@ class Turns:
         to do; `idle`: share of the remote nodes that wait for the learner."""
         since = now - self._looked if self._looked is not None else 0.0
         self._looked = now
-        self.seeded_s += since if self.on else 0.0
+        self.generated_s += since if self.on else 0.0
         self.remote_wait_s += idle * since
         self._changed = self._changed or self._nodes != frozenset(remote)
         alone = not remote and not whole and (self.on or waits or now < self._until)
         self.on = able and not plenty and (now < self._until or alone)
         if self.on:
-            self.why = "nobody else generates" if alone else f"{self.seeding.seed_s:.1f} s at the beginning of each step"
+            self.why = "nobody else generates" if alone else f"{self.local_rollout.turn_s:.1f} s at the beginning of each step"
         else:
             self._until = -math.inf  # the trainer begins: what opens up later is the others'
         return self.on
@@ -63,6 +63,6 @@ class Turns:
 
     def stepped(self, *, holds: bool) -> float:
         """The step is over; seconds of the engine's next turn. `holds`: the others are enough by the capacity rule."""
-        return self.seeding.stepped(
+        return self.local_rollout.stepped(
             self.waited_s, self.remote_wait_s, len(self._nodes), holds=holds or self.remote_wait_s > 0, changed=self._changed
         )

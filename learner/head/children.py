@@ -1,4 +1,4 @@
-"""The processes that a learner keeps: its trainer, and the node with its own engine. Thin shell.
+"""The processes that a learner keeps: its trainer, and the node with its local engine. Thin shell.
 
 They die with the learner. Must not know what is trained or generated.
 """
@@ -17,18 +17,18 @@ from typing import IO, Any
 
 import trio
 
-from learner.config import SeedingSection
+from learner.config import LocalEngineSection
 from learner.head.head import Head
 from learner.head.local_engine import NAME
 from p2p.errors import ShoalError, UsageError
 
 log = logging.getLogger("shoal.learner")
 
-OWN = "own-engine"
-"""The folder, in the run's, of the node with the learner's own engine."""
+LOCAL_ENGINE = "local-engine"
+"""The folder, in the run's, of the node with the learner's local engine."""
 
 AGAIN_S = (1.0, 60.0)
-"""When the own engine's node ends, another is started so long after: doubled each time up to the second, until one lives that
+"""When the local engine's node ends, another is started so long after: doubled each time up to the second, until one lives that
 long."""
 
 
@@ -84,10 +84,10 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
 
 
-async def keep_own_engine(head: Head, run_dir: Path, seeding: SeedingSection) -> None:
-    """The node with the learner's own engine, for as long as the run: started again when it ends. UsageError when it cannot run
+async def keep_local_engine(head: Head, run_dir: Path, section: LocalEngineSection) -> None:
+    """The node with the learner's local engine, for as long as the run: started again when it ends. UsageError when it cannot run
     with such settings."""
-    s, folder, pause = seeding, run_dir / OWN, AGAIN_S[0]
+    s, folder, pause = section, run_dir / LOCAL_ENGINE, AGAIN_S[0]
     command = [
         sys.executable, "-m", "shoal", "node", "--join", str(folder / "ticket.txt"), "--dir", str(folder), "--name", NAME,
         "--listen", "/ip4/127.0.0.1/tcp/0", "--engine", s.engine, "--capacity", str(s.capacity), "--threads", str(s.threads),
@@ -98,7 +98,7 @@ async def keep_own_engine(head: Head, run_dir: Path, seeding: SeedingSection) ->
         command += ["--engine-set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
     while not head.finished.is_set():
         began = trio.current_time()
-        with _log_file(run_dir / "logs" / f"{OWN}.log") as out:
+        with _log_file(run_dir / "logs" / f"{LOCAL_ENGINE}.log") as out:
             process = subprocess.Popen(  # noqa: ASYNC220
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, process_group=0,
                 preexec_fn=_die_with_parent,
@@ -106,11 +106,11 @@ async def keep_own_engine(head: Head, run_dir: Path, seeding: SeedingSection) ->
         await _ended(process)
         if head.finished.is_set():
             return
-        said = _last_line(run_dir / "logs" / f"{OWN}.log")
+        said = _last_line(run_dir / "logs" / f"{LOCAL_ENGINE}.log")
         if process.returncode == 2:
-            raise UsageError(f"seeding: the learner's own engine cannot run: {said.removeprefix('shoal: ')}")
+            raise UsageError(f"local_engine: the learner's local engine cannot run: {said.removeprefix('shoal: ')}")
         pause = AGAIN_S[0] if trio.current_time() - began > AGAIN_S[1] else pause
-        log.warning("the learner's own engine ended with status %d (%s); again in %.0f s", process.returncode, said, pause)
+        log.warning("the learner's local engine ended with status %d (%s); again in %.0f s", process.returncode, said, pause)
         await trio.sleep(pause)
         pause = min(2 * pause, AGAIN_S[1])
 

@@ -21,14 +21,14 @@ import trio
 
 from learner.config import LearnerConfig
 from learner.dispatch.dispatcher import NodeView
-from learner.economy.local_rollout import Seeding
-from learner.head.local_engine import OwnEngine
+from learner.economy.local_rollout import LocalRollout
+from learner.head.local_engine import LocalEngine
 from learner.head.node_state import MAX_BYTES, NodeState
 from learner.head.pool_keeper import PoolKeeper
 from learner.head.provider import Provider
-from learner.head.trainer_requests import TrainerDesk
-from learner.journal.journal import Journal, Tally
-from learner.publish.exchanges import Sources
+from learner.head.trainer_requests import TrainerRequests
+from learner.journal.journal import Journal, JournalTally
+from learner.publish.exchanges import Exchanges
 from learner.publish.publisher import Publisher
 from learner.rollouts.controller import Rollouts
 from p2p.broadcast.exchange import Exchange
@@ -94,8 +94,8 @@ class Head:
             me=me, run=run, head=me, head_key=identity.public_key, store=self.store, is_source=True, now=now, wall=wall,
             on_refusal=self._on_refusal,
         )  # fmt: skip
-        self.sources = Sources(self.exchange)
-        self.own: OwnEngine | None = None
+        self.sources = Exchanges(self.exchange)
+        self.local_engine: LocalEngine | None = None
         self.publisher = Publisher(
             identity, run, run_dir, self.sources, epoch=self.epoch, segment_bytes=config.swarm.segment_bytes,
             chunk_bytes=config.swarm.chunk_bytes, now=now, wall=wall,
@@ -106,11 +106,11 @@ class Head:
         self.gone: dict[str, dict[str, Any]] = {}
         self.reports: list[str] = []
         self.keeper = PoolKeeper(config, run_dir, self.nodes, self.send, now)
-        self.desk = TrainerDesk(self)
+        self.desk = TrainerRequests(self)
         self.step = 0
         self.steps = config.trainer_config().steps
         self.started = now()
-        self._counted: tuple[float, float, Tally | None] = (0.0, 0.0, None)
+        self._counted: tuple[float, float, JournalTally | None] = (0.0, 0.0, None)
         self.final_nodes: dict[str, dict[str, Any]] = {}
         """the nodes as they were when the run ended"""
         self.final_pool: dict[str, Any] = {}
@@ -122,17 +122,17 @@ class Head:
         self._fault: sqlite3.Error | None = None
         self._faulted = trio.Event()
 
-    def expect_own_engine(self, peer: str) -> None:
-        """`peer` is a node on this machine, with the learner's own engine. To be called before `run`, and before any version."""
-        s = self.config.seeding
-        seeding = Seeding(floor_s=s.floor_s, most_s=s.most_s or math.inf)
-        self.own = OwnEngine(peer, seeding, self.nodes, self.keeper.pool, self.send, self.now)
+    def expect_local_engine(self, peer: str) -> None:
+        """`peer` is a node on this machine, with the learner's local engine. Call it before `run`, and before any version."""
+        s = self.config.local_engine
+        local_rollout = LocalRollout(floor_s=s.floor_s, most_s=s.most_s or math.inf)
+        self.local_engine = LocalEngine(peer, local_rollout, self.nodes, self.keeper.pool, self.send, self.now)
         me = self.identity
         exchange = Exchange(
             me=me.peer_id, run=self.run_id, head=me.peer_id, head_key=me.public_key, store=self.store, is_source=True,
             now=self.now, wall=self.wall, on_refusal=self._on_refusal,
         )  # fmt: skip
-        self.sources.own, self.sources.own_peer = exchange, peer
+        self.sources.local_engine, self.sources.local_peer = exchange, peer
         self.rosters.apart.add(peer)
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
@@ -178,8 +178,8 @@ class Head:
                         self.nodes[peer].back_off(self.now())
             self.ready_rollouts.truncate_stuck(self.now())
             self.keeper.tick(self.ready_rollouts)
-            if self.own is not None:
-                self.own.look(self.ready_rollouts)
+            if self.local_engine is not None:
+                self.local_engine.look(self.ready_rollouts)
             self.ready_rollouts.need_dispatch()
 
     # --- nodes -------------------------------------------------------------------------------------------------------
@@ -191,10 +191,12 @@ class Head:
         return [node.view(load(peer), self.epoch, now, active(peer)) for peer, node in self.nodes.items()]
 
     def _active(self, peer: str) -> bool:
-        return self.own.generates if self._is_own(peer) and self.own is not None else self.keeper.pool.active(peer)
+        if self.local_engine is not None and self._is_local(peer):
+            return self.local_engine.generates
+        return self.keeper.pool.active(peer)
 
-    def _is_own(self, peer: str) -> bool:
-        return self.own is not None and peer == self.own.peer
+    def _is_local(self, peer: str) -> bool:
+        return self.local_engine is not None and peer == self.local_engine.peer
 
     def send(self, peer: str, message: object) -> None:
         node = self.nodes.get(peer)
@@ -216,7 +218,7 @@ class Head:
         oldest = min((e.version for e in catalog.entries if e.kind != "descriptor"), default=None) if catalog else None
         self.nodes[link.peer] = NodeState(link, self.now(), oldest, heard=self.now())
         self.gone.pop(link.peer, None)
-        if not self._is_own(link.peer):
+        if not self._is_local(link.peer):
             self.keeper.pool.joined(link.peer, link.name, self.now())
         with self._keeping_books():
             self.journal.record_node(link.peer, link.name)
@@ -280,7 +282,7 @@ class Head:
                     node.back_off(self.now())
                 node.draining = node.draining or message.cause == DRAINING
                 self.rollouts.on_rejected(link.peer, message)
-            case Terms() if self._is_own(link.peer):
+            case Terms() if self._is_local(link.peer):
                 pass  # the learner's machine has its price in the config
             case Terms() if message.sound:
                 self.keeper.on_terms(link.peer, message)
@@ -322,7 +324,7 @@ class Head:
         node.on_installed(message, expected, self.publisher.current)
         if not node.digest_ok:
             self.report(node.link.peer, Refusal("installed state has another digest", version=message.version))
-        if self._is_own(node.link.peer):
+        if self._is_local(node.link.peer):
             return  # how long others wait for a version is another matter
         took = self.publisher.installed(node.link.peer, message.version, min(message.bytes_from_peers, MAX_BYTES))
         self.keeper.pool.received(node.link.peer, min(message.bytes_from_peers, MAX_BYTES))
@@ -356,7 +358,7 @@ class Head:
 
     # --- what a person sees ------------------------------------------------------------------------------------------
 
-    def _tally(self) -> Tally:
+    def _tally(self) -> JournalTally:
         """Trajectories by what became of them, counted afresh in the journal. After 10^6 groups that takes half a
         second of the event loop, so a count is used for some twenty times as long as it took to make."""
         made, cost, tally = self._counted
@@ -368,7 +370,7 @@ class Head:
         return tally
 
     def _describe(self, node: NodeState) -> dict[str, Any]:
-        more = self.own.describe() if self.own is not None and self._is_own(node.link.peer) else {}
+        more = self.local_engine.describe() if self.local_engine is not None and self._is_local(node.link.peer) else {}
         return self.keeper.describe(node) | more
 
     def _pool(self) -> dict[str, Any]:
@@ -397,7 +399,7 @@ class Head:
                 "tokens": self.rollouts.resumed_tokens if self.rollouts else 0,
             },
             "pool": self.final_pool or self._pool(),
-            "seeding": self.own.status() if self.own is not None else {},
+            "local_engine": self.local_engine.status() if self.local_engine is not None else {},
             "redundancy": self.rollouts.redundancy.status() if self.rollouts else {},
             **self.publisher.history.summary(),
             "metrics": self.desk.latest,

@@ -1,4 +1,4 @@
-"""The learner's own engine: a node on the trainer's device. It generates in its turns, else the trainer has the device.
+"""The learner's local engine: a node on the trainer's device. It generates in its turns, else the trainer has the device.
 
 Thin shell: whose turn it is is `economy.turns`'s business, what the node is given the dispatcher's. When its turn is over it
 hands back what it holds, tokens and all, and others go on from there. Must not know the trainer's socket or processes.
@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from learner.economy.local_rollout import Seeding
+from learner.economy.local_rollout import LocalRollout
 from learner.economy.pool import Pool
 from learner.economy.turns import Turns
 from learner.head.node_state import NodeState
@@ -21,9 +21,9 @@ from learner.rollouts.controller import Rollouts
 from learner.trajectory import Group
 from p2p.protocol.messages import Activate, Interrupt
 
-log = logging.getLogger("shoal.own_engine")
+log = logging.getLogger("shoal.local_engine")
 
-NAME = "own-engine"
+NAME = "local-engine"
 
 LOOK_S = 0.02
 """While the trainer waits for its turn."""
@@ -32,14 +32,14 @@ HAND_BACK_S = 5.0
 """An engine that has not handed over by then: the trainer begins all the same, and it is said."""
 
 
-class OwnEngine:
+class LocalEngine:
     """`peer`: its node's; `nodes` and `pool`: the head's, of the other nodes."""
 
     def __init__(
-        self, peer: str, seeding: Seeding, nodes: Mapping[str, NodeState], pool: Pool, send: Callable[[str, object], None],
-        now: Callable[[], float],
+        self, peer: str, local_rollout: LocalRollout, nodes: Mapping[str, NodeState], pool: Pool,
+        send: Callable[[str, object], None], now: Callable[[], float],
     ) -> None:  # fmt: skip
-        self.peer, self.turns = peer, Turns(seeding)
+        self.peer, self.turns = peer, Turns(local_rollout)
         self._nodes, self._pool, self._send, self._now = nodes, pool, send, now
         self._waits = False
         """the trainer has nothing to do"""
@@ -57,23 +57,23 @@ class OwnEngine:
         turns = self.turns
         if self._begun:
             self.last = {
-                "seeding/seconds": turns.seeded_s, "seeding/trainer_wait_s": turns.waited_s,
-                "seeding/remote_wait_s": turns.remote_wait_s,
+                "local_engine/seconds": turns.generated_s, "local_engine/trainer_wait_s": turns.waited_s,
+                "local_engine/remote_wait_s": turns.remote_wait_s,
             }  # fmt: skip
-            self.last["seeding/next_s"] = turns.stepped(holds=self._pool.enough)
+            self.last["local_engine/next_s"] = turns.stepped(holds=self._pool.enough)
         self._begun = True
         turns.begin(self._now(), self._remote(rollouts))
 
     async def next_groups(self, rollouts: Rollouts, step: int, seen: int) -> tuple[tuple[Group, ...], bool]:
         """As `Rollouts.next_groups`, with the device free for the trainer when it returns."""
         await self._free(rollouts)
-        began, seeded = self._now(), self.turns.seeded_s
+        began, seeded = self._now(), self.turns.generated_s
         self._waits = True
         try:
             found = await rollouts.next_groups(step, seen)
         finally:
             self._waits = False
-        self.turns.waited(max(0.0, self._now() - began - (self.turns.seeded_s - seeded)))
+        self.turns.waited(max(0.0, self._now() - began - (self.turns.generated_s - seeded)))
         await self._free(rollouts)
         return found
 
@@ -85,7 +85,7 @@ class OwnEngine:
                 if not load:
                     return
                 if self._now() - self._off_at > HAND_BACK_S:
-                    log.warning("the learner's own engine still holds %d sequences; the trainer begins all the same", load)
+                    log.warning("the learner's local engine still holds %d sequences; the trainer begins all the same", load)
                     return
             await trio.sleep(LOOK_S)
 
@@ -119,7 +119,7 @@ class OwnEngine:
         """Plain values for the status page."""
         return {
             "there": self.peer in self._nodes, "generates": self.turns.on, "why": self.turns.why if self.turns.on else "",
-            "next_s": self.turns.seeding.seed_s, "last": dict(self.last),
+            "next_s": self.turns.local_rollout.turn_s, "last": dict(self.last),
         }  # fmt: skip
 
     def describe(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from learner.head.node_state import NodeState
-from learner.publish.published import History
+from learner.publish.published import PublishedVersions
 from p2p.version import Version
 
 
@@ -27,7 +27,7 @@ class MetricsLog:
 
 
 def network_metrics(
-    history: History, nodes: Sequence[NodeState], current: Version | None
+    history: PublishedVersions, nodes: Sequence[NodeState], current: Version | None
 ) -> dict[str, Any]:
     """`broadcast/*`, `node/*` and `pool/*` of the newest version that every live node has installed, or else the newest."""
     out: dict[str, Any] = {"pool/live": len(nodes), "pool/active": sum(n.ready for n in nodes)}

@@ -13,7 +13,7 @@ from learner.client.messages import (
     Batch,
     Begin,
     Begun,
-    Commit,
+    CommitStep,
     Discard,
     Due,
     Finish,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("shoal.head")
 
 
-class TrainerDesk(TrainerHandler):
+class TrainerRequests(TrainerHandler):
     def __init__(self, head: Head) -> None:
         self._head = head
         self.metrics = MetricsLog(head.run_dir)
@@ -91,10 +91,10 @@ class TrainerDesk(TrainerHandler):
         began, pool, rollouts = head.now(), head.keeper.pool, head.ready_rollouts
         if not message.seen:
             pool.stepped(message.step, began)
-            if head.own is not None:
+            if head.local_engine is not None:
                 rollouts.advance(message.step)
-                head.own.begin(rollouts)
-        source = head.own.next_groups(rollouts, message.step, message.seen) if head.own is not None else None
+                head.local_engine.begin(rollouts)
+        source = head.local_engine.next_groups(rollouts, message.step, message.seen) if head.local_engine is not None else None
         groups, last = await (source or rollouts.next_groups(message.step, message.seen))
         pool.waited(head.now() - began, sum(len(t.completion_ids) for g in groups for t in g.trajectories))
         self._batch_files += 1
@@ -104,7 +104,7 @@ class TrainerDesk(TrainerHandler):
         path.write_bytes(pack_groups(groups))
         return Batch(name, last, head.config.rollout.groups_per_step)
 
-    async def on_commit(self, message: Commit) -> None:
+    async def on_commit(self, message: CommitStep) -> None:
         head = self._head
         head.ready_rollouts.commit(message.step, message.checkpoint)
         head.step = message.step
@@ -124,7 +124,7 @@ class TrainerDesk(TrainerHandler):
         if head.ready_rollouts.redundant:
             network |= head.ready_rollouts.redundancy.metrics()
         network |= head.keeper.pool.metrics(head.now())
-        network |= head.own.last if head.own is not None else {}
+        network |= head.local_engine.last if head.local_engine is not None else {}
         self.latest = {"step": message.step, "epoch": head.epoch, "time": head.wall(), **trained, **network}
         if "eval/exact/mean" in trained:
             self.evals[message.step] = trained["eval/exact/mean"]

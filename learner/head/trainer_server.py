@@ -20,7 +20,7 @@ from learner.client.messages import (
     Batch,
     Begin,
     Begun,
-    Commit,
+    CommitStep,
     Discard,
     Due,
     Error,
@@ -65,7 +65,7 @@ class TrainerHandler:
         """May wait for as long as it takes; the port keeps the trainer patient."""
         raise NotImplementedError
 
-    async def on_commit(self, message: Commit) -> None:
+    async def on_commit(self, message: CommitStep) -> None:
         raise NotImplementedError
 
     async def on_discard(self, message: Discard) -> None:
@@ -154,7 +154,7 @@ async def _dispatch(handler: TrainerHandler, request: object) -> object:
             await handler.on_segment(request)
         case SealVersion():
             await handler.on_seal(request)
-        case Commit():
+        case CommitStep():
             await handler.on_commit(request)
         case Discard():
             await handler.on_discard(request)

@@ -42,7 +42,7 @@ takes long, and a run that passed it over would learn from prompts with short an
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class CommittedStep:
     """The last step whose checkpoint is whole: where a resume starts."""
 
     step: int
@@ -52,7 +52,7 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class JournalTally:
     """Groups or trajectories over the whole run, every epoch."""
 
     reserved: int
@@ -74,8 +74,8 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class JournalCounts:
-    groups: Tally
-    trajectories: Tally
+    groups: JournalTally
+    trajectories: JournalTally
 
 
 class Journal:
@@ -154,11 +154,11 @@ class Journal:
         """Epoch -> the committed step it started from."""
         return dict(self._db.execute("SELECT epoch, start_step FROM epochs ORDER BY epoch"))
 
-    def last_commit(self) -> Commit | None:
+    def last_commit(self) -> CommittedStep | None:
         row = self._db.execute(
             "SELECT step, epoch, checkpoint, time FROM commits ORDER BY step DESC LIMIT 1"
         ).fetchone()
-        return Commit(*row) if row else None
+        return CommittedStep(*row) if row else None
 
     def commit(self, step: int, checkpoint: str, group_ids: Sequence[int]) -> None:
         """`step` optimizer steps are done and `checkpoint`, already synced, holds them; these groups made it so.
@@ -350,7 +350,7 @@ class Journal:
             row = self._db.execute("SELECT state FROM groups WHERE group_id = ?", (group_id,)).fetchone()
             raise ValueError(f"group {group_id} is {row[0] if row else 'unknown'}, not {' or '.join(states)}")
 
-    def _tally(self, column: str, weight: str) -> Tally:
+    def _tally(self, column: str, weight: str) -> JournalTally:
         states: dict[str, int] = dict(
             self._db.execute(f"SELECT state, sum({weight}) FROM groups WHERE state <> 'consumed' GROUP BY state")
         )
@@ -359,4 +359,4 @@ class Journal:
         )
         consumed = self._one(f"SELECT coalesce(sum({weight}), 0) FROM consumed JOIN groups USING (group_id)")
         reserved = self._one(f"SELECT {column} FROM totals WHERE name = 'reserved'")
-        return Tally(reserved, states.get("reserved", 0), states.get("finished", 0), consumed, aborted)
+        return JournalTally(reserved, states.get("reserved", 0), states.get("finished", 0), consumed, aborted)

@@ -83,7 +83,7 @@ class UnfinishedGroup:
 
 
 @dataclass(slots=True)
-class _Run:
+class _UnwrittenRun:
     start: int
     version: Version
     node: str
@@ -95,7 +95,7 @@ class _Run:
 class _Waiting:
     """Of one trajectory."""
 
-    runs: list[_Run]
+    runs: list[_UnwrittenRun]
     tokens: int = 0
 
 
@@ -114,14 +114,14 @@ class Unwritten:
             members = self._groups[group_id] = {}
         waiting = members.get(member)
         if waiting is None:
-            waiting = members[member] = _Waiting([_Run(start, version, node, [ids], [logprobs])])
+            waiting = members[member] = _Waiting([_UnwrittenRun(start, version, node, [ids], [logprobs])])
         else:
             last = waiting.runs[-1]
             if last.version == version and last.node == node:
                 last.ids.append(ids)
                 last.logprobs.append(logprobs)
             else:
-                waiting.runs.append(_Run(start, version, node, [ids], [logprobs]))
+                waiting.runs.append(_UnwrittenRun(start, version, node, [ids], [logprobs]))
         count = len(ids) // 4
         waiting.tokens += count
         self.tokens += count

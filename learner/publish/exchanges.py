@@ -13,27 +13,27 @@ from typing import Any
 import trio
 
 from p2p.broadcast.exchange import Exchange
-from p2p.broadcast.transfer import Spread
+from p2p.broadcast.transfer import Transfer
 from p2p.weights.store import ChunkStore
 
 
-class Sources:
+class Exchanges:
     """As one `Exchange` to the publisher; manifests are in all of them, numbers are the swarm's."""
 
-    def __init__(self, swarm: Exchange, own: Exchange | None = None, own_peer: str = "") -> None:
-        self.swarm, self.own, self.own_peer = swarm, own, own_peer
+    def __init__(self, swarm: Exchange, local_engine: Exchange | None = None, local_peer: str = "") -> None:
+        self.swarm, self.local_engine, self.local_peer = swarm, local_engine, local_peer
 
     @property
     def store(self) -> ChunkStore:
         return self.swarm.store
 
     @property
-    def spreads(self) -> Mapping[bytes, Spread]:
+    def spreads(self) -> Mapping[bytes, Transfer]:
         return self.swarm.spreads
 
     def of(self, peer: str) -> Exchange:
         """The exchange that `peer` is a neighbour in."""
-        return self.own if self.own is not None and peer == self.own_peer else self.swarm
+        return self.local_engine if self.local_engine is not None and peer == self.local_peer else self.swarm
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as nursery:
@@ -52,10 +52,10 @@ class Sources:
     def forget(self, mid: bytes) -> list[bytes]:
         """As `Exchange.forget`."""
         digests = self.swarm.forget(mid)
-        if self.own is not None:
-            self.own.forget(mid)
+        if self.local_engine is not None:
+            self.local_engine.forget(mid)
         return digests
 
     @property
     def _all(self) -> list[Exchange]:
-        return [self.swarm] if self.own is None else [self.swarm, self.own]
+        return [self.swarm] if self.local_engine is None else [self.swarm, self.local_engine]

@@ -67,7 +67,7 @@ class _Sums:
             self.rated += 1
 
 
-class History:
+class PublishedVersions:
     """Manifests in the order they were begun. `done(published)` says that nothing more can happen to one: only those
     leave `recent`."""
 

@@ -14,8 +14,8 @@ import blake3
 import msgpack
 
 from learner.client.messages import Begin, SealVersion, SegmentDone
-from learner.publish.exchanges import Sources
-from learner.publish.published import History, Published
+from learner.publish.exchanges import Exchanges
+from learner.publish.published import Published, PublishedVersions
 from p2p.broadcast.exchange import Exchange
 from p2p.codec import encode_segment
 from p2p.errors import ShoalError
@@ -53,7 +53,7 @@ class Publisher:
         identity: Identity,
         run: str,
         run_dir: Path,
-        exchange: Exchange | Sources,
+        exchange: Exchange | Exchanges,
         *,
         epoch: int,
         segment_bytes: int,
@@ -64,7 +64,7 @@ class Publisher:
         self._identity, self._run, self._run_dir, self._exchange = identity, run, run_dir, exchange
         self.epoch, self.segment_bytes, self.chunk_bytes = epoch, segment_bytes, chunk_bytes
         self._now, self._wall = now, wall
-        self.history = History(lambda p: p.mid not in self._by_mid)
+        self.history = PublishedVersions(lambda p: p.mid not in self._by_mid)
         self.current: Version | None = None
         self._signers: dict[bytes, ManifestSigner] = {}
         self._layouts: dict[str, Layout] = {}

@@ -23,23 +23,23 @@ from dataclasses import replace
 
 import numpy as np
 
-from learner.dispatch.dispatcher import Request
+from learner.dispatch.dispatcher import WaitingSequence
 from learner.dispatch.forecast import GroupState, MemberState
 from learner.journal.records import IDS, LOGPROBS, Piece, Unwritten
 from learner.rollouts.group import MIN_LOGPROB, end, fault, generate, has_ended, parse_request
-from learner.rollouts.group import Group as _Group
-from learner.rollouts.group import Member as _Member
+from learner.rollouts.group import RunningGroup as _Group
+from learner.rollouts.group import RunningSample as _Member
 from learner.rollouts.group import min_version as _min_version
 from learner.rollouts.group import request_name as _name
 from learner.rollouts.outcomes import (
     TRUNCATED,
     Accepted,
     Cancel,
+    EventRefused,
     FinishedGroup,
     GroupAborted,
     Ignored,
     Outcome,
-    Refused,
     Requeued,
     Sample,
     Sampling,
@@ -154,10 +154,10 @@ class Collector:
         self._groups[group_id] = group
         return self._whole(group)
 
-    def pending(self) -> list[Request]:
+    def pending(self) -> list[WaitingSequence]:
         """What waits for a node, for the dispatcher."""
         return [
-            Request(
+            WaitingSequence(
                 _name(group.group_id, index, member.attempt),
                 group.group_id,
                 group.version,
@@ -275,18 +275,18 @@ class Collector:
         if where is not None and where[2] < self.first_attempt:
             return Ignored(event.request_id)  # of an earlier epoch; after a power cut, even of a group that nobody knows
         if where is None or where[0] > self._last_group:
-            return Refused(self._refuse(node, event, f"no such request {event.request_id!r:.80}"))
+            return EventRefused(self._refuse(node, event, f"no such request {event.request_id!r:.80}"))
         group_id, index, attempt = where
         group = self._groups.get(group_id)
         if group is None:
             return Ignored(event.request_id)
         if index >= len(group.members) or attempt > group.members[index].attempt:
-            return Refused(self._refuse(node, event, f"request {event.request_id} was never made"))
+            return EventRefused(self._refuse(node, event, f"request {event.request_id} was never made"))
         member = group.members[index]
         if attempt < member.attempt or member.completion.finish:
             return Ignored(event.request_id)
         if member.node != node:
-            return Refused(self._refuse(node, event, f"request {event.request_id} is not with this node"))
+            return EventRefused(self._refuse(node, event, f"request {event.request_id} is not with this node"))
 
         wrong = fault(group, member, event, self._published, self.vocab_size)
         if wrong is None:

@@ -21,10 +21,10 @@ from learner.rewards.scoring import Scorer
 from learner.rollouts.collector import Collector
 from learner.rollouts.durations import Durations
 from learner.rollouts.group import first_attempt
-from learner.rollouts.group_spec import RolloutSettings, Work, make_work
+from learner.rollouts.group_spec import GroupSpec, RolloutSettings, make_work
 from learner.rollouts.ledger import Ledger
-from learner.rollouts.ledger import Refused as NoRoom
-from learner.rollouts.outcomes import Accepted, Cancel, FinishedGroup, GroupAborted, Refused, Requeued
+from learner.rollouts.ledger import NoRoom as NoRoom
+from learner.rollouts.outcomes import Accepted, Cancel, EventRefused, FinishedGroup, GroupAborted, Requeued
 from learner.rollouts.recovery import plan_resume
 from learner.rollouts.redundancy import Patience, Redundancy, to_cut
 from learner.rollouts.stalls import StallWatch
@@ -33,7 +33,7 @@ from learner.tasks.port import Task
 from learner.tasks.prompting import decode_completion
 from learner.trajectory import Group
 from p2p.errors import Refusal, ShoalError
-from p2p.protocol.messages import Abort, Assign, Interrupt, Rejected, Request, Tokens
+from p2p.protocol.messages import Abort, Assign, GenerateRequest, Interrupt, Rejected, Tokens
 from p2p.protocol.rollout import BEHIND, UPDATING
 from p2p.version import Version
 
@@ -154,7 +154,7 @@ class Rollouts:
             )  # fmt: skip
         return ledger
 
-    def _take_up(self, left: UnfinishedGroup, work: Work) -> None:
+    def _take_up(self, left: UnfinishedGroup, work: GroupSpec) -> None:
         group = left.group
         whole = self.collector.restore_group(
             group.group_id, group.task_index, work.prompt_ids, group.version, work.seeds, self.settings.sampling, left.members,
@@ -165,7 +165,7 @@ class Rollouts:
         if whole is not None:  # it had its last token and no reward yet
             self._whole(whole)
 
-    def _work(self, task_index: int, group_id: int, samples: int, extra: int) -> Work:
+    def _work(self, task_index: int, group_id: int, samples: int, extra: int) -> GroupSpec:
         return make_work(self.settings, self._task, self._tokenizer, self._vocab_size, task_index, group_id, samples, extra)
 
     # --- work out ----------------------------------------------------------------------------------------------------
@@ -195,13 +195,13 @@ class Rollouts:
 
     def dispatch(self) -> None:
         """Give every waiting sequence a node, and open as many groups as the ledger and the nodes have room for."""
-        out: dict[str, list[Request]] = {}
+        out: dict[str, list[GenerateRequest]] = {}
         while True:
             plan = self.steering.plan(
                 self._now(), self.ledger.step, self._nodes(), self.collector, self._room
             )  # fmt: skip
             for request_id, peer in plan.assign:
-                out.setdefault(peer, []).append(Request.of(self.collector.assign(request_id, peer)))
+                out.setdefault(peer, []).append(GenerateRequest.of(self.collector.assign(request_id, peer)))
             opened = sum(self._open_group(opening.version) for opening in plan.open for _ in range(opening.groups))
             if not opened:
                 break
@@ -281,7 +281,7 @@ class Rollouts:
                     accepted += outcome.tokens
                     if outcome.finished is not None:
                         self._whole(outcome.finished, outcome.cancel)
-                case Refused():
+                case EventRefused():
                     self._report(peer, outcome.refusal)
                 case Requeued():
                     accepted += outcome.tokens

@@ -17,7 +17,7 @@ RECENT = 128
 
 
 @dataclass(slots=True)
-class _Group:
+class _GroupTimes:
     opened: float
     first: float | None = None
     began: dict[str, float] = field(default_factory=dict)
@@ -29,13 +29,13 @@ class _Group:
 class Durations:
     """Sequences are named by their request ids, "group.member.attempt"."""
 
-    _groups: dict[int, _Group] = field(default_factory=dict, init=False)
+    _groups: dict[int, _GroupTimes] = field(default_factory=dict, init=False)
     _longest: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT), init=False)
     _starts: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT), init=False)
 
     def opened(self, group_id: int, now: float) -> None:
         """It was reserved."""
-        self._groups[group_id] = _Group(now)
+        self._groups[group_id] = _GroupTimes(now)
 
     def began(self, request_id: str, now: float) -> None:
         """The first token of a completion came. What is not known, of an earlier epoch or aborted, is passed over."""

@@ -29,7 +29,7 @@ def first_attempt(epoch: int) -> int:
 
 
 @dataclass(slots=True)
-class Member:
+class RunningSample:
     seed: int
     completion: Completion = field(default_factory=Completion)
     attempt: int = 0
@@ -41,13 +41,13 @@ class Member:
 
 
 @dataclass(slots=True)
-class Group:
+class RunningGroup:
     group_id: int
     task_index: int
     version: Version
     prompt_ids: tuple[int, ...]
     sampling: Sampling
-    members: list[Member]
+    members: list[RunningSample]
     exact_version: Version | None = None
     extra: int = 0
     """members beyond need: the group is whole once all but so many have ended"""
@@ -75,23 +75,23 @@ def parse_request(request_id: str) -> tuple[int, int, int] | None:
     return (group_id, member, attempt) if request_name(group_id, member, attempt) == request_id else None
 
 
-def min_version(group: Group, member: Member) -> Version:
+def min_version(group: RunningGroup, member: RunningSample) -> Version:
     """What a node must be at to go on with it."""
     return member.completion.spans[-1].version if member.completion.spans else group.version
 
 
-def has_ended(group: Group, member: Member) -> bool:
+def has_ended(group: RunningGroup, member: RunningSample) -> bool:
     """Whether its tokens show an end."""
     ids = member.completion.ids
     return bool(ids) and (len(ids) >= group.sampling.max_new_tokens or ids[-1] in group.sampling.stop_ids)
 
 
-def end(group: Group, member: Member) -> None:
+def end(group: RunningGroup, member: RunningSample) -> None:
     """Its tokens show that it has ended (`has_ended`): say how."""
     member.completion.finish = "stop" if member.completion.ids[-1] in group.sampling.stop_ids else "length"
 
 
-def generate(group: Group, index: int, member: Member) -> Generate:
+def generate(group: RunningGroup, index: int, member: RunningSample) -> Generate:
     """What a node is asked for: seed and sampling as in every attempt, the tokens so far as a prefix."""
     return Generate(
         request_name(group.group_id, index, member.attempt),
@@ -108,7 +108,7 @@ def generate(group: Group, index: int, member: Member) -> Generate:
 
 
 def fault(
-    group: Group, member: Member, event: TokenEvent, published: Container[Version], vocab_size: int | None
+    group: RunningGroup, member: RunningSample, event: TokenEvent, published: Container[Version], vocab_size: int | None
 ) -> str | None:
     """What is wrong with an event of the node that holds this member, beyond what Completion.add checks."""
     held, sampling = member.completion.ids, group.sampling

@@ -45,7 +45,7 @@ class RolloutSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class GroupSpec:
     """What a group is made from. `recipe` is all of it in one number, with the sampling."""
 
     prompt_ids: tuple[int, ...]
@@ -56,7 +56,7 @@ class Work:
 def make_work(
     settings: RolloutSettings, task: Task, tokenizer: Any, vocab_size: int, task_index: int, group_id: int, samples: int,
     extra: int = 0,
-) -> Work:  # fmt: skip
+) -> GroupSpec:  # fmt: skip
     """What a group's tokens follow from, beside the weights: the same in every epoch, unless the run is resumed with
     another task, tokenizer, seed or sampling; then the recipe differs, and its tokens are of no use. The first `samples` members
     have the same seeds with `extra` more and without."""
@@ -67,7 +67,7 @@ def make_work(
     if extra:  # not else: recipes of groups without are what they always were
         sampled.append(extra)
     digest = blake3.blake3(msgpack.packb([prompt_ids, seeds, sampled])).digest(8)
-    return Work(prompt_ids, seeds, int.from_bytes(digest) >> 1)
+    return GroupSpec(prompt_ids, seeds, int.from_bytes(digest) >> 1)
 
 
 def mix(*values: int) -> int:

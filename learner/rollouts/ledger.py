@@ -67,7 +67,7 @@ class Reservation:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class NoRoom:
     """No room: back-pressure, to be tried again when the ledger or the weights have moved."""
 
     group_id: int
@@ -151,7 +151,7 @@ class Ledger:
 
     # ---- the protocol
 
-    def reserve(self, group_id: int, version_step: int) -> Reservation | Refused:
+    def reserve(self, group_id: int, version_step: int) -> Reservation | NoRoom:
         """Room for a group that will be generated under `version_step` or newer.
 
         ValueError for an id already in the ledger, or a version that cannot exist yet.
@@ -162,10 +162,10 @@ class Ledger:
         if version_step < self.step - self.max_staleness:
             oldest = self.step - self.max_staleness
             reason = f"version {version_step} is stale: step {self.step} needs >= {oldest}"
-            return Refused(group_id, version_step, reason)
+            return NoRoom(group_id, version_step, reason)
         if self.room(version_step) < 1:
             reason = f"no room in buffers {max(self.step, version_step)} to {self._deadline(version_step)}"
-            return Refused(group_id, version_step, reason)
+            return NoRoom(group_id, version_step, reason)
         self._reserved[group_id] = version_step
         self._by_version[version_step] += 1
         self._granted += 1
@@ -369,7 +369,7 @@ class Ledger:
         for group_id, version in [*stalest_first, *unfinished]:
             if group_id in ledger._reserved:
                 raise ValueError(f"group {group_id} is listed twice")
-            if version > step or isinstance(ledger.reserve(group_id, version), Refused):
+            if version > step or isinstance(ledger.reserve(group_id, version), NoRoom):
                 misfits.append(group_id)
         for group_id, oldest in stalest_first:
             if ledger.is_reserved(group_id):

@@ -114,7 +114,7 @@ class Ignored:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class EventRefused:
     """The event is not used and nothing else changed: it came from a node that does not hold this request."""
 
     refusal: Refusal
@@ -142,4 +142,4 @@ class GroupAborted:
     refusal: Refusal
 
 
-Outcome = Accepted | Ignored | Refused | Requeued | GroupAborted
+Outcome = Accepted | Ignored | EventRefused | Requeued | GroupAborted

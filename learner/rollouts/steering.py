@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from learner.dispatch.dispatcher import Dispatcher, Plan, Request, Strategies
-from learner.dispatch.forecast import Outlook
+from learner.dispatch.dispatcher import Dispatcher, DispatchPlan, Strategies, WaitingSequence
+from learner.dispatch.forecast import Forecast
 from learner.dispatch.migration import Move, balance
 from learner.dispatch.node_table import NodeView
 from learner.rollouts.collector import Collector
@@ -33,7 +33,7 @@ class Steering:
     most: int
     max_staleness: int
     strategies: Strategies
-    outlook: Outlook = field(init=False)
+    outlook: Forecast = field(init=False)
     moves: Counter[str] = field(default_factory=Counter, init=False)
     """sequences moved between living nodes, by reason"""
     _dispatcher: Dispatcher = field(init=False)
@@ -41,12 +41,12 @@ class Steering:
     """group.member -> when it was last moved"""
 
     def __post_init__(self) -> None:
-        self.outlook = Outlook(self.most, self.max_staleness)
+        self.outlook = Forecast(self.most, self.max_staleness)
         self._dispatcher = Dispatcher(self.samples, self.strategies)
 
     def plan(
         self, now: float, step: int, nodes: Sequence[NodeView], collector: Collector, room: Callable[[Version], int]
-    ) -> Plan:
+    ) -> DispatchPlan:
         """As `Dispatcher.choose`, the learner being at `step`. The caller applies all of it."""
         asked = {r.request_id: self._foreseen(r, now, step, collector) for r in collector.pending()}
         known = [self.outlook.view(node) for node in nodes]
@@ -72,7 +72,7 @@ class Steering:
         """What is believed of a node's speed (`nodes.NodeState.believed`)."""
         self.outlook.observe(peer, running, tokens_per_s)
 
-    def _foreseen(self, request: Request, now: float, step: int, collector: Collector) -> Request:
+    def _foreseen(self, request: WaitingSequence, now: float, step: int, collector: Collector) -> WaitingSequence:
         task_index, feature = collector.task_of(request.group_id)
         key = request.group_id, member_of(request.request_id)
         return self.outlook.request(request, key, now, step, task_index, feature)

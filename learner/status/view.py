@@ -146,7 +146,7 @@ def run_table(status: Mapping[str, Any]) -> Table:
         ),
         ("cut", cut_short(status.get("redundancy") or {})),
         ("capacity", capacity(status.get("pool") or {})),
-        ("own engine", seeding(status.get("seeding") or {})),
+        ("local engine", local_engine(status.get("local_engine") or {})),
         ("spent", spent(status.get("pool") or {})),
         (
             "weights sent",
@@ -193,15 +193,15 @@ def capacity(pool: Mapping[str, Any]) -> str:
     return text
 
 
-def seeding(own: Mapping[str, Any]) -> str:
-    """What the learner's own engine does; "" where it has none."""
+def local_engine(own: Mapping[str, Any]) -> str:
+    """What the learner's local engine does; "" where it has none."""
     if not own:
         return ""
     last = own.get("last") or {}
     now = "generates" if own.get("generates") else "the trainer's turn" if own.get("there") else "not there"
     return (
-        f"{now}; last step {number(last, 'seeding/seconds', '.1f')} s of its own, trainer waited "
-        f"{number(last, 'seeding/trainer_wait_s', '.1f')} s, nodes {number(last, 'seeding/remote_wait_s', '.1f')} s"
+        f"{now}; last step {number(last, 'local_engine/seconds', '.1f')} s of its own, trainer waited "
+        f"{number(last, 'local_engine/trainer_wait_s', '.1f')} s, nodes {number(last, 'local_engine/remote_wait_s', '.1f')} s"
     )
 
 

@@ -29,7 +29,7 @@ class BadBatch(ShoalError):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ForwardRow:
     """One sequence of a forward."""
 
     group_id: int
@@ -71,10 +71,10 @@ def check_group(group: Group, version: Version, max_staleness: int) -> None:
             raise refuse(f"{who}: spans cover {at} of {len(t.completion_ids)} tokens")
 
 
-def rows_of(groups: Sequence[Group], scale: bool) -> list[Row]:
+def rows_of(groups: Sequence[Group], scale: bool) -> list[ForwardRow]:
     """Every sequence of `groups` with its advantage, in order."""
     return [
-        Row(group.group_id, trajectory, float(advantage))
+        ForwardRow(group.group_id, trajectory, float(advantage))
         for group in groups
         for trajectory, advantage in zip(
             group.trajectories,
@@ -84,7 +84,7 @@ def rows_of(groups: Sequence[Group], scale: bool) -> list[Row]:
     ]
 
 
-def cut_forwards(rows: Sequence[Row], budget: int) -> Iterator[list[Row]]:
+def cut_forwards(rows: Sequence[ForwardRow], budget: int) -> Iterator[list[ForwardRow]]:
     """Forwards of at most `budget` padded tokens each (a single longer row goes alone), of rows of like lengths.
 
     Rows are sorted by length, ties keep their order, and the sorted rows are cut where that costs least (dynamic
@@ -119,10 +119,10 @@ class Packer:
     """padded tokens of one forward"""
     unit: int
     """groups between two cuts; a cut waits longer while all that is pending fills less than WORTH_IT of a forward"""
-    _pending: list[Row] = field(default_factory=list, init=False, repr=False)
+    _pending: list[ForwardRow] = field(default_factory=list, init=False, repr=False)
     _groups: int = field(default=0, init=False, repr=False)
 
-    def add(self, rows: Iterable[Row]) -> list[list[Row]]:
+    def add(self, rows: Iterable[ForwardRow]) -> list[list[ForwardRow]]:
         """Take one group's rows (there may be none); the forwards that can run now."""
         self._pending.extend(rows)
         self._groups += 1
@@ -133,17 +133,17 @@ class Packer:
             self._pending = packs.pop()
         return packs
 
-    def flush(self) -> list[list[Row]]:
+    def flush(self) -> list[list[ForwardRow]]:
         """The forwards of everything that is left: the step's groups are all here."""
         packs = list(cut_forwards(self._pending, self.budget))
         self._pending, self._groups = [], 0
         return packs
 
 
-def padded_tokens(pack: Sequence[Row]) -> int:
+def padded_tokens(pack: Sequence[ForwardRow]) -> int:
     """Tokens that a forward over these rows computes."""
     return max(map(_length, pack), default=0) * len(pack)
 
 
-def _length(row: Row) -> int:
+def _length(row: ForwardRow) -> int:
     return len(row.trajectory.prompt_ids) + len(row.trajectory.completion_ids)

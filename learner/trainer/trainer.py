@@ -26,7 +26,7 @@ from learner.trainer.device_weights import DeviceWeights
 from learner.trainer.evaluate import evaluate, held_out_prompts
 from learner.trainer.losses import LossOptions, merge_stats, policy_loss, report
 from learner.trainer.model import completion_logprobs, load_model, served_tensors
-from learner.trainer.packing import BadBatch, Packer, Row, check_group, rows_of
+from learner.trainer.packing import BadBatch, ForwardRow, Packer, check_group, rows_of
 from learner.trainer.settings import TrainerConfig
 from learner.trajectory import Group
 from p2p.errors import ShoalError, UsageError
@@ -98,14 +98,14 @@ class PolicyTrainer:
         """Forward and backward of what `accumulate` left over: the step's groups are all here."""
         self._run(self._busy.flush(), self._idle.flush())
 
-    def _run(self, busy: list[list[Row]], idle: list[list[Row]]) -> None:
+    def _run(self, busy: list[list[ForwardRow]], idle: list[list[ForwardRow]]) -> None:
         for pack in busy:
             self._forward(pack).backward()
         with torch.no_grad():
             for pack in idle:
                 self._forward(pack)
 
-    def _forward(self, pack: list[Row]) -> torch.Tensor:
+    def _forward(self, pack: list[ForwardRow]) -> torch.Tensor:
         prompts = [r.trajectory.prompt_ids for r in pack]
         completions = [r.trajectory.completion_ids for r in pack]
         temperature = self.config.temperature

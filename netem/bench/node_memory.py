@@ -18,7 +18,7 @@ from typing import Any
 from netem.contest.contest import Round
 from netem.contest.player_processes import READY_S, Players
 from netem.contest.players import peer_argv
-from netem.contest.players.events import Account, Expect, Links, Prepare, Publish, Role
+from netem.contest.players.events import AskAccount, Expect, Links, Prepare, Publish, Role
 from netem.networks.profile import LEARNER
 from p2p.errors import ShoalError, UsageError
 from p2p.limits import DEFAULT_SEGMENT, MIB
@@ -60,7 +60,7 @@ def _measure(size: int, folder: Path, cut_s: float) -> dict[str, Any]:
         state = Round(1, [NODE], LEARNER, prepared["digest"])
         players.tell([LEARNER], Publish(1))
         players.feed(state.take, lambda: state.whole, cut_s)
-        players.tell(list(hosts), Account(1))
+        players.tell(list(hosts), AskAccount(1))
         players.feed(state.take, lambda: state.accounted, ANSWER_S)
         peak = anonymous.peak
     result = state.result()

@@ -16,7 +16,7 @@ from learner.dispatch.dispatcher import Strategies
 from netem.rollout_sim.fleet import KINDS, QWEN3_8B, Seat, fleet, preemptible
 from netem.rollout_sim.other_systems import Buffer, OneStepOff, Quota, Synchronous
 from netem.rollout_sim.ours import Shoal
-from netem.rollout_sim.sim import Outcome, Policy, Settings, Simulation
+from netem.rollout_sim.sim import Outcome, RolloutPolicy, RolloutSimulation, SimSettings
 from netem.rollout_sim.staleflow import StaleFlow
 from netem.rollout_sim.workload import EVEN, SKEWED, Workload
 from p2p.errors import UsageError
@@ -27,7 +27,7 @@ SCARCE = fleet({"H100-SXM": 6, "A100-80G": 9, "L40S": 14, "RTX4090": 7})
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class WorkloadCase:
     """A workload on a fleet."""
 
     name: str
@@ -50,24 +50,24 @@ class Case:
         return made / (need / (self.workload.train_s + self.workload.update_s))
 
 
-def cases(seed: int) -> dict[str, Case]:
+def cases(seed: int) -> dict[str, WorkloadCase]:
     spot = preemptible(AMPLE, 900.0, 150.0, 48 * 3600.0, seed, steady=["H100-SXM"])
     found = (
-        Case("skewed", SKEWED, AMPLE, "a long tail, up to 20,000 tokens; a fleet with capacity to spare"),
-        Case("tight", SKEWED, TIGHT, "the same with little to spare"),
-        Case("scarce", SKEWED, SCARCE, "the same with hardly anything to spare"),
-        Case("even", EVEN, AMPLE, "completions of about the same length"),
-        Case("spot", SKEWED, spot, "the long tail; all but the H100s come and go, 15 minutes there and 2.5 away in the mean"),
+        WorkloadCase("skewed", SKEWED, AMPLE, "a long tail, up to 20,000 tokens; a fleet with capacity to spare"),
+        WorkloadCase("tight", SKEWED, TIGHT, "the same with little to spare"),
+        WorkloadCase("scarce", SKEWED, SCARCE, "the same with hardly anything to spare"),
+        WorkloadCase("even", EVEN, AMPLE, "completions of about the same length"),
+        WorkloadCase("spot", SKEWED, spot, "long tail; all but the H100s come and go, 15 minutes there and 2.5 away in the mean"),
     )
     return {case.name: case for case in found}
 
 
-POLICIES: dict[str, Callable[[], Policy]] = {
+POLICIES: dict[str, Callable[[], RolloutPolicy]] = {
     "synchronous": Synchronous, "one-step-off": OneStepOff, "areal-quota": Quota, "roll-buffer": Buffer,
     "staleflow": StaleFlow, "shoal": Shoal,
 }  # fmt: skip
 
-ABLATIONS: dict[str, Callable[[], Policy]] = {
+ABLATIONS: dict[str, Callable[[], RolloutPolicy]] = {
     "no balance": lambda: Shoal(Strategies(balance=False), label="no balance"),
     "emptiest node": lambda: Shoal(Strategies(gain=False), label="emptiest node"),
     "fastest node": lambda: Shoal(Strategies(pace=True), label="fastest node"),
@@ -80,11 +80,11 @@ ABLATED = ("scarce", "spot")
 """Where strategies matter: with capacity to spare and nobody lost, any will do."""
 
 
-def run_one(case: str, policy: str, settings: Settings) -> dict[str, Any]:
+def run_one(case: str, policy: str, settings: SimSettings) -> dict[str, Any]:
     """One simulation: a row of the benchmark's JSON. For a worker process, hence names."""
     make = POLICIES.get(policy) or ABLATIONS[policy]
     found = cases(settings.seed)[case]
-    outcome: Outcome = Simulation(found.seats, found.workload, make(), settings).run()
+    outcome: Outcome = RolloutSimulation(found.seats, found.workload, make(), settings).run()
     kept = 1 - outcome.lost / outcome.held if outcome.held else None
     return {
         "throughput": outcome.tokens_per_s, "idle": outcome.idle, **asdict(outcome), "policy": policy, "kept_on_loss": kept
@@ -92,7 +92,7 @@ def run_one(case: str, policy: str, settings: Settings) -> dict[str, Any]:
 
 
 def bench_rollouts(
-    names: Sequence[str], policies: Sequence[str], settings: Settings, ablate: bool, jobs: int, say: Callable[[str], None]
+    names: Sequence[str], policies: Sequence[str], settings: SimSettings, ablate: bool, jobs: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """What `shoal bench rollouts --json` prints. UsageError for unknown names."""
     known = cases(settings.seed)
@@ -168,5 +168,5 @@ def _add(table: Table, name: str, row: dict[str, Any]) -> None:
     )  # fmt: skip
 
 
-def settings_of(staleness: int, steps: int, seed: int) -> Settings:
-    return replace(Settings(), staleness=staleness, steps=steps, seed=seed)
+def settings_of(staleness: int, steps: int, seed: int) -> SimSettings:
+    return replace(SimSettings(), staleness=staleness, steps=steps, seed=seed)

@@ -24,7 +24,7 @@ from learner.status.view import fetch_status
 from learner.tasks.registry import make_task
 from netem.bench.codec.bench import LAYER_8B
 from netem.bench.codec.model_updates import gaussian_update
-from netem.demo.children import Child, Children
+from netem.demo.children import Children, DemoProcess
 from netem.demo.tiny_model import build_demo_model
 from p2p.errors import ShoalError, UsageError
 
@@ -46,10 +46,10 @@ def bench_update(layers: int, nodes: int, share: float, folder: Path | None, say
         if free < DISK * (nodes + 1) * size:
             raise UsageError(f"{name} has {free >> 20} MiB free, {DISK * (nodes + 1) * size >> 20} are needed")
         with Children(Path(name) / "logs") as children:
-            return _Run(Path(name), children, say).go(layers, nodes, share, size)
+            return _UpdateRun(Path(name), children, say).go(layers, nodes, share, size)
 
 
-class _Run:
+class _UpdateRun:
     def __init__(self, folder: Path, children: Children, say: Callable[[str], None]) -> None:
         self.folder, self.children, self.say = folder, children, say
         self.run_dir = folder / "run"
@@ -130,7 +130,7 @@ class _Run:
         found = fetch_status(self.run_dir)["nodes"]
         return sum(n["alive"] and n["version"] == version for n in found) == nodes
 
-    def _until(self, what: str, learner: Child, ready: Callable[[], bool]) -> None:
+    def _until(self, what: str, learner: DemoProcess, ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + WAIT_S
         while not ready():
             for child in [learner, *self.children.all]:

@@ -223,7 +223,7 @@ def _bench_codec(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _bench_capacity(args: argparse.Namespace) -> dict[str, Any]:
-    from netem.bench.capacity.run import Case, bench_capacity
+    from netem.bench.capacity.run import CapacityCase, bench_capacity
     from p2p.errors import UsageError
 
     args.where = args.folder
@@ -231,7 +231,7 @@ def _bench_capacity(args: argparse.Namespace) -> dict[str, Any]:
         factors = [float(text) for text in args.factors.split(",")]
     except ValueError:
         raise UsageError(f"--factors: {args.factors!r} is not a list of numbers") from None
-    case = Case(
+    case = CapacityCase(
         1.0, args.nodes, args.steps, staleness=args.staleness, link=args.link, spot_up_s=args.spot, seed=args.seed,
         values=1_000_000 if args.spot else 8_000_000, own=args.own,
     )  # fmt: skip
@@ -240,11 +240,11 @@ def _bench_capacity(args: argparse.Namespace) -> dict[str, Any]:
 
 def _bench_chaos(args: argparse.Namespace) -> dict[str, Any]:
     from netem.bench.chaos.bench import bench_chaos, describe
-    from netem.bench.chaos.run import Settings
+    from netem.bench.chaos.run import ChaosSettings
 
     args.where = args.folder
     engine = ("--engine", args.engine, *(("--engine-python", args.engine_python) if args.engine_python else ()))
-    settings = Settings(
+    settings = ChaosSettings(
         args.seed, args.steps, args.nodes, args.node_kills, args.learner_kills, not args.train, args.temperature,
         args.engine_kills, engine,
     )  # fmt: skip
@@ -306,9 +306,9 @@ def _bench_rollouts(args: argparse.Namespace) -> dict[str, Any]:
     print_rollouts(result)
     if args.real:
         from netem.bench.chaos.bench import bench_chaos, describe
-        from netem.bench.chaos.run import Settings
+        from netem.bench.chaos.run import ChaosSettings
 
-        result["real"] = bench_chaos(Settings(seed=args.seed), False, None, say)
+        result["real"] = bench_chaos(ChaosSettings(seed=args.seed), False, None, say)
         result["ok"] = result["ok"] and result["real"]["ok"]
         print(describe(result["real"]), file=sys.stderr)
     return result

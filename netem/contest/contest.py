@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from netem.contest.player_processes import Event, Players, open_folder, open_players
-from netem.contest.players.events import Account, Expect, Prepare, Publish, Role, Turn
+from netem.contest.players.events import AskAccount, Expect, Prepare, Publish, Role, TurnRogue
 from netem.emulation.backends import AUTO
 from netem.emulation.underlay import Underlay, underlay
 from netem.networks.faults import (
@@ -229,7 +229,7 @@ def _run_round(
     players.feed(state.take, lambda: state.whole, cut_s, trouble)
     weather = network.weather()
     if not state.failures:
-        players.tell([name for name in players.names if name in nodes | {LEARNER}], Account(number))
+        players.tell([name for name in players.names if name in nodes | {LEARNER}], AskAccount(number))
         players.feed(state.take, lambda: state.accounted, ANSWER_S)
     happened = trouble.summary(state) if trouble is not None else {}
     known = {"congestion": network.congestion, "backend": network.backend}
@@ -288,6 +288,6 @@ class _Trouble:
             case Join():
                 self._players.launch(fault.host)
             case Corrupt():
-                self._players.tell([fault.host], Turn("corrupt"))
+                self._players.tell([fault.host], TurnRogue("corrupt"))
             case Withhold():
-                self._players.tell([fault.host], Turn("withhold"))
+                self._players.tell([fault.host], TurnRogue("withhold"))

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from netem.contest.players.events import Command, Links, Role, Stop, command_line
+from netem.contest.players.events import Command, EndPlayer, Links, Role, command_line
 from netem.emulation.underlay import Underlay
 from netem.networks.profile import LEARNER
 from p2p.errors import ShoalError
@@ -132,7 +132,7 @@ class Players:
 
     def end(self) -> None:
         """Everything, whatever state it is in."""
-        self.tell(list(self._processes), Stop())
+        self.tell(list(self._processes), EndPlayer())
         deadline = time.monotonic() + STOP_S
         for process in self._processes.values():
             try:

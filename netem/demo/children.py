@@ -16,7 +16,7 @@ from netem.demo.fork_client import WarmParent, WarmProcess
 
 
 @dataclass
-class Child:
+class DemoProcess:
     """One `shoal` process. `out` holds what it printed last (its JSON), `log` everything it said."""
 
     name: str
@@ -50,7 +50,7 @@ class Children:
     """Every process of the demo. Leaving the block ends them all, politely first."""
 
     logs: Path
-    all: list[Child] = field(default_factory=list)
+    all: list[DemoProcess] = field(default_factory=list)
     warm: WarmParent | None = None
 
     def warm_up(self) -> None:
@@ -58,7 +58,7 @@ class Children:
         self.logs.mkdir(parents=True, exist_ok=True)
         self.warm = WarmParent(self.logs / "warm.log")
 
-    def start(self, name: str, arguments: Sequence[str], warm: bool = False) -> Child:
+    def start(self, name: str, arguments: Sequence[str], warm: bool = False) -> DemoProcess:
         """`python ARGUMENTS...` with one thread to each library pool, its output under logs/; as a fork if `warm`."""
         self.logs.mkdir(parents=True, exist_ok=True)
         out, log = self.logs / f"{name}.out", self.logs / f"{name}.log"
@@ -71,7 +71,7 @@ class Children:
                     [sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=CHILD_ENV,
                     process_group=0, preexec_fn=die_with_parent,
                 )  # fmt: skip
-        child = Child(name, process, out, log)
+        child = DemoProcess(name, process, out, log)
         self.all.append(child)
         return child
 

@@ -20,7 +20,7 @@ import httpx
 
 from learner.config import build_config, dump_toml
 from learner.status.view import dollars
-from netem.demo.children import Child, Children
+from netem.demo.children import Children, DemoProcess
 from netem.demo.recipes import RECIPES, Recipe
 from netem.demo.report import write_report
 from netem.demo.spot import NODES as SPOT_NODES
@@ -92,7 +92,7 @@ class Demo:
         self.args, self.recipe, self.steps, self.run_dir, self.children = args, recipe, steps, run_dir, children
         self.began = began
         self.events: list[str] = []
-        self.nodes: dict[str, Child] = {}
+        self.nodes: dict[str, DemoProcess] = {}
         self.spot: Spot | None = None
         self.disturbed = False
         self.pss_peak = 0
@@ -135,7 +135,7 @@ class Demo:
         if builder.process.wait() != 0:
             raise ShoalError(f"the model could not be built: {builder.last_line()}")
 
-    def _wait_ready(self, learner: Child) -> None:
+    def _wait_ready(self, learner: DemoProcess) -> None:
         deadline = time.monotonic() + START_S
         while self._status() is None:
             if learner.process.poll() is not None:
@@ -144,7 +144,7 @@ class Demo:
                 raise ShoalError(f"the learner was not ready within {START_S:.0f} s: {learner.last_line()}")
             time.sleep(0.1)
 
-    def _start_node(self, name: str) -> Child:
+    def _start_node(self, name: str) -> DemoProcess:
         price = PRICES[(int(name.removeprefix("node-")) - 1) % len(PRICES)]
         capacity = self.recipe.spot_capacity if self.args.spot else self.recipe.capacity
         child = self.nodes[name] = self.children.start(name, [
@@ -237,7 +237,7 @@ class Demo:
         return result
 
 
-def _faults(result: dict[str, Any], last: str, nodes: dict[str, Child]) -> list[str]:
+def _faults(result: dict[str, Any], last: str, nodes: dict[str, DemoProcess]) -> list[str]:
     """What a demo must never show, as sentences; [] when all is well."""
     faults = []
     for node in result["nodes"]:

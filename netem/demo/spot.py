@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from netem.demo.children import Child
-from netem.networks.availability import Move, spot_moves
+from netem.demo.children import DemoProcess
+from netem.networks.availability import FleetChange, spot_moves
 
 NODES, STEPS = 6, 100
 """Unless asked otherwise: enough that some are there at any time, and that a run takes a minute or two."""
@@ -42,13 +42,13 @@ class Spot:
     """`start(name)` makes a node's process; `go_on()`, called now and then, does what is due."""
 
     def __init__(
-        self, nodes: int, seed: int, start: Callable[[str], Child], say: Callable[[str], None],
+        self, nodes: int, seed: int, start: Callable[[str], DemoProcess], say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self._due: list[Move] = spot_moves(nodes, UP_S, DOWN_S, HORIZON_S, seed)[::-1]
+        self._due: list[FleetChange] = spot_moves(nodes, UP_S, DOWN_S, HORIZON_S, seed)[::-1]
         self._start, self._say, self._clock = start, say, clock
         self._began = clock()
-        self._running: dict[str, Child] = {}
+        self._running: dict[str, DemoProcess] = {}
         self.counts = Counts()
 
     def go_on(self) -> None:
@@ -77,7 +77,7 @@ class Spot:
         if at:
             self._say(f"{at:.0f} s: {name} is back")
 
-    def _go(self, name: str, move: Move) -> None:
+    def _go(self, name: str, move: FleetChange) -> None:
         self._running[name].send(signal.SIGTERM if move.notice else signal.SIGKILL)
         self.counts.departures += 1
         self.counts.noticed += move.notice

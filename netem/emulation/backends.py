@@ -17,7 +17,7 @@ from functools import partial
 from netem.emulation.fabric import Fabric
 from netem.emulation.namespaces import Place, check_namespaces, check_possible, congestion_in, places
 from netem.emulation.switch import IDLE_S, Switch
-from netem.emulation.tc import Plan, Rates, dropped_and_lost, needs_netem, rate_commands, stats_commands, up_commands
+from netem.emulation.tc import LinkRates, NetworkPlan, dropped_and_lost, needs_netem, rate_commands, stats_commands, up_commands
 from netem.networks.profile import Profile
 from p2p.errors import UsageError
 
@@ -142,10 +142,10 @@ class TcBackend(Backend):
 
     name = TC
 
-    def __init__(self, plan: Plan, hosts: dict[str, Place], now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, plan: NetworkPlan, hosts: dict[str, Place], now: Callable[[], float] = time.monotonic) -> None:
         self.places, self.namespaces = hosts, plan.namespaces
         self._plan, self._now, self._began = plan, now, now()
-        self._rates = {h.name: Rates(h.access.up, h.access.down, h.trace) for h in plan.profile.hosts}
+        self._rates = {h.name: LinkRates(h.access.up, h.access.down, h.trace) for h in plan.profile.hosts}
         self._applied = {h.name: (h.access.up, h.access.down) for h in plan.profile.hosts}
         self._lock = threading.Lock()
         self._seen = 0, 0
@@ -180,7 +180,7 @@ class TcBackend(Backend):
 @contextmanager
 def _open_tc(profile: Profile, prefix: str) -> Iterator[Backend]:
     check_namespaces()
-    plan = Plan(profile, prefix)
+    plan = NetworkPlan(profile, prefix)
     try:
         for command in up_commands(plan):
             _call(command)

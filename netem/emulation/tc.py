@@ -44,7 +44,7 @@ LAN_GATEWAY, GATEWAY, CORE = "169.254.1.1", "169.254.2.1", "169.254.2.2"
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class ShapedLink:
     """One direction of a host's way: which device in which namespace is shaped."""
 
     namespace: str
@@ -52,7 +52,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class NetworkPlan:
     """Names and addresses of a network that is to be. `prefix` begins every namespace's name."""
 
     profile: Profile
@@ -71,11 +71,11 @@ class Plan:
     def address(self, host: str) -> str:
         return str(NETWORK[1 + self._number(host)])
 
-    def uplink(self, host: str) -> Link:
-        return Link(self.gateway(host), "wan")
+    def uplink(self, host: str) -> ShapedLink:
+        return ShapedLink(self.gateway(host), "wan")
 
-    def downlink(self, host: str) -> Link:
-        return Link(self.core, f"host{self._number(host)}")
+    def downlink(self, host: str) -> ShapedLink:
+        return ShapedLink(self.core, f"host{self._number(host)}")
 
     @property
     def namespaces(self) -> list[str]:
@@ -96,7 +96,7 @@ def needs_netem(profile: Profile) -> bool:
     return any(_has_netem(access) for access in (*(h.access for h in profile.hosts), *profile.sites.values()))
 
 
-def up_commands(plan: Plan) -> list[Command]:
+def up_commands(plan: NetworkPlan) -> list[Command]:
     """All that makes the network, in order. What goes wrong half-way is undone by deleting `plan.namespaces`."""
     if len(plan.profile.hosts) > NETWORK.num_addresses - 2:
         raise UsageError(f"{len(plan.profile.hosts)} hosts: at most {NETWORK.num_addresses - 2}")
@@ -119,7 +119,7 @@ def up_commands(plan: Plan) -> list[Command]:
     return out
 
 
-def rate_commands(plan: Plan, host: str, up: float, down: float) -> list[Command]:
+def rate_commands(plan: NetworkPlan, host: str, up: float, down: float) -> list[Command]:
     """The host's access link has these rates (bit/s) from now on. With 0 its queue takes nothing: what is in it goes on at the
     rate that was, and no token is owed when the outage is over."""
     access, out = plan.profile.host(host).access, list[Command]()
@@ -130,7 +130,7 @@ def rate_commands(plan: Plan, host: str, up: float, down: float) -> list[Command
     return out
 
 
-def stats_commands(plan: Plan) -> list[Command]:
+def stats_commands(plan: NetworkPlan) -> list[Command]:
     """One for each namespace with shaped devices; `dropped_and_lost` reads what they print."""
     shaped = [plan.core, *(plan.gateway(h.name) for h in plan.profile.hosts)]
     return [["tc", "-n", name, "-s", "-j", "qdisc", "show"] for name in shaped]
@@ -152,7 +152,7 @@ def dropped_and_lost(outputs: Iterable[str]) -> tuple[int, int]:
 # --- wires ---------------------------------------------------------------------------------------------------------------
 
 
-def _wired(plan: Plan, host: str, number: int) -> list[Command]:
+def _wired(plan: NetworkPlan, host: str, number: int) -> list[Command]:
     """host -- gateway -- core, and the routes both ways."""
     here, gateway, core, mtu = plan.namespace(host), plan.gateway(host), plan.core, str(plan.profile.mtu)
     address, far = plan.address(host), plan.downlink(host).device
@@ -192,11 +192,11 @@ def _forwards(namespace: str) -> Command:
 # --- shaping -------------------------------------------------------------------------------------------------------------
 
 
-def _tc(link: Link, what: str, action: str, *words: str) -> Command:
+def _tc(link: ShapedLink, what: str, action: str, *words: str) -> Command:
     return ["tc", "-n", link.namespace, what, action, "dev", link.device, *words]
 
 
-def _chain(link: Link, minor: str, access: Access, rate: float, mtu: int) -> list[Command]:
+def _chain(link: ShapedLink, minor: str, access: Access, rate: float, mtu: int) -> list[Command]:
     """htb class, netem if there is anything for it to do, and the queue."""
     out = [_class(link, "add", minor, rate, mtu)]
     if _has_netem(access):
@@ -208,14 +208,14 @@ def _has_netem(access: Access) -> bool:
     return access.delay > 0 or access.jitter > 0 or access.loss > 0
 
 
-def _class(link: Link, action: str, minor: str, rate: float, mtu: int) -> Command:
+def _class(link: ShapedLink, action: str, minor: str, rate: float, mtu: int) -> Command:
     frame = mtu + ETHERNET
     burst = str(max(frame, round(rate * BURST_S / 8)))
     words = ["rate", f"{max(8, round(rate))}bit", "burst", burst, "cburst", burst, "quantum", str(frame)]
     return _tc(link, "class", action, "parent", "1:", "classid", f"1:{minor}", "htb", *words)
 
 
-def _queue(link: Link, action: str, minor: str, access: Access, rate: float, mtu: int) -> Command:
+def _queue(link: ShapedLink, action: str, minor: str, access: Access, rate: float, mtu: int) -> Command:
     """As the fabric's pipe: a packet is taken while no more than `queue` seconds of others are ahead of it."""
     limit = round(rate * access.queue / 8) + mtu if rate > 0 else 1
     parent = f"{minor}1:1" if _has_netem(access) else f"1:{minor}"
@@ -239,7 +239,7 @@ def _ms(seconds: float) -> str:
 # --- rates over time -----------------------------------------------------------------------------------------------------
 
 
-class Rates:
+class LinkRates:
     """Of one host's access link: its own, its trace's steps, and what was set since. Times are seconds since it came up."""
 
     def __init__(self, up: float, down: float, steps: Iterable[Step] = ()) -> None:

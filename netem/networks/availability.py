@@ -37,7 +37,7 @@ def balanced_stays(up_s: float, down_s: float, horizon_s: float, rng: np.random.
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class FleetChange:
     at: float
     """seconds from the beginning"""
     seat: int
@@ -46,7 +46,7 @@ class Move:
     """it goes with a SIGTERM beforehand, as clouds send it; else at once"""
 
 
-def spot_moves(seats: int, up_s: float, down_s: float, horizon_s: float, seed: int) -> list[Move]:
+def spot_moves(seats: int, up_s: float, down_s: float, horizon_s: float, seed: int) -> list[FleetChange]:
     """Comings and goings in order of time, all there at the beginning: exponential times above SHORTEST. Every other departure
     of a seat has notice."""
     moves = []
@@ -54,7 +54,7 @@ def spot_moves(seats: int, up_s: float, down_s: float, horizon_s: float, seed: i
         rng = random.Random(f"{seed}.{seat}")
         draw = lambda mean, rng=rng: SHORTEST * mean + rng.expovariate(1 / ((1 - SHORTEST) * mean))
         for i, (since, until) in enumerate(stays(up_s, down_s, horizon_s, draw)):
-            moves.append(Move(since, seat, comes=True))
+            moves.append(FleetChange(since, seat, comes=True))
             if until < horizon_s:
-                moves.append(Move(until, seat, comes=False, notice=(i + seat) % 2 == 0))
+                moves.append(FleetChange(until, seat, comes=False, notice=(i + seat) % 2 == 0))
     return sorted(moves, key=lambda move: (move.at, move.seat))

@@ -13,11 +13,11 @@ from collections.abc import Callable, Collection, Sequence
 from learner.economy.activation import Activation, Candidate, Decision, Rules
 from learner.economy.bill import Bill
 from learner.economy.demand import Demand, choose_kappa
-from learner.economy.rates import Estimate, Rates
-from netem.planning.cost_scenario import Scenario
-from netem.planning.dissemination import Spread
+from learner.economy.rates import Estimate, NodeRates
+from netem.planning.cost_scenario import CostScenario
+from netem.planning.dissemination import Dissemination
 from netem.planning.outcome import Paid
-from netem.planning.priced_fleet import EngineKind, Node
+from netem.planning.priced_fleet import EngineKind, FleetNode
 
 LEARNER = "learner"
 
@@ -31,8 +31,10 @@ GENERATION_WEIGHT = 0.02
 """Of the last group in how long a group is thought to take."""
 
 
-class Crew:
-    def __init__(self, scenario: Scenario, nodes: Sequence[Node], engines: Sequence[EngineKind], full: Sequence[float]) -> None:
+class Autoscaler:
+    def __init__(
+        self, scenario: CostScenario, nodes: Sequence[FleetNode], engines: Sequence[EngineKind], full: Sequence[float]
+    ) -> None:
         """`full`: tokens per second of a full node, by row."""
         self.scenario, self.nodes, self.engines, self.full = scenario, nodes, engines, full
         a, file = scenario.file.activation, scenario.file
@@ -40,7 +42,7 @@ class Crew:
             margin=a.margin, release=a.release, dwell_s=a.dwell_s, explore_share=a.explore_share,
             max_usd_per_hour=a.max_usd_per_hour or math.inf, budget_usd=a.budget_usd or math.inf, overlap=file.policy.overlap,
         )  # fmt: skip
-        self.activation, self.rates, self.bill, self.spread = Activation(self.rules), Rates(), Bill(), Spread(scenario)
+        self.activation, self.rates, self.bill, self.spread = Activation(self.rules), NodeRates(), Bill(), Dissemination(scenario)
         self.index = {node.name: i for i, node in enumerate(nodes)}
         self.here: dict[int, float] = {}
         """who is there, since when"""

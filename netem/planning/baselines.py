@@ -9,9 +9,9 @@ from collections.abc import Sequence as Many
 
 from netem.planning.cost_scenario import PolicySection
 from netem.planning.local_engine import Priced, Seeder
-from netem.rollout_sim.engine import Engine, Sequence
+from netem.rollout_sim.engine import Sequence, SimEngine
 from netem.rollout_sim.other_systems import Buffer, OneStepOff, Synchronous, has_place
-from netem.rollout_sim.sim import Prompt
+from netem.rollout_sim.sim import OpenedGroup
 
 LONG_SHARE = 0.2
 """Of the prompts, StreamRL takes the longest predicted for long."""
@@ -46,18 +46,18 @@ class Colocated(Synchronous, Priced):
             sequence = self.queue.popleft()
             sim.place(sequence, sim.own[sequence.group % sim.workload.groups * len(sim.own) // sim.workload.groups])
 
-    def finished(self, prompt: Prompt) -> None:
+    def finished(self, prompt: OpenedGroup) -> None:
         super().finished(prompt)
         self.priced.ended(prompt)
 
 
-class Ahead(OneStepOff, Priced):
+class CentralOneStepOff(OneStepOff, Priced):
     """Centralised and asynchronous by one step, without streaming."""
 
     def __init__(self, settings: PolicySection) -> None:
         self.settings = settings
 
-    def finished(self, prompt: Prompt) -> None:
+    def finished(self, prompt: OpenedGroup) -> None:
         super().finished(prompt)
         self.priced.ended(prompt)
 
@@ -77,7 +77,7 @@ class Echo2(Buffer, Priced):
     def spread(self) -> None:
         _spread(self, self.queue, None, self.held)
 
-    def finished(self, prompt: Prompt) -> None:
+    def finished(self, prompt: OpenedGroup) -> None:
         super().finished(prompt)
         self.priced.ended(prompt)
 
@@ -118,7 +118,7 @@ class RLBoost(Synchronous, Priced):
         if any(p.left for p in sim.groups.values()):
             self.last = sim.now
 
-    def _balance(self, engines: Many[Engine]) -> None:
+    def _balance(self, engines: Many[SimEngine]) -> None:
         """What waits in the longest queue goes to who has none and room; who runs nothing takes of the most loaded what is beyond
         the batch size at which its throughput flattens."""
         for idle in engines:
@@ -131,7 +131,7 @@ class RLBoost(Synchronous, Priced):
             for sequence in list(busiest.running)[flat(busiest):]:
                 self._move(sequence, empty)
 
-    def _move(self, sequence: Sequence, to: Engine) -> None:
+    def _move(self, sequence: Sequence, to: SimEngine) -> None:
         self.sim.take(sequence)
         self.sim.moved += 1
         self.sim.place(sequence, to.name)
@@ -139,11 +139,11 @@ class RLBoost(Synchronous, Priced):
     def spread(self) -> None:
         _spread(self, self.queue)
 
-    def finished(self, prompt: Prompt) -> None:
+    def finished(self, prompt: OpenedGroup) -> None:
         super().finished(prompt)
         self.priced.ended(prompt)
 
-    def stepped(self, step: int, taken: Many[Prompt]) -> None:
+    def stepped(self, step: int, taken: Many[OpenedGroup]) -> None:
         super().stepped(step, taken)
         self.seeder.remote_wait_s = max(0.0, self.sim.now - self.last)
         self.seeder.stepped(holds=False)
@@ -188,12 +188,12 @@ class StreamRL(OneStepOff, Priced):
         _spread(self, self.long, self.for_long, LONG_LENGTH * self.mean)
         _spread(self, self.queue, set(self.sim.engines) - self.for_long, REGULAR_LENGTH * self.mean)
 
-    def finished(self, prompt: Prompt) -> None:
+    def finished(self, prompt: OpenedGroup) -> None:
         super().finished(prompt)
         self.priced.ended(prompt)
 
 
-def split(engines: Many[Engine], long: int, regular: int, mean: float) -> int:
+def split(engines: Many[SimEngine], long: int, regular: int, mean: float) -> int:
     """How many engines the long ones get: the split whose slower side is fastest (PTL(bs) * L * ceil(M / bs) for each side)."""
     best, found, e = math.inf, 1, engines[0]
     for n in range(1, len(engines)):
@@ -207,7 +207,7 @@ def split(engines: Many[Engine], long: int, regular: int, mean: float) -> int:
     return found
 
 
-def flat(engine: Engine) -> int:
+def flat(engine: SimEngine) -> int:
     """Sequences from which on one more adds little."""
     first = engine.model.gain(0, 0, 2000)
     return next((n for n in range(1, engine.limit) if engine.model.gain(n, 2000 * n, 2000) < FLAT * first), engine.limit)

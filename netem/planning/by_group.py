@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from netem.planning.cost_scenario import Scenario
-from netem.planning.group_nodes import LONGEST_S, Floor
+from netem.planning.cost_scenario import CostScenario
+from netem.planning.group_nodes import LONGEST_S, GroupNodes
 from netem.planning.outcome import Result
 from p2p.errors import ShoalError
 
@@ -24,8 +24,8 @@ AT_ONCE = 0.01
 """Of the active nodes: when so many are lost, who replaces them is decided at once, and not at the next regular look."""
 
 
-class GroupSimulation(Floor):
-    def __init__(self, scenario: Scenario, tell: Callable[[int], None] = lambda step: None) -> None:
+class GroupSimulation(GroupNodes):
+    def __init__(self, scenario: CostScenario, tell: Callable[[int], None] = lambda step: None) -> None:
         super().__init__(scenario)
         self.tell = tell
         self.version = 0

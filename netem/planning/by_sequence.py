@@ -2,7 +2,7 @@
 learner may
 have engines of its own, which generate while it does not train.
 
-Must not know policies (netem.planning.policies) beyond the port `Policy`. """
+Must not know policies (netem.planning.policies) beyond the port `RolloutPolicy`. """
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from functools import partial
 
 import numpy as np
 
-from netem.planning.autoscaler import Crew
-from netem.planning.cost_scenario import Scenario
+from netem.planning.autoscaler import Autoscaler
+from netem.planning.cost_scenario import CostScenario
 from netem.planning.outcome import Result
 from netem.planning.priced_fleet import EngineKind, engine_of, nodes_of
-from netem.rollout_sim.engine import Engine
-from netem.rollout_sim.sim import Policy, Prompt, Settings, Simulation
+from netem.rollout_sim.engine import SimEngine
+from netem.rollout_sim.sim import OpenedGroup, RolloutPolicy, RolloutSimulation, SimSettings
 
 OWN = "own-"
 
@@ -35,12 +35,12 @@ TICKS_S = (1.0, 4.0)
 """Seconds between them, at the least and the most."""
 
 
-class PricedSimulation(Simulation):
+class PricedSimulation(RolloutSimulation):
     """`own`: names of the learner's engines; they are up while `seeding`, and the learner does not train then."""
 
-    def __init__(self, scenario: Scenario, policy: Policy, tell: Callable[[int], None] = lambda step: None) -> None:
+    def __init__(self, scenario: CostScenario, policy: RolloutPolicy, tell: Callable[[int], None] = lambda step: None) -> None:
         file = scenario.file
-        settings = Settings(file.policy.staleness, file.steps, file.warm, file.seed, recompute=file.delta.recompute)
+        settings = SimSettings(file.policy.staleness, file.steps, file.warm, file.seed, recompute=file.delta.recompute)
         super().__init__((), scenario.workload, policy, settings, file.model.served())
         self.scenario, self.tell = scenario, tell
         self.tick_s = min(TICKS_S[1], max(TICKS_S[0], (file.learner.train_s + file.learner.update_s) / TICKS))
@@ -48,14 +48,14 @@ class PricedSimulation(Simulation):
         held = held_of(scenario)
         horizon = HORIZON * file.steps * (file.learner.train_s + file.learner.update_s)
         self.nodes = nodes_of(scenario.rows, scenario.folder, horizon, file.seed)
-        self.crew = Crew(scenario, self.nodes, engines, [engine.full(held)[1] for engine in engines])
+        self.crew = Autoscaler(scenario, self.nodes, engines, [engine.full(held)[1] for engine in engines])
         self.at_once = [engine.full(held)[0] for engine in engines]
         self.horizon = horizon
         learner = file.learner
         self.own_kind = engine_of(learner.gpu, learner.per_engine, self.model, learner.memory_share) if learner.gpu else None
         self.own = [f"{OWN}{i}" for i in range(learner.gpus // learner.per_engine)] if learner.gpu else []
         self.seeding = False
-        self.seeded_s: list[float] = []
+        self.generated_s: list[float] = []
         """a step"""
         self.kept_back = False
         """the ledger refused since the last decision"""
@@ -95,7 +95,7 @@ class PricedSimulation(Simulation):
             usd_egress, {a: n / sum(ages.values()) for a, n in ages.items()},
             crew.kappa, float(np.mean(self._spreads)) if self._spreads else 0.0, outcome.made, self.lost, kinds,
             decision.blocked if decision else "", decision.required if decision else 0.0,
-            decision.supply if decision else 0.0, float(np.mean(self.seeded_s[warm:])) if self.seeded_s[warm:] else 0.0,
+            decision.supply if decision else 0.0, float(np.mean(self.generated_s[warm:])) if self.generated_s[warm:] else 0.0,
             [{"step": i + 1, "step_s": b - a} for i, (a, b) in enumerate(zip([0.0, *at], at, strict=False))],
         )  # fmt: skip
 
@@ -129,16 +129,16 @@ class PricedSimulation(Simulation):
         if not self.seeding or self._busy:
             super().look()
 
-    def open(self, version: int) -> Prompt:
+    def open(self, version: int) -> OpenedGroup:
         prompt = super().open(version)
         self._since[prompt.group_id] = self.now
         return prompt
 
-    def abort(self, prompt: Prompt) -> None:
+    def abort(self, prompt: OpenedGroup) -> None:
         self._since.pop(prompt.group_id, None)
         super().abort(prompt)
 
-    def ended(self, prompt: Prompt) -> None:
+    def ended(self, prompt: OpenedGroup) -> None:
         """A policy's `finished` calls it."""
         self.crew.generated(self.now - self._since.pop(prompt.group_id))
 
@@ -214,7 +214,7 @@ class PricedSimulation(Simulation):
                 self._add(node.name, self.crew.engines[node.row], self.version)
 
     def _add(self, name: str, kind: EngineKind, version: int) -> None:
-        self.engines[name] = Engine(name, kind.model, kind.prefill_s, kind.room, kind.limit, at=self.now)
+        self.engines[name] = SimEngine(name, kind.model, kind.prefill_s, kind.room, kind.limit, at=self.now)
         self.serves[name] = version
 
     def _made(self, i: int) -> float:
@@ -230,7 +230,7 @@ class PricedSimulation(Simulation):
         return waits or bool(engine.waiting) or len(engine.running) >= BUSY * self.at_once[self.nodes[i].row]
 
 
-def held_of(scenario: Scenario) -> float:
+def held_of(scenario: CostScenario) -> float:
     """Tokens of context of a running sequence, in the mean over its life and weighted with how long that is."""
     w = scenario.workload
     lengths = np.array([n for i in range(400) for n in w.group(i, scenario.file.seed)[1]], float)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from learner.config import read_toml
-from netem.planning.priced_fleet import Row, rows_of_csv
+from netem.planning.priced_fleet import NodeKind, rows_of_csv
 from netem.rollout_sim.fleet import MEMORY_SHARE, Served
 from netem.rollout_sim.workload import Workload
 from p2p.errors import UsageError
@@ -32,7 +32,7 @@ class Section(BaseModel):
 class FleetSection(Section):
     file: str = ""
     """CSV, beside the scenario: kind, count, usd_per_hour and what else a row of `nodes` has"""
-    nodes: list[Row] = Field(default_factory=list)
+    nodes: list[NodeKind] = Field(default_factory=list)
 
 
 class ModelSection(Section):
@@ -113,7 +113,7 @@ class PolicySection(Section):
     """with rlboost: a fixed time of seeding instead of the controller's"""
 
 
-class ActivationSection(Section):
+class SimulatedActivationSection(Section):
     all: bool = False
     """everybody who is there is active, whatever it costs"""
     margin: float = Field(default=0.1, ge=0, le=10)
@@ -132,7 +132,7 @@ class ActivationSection(Section):
     """between decisions; a loss calls for one at once"""
 
     @model_validator(mode="after")
-    def _marks(self) -> ActivationSection:
+    def _marks(self) -> SimulatedActivationSection:
         if self.release < self.margin:
             raise ValueError(f"release {self.release:g} is under margin {self.margin:g}: nodes would come and go")
         return self
@@ -186,7 +186,7 @@ class File(Section):
     learner: LearnerSection = LearnerSection()
     delta: DeltaSection = DeltaSection()
     policy: PolicySection = PolicySection()
-    activation: ActivationSection = ActivationSection()
+    activation: SimulatedActivationSection = SimulatedActivationSection()
     cases: list[CaseSection] = Field(default_factory=list)
     systems: list[SystemSection] = Field(default_factory=list)
     published: list[PublishedSection] = Field(default_factory=list)
@@ -194,11 +194,11 @@ class File(Section):
 
 
 @dataclass(frozen=True)
-class Scenario:
+class CostScenario:
     """One setting, resolved: `file` with the CSV's rows in `rows`."""
 
     file: File
-    rows: tuple[Row, ...]
+    rows: tuple[NodeKind, ...]
     folder: Path
     values: Mapping[str, Any]
     """as read, for `changed`"""
@@ -224,11 +224,11 @@ class Scenario:
     def delta_bytes(self) -> float:
         return self.file.delta.size(self.file.model.parameters)
 
-    def changed(self, overrides: Mapping[str, Any]) -> Scenario:
+    def changed(self, overrides: Mapping[str, Any]) -> CostScenario:
         """The same with other values: nested tables, lists replaced whole."""
         return build_scenario(_merged(self.values, overrides), self.source, self.folder)
 
-    def with_value(self, key: str, value: Any) -> Scenario:
+    def with_value(self, key: str, value: Any) -> CostScenario:
         values = copy.deepcopy(dict(self.values))
         found: Any = values
         *path, last = key.split(".")
@@ -245,13 +245,13 @@ class Scenario:
         return found.model_dump() if isinstance(found, BaseModel) else found
 
 
-def load_scenario(path: str | Path) -> Scenario:
+def load_scenario(path: str | Path) -> CostScenario:
     """UsageError, one line that names the key, for anything wrong."""
     path = Path(path)
     return build_scenario(read_toml(path, "scenario"), str(path), path.parent)
 
 
-def load_preset(name: str) -> Scenario:
+def load_preset(name: str) -> CostScenario:
     names = preset_names()
     if name not in names:
         raise UsageError(f"--preset: no preset {name!r}: {', '.join(names)}")
@@ -262,7 +262,7 @@ def preset_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
-def build_scenario(values: Mapping[str, Any], source: str, folder: Path) -> Scenario:
+def build_scenario(values: Mapping[str, Any], source: str, folder: Path) -> CostScenario:
     try:
         file = File.model_validate(values)
     except ValidationError as error:
@@ -281,7 +281,7 @@ def build_scenario(values: Mapping[str, Any], source: str, folder: Path) -> Scen
         raise UsageError(f"{source}: steps: {file.steps}, and the first {file.warm} are not counted")
     if file.learner.gpus % file.learner.per_engine:
         raise UsageError(f"{source}: learner.per_engine: {file.learner.gpus} GPUs are no whole number of engines")
-    return Scenario(file, tuple(rows), folder, values, source)
+    return CostScenario(file, tuple(rows), folder, values, source)
 
 
 def _merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from netem.planning.cost_scenario import Scenario
-from netem.planning.priced_fleet import Row
+from netem.planning.cost_scenario import CostScenario
+from netem.planning.priced_fleet import NodeKind
 
 
-class Spread:
+class Dissemination:
     """Of a scenario's versions to its rows."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: CostScenario) -> None:
         delta = scenario.file.delta
-        self.rows: Sequence[Row] = scenario.rows
+        self.rows: Sequence[NodeKind] = scenario.rows
         self.bits = 8.0 * scenario.delta_bytes
         self.relayed = delta.relayed
         self.source = 1e6 * scenario.file.learner.up_mbit

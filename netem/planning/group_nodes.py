@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from learner.rollouts.ledger import Ledger, Refused
-from netem.planning.autoscaler import Crew
-from netem.planning.cost_scenario import Scenario
-from netem.planning.group_server import BLOCK, SQUEEZED, Group, Lengths, Node, Servers
+from learner.rollouts.ledger import Ledger, NoRoom
+from netem.planning.autoscaler import Autoscaler
+from netem.planning.cost_scenario import CostScenario
+from netem.planning.group_server import BLOCK, SQUEEZED, DrawnLengths, Servers, SimGroup, SimNode
 from netem.planning.priced_fleet import nodes_of
 from node.serving.batcher import FLUSH_S
 
@@ -35,23 +35,23 @@ LEAST_S = 20.0
 LONGEST_S = 60 * 86_400.0
 
 
-class Floor:
+class GroupNodes:
     """The learner's side says: `arrived` (a group of the current step has come), `look` (groups may have come into the current
     buffer otherwise), `waits_for` (groups of the current step are missing)."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: CostScenario) -> None:
         self.scenario = scenario
         file = scenario.file
         self.w = scenario.workload
-        self.lengths = Lengths(scenario)
+        self.lengths = DrawnLengths(scenario)
         _, sample = self.lengths.block(2 * BLOCK)
         model = file.model.served()
         engines = [row.engine(model) for row in scenario.rows]
         self.kinds = [Servers.of(engine, sample, self.w.prompt, self.w.samples) for engine in engines]
         self.horizon = min(LONGEST_S, 20.0 * file.steps * (self.w.train_s + self.w.update_s))
         self.places = nodes_of(scenario.rows, scenario.folder, self.horizon, file.seed)
-        self.crew = Crew(scenario, self.places, engines, [kind.full for kind in self.kinds])
-        self.nodes = [Node(node.row) for node in self.places]
+        self.crew = Autoscaler(scenario, self.places, engines, [kind.full for kind in self.kinds])
+        self.nodes = [SimNode(node.row) for node in self.places]
         self.ledger = Ledger(file.policy.staleness, file.learner.groups, 0)
         self.now, self.step = 0.0, 0
         self.serves = [0] * len(scenario.rows)
@@ -66,7 +66,7 @@ class Floor:
         """the ledger had no room for somebody since this was last set back"""
         self._offers: list[list[deque[int]]] = [[deque() for _ in range(kind.slots)] for kind in self.kinds]
         """row -> groups under way -> nodes that had so many when they were put there, with room for more"""
-        self._orphans: deque[tuple[int, Group]] = deque()
+        self._orphans: deque[tuple[int, SimGroup]] = deque()
         self.events: list[tuple[float, int, int, int]] = []
         """(at, count, stamp, node), or an action: (at, count, -1, its number)"""
         self._actions: dict[int, Callable[[], None]] = {}
@@ -161,10 +161,10 @@ class Floor:
                 del self._orphans[k]
                 break
         else:
-            if isinstance(self.ledger.reserve(self._opened, version), Refused):
+            if isinstance(self.ledger.reserve(self._opened, version), NoRoom):
                 self.refused = True
                 return False
-            group_id, group = self._opened, Group(version, self.now, *self.lengths.draw())
+            group_id, group = self._opened, SimGroup(version, self.now, *self.lengths.draw())
             self._opened += 1
         self.advance(node)
         node.groups[group_id] = group
@@ -234,7 +234,7 @@ class Floor:
         while nodes and not (self.nodes[nodes[0]].on and len(self.nodes[nodes[0]].groups) == busy):
             nodes.popleft()
 
-    def advance(self, node: Node) -> None:
+    def advance(self, node: SimNode) -> None:
         if not node.on:
             return
         left = self.now - node.at

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from netem.planning.cost_scenario import Scenario
+from netem.planning.cost_scenario import CostScenario
 from netem.planning.priced_fleet import EngineKind
 
 SQUEEZED = 2
@@ -18,10 +18,10 @@ BLOCK = 4096
 """Groups whose lengths are drawn at once."""
 
 
-class Lengths:
+class DrawnLengths:
     """(longest member, tokens) of one group after the other."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: CostScenario) -> None:
         self.workload = scenario.workload
         self._rng = np.random.default_rng((scenario.file.seed, 77))
         self._left: list[tuple[float, float]] = []
@@ -72,7 +72,7 @@ class Servers:
 
 
 @dataclass(slots=True)
-class Group:
+class SimGroup:
     """Under way."""
 
     version: int
@@ -87,11 +87,11 @@ class Group:
 
 
 @dataclass(slots=True)
-class Node:
+class SimNode:
     """Its clock counts the tokens that each running sequence makes; a group ends `longest` of them after it began."""
 
     row: int
-    groups: dict[int, Group] = field(default_factory=dict)
+    groups: dict[int, SimGroup] = field(default_factory=dict)
     ends: list[tuple[float, int]] = field(default_factory=list)
     """heap of (clock, group)"""
     on: bool = False

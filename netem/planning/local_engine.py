@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from learner.economy.local_rollout import Seeding
+from learner.economy.local_rollout import LocalRollout
 from learner.economy.turns import Turns
 from netem.planning.by_sequence import PricedSimulation
 from netem.planning.cost_scenario import PolicySection
-from netem.rollout_sim.sim import Policy
+from netem.rollout_sim.sim import RolloutPolicy
 
 ALONE_S = 5.0
 """Between two looks whether a node came, while the learner generates alone."""
 
 
-class Priced(Policy):
+class Priced(RolloutPolicy):
     """What all have: their own sections, and a simulation with prices."""
 
     settings: PolicySection
@@ -28,7 +28,7 @@ class Seeder:
 
     def __init__(self, sim: PricedSimulation, settings: PolicySection) -> None:
         self.sim, self.settings = sim, settings
-        self.controller = Seeding(floor_s=5.0)
+        self.controller = LocalRollout(floor_s=5.0)
         self.seconds = settings.seconds or 5.0
         self.remote_wait_s = 0.0
         self.last_remote = 0.0
@@ -41,14 +41,14 @@ class Seeder:
         self._began, self._seeded, self.remote_wait_s, self.nodes = sim.now, 0.0, 0.0, [len(sim.remote)]
         self._turn += 1
         if not sim.own or (not self.settings.seeding and sim.remote):
-            sim.seeded_s.append(0.0)
+            sim.generated_s.append(0.0)
             return
         if self.seconds > 0 or not sim.remote:
             sim.seed(True)
             turn = self._turn
             sim.after(max(self.seconds, ALONE_S), lambda: self._end(turn))
         else:
-            sim.seeded_s.append(0.0)
+            sim.generated_s.append(0.0)
 
     def _end(self, turn: int) -> None:
         sim = self.sim
@@ -58,7 +58,7 @@ class Seeder:
             sim.after(ALONE_S, lambda: self._end(turn))
             return
         self._seeded = sim.now - self._began
-        sim.seeded_s.append(self._seeded)
+        sim.generated_s.append(self._seeded)
         sim.seed(False)
 
     def stepped(self, *, holds: bool) -> None:
@@ -76,7 +76,7 @@ class OwnEngines:
     """Ours: production's `Turns` on simulated time, looked at when a step begins, when a turn should end, and at every tick."""
 
     def __init__(self, sim: PricedSimulation, settings: PolicySection) -> None:
-        self.sim, self.settings, self.turns = sim, settings, Turns(Seeding(floor_s=0.0))
+        self.sim, self.settings, self.turns = sim, settings, Turns(LocalRollout(floor_s=0.0))
         self._began = 0.0
 
     def begin(self) -> None:
@@ -85,7 +85,7 @@ class OwnEngines:
         self.turns.begin(sim.now, sim.remote)
         self.look()
         if self.turns.on:
-            sim.after(self.turns.seeding.seed_s, self.look)
+            sim.after(self.turns.local_rollout.turn_s, self.look)
 
     def look(self, *, back: bool = False, idle: float = 0.0) -> None:
         """`back`: work is held back; `idle`: share of the remote nodes that have room meanwhile."""
@@ -103,6 +103,6 @@ class OwnEngines:
     def stepped(self, *, holds: bool) -> None:
         sim, w, turns = self.sim, self.sim.workload, self.turns
         self.look()
-        sim.seeded_s.append(turns.seeded_s)
-        turns.waited(max(0.0, sim.now - self._began - turns.seeded_s - w.train_s - w.update_s))
+        sim.generated_s.append(turns.generated_s)
+        turns.waited(max(0.0, sim.now - self._began - turns.generated_s - w.train_s - w.update_s))
         turns.stepped(holds=holds)

@@ -13,21 +13,21 @@ from typing import Any
 from learner.economy.cover import consistent
 from learner.economy.demand import Demand, choose_kappa, period, required, slack
 from netem.planning.by_sequence import held_of
-from netem.planning.cost_scenario import Scenario, build_scenario
-from netem.planning.dissemination import Spread
+from netem.planning.cost_scenario import CostScenario, build_scenario
+from netem.planning.dissemination import Dissemination
 from netem.planning.priced_fleet import rows_of_csv
 from p2p.errors import UsageError
 
 MOST_NODES = 20_000
 
 
-def plan(scenario: Scenario, step_s: float) -> dict[str, Any]:
+def plan(scenario: CostScenario, step_s: float) -> dict[str, Any]:
     """`step_s`: what a step may take; it replaces the scenario's train_s + update_s. Refusals are sentences, and ok is false."""
     if not 0 < step_s < math.inf:
         raise UsageError(f"--step-time {step_s}: a number of seconds above 0")
     if scenario.nodes > MOST_NODES:
         raise UsageError(f"{scenario.source}: {scenario.nodes:,} nodes, at most {MOST_NODES:,}")
-    file, rows, spread = scenario.file, scenario.rows, Spread(scenario)
+    file, rows, spread = scenario.file, scenario.rows, Dissemination(scenario)
     activation, w = file.activation, scenario.workload
     held, model = held_of(scenario), file.model.served()
     of = [i for i, row in enumerate(rows) for _ in range(row.count)]
@@ -93,13 +93,13 @@ def plan(scenario: Scenario, step_s: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def scenario_of_fleet(fleet: Path, settings: dict[str, Any]) -> Scenario:
+def scenario_of_fleet(fleet: Path, settings: dict[str, Any]) -> CostScenario:
     """A scenario of a CSV and flags."""
     rows_of_csv(fleet)  # before anything else, for its words
     return build_scenario({"fleet": {"file": fleet.name}, **settings}, str(fleet), fleet.parent)
 
 
-def with_fleet(scenario: Scenario, fleet: Path) -> Scenario:
+def with_fleet(scenario: CostScenario, fleet: Path) -> CostScenario:
     """The same setting on another fleet."""
     return replace(scenario.changed({"fleet": {"file": str(fleet.absolute()), "nodes": []}}), source=str(fleet))
 

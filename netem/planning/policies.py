@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
-from netem.planning.baselines import Ahead, Colocated, Echo2, RLBoost, StreamRL
+from netem.planning.baselines import CentralOneStepOff, Colocated, Echo2, RLBoost, StreamRL
 from netem.planning.cost_scenario import PolicySection
 from netem.planning.local_engine import OwnEngines, Priced
 from netem.rollout_sim.other_systems import has_place
 from netem.rollout_sim.ours import Shoal
-from netem.rollout_sim.sim import Policy, Prompt
+from netem.rollout_sim.sim import OpenedGroup, RolloutPolicy
 
 
-def policy_of(policy: PolicySection) -> Policy:
+def policy_of(policy: PolicySection) -> RolloutPolicy:
     return {
-        "shoal": Ours, "synchronous": Colocated, "one-step-off": Ahead, "echo2": Echo2, "rlboost": RLBoost, "streamrl": StreamRL,
+        "shoal": Ours, "synchronous": Colocated, "one-step-off": CentralOneStepOff, "echo2": Echo2, "rlboost": RLBoost,
+        "streamrl": StreamRL,
     }[policy.name](policy)  # fmt: skip
 
 
@@ -40,11 +41,11 @@ class Ours(Shoal, Priced):
             sim.kept_back = sim.kept_back or bool(idle)
         self.own.look(back=back, idle=len(idle) / max(1, len(sim.remote)))
 
-    def finished(self, prompt: Prompt) -> None:
+    def finished(self, prompt: OpenedGroup) -> None:
         super().finished(prompt)
         self.priced.ended(prompt)
 
-    def stepped(self, step: int, taken: Many[Prompt]) -> None:
+    def stepped(self, step: int, taken: Many[OpenedGroup]) -> None:
         super().stepped(step, taken)
         decision = self.priced.crew.decision
         self.own.stepped(holds=decision is not None and decision.supply >= decision.required)

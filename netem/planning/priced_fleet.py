@@ -35,7 +35,7 @@ LIMIT = 256
 """Sequences at once, a GPU."""
 
 
-class Row(BaseModel):
+class NodeKind(BaseModel):
     """One kind of node."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -59,7 +59,7 @@ class Row(BaseModel):
     """always | exponential UP_S DOWN_S | trace FILE"""
 
     @model_validator(mode="after")
-    def _speed(self) -> Row:
+    def _speed(self) -> NodeKind:
         if bool(self.gpu) == bool(self.tokens_per_s):
             raise ValueError(f"{self.kind}: give gpu or tokens_per_s, one of them")
         if self.gpu and self.gpu not in GPUS:
@@ -115,14 +115,14 @@ def engine_of(gpu: str, gpus: int, model: Served, memory_share: float = MEMORY_S
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class FleetNode:
     name: str
     row: int
     """of the fleet's rows"""
     there: tuple[tuple[float, float], ...]
 
 
-def nodes_of(rows: Sequence[Row], folder: Path, horizon_s: float, seed: int) -> list[Node]:
+def nodes_of(rows: Sequence[NodeKind], folder: Path, horizon_s: float, seed: int) -> list[FleetNode]:
     """Every node with the intervals in which it is there, up to `horizon_s`."""
     out = []
     for index, row in enumerate(rows):
@@ -136,18 +136,18 @@ def nodes_of(rows: Sequence[Row], folder: Path, horizon_s: float, seed: int) -> 
                 there = balanced_stays(float(rest[0]), float(rest[1]), horizon_s, rng)
             else:
                 there = _above(trace, i)
-            out.append(Node(f"{row.kind}-{i}" if row.count > 1 else row.kind, index, tuple(there)))
+            out.append(FleetNode(f"{row.kind}-{i}" if row.count > 1 else row.kind, index, tuple(there)))
     return out
 
 
-def rows_of_csv(path: Path) -> list[Row]:
+def rows_of_csv(path: Path) -> list[NodeKind]:
     """UsageError names the file, the line and the column."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"fleet {path}: {getattr(error, 'strerror', None) or error}") from None
     reader = csv.DictReader(line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#"))
-    numbers = {name for name, field in Row.model_fields.items() if field.annotation in (float, float | None)}
+    numbers = {name for name, field in NodeKind.model_fields.items() if field.annotation in (float, float | None)}
     rows = []
     for number, line in enumerate(reader, start=1):
         where = f"fleet {path}, row {number}"
@@ -163,7 +163,7 @@ def rows_of_csv(path: Path) -> list[Row]:
             except ValueError:
                 raise UsageError(f"{where}: {name.strip()}: {cell!r} is no number") from None
         try:
-            rows.append(Row.model_validate(values))
+            rows.append(NodeKind.model_validate(values))
         except ValidationError as error:
             first = error.errors()[0]
             what = "unknown column" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
@@ -207,5 +207,5 @@ def _positive(text: str) -> bool:
 
 
 def _counts(name: str) -> bool:
-    field = Row.model_fields.get(name)
+    field = NodeKind.model_fields.get(name)
     return field is not None and field.annotation is int

@@ -10,7 +10,7 @@ from typing import Any
 
 from netem.planning.by_group import GroupSimulation
 from netem.planning.by_sequence import PricedSimulation
-from netem.planning.cost_scenario import PublishedSection, Scenario, SystemSection
+from netem.planning.cost_scenario import CostScenario, PublishedSection, SystemSection
 from netem.planning.outcome import Result
 from netem.planning.policies import policy_of
 from p2p.errors import UsageError
@@ -24,7 +24,7 @@ SHORT = 16
 Tell = Callable[[int], None]
 
 
-def detail_of(scenario: Scenario) -> str:
+def detail_of(scenario: CostScenario) -> str:
     """UsageError for what the group-level simulator cannot show."""
     file = scenario.file
     plain = file.policy.name == "shoal" and not file.learner.gpu
@@ -35,13 +35,13 @@ def detail_of(scenario: Scenario) -> str:
     return "groups" if plain and scenario.nodes > AUTO_NODES else "sequences"
 
 
-def run_once(scenario: Scenario, tell: Tell = lambda step: None) -> Result:
+def run_once(scenario: CostScenario, tell: Tell = lambda step: None) -> Result:
     if detail_of(scenario) == "groups":
         return GroupSimulation(scenario, tell).run()
     return PricedSimulation(scenario, policy_of(scenario.file.policy), tell).result()
 
 
-def simulate(scenario: Scenario, tell: Tell, knobs: bool, jobs: int) -> dict[str, Any]:
+def simulate(scenario: CostScenario, tell: Tell, knobs: bool, jobs: int) -> dict[str, Any]:
     """`tell` is called with the number of steps done."""
     result = run_once(scenario, tell)
     out = {"ok": True, "name": scenario.name, "nodes": scenario.nodes, **result.as_dict()}
@@ -54,10 +54,10 @@ def simulate(scenario: Scenario, tell: Tell, knobs: bool, jobs: int) -> dict[str
 # ---- what would change the answer
 
 
-def knobs_of(scenario: Scenario, kappa: int) -> list[tuple[str, Scenario]]:
+def knobs_of(scenario: CostScenario, kappa: int) -> list[tuple[str, CostScenario]]:
     file, rows = scenario.file, scenario.rows
 
-    def fleet(**factors: float) -> Scenario:
+    def fleet(**factors: float) -> CostScenario:
         changed = []
         for row in rows:
             values = row.model_dump(exclude_none=True)
@@ -81,7 +81,7 @@ def knobs_of(scenario: Scenario, kappa: int) -> list[tuple[str, Scenario]]:
     return found
 
 
-def what_would_change(scenario: Scenario, jobs: int) -> list[dict[str, Any]]:
+def what_would_change(scenario: CostScenario, jobs: int) -> list[dict[str, Any]]:
     """Short runs, group by group, each beside one of the scenario as it is."""
     short = scenario.changed({"learner": {"gpu": ""}, "detail": "groups", "steps": min(scenario.file.steps, SHORT)})
     base = run_once(short)
@@ -96,7 +96,7 @@ def what_would_change(scenario: Scenario, jobs: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _several(scenarios: Sequence[Scenario], jobs: int) -> list[Result]:
+def _several(scenarios: Sequence[CostScenario], jobs: int) -> list[Result]:
     if jobs < 2 or len(scenarios) < 2:
         return [run_once(s) for s in scenarios]
     with ProcessPoolExecutor(min(jobs, len(scenarios)), get_context("spawn")) as pool:
@@ -106,7 +106,7 @@ def _several(scenarios: Sequence[Scenario], jobs: int) -> list[Result]:
 # ---- presets
 
 
-def run_preset(scenario: Scenario, say: Callable[[str], None], tries: bool, jobs: int) -> dict[str, Any]:
+def run_preset(scenario: CostScenario, say: Callable[[str], None], tries: bool, jobs: int) -> dict[str, Any]:
     """Every system of every case; what was published beside what came of it; what hangs on fitted numbers."""
     file = scenario.file
     cases = [(case.name, scenario.changed(case.set)) for case in file.cases] or [("", scenario)]
@@ -132,14 +132,14 @@ def run_preset(scenario: Scenario, say: Callable[[str], None], tries: bool, jobs
     }  # fmt: skip
 
 
-def explained(scenario: Scenario) -> list[dict[str, Any]]:
+def explained(scenario: CostScenario) -> list[dict[str, Any]]:
     """Every assumption beside the number that it stands at."""
     return [
         {"key": a.key, "value": scenario.value(a.key), "kind": a.kind, "why": a.why} for a in scenario.file.assumptions
     ]  # fmt: skip
 
 
-def _told(work: Sequence[tuple[str, SystemSection, Scenario]], say: Callable[[str], None], jobs: int) -> list[Result]:
+def _told(work: Sequence[tuple[str, SystemSection, CostScenario]], say: Callable[[str], None], jobs: int) -> list[Result]:
     out = []
     scenarios = [s for _, _, s in work]
     pool: Any = ProcessPoolExecutor(jobs, get_context("spawn")) if jobs > 1 else nullcontext()
@@ -187,7 +187,7 @@ def _ours(rows: dict[tuple[str, str], Result], systems: Sequence[SystemSection],
 
 
 def _tries(
-    scenario: Scenario, cases: Sequence[tuple[str, Scenario]], jobs: int, say: Callable[[str], None]
+    scenario: CostScenario, cases: Sequence[tuple[str, CostScenario]], jobs: int, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """Published numbers with a fitted one at other values, in the first case that each speaks of."""
     file, out = scenario.file, []

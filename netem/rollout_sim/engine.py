@@ -46,7 +46,7 @@ class Sequence:
 
 
 @dataclass
-class Engine:
+class SimEngine:
     """`limit` sequences at once, `room` tokens of KV."""
 
     name: str

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence as Many
 
-from netem.rollout_sim.engine import FILL, Engine, Sequence
-from netem.rollout_sim.sim import Policy, Prompt
+from netem.rollout_sim.engine import FILL, Sequence, SimEngine
+from netem.rollout_sim.sim import OpenedGroup, RolloutPolicy
 
 
-class Queued(Policy):
+class Queued(RolloutPolicy):
     """One queue of sequences; the emptiest engine takes the next."""
 
     def start(self) -> None:
         self.queue: deque[Sequence] = deque()
-        self.done: list[Prompt] = []
+        self.done: list[OpenedGroup] = []
 
     def tick(self) -> None:
         self.refill()
@@ -39,13 +39,13 @@ class Queued(Policy):
             if not has_place(free[name], self.sim.workload.prompt):
                 del free[name]
 
-    def finished(self, prompt: Prompt) -> None:
+    def finished(self, prompt: OpenedGroup) -> None:
         self.done.append(prompt)
 
-    def batch(self, step: int) -> Many[Prompt]:
+    def batch(self, step: int) -> Many[OpenedGroup]:
         return self.done
 
-    def stepped(self, step: int, taken: Many[Prompt]) -> None:
+    def stepped(self, step: int, taken: Many[OpenedGroup]) -> None:
         gone = set(map(id, taken))
         self.done = [p for p in self.done if id(p) not in gone]
 
@@ -53,7 +53,7 @@ class Queued(Policy):
         self.queue.extendleft(s for s in reversed(sequences) if s.group in self.sim.groups)
 
 
-def has_place(engine: Engine, context: float) -> bool:
+def has_place(engine: SimEngine, context: float) -> bool:
     return not engine.waiting and len(engine.running) < engine.limit and engine.context + context <= FILL * engine.room
 
 
@@ -108,7 +108,7 @@ class Buffer(Queued):
             self.open(s.version)
             self.spread()
 
-    def stepped(self, step: int, taken: Many[Prompt]) -> None:
+    def stepped(self, step: int, taken: Many[OpenedGroup]) -> None:
         super().stepped(step, taken)
         s = self.sim
         for prompt in list(s.groups.values()):

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
-from learner.dispatch.dispatcher import Dispatcher, NodeView, Request, Strategies
-from learner.dispatch.forecast import GroupState, MemberState, Outlook
+from learner.dispatch.dispatcher import Dispatcher, NodeView, Strategies, WaitingSequence
+from learner.dispatch.forecast import Forecast, GroupState, MemberState
 from learner.dispatch.migration import balance
 from netem.rollout_sim.engine import Sequence
-from netem.rollout_sim.sim import Prompt
+from netem.rollout_sim.sim import OpenedGroup
 from netem.rollout_sim.staleflow import Bounded
 from p2p.version import Version
 
@@ -53,7 +53,7 @@ class Shoal(Bounded):
         super().start()
         self.name, self.streams, self.keeps_tokens = self.label, self.streaming, self.migration
         self.dispatcher = Dispatcher(self.sim.workload.samples, self.strategies)
-        self.outlook = Outlook(self.sim.workload.most, self.sim.settings.staleness)
+        self.outlook = Forecast(self.sim.workload.most, self.sim.settings.staleness)
         self.outlook.stepped(self.sim.now)
 
     def tick(self) -> None:
@@ -66,11 +66,11 @@ class Shoal(Bounded):
             self._report()
         self._dispatch()
 
-    def finished(self, prompt: Prompt) -> None:
+    def finished(self, prompt: OpenedGroup) -> None:
         super().finished(prompt)
         self.outlook.ended(prompt.task_index, prompt.feature, [m.length for m in prompt.members])
 
-    def stepped(self, step: int, taken: Many[Prompt]) -> None:
+    def stepped(self, step: int, taken: Many[OpenedGroup]) -> None:
         super().stepped(step, taken)
         self.outlook.stepped(self.sim.now)
 
@@ -98,10 +98,10 @@ class Shoal(Bounded):
         )
         return known
 
-    def _request(self, s: Sequence) -> Request:
+    def _request(self, s: Sequence) -> WaitingSequence:
         prompt = self.sim.groups[s.group]
         version = Version(1, prompt.version)
-        plain = Request(
+        plain = WaitingSequence(
             _name(s), s.group, version, version, int(s.made), attempt=s.attempt, prompt_tokens=s.prompt
         )  # fmt: skip
         return self.outlook.request(plain, s.key, self.sim.now, self.sim.step, prompt.task_index, prompt.feature)
@@ -111,7 +111,7 @@ class Shoal(Bounded):
             self.sim.touch(name)
         self.outlook.look(self.sim.now, self.sim.step, (self._state(p) for p in self.sim.groups.values() if p.left))
 
-    def _state(self, prompt: Prompt) -> GroupState:
+    def _state(self, prompt: OpenedGroup) -> GroupState:
         version = Version(1, prompt.version)
         members = [
             MemberState(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
 
-from netem.rollout_sim.engine import Engine, Sequence
+from netem.rollout_sim.engine import Sequence, SimEngine
 from netem.rollout_sim.fleet import QWEN3_8B, Seat, Served
 from netem.rollout_sim.workload import Workload
 from node.serving.batcher import FLUSH_S
@@ -28,7 +28,7 @@ LONGEST_S = 14 * 86_400.0
 
 
 @dataclass(eq=False, slots=True)
-class Prompt:
+class OpenedGroup:
     """A group that was opened."""
 
     group_id: int
@@ -46,7 +46,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class SimSettings:
     staleness: int = 3
     steps: int = 16
     warm: int = 4
@@ -87,7 +87,7 @@ class Outcome:
     """of what was trained on"""
 
 
-class Policy:
+class RolloutPolicy:
     """What a way of running rollouts decides. `sim` is set before `start`."""
 
     name = "policy"
@@ -96,23 +96,23 @@ class Policy:
     updates_in_flight = True
     keeps_tokens = False
     """whether a lost node's sequences go on elsewhere with their tokens"""
-    sim: Simulation
+    sim: RolloutSimulation
 
     def start(self) -> None: ...
 
     def tick(self) -> None: ...
 
-    def finished(self, prompt: Prompt) -> None:
+    def finished(self, prompt: OpenedGroup) -> None:
         """All its members have ended."""
 
-    def batch(self, step: int) -> Many[Prompt]:
+    def batch(self, step: int) -> Many[OpenedGroup]:
         """The groups that the learner may train on in this step so far, in order."""
         raise NotImplementedError
 
     def complete(self, step: int) -> bool:
         return len(self.batch(step)) >= self.sim.workload.groups
 
-    def stepped(self, step: int, taken: Many[Prompt]) -> None:
+    def stepped(self, step: int, taken: Many[OpenedGroup]) -> None:
         """The learner took its step on these; `step` steps are done."""
 
     def served(self, version: int) -> None:
@@ -124,21 +124,21 @@ class Policy:
 
 
 @dataclass
-class Simulation:
+class RolloutSimulation:
     seats: Many[Seat]
     workload: Workload
-    policy: Policy
-    settings: Settings = Settings()
+    policy: RolloutPolicy
+    settings: SimSettings = SimSettings()
     model: Served = QWEN3_8B
     tick_s: float = TICK_S
     now: float = 0.0
     step: int = 0
     version: int = 0
     """that nodes serve"""
-    engines: dict[str, Engine] = field(default_factory=dict)
+    engines: dict[str, SimEngine] = field(default_factory=dict)
     serves: dict[str, int] = field(default_factory=dict)
     """engine -> the version it serves"""
-    groups: dict[int, Prompt] = field(default_factory=dict)
+    groups: dict[int, OpenedGroup] = field(default_factory=dict)
     moved: int = 0
     aborted: int = 0
     lost: float = 0.0
@@ -189,13 +189,13 @@ class Simulation:
 
     # ---- for policies
 
-    def open(self, version: int) -> Prompt:
+    def open(self, version: int) -> OpenedGroup:
         """A new group: the next prompt of the workload."""
         index = self._opened
         self._opened += 1
         feature, lengths = self.workload.group(index, self.settings.seed)
         members = [Sequence(index, m, self.workload.prompt, n) for m, n in enumerate(lengths)]
-        prompt = Prompt(index, index, feature, version, members, len(members))
+        prompt = OpenedGroup(index, index, feature, version, members, len(members))
         self.groups[index] = prompt
         return prompt
 
@@ -214,14 +214,14 @@ class Simulation:
         sequence.attempt += 1
         self._arm(engine)
 
-    def abort(self, prompt: Prompt) -> None:
+    def abort(self, prompt: OpenedGroup) -> None:
         for sequence in prompt.members:
             if sequence.node:
                 self.take(sequence)
         self.groups.pop(prompt.group_id, None)
         self.aborted += 1
 
-    def touch(self, node: str) -> Engine:
+    def touch(self, node: str) -> SimEngine:
         engine = self.engines[node]
         self._catch_up(engine)
         return engine
@@ -279,7 +279,7 @@ class Simulation:
         self.policy.served(version)
 
     def _up(self, seat: Seat) -> None:
-        engine = Engine(
+        engine = SimEngine(
             seat.name, seat.kind.throughput(self.model), seat.kind.prefill_s(self.model), seat.kind.context(self.model),
             self.settings.limit, at=self.now,
         )  # fmt: skip
@@ -306,10 +306,10 @@ class Simulation:
                 sequence.oldest = -1
         self.policy.returned(held)
 
-    def _catch_up(self, engine: Engine) -> None:
+    def _catch_up(self, engine: SimEngine) -> None:
         engine.advance(self.now)
 
-    def _arm(self, engine: Engine) -> None:
+    def _arm(self, engine: SimEngine) -> None:
         at = engine.next_at()
         self._count += 1
         self._armed[engine.name] = (at, self._count)
@@ -317,7 +317,7 @@ class Simulation:
             count = self._count
             heapq.heappush(self._events, (at, count, lambda: self._due(engine, count)))
 
-    def _due(self, engine: Engine, count: int) -> None:
+    def _due(self, engine: SimEngine, count: int) -> None:
         if self.engines.get(engine.name) is not engine or self._armed.get(engine.name, (0, 0))[1] != count:
             return
         self._catch_up(engine)

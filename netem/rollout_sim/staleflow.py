@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
-from learner.rollouts.ledger import Ledger, Refused
+from learner.rollouts.ledger import Ledger, NoRoom
 from netem.rollout_sim.engine import FILL, Sequence
 from netem.rollout_sim.other_systems import has_place
-from netem.rollout_sim.sim import Policy, Prompt
+from netem.rollout_sim.sim import OpenedGroup, RolloutPolicy
 
 
-class Bounded(Policy):
+class Bounded(RolloutPolicy):
     """Groups are reserved before they are generated, occupy an entry when finished, are consumed with their step."""
 
     streams = True
@@ -20,25 +20,25 @@ class Bounded(Policy):
         self.ledger = Ledger(s.settings.staleness, s.workload.groups, 0)
         self.pending: dict[tuple[int, int], Sequence] = {}
 
-    def reserve(self, version: int) -> Prompt | None:
+    def reserve(self, version: int) -> OpenedGroup | None:
         granted = self.ledger.reserve(self.sim._opened, version)
-        if isinstance(granted, Refused):
+        if isinstance(granted, NoRoom):
             return None
         prompt = self.sim.open(version)
         for member in prompt.members:
             self.pending[member.key] = member
         return prompt
 
-    def finished(self, prompt: Prompt) -> None:
+    def finished(self, prompt: OpenedGroup) -> None:
         self.ledger.occupy(prompt.group_id, prompt.oldest)
 
-    def batch(self, step: int) -> Many[Prompt]:
+    def batch(self, step: int) -> Many[OpenedGroup]:
         return [self.sim.groups[i] for i in self.ledger.occupied(step)]
 
     def complete(self, step: int) -> bool:
         return self.ledger.ready(step)
 
-    def stepped(self, step: int, taken: Many[Prompt]) -> None:
+    def stepped(self, step: int, taken: Many[OpenedGroup]) -> None:
         assert self.ledger.consume(step - 1) == tuple(p.group_id for p in taken)
 
     def returned(self, sequences: Many[Sequence]) -> None:

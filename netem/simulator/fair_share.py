@@ -36,7 +36,7 @@ STALE = 64
 """Entries of flows that left a link's heap, beyond twice the flows it has, before they are cleared out."""
 
 
-class Link:
+class FairLink:
     """One direction of a host's access. Rate and level in bit/s, clock in bits."""
 
     __slots__ = ("bound", "clock", "due", "flows", "level", "load", "rate", "sends", "since", "waits")
@@ -79,11 +79,11 @@ class Flow:
 
     __slots__ = ("by", "done", "down", "mark", "rate", "up")
 
-    def __init__(self, up: Link, down: Link) -> None:
+    def __init__(self, up: FairLink, down: FairLink) -> None:
         self.up, self.down = up, down
         self.rate = 0.0
         """bit/s, current while the sharing is settled"""
-        self.by: Link | None = None
+        self.by: FairLink | None = None
         """the link it is bound by; None while it sends nothing and until its first rate is known"""
         self.done = 0.0
         """clock of `by` at which its bits are sent; the number of bits while `by` is None"""
@@ -99,9 +99,9 @@ class Sharing:
     """Links and flows at one instant. The owner passes times that never fall, and calls `settle` before time passes."""
 
     def __init__(self) -> None:
-        self._work: deque[Link] = deque()
+        self._work: deque[FairLink] = deque()
         self._joined: list[Flow] = []
-        self._touched: dict[Link, None] = {}
+        self._touched: dict[FairLink, None] = {}
         self._marks = 0
         self.worked_out = 0
         """levels, in total: what rates cost"""
@@ -142,15 +142,15 @@ class Sharing:
             self._touched[flow.by] = None
         flow.rate, flow.by, flow.mark = 0.0, None, 0
 
-    def change(self, link: Link, rate: float) -> None:
+    def change(self, link: FairLink, rate: float) -> None:
         """A link has another rate. 0 is an outage."""
         link.rate = rate
         self._wait(link)
 
-    def settle(self, now: float) -> dict[Link, None]:
+    def settle(self, now: float) -> dict[FairLink, None]:
         """Make all levels consistent. Returns the links on which the first flow to be done, or when, may have changed."""
         work, full = self._work, NEARLY_FULL
-        changed: dict[Link, None] = {}
+        changed: dict[FairLink, None] = {}
         while work:
             link = work.popleft()
             link.waits = False
@@ -184,7 +184,7 @@ class Sharing:
         touched, self._touched = self._touched, {}
         return touched | changed
 
-    def _bind(self, flow: Flow, by: Link, now: float) -> None:
+    def _bind(self, flow: Flow, by: FairLink, now: float) -> None:
         left = flow.left(now)
         if flow.by is not None:
             self._touched[flow.by] = None
@@ -193,18 +193,18 @@ class Sharing:
         flow.by, flow.done = by, by.served(now) + left
         self._mark(flow, by)
 
-    def _mark(self, flow: Flow, by: Link) -> None:
+    def _mark(self, flow: Flow, by: FairLink) -> None:
         self._marks += 1
         self._touched[by] = None
         flow.mark = self._marks
         by._enter(flow)
 
-    def _wait(self, link: Link) -> None:
+    def _wait(self, link: FairLink) -> None:
         if not link.waits:
             link.waits = True
             self._work.append(link)
 
-    def _level(self, link: Link) -> float:
+    def _level(self, link: FairLink) -> float:
         """Water filling over one link, from the lowest level at the other ends up."""
         self.worked_out += 1
         flows, rest = link.flows, link.rate

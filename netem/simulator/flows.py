@@ -17,7 +17,7 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from netem.networks.profile import Profile
-from netem.simulator.fair_share import Flow, Link, Sharing
+from netem.simulator.fair_share import FairLink, Flow, Sharing
 
 
 class Arrival(NamedTuple):
@@ -34,7 +34,7 @@ class Arrival(NamedTuple):
 class _Host:
     __slots__ = ("connections", "down", "gone", "lan_down", "lan_up", "up")
 
-    def __init__(self, up: Link, down: Link, lan_up: Link | None, lan_down: Link | None) -> None:
+    def __init__(self, up: FairLink, down: FairLink, lan_up: FairLink | None, lan_down: FairLink | None) -> None:
         self.up, self.down, self.lan_up, self.lan_down = up, down, lan_up, lan_down
         self.connections: dict[Connection, None] = {}
         """from here and to here"""
@@ -46,7 +46,7 @@ class Connection(Flow):
 
     __slots__ = ("acked", "acks", "delay", "queue", "queued", "source", "target")
 
-    def __init__(self, source: str, target: str, up: Link, down: Link, delay: float) -> None:
+    def __init__(self, source: str, target: str, up: FairLink, down: FairLink, delay: float) -> None:
         super().__init__(up, down)
         self.source, self.target, self.delay = source, target, delay
         self.queue: deque[tuple[int, object]] = deque()
@@ -63,7 +63,7 @@ class Connection(Flow):
         return self.acked
 
 
-class Network:
+class FlowNetwork:
     """Times (seconds, from 0) may not fall from one call to the next. A simulator calls `advance` at every `next_at`, so that
     its hosts can answer in time; other calls let time pass as well, and what arrives meanwhile is kept for `advance`.
 
@@ -81,13 +81,13 @@ class Network:
         for host in profile.hosts:
             lan = profile.sites[host.site] if host.site else None
             self._hosts[host.name] = _Host(
-                Link(host.access.up, sends=True),
-                Link(host.access.down, sends=False),
-                Link(lan.up, sends=True) if lan else None,
-                Link(lan.down, sends=False) if lan else None,
+                FairLink(host.access.up, sends=True),
+                FairLink(host.access.down, sends=False),
+                FairLink(lan.up, sends=True) if lan else None,
+                FairLink(lan.down, sends=False) if lan else None,
             )
         self._connections: dict[tuple[str, str], Connection] = {}
-        self._dues: list[tuple[float, int, Link]] = []
+        self._dues: list[tuple[float, int, FairLink]] = []
         """heap; stale where the time is not the link's `due`"""
         self._arrivals: list[tuple[float, int, Connection, object, int]] = []
         self._steps = deque(
@@ -271,7 +271,7 @@ class Network:
             self.sharing.change(self._hosts[name].up, up)
             self.sharing.change(self._hosts[name].down, down)
 
-    def _reach(self, link: Link) -> None:
+    def _reach(self, link: FairLink) -> None:
         """The first flows bound by `link` are done now."""
         link.due = inf
         flow = link.first()

@@ -17,10 +17,10 @@ from netem.networks.bound import profile_bound
 from netem.networks.faults import Join, Kill, SetRates, Withhold, joiners
 from netem.networks.profile import Profile
 from netem.simulator.cores import Cores, Machine
-from netem.simulator.flows import Network
+from netem.simulator.flows import FlowNetwork
 from netem.simulator.peer import SimPeer
 from netem.simulator.sim_pump import Loop
-from netem.simulator.wire import Plan
+from netem.simulator.wire import SimVersion
 from p2p.broadcast.exchange import TICK_S
 from p2p.broadcast.peer_groups import Grid
 from p2p.errors import ShoalError, UsageError
@@ -55,7 +55,7 @@ class SimResult:
     """that the simulation dealt with"""
 
 
-class Simulation(Loop):
+class BroadcastSimulation(Loop):
     """Peers, the network between them, and the time. `round` may be called again and again."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Simulation(Loop):
         machine: Machine,
     ) -> None:
         self.profile, self.events, self._cores = profile, 0, Cores(machine)
-        self.network, self.now = Network(profile), 0.0
+        self.network, self.now = FlowNetwork(profile), 0.0
         self.moved_at = self._began = 0.0
         self._hosts = {host.name: host for host in profile.hosts}
         self._faults, self._fault_round, self._unnoticed_s = faults, fault_round, unnoticed_s
@@ -153,7 +153,7 @@ class Simulation(Loop):
 
     # --- rounds ------------------------------------------------------------------------------------------------------
 
-    def round(self, plan: Plan) -> SimResult:
+    def round(self, plan: SimVersion) -> SimResult:
         """One version, from its publication until everybody has it and nothing is on its way any more."""
         events, self._began, self.moved_at = self.events, self.now, self.now
         faults = self._faults if plan.number == self._fault_round else ()
@@ -177,7 +177,7 @@ class Simulation(Loop):
             self._done, self.events - events,
         )  # fmt: skip
 
-    def _announce(self, peer: SimPeer, plan: Plan) -> None:
+    def _announce(self, peer: SimPeer, plan: SimVersion) -> None:
         if peer.alive:
             peer.take(plan, catching=False)
 
@@ -205,7 +205,7 @@ class Simulation(Loop):
 
     # --- faults ------------------------------------------------------------------------------------------------------
 
-    def _happen(self, fault: SimFault, plan: Plan) -> None:
+    def _happen(self, fault: SimFault, plan: SimVersion) -> None:
         peer = self.peers[fault.host]
         match fault:
             case SetRates():
@@ -239,7 +239,7 @@ class Simulation(Loop):
             self._grid.remove(host)
             self._arrange()
 
-    def _join(self, peer: SimPeer, plan: Plan) -> None:
+    def _join(self, peer: SimPeer, plan: SimVersion) -> None:
         peer.alive = True
         self.network.restore_host(self.now, peer.name)
         others: Sequence[str] = self._neighbours[peer.name]

@@ -15,11 +15,22 @@ from typing import Any
 
 from netem.networks.profile import Host
 from netem.simulator.flows import Arrival
-from netem.simulator.sim_pump import Link, Loop, SimPump
-from netem.simulator.wire import Chunk, GetParts, Have, Message, Parts, Plan, Relieve, Subscribe, Want, have
+from netem.simulator.sim_pump import Loop, SimLink, SimPump
+from netem.simulator.wire import (
+    Message,
+    SimChunk,
+    SimGetParts,
+    SimHave,
+    SimParts,
+    SimRelieve,
+    SimSubscribe,
+    SimVersion,
+    SimWant,
+    have,
+)
 from p2p.broadcast.exchange import TICK_S
-from p2p.broadcast.gossip import News
-from p2p.broadcast.peer_groups import EVERYWHERE, Places
+from p2p.broadcast.gossip import Gossip
+from p2p.broadcast.peer_groups import EVERYWHERE, PeerPlaces
 from p2p.broadcast.session import Session
 from p2p.broadcast.transfer import ASK_PARTS_S
 
@@ -40,15 +51,15 @@ class SimPeer(SimPump):
         self._parked = False
         """has nothing to do until a version or a want comes: it does not tick"""
         self._segments: set[int] = set()
-        self.places: Places | None = None
+        self.places: PeerPlaces | None = None
         """which groups the peers are in; the owner sets it and calls `rearranged`"""
-        self._news = News()
+        self._news = Gossip()
         self._greeted: set[str] = set()
         self._asked_parts = -1e9
         self._ask_parts_after = ASK_PARTS_S[0]
         self._on: dict[type, Callable[[Session, str, Any], None]] = {
-            Subscribe: self._on_subscribe, Have: self._on_have, Want: self._on_want, Relieve: self._on_relieve,
-            GetParts: self._on_get_parts, Parts: self._on_parts,
+            SimSubscribe: self._on_subscribe, SimHave: self._on_have, SimWant: self._on_want, SimRelieve: self._on_relieve,
+            SimGetParts: self._on_get_parts, SimParts: self._on_parts,
         }  # fmt: skip
         loop.at(phase, self.tick)
 
@@ -60,12 +71,12 @@ class SimPeer(SimPump):
 
     def link(self, other: str) -> None:
         if other not in self.links:
-            self.links[other] = Link(other)
+            self.links[other] = SimLink(other)
 
     def greet(self, other: str) -> None:
         """Tell a new neighbour what is held here."""
         if self.session is not None and self.plan is not None and not self.is_source:
-            self.post(other, Subscribe(self.plan.number, tuple(self.session.held)))
+            self.post(other, SimSubscribe(self.plan.number, tuple(self.session.held)))
 
     def rearranged(self) -> None:
         """`places` are other ones."""
@@ -79,7 +90,7 @@ class SimPeer(SimPump):
 
     # --- versions ----------------------------------------------------------------------------------------------------
 
-    def offer(self, plan: Plan) -> None:
+    def offer(self, plan: SimVersion) -> None:
         """The source makes a version, all of it at once."""
         now = self.loop.now
         session = self._open(plan)
@@ -91,7 +102,7 @@ class SimPeer(SimPump):
         session.close(plan.total)
         self.pump()
 
-    def take(self, plan: Plan, *, catching: bool) -> None:
+    def take(self, plan: SimVersion, *, catching: bool) -> None:
         """Take part in a version that was announced. `catching`: it joins late, and its records are there."""
         now = self.loop.now
         session = self._open(plan)
@@ -99,11 +110,11 @@ class SimPeer(SimPump):
         for other in self.links:
             if other == self.source or not catching:
                 session.join(other, (), now)
-        self.post_all(list(self.links), Subscribe(plan.number, ()))
+        self.post_all(list(self.links), SimSubscribe(plan.number, ()))
         if catching:
             self._learn_all()
 
-    def _open(self, plan: Plan) -> Session:
+    def _open(self, plan: SimVersion) -> Session:
         session = Session(
             me=self.name, source=None if self.is_source else self.source, now=self.loop.now, policy=self.policy,
             chunk_bytes=plan.chunk_bytes, memory=self.memory, places=self.places,
@@ -112,7 +123,7 @@ class SimPeer(SimPump):
         self.wake_up()
         self.duplicate_bytes = 0
         self._segments.clear()
-        self._news = News()
+        self._news = Gossip()
         self._greeted.clear()
         self._asked_parts, self._ask_parts_after = -1e9, ASK_PARTS_S[0]
         return session
@@ -159,12 +170,12 @@ class SimPeer(SimPump):
         session, plan = self.session, self.plan
         if session is None or plan is None or message.round != plan.number or arrival.source not in self.links:
             return
-        if type(message) is Chunk:
+        if type(message) is SimChunk:
             self.loop.at(self.loop.worked(self.name), self._on_chunk, arrival.source, message)
         else:
             self._on[type(message)](session, arrival.source, message)
 
-    def _on_chunk(self, source: str, message: Chunk) -> None:
+    def _on_chunk(self, source: str, message: SimChunk) -> None:
         session, plan = self.session, self.plan
         if not self.alive or session is None or plan is None or plan.number != message.round or source not in self.links:
             return
@@ -185,7 +196,7 @@ class SimPeer(SimPump):
             self.loop.completed(self.name)
         self.pump()
 
-    def _on_have(self, session: Session, source: str, message: Have) -> None:
+    def _on_have(self, session: Session, source: str, message: SimHave) -> None:
         now = self.loop.now
         if not session.takes_part(source):
             session.join(source, (), now)
@@ -194,26 +205,26 @@ class SimPeer(SimPump):
         if full or self.is_source:  # elsewhere nothing else can be handed out for that
             self.pump()
 
-    def _on_want(self, session: Session, source: str, message: Want) -> None:
+    def _on_want(self, session: Session, source: str, message: SimWant) -> None:
         session.join(source, (), self.loop.now)
         session.peer_wants(source, message.chunks, self.loop.now)
         self.pump()
 
-    def _on_subscribe(self, session: Session, source: str, message: Subscribe) -> None:
+    def _on_subscribe(self, session: Session, source: str, message: SimSubscribe) -> None:
         session.join(source, message.have, self.loop.now)
         if not self.is_source and source not in self._greeted:
             self._greeted.add(source)
             self.post(source, have(message.round, tuple(session.held)))
         self.pump()
 
-    def _on_relieve(self, session: Session, source: str, message: Relieve) -> None:
+    def _on_relieve(self, session: Session, source: str, message: SimRelieve) -> None:
         if source == self.source:
             session.relieve(message.chunks)
 
-    def _on_get_parts(self, session: Session, source: str, message: GetParts) -> None:
-        self.post(source, Parts(message.round))
+    def _on_get_parts(self, session: Session, source: str, message: SimGetParts) -> None:
+        self.post(source, SimParts(message.round))
 
-    def _on_parts(self, session: Session, source: str, message: Parts) -> None:
+    def _on_parts(self, session: Session, source: str, message: SimParts) -> None:
         self._learn_all()
 
     # --- timers ------------------------------------------------------------------------------------------------------
@@ -230,7 +241,7 @@ class SimPeer(SimPump):
             if not self.is_source:
                 assert self.plan is not None
                 for other, chunks in session.wants(now).items():
-                    self.post(other, Want(self.plan.number, chunks))
+                    self.post(other, SimWant(self.plan.number, chunks))
                 self._ask_for_parts(session, now)
         idle = self.pump()
         done = session is None or (session.complete and not self._news.pending and self.all_delivered)
@@ -254,6 +265,6 @@ class SimPeer(SimPump):
         if session.total is None and session.missing == 0 and now - self._asked_parts > self._ask_parts_after:
             assert self.plan is not None
             if self._asked_parts > 0 and self.links:
-                self.post(self.source if self.source in self.links else next(iter(self.links)), GetParts(self.plan.number))
+                self.post(self.source if self.source in self.links else next(iter(self.links)), SimGetParts(self.plan.number))
                 self._ask_parts_after = min(2 * self._ask_parts_after, ASK_PARTS_S[1])
             self._asked_parts = now

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from math import inf
 
 from netem.networks.profile import Host
-from netem.simulator.flows import Network
-from netem.simulator.wire import Chunk, Message, Plan, Relieve, wire_bytes
+from netem.simulator.flows import FlowNetwork
+from netem.simulator.wire import Message, SimChunk, SimRelieve, SimVersion, wire_bytes
 from p2p.broadcast.exchange import TICK_S
 from p2p.broadcast.pump import LONGEST_PAUSE_S, SHORTEST_PAUSE_S
 from p2p.broadcast.session import Session
@@ -26,7 +26,7 @@ CHANNEL_ROOM = QUEUE_LIMIT + 64 * KIB
 class Loop:
     """What a peer needs of the simulation around it."""
 
-    network: Network
+    network: FlowNetwork
     now: float
     moved_at: float
     """when a host last got a chunk that it did not have"""
@@ -48,7 +48,7 @@ class Loop:
         raise NotImplementedError
 
 
-class Link:
+class SimLink:
     """A neighbour: the channel to it, with one slot in front of it."""
 
     __slots__ = ("at", "job", "name")
@@ -57,7 +57,7 @@ class Link:
         self.name = name
         self.at = -inf
         """when a chunk was last put in"""
-        self.job: Chunk | None = None
+        self.job: SimChunk | None = None
         """waits for room in the channel"""
 
 
@@ -72,11 +72,11 @@ class SimPump:
         self.uplink = Uplink()
         self.up = host.access.up
         """bit/s, kept up to date by the owner"""
-        self.links: dict[str, Link] = {}
+        self.links: dict[str, SimLink] = {}
         """neighbours, the one served longest ago first"""
         self._waiting: set[str] = set()
         """neighbours with a chunk that waits for room; some may be gone"""
-        self.plan: Plan | None = None
+        self.plan: SimVersion | None = None
         self.session: Session | None = None
         self.sent_bytes = 0
         """payload of this round's chunks"""
@@ -100,7 +100,7 @@ class SimPump:
     def all_delivered(self) -> bool:
         return self.handed - self._delivered < 1
 
-    def start(self, plan: Plan, session: Session) -> None:
+    def start(self, plan: SimVersion, session: Session) -> None:
         """What was not handed to a channel yet belongs to the past."""
         self.plan, self.session, self.sent_bytes = plan, session, 0
         self._heads = wire_bytes(plan.chunk_bytes, self.loop.network.profile.mtu) / plan.chunk_bytes
@@ -182,15 +182,15 @@ class SimPump:
             assert session is not None and self.plan is not None
             name, chunk, seed = found
             link = self.links[name] = self.links.pop(name)
-            link.job = Chunk(self.plan.number, chunk, seed)
+            link.job = SimChunk(self.plan.number, chunk, seed)
             self._waiting.add(name)
             uplink.spent(now, self.plan.chunk_bytes)
             self._enter(link)
             for whom, taken in session.relieved():
                 if whom in self.links:
-                    self.post(whom, Relieve(self.plan.number, (taken,)))
+                    self.post(whom, SimRelieve(self.plan.number, (taken,)))
 
-    def _enter(self, link: Link) -> bool:
+    def _enter(self, link: SimLink) -> bool:
         """Put the waiting chunk into its channel if there is room."""
         assert self.plan is not None and link.job is not None
         network, now, payload = self.loop.network, self.loop.now, self.plan.size(link.job.chunk)

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from netem.networks.faults import SetRates, joiners
 from netem.networks.profile import Profile
 from netem.simulator.cores import Machine
-from netem.simulator.loop import SimFault, SimResult, Simulation
-from netem.simulator.wire import Plan
+from netem.simulator.loop import BroadcastSimulation, SimFault, SimResult
+from netem.simulator.wire import SimVersion
 from p2p.broadcast.peer_groups import Grid
 from p2p.broadcast.policies.port import DEFAULT, POLICIES
 from p2p.errors import UsageError
@@ -80,11 +80,11 @@ def simulate(
         if grid is None:
             neighbours = random_neighbours(names, degree, seed) if degree is not None else full_mesh(names)
     size = chunk_bytes or chunk_bytes_for(payload_bytes)
-    simulation = Simulation(
+    simulation = BroadcastSimulation(
         profile, policy=policy, seed=seed, neighbours=neighbours or {}, grid=grid, faults=faults, fault_round=fault_round,
         unnoticed_s=unnoticed_s, machine=machine,
     )  # fmt: skip
-    return [simulation.round(Plan(number, payload_bytes, size)) for number in range(1, rounds + 1)]
+    return [simulation.round(SimVersion(number, payload_bytes, size)) for number in range(1, rounds + 1)]
 
 
 def full_mesh(names: Sequence[str]) -> dict[str, list[str]]:

@@ -31,7 +31,7 @@ def wire_bytes(payload: int, mtu: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SimVersion:
     """A version of one round, as the manifest cuts it: `payload` bytes in segments of DEFAULT_SEGMENT, those in chunks."""
 
     number: int
@@ -57,18 +57,18 @@ class Plan:
         return range(start, min(start + self.per_segment, self.total))
 
 
-class Chunk(NamedTuple):
+class SimChunk(NamedTuple):
     round: int
     chunk: int
     seed: int
 
 
-class Subscribe(NamedTuple):
+class SimSubscribe(NamedTuple):
     round: int
     have: Sequence[int]
 
 
-class Have(NamedTuple):
+class SimHave(NamedTuple):
     """`bits`: the chunks once more, as bits of a number: one message goes to many."""
 
     round: int
@@ -76,29 +76,29 @@ class Have(NamedTuple):
     bits: int
 
 
-def have(number: int, chunks: Sequence[int]) -> Have:
+def have(number: int, chunks: Sequence[int]) -> SimHave:
     """The message of round `number` that says that these are held."""
-    return Have(number, chunks, bits_of(chunks))
+    return SimHave(number, chunks, bits_of(chunks))
 
 
-class Want(NamedTuple):
+class SimWant(NamedTuple):
     round: int
     chunks: Sequence[int]
 
 
-class Relieve(NamedTuple):
+class SimRelieve(NamedTuple):
     round: int
     chunks: Sequence[int]
 
 
-class GetParts(NamedTuple):
+class SimGetParts(NamedTuple):
     round: int
 
 
-class Parts(NamedTuple):
+class SimParts(NamedTuple):
     """All records of the manifest."""
 
     round: int
 
 
-Message = Subscribe | Have | Want | Relieve | GetParts | Parts
+Message = SimSubscribe | SimHave | SimWant | SimRelieve | SimGetParts | SimParts

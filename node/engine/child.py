@@ -19,7 +19,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from node.engine.pipe import Call, Credit, Decoder, Events, Failed, Farewell, Message, Refused, Reply, encode
+from node.engine.pipe import Call, CallRefused, Credit, Decoder, Events, Failed, Farewell, Message, Reply, encode
 from node.engine.port import EngineBroken, EngineCore
 from p2p.errors import Refusal
 
@@ -58,7 +58,7 @@ def make_core(kind: str, settings: dict[str, Any]) -> EngineCore:
     raise ValueError(f"engine kind {kind!r} is none of transformers, vllm, fake")
 
 
-class Child:
+class EngineChild:
     """One core behind one blocking stream socket."""
 
     def __init__(self, core: EngineCore, sock: socket.socket) -> None:
@@ -103,7 +103,7 @@ class Child:
                 raise ValueError(f"no such method: {call.method}")
             value = getattr(self._core, call.method)(*call.args)
         except Refusal as refusal:
-            self.send(Refused(call.id, refusal))
+            self.send(CallRefused(call.id, refusal))
             return
         except EngineBroken:
             raise  # it must not serve another token
@@ -131,7 +131,7 @@ def main(argv: list[str]) -> int:
     with socket.socket(fileno=fd) as sock:
         sock.setblocking(True)
         try:
-            child = Child(make_core(kind, settings), sock)
+            child = EngineChild(make_core(kind, settings), sock)
             child.run()
         except (BrokenPipeError, ConnectionResetError):
             return 0

@@ -16,7 +16,7 @@ import xxhash
 
 from node.engine.port import CommitResult, EngineBroken, EngineCore, EngineStats, StateFile
 from node.engine.requests import check_request, check_tokens, finish_before_start
-from node.engine.rows import Row, Rows, pinned_elsewhere
+from node.engine.rows import EngineRow, Rows, pinned_elsewhere
 from p2p.errors import Refusal
 from p2p.layout import Layout
 from p2p.protocol.rollout import Generate, TokenEvent
@@ -74,8 +74,8 @@ class ScriptedCore(EngineCore):
         self._version = version or Version(0, 0)
         self._layout: Layout | None = None
         self._staged: StateFile | None = None
-        self._waiting: list[Row] = []
-        self._held: dict[str, Row] = {}
+        self._waiting: list[EngineRow] = []
+        self._held: dict[str, EngineRow] = {}
         self._ended: list[TokenEvent] = []
         """last events that a commit made: the next step returns them"""
         self._rows = Rows(self.settings.max_context)
@@ -102,7 +102,7 @@ class ScriptedCore(EngineCore):
             max_context=self.settings.max_context,
             in_use=self._held,
         )
-        row = Row(request)
+        row = EngineRow(request)
         self._held[request.request_id] = row
         self._waiting.append(row)
 
@@ -148,7 +148,7 @@ class ScriptedCore(EngineCore):
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
         self._take(request_ids)
 
-    def _take(self, request_ids: Sequence[str] | None) -> list[Row]:
+    def _take(self, request_ids: Sequence[str] | None) -> list[EngineRow]:
         names = list(self._held) if request_ids is None else [n for n in dict.fromkeys(request_ids) if n in self._held]
         gone = {name: self._held.pop(name) for name in names}
         self._waiting = [r for r in self._waiting if r.request.request_id not in gone]

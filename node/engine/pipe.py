@@ -52,7 +52,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class CallRefused:
     """The call raised this Refusal."""
 
     id: int
@@ -79,7 +79,7 @@ class Farewell:
     text: str
 
 
-Message = Call | Credit | Reply | Refused | Failed | Events | Farewell
+Message = Call | Credit | Reply | CallRefused | Failed | Events | Farewell
 
 # Extension codes of the values that may stand anywhere inside arguments and results.
 _VERSION, _PATH, _STATE, _GENERATE, _STATS, _COMMIT, _FLOATS = range(1, 8)
@@ -153,7 +153,7 @@ def encode(message: Message) -> bytes:
             body = ["credit", batches]
         case Reply(id, value):
             body = ["reply", id, value]
-        case Refused(id, r):
+        case CallRefused(id, r):
             body = ["refused", id, r.reason, r.peer, r.version, r.chunk, r.fatal, r.cause]
         case Failed(id, text):
             body = ["failed", id, text]
@@ -184,7 +184,7 @@ def decode(data: bytes) -> Message:
         case ("reply", int(id), value):
             return Reply(id, value)
         case ("refused", int(id), reason, peer, version, chunk, fatal, cause):
-            return Refused(id, Refusal(reason, peer=peer, version=version, chunk=chunk, fatal=fatal, cause=cause))
+            return CallRefused(id, Refusal(reason, peer=peer, version=version, chunk=chunk, fatal=fatal, cause=cause))
         case ("failed", int(id), str(text)):
             return Failed(id, text)
         case ("farewell", str(text)):

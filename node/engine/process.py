@@ -25,7 +25,7 @@ import numpy as np
 import trio
 
 from node.engine.child import EVENT_WINDOW
-from node.engine.pipe import Call, Credit, Decoder, Events, Failed, Farewell, Message, Refused, Reply, encode
+from node.engine.pipe import Call, CallRefused, Credit, Decoder, Events, Failed, Farewell, Message, Reply, encode
 from node.engine.port import CommitResult, Engine, EngineDied, EngineStats, StateFile
 from p2p.protocol.rollout import Generate, TokenEvent
 
@@ -53,7 +53,7 @@ class _Pending:
     allowance_s: float
     since: float
     done: trio.Event = field(default_factory=trio.Event)
-    reply: Reply | Refused | Failed | None = None
+    reply: Reply | CallRefused | Failed | None = None
 
 
 class ChildProcess(Protocol):
@@ -140,7 +140,7 @@ class EngineProcess(Engine):
         match pending.reply:
             case Reply(_, value):
                 return value
-            case Refused(_, refusal):
+            case CallRefused(_, refusal):
                 raise refusal
             case Failed(_, text):
                 raise RuntimeError(text)
@@ -196,7 +196,7 @@ class EngineProcess(Engine):
             case Events(events):
                 if not self._death:
                     self._batches_in.send_nowait(events)
-            case Reply(id) | Refused(id) | Failed(id):
+            case Reply(id) | CallRefused(id) | Failed(id):
                 if pending := self._pending.pop(id, None):
                     pending.reply = message
                     pending.done.set()

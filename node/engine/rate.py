@@ -8,7 +8,7 @@ RATE_WINDOW_S = 5.0
 """Span of the reported tokens/s: long enough to smooth a prefill, short enough to see a throttled GPU."""
 
 
-class Rate:
+class TokenRate:
     """Counts what each step made; `now` is any clock's seconds."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from p2p.version import Version
 
 
 @dataclass(eq=False, slots=True)
-class Row:
+class EngineRow:
     """One sequence the engine holds: its request and its completion so far (prefix included)."""
 
     request: Generate
@@ -41,7 +41,7 @@ class Row:
         )
 
 
-def pinned_elsewhere(held: Mapping[str, Row], version: Version) -> list[str]:
+def pinned_elsewhere(held: Mapping[str, EngineRow], version: Version) -> list[str]:
     """The requests that may not go on once `version` is in place: they want another one exactly."""
     return [name for name, row in held.items() if row.request.exact_version not in (None, version)]
 
@@ -50,11 +50,11 @@ class Rows:
     """Running rows, in batch order."""
 
     def __init__(self, max_context: int) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[EngineRow] = []
         self._max_context = max_context
         self._index([])
 
-    def _index(self, rows: list[Row]) -> None:
+    def _index(self, rows: list[EngineRow]) -> None:
         self.rows = rows
         self.positions = np.array([len(r.ids) for r in rows], dtype=np.int64)
         """int64 [n]: the completion position each row draws next"""
@@ -67,7 +67,7 @@ class Rows:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def extend(self, rows: Sequence[Row]) -> None:
+    def extend(self, rows: Sequence[EngineRow]) -> None:
         self._index([*self.rows, *rows])
 
     def select(self, index: np.ndarray) -> None:

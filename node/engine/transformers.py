@@ -27,9 +27,9 @@ from node.engine.flat_model import (
 )
 from node.engine.kvrows import KVRows, prefill
 from node.engine.port import CommitResult, EngineCore, EngineStats, StateFile
-from node.engine.rate import Rate
+from node.engine.rate import TokenRate
 from node.engine.requests import check_request, check_tokens, finish_before_start
-from node.engine.rows import Row, Rows, pinned_elsewhere
+from node.engine.rows import EngineRow, Rows, pinned_elsewhere
 from node.engine.sampling import SamplingParams, sample
 from node.engine.settings import TransformersSettings
 from p2p.errors import Refusal
@@ -52,15 +52,15 @@ class TransformersCore(EngineCore):
         self._vocab = 0
         self._max_context = 0
         self._staged: tuple[MappedState, tuple[str, ...]] | None = None
-        self._waiting: deque[Row] = deque()
-        self._held: dict[str, Row] = {}
+        self._waiting: deque[EngineRow] = deque()
+        self._held: dict[str, EngineRow] = {}
         self._ended: list[TokenEvent] = []
         """last events that a commit made: the next step returns them"""
         self._rows = Rows(0)
         self._kv: KVRows | None = None
         self._params: SamplingParams | None = None
         self._next_ids = np.empty((0, 1), dtype=np.int64)
-        self._rate = Rate()
+        self._rate = TokenRate()
         self._last_step: float | None = None
 
     def load(self, model_dir: Path, state: StateFile) -> None:
@@ -104,7 +104,7 @@ class TransformersCore(EngineCore):
         check_request(
             request, serving=self._version, vocab_size=self._vocab, max_context=self._max_context, in_use=self._held
         )
-        row = Row(request)
+        row = EngineRow(request)
         self._held[request.request_id] = row
         self._waiting.append(row)
 
@@ -156,7 +156,7 @@ class TransformersCore(EngineCore):
     def _refresh_params(self) -> None:
         self._params = self._build_params(self._rows.rows) if len(self._rows) else None
 
-    def _build_params(self, rows: Sequence[Row]) -> SamplingParams:
+    def _build_params(self, rows: Sequence[EngineRow]) -> SamplingParams:
         asked = [r.request for r in rows]
         return SamplingParams.build(
             [r.seed for r in asked], [r.temperature for r in asked], [r.top_p for r in asked], self._device
@@ -164,7 +164,7 @@ class TransformersCore(EngineCore):
 
     def _admit(self, model: torch.nn.Module, events: list[TokenEvent]) -> None:
         """Prefill the waiting rows that fit, in order of arrival, and draw the first token of each."""
-        taken: list[Row] = []
+        taken: list[EngineRow] = []
         sequences: dict[tuple[int, ...], int] = {}
         which: list[int] = []
         width = 0
@@ -216,7 +216,7 @@ class TransformersCore(EngineCore):
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
         self._take(request_ids)
 
-    def _take(self, request_ids: Sequence[str] | None) -> list[Row]:
+    def _take(self, request_ids: Sequence[str] | None) -> list[EngineRow]:
         """Remove these rows (None: all), running or waiting."""
         names = list(self._held) if request_ids is None else [n for n in dict.fromkeys(request_ids) if n in self._held]
         gone = {name: self._held.pop(name) for name in names}

@@ -22,7 +22,7 @@ from typing import Any
 import msgpack
 
 from node.engine.port import StateFile
-from node.install.staging import Held, Staging
+from node.install.staging import HeldState, Staging
 from p2p.errors import Refusal, UsageError
 from p2p.layout import Layout
 from p2p.limits import DEFAULT_SEGMENT, MIB
@@ -48,8 +48,8 @@ class Shadow:
     def __init__(self, directory: Path, run: str) -> None:
         """Use `Shadow.open`."""
         self.directory, self.run = directory, run
-        self._held: Held | None = None
-        self._previous: Held | None = None
+        self._held: HeldState | None = None
+        self._previous: HeldState | None = None
         self._staging: Staging | None = None
 
     @classmethod
@@ -170,7 +170,7 @@ class Shadow:
         except BaseException:
             staging.discard()
             raise
-        staging.held = Held(staging.slot, version, state_digest(layout, digests), digests, staging.state)
+        staging.held = HeldState(staging.slot, version, state_digest(layout, digests), digests, staging.state)
         self.commit(staging)
 
     def rollback(self) -> None:
@@ -198,7 +198,7 @@ class Shadow:
             self._staging = None
         self._save(replace(self._held, version=version))
 
-    def _save(self, held: Held) -> None:
+    def _save(self, held: HeldState) -> None:
         """Point state.json at `held`: the instant of a commit is the rename."""
         record = {
             "format": FORMAT,
@@ -221,7 +221,7 @@ class Shadow:
         self._held = held
         _sync_directory(self.directory)
 
-    def _load(self) -> Held:
+    def _load(self) -> HeldState:
         record: Any = json.loads((self.directory / "state.json").read_text(encoding="utf-8"))
         if not isinstance(record, dict) or not isinstance(record.get("run"), str):
             raise ValueError("state.json is not a shadow's")
@@ -241,7 +241,7 @@ class Shadow:
         tensor_digests = state.tensor_digests()
         if state_digest(layout, tensor_digests) != digest or not state.padding_is_zero():
             raise ValueError(f"version {version}: the state's bytes do not match its digest")
-        return Held(slot, version, digest, tuple(tensor_digests), state)
+        return HeldState(slot, version, digest, tuple(tensor_digests), state)
 
     def _check_disk(self, slot: str, layout: Layout, version: Version) -> None:
         path = self._state_path(slot)

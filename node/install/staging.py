@@ -20,7 +20,7 @@ from p2p.weights.state import FlatState, state_digest
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldState:
     """A whole state on disk: slot "a" or "b", its version, digests and mapping."""
 
     slot: str
@@ -34,12 +34,12 @@ class Staging:
     """One version on its way in. Made by `Shadow.begin`; invisible to everyone until `Shadow.commit`."""
 
     def __init__(
-        self, slot: str, version: Version, state: FlatState, kind: str, held: Held | None, segment_bytes: int
+        self, slot: str, version: Version, state: FlatState, kind: str, held: HeldState | None, segment_bytes: int
     ) -> None:
         """`state` is the new file, writable; `held` what the shadow holds now, which a delta is decoded from."""
         self.slot, self.version, self.state = slot, version, state
         self.segments: tuple[Segment, ...] = state.layout.segments(segment_bytes)
-        self.held: Held | None = None
+        self.held: HeldState | None = None
         """the finished state, once `finish` has accepted it"""
         self.over = False
         """committed, discarded, or dropped by a later `begin`"""
@@ -129,7 +129,7 @@ class Staging:
             raise Refusal("bytes between tensors are not zero", version=self.version)
         if state_digest(layout, tensor_digests) != digest:
             raise Refusal("state digest is not that of the seal", version=self.version)
-        self.held = Held(self.slot, self.version, digest, tuple(tensor_digests), self.state)
+        self.held = HeldState(self.slot, self.version, digest, tuple(tensor_digests), self.state)
         return StateFile(self._path, layout, self.version, self._changed(self.held))
 
     def discard(self) -> None:
@@ -147,7 +147,7 @@ class Staging:
             self.over = True
             self.state.close()
 
-    def _changed(self, new: Held) -> tuple[str, ...] | None:
+    def _changed(self, new: HeldState) -> tuple[str, ...] | None:
         old = self._reference
         if old is None or old.state.layout != new.state.layout:
             return None

@@ -27,7 +27,7 @@ TOKENS_PER_MESSAGE = 20_000
 
 
 @dataclass(slots=True)
-class _Run:
+class _WaitingRun:
     """Tokens of one sequence in a row, under one version. `before`: of that sequence, in earlier runs that wait too."""
 
     request_id: str
@@ -55,8 +55,8 @@ class TokenBatcher:
 
     def __init__(self, flush_s: float = FLUSH_S, flush_tokens: int = FLUSH_TOKENS) -> None:
         self._flush_s, self._flush_tokens = flush_s, flush_tokens
-        self._runs: list[_Run] = []
-        self._last: dict[str, _Run] = {}
+        self._runs: list[_WaitingRun] = []
+        self._last: dict[str, _WaitingRun] = {}
         """request id -> its newest run"""
         self.due = math.inf
 
@@ -71,7 +71,7 @@ class TokenBatcher:
             run.finish, run.message = event.finish, event.message
         else:
             before = run.before + len(run.ids) if run is not None else 0
-            run = _Run(
+            run = _WaitingRun(
                 event.request_id, event.start, list(event.ids), [event.logprobs], event.version, event.finish, event.message,
                 before,
             )  # fmt: skip

@@ -18,7 +18,7 @@ from node.install.installer import Installer
 from node.install.shadow import Shadow
 from node.serving.batcher import TokenBatcher
 from p2p.errors import Refusal, UsageError, first_of
-from p2p.protocol.messages import Rejected, Request
+from p2p.protocol.messages import GenerateRequest, Rejected
 from p2p.protocol.rollout import DRAINING, UPDATING, TokenEvent
 from p2p.version import Version
 
@@ -32,7 +32,7 @@ EngineFactory = Callable[[], AbstractAsyncContextManager[Engine]]
 
 
 @dataclass(slots=True)
-class Held:
+class HeldRequest:
     """A request that this node was given and has not answered to the end."""
 
     finish_s: float
@@ -51,7 +51,7 @@ class Serving:
     ) -> None:
         self._shadow, self._engine_factory, self._say, self._report = shadow, engine_factory, say, report
         self.engine: Engine | None = None
-        self.assigned: dict[str, Held] = {}
+        self.assigned: dict[str, HeldRequest] = {}
         self.released = trio.Event()
         """set, and replaced, when something leaves `assigned`"""
         self.updating = False
@@ -64,13 +64,13 @@ class Serving:
         self._batch = TokenBatcher()
         self._failures = 0
 
-    async def assign(self, requests: tuple[Request, ...], finish_s: float) -> None:
+    async def assign(self, requests: tuple[GenerateRequest, ...], finish_s: float) -> None:
         # All at once: the engine answers between two decoding steps, and groups prefill their prompt together.
         async with trio.open_nursery() as nursery:
             for wire in requests:
                 nursery.start_soon(self._assign_one, wire, finish_s)
 
-    async def _assign_one(self, wire: Request, finish_s: float) -> None:
+    async def _assign_one(self, wire: GenerateRequest, finish_s: float) -> None:
         version = self._shadow.version or Version(0, 0)
         engine = self.engine
         if self.draining:
@@ -84,7 +84,7 @@ class Serving:
             self._say(Rejected(wire.request_id, version, reason, retryable=True, cause=UPDATING))
             return
         try:
-            self.assigned[wire.request_id] = Held(finish_s)
+            self.assigned[wire.request_id] = HeldRequest(finish_s)
             await engine.add(wire.generate())
         except (Refusal, ValueError) as error:
             self._release(wire.request_id)

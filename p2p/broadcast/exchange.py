@@ -14,11 +14,11 @@ import trio
 
 from p2p.broadcast.arrivals import accept_header
 from p2p.broadcast.inbox import Inbox, RefusedBy
-from p2p.broadcast.peer_groups import Places
+from p2p.broadcast.peer_groups import PeerPlaces
 from p2p.broadcast.policies.port import DEFAULT
 from p2p.broadcast.pump import Pump
 from p2p.broadcast.session import Session
-from p2p.broadcast.transfer import ASK_PARTS_S, Neighbour, Spread, Traffic, bitmap
+from p2p.broadcast.transfer import ASK_PARTS_S, Neighbour, Traffic, Transfer, bitmap
 from p2p.channel.port import Channel
 from p2p.errors import Refusal, ShoalError
 from p2p.protocol.messages import Follow, GetParts, Parts, Subscribe, Want
@@ -62,11 +62,11 @@ class Exchange:
         self.floor: Version | None = None
         """headers of versions below this are refused as rolled back (set by the node to what it serves)"""
         self.on_header, self.on_refusal, self.on_full = on_header, on_refusal, on_full
-        self.spreads: dict[bytes, Spread] = {}
+        self.spreads: dict[bytes, Transfer] = {}
         self.peers: dict[str, Neighbour] = {}
         self.policy = policy
         self._memory: dict[str, float] = {}
-        self._places: Places | None = None
+        self._places: PeerPlaces | None = None
         self._pump = Pump(self.spreads, store, now, self._lose)
         self._inbox = Inbox(
             head=head, head_key=head_key, is_source=is_source, store=store, spreads=self.spreads, peers=self.peers,
@@ -114,7 +114,7 @@ class Exchange:
             spread.session.leave(name, self._now())
         self._pump.wake()
 
-    def arrange(self, places: Places | None) -> None:
+    def arrange(self, places: PeerPlaces | None) -> None:
         """Which groups the peers are in from now on; None while all are one."""
         self._places = places
         for spread in self.spreads.values():
@@ -235,7 +235,7 @@ class Exchange:
         spread = self.spreads.get(mid)
         return 0 if spread is None else len(spread.session.held) + len(spread.manifest.records) + spread.manifest.whole
 
-    def _spread(self, mid: bytes) -> Spread:
+    def _spread(self, mid: bytes) -> Transfer:
         spread = self.spreads.get(mid)
         if spread is None:
             raise ShoalError(f"manifest {mid.hex()[:12]} is not held any more")
@@ -264,7 +264,7 @@ class Exchange:
     def _make_room(self) -> bool:
         return self.on_full is not None and self.on_full()
 
-    def _lose(self, spread: Spread, chunk: int) -> None:
+    def _lose(self, spread: Transfer, chunk: int) -> None:
         """The store turned out not to have a chunk that we counted as held."""
         if chunk in spread.session.held:
             digest = spread.manifest.chunk_digest(chunk)
@@ -293,7 +293,7 @@ class Exchange:
                 self._ask_for_parts(spread, now)
         self._pump.wake()
 
-    def _ask_for_parts(self, spread: Spread, now: float) -> None:
+    def _ask_for_parts(self, spread: Transfer, now: float) -> None:
         """Records come with the chunks; when nothing is on its way and the manifest is not whole, ask for the rest."""
         if spread.asked_parts_at > 0:
             holders = [n for n in spread.session.peers() if n in self.peers and n != self.head]
@@ -303,13 +303,13 @@ class Exchange:
                 spread.ask_parts_after = min(2 * spread.ask_parts_after, ASK_PARTS_S[1])
         spread.asked_parts_at = now
 
-    def _open(self, manifest: Manifest, *, wanted: bool) -> Spread:
+    def _open(self, manifest: Manifest, *, wanted: bool) -> Transfer:
         now = self._now()
         session = Session(
             me=self.me, source=None if self.is_source else self.head, now=now, policy=self.policy,
             chunk_bytes=manifest.header.chunk_bytes, memory=self._memory, places=self._places,
         )  # fmt: skip
-        spread = self.spreads[manifest.mid] = Spread(manifest, session, Traffic(), wanted)
+        spread = self.spreads[manifest.mid] = Transfer(manifest, session, Traffic(), wanted)
         self._opened.set()
         self._opened = trio.Event()
         for peer in self.peers.values():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from p2p.broadcast.peer_groups import MESH, Places
+from p2p.broadcast.peer_groups import MESH, PeerPlaces
 from p2p.broadcast.session import Session
 
 GOSSIP_S = 0.25
@@ -26,7 +26,7 @@ ANSWER_AFTER = 8
 """Chunks of one peer that are not acknowledged before the next gossip; more are, so that its window never closes."""
 
 
-class News:
+class Gossip:
     def __init__(self) -> None:
         self._for_source: list[int] = []
         self._near: list[int] = []
@@ -82,5 +82,5 @@ class News:
             self._unanswered.pop(peer, None)
 
 
-def _at_once(places: Places | None) -> bool:
+def _at_once(places: PeerPlaces | None) -> bool:
     return places is None or places.witness

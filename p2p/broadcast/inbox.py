@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from p2p.broadcast.peer_groups import EVERYWHERE
 from p2p.broadcast.pump import Pump
-from p2p.broadcast.transfer import ASK_PARTS_S, Neighbour, Spread, batches, members
+from p2p.broadcast.transfer import ASK_PARTS_S, Neighbour, Transfer, batches, members
 from p2p.errors import Refusal, ShoalError
 from p2p.limits import MIB
 from p2p.protocol.messages import Chunk, Follow, GetParts, Have, Parts, Relieve, Subscribe, Want
@@ -43,7 +43,7 @@ class Inbox:
         head_key: bytes,
         is_source: bool,
         store: ChunkStore,
-        spreads: Mapping[bytes, Spread],
+        spreads: Mapping[bytes, Transfer],
         peers: Mapping[str, Neighbour],
         pump: Pump,
         now: Callable[[], float],
@@ -212,7 +212,7 @@ class Inbox:
             peer.post_have(message.mid, sorted(spread.session.held))
         self._pump.wake()
 
-    def _check_range(self, spread: Spread, chunks: Sequence[int]) -> None:
+    def _check_range(self, spread: Transfer, chunks: Sequence[int]) -> None:
         limit = spread.manifest.max_chunks
         for chunk in chunks:
             if chunk >= limit:

@@ -18,7 +18,7 @@ from math import exp
 from operator import itemgetter
 
 from p2p.broadcast.chunkset import ChunkSet, bits_of, chunks_of
-from p2p.broadcast.peer_groups import MESH, Places
+from p2p.broadcast.peer_groups import MESH, PeerPlaces
 from p2p.limits import LEASE_S, REPAIR_AFTER_S
 
 MAX_AHEAD = 8
@@ -67,7 +67,7 @@ STEAL_BEYOND = 24
 their way or will be before they could come from elsewhere."""
 
 
-class Pace:
+class ArrivalPace:
     """How fast chunks arrive, by those that came lately."""
 
     __slots__ = ("_at", "_count", "chunk_s")
@@ -151,7 +151,7 @@ class Pulls:
     `source`: name of the peer that made the manifest; None at that peer itself.
     """
 
-    def __init__(self, source: str | None, now: float, places: Places | None = None) -> None:
+    def __init__(self, source: str | None, now: float, places: PeerPlaces | None = None) -> None:
         self.source, self._places = source, places
         self.missing: dict[int, float] = {}
         """provable chunk that is not held -> since when"""
@@ -165,7 +165,7 @@ class Pulls:
         self._far: dict[int, float] = {}
         """chunk -> when a peer of another group announced it, before any of our own did"""
         self._source_at = now
-        self._pace = Pace()
+        self._pace = ArrivalPace()
         self._peak = 0.0
         self._window = FIRST_WANTS
         self._wait_s = 0.0
@@ -173,7 +173,7 @@ class Pulls:
         self._backoff = 1
         self._look_at = -1e18
 
-    def place(self, places: Places | None) -> None:
+    def place(self, places: PeerPlaces | None) -> None:
         """Which groups the peers are in, from now on."""
         self._places = places
         for supplier in self._suppliers.values():

@@ -5,7 +5,7 @@ none. A peer is linked to its whole group and, in every other group, to whoever 
 So everybody is two links from everybody, with about 2 sqrt(N) links each, and a chunk crosses from group to group once.
 Up to MESH peers everybody is linked to everybody; with no sites among them they are one group, and nothing of this applies.
 
-The head keeps the `Grid`; each peer is told its own `Places`. Must not know chunks, links or who pushes what.
+The head keeps the `Grid`; each peer is told its own `PeerPlaces`. Must not know chunks, links or who pushes what.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WITNESSES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class PeerPlaces:
     """Where one peer stands, and the others as far as it is concerned with them."""
 
     group: int
@@ -65,7 +65,7 @@ class Places:
         return self.group >= 0 <= other and self.sites[other] == self.sites[self.group]
 
 
-class _Group:
+class _PeerGroup:
     __slots__ = ("cells", "site")
 
     def __init__(self, site: str) -> None:
@@ -104,7 +104,7 @@ class Grid:
         """`peers`: names, or name -> site ("" for none)."""
         self.mesh, self._least = mesh, group
         self._sites: dict[str, str] = dict(peers) if isinstance(peers, Mapping) else dict.fromkeys(peers, "")
-        self._groups: list[_Group] = []
+        self._groups: list[_PeerGroup] = []
         self._where: dict[str, tuple[int, int]] = {}
         self._placed = 0
         """peers when all were placed last"""
@@ -182,7 +182,7 @@ class Grid:
         least = 2 if not site and not self._groups and len(peers) > self.mesh else 1
         pieces = max(least, self._pieces(len(peers), size)) if peers else 0
         for piece in range(pieces):
-            group = _Group(site)
+            group = _PeerGroup(site)
             self._groups.append(group)
             for peer in peers[piece::pieces]:
                 self._where[peer] = len(self._groups) - 1, group.add(peer)
@@ -198,7 +198,7 @@ class Grid:
         own = [g for g in self._groups if g.site == site]
         group = min(own or [g for g in self._groups if not g.site] or self._groups, key=lambda g: len(g.peers))
         if not own and len(self._groups) < MAX_GROUPS and all(g.site for g in self._groups):
-            group = _Group("")
+            group = _PeerGroup("")
             self._groups.append(group)
         self._where[peer] = self._groups.index(group), group.add(peer)
 
@@ -209,7 +209,7 @@ class Grid:
         first: dict[str, int] = {}
         return tuple(first.setdefault(g.site, number) if g.site else number for number, g in enumerate(self._groups))
 
-    def places(self, peer: str) -> Places | None:
+    def places(self, peer: str) -> PeerPlaces | None:
         """None when everybody is linked to everybody, in one group. KeyError for a peer that is not here."""
         if not self._groups:
             return None
@@ -233,7 +233,7 @@ class Grid:
                     for i, cell in enumerate(group.cells):
                         if cell is not None and own.at(i, number) == peer:
                             groups[cell] = number
-        return Places(mine, groups, self._numbers(), self._is_witness(mine, lane), frozenset(stand_ins))
+        return PeerPlaces(mine, groups, self._numbers(), self._is_witness(mine, lane), frozenset(stand_ins))
 
     def links(self, peer: str) -> list[str]:
         """Whom `peer` is to be linked to, beside the source. KeyError for a peer that is not here."""
@@ -241,12 +241,12 @@ class Grid:
         linked = self._sites if places is None else places.groups
         return [p for p in linked if p != peer]
 
-    def source_places(self) -> Places | None:
+    def source_places(self) -> PeerPlaces | None:
         """What the source has to know: everybody's place."""
         if not self._groups:
             return None
         witnesses = frozenset(p for p, where in self._where.items() if self._is_witness(*where))
-        return Places(
+        return PeerPlaces(
             -1, {p: g for p, (g, _) in self._where.items()}, self._numbers(),
             lanes={p: lane for p, (_, lane) in self._where.items()}, witnesses=witnesses,
             lans=frozenset(number for number, group in enumerate(self._groups) if group.site),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 import trio
 
-from p2p.broadcast.transfer import MEASURED_S, Neighbour, Spread, batches
+from p2p.broadcast.transfer import MEASURED_S, Neighbour, Transfer, batches
 from p2p.broadcast.uplink import Uplink
 from p2p.errors import ChannelClosed
 from p2p.limits import MIB
@@ -45,10 +45,10 @@ class Pump:
 
     def __init__(
         self,
-        spreads: Mapping[bytes, Spread],
+        spreads: Mapping[bytes, Transfer],
         store: ChunkStore,
         now: Callable[[], float],
-        lose: Callable[[Spread, int], None],
+        lose: Callable[[Transfer, int], None],
     ) -> None:
         self._spreads, self._store, self._now, self._lose = spreads, store, now, lose
         self.uplink = Uplink()
@@ -132,7 +132,7 @@ class Pump:
         if self._order.get(peer.name) is peer:
             del self._order[peer.name]
 
-    async def _send(self, peer: Neighbour, spread: Spread, chunk: int, seed: int) -> None:
+    async def _send(self, peer: Neighbour, spread: Transfer, chunk: int, seed: int) -> None:
         digest = spread.manifest.chunk_digest(chunk)
         data = await self.read(digest) if digest is not None else None
         if data is None:
@@ -198,7 +198,7 @@ async def read_chunk(store: ChunkStore, digest: bytes) -> bytes | None:
             await trio.sleep(SHORTAGE_S)
 
 
-def _header_once(peer: Neighbour, spread: Spread) -> bytes | None:
+def _header_once(peer: Neighbour, spread: Transfer) -> bytes | None:
     key = (spread.manifest.mid, -1)
     if key in peer.parts_sent:
         return None

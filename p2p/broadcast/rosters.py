@@ -9,10 +9,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from p2p.broadcast.exchange import Exchange
-from p2p.broadcast.peer_groups import MAX_GROUPS, MESH, Grid, Places
+from p2p.broadcast.peer_groups import MAX_GROUPS, MESH, Grid, PeerPlaces
 from p2p.errors import Refusal
 from p2p.membership.links import Link
-from p2p.protocol.messages import Grouping, Member, Placed, make_roster
+from p2p.protocol.messages import Grouping, Placed, RosterEntry, make_roster
 
 
 class Rosters:
@@ -26,11 +26,11 @@ class Rosters:
     def __init__(self, exchange: Exchange, links: Mapping[str, Link], *, epoch: int, mesh: int = MESH) -> None:
         self._exchange, self._links, self._epoch = exchange, links, epoch
         self.grid = Grid(mesh=mesh)
-        self.extra: list[Member] = []
+        self.extra: list[RosterEntry] = []
         """listed to everybody beside those who are here"""
         self.apart: set[str] = set()
         """nobody's neighbours but ours: not listed, and told of nobody"""
-        self._told: dict[str, tuple[Link, tuple[Member, ...], Grouping]] = {}
+        self._told: dict[str, tuple[Link, tuple[RosterEntry, ...], Grouping]] = {}
         self._stale = False
 
     def changed(self) -> None:
@@ -53,11 +53,11 @@ class Rosters:
         self._exchange.arrange(self.grid.source_places())
         # One whose link is just coming up has no place yet: its own `changed` follows.
         here = [link for link in self._links.values() if link.peer in self.grid]
-        members = {link.peer: Member(link.peer, link.addresses, link.name) for link in here}
+        members = {link.peer: RosterEntry(link.peer, link.addresses, link.name) for link in here}
         for link in here:
             self._tell(link, members)
 
-    def _tell(self, link: Link, members: Mapping[str, Member]) -> None:
+    def _tell(self, link: Link, members: Mapping[str, RosterEntry]) -> None:
         places = self.grid.places(link.peer)
         listed: Collection[str] = members if places is None else places.groups
         roster, grouping = tuple(members[p] for p in listed if p in members), grouping_of(places)
@@ -72,7 +72,7 @@ class Rosters:
         self._told[link.peer] = link, roster, grouping
 
 
-def grouping_of(places: Places | None) -> Grouping:
+def grouping_of(places: PeerPlaces | None) -> Grouping:
     """What a node is told of its place."""
     if places is None:
         return Grouping(0, (), True, ())
@@ -80,7 +80,7 @@ def grouping_of(places: Places | None) -> Grouping:
     return Grouping(places.group, places.sites, places.witness, peers, tuple(sorted(places.stand_ins)))
 
 
-def places_of(message: Grouping) -> Places | None:
+def places_of(message: Grouping) -> PeerPlaces | None:
     """What a node was told of its place. Refusal for groups that there are not."""
     if not message.sites:
         return None
@@ -88,4 +88,4 @@ def places_of(message: Grouping) -> Places | None:
     if count > MAX_GROUPS or max(message.group, *(p.group for p in message.peers), *message.stand_ins, 0) >= count:
         raise Refusal(f"{count} groups, the receiver in group {message.group}", fatal=True)
     groups = {p.peer: p.group for p in message.peers}
-    return Places(message.group, groups, message.sites, message.witness, frozenset(message.stand_ins))
+    return PeerPlaces(message.group, groups, message.sites, message.witness, frozenset(message.stand_ins))

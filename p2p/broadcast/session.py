@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from p2p.broadcast.chunkset import ChunkSet, bits_of
 from p2p.broadcast.leases import MAX_WANTS_PER_PEER, Pulls
-from p2p.broadcast.peer_groups import Places
+from p2p.broadcast.peer_groups import PeerPlaces
 from p2p.broadcast.policies.port import DEFAULT, Policy, Push, make_policy
 from p2p.limits import LEASE_S, MAX_CHUNK
 
@@ -81,7 +81,7 @@ class Session:
         policy: str = DEFAULT,
         chunk_bytes: int = MAX_CHUNK,
         memory: dict[str, float] | None = None,
-        places: Places | None = None,
+        places: PeerPlaces | None = None,
     ) -> None:
         self.me, self.source, self.catching, self.chunk_bytes = me, source, catching, chunk_bytes
         self.is_source = source is None
@@ -134,12 +134,12 @@ class Session:
         return self.me if self.source is None else self.source
 
     @property
-    def places(self) -> Places | None:
+    def places(self) -> PeerPlaces | None:
         """Which groups the peers are in; None while all are one."""
         return self._places
 
     @places.setter
-    def places(self, places: Places | None) -> None:
+    def places(self, places: PeerPlaces | None) -> None:
         self._places = places
         self._pulls.place(places)
 

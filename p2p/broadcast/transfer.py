@@ -1,4 +1,4 @@
-"""What an exchange keeps of one manifest (`Spread`) and of one peer next to it (`Neighbour`). No I/O of its own.
+"""What an exchange keeps of one manifest (`Transfer`) and of one peer next to it (`Neighbour`). No I/O of its own.
 
 Must not know who decides: the session does, the exchange carries it out.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from p2p.broadcast.gossip import News
+from p2p.broadcast.gossip import Gossip
 from p2p.broadcast.session import Session
 from p2p.channel.port import Channel
 from p2p.errors import Refusal
@@ -41,7 +41,7 @@ class Traffic:
 
 
 @dataclass
-class Spread:
+class Transfer:
     """One manifest here: its proof, its session, its traffic, and an event that is replaced at every change."""
 
     manifest: Manifest
@@ -50,7 +50,7 @@ class Spread:
     wanted: bool
     """this peer takes part (a header alone is only remembered)"""
     changed: trio.Event = field(default_factory=trio.Event)
-    news: News = field(default_factory=News)
+    news: Gossip = field(default_factory=Gossip)
     asked_parts_at: float = -1e9
     ask_parts_after: float = ASK_PARTS_S[0]
 
@@ -75,7 +75,7 @@ class Neighbour:
         self.greeted: set[bytes] = set()
         """manifests this neighbour was told our chunks of, in answer to its own Subscribe"""
         self.refusals = 0
-        self.job: tuple[Spread, int, int] | None = None
+        self.job: tuple[Transfer, int, int] | None = None
         """chunk that is being handed to the bulk channel, which has room for another one when this is done"""
         self.measured_until = now + MEASURED_S
         """its path is looked at until then"""

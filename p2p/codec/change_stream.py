@@ -28,7 +28,7 @@ _SLOTS, _START, _WIDTH, _NUMBER = np.uint64(0), np.uint64(13), np.uint64(25), np
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class ChangeTokens:
     """What is to be written, before its tables are made."""
 
     gaps: np.ndarray
@@ -39,9 +39,9 @@ class Tokens:
     """int64 [tables, TOKENS]: how often each occurs"""
 
 
-def tokens_of(counts: np.ndarray, models: np.ndarray, ranks: np.ndarray, steps: np.ndarray) -> Tokens:
+def tokens_of(counts: np.ndarray, models: np.ndarray, ranks: np.ndarray, steps: np.ndarray) -> ChangeTokens:
     """Runs of `counts` (int64 [runs]) changes with `models` (int64 [runs]); `ranks` uint32 and `steps` uN, [changes]."""
-    found = Tokens(
+    found = ChangeTokens(
         np.empty(len(ranks), np.uint8), np.empty(len(ranks), np.uint8),
         np.zeros((2 * (int(models.max()) + 1), TOKENS), np.int64),
     )  # fmt: skip
@@ -50,7 +50,7 @@ def tokens_of(counts: np.ndarray, models: np.ndarray, ranks: np.ndarray, steps: 
 
 
 def write(
-    counts: np.ndarray, models: np.ndarray, ranks: np.ndarray, steps: np.ndarray, tokens: Tokens, tables: np.ndarray
+    counts: np.ndarray, models: np.ndarray, ranks: np.ndarray, steps: np.ndarray, tokens: ChangeTokens, tables: np.ndarray
 ) -> tuple[bytes, bytes]:
     """(token words, raw bits) of what `tokens` were made of, by `tables` (int64 [tables, TOKENS])."""
     inverse = ((1 << _DIVISION) + tables - 1) // np.maximum(tables, 1)

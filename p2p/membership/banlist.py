@@ -9,7 +9,7 @@ MAX_SHUNNED = 1024
 """Dropped peers remembered before those are forgotten whose time is long over."""
 
 
-class Shunned:
+class Banlist:
     """Times are seconds of one clock, which the caller reads."""
 
     def __init__(self) -> None:

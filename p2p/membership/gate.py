@@ -12,7 +12,7 @@ from p2p.errors import Refusal
 from p2p.identity import Identity, public_key_of
 from p2p.limits import PROTOCOL_VERSION
 from p2p.membership.admission import Membership, check_membership, check_ticket, sign_membership
-from p2p.membership.banlist import Shunned
+from p2p.membership.banlist import Banlist
 from p2p.protocol.messages import Hello
 
 MAX_ADDRESSES, MAX_ADDRESS, MAX_NAME = 16, 256, 128
@@ -32,7 +32,7 @@ class Gate:
         self.is_head = identity.peer_id == head
         self.membership, self.epoch = membership, 0
         self.revoked: set[str] = set()
-        self.shunned = Shunned()
+        self.shunned = Banlist()
 
     def admit(self, peer: str, hello: Hello, now: float) -> bytes:
         """The proof to answer a hello with. Refusal when this peer has no place here."""

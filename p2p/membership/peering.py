@@ -21,7 +21,7 @@ from p2p.identity import Identity
 from p2p.limits import GREETING_WINDOW, HANDSHAKE_S, PROTOCOL_VERSION
 from p2p.membership.gate import Gate
 from p2p.membership.links import MAX_REASON, Link, LinkTasks
-from p2p.protocol.messages import Hello, Member, Refused, Renewal, Welcome
+from p2p.protocol.messages import Hello, Rejection, Renewal, RosterEntry, Welcome
 from p2p.protocol.wire import decode, encode
 
 __all__ = ["REDIAL_S", "JoinRefused", "Link", "Peering"]
@@ -82,7 +82,7 @@ class Peering:
         self.links: dict[str, Link] = self._tasks.links
         self._half: dict[str, tuple[Channel, Hello]] = {}
         self._dialling: dict[str, trio.CancelScope] = {}
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, RosterEntry] = {}
         self._listed: set[str] = set()
         """the members of the last roster, whoever is to dial them"""
         self._greeting: set[str] = set()
@@ -139,7 +139,7 @@ class Peering:
             raise
         return await self._start(peer, welcome.name, tuple(addresses), control, bulk)
 
-    def keep_connected(self, members: Iterable[Member]) -> None:
+    def keep_connected(self, members: Iterable[RosterEntry]) -> None:
         """Dial, and keep dialling, the members that are ours to dial; stop for those that left the roster."""
         members = list(members)
         self._listed = {m.peer for m in members}
@@ -163,7 +163,7 @@ class Peering:
             if peer != self.head:
                 await self.close(peer, "neighbours no longer")
 
-    def _mine_to_dial(self, member: Member) -> bool:
+    def _mine_to_dial(self, member: RosterEntry) -> bool:
         if not member.addresses:
             return False
         return self.me < member.peer or not self._dialable
@@ -193,7 +193,7 @@ class Peering:
         )
         await channel.send(encode(hello))
         answer = await _first(channel)
-        if isinstance(answer, Refused):
+        if isinstance(answer, Rejection):
             raise JoinRefused(channel.peer, answer.reason, answer.retryable)
         if not isinstance(answer, Welcome):
             raise Refusal(f"expected a welcome, got {type(answer).__name__}", peer=channel.peer, fatal=True)
@@ -252,7 +252,7 @@ class Peering:
         log.warning("%s", Refusal(reason, peer=channel.peer, fatal=refusal.fatal))
         try:
             with trio.move_on_after(HANDSHAKE_S):
-                await channel.send(encode(Refused(reason, not refusal.fatal)))
+                await channel.send(encode(Rejection(reason, not refusal.fatal)))
                 # The dialler closes once it has read the answer: closing first could cut it off.
                 await channel.receive()
         except ChannelClosed:

@@ -57,7 +57,7 @@ class Welcome:
 
 @message("refused")
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Rejection:
     """The acceptor's other answer, then it closes. A retryable one may be tried again later, as it is."""
 
     reason: str
@@ -65,7 +65,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class RosterEntry:
     peer: str
     addresses: tuple[str, ...]
     name: str
@@ -78,10 +78,10 @@ class Roster:
     Grouping) its neighbours. Replaces the roster before."""
 
     epoch: int
-    members: tuple[Member, ...]
+    members: tuple[RosterEntry, ...]
 
 
-def make_roster(epoch: int, members: Sequence[Member]) -> Roster:
+def make_roster(epoch: int, members: Sequence[RosterEntry]) -> Roster:
     """The roster of `members`, in a frame. When they are too many for all their addresses, each is listed with fewer;
     when they are too many even so, the last ones are left out (a mesh of so many is not to be had anyway)."""
     for addresses in (16, 8, 4, 2, 1):
@@ -272,7 +272,7 @@ class Installed:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class GenerateRequest:
     """`Generate` on the wire: token ids packed as little-endian uint32."""
 
     request_id: str
@@ -287,7 +287,7 @@ class Request:
     exact_version: Version | None = None
 
     @classmethod
-    def of(cls, g: Generate) -> Request:
+    def of(cls, g: Generate) -> GenerateRequest:
         return cls(
             g.request_id, pack_ids(g.prompt_ids), pack_ids(g.prefix_ids), pack_ids(g.stop_ids), g.max_new_tokens, g.seed,
             g.min_version, g.temperature, g.top_p, g.exact_version,
@@ -308,7 +308,7 @@ class Assign:
     """Head to node: generate these. `finish_s` is for how many seconds the node may hold a newer version back so that they end
     under the weights that they began with; 0: they go on under the newer ones."""
 
-    requests: tuple[Request, ...]
+    requests: tuple[GenerateRequest, ...]
     finish_s: float = 0.0
 
 

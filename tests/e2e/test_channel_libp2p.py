@@ -24,7 +24,7 @@ from p2p.channel.yamux import YamuxTransport, load_stack
 from p2p.errors import ChannelClosed, UsageError
 from p2p.identity import Identity
 from p2p.limits import KIB
-from tests.conformance.channel_suite import ChannelSuite, connect, until_settled
+from tests.support.channel_suite import ChannelSuite, connect, until_settled
 
 pytestmark = pytest.mark.e2e
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]

@@ -15,20 +15,20 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from learner.rollouts.group_spec import mix
 from learner.trajectory import Trajectory
-from netem.bench.chaos.account import Account, differing
-from netem.bench.chaos.run import GROUPS, MAX_NEW_TOKENS, SEED, Chaos, Settings, random_model
+from netem.bench.chaos.account import ChaosAccount, differing
+from netem.bench.chaos.run import GROUPS, MAX_NEW_TOKENS, SEED, Chaos, ChaosSettings, random_model
 from node.engine.flat_model import write_state
 from node.engine.port import StateFile
 from node.engine.settings import TransformersSettings
 from node.engine.transformers import TransformersCore
 from p2p.protocol.rollout import Completion, Generate
 from p2p.version import Version
-from tests.nightly import NIGHTLY
+from tests.support.nightly import NIGHTLY
 
 pytestmark = pytest.mark.e2e
 
 
-def check(account: Account, settings: Settings) -> None:
+def check(account: ChaosAccount, settings: ChaosSettings) -> None:
     assert account.node_kills == settings.node_kills and len(account.learner_kills) == settings.learner_kills
     assert len(account.engine_kills) == settings.engine_kills
     assert all(Version.parse(kill.next) >= Version.parse(kill.served) for kill in account.engine_kills), account
@@ -59,7 +59,7 @@ def undisturbed(model: Path, asked: Iterable[Trajectory], folder: Path) -> list[
 
 def test_killed_nodes_and_learners_cost_nothing_and_change_nothing(tmp_path: Path) -> None:
     model = random_model(tmp_path / "model")
-    settings = Settings(seed=1, steps=10, nodes=2, node_kills=3, learner_kills=2, engine_kills=1)
+    settings = ChaosSettings(seed=1, steps=10, nodes=2, node_kills=3, learner_kills=2, engine_kills=1)
     chaos = Chaos(tmp_path / "run", model, settings)
     check(chaos.go(), settings)
     keys, made = zip(*sorted(chaos.books.trajectories.items()), strict=True)
@@ -74,12 +74,12 @@ def test_killed_nodes_and_learners_cost_nothing_and_change_nothing(tmp_path: Pat
 @pytest.mark.parametrize("frozen", [True, False])
 def test_twenty_nodes_and_three_learners(tmp_path: Path, frozen: bool) -> None:
     model = random_model(tmp_path / "model")
-    settings = Settings(seed=2, steps=60, node_kills=20, learner_kills=3, frozen=frozen)
+    settings = ChaosSettings(seed=2, steps=60, node_kills=20, learner_kills=3, frozen=frozen)
     chaos = Chaos(tmp_path / "run", model, settings)
     account = chaos.go()
     check(account, settings)
     assert account.resumed_tokens > 0  # with few kills there may be nothing under way at any
     if frozen:
-        quiet = Chaos(tmp_path / "quiet", model, Settings(steps=60, node_kills=0, learner_kills=0))
+        quiet = Chaos(tmp_path / "quiet", model, ChaosSettings(steps=60, node_kills=0, learner_kills=0))
         quiet.go()
         assert differing(chaos.books.trajectories, quiet.books.trajectories) == []

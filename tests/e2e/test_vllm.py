@@ -28,7 +28,7 @@ from transformers import (
 
 from learner.config import build_config, dump_toml
 from netem.bench.chaos.account import differing
-from netem.bench.chaos.run import GROUPS, Chaos, Settings, random_model
+from netem.bench.chaos.run import GROUPS, Chaos, ChaosSettings, random_model
 from netem.bench.shoal_commands import Verbs, wait_for
 from netem.demo.recipes import RECIPES
 from node.engine.flat_model import write_state
@@ -38,9 +38,9 @@ from node.engine.transformers import TransformersCore, TransformersSettings
 from p2p.errors import Refusal
 from p2p.protocol.rollout import Completion, Generate, Span
 from p2p.version import Version
-from tests.conformance.core_process import ROOT, CorePool, CoreProcess
-from tests.conformance.engine_suite import ModelSuite
-from tests.conformance.engine_world import (
+from tests.support.core_process import ROOT, CorePool, CoreProcess
+from tests.support.engine_suite import ModelSuite
+from tests.support.engine_world import (
     CONTEXT,
     V0,
     V1,
@@ -404,7 +404,7 @@ def test_engines_killed_in_mid_generation_cost_no_token_and_no_link(tmp_path: Pa
     nodes that nothing disturbs makes the same tokens."""
     model = random_model(tmp_path / "model")
     engine = ("--engine", "vllm", "--engine-python", PYTHON)
-    settings = Settings(seed=6, steps=12, nodes=2, node_kills=0, learner_kills=0, engine_kills=3, engine=engine)
+    settings = ChaosSettings(seed=6, steps=12, nodes=2, node_kills=0, learner_kills=0, engine_kills=3, engine=engine)
     chaos = Chaos(tmp_path / "run", model, settings)
     account = chaos.go()
     assert account.lost == 0 and account.aborted == {} and account.consumed == GROUPS * settings.steps

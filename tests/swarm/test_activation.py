@@ -7,11 +7,11 @@ import json
 import numpy as np
 import trio
 
-from learner.client.messages import Commit, Due
+from learner.client.messages import CommitStep, Due
 from p2p.protocol.messages import Activate, Interrupt, Terms, TokenRun, Tokens
 from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version
-from tests.swarm.harness import changed_state, make_state, open_swarm
+from tests.support.harness import changed_state, make_state, open_swarm
 from tests.swarm.test_head import Node, check_books, good, open_head
 
 
@@ -114,7 +114,7 @@ async def test_the_trainer_is_told_when_a_version_is_due(tmp_path, autojump_cloc
         await bench.join(good)
         for step in range(3):
             await bench.batch(step, 60)
-            await bench.head.desk.on_commit(Commit(step + 1, str(tmp_path)))
+            await bench.head.desk.on_commit(CommitStep(step + 1, str(tmp_path)))
         head = bench.head
         assert [(await head.desk.on_due(Due(step))).due for step in (1, 2, 3, head.steps)] == [False, True, True, True]
 

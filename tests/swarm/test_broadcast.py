@@ -6,7 +6,7 @@ import trio
 
 from p2p.limits import KIB, MIB
 from p2p.version import Version
-from tests.swarm.harness import CHUNK, changed_state, identity, make_state, open_swarm
+from tests.support.harness import CHUNK, changed_state, identity, make_state, open_swarm
 
 
 def assert_serves(nodes, version: Version, state) -> None:

@@ -12,7 +12,7 @@ from p2p.channel.port import BULK, CONTROL
 from p2p.channel.stream import PIECE
 from p2p.errors import ChannelClosed
 from p2p.limits import CREDIT_PROGRESS_S, HANDSHAKE_S, KEEPALIVE_S, KIB, MAX_FRAME, MIB, SILENCE_S, WRITE_PROGRESS_S
-from tests.conformance.channel_suite import ChannelSuite, connect
+from tests.support.channel_suite import ChannelSuite, connect
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import trio
 
 from node.agent import DRAIN_S
 from p2p.protocol.rollout import DRAINING
-from tests.swarm.harness import changed_state, make_state, open_swarm
+from tests.support.harness import changed_state, make_state, open_swarm
 from tests.swarm.test_head import check_books, open_head
 from tests.swarm.test_updates import agent, one_node
 

@@ -8,7 +8,7 @@ from p2p.broadcast.exchange import Exchange
 from p2p.broadcast.inbox import Inbox
 from p2p.limits import KIB, MIB
 from p2p.version import Version
-from tests.swarm.harness import CHUNK, Swarm, changed_state, make_state, open_swarm
+from tests.support.harness import CHUNK, Swarm, changed_state, make_state, open_swarm
 
 
 async def arranged(swarm: Swarm) -> None:

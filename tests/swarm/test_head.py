@@ -15,7 +15,7 @@ import pytest
 import trio
 import trio.testing
 
-from learner.client.messages import Begin, Commit, Discard, NextBatch, SealVersion, SegmentDone
+from learner.client.messages import Begin, CommitStep, Discard, NextBatch, SealVersion, SegmentDone
 from learner.config import build_config
 from learner.head.head import Head
 from learner.head.node_state import MAX_CAPACITY
@@ -30,12 +30,12 @@ from p2p.channel.memory import MemorySwitch
 from p2p.errors import ChannelClosed, Refusal, ShoalError
 from p2p.identity import Identity
 from p2p.membership.admission import Membership, sign_membership
-from p2p.protocol.messages import Abort, Assign, Installed, NodeStatus, Rejected, Request, TokenRun, Tokens, unpack_ids
+from p2p.protocol.messages import Abort, Assign, GenerateRequest, Installed, NodeStatus, Rejected, TokenRun, Tokens, unpack_ids
 from p2p.protocol.rollout import Span, TokenEvent
 from p2p.version import Version
 from p2p.weights.encode import encode_version
-from tests.swarm.harness import LAYOUT, RUN, WALL, identity, inline, make_state
-from tests.swarm.rogue import Rogue
+from tests.support.harness import LAYOUT, RUN, WALL, identity, inline, make_state
+from tests.support.rogue import Rogue
 
 STOP, STALL_S = 0, 30.0
 HEAD = identity(200)
@@ -57,7 +57,7 @@ class Node(Rogue):
     def __init__(self, network, version: Version, capacity: int, on_request: Callable[..., Awaitable[None]]) -> None:
         super().__init__(network, HEAD.peer_id)
         self.version, self.capacity, self._on_request = version, capacity, on_request
-        self.requests: list[Request] = []
+        self.requests: list[GenerateRequest] = []
         self.kv_tokens = 0
 
     async def work(self) -> None:
@@ -80,22 +80,22 @@ class Node(Rogue):
                             self.requests.append(request)
                             await self._on_request(self, request)
 
-    async def finish(self, request: Request) -> None:
+    async def finish(self, request: GenerateRequest) -> None:
         start = len(unpack_ids(request.prefix_ids))
         event = TokenEvent(request.request_id, start, (1, STOP), np.array([-1.0, -1.0], np.float32), self.version, "stop")
         await self.say(Tokens((TokenRun.of(event),)))
 
 
-async def good(node: Node, request: Request) -> None:
+async def good(node: Node, request: GenerateRequest) -> None:
     await trio.sleep(0.05)
     await node.finish(request)
 
 
-async def silent(node: Node, request: Request) -> None:
+async def silent(node: Node, request: GenerateRequest) -> None:
     pass
 
 
-async def decline(node: Node, request: Request) -> None:
+async def decline(node: Node, request: GenerateRequest) -> None:
     await node.say(Rejected(request.request_id, node.version, "no engine serves yet", True))
 
 
@@ -153,13 +153,13 @@ async def publish(head: Head, step: int) -> None:
 async def open_head(
     run_dir: Path, *, staleness: int = 1, finish_s: float = 0.0, max_new_tokens: int = 4,
     wall: Callable[[], float] = lambda: WALL, scorer: Scorer | None = None, activation: dict[str, Any] | None = None,
-    publish_every: int = 0, own: str = "", seeding: dict[str, Any] | None = None, **more: Any,
+    publish_every: int = 0, own: str = "", local_engine: dict[str, Any] | None = None, **more: Any,
 ) -> AsyncIterator[Bench]:
     """`more` are further rollout settings."""
     await trio.Path(run_dir).mkdir(exist_ok=True)
     rollout = {"max_staleness": staleness, "publish_every": publish_every}
     values = {"run_dir": str(run_dir), "model": "unused", "rollout": rollout, "activation": activation or {}}
-    values["seeding"] = seeding or {}
+    values["local_engine"] = local_engine or {}
     config = build_config(values, "test")
     switch = MemorySwitch(latency=0.001, rate=1e8)
     with Journal.open(run_dir / "journal.sqlite", RUN) as journal:
@@ -172,7 +172,7 @@ async def open_head(
                 nodes=head.node_views, report=head.report, in_thread=inline, scorer=scorer,
             )  # fmt: skip
             if own:
-                head.expect_own_engine(own)
+                head.expect_local_engine(own)
             await nursery.start(head.run)
             await trio.sleep(1)  # a mock clock starts at 0, which the publisher takes for "not yet"
             bench = Bench(head, switch, nursery)
@@ -203,7 +203,7 @@ async def test_a_node_that_sits_on_its_work_loses_it(tmp_path, autojump_clock) -
 async def test_one_withheld_sequence_does_not_hold_up_training(tmp_path, autojump_clock) -> None:
     withheld: list[str] = []
 
-    async def withhold_one(node: Node, request: Request) -> None:
+    async def withhold_one(node: Node, request: GenerateRequest) -> None:
         if not withheld:
             withheld.append(request.request_id)
         else:
@@ -213,7 +213,7 @@ async def test_one_withheld_sequence_does_not_hold_up_training(tmp_path, autojum
         for step in range(400):
             await bench.batch(step, 12 * STALL_S)
             await trio.sleep(1)  # the trainer trains
-            await bench.head.desk.on_commit(Commit(step + 1, ""))
+            await bench.head.desk.on_commit(CommitStep(step + 1, ""))
             await publish(bench.head, step + 1)
             for node in nodes:
                 node.version = Version(1, step + 1)
@@ -245,7 +245,7 @@ async def test_a_node_that_declines_everything_does_not_draw_everything(tmp_path
 async def test_a_node_that_could_not_take_work_once_gets_it_later(tmp_path, autojump_clock) -> None:
     refused: list[str] = []
 
-    async def busy_at_first(node: Node, request: Request) -> None:
+    async def busy_at_first(node: Node, request: GenerateRequest) -> None:
         if len(refused) < 3:
             refused.append(request.request_id)
             await decline(node, request)
@@ -356,7 +356,7 @@ async def test_a_trainer_out_of_step_is_refused_and_changes_nothing(tmp_path, au
     async with open_head(tmp_path / "run") as bench:
         head = bench.head
         for ask in (
-            lambda: head.desk.on_next(NextBatch(1, 0)), lambda: head.desk.on_commit(Commit(1, "")),
+            lambda: head.desk.on_next(NextBatch(1, 0)), lambda: head.desk.on_commit(CommitStep(1, "")),
             lambda: head.desk.on_begin(Begin(2, "anchor", None, "layout")),
         ):  # fmt: skip
             with pytest.raises(ShoalError, match="out of order: the run stands at step 0, whose groups are not all"):
@@ -365,9 +365,9 @@ async def test_a_trainer_out_of_step_is_refused_and_changes_nothing(tmp_path, au
         assert len(await bench.batch(0, 30)) == 2
         with pytest.raises(ShoalError, match="step 2 is out of order: the run stands at step 0, whose groups are all"):
             await head.desk.on_next(NextBatch(2, 0))
-        await head.desk.on_commit(Commit(1, ""))
+        await head.desk.on_commit(CommitStep(1, ""))
         with pytest.raises(ShoalError, match="commit of step 1 comes after that of step 1"):
-            await head.desk.on_commit(Commit(1, ""))
+            await head.desk.on_commit(CommitStep(1, ""))
         with pytest.raises(ShoalError, match="step 0 is out of order: the run stands at step 1"):
             await head.desk.on_next(NextBatch(0, 0))
         assert len(await bench.batch(1, 3 * STALL_S)) == 2

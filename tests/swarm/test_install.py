@@ -19,7 +19,7 @@ from p2p.errors import UsageError
 from p2p.layout import Layout
 from p2p.version import Version
 from p2p.weights.state import FlatState
-from tests.swarm.harness import LAYOUT, changed_state, make_state, open_swarm
+from tests.support.harness import LAYOUT, changed_state, make_state, open_swarm
 
 
 class TensorCore(ScriptedCore):

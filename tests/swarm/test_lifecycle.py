@@ -14,11 +14,11 @@ from p2p.channel.port import BULK
 from p2p.errors import ShoalError
 from p2p.limits import CREDIT_PROGRESS_S, HANDSHAKE_S, KIB, MAX_FRAME, MIB
 from p2p.membership.peering import RENEW_CHECK_S
-from p2p.protocol.messages import Have, Member, Rejected, Roster
+from p2p.protocol.messages import Have, Rejected, Roster, RosterEntry
 from p2p.version import Version
 from p2p.weights import store as chunk_store
-from tests.swarm.harness import CHUNK, changed_state, identity, make_state, open_swarm, wall
-from tests.swarm.rogue import Rogue, greet, hello, membership
+from tests.support.harness import CHUNK, changed_state, identity, make_state, open_swarm, wall
+from tests.support.rogue import Rogue, greet, hello, membership
 
 
 @pytest.fixture(autouse=True)
@@ -76,11 +76,11 @@ async def test_a_peer_that_came_back_elsewhere_is_dialled_there(tmp_path, autoju
         other = identity(61).peer_id
         node.agent.peering.me = "0"  # the smaller id dials
         link = head.links[node.peer]
-        link.post(Roster(1, (Member(other, ("/memory/nowhere",), "moved"),)))
+        link.post(Roster(1, (RosterEntry(other, ("/memory/nowhere",), "moved"),)))
         await trio.sleep(5)
         assert other not in node.agent.peering.links
         dialled = await swarm.peer(61)
-        link.post(Roster(1, (Member(other, (f"/memory/{other}",), "moved"),)))
+        link.post(Roster(1, (RosterEntry(other, (f"/memory/{other}",), "moved"),)))
         with trio.fail_after(20):
             channel = await dialled.incoming.receive()
         assert channel.peer == node.peer

@@ -16,7 +16,7 @@ from p2p.broadcast.uplink import Uplink
 from p2p.channel.port import PathState
 from p2p.limits import KIB
 from p2p.version import Version
-from tests.swarm.harness import changed_state, make_state, open_swarm
+from tests.support.harness import changed_state, make_state, open_swarm
 
 CHUNK = 32 * KIB
 

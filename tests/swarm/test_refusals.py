@@ -25,7 +25,7 @@ from p2p.protocol.messages import (
     GetParts,
     Have,
     Parts,
-    Refused,
+    Rejection,
     Renewal,
     Roster,
     Subscribe,
@@ -35,8 +35,8 @@ from p2p.protocol.messages import (
 from p2p.protocol.wire import encode
 from p2p.version import Version
 from p2p.weights.manifest import CODEC, Header, ManifestSigner, open_part
-from tests.swarm.harness import CHUNK, LAYOUT, RUN, SEGMENT, WALL, changed_state, identity, make_state, open_swarm
-from tests.swarm.rogue import Rogue, greet, hello, membership
+from tests.support.harness import CHUNK, LAYOUT, RUN, SEGMENT, WALL, changed_state, identity, make_state, open_swarm
+from tests.support.rogue import Rogue, greet, hello, membership
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +131,7 @@ async def test_a_manifest_signed_by_another_key(tmp_path, autojump_clock, caplog
         await tokens_flow(head, nodes[0], Version(1, 2), "after")
         # and it is not let in again at once
         _, answer = await greet(rogue.network, nodes[0].peer, hello(membership(swarm, rogue.peer)))
-        assert isinstance(answer, Refused) and answer.retryable and "dropped a short while ago" in answer.reason
+        assert isinstance(answer, Rejection) and answer.retryable and "dropped a short while ago" in answer.reason
         nursery.cancel_scope.cancel()
 
 
@@ -306,7 +306,7 @@ async def test_at_the_handshake(tmp_path, autojump_clock, caplog, case) -> None:
         network = await swarm.peer(60)
         with trio.fail_after(30):
             _, answer = await greet(network, node.peer, make(swarm, network.peer_id))
-        assert isinstance(answer, Refused) and reason in answer.reason
+        assert isinstance(answer, Rejection) and reason in answer.reason
         assert f"refused: peer={network.peer_id} version=- chunk=-: " in caplog.text and reason in caplog.text
         assert network.peer_id not in node.agent.peering.links
 
@@ -322,7 +322,7 @@ async def test_a_hello_that_finds_a_defect_costs_one_channel(tmp_path, autojump_
                 with monkeypatch.context() as broken:
                     broken.setattr("p2p.membership.gate.check_membership", Mock(side_effect=defect))
                     _, answer = await greet(network, victim, hello(membership(swarm, network.peer_id)))
-                assert isinstance(answer, Refused) and not answer.retryable
+                assert isinstance(answer, Rejection) and not answer.retryable
                 assert answer.reason == f"its hello cannot be handled: {defect!r}"
         assert "Traceback" in caplog.text
         head.publish(1, make_state(1))
@@ -536,5 +536,5 @@ async def test_a_ticket_that_is_not_for_this_run(tmp_path, autojump_clock) -> No
             words = hello(b"")
             words = type(words)(words.protocol, words.run, ticket, b"", (), "n", "test", "")
             _, answer = await greet(network, head.identity.peer_id, words)
-            assert isinstance(answer, Refused) and reason in answer.reason and not answer.retryable
+            assert isinstance(answer, Rejection) and reason in answer.reason and not answer.retryable
         assert not head.links

@@ -14,27 +14,27 @@ import numpy as np
 import pytest
 import trio
 
-from learner.client.messages import Commit
+from learner.client.messages import CommitStep
 from learner.journal.journal import Journal
 from learner.journal.token_writer import JOURNAL_S, JOURNAL_SEQUENCE
 from learner.rollouts.group import ATTEMPTS
 from learner.trajectory import Group
 from p2p.errors import first_of
-from p2p.protocol.messages import Rejected, Request, TokenRun, Tokens
+from p2p.protocol.messages import GenerateRequest, Rejected, TokenRun, Tokens
 from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version
-from tests.swarm.harness import RUN, WALL
+from tests.support.harness import RUN, WALL
 from tests.swarm.test_head import STOP, Bench, Node, check_books, good, open_head, publish, silent
 
 EPOCH_1, EPOCH_2 = Version(1, 0), Version(2, 0)
 
 
-def token_of(request: Request, position: int) -> int:
+def token_of(request: GenerateRequest, position: int) -> int:
     """As an engine draws it: by seed and position alone."""
     return 1 + (request.seed + position) % 9
 
 
-async def say(node: Node, request: Request, count: int, *, start: int | None = None, name: str = "") -> None:
+async def say(node: Node, request: GenerateRequest, count: int, *, start: int | None = None, name: str = "") -> None:
     """`count` tokens of a request, from where its prefix ends."""
     start = len(request.prefix_ids) // 4 if start is None else start
     ids = tuple(token_of(request, start + i) for i in range(count))
@@ -42,11 +42,11 @@ async def say(node: Node, request: Request, count: int, *, start: int | None = N
     await node.say(Tokens((TokenRun.of(event),)))
 
 
-async def two_tokens(node: Node, request: Request) -> None:
+async def two_tokens(node: Node, request: GenerateRequest) -> None:
     await say(node, request, 2)
 
 
-async def to_the_end(node: Node, request: Request) -> None:
+async def to_the_end(node: Node, request: GenerateRequest) -> None:
     await say(node, request, request.max_new_tokens - len(request.prefix_ids) // 4)
 
 
@@ -55,7 +55,7 @@ def kill(bench: Bench) -> None:
     bench.head.rollouts.tokens.write = lambda: None  # type: ignore[method-assign]
 
 
-def prefix(request: Request) -> list[int]:
+def prefix(request: GenerateRequest) -> list[int]:
     return np.frombuffer(request.prefix_ids, "<u4").tolist()
 
 
@@ -168,7 +168,7 @@ async def train(bench: Bench, steps: int, seen: dict[int, tuple[Group, ...]]) ->
     """The trainer's part up to `steps`; `seen` gets the groups of each committed step."""
     for step in range(bench.version.step, steps):
         groups = await bench.batch(step, 60)
-        await bench.head.desk.on_commit(Commit(step + 1, f"c{step + 1}"))
+        await bench.head.desk.on_commit(CommitStep(step + 1, f"c{step + 1}"))
         seen[step] = groups
         await publish(bench.head, step + 1)
         bench.version = Version(bench.head.epoch, step + 1)
@@ -222,7 +222,7 @@ async def test_a_full_disk_ends_the_run_and_costs_nothing(writes: int, tmp_path,
     assert rows == groups and len({g for g, _ in groups}) == 2 * STEPS
 
 
-async def slowly(node: Node, request: Request) -> None:
+async def slowly(node: Node, request: GenerateRequest) -> None:
     """A few tokens at a time, and then the end."""
     start = len(request.prefix_ids) // 4
     for position in range(start, 60, 20):

@@ -9,7 +9,7 @@ import trio
 
 from learner.rewards.scoring import Scorer
 from learner.tasks.port import Prompt, Score
-from p2p.protocol.messages import Interrupt, Request, TokenRun, Tokens, unpack_ids
+from p2p.protocol.messages import GenerateRequest, Interrupt, TokenRun, Tokens, unpack_ids
 from p2p.protocol.rollout import TokenEvent
 from tests.swarm.test_head import Node, check_books, good, open_head
 
@@ -17,7 +17,7 @@ from tests.swarm.test_head import Node, check_books, good, open_head
 class Slow(Node):
     """Makes one token of each sequence and no more; hands back, with another, what it is asked for."""
 
-    async def first(self, request: Request) -> None:
+    async def first(self, request: GenerateRequest) -> None:
         await self._say(request.request_id, len(unpack_ids(request.prefix_ids)), 5, "")
 
     async def hand_back(self) -> None:

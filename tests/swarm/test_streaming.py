@@ -5,7 +5,7 @@ from __future__ import annotations
 from node.engine.fake import ScriptedCore, ScriptedSettings
 from node.serving.batcher import FLUSH_S, FLUSH_TOKENS
 from p2p.protocol.messages import Abort
-from tests.swarm.harness import NodeUnderTest, Swarm, make_state, open_swarm
+from tests.support.harness import NodeUnderTest, Swarm, make_state, open_swarm
 
 STEP_S = 0.05
 """the harness's engine: twenty tokens a second of every sequence"""

@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 import trio
 
-from learner.client.messages import Commit, Log
+from learner.client.messages import CommitStep, Log
 from learner.journal.journal import Journal
 from learner.journal.token_writer import JOURNAL_S
 from learner.trajectory import Group
-from p2p.protocol.messages import Abort, Request, TokenRun, Tokens
+from p2p.protocol.messages import Abort, GenerateRequest, TokenRun, Tokens
 from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version
-from tests.swarm.harness import RUN
+from tests.support.harness import RUN
 from tests.swarm.test_head import Bench, Node, Run, check_books, good, open_head, publish
 
 
-def group_of(request: Request) -> int:
+def group_of(request: GenerateRequest) -> int:
     return int(request.request_id.split(".")[0])
 
 
-def member_of(request: Request) -> int:
+def member_of(request: GenerateRequest) -> int:
     return int(request.request_id.split(".")[1])
 
 
@@ -33,7 +33,7 @@ def aborted(node: Node) -> set[str]:
     return {name for message in node.heard if isinstance(message, Abort) for name in message.request_ids}
 
 
-async def say(node: Node, request: Request, count: int) -> None:
+async def say(node: Node, request: GenerateRequest, count: int) -> None:
     """So many tokens, none of which ends it."""
     start = len(request.prefix_ids) // 4
     ids = tuple(1 + (request.seed + start + i) % 9 for i in range(count))
@@ -43,7 +43,7 @@ async def say(node: Node, request: Request, count: int) -> None:
 
 async def take_step(bench: Bench, step: int, groups: tuple[Group, ...]) -> None:
     assert len(groups) == 2
-    await bench.head.desk.on_commit(Commit(step + 1, f"c{step + 1}"))
+    await bench.head.desk.on_commit(CommitStep(step + 1, f"c{step + 1}"))
     await publish(bench.head, step + 1)
     bench.version = Version(bench.head.epoch, step + 1)
 
@@ -54,9 +54,9 @@ async def logged(bench: Bench, step: int) -> dict[str, object]:
 
 
 async def test_the_groups_that_end_first_make_the_step_and_the_other_comes_again(tmp_path, autojump_clock) -> None:
-    slow: list[Request] = []
+    slow: list[GenerateRequest] = []
 
-    async def all_but_one_group(node: Node, request: Request) -> None:
+    async def all_but_one_group(node: Node, request: GenerateRequest) -> None:
         if group_of(request) == 0:
             slow.append(request)
             await say(node, request, 1)
@@ -90,7 +90,7 @@ async def test_the_groups_that_end_first_make_the_step_and_the_other_comes_again
 async def test_the_members_that_end_first_make_the_group(tmp_path, autojump_clock) -> None:
     late: list[str] = []
 
-    async def all_but_the_second(node: Node, request: Request) -> None:
+    async def all_but_the_second(node: Node, request: GenerateRequest) -> None:
         if member_of(request) == 1:
             late.append(request.request_id)
             await say(node, request, 3)
@@ -114,9 +114,9 @@ async def test_the_members_that_end_first_make_the_group(tmp_path, autojump_cloc
 
 
 async def test_what_alone_keeps_a_step_waiting_is_cut_where_it_is(tmp_path, autojump_clock) -> None:
-    begun: dict[str, Request] = {}
+    begun: dict[str, GenerateRequest] = {}
 
-    async def never_ends(node: Node, request: Request) -> None:
+    async def never_ends(node: Node, request: GenerateRequest) -> None:
         begun[request.request_id] = request
         if request.request_id != "1.1.0":
             await say(node, request, 2 + member_of(request))
@@ -151,7 +151,7 @@ async def test_what_alone_keeps_a_step_waiting_is_cut_where_it_is(tmp_path, auto
 
 
 async def test_only_as_many_groups_are_cut_as_the_step_lacks(tmp_path, autojump_clock) -> None:
-    async def one_ends(node: Node, request: Request) -> None:
+    async def one_ends(node: Node, request: GenerateRequest) -> None:
         if group_of(request) == 2:
             await good(node, request)
         else:
@@ -170,7 +170,7 @@ async def test_only_as_many_groups_are_cut_as_the_step_lacks(tmp_path, autojump_
 async def test_the_last_step_is_not_waited_for_for_ever(tmp_path, autojump_clock) -> None:
     """There the ledger has room for more, and training has no use for it: what is under way is all that can come."""
 
-    async def two_tokens(node: Node, request: Request) -> None:
+    async def two_tokens(node: Node, request: GenerateRequest) -> None:
         await say(node, request, 2)
 
     async with open_head(tmp_path / "run", staleness=3, max_new_tokens=50, truncate_stuck_s=5.0) as bench:
@@ -182,7 +182,7 @@ async def test_the_last_step_is_not_waited_for_for_ever(tmp_path, autojump_clock
 
 
 async def test_a_learner_that_died_before_it_aborted_the_surplus_does_so_when_it_comes_back(tmp_path, autojump_clock) -> None:
-    async def all_but_one_group(node: Node, request: Request) -> None:
+    async def all_but_one_group(node: Node, request: GenerateRequest) -> None:
         await (say(node, request, 2) if group_of(request) == 0 else good(node, request))
 
     settings = {"staleness": 0, "max_new_tokens": 50, "extra_groups": 1}
@@ -253,7 +253,7 @@ async def test_a_group_that_is_surplus_while_it_waits_for_its_reward_is_forgotte
 
 
 async def test_a_group_whose_members_had_ended_is_whole_after_a_crash(tmp_path, autojump_clock) -> None:
-    async def all_but_the_first(node: Node, request: Request) -> None:
+    async def all_but_the_first(node: Node, request: GenerateRequest) -> None:
         await (say(node, request, 3) if member_of(request) == 0 else good(node, request))
 
     async def never(*_: object) -> None:
@@ -274,7 +274,7 @@ async def test_a_group_whose_members_had_ended_is_whole_after_a_crash(tmp_path, 
 
 
 async def test_a_group_that_was_cut_and_not_rewarded_goes_on_after_a_crash(tmp_path, autojump_clock) -> None:
-    async def two_tokens(node: Node, request: Request) -> None:
+    async def two_tokens(node: Node, request: GenerateRequest) -> None:
         await say(node, request, 2)
 
     async def never(*_: object) -> None:

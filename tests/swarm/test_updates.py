@@ -9,7 +9,7 @@ import msgpack
 import pytest
 import trio
 
-from learner.client.messages import Begin, Commit, SealVersion, SegmentDone
+from learner.client.messages import Begin, CommitStep, SealVersion, SegmentDone
 from learner.head.head import Head
 from node.agent import Agent, NodeSettings
 from node.engine.fake import ScriptedCore, ScriptedSettings
@@ -20,7 +20,7 @@ from p2p.protocol.rollout import BEHIND, PAST, UPDATING, Span
 from p2p.version import Version
 from p2p.weights.encode import encode_version
 from p2p.weights.state import FlatState
-from tests.swarm.harness import (
+from tests.support.harness import (
     RUN,
     HeadUnderTest,
     NodeUnderTest,
@@ -208,7 +208,7 @@ async def test_both_bounds_hold_whatever_a_new_version_does_to_what_runs(tmp_pat
                 assert [s.version for s in t.spans] == sorted({s.version for s in t.spans})
                 spans.append(len(t.spans))
             old, state = state, changed_state(state, step + 2)
-            await head.desk.on_commit(Commit(step + 1, ""))
+            await head.desk.on_commit(CommitStep(step + 1, ""))
             await publish(head, step + 1, state, old)
         assert head.rollouts is not None and head.rollouts.max_staleness_seen <= staleness
         check_books(head)

@@ -12,8 +12,8 @@ from netem.bench.broadcast.bench import (
     DEFAULT_SCENARIOS,
     ONCE,
     POLICIES,
-    Tally,
-    Turn,
+    ContestTurn,
+    TurnTally,
     row_of,
     scenario_values,
     schedule,
@@ -56,10 +56,10 @@ def test_policies_take_turns_and_the_slow_ones_take_one() -> None:
 
 
 def test_rounds_and_cuts_of_a_turn() -> None:
-    assert [Turn(LARGE, p, 0).rounds for p in ("shoal", "star", "libtorrent")] == [2, 1, 1]
-    assert [Turn(SMALL, p, 0).rounds for p in ("shoal", "star", "libtorrent")] == [2, 2, 2]
-    assert Turn(LARGE, "chain", 0).cut_s == pytest.approx(5 * LARGE.t_star)
-    assert Turn(LARGE, "shardcast", 0).cut_s > 10 * LARGE.t_star
+    assert [ContestTurn(LARGE, p, 0).rounds for p in ("shoal", "star", "libtorrent")] == [2, 1, 1]
+    assert [ContestTurn(SMALL, p, 0).rounds for p in ("shoal", "star", "libtorrent")] == [2, 2, 2]
+    assert ContestTurn(LARGE, "chain", 0).cut_s == pytest.approx(5 * LARGE.t_star)
+    assert ContestTurn(LARGE, "shardcast", 0).cut_s > 10 * LARGE.t_star
 
 
 def test_static_policies_take_what_their_slowest_edge_takes() -> None:
@@ -79,10 +79,10 @@ def test_the_default_bench_is_expected_to_fit_into_half_an_hour() -> None:
 
 
 def test_a_peer_far_behind_is_not_asked_again() -> None:
-    second = Turn(LARGE, "shardcast", 1)
+    second = ContestTurn(LARGE, "shardcast", 1)
     assert second.is_idle([2.1]) and second.is_idle([2.1, 3.0]) and not second.is_idle([2.1, 1.9]) and not second.is_idle([])
-    assert not Turn(LARGE, "shoal", 2).is_idle([9.0, 9.0])
-    assert second.expected_s == 0.0 < Turn(LARGE, "shardcast", 0).expected_s
+    assert not ContestTurn(LARGE, "shoal", 2).is_idle([9.0, 9.0])
+    assert second.expected_s == 0.0 < ContestTurn(LARGE, "shardcast", 0).expected_s
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ T = LARGE.t_star
 
 
 def row(policy: str, turns: list[list[RoundResult]], failures: tuple[str, ...] = ()) -> dict[str, Any]:
-    return row_of(Turn(LARGE, policy, 0), Tally(turns, list(failures)), {}, "bbr")
+    return row_of(ContestTurn(LARGE, policy, 0), TurnTally(turns, list(failures)), {}, "bbr")
 
 
 def test_medians_over_the_turns() -> None:

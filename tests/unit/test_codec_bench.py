@@ -14,32 +14,32 @@ from safetensors.torch import save_file
 from netem.bench.codec.bench import CASES, CODECS, bench_codec, print_codec
 from netem.bench.codec.entropy import conditional_bytes, memoryless_bytes
 from netem.bench.codec.measure import measure
-from netem.bench.codec.model_updates import Update, demo_updates, gaussian_update
+from netem.bench.codec.model_updates import ModelUpdate, demo_updates, gaussian_update
 from netem.bench.codec.other_codecs import RIVALS, check, missing
 from p2p.errors import ShoalError, UsageError
 
 
 @st.composite
-def updates(draw: st.DrawFn) -> Update:
+def updates(draw: st.DrawFn) -> ModelUpdate:
     shapes = tuple(draw(st.lists(st.sampled_from([(3,), (7, 11), (70, 300), (1, 70_000), (300, 2)]), min_size=1, max_size=4)))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     old = rng.integers(0, 2**16, sum(int(np.prod(s)) for s in shapes), dtype=np.uint16)
     new = old.copy()
     hit = rng.random(len(old)) < draw(st.sampled_from([0, 0.0005, 0.02, 0.5, 1]))
     new[hit] += rng.integers(1, 2**16, int(hit.sum()), dtype=np.uint16)
-    return Update("drawn", "none", None, 1, shapes, old, new)
+    return ModelUpdate("drawn", "none", None, 1, shapes, old, new)
 
 
 @given(updates(), st.sampled_from([name for name in RIVALS if missing(name) is None]))
 @settings(max_examples=120, deadline=None)
-def test_rivals_give_back_what_they_were_given(update: Update, name: str) -> None:
+def test_rivals_give_back_what_they_were_given(update: ModelUpdate, name: str) -> None:
     check(name, RIVALS[name].encode(update), update)
 
 
 def test_a_rival_that_loses_something_is_no_rival() -> None:
     update = gaussian_update("g", [(64, 64)], 0.05)
     with pytest.raises(ShoalError, match="pulse did not decode"):
-        check("pulse", RIVALS["pulse"].encode(update), Update("h", "", None, 1, update.shapes, update.old, update.old))
+        check("pulse", RIVALS["pulse"].encode(update), ModelUpdate("h", "", None, 1, update.shapes, update.old, update.old))
 
 
 def test_bounds_of_changes_that_are_coin_tosses() -> None:

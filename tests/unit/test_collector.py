@@ -11,7 +11,7 @@ import pytest
 from learner.journal.records import Piece
 from learner.rollouts.collector import Collector
 from learner.rollouts.group import ATTEMPTS, first_attempt
-from learner.rollouts.outcomes import Accepted, FinishedGroup, GroupAborted, Ignored, Refused, Requeued, Sampling
+from learner.rollouts.outcomes import Accepted, EventRefused, FinishedGroup, GroupAborted, Ignored, Requeued, Sampling
 from learner.tasks.port import Score
 from p2p.protocol.messages import TokenRun
 from p2p.protocol.rollout import Span, TokenEvent
@@ -195,7 +195,7 @@ def test_no_late_token_of_an_earlier_epoch_is_accepted(attempt: int) -> None:
     assert collector.declined("a", late, "no engine", retryable=True) == Ignored(late)
     assert collector.working("a") == [request.request_id] and collector.failures_by_node == {}
     refused = collector.tokens("a", tokens(f"3.0.{2 * ATTEMPTS}", 1, [5], Version(2, 6)))
-    assert isinstance(refused, Refused)  # of an epoch that is still to come
+    assert isinstance(refused, EventRefused)  # of an epoch that is still to come
     collector, _ = resumed(journaled(0, (0, [1], V5, "a")), epoch=3)
     late = f"3.0.{ATTEMPTS + 1}"
     assert collector.tokens("a", tokens(late, 1, [5], Version(3, 6))) == Ignored(late)
@@ -314,7 +314,7 @@ def test_strangers_change_nothing() -> None:
         tokens("9" * 500, 0, [1]),
     ):
         got = collector.tokens("thief", event)
-        assert isinstance(got, Refused) and got.refusal.peer == "thief"
+        assert isinstance(got, EventRefused) and got.refusal.peer == "thief"
     assert collector.tokens("thief", tokens("2.0.0", 0, [1])) == Ignored("2.0.0")  # an earlier group, over
     assert collector.tokens("a", tokens("3.0.0", 0, [1])) == Accepted("3.0.0", 1)
     assert collector.failures_by_node == {}

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.dispatch.dispatcher import Dispatcher, Opening, Request, Strategies
-from learner.dispatch.node_table import FILL, NodeView, Places, oversubscribed, peak, speeds
+from learner.dispatch.dispatcher import Dispatcher, Opening, Strategies, WaitingSequence
+from learner.dispatch.node_table import FILL, NodeTable, NodeView, oversubscribed, peak, speeds
 from learner.dispatch.throughput import Throughput
 from p2p.version import Version
 
@@ -39,9 +39,9 @@ def ask(
     attempt: int = 0,
     expected: int = 0,
     avoid: str = "",
-) -> Request:
+) -> WaitingSequence:
     least = at(reserved if minimum is None else minimum)
-    return Request(name, group, at(reserved), least, 0, expected, attempt, frozenset(avoid))
+    return WaitingSequence(name, group, at(reserved), least, 0, expected, attempt, frozenset(avoid))
 
 
 TABLE = [
@@ -75,7 +75,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("nodes", "pending", "assigned"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
-def test_assignment(nodes: list[NodeView], pending: list[Request], assigned: list[tuple[str, str]]) -> None:
+def test_assignment(nodes: list[NodeView], pending: list[WaitingSequence], assigned: list[tuple[str, str]]) -> None:
     plan = Dispatcher(samples=2).choose(nodes, pending)
     assert list(plan.assign) == assigned
     assert set(plan.held) == {r.request_id for r in pending} - {request for request, _ in assigned}
@@ -108,7 +108,7 @@ OPENINGS = [
     ("nodes", "pending", "room", "opened"), [row[1:] for row in OPENINGS], ids=[row[0] for row in OPENINGS]
 )
 def test_opening(
-    nodes: list[NodeView], pending: list[Request], room: dict[int, int], opened: list[tuple[int, int]]
+    nodes: list[NodeView], pending: list[WaitingSequence], room: dict[int, int], opened: list[tuple[int, int]]
 ) -> None:
     plan = Dispatcher(samples=2).choose(nodes, pending, lambda version: room[version.step])
     assert list(plan.open) == [Opening(at(step), groups) for step, groups in opened]
@@ -189,7 +189,7 @@ def test_the_peak_is_that_of_sequences_that_end_one_by_one(held: float) -> None:
 @given(tokens_st, tokens_st, st.floats(1, 5000), st.floats(0, 20_000), st.floats(1, 1e6), st.integers(0, 300))
 def test_as_many_are_counted_as_fit(held: float, growth: float, context: float, more: float, room: float, limit: int) -> None:
     node = NodeView("x", at(5), 1, 0, limit, context=held, growth=growth, room=room)
-    count = int(Places([node]).count(context, more, False)[0])
+    count = int(NodeTable([node]).count(context, more, False)[0])
     fits = lambda n: float(peak(held + n * context, growth + n * more)) <= FILL * room
     most = oversubscribed(node) - 1
     assert 0 <= count <= max(0, most)
@@ -237,7 +237,7 @@ def test_plans_are_legal_and_leave_no_place_unused(
 def test_a_pinned_request_goes_to_nodes_at_that_very_version() -> None:
     nodes = [NodeView(f"n{step}", Version(1, step), 0, 0, 4) for step in (3, 4, 5)]
     requests = [
-        Request(f"r{step}", step, Version(1, 3), Version(1, 3), exact_version=Version(1, step)) for step in (3, 4, 5, 6)
+        WaitingSequence(f"r{step}", step, Version(1, 3), Version(1, 3), exact_version=Version(1, step)) for step in (3, 4, 5, 6)
     ]
     plan = Dispatcher(1).choose(nodes, requests)
     assert set(plan.assign) == {("r3", "n3"), ("r4", "n4"), ("r5", "n5")}

@@ -1,4 +1,4 @@
-"""The bill adds up, the controller of seeding settles, and advice stops where a node would not be used in full."""
+"""The bill adds up, the controller of local_rollout settles, and advice stops where a node would not be used in full."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from learner.economy.allocation import more_nodes
 from learner.economy.bill import Bill
-from learner.economy.local_rollout import Seeding, wanted
+from learner.economy.local_rollout import LocalRollout, wanted
 
 PRICES = {"a": (3.6, 0.36, 0.1), "b": (7.2, 0.0, 0.0), "c": (0.0, 1.8, 2.0)}
 
@@ -102,49 +102,49 @@ def test_a_bill_by_hand() -> None:
     assert bill.step(1, 320.0).usd == pytest.approx(row.usd - 0.1 + 2.2)
 
 
-# ---- seeding
+# ---- local_rollout
 
 
-def plant(seed_s: float, nodes: int, work: float = 600.0, train: float = 60.0) -> tuple[float, float]:
-    """(the trainer's wait, the nodes' wait): nodes make what seeding leaves."""
-    remote = max(0.0, work - 4 * seed_s) / nodes
-    return max(0.0, seed_s + remote - train), max(0.0, train - seed_s - remote)
+def plant(turn_s: float, nodes: int, work: float = 600.0, train: float = 60.0) -> tuple[float, float]:
+    """(the trainer's wait, the nodes' wait): nodes make what local_rollout leaves."""
+    remote = max(0.0, work - 4 * turn_s) / nodes
+    return max(0.0, turn_s + remote - train), max(0.0, train - turn_s - remote)
 
 
 @settings(deadline=None)
 @given(st.integers(4, 9), st.floats(0, 100), st.floats(0.0, 0.05), st.integers(0, 100))
 def test_seeding_settles_where_neither_waits(nodes: int, start: float, noise: float, seed: int) -> None:
-    def waits(seed_s: float) -> tuple[float, float]:
-        """More seeding, less for the trainer to wait for: by 1 s a second."""
+    def waits(turn_s: float) -> tuple[float, float]:
+        """More local_rollout, less for the trainer to wait for: by 1 s a second."""
         balance = 90.0 - 6 * nodes
-        return max(0.0, balance - seed_s), max(0.0, seed_s - balance)
+        return max(0.0, balance - turn_s), max(0.0, turn_s - balance)
 
-    rng, seeding = random.Random(seed), Seeding(seed_s=start)
+    rng, local_rollout = random.Random(seed), LocalRollout(turn_s=start)
     for _ in range(60):
-        trainer, remote = waits(seeding.seed_s)
-        seeding.stepped(trainer * rng.gauss(1, noise), remote * rng.gauss(1, noise), nodes)
-    assert max(waits(seeding.seed_s)) < 1.0
+        trainer, remote = waits(local_rollout.turn_s)
+        local_rollout.stepped(trainer * rng.gauss(1, noise), remote * rng.gauss(1, noise), nodes)
+    assert max(waits(local_rollout.turn_s)) < 1.0
     # One goes, and comes back: it is where it was, at once.
-    settled = seeding.seed_s
-    seeding.stepped(*waits(seeding.seed_s), nodes - 1)
+    settled = local_rollout.turn_s
+    local_rollout.stepped(*waits(local_rollout.turn_s), nodes - 1)
     for _ in range(30):
-        seeding.stepped(*(max(0.0, x) for x in (96.0 - 6 * nodes - seeding.seed_s, seeding.seed_s - 96.0 + 6 * nodes)), nodes
-        - 1)
-    assert seeding.seed_s == pytest.approx(settled + 6, abs=1.0)
-    assert seeding.stepped(0.0, 0.0, nodes) == pytest.approx(settled, abs=1e-3)
+        balance = 96.0 - 6 * nodes - local_rollout.turn_s
+        local_rollout.stepped(max(0.0, balance), max(0.0, -balance), nodes - 1)
+    assert local_rollout.turn_s == pytest.approx(settled + 6, abs=1.0)
+    assert local_rollout.stepped(0.0, 0.0, nodes) == pytest.approx(settled, abs=1e-3)
 
 
 def test_seeding_at_its_floor() -> None:
-    seeding = Seeding(seed_s=8.0)
-    assert seeding.stepped(0.0, 30.0, 4) == 5.0
-    assert seeding.stepped(0.0, 30.0, 4, holds=True) == 0.0
-    assert seeding.stepped(9.0, 0.0, 4, holds=True) == 0.0 and seeding.stepped(30.0, 0.0, 4, holds=True) == 10.0
-    assert seeding.stepped(math.nan, 0.0, 4) == 10.0
-    assert Seeding(seed_s=50.0, most_s=40.0).stepped(99.0, 0.0, 4) == 40.0
+    local_rollout = LocalRollout(turn_s=8.0)
+    assert local_rollout.stepped(0.0, 30.0, 4) == 5.0
+    assert local_rollout.stepped(0.0, 30.0, 4, holds=True) == 0.0
+    assert local_rollout.stepped(9.0, 0.0, 4, holds=True) == 0.0 and local_rollout.stepped(30.0, 0.0, 4, holds=True) == 10.0
+    assert local_rollout.stepped(math.nan, 0.0, 4) == 10.0
+    assert LocalRollout(turn_s=50.0, most_s=40.0).stepped(99.0, 0.0, 4) == 40.0
     # A step in which nodes came and went says nothing of any count.
-    before = dict(seeding.memory)
-    seeding.stepped(60.0, 0.0, 4, changed=True)
-    assert seeding.memory == before
+    before = dict(local_rollout.memory)
+    local_rollout.stepped(60.0, 0.0, 4, changed=True)
+    assert local_rollout.memory == before
 
 
 def test_what_rlboost_would_ask_for() -> None:

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.economy.rates import KNOWN_S, Estimate, Rate, Rates, prior_of
+from learner.economy.rates import KNOWN_S, Estimate, NodeRate, NodeRates, prior_of
 
 
-def fed(values: list[float], *, seconds: float = 5.0, busy: bool = True, rate: Rate | None = None, now: float = 0.0) -> Rate:
-    rate = rate or Rate()
+def fed(
+    values: list[float], *, seconds: float = 5.0, busy: bool = True, rate: NodeRate | None = None, now: float = 0.0
+) -> NodeRate:
+    rate = rate or NodeRate()
     for value in values:
         now += seconds
         rate.observe(now, seconds, value * seconds, busy)
@@ -79,7 +81,7 @@ def test_at_least_what_it_did_when_short_of_work() -> None:
     assert rate.mean == best  # given less, it is not worth less
     fed([30.0] * 20, rate=rate, now=300.0)
     assert rate.mean == pytest.approx(30.0, rel=0.02)  # with all the work it could take: those were better days
-    expected = Rate(Estimate(100.0, 30.0))
+    expected = NodeRate(Estimate(100.0, 30.0))
     fed([40.0] * 10, busy=False, rate=expected)
     assert expected.mean == pytest.approx(100.0)  # nothing says that it could not
     fed([140.0] * 10, busy=False, rate=expected, now=50.0)
@@ -97,17 +99,17 @@ def test_taken_back() -> None:
 
 
 def test_the_prior_is_outweighed() -> None:
-    rate = Rate(Estimate(100.0, 30.0))
+    rate = NodeRate(Estimate(100.0, 30.0))
     assert (rate.mean, rate.sd, rate.known) == (100.0, 30.0, False)
     fed([200.0, 190.0], rate=rate)
     assert 150 < rate.mean < 200
     fed([195.0] * 20, rate=rate, now=10.0)
     assert rate.mean == pytest.approx(195.0, rel=0.02)
-    assert Rate().estimate == Estimate(0.0, 0.0, False)
+    assert NodeRate().estimate == Estimate(0.0, 0.0, False)
 
 
 def test_a_fleet() -> None:
-    rates = Rates()
+    rates = NodeRates()
     assert rates.estimate("x") == Estimate()
     for i in range(4):
         for t in range(10):

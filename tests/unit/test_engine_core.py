@@ -31,8 +31,8 @@ from node.engine.transformers import TransformersCore, TransformersSettings
 from p2p.errors import Refusal
 from p2p.layout import Layout
 from p2p.protocol.rollout import Span
-from tests.conformance.engine_suite import EngineSuite, ModelSuite
-from tests.conformance.engine_world import (
+from tests.support.engine_suite import EngineSuite, ModelSuite
+from tests.support.engine_world import (
     CONTEXT,
     V0,
     V1,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.engine.pipe import MAX_LOCAL_FRAME, Call, Credit, Decoder, Events, Failed, Farewell, Refused, Reply, encode
+from node.engine.pipe import MAX_LOCAL_FRAME, Call, CallRefused, Credit, Decoder, Events, Failed, Farewell, Reply, encode
 from node.engine.port import CommitResult, EngineStats, StateFile
 from p2p.errors import Refusal
 from p2p.layout import Layout
@@ -50,7 +50,7 @@ def test_events_arrays_and_refusals_round_trip() -> None:
         TokenEvent("t", 5, (), np.empty(0, np.float32), V, "interrupt", "", Version(1, 1), V),
     ]
     refusal = Refusal("too old", peer="p", version=V, chunk=4, fatal=True, cause="past")
-    got = list(Decoder().feed(encode(Events(events)) + encode(Refused(3, refusal)) + encode(Reply(4, np.ones(3)))))
+    got = list(Decoder().feed(encode(Events(events)) + encode(CallRefused(3, refusal)) + encode(Reply(4, np.ones(3)))))
     for a, b in zip(got[0].events, events, strict=True):  # type: ignore[union-attr]
         assert (a.request_id, a.start, a.ids, a.version, a.finish, a.message, a.start_version, a.end_version) == (
             b.request_id, b.start, b.ids, b.version, b.finish, b.message, b.start_version, b.end_version,

@@ -11,23 +11,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netem.networks.profile import Access, Host, Profile, Step
-from netem.simulator.flows import Arrival, Network
-from tests.unit.network_twin import Twin, progressive_filling
+from netem.simulator.flows import Arrival, FlowNetwork
+from tests.support.network_twin import Twin, progressive_filling
 
 MBIT = 1e6
 KB = 1000
 """bytes: 1 KB takes 8 ms at 1 Mbit/s"""
 
 
-def network(**hosts: tuple[float, float, float] | Host) -> Network:
+def network(**hosts: tuple[float, float, float] | Host) -> FlowNetwork:
     """name = (up Mbit/s, down Mbit/s, delay in s), or a Host."""
     made = [
         h if isinstance(h, Host) else Host(name, Access(h[0] * MBIT, h[1] * MBIT, h[2])) for name, h in hosts.items()
     ]
-    return Network(Profile("test", tuple(made), {"lab": Access(100 * MBIT, 100 * MBIT, 0.0005)}, 1500, "cubic", 1.0))
+    return FlowNetwork(Profile("test", tuple(made), {"lab": Access(100 * MBIT, 100 * MBIT, 0.0005)}, 1500, "cubic", 1.0))
 
 
-def run(net: Network, until: float = 1e9) -> list[Arrival]:
+def run(net: FlowNetwork, until: float = 1e9) -> list[Arrival]:
     """Stops at every event, as a simulator does."""
     out: list[Arrival] = []
     while (at := net.next_at) is not None and at <= until:
@@ -72,7 +72,7 @@ CALLS = st.lists(
 @settings(max_examples=300, deadline=None)
 @given(profiles(), CALLS)
 def test_equals_progressive_filling_at_every_event(profile: Profile, calls: list[tuple[Any, ...]]) -> None:
-    net, twin = Network(profile), Twin(profile)
+    net, twin = FlowNetwork(profile), Twin(profile)
     names = [h.name for h in profile.hosts]
     arrived: list[Arrival] = []
     expected: dict[object, tuple[float, str, str]] = {}

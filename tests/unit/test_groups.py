@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.broadcast.peer_groups import EVERYWHERE, MAX_GROUPS, MESH, Grid, Places, duty_of, groups_of
+from p2p.broadcast.peer_groups import EVERYWHERE, MAX_GROUPS, MESH, Grid, PeerPlaces, duty_of, groups_of
 from p2p.broadcast.rosters import Rosters, grouping_of, places_of
 from p2p.broadcast.session import Session
 from p2p.errors import Refusal
@@ -130,7 +130,7 @@ class _Link:
 
 
 class _Exchange:
-    def arrange(self, places: Places | None) -> None:
+    def arrange(self, places: PeerPlaces | None) -> None:
         self.places = places
 
 
@@ -282,7 +282,7 @@ def test_what_was_handed_to_one_that_leaves_goes_another_way(seed: int) -> None:
 
 
 def test_a_duty_of_somebody_elses_is_done_once() -> None:
-    places = Places(0, {"me": 0, "a": 0, "b": 1, "c": 2}, (0, 1, 2))
+    places = PeerPlaces(0, {"me": 0, "a": 0, "b": 1, "c": 2}, (0, 1, 2))
     session = Session(me="me", source="source", now=0.0, places=places)
     session.learn([0], 0.0)
     for peer in "abc":

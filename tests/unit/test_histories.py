@@ -1,6 +1,6 @@
 """Random lives of a learner that is killed at any transaction: nothing consumed twice, lost, stale or mixed.
 
-`tests/unit/learner_twin.py` is the world; the operations and their order are hypothesis's. SHOAL_NIGHTLY=1 looks at 10,000.
+`tests/support/learner_twin.py` is the world; the operations and their order are hypothesis's. SHOAL_NIGHTLY=1 looks at 10,000.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tests.nightly import examples
-from tests.unit.learner_twin import Killed, World
+from tests.support.learner_twin import Killed, World
+from tests.support.nightly import examples
 
 SHM = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """A killed process loses no page it wrote, so syncing to a real disk would only cost time."""

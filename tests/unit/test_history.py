@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.publish.published import History, Published
+from learner.publish.published import Published, PublishedVersions
 from p2p.version import Version
 
 manifests = st.lists(
@@ -15,7 +15,7 @@ manifests = st.lists(
 
 @given(manifests, st.integers(1, 8))
 def test_sums_are_the_same_however_little_is_kept(made, kept) -> None:
-    short, whole = History(lambda p: True, recent=kept), History(lambda p: False)
+    short, whole = PublishedVersions(lambda p: True, recent=kept), PublishedVersions(lambda p: False)
     for step, (anchor, size, sent, peers, sealed) in enumerate(made):
         for history in (short, whole):
             p = Published(bytes([step]), "anchor" if anchor else "delta", Version(1, step), None, size, size // 2, size)
@@ -35,7 +35,7 @@ def test_sums_are_the_same_however_little_is_kept(made, kept) -> None:
 
 
 def test_a_version_is_found_by_what_it_was_published_with() -> None:
-    history = History(lambda p: True)
+    history = PublishedVersions(lambda p: True)
     for kind, size in (("delta", 10), ("cumulative", 40), ("anchor", 900)):
         made = Published(kind.encode(), kind, Version(1, 7), None, size, 1, 2, sealed=1.0)
         history.add(made)
@@ -46,7 +46,7 @@ def test_a_version_is_found_by_what_it_was_published_with() -> None:
 
 def test_what_can_still_change_is_kept() -> None:
     open_mids = {b"a"}
-    history = History(lambda p: p.mid not in open_mids, recent=2)
+    history = PublishedVersions(lambda p: p.mid not in open_mids, recent=2)
     for name in b"abcde":
         history.add(Published(bytes([name]), "delta", Version(1, name), None))
     assert [p.mid for p in history.recent] == [b"a", b"b", b"c", b"d", b"e"]

@@ -88,10 +88,10 @@ def test_libp2p_is_imported_in_the_channel_only_and_late() -> None:
 
 def test_nothing_unpickles_and_nothing_mixes_event_loops() -> None:
     """But for a program that is nothing but vLLM's own client, in a process of its own: that one is asyncio."""
-    paths = [path for path in [*FILES, ROOT / "shoal.py"] if path != ROOT / "netem" / "engines" / "rival.py"]
+    paths = [path for path in [*FILES, ROOT / "shoal.py"] if path != ROOT / "netem" / "bench" / "engine" / "vllm_alone.py"]
     assert offenders(paths, {"asyncio"}) == []
     assert offenders([*FILES, ROOT / "shoal.py"], {"pickle", "cloudpickle", "dill", "marshal"}) == []
 
 
 def test_the_command_line_imports_its_verbs_late() -> None:
-    assert offenders([ROOT / "shoal.py", ROOT / "netem" / "verbs.py"], {*PACKAGES, "trio"}, top_level_only=True) == []
+    assert offenders([ROOT / "shoal.py", ROOT / "netem" / "cli" / "verbs.py"], {*PACKAGES, "trio"}, top_level_only=True) == []

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learner.journal.journal import Commit, Journal
+from learner.journal.journal import CommittedStep, Journal
 from learner.journal.records import Piece, ReservedGroup, Unwritten
 from learner.rollouts.recovery import plan_resume
 from learner.trajectory import Group, Trajectory
@@ -58,7 +58,7 @@ def test_a_group_lives_once(tmp_path: Path) -> None:
         journal.record_aborted([2], "budget")
         assert journal.unconsumed() == (finished(0), finished(1)) and left(journal) == [3]
         journal.commit(1, "ckpt/1", [0, 1])
-        assert journal.last_commit() == Commit(1, 1, "ckpt/1", 1.5)
+        assert journal.last_commit() == CommittedStep(1, 1, "ckpt/1", 1.5)
         assert journal.unconsumed() == ()
         counts = journal.counts()
         groups, trajectories = counts.groups, counts.trajectories

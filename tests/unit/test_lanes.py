@@ -7,14 +7,14 @@ import pytest
 from netem.contest.scenario import find_scenario
 from netem.networks.faults import Kill
 from netem.simulator.simulate import simulate
-from p2p.broadcast.peer_groups import EVERYWHERE, Grid, Places, duty_of
+from p2p.broadcast.peer_groups import EVERYWHERE, Grid, PeerPlaces, duty_of
 from p2p.broadcast.policies.seeding import HELP_AFTER_S
 from p2p.broadcast.session import Session
 
 CHUNKS = 64
 
 
-def source() -> tuple[Session, Places]:
+def source() -> tuple[Session, PeerPlaces]:
     """A source with far more chunks than there is room for at its twelve peers in two groups."""
     grid = Grid([f"p{i}" for i in range(12)], mesh=6, group=6)
     places = grid.source_places()

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from learner.rollouts.ledger import Entries, Ledger, Refused, Reservation, StalenessViolation, Surplus, check_staleness
+from learner.rollouts.ledger import Entries, Ledger, NoRoom, Reservation, StalenessViolation, Surplus, check_staleness
 
 
 def test_reservation_goes_to_the_latest_buffer_and_the_finished_group_to_the_earliest() -> None:
@@ -29,7 +29,7 @@ def test_a_full_ledger_refuses_and_says_why() -> None:
     assert all(isinstance(ledger.reserve(g, 0), Reservation) for g in range(4))
     assert ledger.room(0) == 0
     refused = ledger.reserve(4, 0)
-    assert isinstance(refused, Refused) and "no room in buffers 0 to 1" in refused.reason
+    assert isinstance(refused, NoRoom) and "no room in buffers 0 to 1" in refused.reason
     assert ledger.counts().reserved == 4
     ledger.abort([2], "task")
     assert isinstance(ledger.reserve(4, 0), Reservation)
@@ -39,9 +39,9 @@ def test_an_old_version_may_only_use_near_buffers() -> None:
     ledger = Ledger(2, 1, 5)
     assert isinstance(ledger.reserve(1, 3), Reservation)  # may only be trained on at step 5
     refused = ledger.reserve(2, 3)
-    assert isinstance(refused, Refused) and "buffers 5 to 5" in refused.reason
+    assert isinstance(refused, NoRoom) and "buffers 5 to 5" in refused.reason
     stale = ledger.reserve(2, 2)
-    assert isinstance(stale, Refused) and "stale" in stale.reason
+    assert isinstance(stale, NoRoom) and "stale" in stale.reason
     assert isinstance(ledger.reserve(2, 4), Reservation) and isinstance(ledger.reserve(3, 5), Reservation)
     # 3 and 2 finish first, and cannot take the entry that 1 needs.
     assert ledger.stuck(5) and ledger.blockers() == [1]
@@ -99,7 +99,7 @@ def test_a_version_published_before_its_consume_is_accepted() -> None:
     assert ledger.occupy(1, 0) == 0
     assert ledger.newest_version == 1
     assert ledger.occupy(2, 1) == 1
-    assert isinstance(ledger.reserve(3, 1), Refused)
+    assert isinstance(ledger.reserve(3, 1), NoRoom)
     ledger.consume(0)
     assert ledger.reserve(3, 1) == Reservation(3, 1, 2)
 
@@ -160,7 +160,7 @@ def test_restore_makes_room_for_reservations_that_go_on() -> None:
 def test_whichever_groups_end_first_fill_a_buffer_and_the_others_are_surplus() -> None:
     ledger = Ledger(1, 2, 5, extra_groups=1)
     assert all(isinstance(ledger.reserve(g, 5), Reservation) for g in range(6))
-    assert isinstance(ledger.reserve(6, 5), Refused) and ledger.room(5) == 0
+    assert isinstance(ledger.reserve(6, 5), NoRoom) and ledger.room(5) == 0
     assert ledger.entries(5) == Entries(0, 3, 0) and ledger.stuck(5)
     assert ledger.occupy(4, 5) == 5 and ledger.surplus() is None
     assert ledger.occupy(2, 5) == 5 and ledger.ready(5)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from node.engine.vllm import packing as vllm_packing
-from node.engine.vllm.packing import AHEAD_BYTES, Ahead, repack
+from node.engine.vllm.packing import AHEAD_BYTES, AheadPacking, repack
 
 
 class Layer(torch.nn.Module):
@@ -42,7 +42,7 @@ def double(weight: torch.Tensor, values: torch.Tensor) -> None:
 @pytest.mark.parametrize("rows", [4, AHEAD_BYTES // 1024 + 1])
 def test_small_layers_are_packed_before_they_are_written_to(rows: int) -> None:
     layer, other = Layer(rows), Layer(4)
-    ahead = Ahead({layer.address}, double)
+    ahead = AheadPacking({layer.address}, double)
     assert layer.packed == (2 if rows == 4 else 1) and layer.right()
     layer.weight.mul_(2)
     ahead.use()
@@ -51,7 +51,7 @@ def test_small_layers_are_packed_before_they_are_written_to(rows: int) -> None:
 
 def test_a_copy_of_other_values_is_not_used() -> None:
     layer = Layer(4)
-    ahead = Ahead({layer.address}, double)
+    ahead = AheadPacking({layer.address}, double)
     layer.weight.mul_(3)
     ahead.use()
     assert layer.packed == 3 and layer.right()
@@ -66,7 +66,7 @@ def test_a_copy_of_other_values_is_not_used() -> None:
 def test_a_zero_of_the_other_sign_is_another_value() -> None:
     layer = Layer(4)
     layer.weight.zero_()
-    ahead = Ahead({layer.address}, lambda weight, values: None)
+    ahead = AheadPacking({layer.address}, lambda weight, values: None)
     layer.weight.neg_()
     ahead.use()
     assert layer.packed == 3

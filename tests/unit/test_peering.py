@@ -8,7 +8,7 @@ import trio.testing
 from p2p.channel.memory import MemorySwitch
 from p2p.identity import Identity
 from p2p.membership.peering import Peering
-from p2p.protocol.messages import Member
+from p2p.protocol.messages import RosterEntry
 
 
 async def test_a_dial_that_outlives_its_roster_just_ends(monkeypatch) -> None:
@@ -29,7 +29,7 @@ async def test_a_dial_that_outlives_its_roster_just_ends(monkeypatch) -> None:
 
         monkeypatch.setattr(peering, "connect", connect)
         await nursery.start(peering.run)
-        peering.keep_connected([Member(other.peer_id, ("/memory/x",), "other")])
+        peering.keep_connected([RosterEntry(other.peer_id, ("/memory/x",), "other")])
         await trio.testing.wait_all_tasks_blocked()
         assert dials == 1 and not peering._dialling
         nursery.cancel_scope.cancel()

@@ -10,8 +10,8 @@ import pytest
 
 from learner.economy.demand import Demand, choose_kappa, required
 from netem.planning.by_group import GroupSimulation
-from netem.planning.cost_scenario import Scenario, build_scenario, load_preset
-from netem.planning.dissemination import Spread
+from netem.planning.cost_scenario import CostScenario, build_scenario, load_preset
+from netem.planning.dissemination import Dissemination
 from netem.planning.plan import plan
 from netem.planning.runner import run_once, run_preset, simulate
 from p2p.errors import UsageError
@@ -20,7 +20,7 @@ EVEN = {"median": 1000.5, "between": 0.0, "within": 0.0, "most": 2000, "prompt":
 """Every completion has 1,000 tokens: a node of n tokens per second makes n / 16,000 groups a second."""
 
 
-def scenario(count: int, rate: float, **more: Any) -> Scenario:
+def scenario(count: int, rate: float, **more: Any) -> CostScenario:
     node = {"kind": "a", "count": count, "usd_per_hour": 0.36, "tokens_per_s": rate, "sequences": 16, "up_mbit": 1000.0}
     values: dict[str, Any] = {
         "steps": 40, "warm": 10, "detail": "groups", "lengths": EVEN, "fleet": {"nodes": [node]}, "activation": {"all": True},
@@ -123,8 +123,8 @@ def test_without_relays_the_learner_sends_to_each() -> None:
     delta = {"bytes": 1e9, "overhead": 1.0, "latency_s": 0.0, "install_s": 0.0}
     for relayed, seconds in ((True, 8.0), (False, 64.0)):
         s = scenario(1, 1.0, fleet={"nodes": nodes}, delta={**delta, "relayed": relayed}).with_value("learner.up_mbit", 1000.0)
-        assert Spread(s).last({0: 8}) == pytest.approx(seconds)
-        assert Spread(s).last({0: 1}) == pytest.approx(8.0) and Spread(s).last({}) == 0.0
+        assert Dissemination(s).last({0: 8}) == pytest.approx(seconds)
+        assert Dissemination(s).last({0: 1}) == pytest.approx(8.0) and Dissemination(s).last({}) == 0.0
 
 
 # ---- shoal plan
@@ -132,7 +132,7 @@ def test_without_relays_the_learner_sends_to_each() -> None:
 KINDS = [("a", 3, 0.9, 500.0), ("b", 4, 0.35, 220.0), ("c", 2, 1.7, 900.0)]
 
 
-def fleet_of(**activation: Any) -> Scenario:
+def fleet_of(**activation: Any) -> CostScenario:
     nodes = [{"kind": k, "count": n, "usd_per_hour": usd, "tokens_per_s": r, "sequences": 16} for k, n, usd, r in KINDS]
     return scenario(1, 1.0, fleet={"nodes": nodes}, activation={"margin": 0.0, "release": 0.0, **activation})
 
@@ -141,7 +141,7 @@ def test_a_plan_is_the_cheapest_set_by_brute_force() -> None:
     for step_s in (100.0, 130.0, 200.0, 400.0):
         s = fleet_of()
         found = plan(s, step_s)
-        spread = Spread(s)
+        spread = Dissemination(s)
         demand = Demand(320_000.0, step_s, 3, choose_kappa(3, step_s, spread.last({0: 3, 1: 4, 2: 2}), 0.0))
         best = float("inf")
         for counts in itertools.product(*(range(n + 1) for _, n, _, _ in KINDS)):

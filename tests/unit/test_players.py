@@ -18,15 +18,15 @@ from pydantic import TypeAdapter
 from netem.contest.contest import Round
 from netem.contest.players import PEERS, is_ours, peer_argv
 from netem.contest.players.events import (
-    Account,
+    AskAccount,
     Command,
+    EndPlayer,
     Expect,
     Links,
     Prepare,
     Publish,
     Role,
-    Stop,
-    Turn,
+    TurnRogue,
     check_options,
     command_line,
     parse_command,
@@ -44,8 +44,8 @@ HOSTS = {"learner": "10.77.0.1", "node-1": "10.77.0.2", "node-2": "10.77.0.3"}
 NODE = Role("node", "node-1", HOSTS["node-1"], "/nowhere", HOSTS, "learner", {"width": 1})
 
 COMMANDS = [
-    Links(), Prepare(0, 1 << 20, 7), Expect(3, "ab", 5, {"torrent": "xyz"}), Expect(3, "ab", 5, {}), Publish(1), Account(2),
-    Turn("corrupt"), Turn("withhold"), Stop(),
+    Links(), Prepare(0, 1 << 20, 7), Expect(3, "ab", 5, {"torrent": "xyz"}), Expect(3, "ab", 5, {}), Publish(1), AskAccount(2),
+    TurnRogue("corrupt"), TurnRogue("withhold"), EndPlayer(),
 ]  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def played(commands: list[str]) -> Iterator[Any]:
 
 
 def test_a_player_is_served() -> None:
-    commands = [Links(), Prepare(4, 1000, 9), Expect(4, "", 1000, {"extra": [1]}), Publish(4), Account(4), Stop()]
+    commands = [Links(), Prepare(4, 1000, 9), Expect(4, "", 1000, {"extra": [1]}), Publish(4), AskAccount(4), EndPlayer()]
     *events, status = played([command_line(c) for c in commands])
     assert status == 0
     kinds = [e["event"] for e in events]
@@ -144,7 +144,7 @@ def test_a_player_ends_with_its_stdin() -> None:
         ('{"do":"sing"}\n', "no command"),
         (command_line(Expect(0, "", 1, {})), "lost"),
         (command_line(Publish(3)), "round 3 is not the latest"),
-        (command_line(Turn("corrupt")), "cannot be turned"),
+        (command_line(TurnRogue("corrupt")), "cannot be turned"),
     ],
 )
 def test_a_player_that_fails_says_why(line: str, why: str) -> None:

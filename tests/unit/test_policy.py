@@ -6,7 +6,7 @@ import pytest
 
 from p2p.broadcast.policies.port import POLICIES, make_policy
 from p2p.broadcast.session import Session
-from tests.unit.swarm_sim import SOURCE, Sim
+from tests.support.swarm_sim import SOURCE, Sim
 
 NODES = "abcdef"
 

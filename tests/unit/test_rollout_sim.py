@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 
 from netem.bench.rollouts import POLICIES
-from netem.rollout_sim.engine import Engine, Sequence
+from netem.rollout_sim.engine import Sequence, SimEngine
 from netem.rollout_sim.fleet import KINDS, QWEN3_8B, fleet, preemptible
 from netem.rollout_sim.ours import Shoal
-from netem.rollout_sim.sim import Outcome, Policy, Settings, Simulation
+from netem.rollout_sim.sim import Outcome, RolloutPolicy, RolloutSimulation, SimSettings
 from netem.rollout_sim.workload import SKEWED
 
 SMALL = replace(SKEWED, groups=4, samples=4, train_s=120.0)
 FLEET = fleet({"H100-SXM": 1, "L40S": 1})
-SHORT = Settings(staleness=2, steps=7, warm=2)
+SHORT = SimSettings(staleness=2, steps=7, warm=2)
 
 
-def step_by_step(engine: Engine, lengths: list[int], prompt: int) -> list[float]:
+def step_by_step(engine: SimEngine, lengths: list[int], prompt: int) -> list[float]:
     """When each ends, one decoding step after another."""
     now, made, ends = engine.prefill_s * prompt * len(lengths), [0] * len(lengths), [0.0] * len(lengths)
     left = set(range(len(lengths)))
@@ -34,7 +34,7 @@ def step_by_step(engine: Engine, lengths: list[int], prompt: int) -> list[float]
 
 def test_an_engine_against_one_that_counts_every_step() -> None:
     kind, lengths = KINDS["L40S"], [40, 700, 701, 2500]
-    engine = Engine("x", kind.throughput(QWEN3_8B), kind.prefill_s(QWEN3_8B), kind.context(QWEN3_8B), 8)
+    engine = SimEngine("x", kind.throughput(QWEN3_8B), kind.prefill_s(QWEN3_8B), kind.context(QWEN3_8B), 8)
     expected = step_by_step(engine, lengths, 300)
     for i, n in enumerate(lengths):
         engine.add(Sequence(i, 0, 300, n))
@@ -49,7 +49,7 @@ def test_an_engine_against_one_that_counts_every_step() -> None:
 
 def test_a_full_engine_makes_room_and_loses_nothing() -> None:
     kind = KINDS["RTX4090"]
-    engine = Engine("x", kind.throughput(QWEN3_8B), kind.prefill_s(QWEN3_8B), 6000, 8)
+    engine = SimEngine("x", kind.throughput(QWEN3_8B), kind.prefill_s(QWEN3_8B), 6000, 8)
     for i in range(6):
         engine.add(Sequence(i, 0, 300, 1900))
     ended = []
@@ -60,8 +60,8 @@ def test_a_full_engine_makes_room_and_loses_nothing() -> None:
     assert len(ended) == 6 and engine.preempted > 0 and engine.total == pytest.approx(6 * 1900)
 
 
-def run(policy: Policy, **more: object) -> Outcome:
-    return Simulation(FLEET, SMALL, policy, replace(SHORT, **more)).run()  # type: ignore[arg-type]
+def run(policy: RolloutPolicy, **more: object) -> Outcome:
+    return RolloutSimulation(FLEET, SMALL, policy, replace(SHORT, **more)).run()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
@@ -86,8 +86,8 @@ def test_the_same_seed_is_the_same_run() -> None:
 
 def test_a_lost_node_keeps_its_tokens_only_with_migration() -> None:
     seats = preemptible(FLEET, 120.0, 40.0, 36_000.0, 3, steady=["H100-SXM"])
-    kept = Simulation(seats, SMALL, Shoal(), SHORT).run()
-    lost = Simulation(seats, SMALL, Shoal(migration=False), SHORT).run()
+    kept = RolloutSimulation(seats, SMALL, Shoal(), SHORT).run()
+    lost = RolloutSimulation(seats, SMALL, Shoal(migration=False), SHORT).run()
     assert kept.held > 0 and lost.held > 0
     assert lost.lost == lost.held and kept.lost < 0.05 * kept.held
     assert kept.staleness_max <= 2 and lost.staleness_max <= 2
@@ -96,7 +96,7 @@ def test_a_lost_node_keeps_its_tokens_only_with_migration() -> None:
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_nobody_is_stuck_when_nodes_come_and_go(name: str) -> None:
     seats = preemptible(fleet({"L40S": 4}), 300.0, 60.0, 360_000.0, 5)  # some stay for less than joining takes
-    outcome = Simulation(seats, SMALL, POLICIES[name](), replace(SHORT, steps=5)).run()
+    outcome = RolloutSimulation(seats, SMALL, POLICIES[name](), replace(SHORT, steps=5)).run()
     assert outcome.held > 0 and outcome.learner_bound > 0
 
 

@@ -9,7 +9,7 @@ import pytest
 from p2p.broadcast.policies.relaying import Queues
 from p2p.broadcast.policies.seeding import OVERDUE_S, Seeding
 from p2p.broadcast.session import LAG_S, Session
-from tests.unit.swarm_sim import SOURCE, Sim
+from tests.support.swarm_sim import SOURCE, Sim
 
 
 def source(peers: str, chunks: int, memory: dict[str, float] | None = None) -> Session:

@@ -21,7 +21,7 @@ from p2p.broadcast.leases import (
 from p2p.broadcast.policies.seeding import OVERDUE_S
 from p2p.broadcast.session import MAX_INFLIGHT, MAX_QUEUED_WANTS, RESEND_AFTER_S, RESEND_MAX_S, Session
 from p2p.limits import LEASE_S, REPAIR_AFTER_S
-from tests.unit.swarm_sim import SOURCE, Sim
+from tests.support.swarm_sim import SOURCE, Sim
 
 SEEDS = st.integers(0, 2**32 - 1)
 

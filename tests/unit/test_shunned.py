@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from p2p.membership.banlist import MAX_SHUNNED, SHUN_S, Shunned
+from p2p.membership.banlist import MAX_SHUNNED, SHUN_S, Banlist
 
 
 def test_longer_each_time_up_to_a_limit() -> None:
-    shunned, now, terms = Shunned(), 1000.0, []
+    shunned, now, terms = Banlist(), 1000.0, []
     for _ in range(10):
         assert not shunned.holds("p", now) and not shunned.holds("q", now)
         shunned.add("p", now)
@@ -19,7 +19,7 @@ def test_longer_each_time_up_to_a_limit() -> None:
 
 def test_no_more_are_remembered_than_matter() -> None:
     """New identities cost nothing: one dropped every second for a day."""
-    shunned = Shunned()
+    shunned = Banlist()
     for second in range(86_400):
         shunned.add(str(second), float(second))
         assert shunned.holds(str(second), float(second)) and len(shunned) <= MAX_SHUNNED

@@ -11,10 +11,10 @@ from netem.contest.scenario import find_scenario
 from netem.networks.faults import Corrupt, Join, Kill, SetRates, Withhold
 from netem.networks.profile import Profile, build_profile
 from netem.simulator.cores import Cores, Machine
-from netem.simulator.flows import Network
+from netem.simulator.flows import FlowNetwork
 from netem.simulator.loop import SimFault, SimResult
 from netem.simulator.simulate import full_mesh, random_neighbours, simulate
-from netem.simulator.wire import Plan, wire_bytes
+from netem.simulator.wire import SimVersion, wire_bytes
 from p2p.broadcast.policies.port import POLICIES
 from p2p.errors import ShoalError, UsageError
 from p2p.limits import DEFAULT_SEGMENT, KIB, MIB
@@ -44,7 +44,7 @@ def wire_seconds(payload: int, mbit: float, mtu: int = 9000, chunk: int = CHUNK)
 
 
 def test_a_plan_cuts_segments_into_chunks() -> None:
-    plan = Plan(1, 2 * DEFAULT_SEGMENT + 100_000, 3 * MIB)
+    plan = SimVersion(1, 2 * DEFAULT_SEGMENT + 100_000, 3 * MIB)
     assert plan.total == 7
     assert [plan.size(c) for c in range(7)] == [3 * MIB, 3 * MIB, 2 * MIB, 3 * MIB, 3 * MIB, 2 * MIB, 100_000]
     assert plan.segment(4) == range(3, 6) and plan.segment(6) == range(6, 7)
@@ -246,15 +246,15 @@ def test_a_version_crosses_into_each_site_about_once() -> None:
     profile = build_profile({"mtu": 9000, "sites": sites, "learner": learner, "nodes": nodes}, "test")
     crossing = {site: 0 for site in sites}
     site_of = {host.name: host.site for host in profile.hosts}
-    send = Network.send
+    send = FlowNetwork.send
 
-    def counted(self: Network, now: float, source: str, target: str, size: int, tag: object = None) -> None:
+    def counted(self: FlowNetwork, now: float, source: str, target: str, size: int, tag: object = None) -> None:
         if site_of[source] != site_of[target] and site_of[target]:
             crossing[site_of[target]] += size
         send(self, now, source, target, size, tag)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Network, "send", counted)
+        patch.setattr(FlowNetwork, "send", counted)
         first, result = simulate(profile, 8 * MIB, chunk_bytes=CHUNK, rounds=2)
     assert len(result.done) == 18
     for size in crossing.values():

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from netem.emulation.tc import Plan, Rates, dropped_and_lost, netem_words, rate_commands, stats_commands, up_commands
+from netem.emulation.tc import LinkRates, NetworkPlan, dropped_and_lost, netem_words, rate_commands, stats_commands, up_commands
 from netem.networks.profile import PRESETS, Access, Step, build_profile
 from p2p.errors import UsageError
 
@@ -20,10 +20,10 @@ PROFILE = {
         {"name": "b", "up_mbit": 20, "down_mbit": 50, "site": "lab"},
     ],
 }
-PLAN = Plan(build_profile(PROFILE, "test"), "shoal-7")
+PLAN = NetworkPlan(build_profile(PROFILE, "test"), "shoal-7")
 
 
-def lines(plan: Plan = PLAN) -> list[str]:
+def lines(plan: NetworkPlan = PLAN) -> list[str]:
     return [" ".join(words) for words in up_commands(plan)]
 
 
@@ -34,7 +34,7 @@ def test_names() -> None:
     assert len(set(PLAN.namespaces)) == 7
     # A host may be called as a gateway or the core is.
     hosts = [{"name": name, "up_mbit": 1, "down_mbit": 1} for name in ("a", "gw-a", "core")]
-    odd = Plan(build_profile({"learner": {"up_mbit": 1, "down_mbit": 1}, "nodes": hosts}, "test"), "p")
+    odd = NetworkPlan(build_profile({"learner": {"up_mbit": 1, "down_mbit": 1}, "nodes": hosts}, "test"), "p")
     assert len(set(odd.namespaces)) == len(odd.namespaces) == 9
     assert [PLAN.address(h) for h in ("learner", "a", "b")] == ["10.77.0.1", "10.77.0.2", "10.77.0.3"]
     assert PLAN.neighbours("a") == ["10.77.0.3"] and PLAN.neighbours("learner") == []
@@ -118,7 +118,7 @@ def test_rates_of_a_network_that_is_up() -> None:
 
 
 def test_rates_over_time() -> None:
-    rates = Rates(20.0, 50.0, [Step(10.0, 2.0, 5.0), Step(20.0, 4.0, 10.0)])
+    rates = LinkRates(20.0, 50.0, [Step(10.0, 2.0, 5.0), Step(20.0, 4.0, 10.0)])
     assert [rates.at(t) for t in (0.0, 9.9, 10.0, 25.0)] == [(20.0, 50.0), (20.0, 50.0), (2.0, 5.0), (4.0, 10.0)]
     rates.set(5.0, 0.0, 0.0, until=12.0)  # an outage over the first step: what would be is what comes after
     assert [rates.at(t) for t in (4.0, 5.0, 11.0, 12.0, 20.0)] == [(20.0, 50.0), (0.0, 0.0), (0.0, 0.0), (2.0, 5.0), (4.0, 10.0)]
@@ -139,4 +139,4 @@ def test_what_the_kernel_counts() -> None:
 def test_too_many_hosts() -> None:
     profile = build_profile({"learner": {"preset": "lan"}, "nodes": [{"count": 2, "preset": "lan"}]}, "test")
     with pytest.raises(UsageError, match="90000 hosts: at most 65534"):
-        up_commands(Plan(replace(profile, hosts=profile.hosts * 30_000), "p"))
+        up_commands(NetworkPlan(replace(profile, hosts=profile.hosts * 30_000), "p"))

@@ -28,8 +28,8 @@ from learner.trainer.packing import (
     HALF_FULL,
     WORTH_IT,
     BadBatch,
+    ForwardRow,
     Packer,
-    Row,
     check_group,
     cut_forwards,
     padded_tokens,
@@ -42,7 +42,7 @@ from netem.demo.tiny_model import build_demo_model, build_random_model, char_tok
 from p2p.errors import UsageError
 from p2p.protocol.rollout import Span
 from p2p.version import Version
-from tests.unit.trainer_twins import FakeClient, make_group, step_groups
+from tests.support.trainer_twins import FakeClient, make_group, step_groups
 
 TASK = make_task("reverse", 0)
 
@@ -142,7 +142,7 @@ def test_another_order_is_another_sum(tiny: Path) -> None:
 
 @given(sizes=st.lists(st.lists(st.integers(1, 90), max_size=12), min_size=1, max_size=20), unit=st.integers(1, 5))
 def test_the_packer_loses_no_row_and_fills_its_forwards(sizes: list[list[int]], unit: int) -> None:
-    packer, budget, packs = Packer(200, unit), 200, list[list[Row]]()
+    packer, budget, packs = Packer(200, unit), 200, list[list[ForwardRow]]()
     rows = [[sized_row(i, size) for size in group] for i, group in enumerate(sizes)]
     for group in rows:
         now = packer.add(group)
@@ -159,11 +159,11 @@ def test_the_packer_loses_no_row_and_fills_its_forwards(sizes: list[list[int]], 
 def test_forwards_cost_no_more_than_any_other_cut(sizes: list[int], budget: int) -> None:
     rows = [sized_row(i, size) for i, size in enumerate(sizes)]
 
-    def cost(packs: list[list[Row]]) -> float:
+    def cost(packs: list[list[ForwardRow]]) -> float:
         return sum(padded_tokens(pack) + FORWARD_COST * budget for pack in packs)
 
     cheapest = cost(list(cut_forwards(rows, budget)))
-    longest_first, shortest_first = list[list[Row]](), list[list[Row]]()
+    longest_first, shortest_first = list[list[ForwardRow]](), list[list[ForwardRow]]()
     for packs, order in ((longest_first, sorted(sizes, reverse=True)), (shortest_first, sorted(sizes))):
         for size in order:  # greedy: as many as fit
             row = sized_row(0, size)
@@ -174,10 +174,10 @@ def test_forwards_cost_no_more_than_any_other_cut(sizes: list[int], budget: int)
     assert cheapest <= min(cost(longest_first), cost(shortest_first)) + 1e-6
 
 
-def sized_row(group_id: int, size: int) -> Row:
+def sized_row(group_id: int, size: int) -> ForwardRow:
     """A row of `size` tokens, one of them the prompt."""
     spans = (Span(Version(1, 0), 0, size - 1),)
-    return Row(group_id, Trajectory((1,), (2,) * (size - 1), (-1.0,) * (size - 1), spans, 0.0, "stop", "n", 0), 1.0)
+    return ForwardRow(group_id, Trajectory((1,), (2,) * (size - 1), (-1.0,) * (size - 1), spans, 0.0, "stop", "n", 0), 1.0)
 
 
 def test_groups_of_equal_rewards_count_but_do_not_push(folder: Path) -> None:

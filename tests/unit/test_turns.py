@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.economy.local_rollout import Seeding
+from learner.economy.local_rollout import LocalRollout
 from learner.economy.turns import Turns
 
 
@@ -15,7 +15,7 @@ def look(turns: Turns, now: float, **facts) -> bool:
 
 
 def after_a_first_step(waited: float = 15.0, floor_s: float = 1.0, **more) -> Turns:
-    turns = Turns(Seeding(floor_s=floor_s, **more))
+    turns = Turns(LocalRollout(floor_s=floor_s, **more))
     turns.begin(0.0, ["n"])
     turns.waited(waited)
     turns.stepped(holds=False)
@@ -24,16 +24,16 @@ def after_a_first_step(waited: float = 15.0, floor_s: float = 1.0, **more) -> Tu
 
 
 def test_nobody_seeds_before_anybody_waited() -> None:
-    turns = Turns(Seeding())
+    turns = Turns(LocalRollout())
     turns.begin(0.0, ["n"])
     assert not look(turns, 0.0) and not look(turns, 1.0, waits=True)
 
 
 def test_a_trainer_that_waited_gives_the_engine_the_beginning_of_the_next_step() -> None:
     turns = after_a_first_step(15.0)
-    assert turns.seeding.seed_s == pytest.approx(5.0)  # a third of the imbalance
+    assert turns.local_rollout.turn_s == pytest.approx(5.0)  # a third of the imbalance
     assert look(turns, 100.0) and look(turns, 104.9) and "5.0 s at the beginning" in turns.why
-    assert not look(turns, 105.0) and turns.seeded_s == pytest.approx(5.0)
+    assert not look(turns, 105.0) and turns.generated_s == pytest.approx(5.0)
     assert not look(turns, 106.0, waits=True)  # one turn a step: others are there
 
 
@@ -42,7 +42,7 @@ def test_nodes_that_waited_shorten_it_and_prove_that_they_are_enough() -> None:
     for tenth in range(100, 240):
         look(turns, float(tenth), idle=1.0)
     turns.stepped(holds=False)
-    assert turns.seeding.seed_s == 0.0
+    assert turns.local_rollout.turn_s == 0.0
 
 
 def test_it_ends_when_the_learner_could_not_use_more_and_does_not_come_back() -> None:
@@ -74,7 +74,7 @@ def test_a_pool_that_changed_under_a_step_says_nothing_of_its_count() -> None:
     look(turns, 103.0, remote=["m"])  # as many, but another
     turns.waited(30.0)
     turns.stepped(holds=False)
-    assert turns.seeding.memory == {1: pytest.approx(5.0)} and turns.seeding.seed_s == pytest.approx(5.0)
+    assert turns.local_rollout.memory == {1: pytest.approx(5.0)} and turns.local_rollout.turn_s == pytest.approx(5.0)
 
 
 facts = st.fixed_dictionaries({
@@ -93,11 +93,11 @@ def test_it_never_holds_a_trainer_up_longer_than_its_turn_unless_alone(looks, wa
         was_alone = not seen["remote"] and not seen["whole"]
         on = turns.look(now, **seen)
         assert not on or (seen["able"] and not seen["plenty"])
-        assert not on or was_alone or now < began + turns.seeding.seed_s
-        assert 0 <= turns.seeded_s <= now - began + 1e-9
+        assert not on or was_alone or now < began + turns.local_rollout.turn_s
+        assert 0 <= turns.generated_s <= now - began + 1e-9
         if over:
             turns.waited(waited)
             turns.stepped(holds=seen["whole"])
             turns.begin(now, seen["remote"])
             began = now
-            assert turns.seeding.seed_s == 0 or turns.seeding.seed_s >= min(1.0, turns.seeding.most_s)
+            assert turns.local_rollout.turn_s == 0 or turns.local_rollout.turn_s >= min(1.0, turns.local_rollout.most_s)

@@ -15,7 +15,18 @@ from p2p.errors import Refusal
 from p2p.identity import Identity
 from p2p.limits import MAX_FRAME
 from p2p.protocol import messages
-from p2p.protocol.messages import Chunk, Have, Hello, Installed, Member, Parts, Request, Roster, TokenRun, make_roster
+from p2p.protocol.messages import (
+    Chunk,
+    GenerateRequest,
+    Have,
+    Hello,
+    Installed,
+    Parts,
+    Roster,
+    RosterEntry,
+    TokenRun,
+    make_roster,
+)
 from p2p.protocol.rollout import Generate
 from p2p.protocol.wire import MAX_ITEMS, MAX_TEXT, decode, encode
 from p2p.version import Version
@@ -186,7 +197,7 @@ def test_a_frame_is_the_limit_both_ways() -> None:
 def test_the_longest_lists_fit() -> None:
     have = Have(b"m" * 16, tuple(range(MAX_ITEMS)))
     assert decode(encode(have)) == have
-    roster = Roster(1, tuple(Member(f"p{i}", ("/ip4/1.2.3.4/tcp/4001",), "n") for i in range(10_000)))
+    roster = Roster(1, tuple(RosterEntry(f"p{i}", ("/ip4/1.2.3.4/tcp/4001",), "n") for i in range(10_000)))
     assert decode(encode(roster)) == roster
     assert decode(encode(Hello(1, "r", "t" * MAX_TEXT, b"", (), "n", "a", ""))).ticket == "t" * MAX_TEXT
 
@@ -200,7 +211,7 @@ def test_the_longest_lists_fit() -> None:
 def test_a_roster_fits_a_frame_whatever_its_members_say_of_themselves(count, addresses, listed, each) -> None:
     peer = Identity.from_seed(b"p" * 32).peer_id
     long = tuple(f"/dns4/{i:02d}{'a' * 248}" for i in range(addresses))
-    roster = make_roster(7, [Member(peer, long if addresses > 1 else ("/ip4/1.2.3.4/tcp/4001",), "n" * 128)] * count)
+    roster = make_roster(7, [RosterEntry(peer, long if addresses > 1 else ("/ip4/1.2.3.4/tcp/4001",), "n" * 128)] * count)
     assert decode(encode(roster)) == roster
     assert (roster.epoch, len(roster.members), len(roster.members[0].addresses)) == (7, listed, each)
 
@@ -219,11 +230,11 @@ def test_requests_and_tokens_carry_what_they_were_made_of() -> None:
 
 
 def _wrapped(asked: Generate) -> bytes:
-    return encode(messages.Assign((Request.of(asked),)))
+    return encode(messages.Assign((GenerateRequest.of(asked),)))
 
 
 def _unwrapped(asked: Generate) -> messages.Assign:
-    request = Request.of(asked)
+    request = GenerateRequest.of(asked)
     assert request.generate() == asked
     return messages.Assign((request,))
 

@@ -16,7 +16,7 @@ import pytest
 
 from netem.emulation.backends import SWITCH, TC, Backend, choose, open_backend, why_not_tc
 from netem.emulation.namespaces import Place, check_possible, places
-from netem.emulation.tc import Plan, up_commands
+from netem.emulation.tc import NetworkPlan, up_commands
 from netem.networks.profile import LEARNER, build_profile
 from p2p.errors import UsageError
 
@@ -236,7 +236,7 @@ def test_tc_understands_every_word() -> None:
     access = {"up_mbit": 8.0, "down_mbit": 8.0, "delay_ms": 20.0, "jitter_ms": 3.0, "loss": 0.001}
     profile = build_profile({"learner": access, "nodes": [access]}, "test")
     prefix = f"shoal-{os.getpid()}-words"
-    netem = [words for words in up_commands(Plan(profile, prefix)) if "netem" in words]
+    netem = [words for words in up_commands(NetworkPlan(profile, prefix)) if "netem" in words]
     assert len(netem) == 4
     with places(["probe"], mtu=1500, prefix=prefix):
         for words in netem:

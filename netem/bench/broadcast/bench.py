@@ -46,7 +46,7 @@ FAR = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ContestTurn:
     scenario: Scenario
     policy: str
     repeat: int
@@ -76,17 +76,17 @@ class Turn:
 
 
 @dataclass(slots=True)
-class Tally:
+class TurnTally:
     """What the turns of one policy in one scenario came to."""
 
     turns: list[list[RoundResult]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
 
-def schedule(scenarios: Sequence[Scenario], policies: Sequence[str], repeat: int) -> list[Turn]:
+def schedule(scenarios: Sequence[Scenario], policies: Sequence[str], repeat: int) -> list[ContestTurn]:
     """Scenario by scenario; within one, all policies before any comes again."""
     return [
-        Turn(scenario, policy, k)
+        ContestTurn(scenario, policy, k)
         for scenario in scenarios
         for k in range(repeat)
         for policy in policies
@@ -112,7 +112,7 @@ def static_seconds(policy: str, scenario: Scenario) -> float:
 # --- results -------------------------------------------------------------------------------------------------------------
 
 
-def row_of(turn_of: Turn, tally: Tally, options: dict[str, Any], on_hosts: str) -> dict[str, Any]:
+def row_of(turn_of: ContestTurn, tally: TurnTally, options: dict[str, Any], on_hosts: str) -> dict[str, Any]:
     """One policy in one scenario: medians over its turns, each of the round that counts (`_counting`). `ratio` is t_max / T*.
     A round that was cut off counts with the time it was given, and so do nodes that had not finished."""
     t_star, profile = turn_of.scenario.t_star, turn_of.scenario.profile
@@ -181,7 +181,7 @@ def bench(
     began, out, ok = time.monotonic(), [], True
     for scenario in scenarios:
         say(f"{scenario.name}: T* {scenario.t_star:.2f} s, {len(scenario.profile.hosts) - 1} nodes, MTU {scenario.profile.mtu}")
-        tallies: dict[str, Tally] = {policy: Tally() for policy in chosen}
+        tallies: dict[str, TurnTally] = {policy: TurnTally() for policy in chosen}
         mine = [turn for turn in turns if turn.scenario is scenario]
         for turn in mine:
             done = [_counting(turn.policy, r).seconds / scenario.t_star for r in tallies[turn.policy].turns if r]
@@ -234,7 +234,7 @@ def _options(policy: str, scenario: Scenario) -> dict[str, Any]:
     return player_options(policy, scenario.profile, scenario.payload_bytes, scenario.mesh)
 
 
-def _take(turn: Turn, tally: Tally, say: Callable[[str], None], backend: str) -> None:
+def _take(turn: ContestTurn, tally: TurnTally, say: Callable[[str], None], backend: str) -> None:
     scenario, began = turn.scenario, time.monotonic()
     profile: Profile = scenario.profile
     try:
@@ -255,7 +255,7 @@ def _take(turn: Turn, tally: Tally, say: Callable[[str], None], backend: str) ->
     say(f"  {turn.policy} {turn.repeat + 1}: {what} (took {time.monotonic() - began:.0f} s{slow})")
 
 
-def _simulated(turn: Turn, row: dict[str, Any]) -> dict[str, Any] | None:
+def _simulated(turn: ContestTurn, row: dict[str, Any]) -> dict[str, Any] | None:
     """For our own policy; the order of the plain ones' nodes is that of their keys, which a simulation has none of."""
     if turn.policy != "shoal" or row["ratio"] is None:
         return None

@@ -43,13 +43,13 @@ USUAL = 41.0
 """Tokens of one in the mean: the scripted engine stops with one in 48, or at LONGEST."""
 
 FLOOR_S = 0.1
-"""Of a turn of the learner's own engine: steps are short here."""
+"""Of a turn of the learner's local engine: steps are short here."""
 
 PORT = 4001
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class CapacityCase:
     """One run. `factor`: what the nodes make over what the learner needs."""
 
     factor: float
@@ -70,7 +70,7 @@ class Case:
     """nodes come and go: there for so long in the mean, and away for half of it; 0: they stay"""
     seed: int = 0
     own: float = 0.0
-    """what the learner's own engine makes in its turns, over what the learner needs; 0: it has none"""
+    """what the learner's local engine makes in its turns, over what the learner needs; 0: it has none"""
 
     def __post_init__(self) -> None:
         if not self.factor > 0 or min(self.nodes, self.groups, self.samples, self.rows) < 1 or not 1 <= self.warm < self.steps:
@@ -89,7 +89,7 @@ class Case:
         return self.nodes * self.rows / (self.factor * self.needed)
 
     def foretold(self, supply: float, train_s: float) -> float:
-        """The share of its time that the trainer leaves the device to the learner's own engine, when turns are as long as they
+        """The share of its time that the trainer leaves the device to the learner's local engine, when turns are as long as they
         have to be: what nodes make in a step, and that engine in its turn, is what the step takes."""
         turn = max(0.0, (self.needed * self.train_s - supply * train_s) / (supply + self.own * self.needed))
         return turn / (train_s + turn)
@@ -103,7 +103,7 @@ class Case:
 class Run:
     """One case on its own network."""
 
-    def __init__(self, root: Path, model: Path, case: Case, net: Underlay) -> None:
+    def __init__(self, root: Path, model: Path, case: CapacityCase, net: Underlay) -> None:
         self.root, self.case, self.net, self.run_dir = root, case, net, root / "run"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.moves: Counter[bool] = Counter()
@@ -118,7 +118,7 @@ class Run:
         if case.own:
             rows = case.groups * case.samples // 2
             step_s = {"step_s": rows / (case.own * case.needed)}
-            values["seeding"] = {"engine": "fake", "capacity": rows, "engine_set": step_s, "floor_s": FLOOR_S}
+            values["local_engine"] = {"engine": "fake", "capacity": rows, "engine_set": step_s, "floor_s": FLOOR_S}
         (root / "learner.toml").write_text(dump_toml(build_config(values, "bench").model_dump()))
 
     def start(self, name: str, host: str, module: str, *arguments: str) -> None:
@@ -180,7 +180,7 @@ class Run:
         return [line for line in lines if line.get("step", 0) > c.warm and "pool/waited_s" in line]
 
 
-def account(case: Case, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def account(case: CapacityCase, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Of the steps that count: how long the learner waited, and what was foretold of it."""
     took = lines[-1]["time"] - lines[0]["time"]
     waited = sum(line["pool/waited_s"] for line in lines[1:])
@@ -190,7 +190,7 @@ def account(case: Case, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if case.own:
         predicted = case.foretold(of("supply_tokens_per_s"), of("train_s"))
         keys = "seconds", "trainer_wait_s", "remote_wait_s"
-        turns = {key: mean(line[f"seeding/{key}"] for line in lines[1:]) for key in keys}
+        turns = {key: mean(line[f"local_engine/{key}"] for line in lines[1:]) for key in keys}
     return asdict(case) | turns | {
         "waited": waited / took, "predicted": predicted,
         "supply_tokens_per_s": of("supply_tokens_per_s"), "required_tokens_per_s": of("required_tokens_per_s"),
@@ -204,7 +204,7 @@ def of_last(lines: Sequence[dict[str, Any]], key: str) -> Any:
 
 
 def bench_capacity(
-    factors: Sequence[float], case: Case, backend: str, folder: Path | None, say: Callable[[str], None]
+    factors: Sequence[float], case: CapacityCase, backend: str, folder: Path | None, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """What `shoal bench capacity --json` prints."""
     results = []
@@ -230,8 +230,8 @@ def bench_capacity(
 
 
 def _as_foretold(r: dict[str, Any]) -> bool:
-    """Below 3 % where nothing is foretold, else within 5 points; below 10 % where nodes come and go. An own engine's turns count
-    as waiting."""
+    """Below 3 % where nothing is foretold, else within 5 points; below 10 % where nodes come and go. A local engine's turns
+    count as waiting."""
     if r["spot_up_s"]:
         return r["waited"] < 0.1
     return r["waited"] < 0.03 if r["factor"] >= 1 and not r["own"] else abs(r["waited"] - r["predicted"]) < 0.05
@@ -244,8 +244,8 @@ def describe_one(r: dict[str, Any]) -> str:
         f"S={r['staleness']}, kappa={r['kappa']:.0f}, a version takes {r['spread_s']:.2f} s, a group {r['generation_s']:.1f} s, "
         f"a step {r['step_s']:.2f} s"
         + (
-            f"; its own engine's turn {r['seconds']:.2f} s a step, then the trainer waited {r['trainer_wait_s']:.2f} s and nodes "
-            f"{r['remote_wait_s']:.2f} s" if r["own"] else ""
+            f"; its local engine's turn {r['seconds']:.2f} s a step, then the trainer waited {r['trainer_wait_s']:.2f} s and "
+            f"nodes {r['remote_wait_s']:.2f} s" if r["own"] else ""
         )
         + (f"; {r['left']} nodes left with notice, {r['killed']} were killed" if r["spot_up_s"] else "")
     )

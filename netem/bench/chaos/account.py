@@ -39,7 +39,7 @@ class EngineKill:
 
 
 @dataclass
-class Account:
+class ChaosAccount:
     """What the kills cost."""
 
     node_kills: int = 0
@@ -69,7 +69,7 @@ class Books:
     """
 
     def __init__(self, root: Path, run_dir: Path, frozen: bool) -> None:
-        self.account = Account()
+        self.account = ChaosAccount()
         self.trajectories: dict[Key, Trajectory] = {}
         """by (task index, member), of every group that was finished"""
         self.left: dict[Key, int] = {}

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from netem.bench.chaos.account import differing
-from netem.bench.chaos.run import Chaos, Settings, random_model
+from netem.bench.chaos.run import Chaos, ChaosSettings, random_model
 
 
-def bench_chaos(settings: Settings, compare: bool, folder: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
+def bench_chaos(settings: ChaosSettings, compare: bool, folder: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
     """What `shoal bench chaos --json` prints; with `compare`, completions beside those of a second, undisturbed run."""
     root = Path(tempfile.mkdtemp(prefix="shoal-chaos-", dir=folder))
     try:

@@ -28,7 +28,7 @@ import psutil
 
 from learner.config import build_config, dump_toml
 from learner.journal.journal import Journal
-from netem.bench.chaos.account import Account, Books, EngineKill
+from netem.bench.chaos.account import Books, ChaosAccount, EngineKill
 from netem.bench.chaos.tapped import HOLD
 from netem.bench.shoal_commands import ENV, ROOT, Verbs, wait_for
 from p2p.errors import ShoalError, UsageError
@@ -42,7 +42,7 @@ TAPPED = ("netem.bench.chaos.tapped",)
 
 
 @dataclass(frozen=True)
-class Settings:
+class ChaosSettings:
     """`frozen`: the weights never change."""
 
     seed: int = 0
@@ -86,7 +86,7 @@ def random_model(folder: Path) -> Path:
 class Chaos:
     """One run, from its first learner to its books. ShoalError when something does not happen in time, or must not happen."""
 
-    def __init__(self, root: Path, model: Path, settings: Settings, say: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, root: Path, model: Path, settings: ChaosSettings, say: Callable[[str], None] = lambda _: None) -> None:
         self.root, self.settings, self.rng, self.say = root, settings, random.Random(settings.seed), say
         root.mkdir(parents=True, exist_ok=True)
         self.shoal, self.run_dir, self.config = Verbs(root), root / "run", root / "learner.toml"
@@ -170,7 +170,7 @@ class Chaos:
         kills += [(self.rng.randint(1, last), "engine") for _ in range(s.engine_kills)]
         return sorted(kills)
 
-    def go(self) -> Account:
+    def go(self) -> ChaosAccount:
         started = time.monotonic()
         try:
             hold = self.root / HOLD

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from netem.bench.codec.measure import ANCHOR, OURS, measure
-from netem.bench.codec.model_updates import Update, demo_updates, gaussian_update, minilm_updates, pair_update
+from netem.bench.codec.model_updates import ModelUpdate, demo_updates, gaussian_update, minilm_updates, pair_update
 from netem.bench.codec.other_codecs import RIVALS, missing
 from p2p.errors import UsageError
 
@@ -19,7 +19,7 @@ CODECS = (OURS, *RIVALS, ANCHOR)
 LAYER_8B = ((4096, 4096), (1024, 4096), (1024, 4096), (4096, 4096), (14336, 4096), (14336, 4096), (4096, 14336))
 """One layer of an 8B model (Llama 3's shapes): 218 M values."""
 
-CASES: dict[str, Callable[[], Iterator[Update]]] = {
+CASES: dict[str, Callable[[], Iterator[ModelUpdate]]] = {
     "minilm-fp32-1e-06": lambda: minilm_updates(1e-6, (8, 16, 32)),
     "minilm-fp32-3e-06": lambda: minilm_updates(3e-6, (8, 16, 32)),
     "minilm-fp32-1e-05": lambda: minilm_updates(1e-5, (8, 32)),

@@ -18,7 +18,7 @@ import torch
 
 from learner.trainer.device_diff import find_on_device
 from netem.bench.codec.entropy import conditional_bytes, memoryless_bytes
-from netem.bench.codec.model_updates import Update
+from netem.bench.codec.model_updates import ModelUpdate
 from netem.bench.codec.other_codecs import RIVALS, check, missing
 from p2p.codec import decode_segment, encode_segment
 from p2p.codec.sparse import room
@@ -29,7 +29,7 @@ OURS, ANCHOR = "shoal", "shoal-anchor"
 REPEATS = 3
 
 
-def measure(update: Update, codecs: Sequence[str], say: Callable[[str], None]) -> dict[str, Any]:
+def measure(update: ModelUpdate, codecs: Sequence[str], say: Callable[[str], None]) -> dict[str, Any]:
     """One case of the benchmark's JSON. ShoalError when a codec does not give back what it was given."""
     changed = update.changed
     rows: list[dict[str, Any]] = []
@@ -50,7 +50,7 @@ def measure(update: Update, codecs: Sequence[str], say: Callable[[str], None]) -
     return case
 
 
-def _ours(update: Update, anchor: bool) -> dict[str, Any]:
+def _ours(update: ModelUpdate, anchor: bool) -> dict[str, Any]:
     old, new, out = update.old, update.new, np.empty_like(update.new)
     cuts = list(segments(update))
 
@@ -93,12 +93,12 @@ def _on_gpu(old: np.ndarray, new: np.ndarray, cuts: Sequence[slice]) -> dict[str
     return {"extract_gbps_gpu": _rate(new, find)}
 
 
-def segments(update: Update) -> Iterator[slice]:
+def segments(update: ModelUpdate) -> Iterator[slice]:
     size = DEFAULT_SEGMENT // update.new.itemsize
     return (slice(start, min(start + size, update.values)) for start in range(0, update.values, size))
 
 
-def _rival(update: Update, name: str) -> dict[str, Any]:
+def _rival(update: ModelUpdate, name: str) -> dict[str, Any]:
     rival = RIVALS[name]
     payload = rival.encode(update)
     check(name, payload, update)

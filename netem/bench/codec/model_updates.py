@@ -25,7 +25,7 @@ TEMPERATURE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class ModelUpdate:
     """One version and the one before it."""
 
     name: str
@@ -52,7 +52,7 @@ def bits(tensors: Collection[torch.Tensor]) -> np.ndarray:
     return np.concatenate([t.detach().to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16).reshape(-1) for t in tensors])
 
 
-def minilm_updates(lr: float, steps: Collection[int], *, on_grid: bool = False, seed: int = 0) -> Iterator[Update]:
+def minilm_updates(lr: float, steps: Collection[int], *, on_grid: bool = False, seed: int = 0) -> Iterator[ModelUpdate]:
     """Those of `steps`, of the matrices of MiniLM's body (10.6 M values), AdamW with betas 0.9 and 0.999 and no decay.
 
     `on_grid`: the fp32 masters start on bf16 values, as from a bf16 checkpoint; else where they were trained to. UsageError
@@ -87,7 +87,7 @@ def minilm_updates(lr: float, steps: Collection[int], *, on_grid: bool = False, 
         optimizer.step()
         new = bits(body)
         if step in wanted:
-            yield Update(f"minilm-{start}-{lr:g}-{step}", f"MiniLM body, masters from {start}", lr, step, shapes, old, new)
+            yield ModelUpdate(f"minilm-{start}-{lr:g}-{step}", f"MiniLM body, masters from {start}", lr, step, shapes, old, new)
         old = new
 
 
@@ -109,7 +109,7 @@ def _texts() -> list[str]:
     return [p.strip() for text in topics.values() for p in text.split("\n\n") if len(p.strip()) > 80]
 
 
-def demo_updates(lr: float, steps: Collection[int], *, seed: int = 0) -> Iterator[Update]:
+def demo_updates(lr: float, steps: Collection[int], *, seed: int = 0) -> Iterator[ModelUpdate]:
     """Those of `steps` of the demo's model (0.45 M values), trained on solutions of its task with AdamW."""
     import tempfile
 
@@ -139,13 +139,13 @@ def demo_updates(lr: float, steps: Collection[int], *, seed: int = 0) -> Iterato
         optimizer.step()
         new = bits(parameters)
         if step in steps:
-            yield Update(f"demo-{lr:g}-{step}", "the demo's model", lr, step, shapes, old, new)
+            yield ModelUpdate(f"demo-{lr:g}-{step}", "the demo's model", lr, step, shapes, old, new)
         old = new
 
 
 def gaussian_update(
     name: str, shapes: Collection[tuple[int, ...]], share: float, *, sigma: float = 0.02, seed: int = 0
-) -> Update:
+) -> ModelUpdate:
     """bf16 weights from a normal distribution and an Adam-like step of one size for all, that changes about `share` of them:
     for speed at the shapes of large models, not for sizes."""
     draw = torch.Generator().manual_seed(seed)
@@ -160,10 +160,10 @@ def gaussian_update(
         low, high = (step, high) if found < share else (low, step)
     old = bits([masters])
     new = bits([masters.add_(signs, alpha=high)])
-    return Update(name, f"Gaussian weights, {count / 1e6:.0f} M values", None, 1, tuple(tuple(s) for s in shapes), old, new)
+    return ModelUpdate(name, f"Gaussian weights, {count / 1e6:.0f} M values", None, 1, tuple(tuple(s) for s in shapes), old, new)
 
 
-def pair_update(old_file: Path, new_file: Path) -> Iterator[Update]:
+def pair_update(old_file: Path, new_file: Path) -> Iterator[ModelUpdate]:
     """Two checkpoints' common tensors, an update for each dtype. UsageError when they cannot be compared."""
     from safetensors import SafetensorError, safe_open
 
@@ -185,4 +185,4 @@ def pair_update(old_file: Path, new_file: Path) -> Iterator[Update]:
     for dtype, found in pairs.items():
         shapes = tuple(shape for shape, _, _ in found)
         joined = [np.concatenate([entry[k] for entry in found]) for k in (1, 2)]
-        yield Update(f"{new_file.stem}-{dtype}", f"{new_file.name}, {dtype}", None, 1, shapes, joined[0], joined[1])
+        yield ModelUpdate(f"{new_file.stem}-{dtype}", f"{new_file.name}, {dtype}", None, 1, shapes, joined[0], joined[1])

@@ -15,21 +15,21 @@ from math import prod
 import numpy as np
 import zstandard
 
-from netem.bench.codec.model_updates import Update
+from netem.bench.codec.model_updates import ModelUpdate
 from p2p.errors import ShoalError
 
 
 @dataclass(frozen=True, slots=True)
-class Rival:
-    encode: Callable[[Update], bytes]
-    decode: Callable[[bytes, Update], np.ndarray]
+class OtherCodec:
+    encode: Callable[[ModelUpdate], bytes]
+    decode: Callable[[bytes, ModelUpdate], np.ndarray]
     """words of `new` from the payload; of the update only `old` and the shapes are looked at"""
 
 
 # --- PULSE -----------------------------------------------------------------------------------------------------------------
 
 
-def pulse_encode(update: Update) -> bytes:
+def pulse_encode(update: ModelUpdate) -> bytes:
     """Per tensor: changed places by row and column, row gaps in u8, column gaps within a row in u16 (i32 where that is too
     small), raw new values; all tensors in one zstd-1 frame behind a JSON header (grail's v3.1 form)."""
     parts, header = [], []
@@ -48,7 +48,7 @@ def pulse_encode(update: Update) -> bytes:
     return zstandard.ZstdCompressor(level=1).compress(len(text).to_bytes(4, "little") + text + b"".join(parts))
 
 
-def pulse_decode(payload: bytes, update: Update) -> np.ndarray:
+def pulse_decode(payload: bytes, update: ModelUpdate) -> np.ndarray:
     data = memoryview(zstandard.ZstdDecompressor().decompress(payload))
     at = 4 + int.from_bytes(data[:4], "little")
     header, out = json.loads(bytes(data[4:at])), update.old.copy()
@@ -74,7 +74,7 @@ def pulse_decode(payload: bytes, update: Update) -> np.ndarray:
 # --- XOR and LEB128 --------------------------------------------------------------------------------------------------------
 
 
-def xor_encode(update: Update) -> bytes:
+def xor_encode(update: ModelUpdate) -> bytes:
     """Changed places as u16 gaps (0xFFFF: that many unchanged words and no change), XOR of the words, zstd-1."""
     at = np.flatnonzero(update.old != update.new)
     gaps = np.diff(at, prepend=-1) - 1
@@ -85,7 +85,7 @@ def xor_encode(update: Update) -> bytes:
     return zstandard.ZstdCompressor(level=1).compress(body)
 
 
-def xor_decode(payload: bytes, update: Update) -> np.ndarray:
+def xor_decode(payload: bytes, update: ModelUpdate) -> np.ndarray:
     data = zstandard.ZstdDecompressor().decompress(payload)
     stream = np.frombuffer(data, np.uint16, int.from_bytes(data[:8], "little"), 8)
     ends = stream != 0xFFFF
@@ -95,7 +95,7 @@ def xor_decode(payload: bytes, update: Update) -> np.ndarray:
     return out
 
 
-def leb128_encode(update: Update) -> bytes:
+def leb128_encode(update: ModelUpdate) -> bytes:
     """Gaps as LEB128 (seven bits a byte, lowest first), raw new values; no entropy coding."""
     at = np.flatnonzero(update.old != update.new)
     gaps = np.diff(at, prepend=-1) - 1
@@ -109,7 +109,7 @@ def leb128_encode(update: Update) -> bytes:
     return len(out).to_bytes(8, "little") + out.tobytes() + update.new[at].tobytes()
 
 
-def leb128_decode(payload: bytes, update: Update) -> np.ndarray:
+def leb128_decode(payload: bytes, update: ModelUpdate) -> np.ndarray:
     size = int.from_bytes(payload[:8], "little")
     stream = np.frombuffer(payload, np.uint8, size, 8)
     last = stream < 128
@@ -127,19 +127,19 @@ def leb128_decode(payload: bytes, update: Update) -> np.ndarray:
 # --- the whole state -------------------------------------------------------------------------------------------------------
 
 
-def full_encode(update: Update) -> bytes:
+def full_encode(update: ModelUpdate) -> bytes:
     return update.new.tobytes()
 
 
-def full_decode(payload: bytes, update: Update) -> np.ndarray:
+def full_decode(payload: bytes, update: ModelUpdate) -> np.ndarray:
     return np.frombuffer(payload, update.old.dtype).copy()
 
 
-def zipnn_encode(update: Update) -> bytes:
+def zipnn_encode(update: ModelUpdate) -> bytes:
     return bytes(_zipnn().compress(bytearray(update.new.tobytes())))
 
 
-def zipnn_decode(payload: bytes, update: Update) -> np.ndarray:
+def zipnn_decode(payload: bytes, update: ModelUpdate) -> np.ndarray:
     return np.frombuffer(bytes(_zipnn().decompress(bytearray(payload))), update.old.dtype)
 
 
@@ -150,9 +150,9 @@ def _zipnn():  # type: ignore[no-untyped-def]
 
 
 RIVALS = {
-    "pulse": Rival(pulse_encode, pulse_decode), "xor": Rival(xor_encode, xor_decode),
-    "leb128": Rival(leb128_encode, leb128_decode), "full": Rival(full_encode, full_decode),
-    "zipnn": Rival(zipnn_encode, zipnn_decode),
+    "pulse": OtherCodec(pulse_encode, pulse_decode), "xor": OtherCodec(xor_encode, xor_decode),
+    "leb128": OtherCodec(leb128_encode, leb128_decode), "full": OtherCodec(full_encode, full_decode),
+    "zipnn": OtherCodec(zipnn_encode, zipnn_decode),
 }  # fmt: skip
 
 
@@ -163,7 +163,7 @@ def missing(name: str) -> str | None:
     return None
 
 
-def check(name: str, payload: bytes, update: Update) -> None:
+def check(name: str, payload: bytes, update: ModelUpdate) -> None:
     """ShoalError when a rival does not give back what it was given: then its size means nothing."""
     if not np.array_equal(RIVALS[name].decode(payload, update), update.new):
         raise ShoalError(f"{name} did not decode to what it encoded ({update.name})")

@@ -23,8 +23,8 @@ import trio
 
 from netem.bench.engine.load import Client, generate, rows, update
 from netem.bench.engine.models import CONTEXT, SHAPES, Model, make_model, prompts
-from netem.bench.engine.programs import Rival, open_rival
-from netem.bench.engine.real_swarm import Swarm, open_swarm
+from netem.bench.engine.programs import VllmProgram, open_rival
+from netem.bench.engine.real_swarm import BenchHead, open_swarm
 from node.engine.environment import missing, survey
 from node.engine.process import open_engine_process
 from p2p.errors import ShoalError, UsageError
@@ -226,14 +226,14 @@ class _Bench:
                 model, self.folder / f"{model.name}-run", b.engine, b.python, b.count, b.length, new, b.running, b.dtype,
             ))  # fmt: skip
             client = await self._engine(stack, model)
-            rows = [Row("process", client), Row("node", swarm)]
+            rows = [TokenMaker("process", client), TokenMaker("node", swarm)]
             if b.engine == "vllm":
                 for name, kind, processes in RIVALS:
                     log = self.folder / f"{name}.log"
                     rival = await stack.enter_async_context(open_rival(kind, self._rival(model, processes), b.python, log))
-                    rows.append(Row(name, rival))
+                    rows.append(TokenMaker(name, rival))
                     if kind == "offline":
-                        rows.append(Row(f"{name}_plain", rival, logprobs=False))
+                        rows.append(TokenMaker(f"{name}_plain", rival, logprobs=False))
             for turn in range(b.rounds + 1):
                 # Prompts of the node's turn are those of its numbers; the others get the same.
                 given = prompts(turn * b.count, b.count, b.length, model.vocabulary)
@@ -243,10 +243,10 @@ class _Bench:
                     match row.maker:
                         case Client():
                             answer = await generate(row.maker, given, new)
-                        case Swarm():
+                        case BenchHead():
                             answer = await row.maker.generate()
                             _extend(cpu, {name: [s / answer["seconds"]] for name, s in answer["cpu_s"].items()} if turn else {})
-                        case Rival():
+                        case VllmProgram():
                             answer = await row.maker.ask(**ask, logprobs=row.logprobs)
                     if answer["tokens"] != b.count * new:
                         raise ShoalError(f"{row.name} made {answer['tokens']} tokens of {b.count * new}")
@@ -261,11 +261,11 @@ class _Bench:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TokenMaker:
     """One way to make the tokens."""
 
     name: str
-    maker: Client | Swarm | Rival
+    maker: Client | BenchHead | VllmProgram
     logprobs: bool = True
 
 

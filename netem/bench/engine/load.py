@@ -22,7 +22,7 @@ SETTLE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class UpdateTimes:
     """Seconds, and bytes of the changed tensors in the state file."""
 
     pause_s: float
@@ -90,7 +90,7 @@ async def generate(client: Client, given: list[tuple[int, ...]], new: int) -> di
 
 async def update(
     client: Client, model: Model, names: tuple[str, ...], first: int, count: int, *, sequences: int, length: int, seed: int
-) -> tuple[list[Update], list[float]]:
+) -> tuple[list[UpdateTimes], list[float]]:
     """`count` updates of these tensors, to versions from `first` on, under so many sequences; and the times of ordinary steps."""
     engine = client.engine
     client.arrivals.clear()
@@ -113,12 +113,12 @@ async def update(
         near = arrivals[max(0, at - 1) :]
         gap = max(b - a for a, b in pairwise(near)) if len(near) > 1 else first_step
         out.append(
-            Update(result.pause_s, result.apply_s, answered - staged, staged - began, gap, first_step, model.touched(names))
+            UpdateTimes(result.pause_s, result.apply_s, answered - staged, staged - began, gap, first_step, model.touched(names))
         )
     await client.stop()
     return out, steps
 
 
-def rows(updates: list[Update]) -> dict[str, list[float]]:
+def rows(updates: list[UpdateTimes]) -> dict[str, list[float]]:
     """Column by column."""
     return {name: [asdict(u)[name] for u in updates] for name in asdict(updates[0])}

@@ -20,7 +20,7 @@ from p2p.errors import ShoalError
 PROGRAM = Path(__file__).with_name("vllm_alone.py")
 
 
-class Rival:
+class VllmProgram:
     """One of them. It gets no processor time but while it is asked: an idle engine of several processes may spin."""
 
     def __init__(self, kind: str, process: subprocess.Popen[str], log: Path) -> None:
@@ -46,7 +46,7 @@ class Rival:
 
 
 @asynccontextmanager
-async def open_rival(kind: str, settings: dict[str, Any], python: str, log: Path) -> AsyncIterator[Rival]:
+async def open_rival(kind: str, settings: dict[str, Any], python: str, log: Path) -> AsyncIterator[VllmProgram]:
     """Started and ready. `-P`: nothing that lies beside the program is importable, as it is another environment's."""
     with packages(python) as root, open(log, "wb") as out:  # noqa: ASYNC230
         process = subprocess.Popen(  # noqa: ASYNC220
@@ -54,7 +54,7 @@ async def open_rival(kind: str, settings: dict[str, Any], python: str, log: Path
             text=True, start_new_session=True, env={**os.environ, "PYTHONPATH": root},
         )  # fmt: skip
         try:
-            rival = Rival(kind, process, log)
+            rival = VllmProgram(kind, process, log)
             await rival.answer()
             yield rival
         finally:

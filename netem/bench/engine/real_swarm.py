@@ -52,7 +52,7 @@ class Numbered(Task):
         return Score(0.0, False)
 
 
-class Tokenizer:
+class RandomPrompts:
     """Makes random tokens of a prompt's number."""
 
     chat_template = None
@@ -67,7 +67,7 @@ class Tokenizer:
         return ""
 
 
-class Swarm:
+class BenchHead:
     """The head, and how long what it hands out takes."""
 
     def __init__(self, head: Head, process: subprocess.Popen[bytes], count: int) -> None:
@@ -138,7 +138,7 @@ async def _publish(head: Head, model: Model) -> None:
 @asynccontextmanager
 async def open_swarm(
     model: Model, folder: Path, engine: str, python: str, count: int, length: int, new: int, running: int, dtype: str
-) -> AsyncIterator[Swarm]:
+) -> AsyncIterator[BenchHead]:
     """A head and a node that serves the model; nothing is assigned yet."""
     from p2p.channel.libp2p import open_libp2p_network
 
@@ -150,7 +150,7 @@ async def open_swarm(
             head = Head(config, RUN, folder, identity, network, journal)
             head.rollouts = Rollouts(
                 RolloutSettings(STEPS, count, 1, 0, Sampling(new, ()), count), journal, Numbered(),
-                Tokenizer(length, model.vocabulary), model.vocabulary, epoch=head.epoch, send=head.send,
+                RandomPrompts(length, model.vocabulary), model.vocabulary, epoch=head.epoch, send=head.send,
                 nodes=head.node_views, report=head.report,
             )  # fmt: skip
             head.rollouts.stop_at(0)
@@ -166,7 +166,7 @@ async def open_swarm(
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=ENV, cwd=ROOT,
                 )  # fmt: skip
             try:
-                swarm = Swarm(head, process, count)
+                swarm = BenchHead(head, process, count)
                 await swarm.until(lambda: any(view.live for view in head.node_views()), "the node to serve")
                 yield swarm
             finally:

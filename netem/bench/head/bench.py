@@ -38,7 +38,7 @@ from learner.service import calm_gc
 from learner.tasks.registry import make_task
 from netem.bench.head.meter import Look, Meter, spread
 from netem.bench.head.simulated_nodes import STOP, VOCABULARY, Board, NodesSettings
-from netem.bench.head.twins import Tokenizer, Trainer
+from netem.bench.head.twins import FakeTokenizer, Trainer
 from p2p.errors import ShoalError, UsageError
 from p2p.identity import Identity
 from p2p.membership.admission import make_ticket
@@ -110,7 +110,7 @@ async def _run(bench: HeadBench, folder: Path, say: Callable[[str], None]) -> di
                 bench.staleness, GROUPS, SAMPLES, bench.seed, Sampling(int(16 * bench.length), (STOP,)), 4,
             )  # fmt: skip
             head.rollouts = Rollouts(
-                settings, journal, make_task("reverse"), Tokenizer(), VOCABULARY, epoch=head.epoch, send=head.send,
+                settings, journal, make_task("reverse"), FakeTokenizer(), VOCABULARY, epoch=head.epoch, send=head.send,
                 nodes=head.node_views, report=head.report,
             )  # fmt: skip
             meter = Meter(origin)

@@ -118,7 +118,7 @@ class Sequence_:
 
 
 @dataclass(eq=False)
-class Node:
+class SimulatedNode:
     """One node's sequences. Steps are `period` apart; all running sequences make one token a step."""
 
     index: int
@@ -143,7 +143,7 @@ class Node:
         return min(s.length - s.made for s in self.running.values())
 
 
-class Swarm:
+class SimulatedNodes:
     """All nodes, and one task that does what is due for any of them."""
 
     def __init__(self, settings: NodesSettings, board: Board, origin: float) -> None:
@@ -151,7 +151,7 @@ class Swarm:
         self._rng = random.Random(settings.seed)
         self._draw = np.random.default_rng(settings.seed)
         self._logprobs = -np.abs(self._draw.normal(0.5, 0.5, 1 << 16)).astype("<f4")
-        self.nodes: list[Node] = []
+        self.nodes: list[SimulatedNode] = []
         self._due: list[tuple[float, int]] = []
         self._made = self._sent = self._messages = 0
 
@@ -162,7 +162,7 @@ class Swarm:
         s = self.settings
         return s.sequences / s.rate
 
-    def take(self, node: Node, message: Assign) -> None:
+    def take(self, node: SimulatedNode, message: Assign) -> None:
         for request in message.requests:
             prefix = len(request.prefix_ids) // 4
             share = self._rng.uniform(1 - SPREAD, 1 + SPREAD)
@@ -177,12 +177,12 @@ class Swarm:
         self._fill(node)
         self._schedule(node)
 
-    def _fill(self, node: Node) -> None:
+    def _fill(self, node: SimulatedNode) -> None:
         while node.waiting and len(node.running) < node.capacity:
             s = node.waiting.popleft()
             node.running[s.request_id] = s
 
-    def _schedule(self, node: Node) -> None:
+    def _schedule(self, node: SimulatedNode) -> None:
         """When this node next has something to send: its flush, or its next end."""
         if not node.running:
             return
@@ -196,7 +196,7 @@ class Swarm:
             node.scheduled = at
             heapq.heappush(self._due, (at, node.index))
 
-    def _advance(self, node: Node, now: float) -> None:
+    def _advance(self, node: SimulatedNode, now: float) -> None:
         """Every step up to `now`, and the message that is due."""
         period = self.period
         while node.running and now - node.stepped >= period - SLACK_S:
@@ -214,7 +214,7 @@ class Swarm:
         if now >= node.flush_at - SLACK_S or longest >= self.settings.flush_tokens:
             self._flush(node, period)
 
-    def _flush(self, node: Node, period: float) -> None:
+    def _flush(self, node: SimulatedNode, period: float) -> None:
         """Everything that was made and not sent, in one message."""
         runs = []
         for s in list(node.running.values()):
@@ -240,7 +240,7 @@ class Swarm:
         if runs:
             self._post(node, Tokens(tuple(runs)))
 
-    def _post(self, node: Node, message: object) -> None:
+    def _post(self, node: SimulatedNode, message: object) -> None:
         self._messages += 1
         data = encode(message)
         if node.closed:
@@ -292,7 +292,7 @@ class Swarm:
                 except ChannelClosed as closed:
                     node.closed = str(closed)
 
-    async def hear(self, node: Node) -> None:
+    async def hear(self, node: SimulatedNode) -> None:
         """Requests. Whatever else the head says is not for this twin, and is not even decoded."""
         try:
             while True:
@@ -310,13 +310,13 @@ class Swarm:
         except ChannelClosed as closed:
             node.closed = str(closed)
 
-    def _forget(self, node: Node, request_ids: Sequence[str]) -> None:
+    def _forget(self, node: SimulatedNode, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
             node.running.pop(request_id, None)
         node.waiting = deque(s for s in node.waiting if s.request_id not in request_ids)
         self._fill(node)
 
-    async def report(self, node: Node) -> None:
+    async def report(self, node: SimulatedNode) -> None:
         """Status once a second, ready when all have joined; a published version is in place soon after it is on the board."""
         await trio.sleep(node.phase)
         board, wanted, at = self.board, NO_VERSION, 0.0
@@ -341,7 +341,7 @@ class Swarm:
         async with open_libp2p_network(identity, []) as network:
             async with gate:
                 control, bulk = await self._link(network, ticket, index)
-            node = Node(index, self.settings.sequences, control, self._rng.uniform(0.0, 1.0))
+            node = SimulatedNode(index, self.settings.sequences, control, self._rng.uniform(0.0, 1.0))
             self.nodes[index] = node
             self.board["joined"] = self.board["joined"] + 1
             async with trio.open_nursery() as nursery:
@@ -388,7 +388,7 @@ def main(argv: list[str]) -> int:
     values = json.loads(argv[0])
     origin = values.pop("origin")
     settings = NodesSettings(**values)
-    trio.run(Swarm(settings, Board(Path(settings.board)), origin).run)
+    trio.run(SimulatedNodes(settings, Board(Path(settings.board)), origin).run)
     return 0
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from learner.client.messages import Begin, Commit, NextBatch, SealVersion, SegmentDone
+from learner.client.messages import Begin, CommitStep, NextBatch, SealVersion, SegmentDone
 from learner.head.head import Head
 from netem.bench.head.simulated_nodes import Board, digest_path
 from p2p.layout import Layout
@@ -18,7 +18,7 @@ from p2p.weights.state import FlatState
 LAYOUT = Layout.build([("weights", "bfloat16", (256, 128))])
 
 
-class Tokenizer:
+class FakeTokenizer:
     """Stands in for a model's: prompts are 64 tokens, completions no text."""
 
     chat_template = None
@@ -47,7 +47,7 @@ class Trainer:
                 seen += len(groups)
             await self._head.desk.on_next(NextBatch(step, seen))
             step += 1
-            await self._head.desk.on_commit(Commit(step, ""))
+            await self._head.desk.on_commit(CommitStep(step, ""))
             await self.publish(step)
 
     async def publish(self, step: int) -> None:

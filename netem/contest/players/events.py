@@ -116,27 +116,28 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class AskAccount:
     __pydantic_config__ = _STRICT
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TurnRogue:
     __pydantic_config__ = _STRICT
 
     to: Literal["corrupt", "withhold"]
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class EndPlayer:
     __pydantic_config__ = _STRICT
 
 
-Command = Links | Prepare | Expect | Publish | Account | Turn | Stop
+Command = Links | Prepare | Expect | Publish | AskAccount | TurnRogue | EndPlayer
 _KINDS: dict[str, type[Command]] = {
-    "links": Links, "prepare": Prepare, "expect": Expect, "publish": Publish, "account": Account, "turn": Turn, "stop": Stop,
+    "links": Links, "prepare": Prepare, "expect": Expect, "publish": Publish, "account": AskAccount, "turn": TurnRogue,
+    "stop": EndPlayer,
 }  # fmt: skip
 _OWN = ("round", "digest", "bytes")
 
@@ -163,7 +164,7 @@ def command_line(command: Command) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class RoundTraffic:
     """Bytes of payload in one round, so far."""
 
     sent: int
@@ -193,7 +194,7 @@ class Player:
         """Node: the digest of this round's payload when it is whole and was checked, once a round; otherwise None."""
         raise NotImplementedError
 
-    def traffic(self) -> Traffic:
+    def traffic(self) -> RoundTraffic:
         """Of the latest round."""
         raise NotImplementedError
 
@@ -242,7 +243,7 @@ class _Server:
                 *lines, pending = (pending + got).split(b"\n")
                 commands = [parse_command(line) for line in lines]
                 for command in commands:
-                    if isinstance(command, Stop):
+                    if isinstance(command, EndPlayer):
                         return
                     self._obey(command)
                 if not got:
@@ -271,11 +272,11 @@ class _Server:
                 at = time.monotonic()
                 self._player.publish(command.round)
                 self._emit("published", round=command.round, at=at)
-            case Account():
+            case AskAccount():
                 self._check(command.round)
                 traffic = asdict(self._player.traffic())
                 self._emit("account", round=command.round, cpu_s=_cpu_s() - self._cpu, **traffic)
-            case Turn():
+            case TurnRogue():
                 raise UsageError("this player cannot be turned against the others")
 
     def _begin(self, number: int) -> None:

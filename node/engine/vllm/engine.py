@@ -22,12 +22,12 @@ import torch
 
 from node.engine.flat_model import MappedState, check_layout
 from node.engine.port import CommitResult, EngineBroken, EngineCore, EngineStats, StateFile
-from node.engine.rate import Rate
+from node.engine.rate import TokenRate
 from node.engine.requests import check_request, check_tokens, completion_limit, finish_before_start
-from node.engine.rows import Row, pinned_elsewhere
+from node.engine.rows import EngineRow, pinned_elsewhere
 from node.engine.settings import VllmSettings
 from node.engine.vllm import compat as vllm_compat
-from node.engine.vllm.model import Plan, plan_model
+from node.engine.vllm.model import LoadPlan, plan_model
 from p2p.errors import Refusal
 from p2p.protocol.rollout import Generate, TokenEvent
 from p2p.version import Version
@@ -43,22 +43,22 @@ class VllmCore(EngineCore):
         self.settings = settings or VllmSettings()
         self._clock = clock
         self._engine: Any = None
-        self._plan: Plan | None = None
+        self._plan: LoadPlan | None = None
         self._wanted: dict[str, torch.Tensor] = {}
         """the model's tensors by the state's names: shapes and dtypes only"""
         self._version = Version(0, 0)
         self._staged: tuple[StateFile, tuple[str, ...]] | None = None
-        self._held: dict[str, Row] = {}
+        self._held: dict[str, EngineRow] = {}
         self._keys: dict[str, str] = {}
         """held request -> its name inside vLLM, a new one each time: a late word about an aborted one finds nobody"""
-        self._rows: dict[str, tuple[Row, str]] = {}
+        self._rows: dict[str, tuple[EngineRow, str]] = {}
         """name inside vLLM -> row, and what its draws are asked for by"""
         self._instant: dict[str, str] = {}
         """held requests that need no token -> their finish"""
         self._ended: list[TokenEvent] = []
         """events that something else than a step made: the next step returns them"""
         self._last_key = 0
-        self._rate = Rate()
+        self._rate = TokenRate()
         self._last_step: float | None = None
 
     # --- loading -----------------------------------------------------------------------------------------------------
@@ -125,14 +125,14 @@ class VllmCore(EngineCore):
         check_request(
             request, serving=self._version, vocab_size=self._plan.vocab, max_context=self._max_context, in_use=self._held
         )
-        row = Row(request)
+        row = EngineRow(request)
         if finish := finish_before_start(request, self._max_context):
             self._instant[request.request_id] = finish
         else:
             self._enter(row)
         self._held[request.request_id] = row
 
-    def _enter(self, row: Row) -> None:
+    def _enter(self, row: EngineRow) -> None:
         """Hand a row to vLLM, to go on from what it has."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -182,7 +182,7 @@ class VllmCore(EngineCore):
         self._rate.add(now, sum(len(event.ids) for event in events[made:]))
         return ended
 
-    def _event(self, row: Row, key: str, output: Any, drawn: dict[str, tuple[int, np.ndarray]]) -> TokenEvent:
+    def _event(self, row: EngineRow, key: str, output: Any, drawn: dict[str, tuple[int, np.ndarray]]) -> TokenEvent:
         made, version = output.new_token_ids, self._version
         finish = "" if output.finish_reason is None else str(output.finish_reason)
         if finish not in ("", "stop", "length"):
@@ -203,7 +203,7 @@ class VllmCore(EngineCore):
         self._forget(row)
         return TokenEvent(row.request.request_id, start, (token,), logprob, version, finish, "", row.first, version)
 
-    def _forget(self, row: Row) -> None:
+    def _forget(self, row: EngineRow) -> None:
         del self._held[row.request.request_id]
         del self._rows[self._keys.pop(row.request.request_id)]
 
@@ -213,7 +213,7 @@ class VllmCore(EngineCore):
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
         self._take(request_ids)
 
-    def _take(self, request_ids: Sequence[str] | None) -> list[Row]:
+    def _take(self, request_ids: Sequence[str] | None) -> list[EngineRow]:
         names = list(self._held) if request_ids is None else [n for n in dict.fromkeys(request_ids) if n in self._held]
         keys = [self._keys[n] for n in names if n in self._keys]
         if keys:

@@ -23,7 +23,7 @@ KV_BLOCK = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     """Two loads with equal plans can use one engine."""
 
     model_dir: Path
@@ -38,7 +38,7 @@ class Plan:
     """None: vLLM decides"""
 
 
-def plan_model(model_dir: Path, state: StateFile, settings: VllmSettings, *, on_cpu: bool) -> Plan:
+def plan_model(model_dir: Path, state: StateFile, settings: VllmSettings, *, on_cpu: bool) -> LoadPlan:
     """Refusal when the folder's configuration is unreadable, or of a model that cannot generate."""
     try:
         config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
@@ -56,7 +56,7 @@ def plan_model(model_dir: Path, state: StateFile, settings: VllmSettings, *, on_
     context = context_length(config, settings.max_context)
     dtype = compute_dtype(state, settings, on_cpu=on_cpu)
     kv_bytes = settings.kv_bytes or (cpu_kv_bytes(config, dtype, context, settings.max_running) if on_cpu else None)
-    return Plan(model_dir, text, architectures, dtype, context, int(config.get_text_config().vocab_size), kv_bytes)
+    return LoadPlan(model_dir, text, architectures, dtype, context, int(config.get_text_config().vocab_size), kv_bytes)
 
 
 def compute_dtype(state: StateFile, settings: VllmSettings, *, on_cpu: bool) -> str:

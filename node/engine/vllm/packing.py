@@ -48,7 +48,7 @@ def keep_linears_whole() -> None:
     utils.dispatch_cpu_unquantized_gemm = pack_and_keep
 
 
-class Ahead:
+class AheadPacking:
     """Packed copies of what layers whose weights lie in `storages` (by address) will hold: made now for small ones.
 
     `write(weight, values)` puts into `values`, which has what `weight` has now, what the weight will hold.

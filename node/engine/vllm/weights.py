@@ -69,7 +69,7 @@ class Copies:
                 self._targets.append(route.target)
                 self._parts.append(route.part(tensor))
         storages = {target.untyped_storage().data_ptr() for target in self._targets}
-        self._packed = vllm_packing.Ahead(storages, self._write) if vllm_compat.on_cpu() else None
+        self._packed = vllm_packing.AheadPacking(storages, self._write) if vllm_compat.on_cpu() else None
 
     def run(self) -> None:
         copy_all(self._targets, self._parts)

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from p2p.broadcast.chunkset import ChunkSet, bits_of
-from p2p.broadcast.peer_groups import EVERYWHERE, Places, duty_of, groups_of
+from p2p.broadcast.peer_groups import EVERYWHERE, PeerPlaces, duty_of, groups_of
 from p2p.broadcast.policies.port import Policy, Push
 from p2p.broadcast.policies.seeding import FIRST_WINDOW, HELP_AFTER_S, OVERDUE_S, Seeding, _Distributor
-from p2p.broadcast.policies.takeover import Helping, Pace
+from p2p.broadcast.policies.takeover import SwarmPace, TakeOvers
 
 if TYPE_CHECKING:
     from p2p.broadcast.session import Session
@@ -83,7 +83,7 @@ class _View:
 
 
 class _Seeding(Seeding):
-    """With what `Helping` has to know of it. Takes nothing over from a lane: some groups have it from there already."""
+    """With what `TakeOvers` has to know of it. Takes nothing over from a lane: some groups have it from there already."""
 
     def __init__(self, view: _View) -> None:
         super().__init__(cast("Session", view))
@@ -119,7 +119,7 @@ class Lanes(Policy):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         assert session.places is not None
-        self._places: Places = session.places
+        self._places: PeerPlaces = session.places
         """as they were when the session began: a peer stays in its lane"""
         self._lanes: dict[str, _Lane] = {}
         self._lane_of: dict[str, _Lane] = {}
@@ -132,7 +132,7 @@ class Lanes(Policy):
         self._own_at: dict[int, float] = {}
         self._entered: dict[str, list[tuple[int, int]]] = {}
         """peer -> chunks and duties that the source handed it itself"""
-        self._helping = Helping(session)
+        self._helping = TakeOvers(session)
         self._relieved: list[tuple[str, int]] = []
 
     # --- facts -------------------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ class Lanes(Policy):
         """Hand a whole group the chunk that somebody in it comes to last."""
         if not self._seeding.all_handed_out(now):
             return
-        pace = Pace(self._seeding.through(), self._seeding.transit_s())
+        pace = SwarmPace(self._seeding.through(), self._seeding.transit_s())
         found = self._helping.next(self._seeding.out(), pace, self.session.places or self._places, now)
         if found is not None:
             self._relieved.append((found.holder, found.chunk))

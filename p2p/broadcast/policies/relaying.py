@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from p2p.broadcast.peer_groups import duty_of, groups_of
 from p2p.broadcast.policies.port import Policy, Push
-from p2p.broadcast.policies.tree import Spanning
+from p2p.broadcast.policies.tree import SpanningTree
 
 if TYPE_CHECKING:
     from p2p.broadcast.session import Session
@@ -86,7 +86,7 @@ class Relaying(Policy):
         super().__init__(session)
         self._duty: list[int] = []
         self._queues = Queues(session)
-        self._spanning = Spanning(session)
+        self._spanning = SpanningTree(session)
         self._done: dict[int, int] = {}
         """chunk -> groups that this peer took on, as a duty"""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from p2p.broadcast.peer_groups import Places
+from p2p.broadcast.peer_groups import PeerPlaces
 from p2p.broadcast.policies.seeding import TAKE_OVER_S
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class SwarmPace:
     """How fast the whole swarm is, as far as the source can tell."""
 
     through: float
@@ -34,7 +34,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Help:
+class TakeOver:
     holder: str
     """is to leave the chunk to the source"""
     chunk: int
@@ -42,15 +42,15 @@ class Help:
     """the others of its group"""
 
 
-class Helping:
+class TakeOvers:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._helped: dict[int, int] = {}
         """group -> chunks that it has or gets from the source, in one bit each"""
         self._look_at = float("-inf")
-        self._known: tuple[Places | None, list[list[str]]] = (None, [])
+        self._known: tuple[PeerPlaces | None, list[list[str]]] = (None, [])
 
-    def next(self, out: int, pace: Pace, places: Places, now: float) -> Help | None:
+    def next(self, out: int, pace: SwarmPace, places: PeerPlaces, now: float) -> TakeOver | None:
         """What to take over next, of the chunks `out` (one bit each); None for nothing.
 
         Each chunk costs each group one relaying, which its members share: so one of them does `through` / members of them a
@@ -81,9 +81,9 @@ class Helping:
         group, holder, chunk = chosen
         self._helped[group] = self._helped.get(group, 0) | 1 << chunk
         lacking = [p for p in self._members(places)[group] if p != holder and session.lacks(p, chunk)]
-        return Help(holder, chunk, tuple(lacking))
+        return TakeOver(holder, chunk, tuple(lacking))
 
-    def _members(self, places: Places) -> list[list[str]]:
+    def _members(self, places: PeerPlaces) -> list[list[str]]:
         """The peers of each group."""
         if places is not self._known[0]:
             by_group: list[list[str]] = [[] for _ in places.sites]

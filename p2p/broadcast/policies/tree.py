@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from p2p.broadcast.peer_groups import Places, duty_of
+from p2p.broadcast.peer_groups import PeerPlaces, duty_of
 
 if TYPE_CHECKING:
     from p2p.broadcast.session import Session
@@ -26,16 +26,16 @@ RECENT_S = 2.0
 """What a peer was handed so shortly before it left is handed to another: it may not have brought it on."""
 
 
-class Spanning:
+class SpanningTree:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._queues: dict[str, deque[Errand]] = {}
         self._given: deque[tuple[float, str, Errand]] = deque()
         self._strays: list[Errand] = []
         """for groups in which nobody is known, until we are told of somebody"""
-        self._known: tuple[Places | None, dict[int, list[str]]] = (None, {})
+        self._known: tuple[PeerPlaces | None, dict[int, list[str]]] = (None, {})
 
-    def bring(self, chunk: int, groups: Sequence[int], places: Places) -> None:
+    def bring(self, chunk: int, groups: Sequence[int], places: PeerPlaces) -> None:
         """This peer is to see to it that `groups` get `chunk`, its own aside."""
         sites: dict[int, list[int]] = {}
         for group in groups:
@@ -47,7 +47,7 @@ class Spanning:
         self._bring(chunk, [sites[s] for s in sorted(sites, key=lambda s: (s <= mine, s))], places)
         self._bring(chunk, [[group] for group in own], places)
 
-    def _bring(self, chunk: int, units: list[list[int]], places: Places) -> None:
+    def _bring(self, chunk: int, units: list[list[int]], places: PeerPlaces) -> None:
         """`units`: groups that get one copy from here."""
         # Whoever stands in for our lane would bring the chunk on in its own, which has enough to relay: so it gets it as a leaf,
         # from one of ours each.
@@ -61,7 +61,7 @@ class Spanning:
         for peer, groups in errands:
             self._queues.setdefault(peer, deque()).append((chunk, tuple(groups)))
 
-    def _split(self, chunk: int, rest: list[list[int]], places: Places) -> list[tuple[str, list[int]]]:
+    def _split(self, chunk: int, rest: list[list[int]], places: PeerPlaces) -> list[tuple[str, list[int]]]:
         """A binomial tree over `rest`: whom to hand the chunk, and the groups that each brings it to."""
         errands: list[tuple[str, list[int]]] = []
         strays: list[int] = []
@@ -93,7 +93,7 @@ class Spanning:
         able = [p for p in peers if session.lacks(p, chunk)]
         return min(able, key=lambda p: (p in session.lagging, len(queues.get(p, ()))), default=None)
 
-    def _linked(self, places: Places) -> dict[int, list[str]]:
+    def _linked(self, places: PeerPlaces) -> dict[int, list[str]]:
         """The peers that we are linked to, by group."""
         if places is not self._known[0]:
             by_group: dict[int, list[str]] = {}
@@ -103,14 +103,14 @@ class Spanning:
             self._known = places, by_group
         return self._known[1]
 
-    def left(self, peer: str, now: float, places: Places) -> None:
+    def left(self, peer: str, now: float, places: PeerPlaces) -> None:
         """What waits for `peer`, and what it may not have brought on, goes another way."""
         again = list(self._queues.pop(peer, ()))
         again += [errand for at, to, errand in self._given if to == peer and now - at <= RECENT_S]
         for chunk, groups in again:
             self.bring(chunk, groups, places)
 
-    def next(self, ready: Sequence[str], now: float, places: Places) -> tuple[str, int, int] | None:
+    def next(self, ready: Sequence[str], now: float, places: PeerPlaces) -> tuple[str, int, int] | None:
         """Peer, chunk and duty: the errand that goes to most groups, of those that can leave now."""
         if self._strays and places is not self._known[0]:
             strays, self._strays = self._strays, []

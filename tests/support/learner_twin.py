@@ -29,7 +29,7 @@ from learner.rollouts.outcomes import Sampling
 from learner.tasks.port import Prompt, Score, Task
 from learner.trainer.packing import check_group
 from learner.trajectory import Group
-from p2p.protocol.messages import Abort, Assign, Request, TokenRun, Tokens
+from p2p.protocol.messages import Abort, Assign, GenerateRequest, TokenRun, Tokens
 from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version
 
@@ -194,7 +194,7 @@ class NodeTwin:
     name: str
     version: Version = field(default_factory=lambda: Version(0, 0))
     up: bool = False
-    requests: dict[str, tuple[Request, list[int], int]] = field(default_factory=dict)
+    requests: dict[str, tuple[GenerateRequest, list[int], int]] = field(default_factory=dict)
     """request id -> (request, completion so far, epoch that gave it)"""
     wire: list[tuple[Tokens, int]] = field(default_factory=list)
     """(message, epoch that gave the request)"""

@@ -11,7 +11,7 @@ from p2p.limits import PROTOCOL_VERSION
 from p2p.membership.admission import Membership, sign_membership
 from p2p.protocol.messages import Hello, Welcome
 from p2p.protocol.wire import decode, encode
-from tests.swarm.harness import RUN, WALL, Swarm
+from tests.support.harness import RUN, WALL, Swarm
 
 
 def membership(swarm: Swarm, peer: str, *, epoch: int = 1, run: str = RUN, lifetime: float = 1e6) -> bytes:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from node.engine.child import make_core
-from node.engine.pipe import Call, Decoder, Events, Failed, Message, Refused, Reply, encode
+from node.engine.pipe import Call, CallRefused, Decoder, Events, Failed, Message, Reply, encode
 from node.engine.port import CommitResult, EngineCore, EngineStats, StateFile
 from p2p.errors import Refusal
 from p2p.protocol.rollout import Generate, TokenEvent
@@ -53,7 +53,7 @@ class CoreProcess(EngineCore):
                         events += batch
                     case Reply(_, value):
                         return events if method in ("step", "interrupt") else value
-                    case Refused(_, refusal):
+                    case CallRefused(_, refusal):
                         raise refusal
                     case Failed(_, text):
                         raise RuntimeError(text)
@@ -148,7 +148,7 @@ def serve(sock: socket.socket) -> None:
                 return [Reply(call.id, None)]
             value = getattr(core, call.method)(*call.args)
         except Refusal as refusal:
-            return [Refused(call.id, refusal)]
+            return [CallRefused(call.id, refusal)]
         except Exception as error:
             traceback.print_exc()
             return [Failed(call.id, f"{type(error).__name__}: {error}")]

@@ -20,7 +20,7 @@ from p2p.errors import Refusal
 from p2p.layout import Layout
 from p2p.protocol.rollout import BEHIND, PAST, Completion, Generate, Span
 from p2p.version import Version
-from tests.conformance.engine_world import (
+from tests.support.engine_world import (
     CONTEXT,
     V0,
     V1,

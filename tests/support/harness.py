@@ -35,14 +35,14 @@ from p2p.membership.peering import Link, Peering
 from p2p.protocol.messages import (
     Assign,
     Bye,
+    GenerateRequest,
     GetCatalog,
     GetParts,
     Installed,
-    Member,
     NodeStatus,
     Rejected,
     Report,
-    Request,
+    RosterEntry,
     Tokens,
 )
 from p2p.protocol.rollout import Completion, Generate
@@ -119,7 +119,7 @@ class HeadUnderTest:
         self.rejected: list[Rejected] = []
         self.byes: list[tuple[str, Bye]] = []
         self.completions: dict[str, Completion] = {}
-        self.extra_members: list[Member] = []
+        self.extra_members: list[RosterEntry] = []
         self.changed = trio.Event()
 
     async def run(self, *, task_status=trio.TASK_STATUS_IGNORED) -> None:
@@ -219,7 +219,7 @@ class HeadUnderTest:
         prefix: tuple[int, ...] = (), finish_s: float = 0.0,
     ) -> None:  # fmt: skip
         request = Generate(name, (1, 2, 3), tokens, (), 7, min_version, prefix_ids=prefix, exact_version=exact)
-        self.links[peer].post(Assign((Request.of(request),), finish_s))
+        self.links[peer].post(Assign((GenerateRequest.of(request),), finish_s))
 
     async def until(self, ready: Callable[[], bool], seconds: float = 60.0) -> None:
         """Wait, in virtual time, for what the messages bring."""

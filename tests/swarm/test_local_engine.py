@@ -1,4 +1,4 @@
-"""The learner's own engine, on a mock clock: a real head, and nodes that speak its protocol."""
+"""The learner's local engine, on a mock clock: a real head, and nodes that speak its protocol."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import trio
 
-from learner.client.messages import Commit
+from learner.client.messages import CommitStep
 from learner.trajectory import Group
 from p2p.identity import Identity
 from p2p.protocol.messages import Roster, Terms
@@ -16,30 +16,30 @@ from p2p.version import Version
 from tests.swarm.test_activation import hand_back, orders, slow
 from tests.swarm.test_head import Bench, Node, check_books, good, open_head, publish
 
-OWN = Identity.from_seed(b"\x77" * 32)
+LOCAL_ENGINE = Identity.from_seed(b"\x77" * 32)
 
 
 @asynccontextmanager
 async def open_with_own(run_dir: Path) -> AsyncIterator[Bench]:
-    async with open_head(run_dir, own=OWN.peer_id, seeding={"floor_s": 0.5}) as bench:
+    async with open_head(run_dir, own=LOCAL_ENGINE.peer_id, local_engine={"floor_s": 0.5}) as bench:
         yield bench
 
 
 async def test_alone_it_makes_whole_steps_and_leaves_the_device_to_the_trainer(tmp_path, autojump_clock) -> None:
     async with open_with_own(tmp_path / "run") as bench:
-        own = await bench.join(good, who=OWN)
+        own = await bench.join(good, who=LOCAL_ENGINE)
         for step in range(3):
             groups = await bench.batch(step, 60)
             assert len(groups) == 2 and {t.node for g in groups for t in g.trajectories} == {own.peer}
-            assert not bench.head.own.generates and not bench.head.rollouts.collector.load(own.peer)
+            assert not bench.head.local_engine.generates and not bench.head.rollouts.collector.load(own.peer)
             asked = len(own.requests)
             await trio.sleep(20)  # the trainer trains
             assert len(own.requests) == asked and orders(own)[-1] == ("warm", "the trainer's turn")
-            await bench.head.desk.on_commit(Commit(step + 1, ""))
+            await bench.head.desk.on_commit(CommitStep(step + 1, ""))
             await publish(bench.head, step + 1)
             own.version = Version(1, step + 1)
         status = bench.head.status()
-        assert status["seeding"]["there"] and status["nodes"][0]["activity"] == "warm"
+        assert status["local_engine"]["there"] and status["nodes"][0]["activity"] == "warm"
         assert status["pool"]["nodes"] == 0  # what it makes is no capacity to count on
         check_books(bench.head)
 
@@ -60,18 +60,18 @@ async def with_help(bench: Bench, own: Node) -> tuple[list[Group], Node]:
 
 async def test_what_it_has_not_ended_goes_on_elsewhere(tmp_path, autojump_clock) -> None:
     async with open_with_own(tmp_path / "run") as bench:
-        own = await bench.join(slow, who=OWN)
+        own = await bench.join(slow, who=LOCAL_ENGINE)
         bench.nursery.start_soon(hand_back, own)
         began = trio.current_time()
         groups, other = await with_help(bench, own)
         assert {t.node for g in groups for t in g.trajectories} == {other.peer} and trio.current_time() - began < 5
-        assert not bench.head.reports and not bench.head.own.generates
+        assert not bench.head.reports and not bench.head.local_engine.generates
         check_books(bench.head)
 
 
 async def test_nobody_else_hears_of_it_and_it_pays_nothing(tmp_path, autojump_clock) -> None:
     async with open_with_own(tmp_path / "run") as bench:
-        own = await bench.join(good, who=OWN)
+        own = await bench.join(good, who=LOCAL_ENGINE)
         other = await bench.join(good)
         await own.say(Terms(50.0))  # the learner's machine has its price in the config
         await trio.sleep(2)
@@ -84,7 +84,7 @@ async def test_nobody_else_hears_of_it_and_it_pays_nothing(tmp_path, autojump_cl
 
 async def test_one_that_does_not_hand_over_loses_its_work_to_others(tmp_path, autojump_clock) -> None:
     async with open_with_own(tmp_path / "run") as bench:
-        own = await bench.join(slow, who=OWN)
+        own = await bench.join(slow, who=LOCAL_ENGINE)
         groups, other = await with_help(bench, own)
         assert {t.node for g in groups for t in g.trajectories} == {other.peer}
         assert any(own.peer in text and "no token from this node" in text for text in bench.head.reports)

@@ -18,9 +18,9 @@ from tests.e2e.test_run import check_books, metrics, steps_done
 pytestmark = pytest.mark.e2e
 
 
-def write_config(tmp_path: Path, model: Path, steps: int, **seeding: object) -> Path:
+def write_config(tmp_path: Path, model: Path, steps: int, **local_engine: object) -> Path:
     settings = RECIPES["reverse"].config(tmp_path / "run", model, steps, 0)
-    settings["seeding"] = {"engine": "transformers", "capacity": 96, "floor_s": 0.1, **seeding}
+    settings["local_engine"] = {"engine": "transformers", "capacity": 96, "floor_s": 0.1, **local_engine}
     path = tmp_path / "learner.toml"
     path.write_text(dump_toml(build_config(settings, "test").model_dump()))
     return path
@@ -31,7 +31,7 @@ def test_it_trains_alone_through_a_kill_until_others_come(shoal: Verbs, tmp_path
     learner = shoal.start("learner", "learner", str(write_config(tmp_path, demo_model, 30)), "--json")
     wait_for("steps made alone", lambda: steps_done(run_dir) >= 4, 120)
     [own] = [n for n in fetch_status(run_dir)["nodes"] if n["alive"]]
-    assert own["name"] == "own-engine" and own["tokens"] > 0
+    assert own["name"] == "local-engine" and own["tokens"] > 0
     os.kill(own["pid"], signal.SIGKILL)
     at = steps_done(run_dir)
     wait_for("steps after the kill", lambda: steps_done(run_dir) >= at + 4, 120)
@@ -44,10 +44,10 @@ def test_it_trains_alone_through_a_kill_until_others_come(shoal: Verbs, tmp_path
     assert summary["trajectories"]["consumed"] == 30 * 16 * 16 and summary["trajectories"]["aborted"] == {}
     assert summary["max_staleness_seen"] <= 2
     tokens = {n["name"]: n["tokens"] for n in summary["nodes"] if n["alive"]}
-    assert tokens["helper"] > 0 and tokens["own-engine"] > 0
+    assert tokens["helper"] > 0 and tokens["local-engine"] > 0
     lines = metrics(run_dir)
-    assert lines[5]["seeding/seconds"] > 0
-    # What the own engine gets does not leave the machine.
+    assert lines[5]["local_engine/seconds"] > 0
+    # What the local engine gets does not leave the machine.
     assert summary["learner_egress_bytes"] < summary["versions_published"] * summary["anchor_bytes"]
     assert {n["name"] for n in summary["nodes"] if n["bytes_from_peers"]} == set()
 
@@ -55,4 +55,4 @@ def test_it_trains_alone_through_a_kill_until_others_come(shoal: Verbs, tmp_path
 def test_one_that_cannot_run_is_said_at_once(shoal: Verbs, tmp_path: Path, demo_model: Path) -> None:
     learner = shoal.start("learner", "learner", str(write_config(tmp_path, demo_model, 3, engine_set={"rows": 4})), "--json")
     assert learner.wait(timeout=60) == 2
-    assert "the learner's own engine cannot run" in shoal.said("learner") and "--engine-set" in shoal.said("learner")
+    assert "the learner's local engine cannot run" in shoal.said("learner") and "--engine-set" in shoal.said("learner")

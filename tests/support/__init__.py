@@ -1,0 +1,1 @@
+"""Twins, harnesses and conformance suites that tests share. No test is here."""
