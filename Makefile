@@ -12,7 +12,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 ARGS ?=
 PYTEST_ARGS ?=
 
-.PHONY: demo demo-sparse test test-vllm lint types setup clean check-build
+.PHONY: demo demo-sparse test test-vllm lint types layout setup clean check-build
 
 demo: $(STAMP)
 	@$(BIN)/shoal demo $(ARGS)
@@ -31,6 +31,10 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	$(BIN)/mypy
+
+# What breaks the layout rules: circles, arrows up, names twice, long modules, constants without a sentence.
+layout: $(STAMP)
+	@$(BIN)/python -m tests.support.layout
 
 setup: $(STAMP)
 
