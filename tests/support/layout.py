@@ -2,7 +2,7 @@
 
 The rules: no circle of imports, in any of the four packages or across them; no arrow up, which is: for each folder, the graph
 whose vertices are its direct children (files and folders) has no cycle; no public class name twice; no module above MAX_LINES
-without a sentence why; every constant has a sentence; no call with more than MAX_POSITIONAL positional arguments. Imports that
+without a sentence why; every constant has a sentence; no call with more than MAX_POSITIONAL positional arguments; tests go through public names. Imports that
 are late, or for type checkers only, count as imports: a circle that is hidden is a circle.
 """
 
@@ -238,6 +238,28 @@ SHORT = 3
 """Statements of a function whose name and types may say all there is to say."""
 
 
+def private_access(root: Path = ROOT) -> list[str]:
+    """Places in the tests that reach for a private name of production (`thing._name`, or a text that names one to be replaced)
+    without a reason beside it: a comment on the line, or on the line above."""
+    found = []
+    for path in sorted((root / "tests").rglob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        lines = source.splitlines()
+        for node in ast.walk(ast.parse(source, str(path))):
+            if not isinstance(node, ast.Attribute) or not node.attr.startswith("_") or node.attr.startswith("__"):
+                continue
+            if node.attr in STANDARD_PRIVATE or (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
+                continue
+            line, above = lines[node.lineno - 1], lines[node.lineno - 2].strip()
+            if "  # " not in line and not above.startswith("#"):
+                found.append(f"{path.relative_to(root)}:{node.lineno} {ast.unparse(node)[:60]}")
+    return sorted(set(found))
+
+
+STANDARD_PRIVATE = {"_exit", "_replace", "_asdict", "_fields"}
+"""Names of the standard library that begin with an underscore and are public all the same."""
+
+
 def code_lines(modules: Mapping[str, Module]) -> int:
     """Lines that hold code: no blank ones, comments or docstrings."""
     total = 0
@@ -267,6 +289,7 @@ def findings(modules: Mapping[str, Module]) -> dict[str, list[str]]:
         f"calls with more than {MAX_POSITIONAL} positional arguments": crowded_calls(modules),
         "public functions that return a tuple without a name": bare_tuples(modules),
         f"public functions of more than {SHORT} statements without a docstring": undocumented(modules),
+        "private names that tests reach for without a reason": private_access(),
     }
 
 
