@@ -2,7 +2,7 @@
 
 The rules: no circle of imports, in any of the four packages or across them; no arrow up, which is: for each folder, the graph
 whose vertices are its direct children (files and folders) has no cycle; no public class name twice; no module above MAX_LINES
-without a sentence why; every constant has a sentence; no call with more than MAX_POSITIONAL positional arguments; tests go through
+without a sentence why; every constant has a sentence; no call with more than MAX_POSITIONAL positional arguments; tests reach for
 public names. Imports that are late, or for type checkers only, count as imports: a circle that is hidden is a circle.
 """
 
