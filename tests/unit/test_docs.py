@@ -23,9 +23,6 @@ QUOTED = re.compile(r"`([^`\n]+)`")
 CODE_PATH = re.compile(r"(?:p2p|node|learner|netem|tests)/[\w./-]*")
 """A path into the code, whole: file, folder, or module without its `.py`."""
 
-HISTORY = {"bench/RESULTS.md"}
-"""Pages that quote what was measured at some commit: paths in them are those of that commit."""
-
 
 def without_fences(text: str) -> str:
     """The page without its fenced blocks, in which brackets and paths are examples."""
@@ -114,7 +111,7 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
     assert not broken
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if page_id(p) not in HISTORY], ids=page_id)
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_code_paths_exist(page: Path) -> None:
     assert not [path for path in code_paths(page.read_text(encoding="utf-8")) if located(path) is None]
 
