@@ -25,7 +25,7 @@ KNOWN_SD = 0.1
 """Of a kind's rate, when it is known from earlier runs."""
 
 SENT = 1.05
-"""Copies of a version that the learner itself sends; nodes relay the others (DESIGN.md, Broadcast)."""
+"""Copies of a version that the learner itself sends; nodes relay the others (docs/design/broadcast.md)."""
 
 GENERATION_WEIGHT = 0.02
 """Of the last group in how long a group is thought to take."""
