@@ -21,7 +21,7 @@ from p2p.broadcast.session import Session
 from p2p.broadcast.transfer import ASK_PARTS_S, Neighbour, Traffic, Transfer, bitmap
 from p2p.channel.port import Channel
 from p2p.errors import Refusal, ShoalError
-from p2p.protocol.messages import Follow, GetParts, Parts, Subscribe, Want
+from p2p.protocol.versions import Follow, GetParts, Parts, Subscribe, Want
 from p2p.version import Version
 from p2p.weights.manifest import Manifest, open_header
 from p2p.weights.store import ChunkStore

@@ -14,7 +14,7 @@ from p2p.broadcast.pump import Pump
 from p2p.broadcast.transfer import ASK_PARTS_S, Neighbour, Transfer, batches, members
 from p2p.errors import Refusal, ShoalError
 from p2p.limits import MIB
-from p2p.protocol.messages import Chunk, Follow, GetParts, Have, Parts, Relieve, Subscribe, Want
+from p2p.protocol.versions import Chunk, Follow, GetParts, Have, Parts, Relieve, Subscribe, Want
 from p2p.weights.store import ChunkStore
 
 log = logging.getLogger("shoal.broadcast")

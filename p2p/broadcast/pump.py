@@ -16,7 +16,7 @@ from p2p.broadcast.transfer import MEASURED_S, Neighbour, Transfer, batches
 from p2p.broadcast.uplink import Uplink
 from p2p.errors import ChannelClosed
 from p2p.limits import MIB
-from p2p.protocol.messages import Chunk, Parts, Relieve
+from p2p.protocol.versions import Chunk, Parts, Relieve
 from p2p.protocol.wire import encode
 from p2p.weights.store import ChunkStore
 

@@ -12,7 +12,7 @@ from p2p.broadcast.exchange import Exchange
 from p2p.broadcast.peer_groups import MAX_GROUPS, MESH, Grid, PeerPlaces
 from p2p.errors import Refusal
 from p2p.membership.links import Link
-from p2p.protocol.messages import Grouping, Placed, RosterEntry, make_roster
+from p2p.protocol.join import Grouping, Placed, RosterEntry, make_roster
 
 
 class Rosters:

@@ -13,7 +13,7 @@ from p2p.broadcast.peer_groups import EVERYWHERE, MAX_GROUPS, MESH, Grid, PeerPl
 from p2p.broadcast.rosters import Rosters, grouping_of, places_of
 from p2p.broadcast.session import Session
 from p2p.errors import Refusal
-from p2p.protocol.messages import Grouping, Placed
+from p2p.protocol.join import Grouping, Placed
 from p2p.protocol.wire import decode, encode
 
 

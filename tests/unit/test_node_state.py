@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from learner.head.node_state import DELIVERED, DELIVERY_S, MAX_BYTES, NodeState
-from p2p.protocol.messages import NodeStatus
+from p2p.protocol.generation import NodeStatus
 from p2p.version import Version
 
 

@@ -37,7 +37,7 @@ from netem.networks.profile import Profile, build_profile
 from p2p.channel.memory import MemorySwitch
 from p2p.channel.port import BULK
 from p2p.errors import ChannelClosed, UsageError
-from p2p.protocol.messages import Chunk, Have
+from p2p.protocol.versions import Chunk, Have
 from p2p.protocol.wire import decode, encode
 
 HOSTS = {"learner": "10.77.0.1", "node-1": "10.77.0.2", "node-2": "10.77.0.3"}

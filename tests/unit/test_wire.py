@@ -14,26 +14,17 @@ from p2p.broadcast.transfer import bitmap, members
 from p2p.errors import Refusal
 from p2p.identity import Identity
 from p2p.limits import MAX_FRAME
-from p2p.protocol import messages
-from p2p.protocol.messages import (
-    Chunk,
-    GenerateRequest,
-    Have,
-    Hello,
-    Installed,
-    Parts,
-    Roster,
-    RosterEntry,
-    TokenRun,
-    make_roster,
-)
+from p2p.protocol import generation, join, prices, versions
+from p2p.protocol.generation import GenerateRequest, TokenRun
+from p2p.protocol.join import Hello, Roster, RosterEntry, make_roster
 from p2p.protocol.rollout import Generate
+from p2p.protocol.versions import Chunk, Have, Installed, Parts
 from p2p.protocol.wire import MAX_ITEMS, MAX_TEXT, decode, encode
 from p2p.version import Version
 
 MESSAGES = [
-    cls for cls in vars(messages).values()
-    if isinstance(cls, type) and hasattr(cls, "__shoal_tag__") and cls.__module__ == messages.__name__
+    cls for module in (join, versions, generation, prices) for cls in vars(module).values()
+    if isinstance(cls, type) and hasattr(cls, "__shoal_tag__") and cls.__module__ == module.__name__
 ]  # fmt: skip
 NUMBER = st.integers(0, 2**64 - 1)
 
@@ -152,8 +143,8 @@ def test_one_field_of_another_kind(message, data) -> None:
     (["bye", b"x", True, False], "Bye.reason: expected str, got bytes"),
     (["report", "p", [1], 0, "r"], "Report.version: expected [epoch, step]"),
     (["report", "p", [1, -2], 0, "r"], "Report.version: expected an integer in"),
-    (["roster", 1, [["p", [], "n", 1]]], "Member has 3 fields, got 4"),
-    (["roster", 1, [["p", [7], "n"]]], "Member.addresses: expected str, got int"),
+    (["roster", 1, [["p", [], "n", 1]]], "RosterEntry has 3 fields, got 4"),
+    (["roster", 1, [["p", [7], "n"]]], "RosterEntry.addresses: expected str, got int"),
     (["installed", [1, 1], b"", float("nan"), 0.0, 0.0, 1, 1], "Installed.pause_s: expected a finite number"),
     (["installed", [1, 1], b"", 0.0, float("inf"), 0.0, 1, 1], "Installed.apply_s: expected a finite number"),
     (["nonsense" * 20], "unknown message 'nonsensenonsensenonsensenonsensenonsense'"),
@@ -230,13 +221,13 @@ def test_requests_and_tokens_carry_what_they_were_made_of() -> None:
 
 
 def _wrapped(asked: Generate) -> bytes:
-    return encode(messages.Assign((GenerateRequest.of(asked),)))
+    return encode(generation.Assign((GenerateRequest.of(asked),)))
 
 
-def _unwrapped(asked: Generate) -> messages.Assign:
+def _unwrapped(asked: Generate) -> generation.Assign:
     request = GenerateRequest.of(asked)
     assert request.generate() == asked
-    return messages.Assign((request,))
+    return generation.Assign((request,))
 
 
 @given(st.sets(st.integers(0, 3000), max_size=200))

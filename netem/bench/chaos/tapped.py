@@ -40,7 +40,7 @@ from node.install.installer import Installer
 from node.serving.batcher import TokenBatcher
 from p2p.broadcast.pump import Pump
 from p2p.broadcast.transfer import Neighbour, Transfer
-from p2p.protocol.messages import Tokens
+from p2p.protocol.generation import Tokens
 from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from p2p.channel.port import Channel, ChannelStats, PathState
 from p2p.limits import CHANNEL_WINDOW
-from p2p.protocol.messages import Chunk
+from p2p.protocol.versions import Chunk
 from p2p.protocol.wire import decode, encode
 
 HONEST, CORRUPT, WITHHOLD = "honest", "corrupt", "withhold"
