@@ -156,7 +156,7 @@ class Exchange:
         self.store.pin(d for d in map(spread.manifest.chunk_digest, chunks) if d is not None)
         spread.session.learn(chunks, now)
         for chunk in chunks:
-            spread.session.hold(chunk, None, seed=0, now=now)
+            spread.session.hold(chunk, None, duty=0, now=now)
         if spread.manifest.whole and spread.manifest.seal is not None:
             spread.session.close(spread.manifest.seal.chunks)
             spread.traffic.done_at = now

@@ -104,12 +104,12 @@ class Relieve:
 @message("chunk")
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One chunk. `seed` is what the receiver is to do with it: 0 nothing; 1, from the source only, it is the chunk's distributor:
+    """One chunk. `duty` is what the receiver is to do with it: 0 nothing; 1, from the source only, it is the chunk's distributor:
     relay it to everyone who lacks it; else bring it to these groups of peers (see `broadcast.groups`)."""
 
     mid: bytes
     index: int
-    seed: int
+    duty: int
     data: bytes
 
 

@@ -90,8 +90,8 @@ def tap(log: int) -> None:
         await attach(self, engine)
         write("attached", str(self.serving), time.monotonic())
 
-    async def relayed(self: Pump, peer: Neighbour, spread: Transfer, chunk: int, seed: int) -> None:
-        await send_chunk(self, peer, spread, chunk, seed)
+    async def relayed(self: Pump, peer: Neighbour, spread: Transfer, chunk: int, duty: int) -> None:
+        await send_chunk(self, peer, spread, chunk, duty)
         write("relayed", time.monotonic())
 
     def accepted(
