@@ -6,7 +6,8 @@ The head's half of `broadcast.groups`. Must not know manifests, nor who dials wh
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from p2p.broadcast.exchange import Exchange
 from p2p.broadcast.peer_groups import MAX_GROUPS, MESH, Grid, PeerPlaces

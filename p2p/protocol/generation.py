@@ -5,29 +5,26 @@ Must not know engines, groups or rewards. The values inside are those of `protoc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from p2p.protocol.rollout import FINISH_REASONS, Generate, TokenEvent
-from p2p.protocol.wire import message
+from p2p.protocol.wire import Blob, Count, Message, Real, Record, Row, Text
 from p2p.version import Version
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateRequest:
+class GenerateRequest(Record, frozen=True):
     """`Generate` on the wire: token ids packed as little-endian uint32."""
 
-    request_id: str
-    prompt_ids: bytes
-    prefix_ids: bytes
-    stop_ids: bytes
-    max_new_tokens: int
-    seed: int
+    request_id: Text
+    prompt_ids: Blob
+    prefix_ids: Blob
+    stop_ids: Blob
+    max_new_tokens: Count
+    seed: Count
     min_version: Version
-    temperature: float
-    top_p: float
-    exact_version: Version | None = None
+    temperature: Real
+    top_p: Real
+    exact_version: Version | None
 
     @classmethod
     def of(cls, g: Generate) -> GenerateRequest:
@@ -45,44 +42,37 @@ class GenerateRequest:
         )  # fmt: skip
 
 
-@message("assign")
-@dataclass(frozen=True, slots=True)
-class Assign:
+class Assign(Message, frozen=True, tag="assign"):
     """Head to node: generate these. `finish_s` is for how many seconds the node may hold a newer version back so that they end
     under the weights that they began with; 0: they go on under the newer ones."""
 
-    requests: tuple[GenerateRequest, ...]
-    finish_s: float = 0.0
+    requests: Row[GenerateRequest]
+    finish_s: Real = 0.0
 
 
-@message("abort")
-@dataclass(frozen=True, slots=True)
-class Abort:
+class Abort(Message, frozen=True, tag="abort"):
     """Forget these requests (all of them when empty); no answer comes."""
 
-    request_ids: tuple[str, ...]
+    request_ids: Row[Text]
 
 
-@message("interrupt")
-@dataclass(frozen=True, slots=True)
-class Interrupt:
+class Interrupt(Message, frozen=True, tag="interrupt"):
     """Head to node: hand these back with what was made of them. Each ends with a run whose `finish` is "interrupt"; one that is
     not here any more has ended already."""
 
-    request_ids: tuple[str, ...]
+    request_ids: Row[Text]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenRun:
+class TokenRun(Record, frozen=True):
     """`TokenEvent` on the wire: ids as uint32, logprobs as float32, little-endian."""
 
-    request_id: str
-    start: int
-    ids: bytes
-    logprobs: bytes
+    request_id: Text
+    start: Count
+    ids: Blob
+    logprobs: Blob
     version: Version
-    finish: str
-    message: str
+    finish: Text
+    message: Text
     start_version: Version | None = None
     end_version: Version | None = None
 
@@ -107,45 +97,39 @@ class TokenRun:
         )  # fmt: skip
 
 
-@message("tokens")
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    runs: tuple[TokenRun, ...]
+class Tokens(Message, frozen=True, tag="tokens"):
+    runs: Row[TokenRun]
 
 
-@message("rejected")
-@dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejected(Message, frozen=True, tag="rejected"):
     """Node to head: this request is not taken; `version` is what the node serves. Retryable when the request is not to blame:
     it goes to others, or here again later, unless `cause` (of `rollout.CAUSES`, "" for any other) says that it is never
     served here."""
 
-    request_id: str
+    request_id: Text
     version: Version
-    reason: str
+    reason: Text
     retryable: bool
-    cause: str = ""
+    cause: Text = ""
 
 
-@message("status")
-@dataclass(frozen=True, slots=True)
-class NodeStatus:
+class NodeStatus(Message, frozen=True, tag="status"):
     """Node to head, about once a second and after each install. `ready` is False until an engine serves a version, `updating`
     True while it finishes what it runs before it commits a newer one, and takes nothing new."""
 
     ready: bool
     version: Version
-    running: int
-    waiting: int
-    capacity: int
-    tokens: int
-    tokens_per_s: float
-    pid: int
-    rss_bytes: int
+    running: Count
+    waiting: Count
+    capacity: Count
+    tokens: Count
+    tokens_per_s: Real
+    pid: Count
+    rss_bytes: Count
     updating: bool = False
-    sent_bytes: int = 0
+    sent_bytes: Count = 0
     """payload of the chunks that it has sent since it started"""
-    kv_tokens: int = 0
+    kv_tokens: Count = 0
     """tokens whose keys and values its engine can hold at once; 0 where memory sets no bound that it knows"""
 
 

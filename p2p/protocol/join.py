@@ -8,66 +8,58 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate
 
+from msgspec.structs import replace
+
 from p2p.limits import MAX_FRAME, MAX_PEERS
-from p2p.protocol.wire import message
+from p2p.protocol.wire import Blob, Count, Message, Record, Row, Text
 
 log = logging.getLogger("shoal.messages")
 
 
-@message("hello")
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(Message, frozen=True, tag="hello"):
     """First message on every channel, from the peer that opened it. A node shows the head its ticket the first time;
     after that, and to other nodes, its membership. `addresses` are where it can be dialled (empty behind NAT)."""
 
-    protocol: int
-    run: str
-    ticket: str
-    membership: bytes
-    addresses: tuple[str, ...]
-    name: str
-    agent: str
-    site: str
+    protocol: Count
+    run: Text
+    ticket: Text
+    membership: Blob
+    addresses: Row[Text]
+    name: Text
+    agent: Text
+    site: Text
     """those of one site share a fast LAN; empty for none"""
 
 
-@message("welcome")
-@dataclass(frozen=True, slots=True)
-class Welcome:
+class Welcome(Message, frozen=True, tag="welcome"):
     """The acceptor's answer. `membership` is the head's to the joiner, or a node's own proof to the node that dialled."""
 
-    protocol: int
-    membership: bytes
-    name: str
+    protocol: Count
+    membership: Blob
+    name: Text
 
 
-@message("refused")
-@dataclass(frozen=True, slots=True)
-class Rejection:
+class Rejection(Message, frozen=True, tag="refused"):
     """The acceptor's other answer, then it closes. A retryable one may be tried again later, as it is."""
 
-    reason: str
+    reason: Text
     retryable: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RosterEntry:
-    peer: str
-    addresses: tuple[str, ...]
-    name: str
+class RosterEntry(Record, frozen=True):
+    peer: Text
+    addresses: Row[Text]
+    name: Text
 
 
-@message("roster")
-@dataclass(frozen=True, slots=True)
-class Roster:
+class Roster(Message, frozen=True, tag="roster"):
     """Head to node: whom to link with, of those admitted and alive, the receiver included: everybody, or in groups (see
     Grouping) its neighbours. Replaces the roster before."""
 
-    epoch: int
-    members: tuple[RosterEntry, ...]
+    epoch: Count
+    members: Row[RosterEntry]
 
 
 def make_roster(epoch: int, members: Sequence[RosterEntry]) -> Roster:
@@ -85,43 +77,36 @@ def make_roster(epoch: int, members: Sequence[RosterEntry]) -> Roster:
     return Roster(epoch, listed[:fits])
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    peer: str
-    group: int
+class Placed(Record, frozen=True):
+    peer: Text
+    group: Count
 
 
-@message("grouping")
-@dataclass(frozen=True, slots=True)
-class Grouping:
+class Grouping(Message, frozen=True, tag="grouping"):
     """Head to node: the groups that the swarm is in (see `broadcast.groups`), as far as the node is concerned. `group` is its
     own, `sites` the number of each group's site, `witness` whether it tells the source of every chunk at once, `peers` the
     groups of its neighbours and its own, `stand_ins` the groups without its lane, `apart` those whom it was told to link with
     before and who are not its neighbours any more. Without `sites`: all are one group."""
 
-    group: int
-    sites: tuple[int, ...]
+    group: Count
+    sites: Row[Count]
     witness: bool
-    peers: tuple[Placed, ...]
-    stand_ins: tuple[int, ...] = ()
-    apart: tuple[str, ...] = ()
+    peers: Row[Placed]
+    stand_ins: Row[Count] = ()
+    apart: Row[Text] = ()
 
 
-@message("renewal")
-@dataclass(frozen=True, slots=True)
-class Renewal:
+class Renewal(Message, frozen=True, tag="renewal"):
     """Head to node, long before the membership that it holds expires: the next one."""
 
-    membership: bytes
+    membership: Blob
 
 
-@message("bye")
-@dataclass(frozen=True, slots=True)
-class Bye:
+class Bye(Message, frozen=True, tag="bye"):
     """Orderly end of a membership or of the run. `done` says that the run is over. `draining` is a node's first word of the two:
     it takes nothing new, and the tokens of what it holds follow; after its last one (neither flag) it closes as soon as the
     head has answered with the same."""
 
-    reason: str
+    reason: Text
     done: bool
     draining: bool = False

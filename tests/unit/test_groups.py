@@ -14,7 +14,8 @@ from p2p.broadcast.rosters import Rosters, grouping_of, places_of
 from p2p.broadcast.session import Session
 from p2p.errors import Refusal
 from p2p.protocol.join import Grouping, Placed
-from p2p.protocol.wire import decode, encode
+from p2p.protocol.messages import decode
+from p2p.protocol.wire import encode
 
 
 def names(count: int) -> list[str]:

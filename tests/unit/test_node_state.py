@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
+from msgspec.structs import replace
 
 from learner.head.node_state import DELIVERED, DELIVERY_S, MAX_BYTES, NodeState
 from p2p.protocol.generation import NodeStatus
