@@ -251,7 +251,7 @@ def _node(args: argparse.Namespace) -> dict[str, Any]:
     from node.service import NodeOptions, default_directory, run_node
     from p2p.errors import UsageError
     from p2p.membership.admission import read_ticket
-    from p2p.protocol.messages import MAX_PRICE
+    from p2p.protocol.prices import MAX_PRICE
 
     if args.action == "drain" and args.dir is not None:
         return _drain(args, args.dir)

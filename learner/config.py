@@ -17,7 +17,7 @@ from learner.economy.local_rollout import FLOOR_S
 from learner.trainer.settings import SEEDS, TrainerConfig
 from p2p.errors import UsageError
 from p2p.limits import DEFAULT_SEGMENT, MAX_CHUNK, MAX_SEGMENT, MAX_SEGMENT_CHUNKS
-from p2p.protocol.messages import MAX_PRICE
+from p2p.protocol.prices import MAX_PRICE
 
 
 class Section(BaseModel):

@@ -28,21 +28,10 @@ from p2p.errors import ChannelClosed, Refusal, UsageError
 from p2p.identity import Identity
 from p2p.membership.admission import Ticket
 from p2p.membership.peering import REDIAL_S, JoinRefused, Link, Peering
-from p2p.protocol.messages import (
-    STATES,
-    Abort,
-    Activate,
-    Assign,
-    Bye,
-    Catalog,
-    Grouping,
-    Installed,
-    Interrupt,
-    NodeStatus,
-    Report,
-    Roster,
-    Terms,
-)  # fmt: skip
+from p2p.protocol.generation import Abort, Assign, Interrupt, NodeStatus
+from p2p.protocol.join import Bye, Grouping, Roster
+from p2p.protocol.prices import STATES, Activate, Terms
+from p2p.protocol.versions import Catalog, Installed, Report
 from p2p.version import Version
 from p2p.weights.store import ChunkStore
 

@@ -28,7 +28,7 @@ from p2p.errors import ShoalError, UsageError
 from p2p.identity import Identity
 from p2p.limits import GIB
 from p2p.membership.admission import read_ticket
-from p2p.protocol.messages import Terms
+from p2p.protocol.prices import Terms
 
 log = logging.getLogger("shoal.node")
 

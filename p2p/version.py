@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+Number = Annotated[int, Meta(ge=0)]
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class Version:
-    """One state of the weights, ordered first by learner epoch, then by optimizer steps done.
+class Version(Struct, frozen=True, order=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """One state of the weights, ordered first by learner epoch, then by optimizer steps done. On the wire `[epoch, step]`.
 
     `epoch` grows by one each time a learner starts on a run (it fences out a dead learner's messages);
     `step` is the number of optimizer steps behind these weights, never a count of publications.
     """
 
-    epoch: int
-    step: int
+    epoch: Number
+    step: Number
 
     def __str__(self) -> str:
         return f"{self.epoch}.{self.step}"

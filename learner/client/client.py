@@ -49,12 +49,12 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgpack
 import numpy as np
+from msgspec.structs import replace
 
 from learner.client.messages import (
     SILENCE_S,
@@ -75,6 +75,7 @@ from learner.client.messages import (
     SegmentDone,
     Start,
     Wait,
+    decode,
     socket_path,
 )  # fmt: skip
 from learner.client.port import ResumeInfo, Weights, WeightSource
@@ -85,7 +86,7 @@ from p2p.codec.classes import Changes, apply
 from p2p.errors import ShoalError
 from p2p.layout import Layout
 from p2p.limits import MAX_FRAME
-from p2p.protocol.wire import decode, encode
+from p2p.protocol.wire import encode
 from p2p.version import Version
 from p2p.weights.encode import NOTHING_FOUND, encode_version
 from p2p.weights.state import FlatState, state_digest

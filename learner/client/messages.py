@@ -9,157 +9,125 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-from p2p.protocol.wire import message
+from p2p.protocol.wire import Blob, Count, Decoder, Message, Real, Row, Text
 
 SOCKET = "trainer.sock"
 HEARTBEAT_S = 2.0
 SILENCE_S = 30.0
 
 
-@message("t.resume")
-@dataclass(frozen=True, slots=True)
-class Resume:
-    pid: int
+class Resume(Message, frozen=True, tag="t.resume"):
+    pid: Count
 
 
-@message("t.start")
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(Message, frozen=True, tag="t.start"):
     """`checkpoint` is a folder, "" for a fresh run. `anchor_every` and `squash_every` in publications."""
 
-    epoch: int
-    step: int
-    checkpoint: str
-    segment_bytes: int
-    anchor_every: int
-    squash_every: int
+    epoch: Count
+    step: Count
+    checkpoint: Text
+    segment_bytes: Count
+    anchor_every: Count
+    squash_every: Count
 
 
-@message("t.due")
-@dataclass(frozen=True, slots=True)
-class Due:
+class Due(Message, frozen=True, tag="t.due"):
     """Is a version to be published after `step` steps?"""
 
-    step: int
+    step: Count
 
 
-@message("t.is_due")
-@dataclass(frozen=True, slots=True)
-class IsDue:
+class IsDue(Message, frozen=True, tag="t.is_due"):
     due: bool
 
 
-@message("t.begin")
-@dataclass(frozen=True, slots=True)
-class Begin:
+class Begin(Message, frozen=True, tag="t.begin"):
     """A version is about to come. `base` is the step of a delta's base, in this epoch unless `base_epoch` says another;
     a cumulative delta's may have been published long ago, so that its digest is told. `layout_file` holds the tensor table."""
 
-    step: int
-    kind: str
-    base: int | None
-    layout_file: str
-    base_epoch: int = 0
-    base_digest: bytes = b""
+    step: Count
+    kind: Text
+    base: Count | None
+    layout_file: Text
+    base_epoch: Count = 0
+    base_digest: Blob = b""
 
 
-@message("t.begun")
-@dataclass(frozen=True, slots=True)
-class Begun:
+class Begun(Message, frozen=True, tag="t.begun"):
     """Its chunks are to have `chunk_bytes`."""
 
-    mid: bytes
-    chunk_bytes: int
+    mid: Blob
+    chunk_bytes: Count
 
 
-@message("t.segment")
-@dataclass(frozen=True, slots=True)
-class SegmentDone:
-    mid: bytes
-    index: int
-    size: int
-    digests: bytes
-    changed: int
-    words: int
+class SegmentDone(Message, frozen=True, tag="t.segment"):
+    mid: Blob
+    index: Count
+    size: Count
+    digests: Blob
+    changed: Count
+    words: Count
 
 
-@message("t.seal")
-@dataclass(frozen=True, slots=True)
-class SealVersion:
-    mid: bytes
-    tensor_digests: bytes
-    state_digest: bytes
-    encode_s: float
+class SealVersion(Message, frozen=True, tag="t.seal"):
+    mid: Blob
+    tensor_digests: Blob
+    state_digest: Blob
+    encode_s: Real
 
 
-@message("t.next")
-@dataclass(frozen=True, slots=True)
-class NextBatch:
+class NextBatch(Message, frozen=True, tag="t.next"):
     """`seen` groups of this step were handed over already."""
 
-    step: int
-    seen: int
+    step: Count
+    seen: Count
 
 
-@message("t.batch")
-@dataclass(frozen=True, slots=True)
-class Batch:
-    file: str
+class Batch(Message, frozen=True, tag="t.batch"):
+    file: Text
     last: bool
-    total: int
+    total: Count
 
 
-@message("t.commit")
-@dataclass(frozen=True, slots=True)
-class CommitStep:
-    step: int
-    checkpoint: str
+class CommitStep(Message, frozen=True, tag="t.commit"):
+    step: Count
+    checkpoint: Text
 
 
-@message("t.discard")
-@dataclass(frozen=True, slots=True)
-class Discard:
+class Discard(Message, frozen=True, tag="t.discard"):
     """The trainer cannot train on these groups of its current step (`reason` says why) and is about to stop."""
 
-    step: int
-    group_ids: tuple[int, ...]
-    reason: str
+    step: Count
+    group_ids: Row[Count]
+    reason: Text
 
 
-@message("t.log")
-@dataclass(frozen=True, slots=True)
-class Log:
+class Log(Message, frozen=True, tag="t.log"):
     """`metrics` is a JSON object of numbers."""
 
-    step: int
-    metrics: str
+    step: Count
+    metrics: Text
 
 
-@message("t.finish")
-@dataclass(frozen=True, slots=True)
-class Finish:
-    step: int
+class Finish(Message, frozen=True, tag="t.finish"):
+    step: Count
 
 
-@message("t.ok")
-@dataclass(frozen=True, slots=True)
-class Ok:
+class Ok(Message, frozen=True, tag="t.ok"):
     pass
 
 
-@message("t.wait")
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(Message, frozen=True, tag="t.wait"):
     pass
 
 
-@message("t.error")
-@dataclass(frozen=True, slots=True)
-class Error:
-    reason: str
+class Error(Message, frozen=True, tag="t.error"):
+    reason: Text
+
+
+decode = Decoder(globals())
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from learner.economy.bill import Bill
 from learner.economy.demand import Demand, choose_kappa, required, slack, stall
 from learner.economy.priced_nodes import FREE, PricedNode, Seen
 from learner.economy.rates import Estimate, NodeRates
-from p2p.protocol.messages import Activate, Terms
+from p2p.protocol.prices import Activate, Terms
 
 STEPS = 7
 """Times and tokens of a step are medians over so many: an evaluation now and then must not count."""

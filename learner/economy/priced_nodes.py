@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from learner.economy.rates import Estimate
-from p2p.protocol.messages import Terms
+from p2p.protocol.prices import Terms
 
 SAMPLE_S = 3.0
 """Over so long a node's tokens are counted as one observation."""

@@ -37,19 +37,11 @@ from p2p.channel.port import Network
 from p2p.errors import Refusal, ShoalError
 from p2p.identity import Identity
 from p2p.membership.peering import Link, Peering
-from p2p.protocol.messages import (
-    MAX_PRICE,
-    Bye,
-    GetCatalog,
-    GetParts,
-    Installed,
-    NodeStatus,
-    Rejected,
-    Report,
-    Terms,
-    Tokens,
-)  # fmt: skip
+from p2p.protocol.generation import NodeStatus, Rejected, Tokens
+from p2p.protocol.join import Bye
+from p2p.protocol.prices import MAX_PRICE, Terms
 from p2p.protocol.rollout import DRAINING, PAST, UPDATING
+from p2p.protocol.versions import GetCatalog, GetParts, Installed, Report
 from p2p.weights.store import ChunkStore
 
 log = logging.getLogger("shoal.head")

@@ -19,7 +19,8 @@ from learner.economy.turns import Turns
 from learner.head.node_state import NodeState
 from learner.rollouts.controller import Rollouts
 from learner.trajectory import Group
-from p2p.protocol.messages import Activate, Interrupt
+from p2p.protocol.generation import Interrupt
+from p2p.protocol.prices import Activate
 
 log = logging.getLogger("shoal.local_engine")
 

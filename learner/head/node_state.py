@@ -8,7 +8,8 @@ from typing import Any
 
 from learner.dispatch.dispatcher import NodeView
 from p2p.membership.peering import Link
-from p2p.protocol.messages import Installed, NodeStatus
+from p2p.protocol.generation import NodeStatus
+from p2p.protocol.versions import Installed
 from p2p.version import Version
 
 STATUS_SILENCE_S = 30.0

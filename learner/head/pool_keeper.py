@@ -21,7 +21,8 @@ from learner.head.node_state import NodeState
 from learner.rollouts.controller import Rollouts
 from p2p.errors import UsageError
 from p2p.files import write_whole
-from p2p.protocol.messages import Activate, Interrupt, Terms
+from p2p.protocol.generation import Interrupt
+from p2p.protocol.prices import Activate, Terms
 
 log = logging.getLogger("shoal.pool")
 

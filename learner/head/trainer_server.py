@@ -34,11 +34,12 @@ from learner.client.messages import (
     SegmentDone,
     Start,
     Wait,
+    decode,
     socket_path,
 )  # fmt: skip
 from p2p.errors import Refusal, ShoalError
 from p2p.limits import MAX_FRAME
-from p2p.protocol.wire import decode, encode
+from p2p.protocol.wire import encode
 
 log = logging.getLogger("shoal.trainer_port")
 

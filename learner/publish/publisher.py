@@ -23,7 +23,7 @@ from p2p.identity import Identity
 from p2p.layout import Layout
 from p2p.limits import MAX_SEGMENT
 from p2p.protocol.descriptor import descriptor_layout
-from p2p.protocol.messages import Catalog, CatalogEntry
+from p2p.protocol.versions import Catalog, CatalogEntry
 from p2p.version import Version
 from p2p.weights.encode import chunk_bytes_for
 from p2p.weights.manifest import CODEC, DELTAS, MAX_LIFETIME_S, Header, Manifest, ManifestSigner

@@ -46,7 +46,7 @@ from learner.rollouts.outcomes import (
     Standing,
 )
 from p2p.errors import Refusal
-from p2p.protocol.messages import TokenRun
+from p2p.protocol.generation import TokenRun
 from p2p.protocol.rollout import MAX_LOGPROB, Generate, TokenEvent
 from p2p.version import Version
 

@@ -33,7 +33,7 @@ from learner.tasks.port import Task
 from learner.tasks.prompting import decode_completion
 from learner.trajectory import Group
 from p2p.errors import Refusal, ShoalError
-from p2p.protocol.messages import Abort, Assign, GenerateRequest, Interrupt, Rejected, Tokens
+from p2p.protocol.generation import Abort, Assign, GenerateRequest, Interrupt, Rejected, Tokens
 from p2p.protocol.rollout import BEHIND, UPDATING
 from p2p.version import Version
 

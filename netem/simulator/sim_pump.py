@@ -180,9 +180,9 @@ class SimPump:
                 return True
             self.wake_up()
             assert session is not None and self.plan is not None
-            name, chunk, seed = found
+            name, chunk, duty = found
             link = self.links[name] = self.links.pop(name)
-            link.job = SimChunk(self.plan.number, chunk, seed)
+            link.job = SimChunk(self.plan.number, chunk, duty)
             self._waiting.add(name)
             uplink.spent(now, self.plan.chunk_bytes)
             self._enter(link)

@@ -60,7 +60,7 @@ class SimVersion:
 class SimChunk(NamedTuple):
     round: int
     chunk: int
-    seed: int
+    duty: int
 
 
 class SimSubscribe(NamedTuple):

@@ -26,7 +26,7 @@ from p2p.broadcast.exchange import Exchange
 from p2p.codec import decode_segment
 from p2p.errors import Refusal, ShoalError
 from p2p.protocol.descriptor import TENSOR, unpack_descriptor
-from p2p.protocol.messages import Catalog, CatalogEntry, GetCatalog, Installed
+from p2p.protocol.versions import Catalog, CatalogEntry, GetCatalog, Installed
 from p2p.version import Version
 from p2p.weights.catalog import plan_catch_up
 from p2p.weights.manifest import Manifest

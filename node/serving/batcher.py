@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from p2p.protocol.messages import TokenRun, Tokens, pack_ids
+from p2p.protocol.generation import TokenRun, Tokens, pack_ids
 from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version
 

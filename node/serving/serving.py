@@ -18,7 +18,7 @@ from node.install.installer import Installer
 from node.install.shadow import Shadow
 from node.serving.batcher import TokenBatcher
 from p2p.errors import Refusal, UsageError, first_of
-from p2p.protocol.messages import GenerateRequest, Rejected
+from p2p.protocol.generation import GenerateRequest, Rejected
 from p2p.protocol.rollout import DRAINING, UPDATING, TokenEvent
 from p2p.version import Version
 

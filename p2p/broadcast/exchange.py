@@ -21,7 +21,7 @@ from p2p.broadcast.session import Session
 from p2p.broadcast.transfer import ASK_PARTS_S, Neighbour, Traffic, Transfer, bitmap
 from p2p.channel.port import Channel
 from p2p.errors import Refusal, ShoalError
-from p2p.protocol.messages import Follow, GetParts, Parts, Subscribe, Want
+from p2p.protocol.versions import Follow, GetParts, Parts, Subscribe, Want
 from p2p.version import Version
 from p2p.weights.manifest import Manifest, open_header
 from p2p.weights.store import ChunkStore
@@ -156,7 +156,7 @@ class Exchange:
         self.store.pin(d for d in map(spread.manifest.chunk_digest, chunks) if d is not None)
         spread.session.learn(chunks, now)
         for chunk in chunks:
-            spread.session.hold(chunk, None, seed=0, now=now)
+            spread.session.hold(chunk, None, duty=0, now=now)
         if spread.manifest.whole and spread.manifest.seal is not None:
             spread.session.close(spread.manifest.seal.chunks)
             spread.traffic.done_at = now

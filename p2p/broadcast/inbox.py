@@ -14,7 +14,7 @@ from p2p.broadcast.pump import Pump
 from p2p.broadcast.transfer import ASK_PARTS_S, Neighbour, Transfer, batches, members
 from p2p.errors import Refusal, ShoalError
 from p2p.limits import MIB
-from p2p.protocol.messages import Chunk, Follow, GetParts, Have, Parts, Relieve, Subscribe, Want
+from p2p.protocol.versions import Chunk, Follow, GetParts, Have, Parts, Relieve, Subscribe, Want
 from p2p.weights.store import ChunkStore
 
 log = logging.getLogger("shoal.broadcast")
@@ -105,9 +105,9 @@ class Inbox:
             raise Refusal("chunk came before the record that proves it", version=version, chunk=message.index)
         now = self._now()
         # Only the source makes a peer the distributor of a chunk; others may ask it to bring one to some groups.
-        seed = message.seed if peer.name == self._head or message.seed != EVERYWHERE else 0
+        duty = message.duty if peer.name == self._head or message.duty != EVERYWHERE else 0
         if message.index in spread.session.held:
-            spread.session.hold(message.index, peer.name, seed=seed, now=now)
+            spread.session.hold(message.index, peer.name, duty=duty, now=now)
             spread.traffic.duplicates += len(message.data)
             peer.post(Have(message.mid, (message.index,)))
             return
@@ -127,7 +127,7 @@ class Inbox:
             traffic.from_head += len(message.data)
         else:
             traffic.from_peers += len(message.data)
-        spread.session.hold(message.index, peer.name, seed=seed, now=now)
+        spread.session.hold(message.index, peer.name, duty=duty, now=now)
         answered = spread.news.came_from(peer.name, message.index)
         if answered:
             peer.post(Have(message.mid, tuple(answered)))

@@ -16,7 +16,7 @@ from p2p.broadcast.transfer import MEASURED_S, Neighbour, Transfer, batches
 from p2p.broadcast.uplink import Uplink
 from p2p.errors import ChannelClosed
 from p2p.limits import MIB
-from p2p.protocol.messages import Chunk, Parts, Relieve
+from p2p.protocol.versions import Chunk, Parts, Relieve
 from p2p.protocol.wire import encode
 from p2p.weights.store import ChunkStore
 
@@ -95,9 +95,9 @@ class Pump:
             found = spread.session.next(ready, now) if ready else None
             if found is None:
                 continue
-            name, chunk, seed = found
+            name, chunk, duty = found
             peer = self._order[name]
-            peer.job = spread, chunk, seed
+            peer.job = spread, chunk, duty
             peer.measured_until = now + MEASURED_S
             peer.wake.set()
             self._order.move_to_end(name)
@@ -132,7 +132,7 @@ class Pump:
         if self._order.get(peer.name) is peer:
             del self._order[peer.name]
 
-    async def _send(self, peer: Neighbour, spread: Transfer, chunk: int, seed: int) -> None:
+    async def _send(self, peer: Neighbour, spread: Transfer, chunk: int, duty: int) -> None:
         digest = spread.manifest.chunk_digest(chunk)
         data = await self.read(digest) if digest is not None else None
         if data is None:
@@ -146,7 +146,7 @@ class Pump:
             for batch in batches(parts):
                 await peer.bulk.send(encode(Parts(mid, batch)))
         spread.traffic.first_at = spread.traffic.first_at or self._now()
-        await peer.bulk.send(encode(Chunk(mid, chunk, int(seed), data)))
+        await peer.bulk.send(encode(Chunk(mid, chunk, int(duty), data)))
         spread.traffic.sent += len(data)
         self.sent += len(data)
 

@@ -6,13 +6,14 @@ The head's half of `broadcast.groups`. Must not know manifests, nor who dials wh
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from p2p.broadcast.exchange import Exchange
 from p2p.broadcast.peer_groups import MAX_GROUPS, MESH, Grid, PeerPlaces
 from p2p.errors import Refusal
 from p2p.membership.links import Link
-from p2p.protocol.messages import Grouping, Placed, RosterEntry, make_roster
+from p2p.protocol.join import Grouping, Placed, RosterEntry, make_roster
 
 
 class Rosters:

@@ -264,17 +264,17 @@ class Session:
 
     # --- chunks ------------------------------------------------------------------------------------------------------
 
-    def hold(self, chunk: int, sender: str | None, *, seed: int, now: float) -> bool:
+    def hold(self, chunk: int, sender: str | None, *, duty: int, now: float) -> bool:
         """A verified chunk is held now. False when it was held before (a duplicate).
 
-        `seed`: 1 when the source made this peer its distributor, else a duty for some groups (see `groups`), 0 for none. At
+        `duty`: 1 when the source made this peer its distributor, else a duty for some groups (see `groups`), 0 for none. At
         the source itself `sender` is None.
         """
         self._pulls.came(chunk, sender, now, held=chunk in self.held)
         if chunk in self.held:
             self.duplicates += 1
-            if seed and self.places is not None:
-                self._policy.entrusted(chunk, seed, now)
+            if duty and self.places is not None:
+                self._policy.entrusted(chunk, duty, now)
             return False
         self.held.add(chunk)
         self._holds.add(chunk)
@@ -282,7 +282,7 @@ class Session:
             self._news.append(chunk)
         if sender is not None and sender in self._peers:
             self._peers[sender].has.add(chunk)
-        self._policy.held(chunk, seed=seed, now=now)
+        self._policy.held(chunk, duty=duty, now=now)
         return True
 
     def lose(self, chunk: int, now: float) -> None:

@@ -15,7 +15,7 @@ from p2p.broadcast.session import Session
 from p2p.channel.port import Channel
 from p2p.errors import Refusal
 from p2p.limits import KIB, MIB
-from p2p.protocol.messages import Have
+from p2p.protocol.versions import Have
 from p2p.weights.manifest import Manifest
 
 PARTS_PER_MESSAGE = 512 * KIB

@@ -13,7 +13,7 @@ from p2p.identity import Identity, public_key_of
 from p2p.limits import PROTOCOL_VERSION
 from p2p.membership.admission import Membership, check_membership, check_ticket, sign_membership
 from p2p.membership.banlist import Banlist
-from p2p.protocol.messages import Hello
+from p2p.protocol.join import Hello
 
 MAX_ADDRESSES, MAX_ADDRESS, MAX_NAME = 16, 256, 128
 """What a peer may say of itself. All of it goes into the roster, which must fit a frame."""

@@ -16,8 +16,9 @@ import trio
 from p2p.channel.port import Channel
 from p2p.errors import ChannelClosed, Refusal, first_of
 from p2p.limits import MIB
-from p2p.protocol.messages import Renewal
-from p2p.protocol.wire import decode, encode
+from p2p.protocol.join import Renewal
+from p2p.protocol.messages import decode
+from p2p.protocol.wire import encode
 
 log = logging.getLogger("shoal.peering")
 

@@ -21,8 +21,9 @@ from p2p.identity import Identity
 from p2p.limits import GREETING_WINDOW, HANDSHAKE_S, PROTOCOL_VERSION
 from p2p.membership.gate import Gate
 from p2p.membership.links import MAX_REASON, Link, LinkTasks
-from p2p.protocol.messages import Hello, Rejection, Renewal, RosterEntry, Welcome
-from p2p.protocol.wire import decode, encode
+from p2p.protocol.join import Hello, Rejection, Renewal, RosterEntry, Welcome
+from p2p.protocol.messages import decode
+from p2p.protocol.wire import encode
 
 __all__ = ["REDIAL_S", "JoinRefused", "Link", "Peering"]
 

@@ -1,76 +1,125 @@
 """Typed messages to msgpack and back, with hard limits. Sans-IO. Must not know what any message means.
 
-A message is a frozen dataclass registered under a short tag; on the wire it is `[tag, field, field, ...]`. Decoding checks
-every field against its annotation, so a handler never sees a value of the wrong type, a negative count or text that is
-too long. Anything else is a Refusal that names the message and the field.
+A message is a frozen struct with a tag; on the wire it is `[tag, field, field, ...]`. Its fields are annotated with the bounded
+types below, and msgspec checks them while it reads, so a handler never sees a value of the wrong type, a negative count or a
+text that is too long. Anything else is a Refusal that names the message and the field.
+
+Refused before the first byte is read: more than MAX_FRAME bytes. Refused while reading: what is not msgpack, bytes after the
+message, a tag that this end does not take, more or fewer fields than the message has, a value of another type (True is no
+integer, and no text is turned into a number), and a value outside the bounds of its type.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import math
-import types
+import re
+import sys
 import typing
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import msgpack
+import msgspec
+from msgspec import Meta, Struct
 
 from p2p.errors import Refusal
 from p2p.limits import MAX_FRAME
-from p2p.version import Version
-
-T = TypeVar("T")
 
 MAX_TEXT = 64 * 1024
-"""Longest text field (a ticket, a reason, an address)."""
+"""Characters of the longest text field (a ticket, a reason, an address)."""
 
 MAX_ITEMS = 65_536
-"""Longest list: a Want for every chunk of a large version stays below it."""
+"""Entries of the longest list: a Want for every chunk of a large version stays below it."""
 
-_by_tag: dict[str, type] = {}
-_codecs: dict[type, _Codec] = {}
-_version = functools.lru_cache(maxsize=256)(Version)
-"""Nearly every run of tokens names one of a few versions."""
+MAX_FIELDS = 14
+"""Fields of the longest message: with its tag it is still an array whose length stands in the first byte."""
 
+_ARRAY, _TEXT = 0x90, 0xA0
+"""First byte of an array of fewer than 16 entries, and of a text of fewer than 32 bytes: their length is added to it."""
 
-def message(tag: str) -> Callable[[type[T]], type[T]]:
-    """Register a frozen dataclass as a message under `tag`."""
-
-    def register(cls: type[T]) -> type[T]:
-        if tag in _by_tag:
-            raise ValueError(f"tag {tag!r} is taken by {_by_tag[tag].__name__}")
-        _by_tag[tag] = cls
-        cls.__shoal_tag__ = tag  # type: ignore[attr-defined]
-        return cls
-
-    return register
+T = typing.TypeVar("T")
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+Blob = Annotated[bytes, Meta(max_length=MAX_FRAME)]
+Count = Annotated[int, Meta(ge=0)]
+"""An integer in [0, 2**64): msgpack has no larger one."""
+Real = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+"""A finite number; an integer is taken for one."""
+Row = Annotated[tuple[T, ...], Meta(max_length=MAX_ITEMS)]
 
 
-def encode(value: Any) -> bytes:
-    """A registered message as bytes. ValueError when it would exceed MAX_FRAME."""
-    data = msgpack.packb([value.__shoal_tag__, *_fields_out(value)], use_bin_type=True)
+class Record(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """A part of a message: its fields in order, none of them optional. (It holds no cycles: the collector need not look.)"""
+
+
+class Message(Record, frozen=True):
+    """Base of all messages. A subclass gives its `tag`, a short text."""
+
+
+encode_struct = msgspec.msgpack.Encoder().encode
+
+
+def encode(message: Any) -> bytes:
+    """A message as bytes. ValueError when it would exceed MAX_FRAME."""
+    data = encode_struct(message)
     if len(data) > MAX_FRAME:
-        raise ValueError(f"{type(value).__name__} of {len(data)} bytes is over the frame limit of {MAX_FRAME}")
+        raise ValueError(f"{type(message).__name__} of {len(data)} bytes is over the frame limit of {MAX_FRAME}")
     return data
 
 
-def decode(data: bytes) -> Any:
-    """The message in `data`. Refusal on anything that is not exactly one well-formed, known message."""
-    if len(data) > MAX_FRAME:
-        raise Refusal(f"message of {len(data)} bytes is over the frame limit of {MAX_FRAME}", fatal=True)
-    wire = unpack(data)
-    if not isinstance(wire, list) or not wire or not isinstance(wire[0], str):
-        raise Refusal("message is not a list that starts with a tag", fatal=True)
-    cls = _by_tag.get(wire[0])
-    if cls is None:
-        raise Refusal(f"unknown message {wire[0][:40]!r}", fatal=True)
-    return _fields_in(cls, wire[1:])
+class Decoder:
+    """Reads the messages that are defined or imported in `namespaces` (`vars(module)`, `globals()`), and no others."""
+
+    def __init__(self, *namespaces: Mapping[str, object]) -> None:
+        found = [value for names in namespaces for value in names.values() if isinstance(value, type)]
+        self.kinds = {kind.__struct_config__.tag: kind for kind in found if issubclass(kind, Message) and kind is not Message}
+        """tag -> message"""
+        assert all(len(kind.__struct_fields__) <= MAX_FIELDS for kind in self.kinds.values())
+        self._decode = msgspec.msgpack.Decoder(typing.Union[tuple(self.kinds.values())]).decode  # noqa: UP007
+
+    def __call__(self, data: bytes) -> Any:
+        """The message in `data`. Refusal, always fatal, on anything that is not exactly one well-formed, known message."""
+        if len(data) > MAX_FRAME:
+            raise Refusal(f"message of {len(data)} bytes is over the frame limit of {MAX_FRAME}", fatal=True)
+        try:
+            message = self._decode(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise Refusal(self._reason(data, error), fatal=True) from None
+        if data[0] != _ARRAY + 1 + len(message.__struct_fields__):  # msgspec fills a missing field from its default
+            raise Refusal(_miscounted(type(message), data), fatal=True)
+        return message
+
+    def _reason(self, data: bytes, error: Exception) -> str:
+        """Why `data` is no message, in terms of the message that it claims to be."""
+        what, _, path = str(error).partition(" - at `$")
+        if not isinstance(error, msgspec.ValidationError):
+            return f"malformed msgpack: {type(error).__name__}: {what}"[:300]
+        claimed = len(data) > 1 and _ARRAY < data[0] < _TEXT <= data[1]
+        kind = self.kinds.get(data[2 : 2 + data[1] - _TEXT].decode(errors="replace")) if claimed else None
+        if kind is None:
+            return f"message is not a list that starts with a known tag: {what[:1].lower()}{what[1:]}"[:200]
+        return f"{_field(kind, path)}: {what[:1].lower()}{what[1:]}"[:300] if path else _miscounted(kind, data)
+
+
+def _miscounted(kind: type[Message], data: bytes) -> str:
+    return f"{kind.__name__} has {len(kind.__struct_fields__)} fields, got {data[0] - _ARRAY - 1}"
+
+
+def _field(kind: Any, path: str) -> str:
+    """msgspec's path by number, as in "[2][0][1]", with names: "Roster.members[0].addresses"."""
+    name = kind.__name__
+    for index in map(int, re.findall(r"\[(\d+)\]", path)):
+        if isinstance(kind, type) and issubclass(kind, Struct):
+            field = kind.__struct_fields__[index - isinstance(kind.__struct_config__.tag, str)]
+            name, kind = f"{name}.{field}", typing.get_type_hints(kind)[field]
+        else:
+            name, kind = f"{name}[{index}]", typing.get_args(kind)[0]
+        if type(None) in typing.get_args(kind):
+            kind = typing.get_args(kind)[0]
+    return name
 
 
 def unpack(data: bytes) -> Any:
-    """msgpack with our limits and no extension types; Refusal on anything malformed."""
+    """Any value in msgpack, with our limits and no extension types: for signed bodies, which whoever reads them checks.
+    Refusal on anything malformed."""
     try:
         return msgpack.unpackb(
             data,
@@ -85,117 +134,3 @@ def unpack(data: bytes) -> Any:
         )
     except (ValueError, msgpack.UnpackException, UnicodeDecodeError, RecursionError, OverflowError, TypeError) as error:
         raise Refusal(f"malformed msgpack: {type(error).__name__}: {error}"[:300], fatal=True) from None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Codec:
-    names: tuple[str, ...]
-    writers: tuple[Callable[[Any], Any], ...]
-    readers: tuple[tuple[type | None, Callable[[Any], Any]], ...]
-    """(a type whose values are taken as they are, what reads any other value)"""
-
-
-def _codec(cls: type) -> _Codec:
-    found = _codecs.get(cls)
-    if found is None:
-        hints = typing.get_type_hints(cls)
-        names = tuple(f.name for f in dataclasses.fields(cls))
-        plain = tuple(hints[n] if hints[n] in (str, bytes, bool) else None for n in names)
-        readers = tuple((kind, _reader(hints[n])) for n, kind in zip(names, plain, strict=True))
-        found = _codecs[cls] = _Codec(names, tuple(_writer(hints[n]) for n in names), readers)
-    return found
-
-
-def _fields_out(value: Any) -> list[Any]:
-    codec = _codec(type(value))
-    return [write(getattr(value, name)) for name, write in zip(codec.names, codec.writers, strict=True)]
-
-
-def _fields_in(cls: type, wire: list[Any]) -> Any:
-    codec = _codecs.get(cls) or _codec(cls)
-    readers = codec.readers
-    if len(wire) != len(readers):
-        raise Refusal(f"{cls.__name__} has {len(readers)} fields, got {len(wire)}", fatal=True)
-    values: list[Any] = []
-    try:  # the hot path of everything that is received: text and bytes are taken without a call
-        for (kind, read), item in zip(readers, wire, strict=True):
-            values.append(item if type(item) is kind else read(item))
-    except (ValueError, TypeError) as error:
-        raise Refusal(f"{cls.__name__}.{codec.names[len(values)]}: {error}", fatal=True) from None
-    try:
-        return cls(*values)
-    except ValueError as error:  # a class may check itself in __post_init__
-        raise Refusal(f"{cls.__name__}: {error}", fatal=True) from None
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def _writer(hint: Any) -> Callable[[Any], Any]:
-    origin = typing.get_origin(hint)
-    if hint is Version:
-        return lambda v: [v.epoch, v.step]
-    if dataclasses.is_dataclass(hint):
-        return _fields_out
-    if origin is tuple:
-        inner = _writer(typing.get_args(hint)[0])
-        return list if inner is _same else lambda items: [inner(i) for i in items]
-    if origin in (typing.Union, types.UnionType):
-        inner = _writer(_optional(hint))
-        return lambda v: None if v is None else inner(v)
-    return _same
-
-
-def _reader(hint: Any) -> Callable[[Any], Any]:
-    origin = typing.get_origin(hint)
-    if hint is Version:
-        return _read_version
-    if dataclasses.is_dataclass(hint):
-        return lambda v: _fields_in(hint, v if type(v) is list else _check(v, list))  # type: ignore[arg-type]
-    if origin is tuple:
-        inner = _reader(typing.get_args(hint)[0])
-        return lambda items: tuple([inner(i) for i in _check(items, list)])
-    if origin in (typing.Union, types.UnionType):
-        inner = _reader(_optional(hint))
-        return lambda v: None if v is None else inner(v)
-    if hint is int:
-        return _read_int
-    if hint is float:
-        return _read_float
-    if hint in (str, bytes, bool):
-        return lambda v: _check(v, hint)
-    raise TypeError(f"a message field cannot be {hint!r}")
-
-
-def _optional(hint: Any) -> Any:
-    inner = [a for a in typing.get_args(hint) if a is not type(None)]
-    if len(inner) != 1:
-        raise TypeError(f"only `X | None` is a message field, not {hint!r}")
-    return inner[0]
-
-
-def _check(value: Any, kind: type) -> Any:
-    if type(value) is not kind:
-        raise ValueError(f"expected {kind.__name__}, got {type(value).__name__}")
-    return value
-
-
-def _read_int(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 64:
-        raise ValueError("expected an integer in [0, 2**64)")
-    return value
-
-
-def _read_float(value: Any) -> float:
-    if type(value) not in (float, int):
-        raise ValueError(f"expected a number, got {type(value).__name__}")
-    if not math.isfinite(value):
-        raise ValueError("expected a finite number")
-    return float(value)
-
-
-def _read_version(value: Any) -> Version:
-    if not isinstance(value, list) or len(value) != 2:
-        raise ValueError("expected [epoch, step]")
-    return _version(_read_int(value[0]), _read_int(value[1]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 
-from p2p.protocol.messages import CatalogEntry
+from p2p.protocol.versions import CatalogEntry
 from p2p.version import Version
 from p2p.weights.manifest import DELTAS
 

@@ -32,20 +32,10 @@ from p2p.layout import Layout
 from p2p.limits import KIB, MIB
 from p2p.membership.admission import make_ticket
 from p2p.membership.peering import Link, Peering
-from p2p.protocol.messages import (
-    Assign,
-    Bye,
-    GenerateRequest,
-    GetCatalog,
-    GetParts,
-    Installed,
-    NodeStatus,
-    Rejected,
-    Report,
-    RosterEntry,
-    Tokens,
-)
+from p2p.protocol.generation import Assign, GenerateRequest, NodeStatus, Rejected, Tokens
+from p2p.protocol.join import Bye, RosterEntry
 from p2p.protocol.rollout import Completion, Generate
+from p2p.protocol.versions import GetCatalog, GetParts, Installed, Report
 from p2p.version import Version
 from p2p.weights.encode import encode_version
 from p2p.weights.state import FlatState

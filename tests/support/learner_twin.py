@@ -29,7 +29,7 @@ from learner.rollouts.outcomes import Sampling
 from learner.tasks.port import Prompt, Score, Task
 from learner.trainer.packing import check_group
 from learner.trajectory import Group
-from p2p.protocol.messages import Abort, Assign, GenerateRequest, TokenRun, Tokens
+from p2p.protocol.generation import Abort, Assign, GenerateRequest, TokenRun, Tokens
 from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version
 

@@ -9,8 +9,9 @@ from p2p.channel.port import BULK, CONTROL, Channel
 from p2p.errors import ChannelClosed
 from p2p.limits import PROTOCOL_VERSION
 from p2p.membership.admission import Membership, sign_membership
-from p2p.protocol.messages import Hello, Welcome
-from p2p.protocol.wire import decode, encode
+from p2p.protocol.join import Hello, Welcome
+from p2p.protocol.messages import decode
+from p2p.protocol.wire import encode
 from tests.support.harness import RUN, WALL, Swarm
 
 

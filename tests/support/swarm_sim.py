@@ -116,7 +116,7 @@ class Sim:
         session = Session(me=name, source=source, now=self.now, catching=catching, policy=self.policy, memory=memory)
         peer = self.peers[name] = SimPeer(name, session, chunk_s, withholds, down_s)
         for chunk in holds:
-            session.hold(chunk, None, seed=False, now=self.now)
+            session.hold(chunk, None, duty=False, now=self.now)
         mine = frozenset(session.held)
         for other in self.others(name):
             peer.session.join(other.name, (), self.now)
@@ -155,7 +155,7 @@ class Sim:
     def _made(self, chunk: int) -> None:
         session = self.peers[SOURCE].session
         session.learn([chunk], self.now)
-        session.hold(chunk, None, seed=False, now=self.now)
+        session.hold(chunk, None, duty=False, now=self.now)
         self.pump(SOURCE)
 
     def _seal(self) -> None:
@@ -213,20 +213,20 @@ class Sim:
         found = peer.session.next(ready, self.now) if ready else None
         if found is None:
             return
-        other, chunk, seed = found
-        assert other in ready and chunk in peer.session.held and (name == SOURCE or not seed)
+        other, chunk, duty = found
+        assert other in ready and chunk in peer.session.held and (name == SOURCE or not duty)
         assert len(peer.session._peers[other].sent) <= MAX_INFLIGHT
         peer.order.remove(other)
         peer.order.append(other)
         peer.on_way[other] += 1
         peer.busy = True
-        self.at(self.now + peer.chunk_s, lambda: self._sent(name, other, chunk, seed))
+        self.at(self.now + peer.chunk_s, lambda: self._sent(name, other, chunk, duty))
         for whom, taken in peer.session.relieved():
             assert name == SOURCE
             if self.random.random() >= self.deafness:
                 self.message(name, whom, lambda p, c=taken: p.session.relieve([c]))
 
-    def _sent(self, src: str, dst: str, chunk: int, seed: bool) -> None:
+    def _sent(self, src: str, dst: str, chunk: int, duty: bool) -> None:
         sender = self.peers[src]
         sender.busy = False
         if not sender.alive:
@@ -235,10 +235,10 @@ class Sim:
         to = self.peers[dst]
         to.down_free = max(self.now, to.down_free) + to.down_s
         lost = self.random.random() < self.loss
-        self.at(to.down_free + self.latency, lambda: self._arrived(sender, to, chunk, seed, lost))
+        self.at(to.down_free + self.latency, lambda: self._arrived(sender, to, chunk, duty, lost))
         self.pump(src)
 
-    def _arrived(self, sender: SimPeer, peer: SimPeer, chunk: int, seed: bool, lost: bool) -> None:
+    def _arrived(self, sender: SimPeer, peer: SimPeer, chunk: int, duty: bool, lost: bool) -> None:
         if not (sender.alive and peer.alive):
             return
         sender.on_way[peer.name] -= 1
@@ -250,7 +250,7 @@ class Sim:
             return
         session, src = peer.session, sender.name
         session.learn([chunk], self.now)
-        if session.hold(chunk, src, seed=seed and src == SOURCE, now=self.now):
+        if session.hold(chunk, src, duty=duty and src == SOURCE, now=self.now):
             peer.got_from[src] += 1
             waiting = peer.unanswered.setdefault(src, [])
             waiting.append(chunk)

@@ -8,7 +8,8 @@ import numpy as np
 import trio
 
 from learner.client.messages import CommitStep, Due
-from p2p.protocol.messages import Activate, Interrupt, Terms, TokenRun, Tokens
+from p2p.protocol.generation import Interrupt, TokenRun, Tokens
+from p2p.protocol.prices import Activate, Terms
 from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version
 from tests.support.harness import changed_state, make_state, open_swarm

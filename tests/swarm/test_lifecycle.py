@@ -14,7 +14,9 @@ from p2p.channel.port import BULK
 from p2p.errors import ShoalError
 from p2p.limits import CREDIT_PROGRESS_S, HANDSHAKE_S, KIB, MAX_FRAME, MIB
 from p2p.membership.peering import RENEW_CHECK_S
-from p2p.protocol.messages import Have, Rejected, Roster, RosterEntry
+from p2p.protocol.generation import Rejected
+from p2p.protocol.join import Roster, RosterEntry
+from p2p.protocol.versions import Have
 from p2p.version import Version
 from p2p.weights import store as chunk_store
 from tests.support.harness import CHUNK, changed_state, identity, make_state, open_swarm, wall
@@ -330,7 +332,7 @@ async def test_an_anchor_of_many_chunks_is_announced_in_pieces(tmp_path, autojum
         async with trio.open_nursery() as nursery:
             network = await swarm.peer(60)
             rogue = await Rogue(network, late.peer).connect(nursery, membership(swarm, network.peer_id))
-            from p2p.protocol.messages import Subscribe
+            from p2p.protocol.versions import Subscribe
 
             await rogue.say(Subscribe(anchor.mid, b""))
             await trio.sleep(1)

@@ -11,7 +11,8 @@ import trio
 from learner.client.messages import CommitStep
 from learner.trajectory import Group
 from p2p.identity import Identity
-from p2p.protocol.messages import Roster, Terms
+from p2p.protocol.join import Roster
+from p2p.protocol.prices import Terms
 from p2p.version import Version
 from tests.swarm.test_activation import hand_back, orders, slow
 from tests.swarm.test_head import Bench, Node, check_books, good, open_head, publish

@@ -17,21 +17,9 @@ from p2p.errors import ChannelClosed
 from p2p.identity import Identity
 from p2p.limits import GREETING_WINDOW, HANDSHAKE_S, MAX_FRAME, PROTOCOL_VERSION
 from p2p.membership.banlist import SHUN_S
-from p2p.protocol.messages import (
-    Assign,
-    Bye,
-    Catalog,
-    Chunk,
-    GetParts,
-    Have,
-    Parts,
-    Rejection,
-    Renewal,
-    Roster,
-    Subscribe,
-    Want,
-    Welcome,
-)
+from p2p.protocol.generation import Assign
+from p2p.protocol.join import Bye, Rejection, Renewal, Roster, Welcome
+from p2p.protocol.versions import Catalog, Chunk, GetParts, Have, Parts, Subscribe, Want
 from p2p.protocol.wire import encode
 from p2p.version import Version
 from p2p.weights.manifest import CODEC, Header, ManifestSigner, open_part

@@ -20,7 +20,7 @@ from learner.journal.token_writer import JOURNAL_S, JOURNAL_SEQUENCE
 from learner.rollouts.group import ATTEMPTS
 from learner.trajectory import Group
 from p2p.errors import first_of
-from p2p.protocol.messages import GenerateRequest, Rejected, TokenRun, Tokens
+from p2p.protocol.generation import GenerateRequest, Rejected, TokenRun, Tokens
 from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version
 from tests.support.harness import RUN, WALL

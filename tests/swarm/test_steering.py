@@ -9,7 +9,7 @@ import trio
 
 from learner.rewards.scoring import Scorer
 from learner.tasks.port import Prompt, Score
-from p2p.protocol.messages import GenerateRequest, Interrupt, TokenRun, Tokens, unpack_ids
+from p2p.protocol.generation import GenerateRequest, Interrupt, TokenRun, Tokens, unpack_ids
 from p2p.protocol.rollout import TokenEvent
 from tests.swarm.test_head import Node, check_books, good, open_head
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from node.engine.fake import ScriptedCore, ScriptedSettings
 from node.serving.batcher import FLUSH_S, FLUSH_TOKENS
-from p2p.protocol.messages import Abort
+from p2p.protocol.generation import Abort
 from tests.support.harness import NodeUnderTest, Swarm, make_state, open_swarm
 
 STEP_S = 0.05

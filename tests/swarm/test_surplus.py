@@ -14,7 +14,7 @@ from learner.client.messages import CommitStep, Log
 from learner.journal.journal import Journal
 from learner.journal.token_writer import JOURNAL_S
 from learner.trajectory import Group
-from p2p.protocol.messages import Abort, GenerateRequest, TokenRun, Tokens
+from p2p.protocol.generation import Abort, GenerateRequest, TokenRun, Tokens
 from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version
 from tests.support.harness import RUN

@@ -10,7 +10,7 @@ import pytest
 
 from node.engine.pipe import Events, decode, encode
 from node.serving.batcher import FLUSH_S, FLUSH_TOKENS, TOKENS_PER_MESSAGE, TokenBatcher
-from p2p.protocol.messages import Tokens
+from p2p.protocol.generation import Tokens
 from p2p.protocol.rollout import Completion, TokenEvent
 from p2p.version import Version
 

@@ -7,7 +7,7 @@ from itertools import permutations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.protocol.messages import CatalogEntry
+from p2p.protocol.versions import CatalogEntry
 from p2p.version import Version
 from p2p.weights.catalog import plan_catch_up
 

@@ -19,7 +19,7 @@ from p2p.layout import Layout
 from p2p.limits import PROTOCOL_VERSION
 from p2p.membership.admission import make_ticket
 from p2p.membership.gate import MEMBERSHIP_S, Gate
-from p2p.protocol.messages import Hello
+from p2p.protocol.join import Hello
 from p2p.protocol.rollout import Span
 from p2p.version import Version
 from p2p.weights.manifest import CODEC, Header, ManifestSigner, open_header

@@ -13,7 +13,7 @@ from learner.rollouts.collector import Collector
 from learner.rollouts.group import ATTEMPTS, first_attempt
 from learner.rollouts.outcomes import Accepted, EventRefused, FinishedGroup, GroupAborted, Ignored, Requeued, Sampling
 from learner.tasks.port import Score
-from p2p.protocol.messages import TokenRun
+from p2p.protocol.generation import TokenRun
 from p2p.protocol.rollout import Span, TokenEvent
 from p2p.version import Version
 

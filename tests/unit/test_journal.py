@@ -18,7 +18,7 @@ from learner.journal.records import Piece, ReservedGroup, Unwritten
 from learner.rollouts.recovery import plan_resume
 from learner.trajectory import Group, Trajectory
 from p2p.errors import UsageError
-from p2p.protocol.messages import TokenRun
+from p2p.protocol.generation import TokenRun
 from p2p.protocol.rollout import Completion, Span, TokenEvent
 from p2p.version import Version
 

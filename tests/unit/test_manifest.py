@@ -13,8 +13,9 @@ from p2p.errors import Refusal
 from p2p.identity import Identity
 from p2p.layout import Layout
 from p2p.limits import MAX_CHUNK, MAX_SEGMENT, MAX_SEGMENT_CHUNKS, MAX_TABLE, MAX_TENSORS
-from p2p.protocol.messages import Parts
-from p2p.protocol.wire import decode, encode
+from p2p.protocol.messages import decode
+from p2p.protocol.versions import Parts
+from p2p.protocol.wire import encode
 from p2p.version import Version
 from p2p.weights.manifest import (
     CODEC,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
+from msgspec.structs import replace
 
 from learner.head.node_state import DELIVERED, DELIVERY_S, MAX_BYTES, NodeState
-from p2p.protocol.messages import NodeStatus
+from p2p.protocol.generation import NodeStatus
 from p2p.version import Version
 
 

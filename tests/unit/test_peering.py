@@ -8,7 +8,7 @@ import trio.testing
 from p2p.channel.memory import MemorySwitch
 from p2p.identity import Identity
 from p2p.membership.peering import Peering
-from p2p.protocol.messages import RosterEntry
+from p2p.protocol.join import RosterEntry
 
 
 async def test_a_dial_that_outlives_its_roster_just_ends(monkeypatch) -> None:

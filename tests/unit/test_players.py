@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import trio.testing
 from blake3 import blake3
@@ -37,8 +38,9 @@ from netem.networks.profile import Profile, build_profile
 from p2p.channel.memory import MemorySwitch
 from p2p.channel.port import BULK
 from p2p.errors import ChannelClosed, UsageError
-from p2p.protocol.messages import Chunk, Have
-from p2p.protocol.wire import decode, encode
+from p2p.protocol.messages import decode
+from p2p.protocol.versions import Chunk, Have
+from p2p.protocol.wire import encode
 
 HOSTS = {"learner": "10.77.0.1", "node-1": "10.77.0.2", "node-2": "10.77.0.3"}
 NODE = Role("node", "node-1", HOSTS["node-1"], "/nowhere", HOSTS, "learner", {"width": 1})
@@ -195,7 +197,7 @@ def test_a_rogue_tampers_with_chunks_only() -> None:
     conduct.turn("corrupt")
     sent = conduct.out(CHUNK)
     assert sent is not None and conduct.out(HAVE) == HAVE
-    assert decode(sent) == replace(decode(CHUNK), data=bytes([ord("b") ^ 1]) + b"ytes")
+    assert decode(sent) == msgspec.structs.replace(decode(CHUNK), data=bytes([ord("b") ^ 1]) + b"ytes")
     conduct.turn("withhold")
     assert conduct.out(CHUNK) is None and conduct.out(HAVE) == HAVE
     with pytest.raises(ValueError, match="dust"):

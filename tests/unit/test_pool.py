@@ -7,7 +7,7 @@ import pytest
 from learner.economy.activation import Rules
 from learner.economy.pool import Pool
 from learner.economy.priced_nodes import Seen
-from p2p.protocol.messages import Terms
+from p2p.protocol.prices import Terms
 
 QUICK = Rules(dwell_s=10.0, explore_s=10.0)
 

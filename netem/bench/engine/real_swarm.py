@@ -30,7 +30,7 @@ from p2p.errors import ShoalError
 from p2p.identity import Identity
 from p2p.membership.admission import make_ticket
 from p2p.protocol.descriptor import pack_descriptor
-from p2p.protocol.messages import Assign, Tokens
+from p2p.protocol.generation import Assign, Tokens
 from p2p.weights.encode import encode_version
 from p2p.weights.state import FlatState
 

@@ -14,7 +14,7 @@ import psutil
 from learner.journal.records import Piece
 from learner.rollouts.controller import Rollouts
 from netem.bench.head.simulated_nodes import STOP, Board, age_s
-from p2p.protocol.messages import Tokens
+from p2p.protocol.generation import Tokens
 
 SAMPLE_EVERY = 8
 """Of so many Tokens messages one is asked for the age of its tokens."""

@@ -34,8 +34,11 @@ from p2p.identity import Identity
 from p2p.limits import PROTOCOL_VERSION
 from p2p.membership.admission import Ticket, read_ticket
 from p2p.membership.peering import REDIAL_S
-from p2p.protocol.messages import Abort, Assign, Hello, Installed, NodeStatus, TokenRun, Tokens, Welcome
-from p2p.protocol.wire import decode, encode
+from p2p.protocol.generation import Abort, Assign, NodeStatus, TokenRun, Tokens
+from p2p.protocol.join import Hello, Welcome
+from p2p.protocol.messages import decode
+from p2p.protocol.versions import Installed
+from p2p.protocol.wire import encode
 from p2p.version import Version
 
 STOP = 0

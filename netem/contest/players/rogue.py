@@ -5,12 +5,15 @@ It sits between the player and its bulk channels, so all but the cheating is pro
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from p2p.channel.port import Channel, ChannelStats, PathState
 from p2p.limits import CHANNEL_WINDOW
-from p2p.protocol.messages import Chunk
-from p2p.protocol.wire import decode, encode
+from p2p.protocol.messages import decode
+from p2p.protocol.versions import Chunk
+from p2p.protocol.wire import encode
 
 HONEST, CORRUPT, WITHHOLD = "honest", "corrupt", "withhold"
 

@@ -35,7 +35,8 @@ from p2p.limits import KIB, MIB
 from p2p.membership.admission import make_ticket
 from p2p.membership.links import Link
 from p2p.membership.peering import JoinRefused, Peering
-from p2p.protocol.messages import Catalog, CatalogEntry, Chunk, Grouping, Report, Roster
+from p2p.protocol.join import Grouping, Roster
+from p2p.protocol.versions import Catalog, CatalogEntry, Chunk, Report
 from p2p.version import Version
 from p2p.weights.encode import chunk_bytes_for, encode_version
 from p2p.weights.manifest import CODEC, Header, Manifest, ManifestSigner

@@ -210,8 +210,8 @@ class Lanes(Policy):
         lane.holds.add(chunk)
         self._seeding.has(lane.name, chunk, now)
 
-    def held(self, chunk: int, *, seed: int, now: float) -> None:
-        self._seeding.held(chunk, seed=seed, now=now)
+    def held(self, chunk: int, *, duty: int, now: float) -> None:
+        self._seeding.held(chunk, duty=duty, now=now)
 
     def tick(self, now: float) -> None:
         lagging = {lane.name for lane in self._lanes.values() if lane.peers.keys() <= self.session.lagging}
@@ -252,8 +252,8 @@ class Lanes(Policy):
                 if not self._own:
                     self._help(now)
                 return self._next_own(ready)
-            name, chunk, seed = found
-            if seed:
+            name, chunk, duty = found
+            if duty:
                 return self._distributor(self._lanes[name], members[name], chunk), chunk, EVERYWHERE
             if now - self._own_at.get(chunk, float("-inf")) >= OVERDUE_S:
                 self._own_at[chunk] = now

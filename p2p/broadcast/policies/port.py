@@ -36,8 +36,8 @@ class Policy:
     def has(self, peer: str, chunk: int, now: float) -> None:
         """`peer` holds `chunk`, and was not known to."""
 
-    def held(self, chunk: int, *, seed: int, now: float) -> None:
-        """`chunk` is here, verified (or, at the source, made). `seed`: what the sender asks to be done with it."""
+    def held(self, chunk: int, *, duty: int, now: float) -> None:
+        """`chunk` is here, verified (or, at the source, made). `duty`: what the sender asks to be done with it."""
 
     def entrusted(self, chunk: int, duty: int, now: float) -> None:
         """`chunk`, which was here already, came with a duty."""

@@ -106,9 +106,9 @@ class Relaying(Policy):
         if self.session.places is not None:
             self._spanning.left(peer, now, self.session.places)
 
-    def held(self, chunk: int, *, seed: int, now: float) -> None:
-        if seed:
-            self.entrusted(chunk, seed, now)
+    def held(self, chunk: int, *, duty: int, now: float) -> None:
+        if duty:
+            self.entrusted(chunk, duty, now)
 
     def entrusted(self, chunk: int, duty: int, now: float) -> None:
         places = self.session.places

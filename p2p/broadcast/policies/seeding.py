@@ -153,7 +153,7 @@ class Seeding(Policy):
         if out.lacking <= 0:
             self._done(chunk, out)
 
-    def held(self, chunk: int, *, seed: int, now: float) -> None:
+    def held(self, chunk: int, *, duty: int, now: float) -> None:
         self._unseeded.add(chunk)
 
     def unseed(self, chunk: int) -> None:

@@ -1,0 +1,143 @@
+"""Messages of generation: the head asks for sequences, a node answers with tokens and says how it is.
+
+Must not know engines, groups or rewards. The values inside are those of `protocol.rollout`, packed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from p2p.protocol.rollout import FINISH_REASONS, Generate, TokenEvent
+from p2p.protocol.wire import Blob, Count, Message, Real, Record, Row, Text
+from p2p.version import Version
+
+
+class GenerateRequest(Record, frozen=True):
+    """`Generate` on the wire: token ids packed as little-endian uint32."""
+
+    request_id: Text
+    prompt_ids: Blob
+    prefix_ids: Blob
+    stop_ids: Blob
+    max_new_tokens: Count
+    seed: Count
+    min_version: Version
+    temperature: Real
+    top_p: Real
+    exact_version: Version | None
+
+    @classmethod
+    def of(cls, g: Generate) -> GenerateRequest:
+        return cls(
+            g.request_id, pack_ids(g.prompt_ids), pack_ids(g.prefix_ids), pack_ids(g.stop_ids), g.max_new_tokens, g.seed,
+            g.min_version, g.temperature, g.top_p, g.exact_version,
+        )  # fmt: skip
+
+    def generate(self) -> Generate:
+        return Generate(
+            request_id=self.request_id, prompt_ids=unpack_ids(self.prompt_ids), max_new_tokens=self.max_new_tokens,
+            stop_ids=unpack_ids(self.stop_ids), seed=self.seed, min_version=self.min_version,
+            temperature=self.temperature, top_p=self.top_p, prefix_ids=unpack_ids(self.prefix_ids),
+            exact_version=self.exact_version,
+        )  # fmt: skip
+
+
+class Assign(Message, frozen=True, tag="assign"):
+    """Head to node: generate these. `finish_s` is for how many seconds the node may hold a newer version back so that they end
+    under the weights that they began with; 0: they go on under the newer ones."""
+
+    requests: Row[GenerateRequest]
+    finish_s: Real = 0.0
+
+
+class Abort(Message, frozen=True, tag="abort"):
+    """Forget these requests (all of them when empty); no answer comes."""
+
+    request_ids: Row[Text]
+
+
+class Interrupt(Message, frozen=True, tag="interrupt"):
+    """Head to node: hand these back with what was made of them. Each ends with a run whose `finish` is "interrupt"; one that is
+    not here any more has ended already."""
+
+    request_ids: Row[Text]
+
+
+class TokenRun(Record, frozen=True):
+    """`TokenEvent` on the wire: ids as uint32, logprobs as float32, little-endian."""
+
+    request_id: Text
+    start: Count
+    ids: Blob
+    logprobs: Blob
+    version: Version
+    finish: Text
+    message: Text
+    start_version: Version | None = None
+    end_version: Version | None = None
+
+    @classmethod
+    def of(cls, e: TokenEvent) -> TokenRun:
+        logprobs = np.asarray(e.logprobs, dtype="<f4").tobytes()
+        return cls(
+            e.request_id, e.start, pack_ids(e.ids), logprobs, e.version, e.finish, e.message, e.start_version, e.end_version
+        )
+
+    def event(self) -> TokenEvent:
+        """ValueError when lengths do not match or the finish reason is unknown."""
+        ids = unpack_ids(self.ids)
+        if len(self.logprobs) != 4 * len(ids):
+            raise ValueError(f"{len(ids)} tokens with {len(self.logprobs)} bytes of logprobs")
+        if self.finish not in FINISH_REASONS:
+            raise ValueError(f"unknown finish reason {self.finish[:20]!r}")
+        logprobs = np.frombuffer(self.logprobs, dtype="<f4")
+        return TokenEvent(
+            self.request_id, self.start, ids, logprobs, self.version, self.finish, self.message, self.start_version,
+            self.end_version,
+        )  # fmt: skip
+
+
+class Tokens(Message, frozen=True, tag="tokens"):
+    runs: Row[TokenRun]
+
+
+class Rejected(Message, frozen=True, tag="rejected"):
+    """Node to head: this request is not taken; `version` is what the node serves. Retryable when the request is not to blame:
+    it goes to others, or here again later, unless `cause` (of `rollout.CAUSES`, "" for any other) says that it is never
+    served here."""
+
+    request_id: Text
+    version: Version
+    reason: Text
+    retryable: bool
+    cause: Text = ""
+
+
+class NodeStatus(Message, frozen=True, tag="status"):
+    """Node to head, about once a second and after each install. `ready` is False until an engine serves a version, `updating`
+    True while it finishes what it runs before it commits a newer one, and takes nothing new."""
+
+    ready: bool
+    version: Version
+    running: Count
+    waiting: Count
+    capacity: Count
+    tokens: Count
+    tokens_per_s: Real
+    pid: Count
+    rss_bytes: Count
+    updating: bool = False
+    sent_bytes: Count = 0
+    """payload of the chunks that it has sent since it started"""
+    kv_tokens: Count = 0
+    """tokens whose keys and values its engine can hold at once; 0 where memory sets no bound that it knows"""
+
+
+def pack_ids(ids: tuple[int, ...]) -> bytes:
+    return np.asarray(ids, dtype="<u4").tobytes()
+
+
+def unpack_ids(data: bytes) -> tuple[int, ...]:
+    if len(data) % 4:
+        raise ValueError("token ids are not whole uint32 values")
+    return tuple(np.frombuffer(data, dtype="<u4").tolist())

@@ -1,0 +1,111 @@
+"""Messages that bring a version to the nodes: what can be fetched, signed manifests, chunks, and who holds or wants which.
+
+Must not know sessions, nor which chunk goes to whom.
+"""
+
+from __future__ import annotations
+
+from p2p.protocol.wire import Blob, Count, Message, Real, Record, Row, Text
+from p2p.version import Version
+
+
+class CatalogEntry(Record, frozen=True):
+    """A retained manifest that a node may fetch. `size` is payload bytes (0 while it is being made)."""
+
+    mid: Blob
+    kind: Text
+    version: Version
+    base: Version | None
+    base_digest: Blob
+    state_digest: Blob
+    size: Count
+
+
+class Catalog(Message, frozen=True, tag="catalog"):
+    """Head to a joiner: what can be fetched, and which version is current."""
+
+    current: Version
+    entries: Row[CatalogEntry]
+
+
+class GetCatalog(Message, frozen=True, tag="get_catalog"):
+    """Node to head: send me the catalog again."""
+
+
+class Parts(Message, frozen=True, tag="parts"):
+    """Signed manifest parts (header, segment records, seal), each verifiable by itself against the head's key."""
+
+    mid: Blob
+    parts: Row[Blob]
+
+
+class GetParts(Message, frozen=True, tag="get_parts"):
+    """Send me the manifest parts you have of `mid`."""
+
+    mid: Blob
+
+
+class Follow(Message, frozen=True, tag="follow"):
+    """Sender wants every new delta pushed as it is made (True), or no longer (False)."""
+
+    on: bool
+
+
+class Subscribe(Message, frozen=True, tag="subscribe"):
+    """Sender takes part in the spreading of `mid` and holds these chunks already (bitmap, bit i of byte i//8)."""
+
+    mid: Blob
+    have: Blob
+
+
+class Have(Message, frozen=True, tag="have"):
+    """Sender verified and holds these chunks of `mid`."""
+
+    mid: Blob
+    chunks: Row[Count]
+
+
+class Want(Message, frozen=True, tag="want"):
+    """Sender asks for these chunks, under a lease that it keeps itself."""
+
+    mid: Blob
+    chunks: Row[Count]
+
+
+class Relieve(Message, frozen=True, tag="relieve"):
+    """Source to whoever relays these chunks: they go to the others from here, do not relay them. Where peers are in groups, to
+    those of the receiver's own group: what it is to bring to other groups stays with it."""
+
+    mid: Blob
+    chunks: Row[Count]
+
+
+class Chunk(Message, frozen=True, tag="chunk"):
+    """One chunk. `duty` is what the receiver is to do with it: 0 nothing; 1, from the source only, it is the chunk's distributor:
+    relay it to everyone who lacks it; else bring it to these groups of peers (see `broadcast.groups`)."""
+
+    mid: Blob
+    index: Count
+    duty: Count
+    data: Blob
+
+
+class Report(Message, frozen=True, tag="report"):
+    """Node to head: what a peer sent was refused and the peer dropped. The head weighs it and never evicts on one."""
+
+    peer: Text
+    version: Version
+    chunk: Count
+    reason: Text
+
+
+class Installed(Message, frozen=True, tag="installed"):
+    """Node to head: this version is in place and its state digest was checked. Times in seconds."""
+
+    version: Version
+    state_digest: Blob
+    pause_s: Real
+    apply_s: Real
+    transfer_s: Real
+    bytes_from_head: Count
+    bytes_from_peers: Count
