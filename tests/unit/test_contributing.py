@@ -1,4 +1,4 @@
-"""CONTRIBUTING's map of the code: each row names a place, and a test of it, that are there. (`test_docs` looks at all other pages.)"""
+"""CONTRIBUTING's map of the code: each row names a place, and a test of it, that are there. `test_docs` has the other pages."""
 
 from __future__ import annotations
 
