@@ -1,4 +1,4 @@
-"""`shoal bench head`, small: its numbers add up. What they are on a quiet machine is in bench/RESULTS.md."""
+"""`shoal bench head`, small: its numbers add up. What they are on a quiet machine is in bench/head.md."""
 
 from __future__ import annotations
 

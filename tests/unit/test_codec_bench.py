@@ -101,6 +101,7 @@ def test_wrong_names_are_said() -> None:
     assert "8b-layer" in CASES
 
 
+@pytest.mark.slow
 def test_the_demos_model_really_trains() -> None:
     one, two = demo_updates(3e-4, (1, 2))
     assert np.array_equal(one.new, two.old) and one.step == 1 and two.changed > 0.1 * two.values

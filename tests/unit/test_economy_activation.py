@@ -215,6 +215,7 @@ def test_with_work_in_hand_no_margin_is_paid_for() -> None:
     assert [len(pool.step(want).active) for _ in range(60)][-1] == 9  # 1.1 times
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(fleets.filter(lambda f: len(f) > 2), st.floats(0.1, 0.8), st.integers(0, 1000))
 def test_work_in_hand_makes_no_flapping(nodes: list[tuple[float, float]], share: float, seed: int) -> None:
@@ -232,6 +233,7 @@ def test_work_in_hand_makes_no_flapping(nodes: list[tuple[float, float]], share:
     assert pool.changes - changes <= 10, pool.said
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(fleets, st.floats(0.1, 1.5), st.floats(0, 6), st.integers(0, 100), st.floats(0.0, 0.05))
 def test_the_cap_is_never_exceeded(nodes: list[tuple[float, float]], share: float, cap: float, seed: int, idle: float) -> None:

@@ -47,7 +47,8 @@ def test_a_small_swarm_without_sites_is_one_group() -> None:
     assert not grid.grouped
 
 
-@pytest.mark.parametrize(("count", "degree"), [(33, 14), (64, 16), (128, 26), (256, 36), (512, 54), (1000, 72), (2000, 100)])
+@pytest.mark.parametrize(("count", "degree"), [(33, 14), (64, 16), (128, 26), (256, 36), (512, 54), (1000, 72),
+                                               pytest.param(2000, 100, marks=pytest.mark.slow)])
 def test_the_degree_grows_as_the_square_root(count: int, degree: int) -> None:
     grid = Grid(names(count))
     check(grid, set(names(count)))
