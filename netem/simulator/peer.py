@@ -98,7 +98,7 @@ class SimPeer(SimPump):
             session.join(other, (), now)
         session.learn(range(plan.total), now)
         for chunk in range(plan.total):
-            session.hold(chunk, None, seed=0, now=now)
+            session.hold(chunk, None, duty=0, now=now)
         session.close(plan.total)
         self.pump()
 
@@ -183,11 +183,11 @@ class SimPeer(SimPump):
         self._learn(plan.segment(chunk))
         seed = message.seed if source == self.source or message.seed != EVERYWHERE else 0
         if chunk in session.held:
-            session.hold(chunk, source, seed=seed, now=now)
+            session.hold(chunk, source, duty=seed, now=now)
             self.duplicate_bytes += plan.size(chunk)
             self.post(source, have(plan.number, (chunk,)))
             return
-        session.hold(chunk, source, seed=seed, now=now)
+        session.hold(chunk, source, duty=seed, now=now)
         self.loop.moved_at = now
         answered = self._news.came_from(source, chunk)
         if answered:

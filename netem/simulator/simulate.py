@@ -21,7 +21,7 @@ from netem.simulator.cores import Machine
 from netem.simulator.loop import BroadcastSimulation, SimFault, SimResult
 from netem.simulator.wire import SimVersion
 from p2p.broadcast.peer_groups import Grid
-from p2p.broadcast.policies.port import DEFAULT, POLICIES
+from p2p.broadcast.policies.registry import DEFAULT, POLICIES
 from p2p.errors import UsageError
 from p2p.weights.encode import chunk_bytes_for
 

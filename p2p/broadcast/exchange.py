@@ -15,7 +15,7 @@ import trio
 from p2p.broadcast.arrivals import accept_header
 from p2p.broadcast.inbox import Inbox, RefusedBy
 from p2p.broadcast.peer_groups import PeerPlaces
-from p2p.broadcast.policies.port import DEFAULT
+from p2p.broadcast.policies.registry import DEFAULT
 from p2p.broadcast.pump import Pump
 from p2p.broadcast.session import Session
 from p2p.broadcast.transfer import ASK_PARTS_S, Neighbour, Traffic, Transfer, bitmap
@@ -156,7 +156,7 @@ class Exchange:
         self.store.pin(d for d in map(spread.manifest.chunk_digest, chunks) if d is not None)
         spread.session.learn(chunks, now)
         for chunk in chunks:
-            spread.session.hold(chunk, None, seed=0, now=now)
+            spread.session.hold(chunk, None, duty=0, now=now)
         if spread.manifest.whole and spread.manifest.seal is not None:
             spread.session.close(spread.manifest.seal.chunks)
             spread.traffic.done_at = now

@@ -107,7 +107,7 @@ class Inbox:
         # Only the source makes a peer the distributor of a chunk; others may ask it to bring one to some groups.
         seed = message.seed if peer.name == self._head or message.seed != EVERYWHERE else 0
         if message.index in spread.session.held:
-            spread.session.hold(message.index, peer.name, seed=seed, now=now)
+            spread.session.hold(message.index, peer.name, duty=seed, now=now)
             spread.traffic.duplicates += len(message.data)
             peer.post(Have(message.mid, (message.index,)))
             return
@@ -127,7 +127,7 @@ class Inbox:
             traffic.from_head += len(message.data)
         else:
             traffic.from_peers += len(message.data)
-        spread.session.hold(message.index, peer.name, seed=seed, now=now)
+        spread.session.hold(message.index, peer.name, duty=seed, now=now)
         answered = spread.news.came_from(peer.name, message.index)
         if answered:
             peer.post(Have(message.mid, tuple(answered)))

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from p2p.broadcast.chunkset import ChunkSet, bits_of
 from p2p.broadcast.leases import MAX_WANTS_PER_PEER, Pulls
 from p2p.broadcast.peer_groups import PeerPlaces
-from p2p.broadcast.policies.port import DEFAULT, Policy, Push, make_policy
+from p2p.broadcast.policies.port import Policy, Push, Relieved
+from p2p.broadcast.policies.registry import DEFAULT, make_policy
 from p2p.limits import LEASE_S, MAX_CHUNK
 
 MAX_INFLIGHT = 32
@@ -128,10 +129,6 @@ class Session:
     def missing(self) -> int:
         """Provable chunks not held."""
         return len(self._pulls.missing)
-
-    @property
-    def source_name(self) -> str:
-        return self.me if self.source is None else self.source
 
     @property
     def places(self) -> PeerPlaces | None:
@@ -264,17 +261,17 @@ class Session:
 
     # --- chunks ------------------------------------------------------------------------------------------------------
 
-    def hold(self, chunk: int, sender: str | None, *, seed: int, now: float) -> bool:
+    def hold(self, chunk: int, sender: str | None, *, duty: int, now: float) -> bool:
         """A verified chunk is held now. False when it was held before (a duplicate).
 
-        `seed`: 1 when the source made this peer its distributor, else a duty for some groups (see `groups`), 0 for none. At
-        the source itself `sender` is None.
+        `duty`: EVERYWHERE when the source made this peer its distributor, else the set of groups to bring it to (see
+        `peer_groups`), 0 for none. At the source itself `sender` is None.
         """
         self._pulls.came(chunk, sender, now, held=chunk in self.held)
         if chunk in self.held:
             self.duplicates += 1
-            if seed and self.places is not None:
-                self._policy.entrusted(chunk, seed, now)
+            if duty and self.places is not None:
+                self._policy.entrusted(chunk, duty, now)
             return False
         self.held.add(chunk)
         self._holds.add(chunk)
@@ -282,7 +279,7 @@ class Session:
             self._news.append(chunk)
         if sender is not None and sender in self._peers:
             self._peers[sender].has.add(chunk)
-        self._policy.held(chunk, seed=seed, now=now)
+        self._policy.held(chunk, duty=duty, now=now)
         return True
 
     def lose(self, chunk: int, now: float) -> None:
@@ -356,7 +353,7 @@ class Session:
                 chunk = entry.wanted.popleft()
                 if chunk in self.held and chunk not in entry.has and chunk not in entry.sent:
                     self._hand(peer, chunk, now)
-                    return peer, chunk, self._policy.claim(peer, chunk, now)
+                    return Push(peer, chunk, self._policy.claim(peer, chunk, now))
             self._askers.discard(peer)
         return None
 
@@ -370,7 +367,7 @@ class Session:
         """The source says that it hands these to the others itself."""
         self._policy.relieve(chunks)
 
-    def relieved(self) -> list[tuple[str, int]]:
+    def relieved(self) -> list[Relieved]:
         """Distributors that the source has to tell so, and the chunks, since the last call."""
         return self._policy.relieved()
 

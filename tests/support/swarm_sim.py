@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from p2p.broadcast.exchange import TICK_S
 from p2p.broadcast.gossip import ANSWER_AFTER, GOSSIP_S
 from p2p.broadcast.leases import MAX_WANTS, MAX_WANTS_PER_PEER
-from p2p.broadcast.policies.port import DEFAULT
+from p2p.broadcast.policies.registry import DEFAULT
 from p2p.broadcast.session import MAX_INFLIGHT, Session
 
 SOURCE = "source"
@@ -116,7 +116,7 @@ class Sim:
         session = Session(me=name, source=source, now=self.now, catching=catching, policy=self.policy, memory=memory)
         peer = self.peers[name] = SimPeer(name, session, chunk_s, withholds, down_s)
         for chunk in holds:
-            session.hold(chunk, None, seed=False, now=self.now)
+            session.hold(chunk, None, duty=False, now=self.now)
         mine = frozenset(session.held)
         for other in self.others(name):
             peer.session.join(other.name, (), self.now)
@@ -155,7 +155,7 @@ class Sim:
     def _made(self, chunk: int) -> None:
         session = self.peers[SOURCE].session
         session.learn([chunk], self.now)
-        session.hold(chunk, None, seed=False, now=self.now)
+        session.hold(chunk, None, duty=False, now=self.now)
         self.pump(SOURCE)
 
     def _seal(self) -> None:
@@ -250,7 +250,7 @@ class Sim:
             return
         session, src = peer.session, sender.name
         session.learn([chunk], self.now)
-        if session.hold(chunk, src, seed=seed and src == SOURCE, now=self.now):
+        if session.hold(chunk, src, duty=seed and src == SOURCE, now=self.now):
             peer.got_from[src] += 1
             waiting = peer.unanswered.setdefault(src, [])
             waiting.append(chunk)

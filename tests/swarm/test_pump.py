@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from p2p.broadcast.policies.port import DEFAULT
+from p2p.broadcast.policies.registry import DEFAULT
 from p2p.broadcast.pump import Pump
 from p2p.broadcast.session import Session
 from p2p.broadcast.transfer import Neighbour, Traffic
@@ -80,7 +80,7 @@ async def drive(
             nursery.start_soon(pipes[name].run)
             nursery.start_soon(pump.serve, Neighbour(name, lambda message: None, pipes[name], 0.0))  # type: ignore[arg-type]
         for chunk in range(chunks):
-            session.hold(chunk, None, seed=False, now=trio.current_time())
+            session.hold(chunk, None, duty=False, now=trio.current_time())
         nursery.start_soon(pump.run)
         for _ in range(int(seconds / 0.05)):
             await trio.sleep(0.05)

@@ -186,7 +186,7 @@ class Copies:
         self.dead: set[str] = set()
 
     def run(self, first: str, duty: int = EVERYWHERE) -> None:
-        self.sessions[first].hold(0, "source", seed=duty, now=0.0)
+        self.sessions[first].hold(0, "source", duty=duty, now=0.0)
         self.settle()
 
     def settle(self) -> None:
@@ -202,7 +202,7 @@ class Copies:
                     target, chunk, duty = found
                     self.log.append((peer, target))
                     if target not in self.dead:
-                        self.sessions[target].hold(chunk, peer, seed=duty, now=0.0)
+                        self.sessions[target].hold(chunk, peer, duty=duty, now=0.0)
 
     @property
     def holders(self) -> set[str]:
@@ -287,8 +287,8 @@ def test_a_duty_of_somebody_elses_is_done_once() -> None:
     session.learn([0], 0.0)
     for peer in "abc":
         session.join(peer, (), 0.0)
-    session.hold(0, "a", seed=duty_of([1]), now=0.0)
+    session.hold(0, "a", duty=duty_of([1]), now=0.0)
     assert session.next(["a", "b", "c"], 0.0) == ("b", 0, duty_of([1]))
-    session.hold(0, "a", seed=duty_of([1, 2]), now=0.0)
+    session.hold(0, "a", duty=duty_of([1, 2]), now=0.0)
     assert session.next(["a", "b", "c"], 0.0) == ("c", 0, duty_of([2])), "group 1 was seen to"
     assert session.next(["a", "b", "c"], 0.0) is None, "its own group was no part of it"

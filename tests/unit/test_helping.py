@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from p2p.broadcast.peer_groups import EVERYWHERE, Grid, PeerPlaces, duty_of
-from p2p.broadcast.policies.seeding import FIRST_WINDOW, HELP_AFTER_S
-from p2p.broadcast.policies.takeover import LOOK_S, SwarmPace, TakeOver, TakeOvers
+from p2p.broadcast.policies.seeding import FIRST_WINDOW, HELP_AFTER_S, SwarmPace
+from p2p.broadcast.policies.takeover import LOOK_S, TakeOver, TakeOvers
 from p2p.broadcast.session import Session
 
 LEFT, RIGHT = ("a", "b", "c"), ("x", "y", "z")
@@ -24,7 +24,7 @@ def source(holds: dict[str, list[int]], places: PeerPlaces = PLACES) -> Session:
     session = Session(me="source", source=None, now=0.0, places=places)
     session.learn(range(8), 0.0)
     for chunk in range(8):
-        session.hold(chunk, None, seed=0, now=0.0)
+        session.hold(chunk, None, duty=0, now=0.0)
     session.close(8)
     for peer in (*LEFT, *RIGHT):
         session.join(peer, holds.get(peer, ()), 0.0)
@@ -78,7 +78,7 @@ def test_who_is_relieved_still_brings_the_chunk_to_the_other_groups() -> None:
     relay.learn([0], 0.0)
     for peer in "ab":
         relay.join(peer, (), 0.0)
-    relay.hold(0, "source", seed=EVERYWHERE, now=0.0)
+    relay.hold(0, "source", duty=EVERYWHERE, now=0.0)
     relay.relieve([0])
     assert relay.next(["a", "b"], 0.0) == ("b", 0, duty_of([1]))
     assert relay.next(["a", "b"], 0.0) is None
@@ -95,7 +95,7 @@ def test_the_source_helps_once_all_is_handed_out_and_for_so_long_under_way() -> 
     total = int(lanes * FIRST_WINDOW)
     for chunk in range(total):
         session.learn([chunk], 0.0)
-        session.hold(chunk, None, seed=0, now=0.0)
+        session.hold(chunk, None, duty=0, now=0.0)
     session.close(total)
     peers = list(grid)
     to: dict[int, str] = {}

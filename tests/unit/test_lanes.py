@@ -24,7 +24,7 @@ def source() -> tuple[Session, PeerPlaces]:
         session.join(peer, (), 0.0)
     for chunk in range(CHUNKS):
         session.learn([chunk], 0.0)
-        session.hold(chunk, None, seed=0, now=0.0)
+        session.hold(chunk, None, duty=0, now=0.0)
     session.close(CHUNKS)
     return session, places
 

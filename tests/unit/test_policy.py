@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2p.broadcast.policies.port import POLICIES, make_policy
+from p2p.broadcast.policies.registry import POLICIES, make_policy
 from p2p.broadcast.session import Session
 from tests.support.swarm_sim import SOURCE, Sim
 
@@ -19,7 +19,7 @@ def children(policy: str, me: str, others: str) -> set[str]:
         session.join(peer, (), 0.0)
     session.learn(range(3), 0.0)
     for chunk in range(3):
-        session.hold(chunk, None if me == SOURCE else SOURCE, seed=False, now=0.0)
+        session.hold(chunk, None if me == SOURCE else SOURCE, duty=False, now=0.0)
     got: dict[str, list[int]] = {}
     while (found := session.next(peers, 0.0)) is not None:
         assert not found[2], "no plain policy has distributors"
@@ -57,7 +57,7 @@ def test_after_a_peer_left_those_behind_it_move_up_and_get_what_they_lack(policy
     for peer in "abc":
         session.join(peer, (), 0.0)
     for chunk in range(4):
-        session.hold(chunk, None, seed=False, now=0.0)
+        session.hold(chunk, None, duty=False, now=0.0)
     while session.next(["a", "b"], 0.0) is not None:
         pass
     session.peer_has("c", [0, 1], 1.0)

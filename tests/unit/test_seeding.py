@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from p2p.broadcast.policies.relaying import Queues
+from p2p.broadcast.policies.queues import Queues
 from p2p.broadcast.policies.seeding import OVERDUE_S, Seeding
 from p2p.broadcast.session import LAG_S, Session
 from tests.support.swarm_sim import SOURCE, Sim
@@ -17,7 +17,7 @@ def source(peers: str, chunks: int, memory: dict[str, float] | None = None) -> S
     for peer in peers:
         session.join(peer, (), 0.0)
     for chunk in range(chunks):
-        session.hold(chunk, None, seed=False, now=0.0)
+        session.hold(chunk, None, duty=False, now=0.0)
     session.close(chunks)
     return session
 
@@ -175,8 +175,8 @@ def test_a_relieved_distributor_does_not_push_the_chunk_whether_it_hears_before_
             relay.join(peer, (), 0.0)
         if before:
             relay.relieve([0])
-        relay.hold(0, SOURCE, seed=True, now=0.1)
-        relay.hold(1, SOURCE, seed=True, now=0.1)
+        relay.hold(0, SOURCE, duty=True, now=0.1)
+        relay.hold(1, SOURCE, duty=True, now=0.1)
         if not before:
             relay.relieve([0])
         assert relay.next(["b"], 0.2) == ("b", 1, False)
@@ -197,7 +197,7 @@ def test_memory_carries_from_one_version_to_the_next() -> None:
         for name in names:
             session.join(name, (), 0.0)
         for chunk in range(400):
-            session.hold(chunk, None, seed=False, now=0.0)
+            session.hold(chunk, None, duty=False, now=0.0)
         got: Counter[str] = Counter()
         while (found := session.next(names, 0.0)) is not None and found[2] and got[found[0]] < 30:
             got[found[0]] += 1
@@ -214,7 +214,7 @@ def test_memory_is_in_bytes_so_that_larger_chunks_are_fewer() -> None:
         for name in "ab":
             session.join(name, (), 0.0)
         for chunk in range(500):
-            session.hold(chunk, None, seed=False, now=0.0)
+            session.hold(chunk, None, duty=False, now=0.0)
         counts.append(sum(map(len, seeds(session, "ab", 0.0).values())))
     assert counts[0] >= 4 * counts[1] > 0
 
@@ -267,7 +267,7 @@ def test_a_version_that_is_over_soon_leaves_the_source_once() -> None:
     for peer in ("a", "b", "c"):
         session.join(peer, (), 0.0)
     for chunk in range(3):
-        session.hold(chunk, None, seed=False, now=0.0)
+        session.hold(chunk, None, duty=False, now=0.0)
     session.close(3)
     handed = [session.next(["a", "b", "c"], 0.01 * i) for i in range(20)]
     assert sorted(h[1] for h in handed if h is not None) == [0, 1, 2]
@@ -280,7 +280,7 @@ def test_a_neighbour_that_takes_no_part_yet_uses_nothing_up() -> None:
     session = Session(me=SOURCE, source=None, now=0.0)
     session.learn(range(4), 0.0)
     for chunk in range(4):
-        session.hold(chunk, None, seed=False, now=0.0)
+        session.hold(chunk, None, duty=False, now=0.0)
     session.close(4)
     for now in (0.0, 1.0, 2.0):
         session.tick(now)

@@ -283,7 +283,7 @@ def test_at_most_max_inflight_chunks_are_unacknowledged(monkeypatch) -> None:
     session = Session(me=SOURCE, source=None, now=0.0)
     session.join("a", (), 0.0)
     for chunk in range(2 * MAX_INFLIGHT):
-        session.hold(chunk, None, seed=False, now=0.0)
+        session.hold(chunk, None, duty=False, now=0.0)
     assert drain(session, "a", 0.0) == list(range(MAX_INFLIGHT))
     session.peer_has("a", [0, 1], 1.0)
     assert drain(session, "a", 1.0) == [MAX_INFLIGHT, MAX_INFLIGHT + 1]
@@ -303,7 +303,7 @@ def test_a_missing_chunk_is_asked_of_its_holder_and_then_of_another() -> None:
     assert session.wants(t + 3 * LEASE_S) == {SOURCE: [0]}
     session.wants(t + 7 * LEASE_S)  # all broke it: from the start again
     assert session.wants(t + 0.1 + 7 * LEASE_S) == {"a": [0]}
-    assert session.hold(0, "a", seed=False, now=19.0) and session.complete
+    assert session.hold(0, "a", duty=False, now=19.0) and session.complete
     assert session.wants(30.0) == {}
 
 
@@ -323,7 +323,7 @@ def test_a_peer_that_breaks_its_leases_is_not_asked_for_a_while() -> None:
         wants = session.wants(now)
         asked += wants.pop("liar", [])
         for chunk in wants.get(SOURCE, []):
-            session.hold(chunk, SOURCE, seed=False, now=now)
+            session.hold(chunk, SOURCE, duty=False, now=now)
             held += 1
         now += 0.5
     assert now < 1 + 4 * LEASE_S and held > 0
@@ -332,7 +332,7 @@ def test_a_peer_that_breaks_its_leases_is_not_asked_for_a_while() -> None:
         asked_now = session.wants(now + second)
         assert set(asked_now) == {SOURCE} and second + 2 * LEASE_S < DISTRUST_S
         deliver(session, asked_now, now + second)
-    session.hold(99, "liar", seed=False, now=now + 5)  # it was only slow
+    session.hold(99, "liar", duty=False, now=now + 5)  # it was only slow
     for step in range(8):
         asked_now = session.wants(now + 5 + 0.5 * step)
         if "liar" in asked_now:
@@ -345,7 +345,7 @@ def test_a_peer_that_breaks_its_leases_is_not_asked_for_a_while() -> None:
 def deliver(session: Session, asked: dict[str, list[int]], now: float) -> None:
     for name, chunks in asked.items():
         for chunk in chunks:
-            session.hold(chunk, name, seed=False, now=now)
+            session.hold(chunk, name, duty=False, now=now)
 
 
 def test_wants_start_small_grow_with_what_comes_and_stay_within_their_limits() -> None:
@@ -375,7 +375,7 @@ def test_wants_shrink_again_when_what_was_asked_for_comes_late() -> None:
         now = 1.0 + 0.5 * step
         if queue:
             name, chunk = queue.pop(0)
-            session.hold(chunk, name, seed=False, now=now)
+            session.hold(chunk, name, duty=False, now=now)
         queue += [(name, chunk) for name, chunks in session.wants(now).items() for chunk in chunks]
         assert 0 < len(queue) <= MAX_WANTS
         if step == 50:
@@ -390,13 +390,13 @@ def test_a_lease_lasts_while_chunks_come_from_its_peer_but_not_for_ever() -> Non
     session.join("b", [0], 0.0)
     session._peers["b"].has.discard(0)
     assert session.wants(0.0) == {"a": [0, 1]}
-    session.hold(1, "a", seed=False, now=LEASE_S - 0.1)
+    session.hold(1, "a", duty=False, now=LEASE_S - 0.1)
     session.peer_has("b", [0], LEASE_S)
     assert 0 not in session.wants(LEASE_S + 0.1).get("b", []), "the one in front of it came just now"
     now = LEASE_S
     for chunk in range(10, 40):  # and then always others
         now += LEASE_S - 0.1
-        session.hold(chunk, "a", seed=False, now=now)
+        session.hold(chunk, "a", duty=False, now=now)
         if 0 in session.wants(now).get("b", []):
             break
     else:
@@ -408,11 +408,11 @@ def test_a_chunk_sent_over_and_over_keeps_no_lease_alive() -> None:
     session = receiver(10, catching=True)
     session.join("a", range(10), 0.0)
     session.join("b", (), 0.0)
-    session.hold(9, "a", seed=False, now=0.0)
+    session.hold(9, "a", duty=False, now=0.0)
     assert session.wants(0.0) == {"a": [0, 1]}
     session.peer_has("b", [0, 1], 0.1)
     for step in range(1, 21):
-        session.hold(9, "a", seed=False, now=step * LEASE_S / 20)
+        session.hold(9, "a", duty=False, now=step * LEASE_S / 20)
     assert session.wants(LEASE_S) == {"b": [0, 1]}
     assert session.duplicates == 20
 
@@ -422,7 +422,7 @@ def test_a_chunk_on_a_slow_way_is_not_handed_over_again() -> None:
     session = Session(me=SOURCE, source=None, now=0.0)
     session.join("a", (), 0.0)
     for chunk in range(4):
-        session.hold(chunk, None, seed=False, now=0.0)
+        session.hold(chunk, None, duty=False, now=0.0)
     assert drain(session, "a", 0.0) == [0, 1, 2, 3]
     session.peer_has("a", [0], 4.0)
     session.peer_has("a", [1], 8.0)
@@ -437,7 +437,7 @@ def test_a_chunk_that_is_pulled_from_the_source_is_not_seeded_again() -> None:
     for name in ("a", "b"):
         session.join(name, (), 0.0)
     for chunk in range(6):
-        session.hold(chunk, None, seed=False, now=0.0)
+        session.hold(chunk, None, duty=False, now=0.0)
     session.peer_wants("a", [0, 1, 2], 0.0)
     assert [hand(session, "a", 0.0) for _ in range(3)] == [(0, True), (1, True), (2, True)]
     handed = [h for h in (hand(session, "b", 0.0) for _ in range(10)) if h]
@@ -460,7 +460,7 @@ def test_chunks_that_were_dropped_over_there_do_not_fill_the_window_for_good(mon
     session.join("a", (), 0.0)
     last = 2 * MAX_INFLIGHT
     for chunk in range(last + 1):
-        session.hold(chunk, None, seed=False, now=0.0)
+        session.hold(chunk, None, duty=False, now=0.0)
     assert drain(session, "a", 0.0) == list(range(MAX_INFLIGHT))
     session.peer_wants("a", [last], LEASE_S / 2)
     assert hand(session, "a", LEASE_S / 2) is None
@@ -472,7 +472,7 @@ def test_a_flood_of_wants_is_bounded() -> None:
     session = Session(me="me", source=SOURCE, now=0.0)
     session.learn(range(1000), 0.0)
     for chunk in range(1000):
-        session.hold(chunk, SOURCE, seed=False, now=0.0)
+        session.hold(chunk, SOURCE, duty=False, now=0.0)
     session.join("a", (), 0.0)
     session.peer_wants("a", list(range(1000)) * 5, 1.0)
     assert len(session._peers["a"].wanted) == MAX_QUEUED_WANTS
@@ -491,20 +491,20 @@ def test_a_flood_of_wants_is_bounded() -> None:
 def test_a_chunk_that_the_disk_lost_comes_from_a_peer_when_the_source_is_gone() -> None:
     session = receiver(2)
     session.join("a", (), 0.0)
-    session.hold(0, "a", seed=False, now=0.0)
-    session.hold(1, SOURCE, seed=True, now=0.0)
+    session.hold(0, "a", duty=False, now=0.0)
+    session.hold(1, SOURCE, duty=True, now=0.0)
     session.leave(SOURCE, 0.0)
     assert session.complete
     session.lose(0, 5.0)
     assert not session.complete and hand(session, "a", 5.0) == (1, False)
     assert session.wants(6.0) == {"a": [0]}
-    assert session.hold(0, "a", seed=False, now=6.5) and session.complete
+    assert session.hold(0, "a", duty=False, now=6.5) and session.complete
 
 
 def test_a_duplicate_is_counted_and_changes_nothing() -> None:
     session = receiver(2)
-    assert session.hold(0, SOURCE, seed=False, now=0.0)
-    assert not session.hold(0, SOURCE, seed=False, now=0.0)
+    assert session.hold(0, SOURCE, duty=False, now=0.0)
+    assert not session.hold(0, SOURCE, duty=False, now=0.0)
     assert session.duplicates == 1 and session.held == {0} and session.news() == [0] and session.news() == []
 
 
@@ -522,7 +522,7 @@ def test_a_peer_that_asks_for_everything_does_not_have_the_uplink_alone() -> Non
     for name in order:
         session.join(name, (), 0.0)
     for chunk in range(400):
-        session.hold(chunk, None, seed=False, now=0.0)
+        session.hold(chunk, None, duty=False, now=0.0)
     served: dict[str, int] = dict.fromkeys(order, 0)
     for step in range(300):
         now = 0.01 * step
@@ -542,7 +542,7 @@ def test_a_peer_that_never_acknowledges_is_handed_no_more_than_the_window_and_ot
     for name in ("deaf", "a"):
         session.join(name, (), 0.0)
     for chunk in range(200):
-        session.hold(chunk, None, seed=False, now=0.0)
+        session.hold(chunk, None, duty=False, now=0.0)
     got: dict[str, set[int]] = {"deaf": set(), "a": set()}
     order = ["deaf", "a"]
     for step in range(3000):

@@ -15,7 +15,7 @@ from netem.simulator.flows import FlowNetwork
 from netem.simulator.loop import SimFault, SimResult
 from netem.simulator.simulate import full_mesh, random_neighbours, simulate
 from netem.simulator.wire import SimVersion, wire_bytes
-from p2p.broadcast.policies.port import POLICIES
+from p2p.broadcast.policies.registry import POLICIES
 from p2p.errors import ShoalError, UsageError
 from p2p.limits import DEFAULT_SEGMENT, KIB, MIB
 
