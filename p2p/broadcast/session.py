@@ -11,7 +11,7 @@ announced it, from the source only when no other peer has it. Late joiners only 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from p2p.broadcast.chunkset import ChunkSet, bits_of
@@ -142,14 +142,16 @@ class Session:
 
     # --- peers -------------------------------------------------------------------------------------------------------
 
-    def join(self, peer: str, have: Iterable[int], now: float) -> None:
-        """`peer` takes part from now on and holds `have`."""
-        entry = self._peers.get(peer)
-        if entry is None:
+    def join(self, peer: str, have: Collection[int], now: float) -> bool:
+        """`peer` takes part from now on and holds `have`. Whether it did not take part before."""
+        new = peer not in self._peers
+        if new:
             entry = self._peers[peer] = _Peer(peer)
             self._pulls.join(peer, entry.has)
             self._policy.joined(peer, now)
-        self.peer_has(peer, have, now)
+        if have:
+            self.peer_has(peer, have, now)
+        return new
 
     def leave(self, peer: str, now: float) -> None:
         """`peer` is gone: what it alone distributed is seeded again, what was asked of it is free to ask elsewhere."""
@@ -164,25 +166,14 @@ class Session:
     def peers(self) -> list[str]:
         return list(self._peers)
 
-    def full(self, peer: str) -> bool:
-        """Whether as much was handed to `peer` as may be before it answers."""
-        return peer in self._full
-
-    def peer_complete(self, peer: str) -> bool:
+    def peer_has(self, peer: str, chunks: Collection[int], now: float) -> bool:
+        """`peer` announced that it holds these, in the order in which they came there. Whether `next` may know more now: at the
+        source, and where `peer` was handed as much as may be before it answers."""
         entry = self._peers.get(peer)
-        return entry is not None and self.total is not None and len(entry.has) >= self.total
-
-    def peer_has(self, peer: str, chunks: Iterable[int], now: float, bits: int | None = None) -> None:
-        """`peer` announced that it holds these, in the order in which they came there. `bits`: the same as bits of a number,
-        from a caller that has them at hand."""
-        entry = self._peers.get(peer)
-        if entry is None:
-            return
-        if bits is None:
-            chunks = list(chunks)
-            bits = bits_of(chunks)
-        if not bits:
-            return
+        bits = bits_of(chunks) if entry is not None else 0
+        if entry is None or not bits:
+            return False
+        more = self.is_source or peer in self._full
         new, sent = entry.has.add_bits(bits), entry.sent
         if sent:
             for chunk in chunks:
@@ -200,6 +191,7 @@ class Session:
                     self._policy.has(peer, chunk, now)
         if self.total is not None:
             entry.has.compact(self.total)
+        return more
 
     def peer_wants(self, peer: str, chunks: Iterable[int], now: float) -> None:
         """`peer` asks for these; what is already on its way to it is not queued twice. A peer that asks for more than
