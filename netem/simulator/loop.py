@@ -161,6 +161,9 @@ class BroadcastSimulation(Loop):
         source = self.peers[self.source]
         sent = source.pump.sent
         source.publish(version)
+        for name, peer in self.peers.items():
+            if peer is not source and name not in source.peers:
+                self.at(self.now + self._delay(self.source, name), peer.hear, version)
         self._run(inf)
         self._run(self.now + PAUSE_S)
         times, t_star = list(self._done.values()), profile_bound(self.profile, version.payload)

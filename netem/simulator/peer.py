@@ -18,9 +18,7 @@ from netem.simulator.flows import Arrival
 from netem.simulator.sim_pump import Loop, SimPump
 from netem.simulator.wire import HEAD, RUN, SimVersion
 from p2p.broadcast.exchange_core import TICK_S, ExchangeCore
-from p2p.broadcast.transfer import Transfer
 from p2p.channel.port import Channel
-from p2p.protocol.messages import Parts
 from p2p.weights.manifest import Manifest
 
 SMALL = 100
@@ -64,11 +62,6 @@ class SimPeer(ExchangeCore):
         """What leaves this peer."""
         return self._pump
 
-    @property
-    def transfer(self) -> Transfer | None:
-        """The version of this round, once it is known here."""
-        return next(iter(self.spreads.values()), None)
-
     # --- neighbours --------------------------------------------------------------------------------------------------
 
     def link(self, other: str) -> None:
@@ -99,10 +92,15 @@ class SimPeer(ExchangeCore):
         for part in version.parts[1:]:
             self.extend(version.mid, part, announce=True)
 
+    def hear(self, version: SimVersion) -> None:
+        """Of a version, from somebody else than a neighbour: the source announces it to its own only."""
+        if self.alive:
+            self._inbox.prove(version.mid, (version.parts[0], version.parts[-1]))
+
     def catch_up(self, version: SimVersion) -> None:
         """Take part in a version whose announcement was missed, and whose parts were asked for."""
         self._catching = True
-        self._inbox.take(self.head, Parts(version.mid, version.parts))
+        self._inbox.prove(version.mid, version.parts)
         self._catching = False
 
     def _on_header(self, manifest: Manifest) -> bool:
@@ -157,8 +155,8 @@ class SimPeer(ExchangeCore):
         if not self.alive:
             return
         self.tick()
-        idle = self._pump.nothing_to_do and self._pump.all_delivered
-        if idle and not self.is_source and all(s.session.complete and not s.news.pending for s in self.spreads.values()):
+        done = not self.is_source and all(s.session.complete and not s.news.pending for s in self.spreads.values())
+        if done and self._pump.at_rest:
             self._parked = True
         else:
             self.loop.at(self.loop.now + TICK_S, self._tick)

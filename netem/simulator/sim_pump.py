@@ -65,8 +65,8 @@ class SimPump(PumpCore):
         """bit/s, kept up to date by the owner"""
         self.handed = 0
         """wire bytes given to the network, less what was lost with a host"""
-        self.nothing_to_do = True
-        """as far as is known since the last look"""
+        self._idle = True
+        """at the last look there was nothing to hand out"""
         self._mtu = loop.network.profile.mtu
         self._heads = float(wire_bytes(1, self._mtu))
         """wire bytes for a byte of payload, of the chunk that left last"""
@@ -77,8 +77,9 @@ class SimPump(PumpCore):
         self._asleep_until = -inf
 
     @property
-    def all_delivered(self) -> bool:
-        return self.handed - self._delivered < 1
+    def at_rest(self) -> bool:
+        """Nothing to hand out, nothing that waits for room, nothing under way."""
+        return self._idle and self.handed - self._delivered < 1 and all(peer.job is None for peer in self.order.values())
 
     def measure(self) -> None:
         """What production reads off its sockets, some 20 times a second.
@@ -130,13 +131,13 @@ class SimPump(PumpCore):
     def wake(self) -> None:
         """Hand out chunks for as long as the pace allows and there are any, as production's task does."""
         now = self._loop.now
-        self.nothing_to_do = self.blocked
+        self._idle = self.blocked
         if self.blocked or now < self._asleep_until:
             return
         while not (pause := self.pause(now)):
             peer = self.next(now)
             if peer is None:
-                self.nothing_to_do = all(p.job is None for p in self.order.values())
+                self._idle = True
                 return
             self._busy()
             self._send(peer)

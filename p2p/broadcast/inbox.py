@@ -167,10 +167,14 @@ class Inbox:
         spread.session.relieve(message.chunks)
 
     def _on_parts(self, peer: Neighbour, message: Parts) -> None:
-        for part in message.parts:
-            spread = self._spreads.get(message.mid)
+        self.prove(message.mid, message.parts)
+
+    def prove(self, mid: bytes, parts: Sequence[bytes]) -> None:
+        """Signed parts of a manifest are here, from whomever. Refusal when one is not the head's, or not of this manifest."""
+        for part in parts:
+            spread = self._spreads.get(mid)
             if spread is None:
-                if not self._announced(part, message.mid):
+                if not self._announced(part, mid):
                     return  # what follows is part of it: no signature is worth checking without the header
                 continue
             chunks = spread.manifest.add(part, self._head_key)

@@ -51,7 +51,10 @@ class PumpCore:
     def next(self, now: float) -> Neighbour | None:
         """The neighbour that gets the next chunk, which is its `job` now; None when there is nothing to hand out."""
         ready = [name for name, peer in self.order.items() if peer.job is None]
-        for transfer in sorted(self._transfers.values(), key=lambda t: t.manifest.version) if ready else ():
+        transfers = list(self._transfers.values()) if ready else []
+        if len(transfers) > 1:
+            transfers.sort(key=lambda t: t.manifest.version)
+        for transfer in transfers:
             found = transfer.session.next(ready, now)
             if found is None:
                 continue
@@ -74,7 +77,7 @@ class PumpCore:
         its segment's record, and the header before the first record. They count as sent."""
         manifest = job.transfer.manifest
         mid, segment = manifest.mid, manifest.segment_of(job.chunk)
-        if segment is None or (mid, segment) in peer.parts_sent:
+        if (mid, segment) in peer.parts_sent or segment is None:
             return []
         parts = [] if (mid, -1) in peer.parts_sent else manifest.parts()[:1]
         record = manifest.part_of(job.chunk)
