@@ -1,6 +1,6 @@
 """The loop of the simulator: peers, the network between them, the time; rounds, faults and results. Deterministic.
 
-Events over `flows.Network`, one after another in the order of their times. Must not know what a peer does (`simpeer`), nor
+Events over a `FlowNetwork`, one after another in the order of their times. Must not know what a peer does (`peer`), nor
 who is to know whom.
 """
 
@@ -21,7 +21,7 @@ from netem.simulator.flows import FlowNetwork
 from netem.simulator.peer import SimPeer
 from netem.simulator.sim_pump import Loop
 from netem.simulator.wire import SimVersion
-from p2p.broadcast.exchange import TICK_S
+from p2p.broadcast.exchange_core import TICK_S
 from p2p.broadcast.peer_groups import Grid
 from p2p.errors import ShoalError, UsageError
 
@@ -101,7 +101,7 @@ class BroadcastSimulation(Loop):
         absent = joiners(faults).keys()
         for name in self.peers:
             if name in absent:
-                self.peers[name].alive = False
+                self.peers[name].leave()
                 self.network.remove_host(0.0, name)
         for name, others in neighbours.items():
             for other in others:
@@ -115,19 +115,13 @@ class BroadcastSimulation(Loop):
             return
         for name, peer in self.peers.items():
             if name == self.source:
-                peer.places = self._grid.source_places()
+                peer.arrange(self._grid.source_places())
             elif name in self._grid:
-                peer.places = self._grid.places(name)
+                peer.arrange(self._grid.places(name))
                 for other in self._grid.links(name):
-                    if other not in peer.links and self.peers[other].alive:
-                        self._connect(name, other)
-            peer.rearranged()
-
-    def _connect(self, one: str, other: str) -> None:
-        """A new link, in the midst of a round or not."""
-        for a, b in ((one, other), (other, one)):
-            self.peers[a].link(b)
-            self.peers[a].greet(b)
+                    if other not in peer.peers and self.peers[other].alive:
+                        self.peers[other].link(name)
+                        peer.link(other)
 
     def _delay(self, one: str, other: str) -> float:
         a, b = self._hosts[one], self._hosts[other]
@@ -145,7 +139,7 @@ class BroadcastSimulation(Loop):
         return self._cores.done(self.now, host)
 
     def queueing(self, host: str) -> float:
-        return self.peers[host].queueing(self.now)
+        return self.peers[host].pump.queueing()
 
     def completed(self, host: str) -> None:
         if self._waiting.pop(host, 0) is None:
@@ -153,33 +147,31 @@ class BroadcastSimulation(Loop):
 
     # --- rounds ------------------------------------------------------------------------------------------------------
 
-    def round(self, plan: SimVersion) -> SimResult:
+    def round(self, version: SimVersion) -> SimResult:
         """One version, from its publication until everybody has it and nothing is on its way any more."""
         events, self._began, self.moved_at = self.events, self.now, self.now
-        faults = self._faults if plan.number == self._fault_round else ()
+        faults = self._faults if version.number == self._fault_round else ()
         joining = joiners(faults)
         self._done = {}
         self._waiting = {n: None for n, p in self.peers.items() if n != self.source and (p.alive or n in joining)}
         if not self._waiting:
             raise UsageError("there is nobody to send to")
         for fault in faults:
-            self.at(self.now + fault.at, self._happen, fault, plan)
-        self.peers[self.source].offer(plan)
+            self.at(self.now + fault.at, self._happen, fault, version)
+        source = self.peers[self.source]
+        sent = source.pump.sent
+        source.publish(version)
         for name, peer in self.peers.items():
-            if peer.alive and name != self.source:
-                self.at(self.now + self._delay(self.source, name), self._announce, peer, plan)
+            if peer is not source and name not in source.peers:
+                self.at(self.now + self._delay(self.source, name), peer.hear, version)
         self._run(inf)
         self._run(self.now + PAUSE_S)
-        times, t_star = list(self._done.values()), profile_bound(self.profile, plan.payload)
+        times, t_star = list(self._done.values()), profile_bound(self.profile, version.payload)
+        twice = sum(t.traffic.duplicates for p in self.peers.values() if (t := p.spreads.get(version.mid)) is not None)
         return SimResult(
             t_star, max(times, default=0.0), median(times) if times else 0.0, max(times, default=0.0) / t_star,
-            self.peers[self.source].sent_bytes, sum(p.duplicate_bytes for p in self.peers.values() if p.plan is plan),
-            self._done, self.events - events,
+            source.pump.sent - sent, twice, self._done, self.events - events,
         )  # fmt: skip
-
-    def _announce(self, peer: SimPeer, plan: SimVersion) -> None:
-        if peer.alive:
-            peer.take(plan, catching=False)
 
     def _run(self, until: float) -> None:
         """To `until`; to the end of the round if that is endless."""
@@ -197,7 +189,7 @@ class BroadcastSimulation(Loop):
             for arrival in arrivals:
                 peers[arrival.target].receive(arrival)
             for source, target in sent:
-                peers[source].sent(target)
+                peers[source].pump.drained(target)
             while queue and queue[0][0] <= at:
                 _, _, action, arguments = heappop(queue)
                 self.events += 1
@@ -205,30 +197,30 @@ class BroadcastSimulation(Loop):
 
     # --- faults ------------------------------------------------------------------------------------------------------
 
-    def _happen(self, fault: SimFault, plan: SimVersion) -> None:
+    def _happen(self, fault: SimFault, version: SimVersion) -> None:
         peer = self.peers[fault.host]
         match fault:
             case SetRates():
                 self.network.set_rates(self.now, fault.host, fault.up, fault.down)
-                peer.up = fault.up
+                peer.pump.up = fault.up
             case Withhold():
-                peer.withholds = True
+                peer.pump.blocked = True
             case Kill():
                 self._kill(peer)
             case Join():
-                self._join(peer, plan)
+                self._join(peer, version)
 
     def _set_uplink(self, host: str, up: float) -> None:
-        self.peers[host].up = up
+        self.peers[host].pump.up = up
 
     def _kill(self, peer: SimPeer) -> None:
         if not peer.alive:
             return
-        peer.alive = False
+        peer.leave()
         self._waiting.pop(peer.name, None)
-        for name in peer.links:
-            self.peers[name].handed -= self.network.backlog(self.now, name, peer.name)
-            self.at(self.now + self._delay(peer.name, name) + self._unnoticed_s, self.peers[name].unlink, peer.name)
+        for name in peer.peers:
+            self.peers[name].pump.handed -= self.network.backlog(self.now, name, peer.name)
+            self.at(self.now + self._delay(peer.name, name) + self._unnoticed_s, self.peers[name].remove_peer, peer.name)
         if self._grid is not None:
             self.at(self.now + 2 * self._delay(peer.name, self.source) + self._unnoticed_s, self._left, peer.name)
         self.network.remove_host(self.now, peer.name)
@@ -239,7 +231,7 @@ class BroadcastSimulation(Loop):
             self._grid.remove(host)
             self._arrange()
 
-    def _join(self, peer: SimPeer, plan: SimVersion) -> None:
+    def _join(self, peer: SimPeer, version: SimVersion) -> None:
         peer.alive = True
         self.network.restore_host(self.now, peer.name)
         others: Sequence[str] = self._neighbours[peer.name]
@@ -251,5 +243,5 @@ class BroadcastSimulation(Loop):
             if self.peers[name].alive:
                 self.peers[name].link(peer.name)
                 peer.link(name)
-        peer.take(plan, catching=True)
-        peer.tick()
+        peer.catch_up(version)
+        peer.join()

@@ -1,270 +1,174 @@
-"""One simulated peer: what the broadcast's `exchange` and `inbox` do, over a simulated network and clock; `simpump` is its pump.
+"""One simulated peer: production's exchange over a simulated network and clock; `sim_pump` carries out what leaves it.
 
-The session, its policy and the uplink are production's own objects; this only carries out what they decide, in the same
-order and at the same times as the real shell. Must not know faults, results or when a round is over.
+Must not know faults, results or when a round is over.
 
-What it leaves out: bytes, digests and disks (a chunk costs a constant time), the trainer's encoding, credits of channels, and
-everything about links but their delay: a neighbour is there or is not.
+What it leaves out: data and disks (a chunk costs a constant time), the trainer's encoding, credits of channels, and everything
+about links but their delay: a neighbour is there or is not. Everybody follows the source from the beginning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import floor
+from collections.abc import Iterable
+from functools import partial
+from math import floor, inf
 from typing import Any
 
 from netem.networks.profile import Host
 from netem.simulator.flows import Arrival
-from netem.simulator.sim_pump import Loop, SimLink, SimPump
-from netem.simulator.wire import (
-    Message,
-    SimChunk,
-    SimGetParts,
-    SimHave,
-    SimParts,
-    SimRelieve,
-    SimSubscribe,
-    SimVersion,
-    SimWant,
-    have,
-)
-from p2p.broadcast.exchange import TICK_S
-from p2p.broadcast.gossip import Gossip
-from p2p.broadcast.peer_groups import EVERYWHERE, PeerPlaces
-from p2p.broadcast.session import Session
-from p2p.broadcast.transfer import ASK_PARTS_S
+from netem.simulator.sim_pump import Loop, SimPump
+from netem.simulator.wire import HEAD, RUN, SimVersion
+from p2p.broadcast.exchange_core import TICK_S, ExchangeCore
+from p2p.channel.port import Channel
+from p2p.weights.manifest import Manifest
 
 SMALL = 100
 """Bytes of a control message. Nothing follows from it: control messages take no part in the sharing of links."""
 
 
-class SimPeer(SimPump):
+class NoChunks:
+    """A store that keeps nothing: nobody reads what simulated chunks hold."""
+
+    def put(self, digest: bytes, data: bytes) -> None: ...
+
+    def pin(self, digests: Iterable[bytes]) -> None: ...
+
+    def unpin(self, digests: Iterable[bytes]) -> None: ...
+
+
+class SimPeer(ExchangeCore):
     """`source`: the source's name. `delay_s`: one way, the middle of its links. `phase`: seconds to its first tick."""
 
+    _pump: SimPump
+
     def __init__(self, loop: Loop, host: Host, source: str, *, policy: str, delay_s: float, phase: float) -> None:
-        super().__init__(loop, host, delay_s)
-        self.source, self.policy = source, policy
-        self.memory: dict[str, float] = {}
-        self.duplicate_bytes = 0
-        """payload of chunks that came this round and were here already"""
-        self._ticks_from = phase
+        self.loop, self.host, self.name, self._delay_s, self._ticks_from = loop, host, host.name, delay_s, phase
+        super().__init__(
+            me=host.name, run=RUN, head=source, head_key=HEAD.public_key, store=NoChunks(), is_source=host.name == source,
+            now=lambda: loop.now, wall=lambda: loop.now, on_header=self._on_header, policy=policy,
+        )  # fmt: skip
+        self.alive = True
         self._parked = False
         """has nothing to do until a version or a want comes: it does not tick"""
-        self._segments: set[int] = set()
-        self.places: PeerPlaces | None = None
-        """which groups the peers are in; the owner sets it and calls `rearranged`"""
-        self._news = Gossip()
-        self._greeted: set[str] = set()
-        self._asked_parts = -1e9
-        self._ask_parts_after = ASK_PARTS_S[0]
-        self._on: dict[type, Callable[[Session, str, Any], None]] = {
-            SimSubscribe: self._on_subscribe, SimHave: self._on_have, SimWant: self._on_want, SimRelieve: self._on_relieve,
-            SimGetParts: self._on_get_parts, SimParts: self._on_parts,
-        }  # fmt: skip
-        loop.at(phase, self.tick)
+        self._catching = False
+        self._queueing = (-inf, 0.0)
+        """(when it was looked at, seconds that a control message waits here)"""
+        loop.at(phase, self._tick)
+
+    def _make_pump(self) -> SimPump:
+        return SimPump(self.spreads, self.loop, self.host, delay_s=self._delay_s, busy=self._left)
 
     @property
-    def is_source(self) -> bool:
-        return self.name == self.source
+    def pump(self) -> SimPump:
+        """What leaves this peer."""
+        return self._pump
 
     # --- neighbours --------------------------------------------------------------------------------------------------
 
     def link(self, other: str) -> None:
-        if other not in self.links:
-            self.links[other] = SimLink(other)
+        """`other` is a neighbour from now on."""
+        if other not in self.peers:
+            self.add_peer(other, partial(self._post, other), Channel())
+            self.peers[other].following = True
 
-    def greet(self, other: str) -> None:
-        """Tell a new neighbour what is held here."""
-        if self.session is not None and self.plan is not None and not self.is_source:
-            self.post(other, SimSubscribe(self.plan.number, tuple(self.session.held)))
-
-    def rearranged(self) -> None:
-        """`places` are other ones."""
-        if self.session is not None:
-            self.session.places = self.places
-
-    def unlink(self, other: str) -> None:
-        if self.links.pop(other, None) is not None and self.session is not None:
-            self.session.leave(other, self.loop.now)
-            self.pump()
-
-    # --- versions ----------------------------------------------------------------------------------------------------
-
-    def offer(self, plan: SimVersion) -> None:
-        """The source makes a version, all of it at once."""
+    def _post(self, other: str, message: object) -> None:
         now = self.loop.now
-        session = self._open(plan)
-        for other in self.links:
-            session.join(other, (), now)
-        session.learn(range(plan.total), now)
-        for chunk in range(plan.total):
-            session.hold(chunk, None, duty=0, now=now)
-        session.close(plan.total)
-        self.pump()
-
-    def take(self, plan: SimVersion, *, catching: bool) -> None:
-        """Take part in a version that was announced. `catching`: it joins late, and its records are there."""
-        now = self.loop.now
-        session = self._open(plan)
-        session.catching = catching
-        for other in self.links:
-            if other == self.source or not catching:
-                session.join(other, (), now)
-        self.post_all(list(self.links), SimSubscribe(plan.number, ()))
-        if catching:
-            self._learn_all()
-
-    def _open(self, plan: SimVersion) -> Session:
-        session = Session(
-            me=self.name, source=None if self.is_source else self.source, now=self.loop.now, policy=self.policy,
-            chunk_bytes=plan.chunk_bytes, memory=self.memory, places=self.places,
-        )  # fmt: skip
-        self.start(plan, session)
-        self.wake_up()
-        self.duplicate_bytes = 0
-        self._segments.clear()
-        self._news = Gossip()
-        self._greeted.clear()
-        self._asked_parts, self._ask_parts_after = -1e9, ASK_PARTS_S[0]
-        return session
-
-    def _learn(self, segment: range) -> None:
-        assert self.session is not None and self.plan is not None
-        if segment.start not in self._segments:
-            self._segments.add(segment.start)
-            self.session.learn(segment, self.loop.now)
-            self._ask_parts_after = ASK_PARTS_S[0]
-            if len(self._segments) == -(-self.plan.total // self.plan.per_segment):
-                self.session.close(self.plan.total)
-
-    def _learn_all(self) -> None:
-        assert self.plan is not None
-        for start in range(0, self.plan.total, self.plan.per_segment):
-            self._learn(self.plan.segment(start))
-
-    # --- messages ----------------------------------------------------------------------------------------------------
-
-    def post(self, other: str, message: Message) -> None:
-        now = self.loop.now
-        wait = self.queueing(now)
+        if self._queueing[0] != now:
+            self._queueing = now, self._pump.queueing()
+        wait = self._queueing[1]
         if wait:
             self.loop.at(now + wait, self._leave, other, message)
         else:
             self._leave(other, message)
 
-    def post_all(self, others: Sequence[str], message: Message) -> None:
-        now = self.loop.now
-        wait = self.queueing(now)
-        for other in others:
-            if wait:
-                self.loop.at(now + wait, self._leave, other, message)
-            else:
-                self._leave(other, message)
-
-    def _leave(self, other: str, message: Message) -> None:
+    def _leave(self, other: str, message: object) -> None:
         self.loop.network.send_small(self.loop.now, self.name, other, SMALL, message)
+
+    # --- versions ----------------------------------------------------------------------------------------------------
+
+    def publish(self, version: SimVersion) -> None:
+        """The source makes a version, all of it at once."""
+        self._forget_old()
+        self.offer(version.parts[0], announce=True)
+        for part in version.parts[1:]:
+            self.extend(version.mid, part, announce=True)
+
+    def hear(self, version: SimVersion) -> None:
+        """Of a version, from somebody else than a neighbour: the source announces it to its own only."""
+        if self.alive:
+            self._inbox.prove(version.mid, (version.parts[0], version.parts[-1]))
+
+    def catch_up(self, version: SimVersion) -> None:
+        """Take part in a version whose announcement was missed, and whose parts were asked for."""
+        self._catching = True
+        self._inbox.prove(version.mid, version.parts)
+        self._catching = False
+
+    def _on_header(self, manifest: Manifest) -> bool:
+        self._forget_old(manifest.mid)
+        if self._catching:
+            self.take(manifest.mid, catching=True)
+        return not self._catching
+
+    def _forget_old(self, new: bytes = b"") -> None:
+        self.wake_up()
+        for mid in [mid for mid in self.spreads if mid != new]:
+            self.floor = self.spreads[mid].manifest.version
+            self.forget(mid)
+        for peer in self.peers.values():
+            peer.job = None  # what was not handed to a channel yet belongs to the past
+
+    # --- messages ----------------------------------------------------------------------------------------------------
 
     def receive(self, arrival: Arrival) -> None:
         """What the network brought. Chunks are verified one after another, and acted on then."""
-        message: Any = arrival.tag
-        session, plan = self.session, self.plan
-        if session is None or plan is None or message.round != plan.number or arrival.source not in self.links:
-            return
-        if type(message) is SimChunk:
-            self.loop.at(self.loop.worked(self.name), self._on_chunk, arrival.source, message)
+        if isinstance(arrival.tag, tuple):
+            self.loop.at(self.loop.worked(self.name), self._on_chunk, arrival.source, arrival.tag)
         else:
-            self._on[type(message)](session, arrival.source, message)
+            self._inbox.take(arrival.source, arrival.tag)
 
-    def _on_chunk(self, source: str, message: SimChunk) -> None:
-        session, plan = self.session, self.plan
-        if not self.alive or session is None or plan is None or plan.number != message.round or source not in self.links:
+    def _on_chunk(self, source: str, tag: Any) -> None:
+        if not self.alive:
             return
-        now, chunk = self.loop.now, message.chunk
-        self._learn(plan.segment(chunk))
-        duty = message.duty if source == self.source or message.duty != EVERYWHERE else 0
-        if chunk in session.held:
-            session.hold(chunk, source, duty=duty, now=now)
-            self.duplicate_bytes += plan.size(chunk)
-            self.post(source, have(plan.number, (chunk,)))
-            return
-        session.hold(chunk, source, duty=duty, now=now)
-        self.loop.moved_at = now
-        answered = self._news.came_from(source, chunk)
-        if answered:
-            self.post(source, have(plan.number, answered))
-        if session.complete:
-            self.loop.completed(self.name)
-        self.pump()
-
-    def _on_have(self, session: Session, source: str, message: SimHave) -> None:
-        now = self.loop.now
-        if not session.takes_part(source):
-            session.join(source, (), now)
-        full = session.full(source)
-        session.peer_has(source, message.chunks, now, message.bits)
-        if full or self.is_source:  # elsewhere nothing else can be handed out for that
-            self.pump()
-
-    def _on_want(self, session: Session, source: str, message: SimWant) -> None:
-        session.join(source, (), self.loop.now)
-        session.peer_wants(source, message.chunks, self.loop.now)
-        self.pump()
-
-    def _on_subscribe(self, session: Session, source: str, message: SimSubscribe) -> None:
-        session.join(source, message.have, self.loop.now)
-        if not self.is_source and source not in self._greeted:
-            self._greeted.add(source)
-            self.post(source, have(message.round, tuple(session.held)))
-        self.pump()
-
-    def _on_relieve(self, session: Session, source: str, message: SimRelieve) -> None:
-        if source == self.source:
-            session.relieve(message.chunks)
-
-    def _on_get_parts(self, session: Session, source: str, message: SimGetParts) -> None:
-        self.post(source, SimParts(message.round))
-
-    def _on_parts(self, session: Session, source: str, message: SimParts) -> None:
-        self._learn_all()
+        proof, chunk = tag
+        for parts in proof:
+            self._inbox.take(source, parts)
+        spread = self.spreads.get(chunk.mid)
+        held = 0 if spread is None else len(spread.session.held)
+        self._inbox.take(source, chunk)
+        if spread is not None and len(spread.session.held) > held:
+            self.loop.moved_at = self.loop.now
+            if spread.session.complete:
+                self.loop.completed(self.name)
 
     # --- timers ------------------------------------------------------------------------------------------------------
 
-    def tick(self) -> None:
+    def join(self) -> None:
+        """A host that was gone is back."""
+        self.alive, self._pump.blocked = True, False
+        self._tick()
+
+    def leave(self) -> None:
+        """The host is gone."""
+        self.alive, self._pump.blocked = False, True
+
+    def _tick(self) -> None:
         if not self.alive:
             return
-        now, session = self.loop.now, self.session
-        self.measure(now)
-        if session is not None:
-            session.pace = self.uplink.pace
-            session.tick(now)
-            self._tell(session, now)
-            if not self.is_source:
-                assert self.plan is not None
-                for other, chunks in session.wants(now).items():
-                    self.post(other, SimWant(self.plan.number, chunks))
-                self._ask_for_parts(session, now)
-        idle = self.pump()
-        done = session is None or (session.complete and not self._news.pending and self.all_delivered)
-        if idle and done and not self.is_source:
+        self.tick()
+        done = not self.is_source and all(s.session.complete and not s.news.pending for s in self.spreads.values())
+        if done and self._pump.at_rest:
             self._parked = True
         else:
-            self.loop.at(now + TICK_S, self.tick)
+            self.loop.at(self.loop.now + TICK_S, self._tick)
+
+    def _left(self) -> None:
+        """A chunk leaves: it will be waited for, and control messages wait behind it."""
+        self._queueing = -inf, 0.0
+        self.wake_up()
 
     def wake_up(self) -> None:
+        """There is work: no more skipping of ticks."""
         if self._parked:
             self._parked = False
             ticks = floor((self.loop.now - self._ticks_from) / TICK_S) + 1
-            self.loop.at(self._ticks_from + ticks * TICK_S, self.tick)
-
-    def _tell(self, session: Session, now: float) -> None:
-        assert self.plan is not None
-        for others, chunks in self._news.due(session, now, self.links):
-            self.post_all(others, have(self.plan.number, chunks))
-
-    def _ask_for_parts(self, session: Session, now: float) -> None:
-        if session.total is None and session.missing == 0 and now - self._asked_parts > self._ask_parts_after:
-            assert self.plan is not None
-            if self._asked_parts > 0 and self.links:
-                self.post(self.source if self.source in self.links else next(iter(self.links)), SimGetParts(self.plan.number))
-                self._ask_parts_after = min(2 * self._ask_parts_after, ASK_PARTS_S[1])
-            self._asked_parts = now
+            self.loop.at(self._ticks_from + ticks * TICK_S, self._tick)

@@ -19,10 +19,11 @@ from netem.networks.faults import SetRates, joiners
 from netem.networks.profile import Profile
 from netem.simulator.cores import Machine
 from netem.simulator.loop import BroadcastSimulation, SimFault, SimResult
-from netem.simulator.wire import SimVersion
+from netem.simulator.wire import make_version
 from p2p.broadcast.peer_groups import Grid
-from p2p.broadcast.policies.port import DEFAULT, POLICIES
+from p2p.broadcast.policies.registry import DEFAULT, POLICIES
 from p2p.errors import UsageError
+from p2p.limits import KIB, MAX_CHUNK
 from p2p.weights.encode import chunk_bytes_for
 
 OWN_CORES = Machine()
@@ -58,7 +59,7 @@ def simulate(
     share cores, as they do in an emulation. UsageError for arguments that make no broadcast,
     ShoalError when a round stands still for STALL_S.
     """
-    if payload_bytes < 1 or rounds < 1 or (chunk_bytes is not None and chunk_bytes < 1):
+    if payload_bytes < 1 or rounds < 1 or (chunk_bytes is not None and not KIB <= chunk_bytes <= MAX_CHUNK):
         raise UsageError(f"{rounds} rounds of {payload_bytes} bytes in chunks of {chunk_bytes}")
     if policy not in POLICIES:
         raise UsageError(f"no policy {policy!r}; there are {', '.join(POLICIES)}")
@@ -84,7 +85,7 @@ def simulate(
         profile, policy=policy, seed=seed, neighbours=neighbours or {}, grid=grid, faults=faults, fault_round=fault_round,
         unnoticed_s=unnoticed_s, machine=machine,
     )  # fmt: skip
-    return [simulation.round(SimVersion(number, payload_bytes, size)) for number in range(1, rounds + 1)]
+    return [simulation.round(make_version(number, payload_bytes, size)) for number in range(1, rounds + 1)]
 
 
 def full_mesh(names: Sequence[str]) -> dict[str, list[str]]:

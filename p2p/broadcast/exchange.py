@@ -1,83 +1,31 @@
-"""The manifests that are spread here, from their offer or their header on, and the neighbours. The thin shell of the broadcast.
+"""The exchange of a node or the head: the tasks, events and real channels around `exchange_core`.
 
-Must not know reinforcement learning, engines or how peers were admitted: peers are added and removed by the owner. What they
-say is the `inbox`'s business, what leaves the `pump`'s; both work on this exchange's spreads and neighbours.
+Must not know what a message means, or which chunk leaves next.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from typing import Any
 
 import trio
 
-from p2p.broadcast.arrivals import accept_header
-from p2p.broadcast.inbox import Inbox, RefusedBy
-from p2p.broadcast.peer_groups import PeerPlaces
-from p2p.broadcast.policies.port import DEFAULT
+from p2p.broadcast.exchange_core import TICK_S, ExchangeCore
 from p2p.broadcast.pump import Pump
-from p2p.broadcast.session import Session
-from p2p.broadcast.transfer import ASK_PARTS_S, Neighbour, Traffic, Transfer, bitmap
-from p2p.channel.port import Channel
-from p2p.errors import Refusal, ShoalError
-from p2p.protocol.versions import Follow, GetParts, Parts, Subscribe, Want
-from p2p.version import Version
-from p2p.weights.manifest import Manifest, open_header
+from p2p.broadcast.transfer import Neighbour, Transfer
+from p2p.errors import ShoalError
+from p2p.weights.manifest import Manifest
 from p2p.weights.store import ChunkStore
 
-log = logging.getLogger("shoal.broadcast")
 
-TICK_S = 0.05
-"""How often a session's timers are looked at, and whether there is news to announce."""
+class Exchange(ExchangeCore):
+    """Sessions, manifests and store of one peer. Peers and manifests may be added before `run` and while it runs."""
 
+    store: ChunkStore
+    _pump: Pump
+    _nursery: trio.Nursery | None = None
 
-class Exchange:
-    """Sessions, manifests and store of one peer.
-
-    `on_header(manifest)` decides whether to take part in a newly announced manifest; it is called once for each.
-    `on_refusal(peer, refusal)` hears every refusal; it drops the peer when `refusal.fatal`.
-    `on_full()` is asked to free store space when a chunk finds none; it says whether it freed any.
-    """
-
-    def __init__(
-        self,
-        *,
-        me: str,
-        run: str,
-        head: str,
-        head_key: bytes,
-        store: ChunkStore,
-        is_source: bool,
-        now: Callable[[], float],
-        wall: Callable[[], float],
-        on_header: Callable[[Manifest], bool] | None = None,
-        on_refusal: RefusedBy | None = None,
-        on_full: Callable[[], bool] | None = None,
-        policy: str = DEFAULT,
-    ) -> None:
-        self.me, self.run_id, self.head, self.head_key = me, run, head, head_key
-        self.store, self.is_source, self._now, self._wall = store, is_source, now, wall
-        self.min_epoch = 0
-        self.floor: Version | None = None
-        """headers of versions below this are refused as rolled back (set by the node to what it serves)"""
-        self.on_header, self.on_refusal, self.on_full = on_header, on_refusal, on_full
-        self.spreads: dict[bytes, Transfer] = {}
-        self.peers: dict[str, Neighbour] = {}
-        self.policy = policy
-        self._memory: dict[str, float] = {}
-        self._places: PeerPlaces | None = None
-        self._pump = Pump(self.spreads, store, now, self._lose)
-        self._inbox = Inbox(
-            head=head, head_key=head_key, is_source=is_source, store=store, spreads=self.spreads, peers=self.peers,
-            pump=self._pump, now=now, announced=self._announced, make_room=self._make_room, report=self.report,
-        )  # fmt: skip
-        self.handle = self._inbox.handle
-        """takes one message of a neighbour; False when it is not of the versions family"""
-        self._nursery: trio.Nursery | None = None
-        self._following = False
-        self._opened = trio.Event()
-        """set, and replaced, when a manifest's header came"""
+    def _make_pump(self) -> Pump:
+        return Pump(self.spreads, self.store, self._now, self._lose)
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """Owns every task of the exchange."""
@@ -89,117 +37,18 @@ class Exchange:
             task_status.started()
             while True:
                 await trio.sleep(TICK_S)
-                self._tick()
+                self.tick()
 
-    # --- neighbours --------------------------------------------------------------------------------------------------
-
-    def add_peer(self, name: str, post: Callable[[object], None], bulk: Channel) -> None:
-        """A neighbour is reachable. Tells it what we hold of every manifest we take part in."""
-        self.remove_peer(name)
-        peer = self.peers[name] = Neighbour(name, post, bulk, self._now())
-        if self._following:
-            post(Follow(True))
-        for mid, spread in self.spreads.items():
-            if spread.wanted:
-                post(Subscribe(mid, bitmap(spread.session.held)))
+    def _serve(self, peer: Neighbour) -> None:
         if self._nursery is not None:
             self._nursery.start_soon(self._pump.serve, peer)
-
-    def remove_peer(self, name: str) -> None:
-        peer = self.peers.pop(name, None)
-        if peer is None:
-            return
-        peer.scope.cancel()
-        for spread in self.spreads.values():
-            spread.session.leave(name, self._now())
-        self._pump.wake()
-
-    def arrange(self, places: PeerPlaces | None) -> None:
-        """Which groups the peers are in from now on; None while all are one."""
-        self._places = places
-        for spread in self.spreads.values():
-            spread.session.places = places
-
-    def follow(self, on: bool) -> None:
-        """Ask every neighbour, now and later ones, to push new deltas as they are made."""
-        self._following = on
-        self._post_all(Follow(on))
-
-    @property
-    def sent_bytes(self) -> int:
-        """Payload of all chunks that left here."""
-        return self._pump.sent
-
-    def is_following(self, name: str) -> bool:
-        peer = self.peers.get(name)
-        return peer is not None and peer.following
-
-    # --- the source --------------------------------------------------------------------------------------------------
-
-    def offer(self, header_part: bytes, *, announce: bool) -> Manifest:
-        """Start a manifest of our own. With `announce` its header goes to every neighbour and its chunks are pushed
-        to those who follow; without, it is there for who asks."""
-        manifest = open_header(header_part, head_key=self.head_key, run=self.run_id, min_epoch=0, now=self._wall())
-        spread = self._open(manifest, wanted=True)
-        if announce:
-            for peer in self.peers.values():
-                peer.post(Parts(manifest.mid, (header_part,)))
-                if peer.following:
-                    spread.session.join(peer.name, (), self._now())
-        return manifest
-
-    def extend(self, mid: bytes, part: bytes, *, announce: bool) -> None:
-        """A further part of our own manifest; its chunks must be in the store already, and are pinned there until `forget`."""
-        spread = self.spreads[mid]
-        now = self._now()
-        chunks = spread.manifest.add(part, self.head_key)
-        self.store.pin(d for d in map(spread.manifest.chunk_digest, chunks) if d is not None)
-        spread.session.learn(chunks, now)
-        for chunk in chunks:
-            spread.session.hold(chunk, None, duty=0, now=now)
-        if spread.manifest.whole and spread.manifest.seal is not None:
-            spread.session.close(spread.manifest.seal.chunks)
-            spread.traffic.done_at = now
-            if announce:
-                self._post_all(Parts(mid, (part,)))
-            else:
-                for name in spread.session.peers():
-                    self.peers[name].post(Parts(mid, (part,)))
-        spread.wake()
-        self._pump.wake()
-
-    def forget(self, mid: bytes) -> list[bytes]:
-        """Drop a manifest; returns the digests of its chunks (for the store)."""
-        spread = self.spreads.pop(mid, None)
-        if spread is None:
-            return []
-        spread.wake()
-        for peer in self.peers.values():
-            peer.forget(mid)
-        # Only what this manifest pinned: another one may hold the same bytes.
-        held = [spread.manifest.chunk_digest(chunk) for chunk in spread.session.held]
-        self.store.unpin(d for d in held if d is not None)
-        return [d for record in spread.manifest.records.values() for d in record.digests]
-
-    # --- a receiver --------------------------------------------------------------------------------------------------
-
-    def take(self, mid: bytes, *, catching: bool) -> None:
-        """Take part in a known manifest from now on: tell the neighbours, receive, relay."""
-        spread = self.spreads[mid]
-        spread.session.catching = spread.session.catching or catching
-        if not spread.wanted:
-            spread.wanted = True
-            self._post_all(Subscribe(mid, bitmap(spread.session.held)))
-
-    def ask_manifest(self, mid: bytes, peer: str) -> None:
-        entry = self.peers.get(peer)
-        if entry is not None:
-            entry.post(GetParts(mid))
 
     async def manifest(self, mid: bytes) -> Manifest:
         """The manifest once its header is here. No deadline: the caller sets one on progress."""
         while mid not in self.spreads:
-            await self._opened.wait()
+            opened = trio.Event()
+            self._opened.append(opened.set)
+            await opened.wait()
         return self.spreads[mid].manifest
 
     async def segment(self, mid: bytes, index: int) -> bytes:
@@ -220,7 +69,7 @@ class Exchange:
                     if piece is None:
                         self._lose(spread, chunk)
                 lacking = 0
-            await spread.changed.wait()
+            await _change(spread)
 
     async def sealed(self, mid: bytes) -> Manifest:
         """The manifest once seal and all records are here."""
@@ -228,12 +77,7 @@ class Exchange:
             spread = self._spread(mid)
             if spread.manifest.whole:
                 return spread.manifest
-            await spread.changed.wait()
-
-    def progress(self, mid: bytes) -> int:
-        """Grows with every record and chunk: a watchdog compares two readings."""
-        spread = self.spreads.get(mid)
-        return 0 if spread is None else len(spread.session.held) + len(spread.manifest.records) + spread.manifest.whole
+            await _change(spread)
 
     def _spread(self, mid: bytes) -> Transfer:
         spread = self.spreads.get(mid)
@@ -241,83 +85,8 @@ class Exchange:
             raise ShoalError(f"manifest {mid.hex()[:12]} is not held any more")
         return spread
 
-    # --- for inbox and pump ------------------------------------------------------------------------------------------
 
-    async def report(self, peer: str, refusal: Refusal) -> None:
-        """Tell the owner of a refusal."""
-        if self.on_refusal is not None:
-            await self.on_refusal(peer, refusal)
-
-    def _announced(self, part: bytes, mid: bytes) -> bool:
-        """The first part of a manifest that is not known here: True when it is its header, which is remembered from now on."""
-        manifest = accept_header(
-            part, mid, [spread.manifest for spread in self.spreads.values()], head_key=self.head_key, run=self.run_id,
-            min_epoch=self.min_epoch, floor=self.floor, now=self._wall(),
-        )  # fmt: skip
-        if manifest is None:
-            return False  # its header did not reach us: GetParts or another neighbour will bring it
-        self._open(manifest, wanted=False)
-        if self.on_header is not None and self.on_header(manifest):
-            self.take(manifest.mid, catching=False)
-        return True
-
-    def _make_room(self) -> bool:
-        return self.on_full is not None and self.on_full()
-
-    def _lose(self, spread: Transfer, chunk: int) -> None:
-        """The store turned out not to have a chunk that we counted as held."""
-        if chunk in spread.session.held:
-            digest = spread.manifest.chunk_digest(chunk)
-            log.error("chunk %d of version %s is gone from the store", chunk, spread.manifest.version)
-            if digest is not None:
-                self.store.unpin([digest])
-            spread.session.lose(chunk, self._now())
-
-    # --- timers ------------------------------------------------------------------------------------------------------
-
-    def _tick(self) -> None:
-        now = self._now()
-        self._pump.measure()
-        for mid, spread in self.spreads.items():
-            session = spread.session
-            session.pace = self._pump.uplink.pace
-            session.tick(now)
-            for names, chunks in spread.news.due(session, now, self.peers):
-                for name in names:
-                    self.peers[name].post_have(mid, chunks)
-            if not spread.wanted or self.is_source:
-                continue
-            for name, chunks in session.wants(now).items():
-                self.peers[name].post(Want(mid, tuple(chunks)))
-            if not spread.manifest.whole and session.missing == 0 and now - spread.asked_parts_at > spread.ask_parts_after:
-                self._ask_for_parts(spread, now)
-        self._pump.wake()
-
-    def _ask_for_parts(self, spread: Transfer, now: float) -> None:
-        """Records come with the chunks; when nothing is on its way and the manifest is not whole, ask for the rest."""
-        if spread.asked_parts_at > 0:
-            holders = [n for n in spread.session.peers() if n in self.peers and n != self.head]
-            target = self.head if self.head in self.peers else (holders[0] if holders else None)
-            if target is not None:
-                self.peers[target].post(GetParts(spread.manifest.mid))
-                spread.ask_parts_after = min(2 * spread.ask_parts_after, ASK_PARTS_S[1])
-        spread.asked_parts_at = now
-
-    def _open(self, manifest: Manifest, *, wanted: bool) -> Transfer:
-        now = self._now()
-        session = Session(
-            me=self.me, source=None if self.is_source else self.head, now=now, policy=self.policy,
-            chunk_bytes=manifest.header.chunk_bytes, memory=self._memory, places=self._places,
-        )  # fmt: skip
-        spread = self.spreads[manifest.mid] = Transfer(manifest, session, Traffic(), wanted)
-        self._opened.set()
-        self._opened = trio.Event()
-        for peer in self.peers.values():
-            # Those who follow take part in every new delta without saying so each time; the head is always asked last.
-            if peer.name == self.head or (peer.following and manifest.header.kind == "delta" and not self.is_source):
-                session.join(peer.name, (), now)
-        return spread
-
-    def _post_all(self, message: object) -> None:
-        for peer in self.peers.values():
-            peer.post(message)
+async def _change(spread: Transfer) -> None:
+    changed = trio.Event()
+    spread.waiting.append(changed.set)
+    await changed.wait()

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from p2p.broadcast.peer_groups import EVERYWHERE
-from p2p.broadcast.pump import Pump
-from p2p.broadcast.transfer import ASK_PARTS_S, Neighbour, Transfer, batches, members
+from p2p.broadcast.pump_core import PumpCore
+from p2p.broadcast.transfer import ASK_PARTS_S, Chunks, Neighbour, Transfer, batches, members
 from p2p.errors import Refusal, ShoalError
 from p2p.limits import MIB
 from p2p.protocol.versions import Chunk, Follow, GetParts, Have, Parts, Relieve, Subscribe, Want
-from p2p.weights.store import ChunkStore
 
 log = logging.getLogger("shoal.broadcast")
 
@@ -42,10 +42,10 @@ class Inbox:
         head: str,
         head_key: bytes,
         is_source: bool,
-        store: ChunkStore,
+        store: Chunks,
         spreads: Mapping[bytes, Transfer],
         peers: Mapping[str, Neighbour],
-        pump: Pump,
+        pump: PumpCore,
         now: Callable[[], float],
         announced: Callable[[bytes, bytes], bool],
         make_room: Callable[[], bool],
@@ -55,34 +55,25 @@ class Inbox:
         self._store, self._spreads, self._peers, self._pump, self._now = store, spreads, peers, pump, now
         self._announced, self._make_room, self._report = announced, make_room, report
 
+        self._handlers: dict[type, Callable[[Neighbour, Any], None]] = {
+            Chunk: self._on_chunk, Have: self._on_have, Want: self._on_want, Relieve: self._on_relieve, Parts: self._on_parts,
+            GetParts: self._on_get_parts, Subscribe: self._on_subscribe, Follow: self._on_follow,
+        }  # fmt: skip
+
     async def handle(self, name: str, message: object) -> bool:
         """One message of the versions family from a neighbour, control or bulk. False when it is not ours to handle."""
-        peer = self._peers.get(name)
-        if peer is None:
-            return isinstance(message, (Parts, GetParts, Follow, Subscribe, Have, Want, Relieve, Chunk))
         try:
-            match message:
-                case Chunk():
-                    self._on_chunk(peer, message)
-                case Have():
-                    self._on_have(peer, message)
-                case Want():
-                    self._on_want(peer, message)
-                case Relieve():
-                    self._on_relieve(peer, message)
-                case Parts():
-                    self._on_parts(peer, message)
-                case GetParts():
-                    self._on_get_parts(peer, message)
-                case Subscribe():
-                    self._on_subscribe(peer, message)
-                case Follow():
-                    peer.following = message.on
-                case _:
-                    return False
+            return self.take(name, message)
         except Refusal as refusal:
             await self._refuse(name, refusal)
-        return True
+            return True
+
+    def take(self, name: str, message: object) -> bool:
+        """As `handle`, but raises the Refusal of a message that is refused."""
+        handler, peer = self._handlers.get(type(message)), self._peers.get(name)
+        if handler is not None and peer is not None:
+            handler(peer, message)
+        return handler is not None
 
     async def _refuse(self, name: str, refusal: Refusal) -> None:
         refusal = refusal.at(peer=name)
@@ -151,9 +142,12 @@ class Inbox:
         if spread is not None:
             self._check_range(spread, message.chunks)
             # Its answer to our Subscribe may be the first we hear of it here: who holds chunks takes part.
-            spread.session.join(peer.name, (), self._now())
-            spread.session.peer_has(peer.name, message.chunks, self._now())
-            self._pump.wake()
+            joined = spread.session.join(peer.name, (), self._now())
+            if spread.session.peer_has(peer.name, message.chunks, self._now()) or joined:
+                self._pump.wake()
+
+    def _on_follow(self, peer: Neighbour, message: Follow) -> None:
+        peer.following = message.on
 
     def _on_want(self, peer: Neighbour, message: Want) -> None:
         spread = self._spreads.get(message.mid)
@@ -173,10 +167,14 @@ class Inbox:
         spread.session.relieve(message.chunks)
 
     def _on_parts(self, peer: Neighbour, message: Parts) -> None:
-        for part in message.parts:
-            spread = self._spreads.get(message.mid)
+        self.prove(message.mid, message.parts)
+
+    def prove(self, mid: bytes, parts: Sequence[bytes]) -> None:
+        """Signed parts of a manifest are here, from whomever. Refusal when one is not the head's, or not of this manifest."""
+        for part in parts:
+            spread = self._spreads.get(mid)
             if spread is None:
-                if not self._announced(part, message.mid):
+                if not self._announced(part, mid):
                     return  # what follows is part of it: no signature is worth checking without the header
                 continue
             chunks = spread.manifest.add(part, self._head_key)
@@ -213,7 +211,6 @@ class Inbox:
         self._pump.wake()
 
     def _check_range(self, spread: Transfer, chunks: Sequence[int]) -> None:
-        limit = spread.manifest.max_chunks
-        for chunk in chunks:
-            if chunk >= limit:
-                raise Refusal(f"chunk {chunk} of {limit}", version=spread.manifest.version, chunk=chunk, fatal=True)
+        limit, chunk = spread.manifest.max_chunks, max(chunks, default=-1)
+        if chunk >= limit:
+            raise Refusal(f"chunk {chunk} of {limit}", version=spread.manifest.version, chunk=chunk, fatal=True)

@@ -1,7 +1,6 @@
-"""What leaves this peer: one chunk after another, at the pace of its own uplink, to whom the sessions choose.
+"""What leaves this peer: the shell that carries out what `pump_core` chooses, over real channels, a store and a clock.
 
-Must not know what is received or announced: it asks the sessions of `spreads` for the next chunk, and reads the store. The
-choice is made when a chunk can leave, never before: what waits in a queue was chosen on older news.
+Must not know what is received or announced, nor who gets the next chunk.
 """
 
 from __future__ import annotations
@@ -9,66 +8,66 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import trio
 
-from p2p.broadcast.transfer import MEASURED_S, Neighbour, Transfer, batches
-from p2p.broadcast.uplink import Uplink
+from p2p.broadcast.pump_core import PumpCore
+from p2p.broadcast.transfer import MEASURED_S, Job, Neighbour, Transfer
 from p2p.errors import ChannelClosed
 from p2p.limits import MIB
-from p2p.protocol.versions import Chunk, Parts, Relieve
+from p2p.protocol.versions import Chunk
 from p2p.protocol.wire import encode
 from p2p.weights.store import ChunkStore
 
 log = logging.getLogger("shoal.broadcast")
 
 SHORTAGE_S = 1.0
-"""Between attempts to read a chunk while the process is short of file handles or memory."""
+"""Seconds between attempts to read a chunk while the process is short of file handles or memory."""
 
 RECENT_BYTES = 16 * MIB
-"""Chunks kept in memory: one that is relayed is sent to each neighbour within about a second of its arrival."""
-
-LONGEST_PAUSE_S = 0.05
-"""The pace is looked at again so often: it may rise meanwhile."""
-
-SHORTEST_PAUSE_S = 0.001
+"""Bytes of chunks kept in memory: one that is relayed is sent to each neighbour within about a second of its arrival."""
 
 SMOOTHED = 0.8
-"""A neighbour's connection is told of a new pace when it is so far from the one it knows."""
+"""A neighbour's connection is told of a new pace when the pace is below this share of the one it knows, or as far above it."""
 
 BURST = 1.25
-"""One connection alone may go so much over the pace of all: it is told of a new one late."""
+"""One connection alone may go so many times over the pace of all: it is told of a new one late."""
 
 
-class Pump:
-    """`lose(spread, chunk)` is called for a chunk that counted as held and is not in the store."""
+@dataclass
+class _Task:
+    """What serves one neighbour."""
+
+    scope: trio.CancelScope
+    given: trio.Event = field(default_factory=trio.Event)
+    """set when the neighbour has a job"""
+
+
+class Pump(PumpCore):
+    """`lose(transfer, chunk)` is called for a chunk that counted as held and is not in the store."""
 
     def __init__(
         self,
-        spreads: Mapping[bytes, Transfer],
+        transfers: Mapping[bytes, Transfer],
         store: ChunkStore,
         now: Callable[[], float],
         lose: Callable[[Transfer, int], None],
     ) -> None:
-        self._spreads, self._store, self._now, self._lose = spreads, store, now, lose
-        self.uplink = Uplink()
-        self.sent = 0
-        """payload bytes of chunks, over all manifests"""
-        self._order: OrderedDict[str, Neighbour] = OrderedDict()
-        """neighbours, the one served longest ago first"""
+        super().__init__(transfers)
+        self._store, self._now, self._lose = store, now, lose
         self._recent: OrderedDict[bytes, bytes] = OrderedDict()
         self._recent_bytes = 0
         self._wake = trio.Event()
+        self._tasks: dict[Neighbour, _Task] = {}
         self._acked: dict[str, int] = {}
         self._delivered = self._resent = 0
         self._resent_by: dict[str, int] = {}
 
     def wake(self) -> None:
-        """Something may have become possible: a chunk, a want, room at a neighbour."""
         self._wake.set()
 
     def keep(self, digest: bytes, data: bytes) -> None:
-        """`data` was verified just now and may be relayed soon."""
         if digest not in self._recent:
             self._recent[digest] = data
             self._recent_bytes += len(data)
@@ -79,76 +78,58 @@ class Pump:
         """Hands out chunks, oldest version first (later deltas build on it), for ever."""
         while True:
             self._wake = trio.Event()
-            pause = self.uplink.wait(self._now()) if self._acked else 0.0  # without a word of the path, nothing to pace by
-            if pause > SHORTEST_PAUSE_S:
-                await trio.sleep(min(pause, LONGEST_PAUSE_S))
+            pause = self.pause(self._now()) if self._acked else 0.0  # without a word of the path, nothing to pace by
+            if pause:
+                await trio.sleep(pause)
                 continue
-            if not self._hand_out():
+            peer = self.next(self._now())
+            if peer is None:
                 await self._wake.wait()
             else:
+                self._tasks[peer].given.set()
                 await trio.lowlevel.checkpoint()
 
-    def _hand_out(self) -> bool:
-        ready = [name for name, peer in self._order.items() if peer.job is None]
-        now = self._now()
-        for spread in sorted(self._spreads.values(), key=lambda s: s.manifest.version):
-            found = spread.session.next(ready, now) if ready else None
-            if found is None:
-                continue
-            name, chunk, duty = found
-            peer = self._order[name]
-            peer.job = spread, chunk, duty
-            peer.measured_until = now + MEASURED_S
-            peer.wake.set()
-            self._order.move_to_end(name)
-            self.uplink.spent(now, spread.manifest.chunk_size(chunk))
-            for whom, taken in spread.session.relieved():
-                if whom in self._order:
-                    self._order[whom].post(Relieve(spread.manifest.mid, (taken,)))
-            return True
-        # When more than half of the channels have no room our uplink is full; a few may be slow at their other end.
-        if 2 * len(ready) >= len(self._order):
-            self.uplink.idle(now)
-        return False
-
     async def serve(self, peer: Neighbour) -> None:
-        """The bulk channel of one neighbour, until it closes or its scope is cancelled."""
-        self._order[peer.name] = peer
+        """Send the jobs of one neighbour, until its bulk channel closes or it is dropped."""
+        if peer.gone:
+            return
         self._acked.pop(peer.name, None)
         self._resent_by.pop(peer.name, None)
-        self.wake()
-        with peer.scope:
+        with trio.CancelScope() as scope:
+            task = self._tasks[peer] = _Task(scope)
+            self.enter(peer)
             try:
                 while True:
                     if peer.job is None:
-                        peer.wake = trio.Event()
-                        await peer.wake.wait()
+                        task.given = trio.Event()
+                        await task.given.wait()
                         continue
-                    await self._send(peer, *peer.job)
+                    await self._send(peer, peer.job)
                     peer.job = None
                     self.wake()
             except ChannelClosed as closed:
                 log.info("bulk channel to %s ended: %s", peer.name, closed)
-        if self._order.get(peer.name) is peer:
-            del self._order[peer.name]
+            finally:
+                del self._tasks[peer]
+                super().drop(peer)
 
-    async def _send(self, peer: Neighbour, spread: Transfer, chunk: int, duty: int) -> None:
-        digest = spread.manifest.chunk_digest(chunk)
+    def drop(self, peer: Neighbour) -> None:
+        super().drop(peer)
+        if peer in self._tasks:
+            self._tasks[peer].scope.cancel()
+
+    async def _send(self, peer: Neighbour, job: Job) -> None:
+        manifest = job.transfer.manifest
+        digest = manifest.chunk_digest(job.chunk)
         data = await self.read(digest) if digest is not None else None
         if data is None:
-            self._lose(spread, chunk)
+            self._lose(job.transfer, job.chunk)
             return
-        mid, segment = spread.manifest.mid, spread.manifest.segment_of(chunk)
-        if segment is not None and (mid, segment) not in peer.parts_sent:
-            # Ahead of the chunk and on the same channel, so the neighbour can always prove what it gets.
-            peer.parts_sent.add((mid, segment))
-            parts = [p for p in (_header_once(peer, spread), spread.manifest.part_of(chunk)) if p]
-            for batch in batches(parts):
-                await peer.bulk.send(encode(Parts(mid, batch)))
-        spread.traffic.first_at = spread.traffic.first_at or self._now()
-        await peer.bulk.send(encode(Chunk(mid, chunk, int(duty), data)))
-        spread.traffic.sent += len(data)
-        self.sent += len(data)
+        for parts in self.proof(peer, job):
+            await peer.bulk.send(encode(parts))
+        job.transfer.traffic.first_at = job.transfer.traffic.first_at or self._now()
+        await peer.bulk.send(encode(Chunk(manifest.mid, job.chunk, job.duty, data)))
+        self.count_sent(job, len(data))
 
     async def read(self, digest: bytes) -> bytes | None:
         """As `read_chunk`, past the disk where it is still in memory."""
@@ -160,10 +141,9 @@ class Pump:
         return data
 
     def measure(self) -> None:
-        """Look at what the channels delivered; some 20 times a second."""
         queueing: float | None = None
         now = self._now()
-        for name, peer in self._order.items():
+        for name, peer in self.order.items():
             path = peer.bulk.path() if now < peer.measured_until else None
             if path is None:
                 continue
@@ -182,7 +162,7 @@ class Pump:
         if self._acked:
             self.uplink.observe(now, self._delivered, queueing, self._resent)
             pace = self.uplink.pace
-            for peer in self._order.values():
+            for peer in self.order.values():
                 if not SMOOTHED < pace / peer.smoothed < 1 / SMOOTHED:
                     peer.smoothed = pace
                     peer.bulk.smooth(pace * BURST)
@@ -196,11 +176,3 @@ async def read_chunk(store: ChunkStore, digest: bytes) -> bytes | None:
         except OSError as error:
             log.error("cannot read a chunk now: %s; trying again in %.0f s", error, SHORTAGE_S)
             await trio.sleep(SHORTAGE_S)
-
-
-def _header_once(peer: Neighbour, spread: Transfer) -> bytes | None:
-    key = (spread.manifest.mid, -1)
-    if key in peer.parts_sent:
-        return None
-    peer.parts_sent.add(key)
-    return spread.manifest.parts()[0]

@@ -11,13 +11,14 @@ announced it, from the source only when no other peer has it. Late joiners only 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from p2p.broadcast.chunkset import ChunkSet, bits_of
 from p2p.broadcast.leases import MAX_WANTS_PER_PEER, Pulls
 from p2p.broadcast.peer_groups import PeerPlaces
-from p2p.broadcast.policies.port import DEFAULT, Policy, Push, make_policy
+from p2p.broadcast.policies.port import Policy, Push, Relieved
+from p2p.broadcast.policies.registry import DEFAULT, make_policy
 from p2p.limits import LEASE_S, MAX_CHUNK
 
 MAX_INFLIGHT = 32
@@ -130,10 +131,6 @@ class Session:
         return len(self._pulls.missing)
 
     @property
-    def source_name(self) -> str:
-        return self.me if self.source is None else self.source
-
-    @property
     def places(self) -> PeerPlaces | None:
         """Which groups the peers are in; None while all are one."""
         return self._places
@@ -145,14 +142,16 @@ class Session:
 
     # --- peers -------------------------------------------------------------------------------------------------------
 
-    def join(self, peer: str, have: Iterable[int], now: float) -> None:
-        """`peer` takes part from now on and holds `have`."""
-        entry = self._peers.get(peer)
-        if entry is None:
+    def join(self, peer: str, have: Collection[int], now: float) -> bool:
+        """`peer` takes part from now on and holds `have`. Whether it did not take part before."""
+        new = peer not in self._peers
+        if new:
             entry = self._peers[peer] = _Peer(peer)
             self._pulls.join(peer, entry.has)
             self._policy.joined(peer, now)
-        self.peer_has(peer, have, now)
+        if have:
+            self.peer_has(peer, have, now)
+        return new
 
     def leave(self, peer: str, now: float) -> None:
         """`peer` is gone: what it alone distributed is seeded again, what was asked of it is free to ask elsewhere."""
@@ -167,25 +166,14 @@ class Session:
     def peers(self) -> list[str]:
         return list(self._peers)
 
-    def full(self, peer: str) -> bool:
-        """Whether as much was handed to `peer` as may be before it answers."""
-        return peer in self._full
-
-    def peer_complete(self, peer: str) -> bool:
+    def peer_has(self, peer: str, chunks: Collection[int], now: float) -> bool:
+        """`peer` announced that it holds these, in the order in which they came there. Whether `next` may know more now: at the
+        source, and where `peer` was handed as much as may be before it answers."""
         entry = self._peers.get(peer)
-        return entry is not None and self.total is not None and len(entry.has) >= self.total
-
-    def peer_has(self, peer: str, chunks: Iterable[int], now: float, bits: int | None = None) -> None:
-        """`peer` announced that it holds these, in the order in which they came there. `bits`: the same as bits of a number,
-        from a caller that has them at hand."""
-        entry = self._peers.get(peer)
-        if entry is None:
-            return
-        if bits is None:
-            chunks = list(chunks)
-            bits = bits_of(chunks)
-        if not bits:
-            return
+        bits = bits_of(chunks) if entry is not None else 0
+        if entry is None or not bits:
+            return False
+        more = self.is_source or peer in self._full
         new, sent = entry.has.add_bits(bits), entry.sent
         if sent:
             for chunk in chunks:
@@ -203,6 +191,7 @@ class Session:
                     self._policy.has(peer, chunk, now)
         if self.total is not None:
             entry.has.compact(self.total)
+        return more
 
     def peer_wants(self, peer: str, chunks: Iterable[int], now: float) -> None:
         """`peer` asks for these; what is already on its way to it is not queued twice. A peer that asks for more than
@@ -267,8 +256,8 @@ class Session:
     def hold(self, chunk: int, sender: str | None, *, duty: int, now: float) -> bool:
         """A verified chunk is held now. False when it was held before (a duplicate).
 
-        `duty`: 1 when the source made this peer its distributor, else a duty for some groups (see `groups`), 0 for none. At
-        the source itself `sender` is None.
+        `duty`: EVERYWHERE when the source made this peer its distributor, else the set of groups to bring it to (see
+        `peer_groups`), 0 for none. At the source itself `sender` is None.
         """
         self._pulls.came(chunk, sender, now, held=chunk in self.held)
         if chunk in self.held:
@@ -356,7 +345,7 @@ class Session:
                 chunk = entry.wanted.popleft()
                 if chunk in self.held and chunk not in entry.has and chunk not in entry.sent:
                     self._hand(peer, chunk, now)
-                    return peer, chunk, self._policy.claim(peer, chunk, now)
+                    return Push(peer, chunk, self._policy.claim(peer, chunk, now))
             self._askers.discard(peer)
         return None
 
@@ -370,7 +359,7 @@ class Session:
         """The source says that it hands these to the others itself."""
         self._policy.relieve(chunks)
 
-    def relieved(self) -> list[tuple[str, int]]:
+    def relieved(self) -> list[Relieved]:
         """Distributors that the source has to tell so, and the chunks, since the last call."""
         return self._policy.relieved()
 

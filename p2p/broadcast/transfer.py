@@ -1,4 +1,4 @@
-"""What an exchange keeps of one manifest (`Transfer`) and of one peer next to it (`Neighbour`). No I/O of its own.
+"""What an exchange keeps of one manifest (`Transfer`) and of one peer next to it (`Neighbour`). Pure.
 
 Must not know who decides: the session does, the exchange carries it out.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-
-import trio
+from math import inf
+from typing import NamedTuple, Protocol
 
 from p2p.broadcast.gossip import Gossip
 from p2p.broadcast.session import Session
@@ -28,6 +28,19 @@ ASK_PARTS_S = (1.0, 8.0)
 """From one request for missing records to the next: doubled each time up to the second, while nothing comes."""
 
 
+class Chunks(Protocol):
+    """Where verified chunks are kept: `weights.store.ChunkStore` in nodes and the head, and nowhere at all in the simulator."""
+
+    def put(self, digest: bytes, data: bytes) -> object:
+        """Keep `data`. Refusal when it is not what `digest` says, ShoalError when there is no room."""
+
+    def pin(self, digests: Iterable[bytes]) -> None:
+        """Do not drop these to make room."""
+
+    def unpin(self, digests: Iterable[bytes]) -> None:
+        """These may be dropped again."""
+
+
 @dataclass
 class Traffic:
     """Chunk payload bytes of one manifest, counted at this peer."""
@@ -42,25 +55,39 @@ class Traffic:
 
 @dataclass
 class Transfer:
-    """One manifest here: its proof, its session, its traffic, and an event that is replaced at every change."""
+    """One manifest here: its proof, its session, its traffic, and who waits for it to change."""
 
     manifest: Manifest
     session: Session
     traffic: Traffic
     wanted: bool
     """this peer takes part (a header alone is only remembered)"""
-    changed: trio.Event = field(default_factory=trio.Event)
+    waiting: list[Callable[[], object]] = field(default_factory=list)
+    """called once each at the next change"""
     news: Gossip = field(default_factory=Gossip)
     asked_parts_at: float = -1e9
     ask_parts_after: float = ASK_PARTS_S[0]
 
     def wake(self) -> None:
-        self.changed.set()
-        self.changed = trio.Event()
+        """A chunk or a part came, or the manifest was dropped."""
+        waiting, self.waiting = self.waiting, []
+        for call in waiting:
+            call()
+
+
 
 MEASURED_S = 10.0
-"""After the last chunk that went to a neighbour its path is looked at for so long, and while anything is under way to it.
+"""Seconds for which a neighbour's path is looked at after the last chunk that went there, and while anything is under way to it.
 Control messages alone say nothing of the uplink, and a look at a thousand neighbours is a thousand system calls."""
+
+
+class Job(NamedTuple):
+    """A chunk that is being handed to a neighbour."""
+
+    transfer: Transfer
+    chunk: int
+    duty: int
+    """as in `policies.port.Push`"""
 
 
 class Neighbour:
@@ -75,20 +102,21 @@ class Neighbour:
         self.greeted: set[bytes] = set()
         """manifests this neighbour was told our chunks of, in answer to its own Subscribe"""
         self.refusals = 0
-        self.job: tuple[Transfer, int, int] | None = None
+        self.job: Job | None = None
         """chunk that is being handed to the bulk channel, which has room for another one when this is done"""
+        self.served_at = -inf
+        """when it last got a job"""
         self.measured_until = now + MEASURED_S
         """its path is looked at until then"""
         self.smoothed = 1.0
         """bytes/s that its connection was last told to keep to"""
-        self.wake = trio.Event()
-        self.scope = trio.CancelScope()
-        self.since = now
+        self.gone = False
+        """removed: it is served no more, even if its task is only about to begin"""
 
     def post_have(self, mid: bytes, chunks: Sequence[int]) -> None:
         """Tell it that these chunks are held here; of none, that this peer takes part."""
-        for start in range(0, max(len(chunks), 1), HAVE_BATCH):
-            self.post(Have(mid, tuple(chunks[start : start + HAVE_BATCH])))
+        for message in haves(mid, chunks):
+            self.post(message)
 
     def forget_sent(self, mid: bytes) -> None:
         """It may not have the parts of this manifest any more: the next chunk is proven anew."""
@@ -99,6 +127,11 @@ class Neighbour:
         self.forget_sent(mid)
         self.answered.pop(mid, None)
         self.greeted.discard(mid)
+
+
+def haves(mid: bytes, chunks: Sequence[int]) -> list[Have]:
+    """The messages that say that these chunks are held here; one of none that this peer takes part."""
+    return [Have(mid, tuple(chunks[at : at + HAVE_BATCH])) for at in range(0, max(len(chunks), 1), HAVE_BATCH)]
 
 
 def batches(parts: Iterable[bytes]) -> Iterator[tuple[bytes, ...]]:

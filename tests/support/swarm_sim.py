@@ -1,7 +1,8 @@
 """Sessions of many peers driven by a tiny deterministic event loop: chunks are numbers, time is a float.
 
-What the exchange and its pump do around a session is done here in the fewest lines that keep what sessions can tell apart:
-one uplink per peer that carries one chunk at a time, channels that take few chunks ahead, news in batches.
+Who gets the next chunk and who is told what is production's (`PumpCore`, `Gossip`). What else the exchange does around a session
+is done here in the fewest lines that keep what sessions can tell apart: one uplink per peer that carries one chunk at a time,
+channels that take few chunks ahead, messages that may get lost.
 """
 
 from __future__ import annotations
@@ -11,12 +12,19 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
-from p2p.broadcast.exchange import TICK_S
-from p2p.broadcast.gossip import ANSWER_AFTER, GOSSIP_S
+from p2p.broadcast.exchange_core import TICK_S
+from p2p.broadcast.gossip import Gossip
 from p2p.broadcast.leases import MAX_WANTS, MAX_WANTS_PER_PEER
-from p2p.broadcast.policies.port import DEFAULT
+from p2p.broadcast.policies.registry import DEFAULT
+from p2p.broadcast.pump_core import PumpCore
 from p2p.broadcast.session import MAX_INFLIGHT, Session
+from p2p.broadcast.transfer import Neighbour, Traffic, Transfer
+from p2p.channel.port import Channel
+from p2p.version import Version
 
 SOURCE = "source"
 
@@ -24,10 +32,22 @@ CHANNEL_CHUNKS = 6
 """Chunks on their way to one neighbour; at that, its channel has no room for another."""
 
 
+class _Pump(PumpCore):
+    """Of one session. `Sim.pump` carries out what it chooses, one chunk at a time instead of at a pace."""
+
+    def __init__(self, session: Session) -> None:
+        manifest: Any = SimpleNamespace(version=Version(1, 1), mid=b"mid", chunk_size=lambda chunk: session.chunk_bytes)
+        super().__init__({manifest.mid: Transfer(manifest, session, Traffic(), wanted=True)})
+
+    def wake(self) -> None:
+        """The Sim looks after every event."""
+
+
 @dataclass
 class SimPeer:
     name: str
     session: Session
+    carrier: _Pump
     chunk_s: float
     """seconds its uplink needs for a chunk"""
     withholds: bool = False
@@ -41,13 +61,9 @@ class SimPeer:
     """never says that it holds anything"""
     alive: bool = True
     busy: bool = False
-    order: list[str] = field(default_factory=list)
-    """neighbours, the one served longest ago first"""
     on_way: Counter = field(default_factory=Counter)
     """chunks that its channel to a neighbour holds"""
-    gossip: list[int] = field(default_factory=list)
-    gossip_at: float = 0.0
-    unanswered: dict[str, list[int]] = field(default_factory=dict)
+    news: Gossip = field(default_factory=Gossip)
     got_from: Counter = field(default_factory=Counter)
     sent: Counter = field(default_factory=Counter)
     arrived: int = 0
@@ -114,24 +130,32 @@ class Sim:
         """`holds`: chunks that it has from the start, and says so."""
         source = None if name == SOURCE else SOURCE
         session = Session(me=name, source=source, now=self.now, catching=catching, policy=self.policy, memory=memory)
-        peer = self.peers[name] = SimPeer(name, session, chunk_s, withholds, down_s)
+        peer = self.peers[name] = SimPeer(name, session, _Pump(session), chunk_s, withholds, down_s)
         for chunk in holds:
             session.hold(chunk, None, duty=False, now=self.now)
         mine = frozenset(session.held)
         for other in self.others(name):
             peer.session.join(other.name, (), self.now)
-            peer.order.append(other.name)
+            self._link(peer, other.name)
             have = frozenset(other.session.held)
             if other.name != SOURCE:  # it answers our Subscribe with what it holds
                 self.message(other.name, name, lambda p, o=other.name, h=have: p.session.peer_has(o, h, self.now))
             other.session.join(name, (), self.now)
-            other.order.append(name)
+            self._link(other, name)
             self.message(name, other.name, lambda p: p.session.peer_has(name, mine, self.now))
         if self.sealed and name != SOURCE:
             session.learn(range(self.chunks), self.now)
             session.close(self.chunks)
         self.at(self.now + TICK_S * (1 + self.random.random()), lambda: self.tick(name))
         return peer
+
+    def _link(self, peer: SimPeer, other: str) -> None:
+        peer.carrier.enter(Neighbour(other, partial(self._relieve, peer.name, other), Channel(), self.now))
+
+    def _relieve(self, src: str, whom: str, message: Any) -> None:
+        assert src == SOURCE
+        if self.random.random() >= self.deafness:
+            self.message(src, whom, lambda p: p.session.relieve(message.chunks))
 
     def kill(self, name: str, noticed_after: float = 0.1) -> None:
         self.peers[name].alive = False
@@ -140,7 +164,7 @@ class Sim:
 
     def _left(self, peer: SimPeer, gone: str) -> None:
         peer.session.leave(gone, self.now)
-        peer.order.remove(gone)
+        peer.carrier.drop(peer.carrier.order[gone])
         self.pump(peer.name)
 
     def others(self, name: str) -> list[SimPeer]:
@@ -187,17 +211,9 @@ class Sim:
         self.at(self.now + TICK_S, lambda: self.tick(name))
 
     def _tell(self, peer: SimPeer) -> None:
-        """The source hears at each tick, the others less often."""
-        news = peer.session.news()
-        if SOURCE in peer.session.peers():
-            self._have(peer, SOURCE, news)
-        peer.gossip += news
-        if peer.gossip and (self.now >= peer.gossip_at or peer.session.complete):
-            for other in peer.session.peers():
-                if other != SOURCE:
-                    self._have(peer, other, peer.gossip)
-            peer.gossip, peer.gossip_at = [], self.now + GOSSIP_S
-            peer.unanswered.clear()
+        for others, chunks in peer.news.due(peer.session, self.now, peer.session.peers()):
+            for other in others:
+                self._have(peer, other, chunks)
 
     def _have(self, peer: SimPeer, to: str, chunks: Iterable[int]) -> None:
         told = tuple(chunks)
@@ -209,24 +225,24 @@ class Sim:
         peer = self.peers[name]
         if peer.busy or not peer.alive or peer.withholds:
             return
-        ready = [other for other in peer.order if peer.on_way[other] < CHANNEL_CHUNKS]
-        found = peer.session.next(ready, self.now) if ready else None
-        if found is None:
+        to = peer.carrier.next(self.now)
+        if to is None:
             return
-        other, chunk, duty = found
-        assert other in ready and chunk in peer.session.held and (name == SOURCE or not duty)
+        assert to.job is not None
+        other, _, chunk, duty = to.name, *to.job
+        assert peer.on_way[other] < CHANNEL_CHUNKS and chunk in peer.session.held and (name == SOURCE or not duty)
         assert len(peer.session._peers[other].sent) <= MAX_INFLIGHT
-        peer.order.remove(other)
-        peer.order.append(other)
         peer.on_way[other] += 1
+        self._make_room(peer, other)
         peer.busy = True
         self.at(self.now + peer.chunk_s, lambda: self._sent(name, other, chunk, duty))
-        for whom, taken in peer.session.relieved():
-            assert name == SOURCE
-            if self.random.random() >= self.deafness:
-                self.message(name, whom, lambda p, c=taken: p.session.relieve([c]))
 
-    def _sent(self, src: str, dst: str, chunk: int, duty: bool) -> None:
+    def _make_room(self, peer: SimPeer, other: str) -> None:
+        """Another chunk may go to `other` if its channel has room."""
+        if peer.on_way[other] < CHANNEL_CHUNKS and other in peer.carrier.order:
+            peer.carrier.order[other].job = None
+
+    def _sent(self, src: str, dst: str, chunk: int, duty: int) -> None:
         sender = self.peers[src]
         sender.busy = False
         if not sender.alive:
@@ -238,10 +254,11 @@ class Sim:
         self.at(to.down_free + self.latency, lambda: self._arrived(sender, to, chunk, duty, lost))
         self.pump(src)
 
-    def _arrived(self, sender: SimPeer, peer: SimPeer, chunk: int, duty: bool, lost: bool) -> None:
+    def _arrived(self, sender: SimPeer, peer: SimPeer, chunk: int, duty: int, lost: bool) -> None:
         if not (sender.alive and peer.alive):
             return
         sender.on_way[peer.name] -= 1
+        self._make_room(sender, peer.name)
         self.pump(sender.name)
         if lost:
             return
@@ -250,13 +267,9 @@ class Sim:
             return
         session, src = peer.session, sender.name
         session.learn([chunk], self.now)
-        if session.hold(chunk, src, duty=duty and src == SOURCE, now=self.now):
+        if session.hold(chunk, src, duty=duty if src == SOURCE else 0, now=self.now):
             peer.got_from[src] += 1
-            waiting = peer.unanswered.setdefault(src, [])
-            waiting.append(chunk)
-            if len(waiting) >= ANSWER_AFTER:
-                self._have(peer, src, waiting)
-                waiting.clear()
+            self._have(peer, src, peer.news.came_from(src, chunk))
         else:
             self._have(peer, src, [chunk])
         if session.complete and peer.done_at is None:

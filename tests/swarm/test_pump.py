@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from p2p.broadcast.policies.port import DEFAULT
+from p2p.broadcast.policies.registry import DEFAULT
 from p2p.broadcast.pump import Pump
 from p2p.broadcast.session import Session
 from p2p.broadcast.transfer import Neighbour, Traffic

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from p2p.broadcast.peer_groups import EVERYWHERE, Grid, PeerPlaces, duty_of
-from p2p.broadcast.policies.seeding import FIRST_WINDOW, HELP_AFTER_S
-from p2p.broadcast.policies.takeover import LOOK_S, SwarmPace, TakeOver, TakeOvers
+from p2p.broadcast.policies.seeding import FIRST_WINDOW, HELP_AFTER_S, SwarmPace
+from p2p.broadcast.policies.takeover import LOOK_S, TakeOver, TakeOvers
 from p2p.broadcast.session import Session
 
 LEFT, RIGHT = ("a", "b", "c"), ("x", "y", "z")

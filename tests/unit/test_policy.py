@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2p.broadcast.policies.port import POLICIES, make_policy
+from p2p.broadcast.policies.registry import POLICIES, make_policy
 from p2p.broadcast.session import Session
 from tests.support.swarm_sim import SOURCE, Sim
 

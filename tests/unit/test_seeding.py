@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from p2p.broadcast.policies.relaying import Queues
+from p2p.broadcast.policies.queues import Queues
 from p2p.broadcast.policies.seeding import OVERDUE_S, Seeding
 from p2p.broadcast.session import LAG_S, Session
 from tests.support.swarm_sim import SOURCE, Sim

@@ -449,9 +449,9 @@ def test_what_a_complete_peer_holds_takes_no_memory() -> None:
     session = Session(me=SOURCE, source=None, now=0.0)
     session.join("a", range(99_999), 0.0)
     session.close(100_000)
-    assert not session.peer_complete("a") and session._peers["a"].has._bits.bit_length() == 99_999
+    assert session.holds_of("a").bit_count() == 99_999 and session._peers["a"].has._bits.bit_length() == 99_999
     session.peer_has("a", [99_999], 0.0)
-    assert session.peer_complete("a") and session._peers["a"].has._bits == 0
+    assert session.holds_of("a").bit_count() == 100_000 and session._peers["a"].has._bits == 0
 
 
 def test_chunks_that_were_dropped_over_there_do_not_fill_the_window_for_good(monkeypatch) -> None:

@@ -14,10 +14,11 @@ from netem.simulator.cores import Cores, Machine
 from netem.simulator.flows import FlowNetwork
 from netem.simulator.loop import SimFault, SimResult
 from netem.simulator.simulate import full_mesh, random_neighbours, simulate
-from netem.simulator.wire import SimVersion, wire_bytes
-from p2p.broadcast.policies.port import POLICIES
+from netem.simulator.wire import HEAD, RUN, count_chunks, make_version, wire_bytes
+from p2p.broadcast.policies.registry import POLICIES
 from p2p.errors import ShoalError, UsageError
 from p2p.limits import DEFAULT_SEGMENT, KIB, MIB
+from p2p.weights.manifest import open_header
 
 CHUNK = 64 * KIB
 NODES = 5
@@ -43,12 +44,16 @@ def wire_seconds(payload: int, mbit: float, mtu: int = 9000, chunk: int = CHUNK)
 # --- what travels
 
 
-def test_a_plan_cuts_segments_into_chunks() -> None:
-    plan = SimVersion(1, 2 * DEFAULT_SEGMENT + 100_000, 3 * MIB)
-    assert plan.total == 7
-    assert [plan.size(c) for c in range(7)] == [3 * MIB, 3 * MIB, 2 * MIB, 3 * MIB, 3 * MIB, 2 * MIB, 100_000]
-    assert plan.segment(4) == range(3, 6) and plan.segment(6) == range(6, 7)
-    assert sum(map(plan.size, range(plan.total))) == plan.payload
+def test_a_version_is_cut_into_segments_and_those_into_chunks() -> None:
+    size, payload = 192 * KIB, 2 * DEFAULT_SEGMENT + 200_001
+    version = make_version(1, payload, size)
+    manifest = open_header(version.parts[0], head_key=HEAD.public_key, run=RUN, min_epoch=0, now=0.0)
+    chunks = [manifest.add(part, HEAD.public_key) for part in version.parts[1:]]
+    assert manifest.whole and manifest.size == payload and manifest.mid == version.mid
+    assert chunks == [list(range(43)), list(range(43, 86)), [86, 87], []] and count_chunks(payload, size) == 88
+    whole = [size] * 42 + [DEFAULT_SEGMENT - 42 * size]
+    assert [manifest.chunk_size(c) for c in range(88)] == [*whole, *whole, size, 200_001 - size]
+    assert len({manifest.chunk_digest(c) for c in range(88)}) == 88
 
 
 def test_wire_bytes_counts_the_heads_of_packets() -> None:

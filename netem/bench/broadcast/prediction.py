@@ -13,7 +13,7 @@ from typing import Any
 from netem.contest.scenario import Scenario
 from netem.simulator.cores import Machine
 from netem.simulator.simulate import OWN_CORES, simulate
-from netem.simulator.wire import SimVersion
+from netem.simulator.wire import count_chunks
 from p2p.weights.encode import chunk_bytes_for
 
 SEEDS = 3
@@ -24,7 +24,7 @@ def foretell(scenario: Scenario, policy: str, rounds: int, cpu_s: float, duplica
     sender's, its receiver's and everybody's idle work in it), of which `cpu_s` core seconds in one round are the sum.
     `links_ratio`: the same where each peer has a core. Medians over SEEDS."""
     size = chunk_bytes_for(scenario.payload_bytes)
-    arrived = SimVersion(1, scenario.payload_bytes, size).total * (len(scenario.profile.hosts) - 1) + duplicate_bytes / size
+    arrived = count_chunks(scenario.payload_bytes, size) * (len(scenario.profile.hosts) - 1) + duplicate_bytes / size
     shared = Machine(cores=os.cpu_count(), chunk_s=cpu_s / arrived)
     return {
         "ratio": _ratio(scenario, policy, rounds, shared), "links_ratio": _ratio(scenario, policy, rounds, OWN_CORES),

@@ -39,7 +39,7 @@ from node.engine.port import Engine
 from node.install.installer import Installer
 from node.serving.batcher import TokenBatcher
 from p2p.broadcast.pump import Pump
-from p2p.broadcast.transfer import Neighbour, Transfer
+from p2p.broadcast.transfer import Job, Neighbour
 from p2p.protocol.generation import Tokens
 from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version
@@ -90,8 +90,8 @@ def tap(log: int) -> None:
         await attach(self, engine)
         write("attached", str(self.serving), time.monotonic())
 
-    async def relayed(self: Pump, peer: Neighbour, spread: Transfer, chunk: int, duty: int) -> None:
-        await send_chunk(self, peer, spread, chunk, duty)
+    async def relayed(self: Pump, peer: Neighbour, job: Job) -> None:
+        await send_chunk(self, peer, job)
         write("relayed", time.monotonic())
 
     def accepted(

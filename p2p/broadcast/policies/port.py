@@ -1,124 +1,140 @@
-"""Who pushes which chunk to whom: the pluggable half of a session. Pure, as the session that owns it.
+"""The port of a push policy: what it may read of a session, what it is told, and what it answers. Pure.
 
-A policy is told what happens (`joined`, `has`, `held`, ...) and asked for the next push. Must not know channels or bytes on
-disk. Here: the port, and the plain ones that the default is measured against. The default: seeding (at the source) and
-relaying (everywhere else).
+A session asks its policy for the next push, and tells it what happens. A policy reads the session through `SessionView` and
+never changes it. Must not know any session class, any other policy, channels, or bytes on disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import MutableMapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    from p2p.broadcast.session import Session
+from p2p.broadcast.chunkset import ChunkSet
+from p2p.broadcast.peer_groups import PeerPlaces
 
-Push = tuple[str, int, int]
-"""Peer, chunk, and what the peer is to do with it: nothing (0), bring it to everybody (`groups.EVERYWHERE`), or to some groups
-of peers (see `groups`)."""
+
+class Push(NamedTuple):
+    """A chunk to hand to a peer."""
+
+    peer: str
+    chunk: int
+    duty: int
+    """what the peer is to do with it: nothing (0), bring it to everybody (`peer_groups.EVERYWHERE`), or bring it to a set of
+    groups (`peer_groups.duty_of`)"""
+
+
+class Relieved(NamedTuple):
+    """A distributor that the source relieves of a chunk: it does not relay the chunk any further."""
+
+    peer: str
+    chunk: int
+
+
+class ReceiverView(Protocol):
+    """What the source's policy reads of those it hands chunks to. A receiver is a peer, or a lane of peers (see `lanes`)."""
+
+    @property
+    def total(self) -> int | None:
+        """Chunks of the manifest; None while more are being made."""
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a full chunk."""
+
+    @property
+    def pace(self) -> float:
+        """Bytes/s that leave this peer at most; 0 for unknown."""
+
+    @property
+    def memory(self) -> MutableMapping[str, float]:
+        """Receiver -> what the policy remembers of it from one manifest to the next."""
+
+    @property
+    def lagging(self) -> AbstractSet[str]:
+        """Receivers that fell behind the others."""
+
+    def peer_holds(self, peer: str, chunk: int) -> bool:
+        """Whether `peer` announced `chunk`. `peer` must take part."""
+
+    def anyone_holds(self, chunk: int) -> bool:
+        """Whether any peer announced `chunk`."""
+
+    def lacks(self, peer: str, chunk: int) -> bool:
+        """Whether `chunk` can be handed to `peer` and is neither there nor on its way from here."""
+
+    def lowest_of(self, chunks: ChunkSet, peer: str) -> int | None:
+        """The lowest of `chunks` that `peer` does not hold."""
+
+
+class SessionView(ReceiverView, Protocol):
+    """What any policy may read of its session."""
+
+    @property
+    def me(self) -> str:
+        """This peer's name."""
+
+    @property
+    def source(self) -> str | None:
+        """The peer that made the manifest; None at that peer itself."""
+
+    @property
+    def places(self) -> PeerPlaces | None:
+        """Which groups the peers are in; None while all are one group."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every chunk of the sealed manifest is held here."""
+
+    def peers(self) -> list[str]:
+        """Those who take part, this peer aside."""
+
+    def takes_part(self, peer: str) -> bool:
+        """Whether `peer` takes part."""
+
+    def holds_of(self, peer: str) -> int:
+        """The chunks that `peer` announced, in one bit each."""
+
+    def lowest_lacking(self, peer: str) -> int | None:
+        """The lowest chunk held here that `peer` lacks and that is not on its way to it."""
 
 
 class Policy:
-    """One session's. Methods but `push` are facts; the session's own state is up to date when they are called."""
+    """The policy of one session. All methods but `push`, `claim` and `relieved` are facts. The session's own state is up to date
+    when they are called. `now` is in seconds, from any origin, and never falls."""
 
     pulls = True
-    """whether what does not come by itself is asked for; the plain policies are measured without"""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    """whether the session asks for what does not come by itself; the plain policies are measured without"""
 
     def joined(self, peer: str, now: float) -> None:
         """`peer` takes part from now on."""
 
     def left(self, peer: str, now: float) -> None:
-        """`peer` is gone, its record too."""
+        """`peer` is gone, and the session has forgotten it."""
 
     def has(self, peer: str, chunk: int, now: float) -> None:
         """`peer` holds `chunk`, and was not known to."""
 
     def held(self, chunk: int, *, duty: int, now: float) -> None:
-        """`chunk` is here, verified (or, at the source, made). `duty`: what the sender asks to be done with it."""
+        """`chunk` is here and verified (or, at the source, made). `duty`: as in Push."""
 
     def entrusted(self, chunk: int, duty: int, now: float) -> None:
         """`chunk`, which was here already, came with a duty."""
 
     def claim(self, peer: str, chunk: int, now: float) -> int:
-        """`peer` asked for `chunk` and gets it: what it is to do with it, as in Push."""
+        """`peer` asked for `chunk` and gets it: the duty it gets with it, as in Push."""
         return 0
 
     def relieve(self, chunks: Sequence[int]) -> None:
         """The source says that it hands these to the others itself; to those of this peer's own group where there are groups."""
 
-    def relieved(self) -> list[tuple[str, int]]:
-        """Whom to tell so, and the chunks, since the last call."""
+    def relieved(self) -> list[Relieved]:
+        """Whom to tell so since the last call."""
         return []
 
     def tick(self, now: float) -> None:
-        """Some 20 times a second."""
+        """Called some 20 times a second."""
 
     def push(self, ready: Sequence[str], now: float) -> Push | None:
         """What to push now to one of `ready` (the one served longest ago first); None for nothing."""
         raise NotImplementedError
-
-
-class _Static(Policy):
-    """Every peer has fixed children among the sorted peers, the source first, and sends each of them what it lacks, lowest
-    chunk first. When a peer leaves, those behind it move up."""
-
-    pulls = False
-
-    def children(self, order: list[str], mine: int) -> list[str]:
-        raise NotImplementedError
-
-    def push(self, ready: Sequence[str], now: float) -> Push | None:
-        session = self.session
-        nodes = sorted({*session.peers(), session.me} - {session.source_name})
-        order = [session.source_name, *nodes]
-        children = set(self.children(order, order.index(session.me)))
-        for peer in ready:
-            if peer in children:
-                chunk = session.lowest_lacking(peer)
-                if chunk is not None:
-                    return peer, chunk, 0
-        return None
-
-
-class Star(_Static):
-    """The source sends everything to everyone."""
-
-    def children(self, order: list[str], mine: int) -> list[str]:
-        return order[1:] if mine == 0 else []
-
-
-class Chain(_Static):
-    """Each peer sends everything to the next."""
-
-    def children(self, order: list[str], mine: int) -> list[str]:
-        return order[mine + 1 : mine + 2]
-
-
-class Tree(_Static):
-    """A binary tree."""
-
-    def children(self, order: list[str], mine: int) -> list[str]:
-        return order[2 * mine + 1 : 2 * mine + 3]
-
-
-def make_policy(name: str, session: Session) -> Policy:
-    """ValueError for a name that is none of POLICIES."""
-    from p2p.broadcast.policies.lanes import Lanes
-    from p2p.broadcast.policies.relaying import Relaying
-    from p2p.broadcast.policies.seeding import Seeding
-
-    plain = {"star": Star, "chain": Chain, "tree": Tree}
-    if name in plain:
-        return plain[name](session)
-    if name == DEFAULT:
-        if not session.is_source:
-            return Relaying(session)
-        return Seeding(session) if session.places is None else Lanes(session)
-    raise ValueError(f"unknown policy {name!r}; known: {', '.join(POLICIES)}")
-
-
-DEFAULT = "shoal"
-POLICIES = (DEFAULT, "star", "chain", "tree")

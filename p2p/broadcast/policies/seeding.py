@@ -1,6 +1,6 @@
 """The default policy at the source: each chunk goes to one distributor, and what uplink is left helps them.
 
-Pure; see `policy`. The scheme is Mutualcast's (Li, Chou, Zhang 2005): a peer is handed as many chunks as it has room for,
+Pure; see `port`. The scheme is Mutualcast's (Li, Chou, Zhang 2005): a peer is handed as many chunks as it has room for,
 so strong uplinks take more with no rate configured. How much room a peer has follows from how long its chunks take to
 reach everybody (Little's law), which its receivers tell, not the peer itself. When no distributor has room, the source
 distributes the next chunk itself; when all chunks are handed out, it takes over those that their distributors would be
@@ -9,17 +9,13 @@ through with last.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from p2p.broadcast.chunkset import ChunkSet
+from p2p.broadcast.chunkset import ChunkSet, bits_of
 from p2p.broadcast.peer_groups import EVERYWHERE
-from p2p.broadcast.policies.port import Policy, Push
-from p2p.broadcast.policies.relaying import Queues
-
-if TYPE_CHECKING:
-    from p2p.broadcast.session import Session
+from p2p.broadcast.policies.port import Policy, Push, ReceiverView, Relieved
+from p2p.broadcast.policies.queues import Queues
 
 BACKLOG_S = 1.2
 """Work that a distributor is given ahead. Less leaves uplinks idle while news travels, more leaves the slow ones at work
@@ -96,15 +92,34 @@ class _Distributor:
     strikes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class SwarmPace:
+    """How fast the whole swarm is, as far as the source can tell."""
+
+    through: float
+    """chunks a second that reach everybody"""
+    transit_s: float
+    """seconds from handing a chunk to a distributor to hearing that it is there, for the one where that takes longest"""
+
+
 class Seeding(Policy):
-    def __init__(self, session: Session) -> None:
-        super().__init__(session)
+    """`first_window`: chunks out at once at a receiver of which nothing is known. `takes_over`: whether the source takes chunks
+    over from their distributors once all are handed out."""
+
+    def __init__(
+        self,
+        receivers: ReceiverView,
+        *,
+        first_window: Callable[[str], float] = lambda receiver: FIRST_WINDOW,
+        takes_over: bool = True,
+    ) -> None:
+        self._receivers, self._first_window, self._takes_over = receivers, first_window, takes_over
         self._unseeded = ChunkSet()
         self._out: dict[int, _Out] = {}
         self._peers: dict[str, _Distributor] = {}
-        self._own = Queues(session)
+        self._own = Queues(receivers)
         self._began: float | None = None
-        self._relieved: list[tuple[str, int]] = []
+        self._relieved: list[Relieved] = []
         self._lagging: frozenset[str] = frozenset()
 
     # --- facts -------------------------------------------------------------------------------------------------------
@@ -115,7 +130,7 @@ class Seeding(Policy):
             out.lacking += self._lacks(peer, chunk)
 
     def _lacks(self, peer: str, chunk: int) -> bool:
-        return peer not in self._lagging and not self.session.peer_holds(peer, chunk)
+        return peer not in self._lagging and not self._receivers.peer_holds(peer, chunk)
 
     def left(self, peer: str, now: float) -> None:
         gone = self._peers.pop(peer, None)
@@ -124,7 +139,7 @@ class Seeding(Policy):
             return
         for chunk in gone.out:
             del self._out[chunk]
-            if not self.session.anyone_holds(chunk):
+            if not self._receivers.anyone_holds(chunk):
                 self._unseeded.add(chunk)
             else:
                 self._distribute(chunk)
@@ -171,7 +186,7 @@ class Seeding(Policy):
         fits = min(out.ahead * target / took, 2 * window)
         owner.window = max(MIN_WINDOW, window + (fits - window) / max(2.0, window / 2))
         owner.strikes = 0
-        self.session.memory[out.to] = self._to_bytes(owner.window)
+        self._receivers.memory[out.to] = self._to_bytes(owner.window)
 
     def _done(self, chunk: int, out: _Out) -> None:
         del self._out[chunk]
@@ -183,21 +198,21 @@ class Seeding(Policy):
         return max(1, len(self._peers) - 1)
 
     def _to_bytes(self, window: float) -> float:
-        return window * self._copies() * self.session.chunk_bytes
+        return window * self._copies() * self._receivers.chunk_bytes
 
     def _window(self, peer: str, d: _Distributor) -> float:
         if not d.window:
-            remembered = self.session.memory.get(peer)
-            of_old = 0.0 if remembered is None else remembered / (self._copies() * self.session.chunk_bytes)
-            d.window = max(MIN_WINDOW, of_old) if of_old else FIRST_WINDOW
+            remembered = self._receivers.memory.get(peer)
+            of_old = 0.0 if remembered is None else remembered / (self._copies() * self._receivers.chunk_bytes)
+            d.window = max(MIN_WINDOW, of_old) if of_old else self._first_window(peer)
         return d.window
 
     def _rate(self, peer: str, d: _Distributor) -> float:
         return d.rate or self._window(peer, d) * self._copies() / BACKLOG_S
 
     def tick(self, now: float) -> None:
-        if self._lagging != self.session.lagging:
-            self._lagging = frozenset(self.session.lagging)
+        if self._lagging != self._receivers.lagging:
+            self._lagging = frozenset(self._receivers.lagging)
             self._recount(now)
         for chunk, out in list(self._out.items()):  # oldest first
             owner = self._peers[out.to]
@@ -214,14 +229,14 @@ class Seeding(Policy):
 
     def _give_up(self, chunk: int, out: _Out, owner: _Distributor, now: float) -> None:
         self._done(chunk, out)
-        self._relieved.append((out.to, chunk))
+        self._relieved.append(Relieved(out.to, chunk))
         self._distribute(chunk)
         if now >= owner.spared_until:
             owner.spared_until = now + SPARED_S * 2**owner.strikes
             owner.strikes = min(owner.strikes + 1, 6)
             owner.window = max(MIN_WINDOW, self._window(out.to, owner) / 2)
 
-    def relieved(self) -> list[tuple[str, int]]:
+    def relieved(self) -> list[Relieved]:
         relieved, self._relieved = self._relieved, []
         return relieved
 
@@ -231,6 +246,20 @@ class Seeding(Policy):
             self._seeded(peer, chunk, now)
             return EVERYWHERE
         return 0
+
+    def all_handed_out(self, now: float) -> bool:
+        """Whether every chunk is handed out, and so long under way that the source may help with it."""
+        began = self._began is not None and now - self._began >= HELP_AFTER_S
+        return began and not len(self._unseeded) and self._receivers.total is not None
+
+    def swarm_pace(self) -> SwarmPace:
+        """How fast all distributors with work bring chunks to everybody."""
+        through = sum(self._rate(peer, d) for peer, d in self._peers.items() if d.out) / self._copies()
+        return SwarmPace(through, max((d.transit_s for d in self._peers.values()), default=0.0))
+
+    def out(self) -> int:
+        """The chunks that are not everywhere, as far as is known, in one bit each."""
+        return bits_of(self._out)
 
     # --- decisions ---------------------------------------------------------------------------------------------------
 
@@ -247,13 +276,12 @@ class Seeding(Policy):
             found = self._own.next(ready)
             if lacked:
                 break
-        return None if found is None else (*found, 0)
+        return None if found is None else Push(*found, 0)
 
     def seed(self, ready: Sequence[str], now: float) -> Push | None:
         """A chunk that nobody has, for the distributor with most room."""
         if not len(self._unseeded):
             return None
-        session = self.session
         loads = []
         for place, peer in enumerate(ready):
             d = self._peers.get(peer)
@@ -263,10 +291,10 @@ class Seeding(Policy):
             if load < 1.0:
                 loads.append((load, place, peer))
         for _, _, peer in sorted(loads):
-            chunk = session.lowest_of(self._unseeded, peer)
+            chunk = self._receivers.lowest_of(self._unseeded, peer)
             if chunk is not None:  # else it has them all, or says so
                 self._seeded(peer, chunk, now)
-                return peer, chunk, EVERYWHERE
+                return Push(peer, chunk, EVERYWHERE)
         return None
 
     def _seeded(self, peer: str, chunk: int, now: float) -> None:
@@ -281,7 +309,7 @@ class Seeding(Policy):
     def _distribute(self, chunk: int) -> int:
         """The source sends this chunk to everyone who lacks it, itself. How many those are."""
         self._unseeded.discard(chunk)
-        lacking = [peer for peer in self._peers if self.session.lacks(peer, chunk)]
+        lacking = [peer for peer in self._peers if self._receivers.lacks(peer, chunk)]
         for peer in lacking:
             self._own.add(peer, chunk)
         return len(lacking)
@@ -295,14 +323,14 @@ class Seeding(Policy):
             return None
         if len(self._unseeded):
             return self._unseeded.lowest_not_in(ChunkSet())
-        if self.session.total is None:
-            return None  # more is being made, and nobody is overburdened with what there is so far
+        if self._receivers.total is None or not self._takes_over:
+            return None  # without a total more is being made, and nobody is overburdened with what there is so far
         return self._take_over()
 
     def _take_over(self) -> int | None:
         """The chunk that its distributor would be through with last, if that is late enough."""
         latest, chosen = 0.0, None
-        pace = self.session.pace / self.session.chunk_bytes
+        pace = self._receivers.pace / self._receivers.chunk_bytes
         for peer, d in self._peers.items():
             if not d.out:
                 continue
@@ -320,5 +348,5 @@ class Seeding(Policy):
             return None
         out = self._out[chosen]
         self._done(chosen, out)
-        self._relieved.append((out.to, chosen))
+        self._relieved.append(Relieved(out.to, chosen))
         return chosen

@@ -11,39 +11,28 @@ Must not know who distributes what, nor how the copies leave: see `lanes`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from p2p.broadcast.peer_groups import PeerPlaces
-from p2p.broadcast.policies.seeding import TAKE_OVER_S
-
-if TYPE_CHECKING:
-    from p2p.broadcast.session import Session
+from p2p.broadcast.policies.port import SessionView
+from p2p.broadcast.policies.seeding import TAKE_OVER_S, SwarmPace
 
 LOOK_S = 0.05
 """Whom to help is looked at again so long after nobody needed it."""
 
 
 @dataclass(frozen=True, slots=True)
-class SwarmPace:
-    """How fast the whole swarm is, as far as the source can tell."""
-
-    through: float
-    """chunks a second that reach everybody"""
-    transit_s: float
-    """from handing a chunk to a peer to hearing that it is there"""
-
-
-@dataclass(frozen=True, slots=True)
 class TakeOver:
+    """The source hands a chunk to the rest of a group itself."""
+
     holder: str
-    """is to leave the chunk to the source"""
+    """the peer that is relieved of the chunk"""
     chunk: int
     lacking: tuple[str, ...]
     """the others of its group"""
 
 
 class TakeOvers:
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionView) -> None:
         self._session = session
         self._helped: dict[int, int] = {}
         """group -> chunks that it has or gets from the source, in one bit each"""

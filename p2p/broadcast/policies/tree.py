@@ -12,12 +12,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from p2p.broadcast.peer_groups import PeerPlaces, duty_of
-
-if TYPE_CHECKING:
-    from p2p.broadcast.session import Session
+from p2p.broadcast.policies.port import Push, SessionView
 
 Errand = tuple[int, tuple[int, ...]]
 """A chunk, and the groups that the receiver brings it to."""
@@ -27,7 +24,7 @@ RECENT_S = 2.0
 
 
 class SpanningTree:
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionView) -> None:
         self._session = session
         self._queues: dict[str, deque[Errand]] = {}
         self._given: deque[tuple[float, str, Errand]] = deque()
@@ -110,8 +107,8 @@ class SpanningTree:
         for chunk, groups in again:
             self.bring(chunk, groups, places)
 
-    def next(self, ready: Sequence[str], now: float, places: PeerPlaces) -> tuple[str, int, int] | None:
-        """Peer, chunk and duty: the errand that goes to most groups, of those that can leave now."""
+    def next(self, ready: Sequence[str], now: float, places: PeerPlaces) -> Push | None:
+        """The errand that goes to most groups, of those that can leave now."""
         if self._strays and places is not self._known[0]:
             strays, self._strays = self._strays, []
             for chunk, groups in strays:
@@ -135,6 +132,6 @@ class SpanningTree:
                 while self._given and now - self._given[0][0] > RECENT_S:
                     self._given.popleft()
                 self._given.append((now, best, (chunk, groups)))
-                return best, chunk, duty_of(groups)
+                return Push(best, chunk, duty_of(groups))
             # It got it from elsewhere; the other groups still wait.
             self.bring(chunk, [g for g in groups if g != places.groups.get(best)], places)

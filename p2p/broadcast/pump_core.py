@@ -1,0 +1,104 @@
+"""Which chunk leaves next, to whom, and when: the rule that nodes, the head, the simulator and the tests share. Pure.
+
+A chunk is chosen when one can leave, never before: what waits in a queue was chosen on older news. Older versions come first,
+since later deltas build on them. Must not know clocks, channels or stores: times are passed in, and a shell carries out what is
+chosen (`pump`, or the simulator's).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from p2p.broadcast.transfer import MEASURED_S, Job, Neighbour, Transfer, batches
+from p2p.broadcast.uplink import Uplink
+from p2p.protocol.versions import Parts, Relieve
+
+LONGEST_PAUSE_S = 0.05
+"""Seconds after which the pace is looked at again at the latest: it may have risen meanwhile."""
+
+SHORTEST_PAUSE_S = 0.001
+"""Seconds. A shorter wait is not worth a timer; the uplink's account carries it over to the next chunk."""
+
+
+class PumpCore:
+    """`transfers`: what is spread here, by manifest id; it changes under the pump."""
+
+    def __init__(self, transfers: Mapping[bytes, Transfer]) -> None:
+        self._transfers = transfers
+        self.uplink = Uplink()
+        self.sent = 0
+        """payload bytes of chunks that left, over all manifests"""
+        self.order: OrderedDict[str, Neighbour] = OrderedDict()
+        """neighbours, the one served longest ago first"""
+
+    def enter(self, peer: Neighbour) -> None:
+        """Hand chunks to `peer` from now on."""
+        self.order[peer.name] = peer
+        self.wake()
+
+    def drop(self, peer: Neighbour) -> None:
+        """`peer` is gone: no further chunk goes to it."""
+        peer.gone = True
+        if self.order.get(peer.name) is peer:
+            del self.order[peer.name]
+
+    def pause(self, now: float) -> float:
+        """Seconds to wait before a chunk may leave and `next` is worth asking; 0 for none."""
+        pause = self.uplink.wait(now)
+        return min(pause, LONGEST_PAUSE_S) if pause > SHORTEST_PAUSE_S else 0.0
+
+    def next(self, now: float) -> Neighbour | None:
+        """The neighbour that gets the next chunk, which is its `job` now; None when there is nothing to hand out."""
+        ready = [name for name, peer in self.order.items() if peer.job is None]
+        transfers = list(self._transfers.values()) if ready else []
+        if len(transfers) > 1:
+            transfers.sort(key=lambda t: t.manifest.version)
+        for transfer in transfers:
+            found = transfer.session.next(ready, now)
+            if found is None:
+                continue
+            peer = self.order[found.peer]
+            peer.job = Job(transfer, found.chunk, found.duty)
+            peer.served_at, peer.measured_until = now, now + MEASURED_S
+            self.order.move_to_end(found.peer)
+            self.uplink.spent(now, transfer.manifest.chunk_size(found.chunk))
+            for relieved in transfer.session.relieved():
+                if relieved.peer in self.order:
+                    self.order[relieved.peer].post(Relieve(transfer.manifest.mid, (relieved.chunk,)))
+            return peer
+        # When more than half of the channels have no room our uplink is full; a few may be slow at their other end.
+        if 2 * len(ready) >= len(self.order):
+            self.uplink.idle(now)
+        return None
+
+    def proof(self, peer: Neighbour, job: Job) -> list[Parts]:
+        """The manifest's parts that leave ahead of this chunk on the same channel, so that `peer` can always prove what it gets:
+        its segment's record, and the header before the first record. They count as sent."""
+        manifest = job.transfer.manifest
+        mid, segment = manifest.mid, manifest.segment_of(job.chunk)
+        if (mid, segment) in peer.parts_sent or segment is None:
+            return []
+        parts = [] if (mid, -1) in peer.parts_sent else manifest.parts()[:1]
+        record = manifest.part_of(job.chunk)
+        peer.parts_sent |= {(mid, -1), (mid, segment)}
+        return [Parts(mid, batch) for batch in batches([*parts, *([record] if record else ())])]
+
+    def count_sent(self, job: Job, nbytes: int) -> None:
+        """The job's chunk, of so many bytes, is in its channel."""
+        job.transfer.traffic.sent += nbytes
+        self.sent += nbytes
+
+    # --- the shell's part --------------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Something may have become possible: a chunk, a want, room at a neighbour."""
+        raise NotImplementedError
+
+    def measure(self) -> None:
+        """Look at what the channels delivered, and tell the uplink; called some 20 times a second."""
+        raise NotImplementedError
+
+    def keep(self, digest: bytes, data: bytes) -> None:
+        """`data` was verified just now and may be relayed soon."""
+
