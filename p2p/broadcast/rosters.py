@@ -26,8 +26,6 @@ class Rosters:
     def __init__(self, exchange: Exchange, links: Mapping[str, Link], *, epoch: int, mesh: int = MESH) -> None:
         self._exchange, self._links, self._epoch = exchange, links, epoch
         self.grid = Grid(mesh=mesh)
-        self.extra: list[RosterEntry] = []
-        """listed to everybody beside those who are here"""
         self.apart: set[str] = set()
         """nobody's neighbours but ours: not listed, and told of nobody"""
         self._told: dict[str, tuple[Link, tuple[RosterEntry, ...], Grouping]] = {}
@@ -68,7 +66,7 @@ class Rosters:
             # Of those who are here: one that only lost us may need every link it has.
             apart = [m.peer for m in before[1] if m.peer in self.grid and m.peer not in listed] if before is not None else []
             link.post(replace(grouping, apart=tuple(apart)))
-        link.post(make_roster(self._epoch, [*roster, *self.extra]))
+        link.post(make_roster(self._epoch, roster))
         self._told[link.peer] = link, roster, grouping
 
 
