@@ -118,11 +118,15 @@ class Swarm(LinkOwner):
         self._role, self._owner = role, owner
         self.me, self.head, self.store = identity.peer_id, settings.head, store
         self.peering = Peering(network, identity, settings, self, wall=wall)
+        self.links: Mapping[str, Link] = self.peering.links
+        """live links by peer, from the end of the handshake on"""
         self._new_exchange = partial(
             Exchange, me=self.me, run=settings.run, head=self.head, head_key=self.peering.gate.head_key, store=store,
             is_source=isinstance(role, SourceRole), now=now, wall=wall, on_refusal=self.on_refusal, policy=policy,
         )  # fmt: skip
         self.exchange = self._new_exchange()
+        self.spreads: Mapping[bytes, Transfer] = self.exchange.spreads
+        """the manifests that are spread here, by id; their traffic does not count who is kept apart"""
         self._apart: dict[str, Exchange] = {}
         """the exchanges of those who are kept apart, by peer"""
         self.rosters: Rosters | None = None
@@ -148,11 +152,6 @@ class Swarm(LinkOwner):
     # --- links -------------------------------------------------------------------------------------------------------
 
     @property
-    def links(self) -> Mapping[str, Link]:
-        """Live links by peer, from the end of the handshake on."""
-        return self.peering.links
-
-    @property
     def epoch(self) -> int:
         """The newest epoch of the run that this peer knows of."""
         return self.peering.gate.epoch
@@ -161,10 +160,6 @@ class Swarm(LinkOwner):
         """Queue `message` for `peer` without waiting; nothing happens when it is not here."""
         if peer in self._up:
             self._up[peer].post(message)
-
-    def shuns(self, peer: str) -> bool:
-        """Whether `peer` is kept away from for what it sent."""
-        return self.peering.shuns(peer)
 
     async def leave(self, reason: str) -> None:
         """Close every link."""
@@ -211,11 +206,6 @@ class Swarm(LinkOwner):
         assert self.rosters is not None
         self._apart[peer] = self._new_exchange()
         self.rosters.apart.add(peer)
-
-    @property
-    def spreads(self) -> Mapping[bytes, Transfer]:
-        """The manifests that are spread here, by id; their traffic does not count who is kept apart."""
-        return self.exchange.spreads
 
     @property
     def sent_bytes(self) -> int:

@@ -10,12 +10,10 @@ import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import blake3
 import msgpack
 
 from learner.client.messages import Begin, SealVersion, SegmentDone
 from learner.publish.published import Published, PublishedVersions
-from p2p.codec import encode_segment
 from p2p.errors import ShoalError
 from p2p.identity import Identity
 from p2p.layout import Layout
@@ -24,7 +22,7 @@ from p2p.protocol.descriptor import descriptor_layout
 from p2p.protocol.messages import Catalog, CatalogEntry
 from p2p.swarm import Swarm
 from p2p.version import Version
-from p2p.weights.encode import chunk_bytes_for
+from p2p.weights.encode import chunk_bytes_for, encode_version
 from p2p.weights.manifest import CODEC, DELTAS, MAX_LIFETIME_S, Header, Manifest, ManifestSigner
 from p2p.weights.state import FlatState, state_digest
 
@@ -81,15 +79,8 @@ class Publisher:
         state.write_tensor(layout.tensors[0].name, words)
         signer = self._open("descriptor", Version(self.epoch, 0), None, b"", layout, announce=False)
         chunk_bytes = signer.header.chunk_bytes
-        for segment in layout.segments(self.segment_bytes):
-            payload, _ = encode_segment(state.words(segment), None)
-            pieces = [payload[i : i + chunk_bytes] for i in range(0, len(payload), chunk_bytes)]
-            digests = []
-            for piece in pieces:
-                digest = blake3.blake3(piece).digest()
-                self._swarm.store.put_trusted(digest, piece)
-                digests.append(digest)
-            self._segment(signer, segment.index, len(payload), tuple(digests), announce=False)
+        for s in encode_version(state, None, self._swarm.store, segment_bytes=self.segment_bytes, chunk_bytes=chunk_bytes):
+            self._segment(signer, s.index, s.size, s.digests, announce=False)
         tensor_digests = state.tensor_digests()
         self._seal(signer, tensor_digests, state_digest(layout, tensor_digests), announce=False)
 

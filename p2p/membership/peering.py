@@ -97,11 +97,6 @@ class Peering:
         """peers that `connect` is at work on"""
         self._nursery: trio.Nursery | None = None
 
-    @property
-    def epoch(self) -> int:
-        """The newest epoch this peer knows of."""
-        return self.gate.epoch
-
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """Accept, for ever; owns every task of the links."""
         async with trio.open_nursery() as nursery:
@@ -129,23 +124,21 @@ class Peering:
             self._greeting.discard(peer)
 
     async def _connect(self, peer: str, addresses: list[str]) -> Link:
-        control = await self._network.open(peer, addresses, CONTROL)
+        opened: list[Channel] = []
         try:
-            welcome = await self._greet(control)
-            if peer == self.head:
-                self.gate.membership = welcome.membership
-                self.gate.epoch = self.gate.check(welcome.membership, self.me).epoch
-            else:
-                self.gate.check(welcome.membership, peer)
-            bulk = await self._network.open(peer, addresses, BULK)
-            try:
-                await self._greet(bulk)
-            except BaseException:
-                await bulk.aclose("handshake failed")
-                raise
+            for kind in (CONTROL, BULK):
+                opened.append(await self._network.open(peer, addresses, kind))
+                welcome = await self._greet(opened[-1])
+                if peer == self.head:
+                    self.gate.epoch = self.gate.check(welcome.membership, self.me).epoch
+                    self.gate.membership = welcome.membership
+                else:
+                    self.gate.check(welcome.membership, peer)
         except BaseException:
-            await control.aclose("handshake failed")
+            for channel in opened:
+                await channel.aclose("handshake failed")
             raise
+        control, bulk = opened
         return await self._start(Link(peer, welcome.name, tuple(addresses), control, bulk))
 
     def keep_connected(self, members: Iterable[RosterEntry]) -> None:

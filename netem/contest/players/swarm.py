@@ -267,7 +267,7 @@ class ShoalPlayer(SwarmOwner):
 
     def _account(self, number: int) -> None:
         cpu = sum(psutil.Process().cpu_times()[:2]) - self.cpu.get(number, 0.0)
-        shuns = [name for peer, name in self.names.items() if self.swarm.shuns(peer) and peer not in self.swarm.links]
+        shuns = [name for peer, name in self.names.items() if self.swarm.peering.shuns(peer) and peer not in self.swarm.links]
         came = self.swarm.whence.get(self.mids.get(number, b""), Counter())
         whence = {self.names.get(peer, peer): size for peer, size in came.items()}
         self.say("account", round=number, cpu_s=cpu, reports=self.reports, shuns=shuns, whence=whence, **self._traffic(number))
