@@ -89,7 +89,7 @@ class SwarmOwner:
 
 
 class Swarm(LinkOwner):
-    """One peer. `name` and `agent` (its program) are what others see of it; `policy` names the broadcast's policy.
+    """One peer. Others see it under `name`; `policy` names the broadcast's policy.
 
     `now` counts seconds for timers, `wall` reads the Unix time for what is signed. The store's chunks are the caller's to drop.
     """
@@ -103,17 +103,16 @@ class Swarm(LinkOwner):
         owner: SwarmOwner,
         *,
         name: str,
-        agent: str = "shoal/0.1",
         policy: str = DEFAULT,
         now: Callable[[], float] = trio.current_time,
         wall: Callable[[], float] = time.time,
     ) -> None:
         if isinstance(role, SourceRole):
-            settings = PeerSettings(run=role.run, head=identity.peer_id, name=name, agent=agent)
+            settings = PeerSettings(run=role.run, head=identity.peer_id, name=name)
         else:
             settings = PeerSettings(
-                run=role.ticket.run, head=role.ticket.head, name=name, agent=agent, ticket=role.ticket.encode(),
-                dialable=role.dialable, site=role.site,
+                run=role.ticket.run, head=role.ticket.head, name=name, ticket=role.ticket.encode(), dialable=role.dialable,
+                site=role.site,
             )  # fmt: skip
         self._role, self._owner = role, owner
         self.me, self.head, self.store = identity.peer_id, settings.head, store

@@ -27,6 +27,9 @@ from p2p.protocol.wire import decode, encode
 
 log = logging.getLogger("shoal.peering")
 
+AGENT = "shoal/0.1"
+"""The program and its version, as a peer says of itself. Nothing depends on it: `PROTOCOL_VERSION` decides who fits whom."""
+
 MAX_SITE = 64
 """Characters of a site's name that count: the rest is cut off, so that a peer cannot fill memory with its site."""
 
@@ -65,8 +68,6 @@ class PeerSettings:
     """the head's peer id; the head's own `PeerSettings` name itself"""
     name: str
     """for people; others see it in rosters and logs"""
-    agent: str = "shoal/0.1"
-    """the program and its version"""
     ticket: str = ""
     """the encoded ticket, shown to the head alone; the head has none"""
     dialable: bool = True
@@ -192,7 +193,7 @@ class Peering:
         hello = Hello(
             protocol=PROTOCOL_VERSION, run=s.run, ticket=s.ticket if channel.peer == self.head else "",
             membership=self.gate.membership, addresses=tuple(self._network.addresses) if s.dialable else (), name=s.name,
-            agent=s.agent, site=s.site,
+            agent=AGENT, site=s.site,
         )  # fmt: skip
         await channel.send(encode(hello))
         answer = await _first(channel)

@@ -93,7 +93,7 @@ class HeadUnderTest(SwarmOwner):
         self.identity, self.epoch, self.directory, self.network = who, epoch, directory, network
         directory.mkdir(parents=True, exist_ok=True)
         self.store = ChunkStore(directory / "chunks")
-        self.swarm = Swarm(network, who, self.store, SourceRole(RUN, epoch, mesh), self, name="learner", agent="test", wall=wall)
+        self.swarm = Swarm(network, who, self.store, SourceRole(RUN, epoch, mesh), self, name="learner", wall=wall)
         self.links = self.swarm.links
         self.publisher = Publisher(
             who, RUN, directory, self.swarm, epoch=epoch, segment_bytes=SEGMENT, chunk_bytes=CHUNK,

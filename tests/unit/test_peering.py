@@ -15,7 +15,7 @@ from p2p.protocol.messages import RosterEntry
 async def test_a_dial_that_outlives_its_roster_just_ends(monkeypatch) -> None:
     me, other, head = sorted((Identity.generate() for _ in range(3)), key=lambda identity: identity.peer_id)
     async with MemorySwitch().network(me.peer_id) as network, trio.open_nursery() as nursery:
-        settings = PeerSettings(run="r", head=head.peer_id, name="n", agent="a")
+        settings = PeerSettings(run="r", head=head.peer_id, name="n")
         peering = Peering(network, me, settings, LinkOwner(), wall=lambda: 0.0)
         dials = 0
 

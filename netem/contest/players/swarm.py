@@ -21,6 +21,7 @@ import numpy as np
 import psutil
 import trio
 
+from netem.contest.players.events import Role
 from netem.contest.players.payload import payload_blocks
 from netem.contest.players.rogue import Conduct, RogueChannel
 from p2p.broadcast.peer_groups import MESH, PeerPlaces
@@ -82,26 +83,22 @@ class CountingSwarm(Swarm):
 
 
 class ShoalPlayer(SwarmOwner):
-    """One host's part. `config` is the `Role` that the contest gives it."""
+    """One host's part."""
 
-    def __init__(self, config: dict[str, Any], network: Network) -> None:
-        self.name, self.source, self.hosts = config["name"], config["source"], config["hosts"]
-        self.is_source = config["role"] == "source"
-        self.late = {*config.get("late", [])} - {self.name}
-        options = config.get("options", {})
+    def __init__(self, role: Role, network: Network) -> None:
+        self.hosts, self.is_source, options = role.hosts, role.role == "source", role.options
+        self.late = {*role.late} - {role.name}
         self.chunk_bytes: int | None = options.get("chunk_bytes")
         self.segment_bytes: int = options.get("segment_bytes", SEGMENT)
-        self.head = key_of(self.source)
-        address = f"/ip4/{self.hosts[self.source]}/tcp/{PORT}/p2p/{self.head.peer_id}"
-        self.directory = Path(config["directory"])
+        self.head = key_of(role.source)
+        address = f"/ip4/{self.hosts[role.source]}/tcp/{PORT}/p2p/{self.head.peer_id}"
+        self.directory = Path(role.directory)
         self.store = ChunkStore(self.directory / "chunks")
-        role = SourceRole(RUN, epoch=1, mesh=options.get("mesh", MESH)) if self.is_source else FollowerRole(
-            make_ticket(self.head, RUN, (address,)), dialable=options.get("dialable", True), site=config.get("site", "")
+        part = SourceRole(RUN, epoch=1, mesh=options.get("mesh", MESH)) if self.is_source else FollowerRole(
+            make_ticket(self.head, RUN, (address,)), dialable=options.get("dialable", True), site=role.site
         )  # fmt: skip
-        self.swarm = CountingSwarm(
-            network, key_of(self.name), self.store, role, self, name=self.name, agent="contest",
-            policy=options.get("policy", DEFAULT),
-        )  # fmt: skip
+        policy = options.get("policy", DEFAULT)
+        self.swarm = CountingSwarm(network, key_of(role.name), self.store, part, self, name=role.name, policy=policy)
         self.exchange = self.swarm.exchange
         self.exchange.on_header = lambda manifest: True
         self.places: PeerPlaces | None = None
@@ -204,8 +201,9 @@ class ShoalPlayer(SwarmOwner):
         chunk = self.chunk_bytes or chunk_bytes_for(state.layout.nbytes)
         now = int(time.time())
         header = Header(
-            RUN, Version(1, number), "delta", Version(1, number - 1), base.digest(), CODEC, self.segment_bytes, chunk, now,
-            now + 3600, state.layout,
+            run=RUN, version=Version(1, number), kind="delta", base=Version(1, number - 1), base_digest=base.digest(),
+            codec=CODEC, segment_bytes=self.segment_bytes, chunk_bytes=chunk, created=now, expires=now + 3600,
+            layout=state.layout,
         )  # fmt: skip
         signer = ManifestSigner(self.head, header)
         self.mids[number] = signer.mid
@@ -311,15 +309,14 @@ class ShoalPlayer(SwarmOwner):
                 self.on_refusal(message.peer, Refusal(message.reason))
 
 
-async def play(config: dict[str, Any]) -> None:
-    congestion = config.get("options", {}).get("congestion", "")
-    listen = [f"/ip4/{config['hosts'][config['name']]}/tcp/{PORT}"]
-    async with open_libp2p_network(key_of(config["name"]), listen, congestion=congestion) as network:
-        await ShoalPlayer(config, network).run()
+async def play(role: Role) -> None:
+    listen = [f"/ip4/{role.address}/tcp/{PORT}"]
+    async with open_libp2p_network(key_of(role.name), listen, congestion=role.options.get("congestion", "")) as network:
+        await ShoalPlayer(role, network).run()
 
 
 if __name__ == "__main__":
     level = os.environ.get("SHOAL_LOG", "WARNING").upper()
     logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s.%(msecs)03d %(name)s %(message)s", datefmt="%M:%S")
     warm()
-    trio.run(play, json.loads(sys.argv[1]))
+    trio.run(play, Role.parse(sys.argv[1]))
