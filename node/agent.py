@@ -101,15 +101,15 @@ class Agent(SwarmOwner):
         )
         self.serving = Serving(self.shadow, engine_factory, self._to_head, self._send_status)
         self.serving.installer = self.installer = Installer(
-            self.swarm.exchange, self.shadow, s.directory / "model", in_thread, self._on_installed, s.base_model,
-            self.serving.before_commit,
+            exchange=self.swarm.exchange, shadow=self.shadow, model_dir=s.directory / "model", in_thread=in_thread,
+            on_installed=self._on_installed, base_model=s.base_model, before_commit=self.serving.before_commit,
         )  # fmt: skip
         self._done = trio.Event()
         self._done_reason = ""
         self._may_go = trio.Event()
-        """the head has everything of ours, or is not there"""
+        """set when the head has every token of this node, or is not there"""
         self.made = 0
-        """tokens that the engine made since it started, as it said when this node left; `tokens` went out to the head"""
+        """tokens that the engine made since it started, as it said when this node left; `serving.tokens` went out to the head"""
 
     async def run(self) -> str:
         """Take part until the run is over or `stop`; returns the reason. UsageError when the head refuses this node for good."""
@@ -194,7 +194,8 @@ class Agent(SwarmOwner):
                     self.stop(message.reason)
 
     def _activate(self, asked: Activate) -> None:
-        """What is under way here comes back by the head's own `Interrupt`: only what is new depends on this."""
+        """Sleep or wake as the head asks. The head takes back what runs here by an `Interrupt` of its own: this decides only
+        about new versions."""
         if asked.state not in STATES:
             log.warning("the head says %r, which is none of %s", asked.state, ", ".join(STATES))
             return

@@ -157,8 +157,8 @@ class Swarm(LinkOwner):
 
     def send(self, peer: str, message: object) -> None:
         """Queue `message` for `peer` without waiting; nothing happens when it is not here."""
-        if peer in self._up:
-            self._up[peer].post(message)
+        if peer in self.links:
+            self.links[peer].post(message)
 
     async def leave(self, reason: str) -> None:
         """Close every link."""

@@ -43,7 +43,7 @@ FIRST_DELTA = 32
 
 
 class Publisher:
-    """Signs and offers one epoch's versions."""
+    """Signs and offers one epoch's versions. `now` counts seconds for statistics, `wall` reads the Unix time for signatures."""
 
     def __init__(
         self,
@@ -134,8 +134,9 @@ class Publisher:
     ) -> ManifestSigner:
         created = int(self._wall())
         header = Header(
-            self._run, version, kind, base, base_digest, CODEC, min(self.segment_bytes, MAX_SEGMENT),
-            self._chunk_bytes(kind, layout), created, created + (MAX_LIFETIME_S if kind == "descriptor" else LIFETIME_S), layout,
+            run=self._run, version=version, kind=kind, base=base, base_digest=base_digest, codec=CODEC,
+            segment_bytes=min(self.segment_bytes, MAX_SEGMENT), chunk_bytes=self._chunk_bytes(kind, layout), created=created,
+            expires=created + (MAX_LIFETIME_S if kind == "descriptor" else LIFETIME_S), layout=layout,
         )  # fmt: skip
         signer = ManifestSigner(self._identity, header)
         self._signers[signer.mid] = signer
