@@ -170,7 +170,7 @@ async def run_learner(
         listen = _listen(run_dir, config)
         async with open_libp2p_network(identity, listen) as network:
             _keep_ports(run_dir, listen, list(network.addresses))
-            head = Head(config, run, run_dir, identity, network, journal)
+            head = Head(config=config, run=run, run_dir=run_dir, identity=identity, network=network, journal=journal)
             settings = RolloutSettings(
                 rollout.max_staleness, rollout.groups_per_step, rollout.samples, config.seed,
                 Sampling(rollout.max_new_tokens, stops, rollout.temperature, rollout.top_p), rollout.micro_batch_groups,

@@ -1,6 +1,6 @@
 """The agent: one node's life in the swarm. Joins, relays, installs versions, runs the engine, streams tokens back.
 
-Thin shell around the exchange (relay), the installer (versions) and the engine port (tokens). Must not know rewards, the
+Thin shell around the swarm (links, relay), the installer (versions) and the engine port (tokens). Must not know rewards, the
 ledger or the trainer. Whatever goes wrong with a version, the one before stays whole and serves.
 """
 
@@ -21,33 +21,32 @@ from node.install.base_model import BaseModel
 from node.install.installer import Installer
 from node.install.shadow import Shadow
 from node.serving.serving import EngineFactory, Serving
-from p2p.broadcast.exchange import Exchange
-from p2p.broadcast.rosters import places_of
 from p2p.channel.port import Network
-from p2p.errors import ChannelClosed, Refusal, UsageError
 from p2p.identity import Identity
 from p2p.membership.admission import Ticket
-from p2p.membership.peering import REDIAL_S, JoinRefused, Link, Peering
+from p2p.membership.links import Link
 from p2p.protocol.generation import Abort, Assign, Interrupt, NodeStatus
-from p2p.protocol.join import Bye, Grouping, Roster
+from p2p.protocol.join import Bye
 from p2p.protocol.prices import STATES, Activate, Terms
-from p2p.protocol.versions import Catalog, Installed, Report
+from p2p.protocol.versions import Catalog, Installed
+from p2p.swarm import FollowerRole, Swarm, SwarmOwner
 from p2p.version import Version
 from p2p.weights.store import ChunkStore
 
 log = logging.getLogger("shoal.node")
 
 STATUS_S = 1.0
-STEADY_S = 10.0
-"""A link to the head that lived so long was a good one: the next is dialled at once."""
+"""Seconds between two reports to the head. The dispatcher's picture of a node is as old as that, and a report costs little."""
 
 DRAIN_S = 20.0
-"""How long a node that leaves may take to hand over: clouds give 30 s (Azure, GCP) to 120 s (AWS) of notice."""
+"""Seconds that a node which leaves may take to hand over: clouds give 30 s (Azure, GCP) to 120 s (AWS) of notice."""
 
 STILL_S = 1.0
-"""How often a leaving node asks an engine that still holds something again: a request may have come in past the first time."""
+"""Seconds after which a leaving node asks its engine again to give back what it still holds. A request may have come in past
+the first time."""
 
 FREE = Terms(0.0)
+"""What a node costs that names no price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +54,16 @@ class NodeSettings:
     """What one node was told to do. `capacity` is how many sequences its engine decodes at once."""
 
     ticket: Ticket
-    ticket_text: str
     directory: Path
+    """for shadow, chunks and model files; made when it is not there"""
     name: str
     capacity: int
     store_limit: int
+    """bytes of chunks that are kept"""
     dialable: bool = True
+    """whether other nodes can open connections to this one"""
     exit_when_done: bool = True
-    agent: str = "shoal/0.1"
+    """leave when the head says that the run is over; otherwise stay connected"""
     site: str = ""
     """nodes of one site share a fast LAN: a version crosses the WAN to them once"""
     base_model: BaseModel | None = None
@@ -70,8 +71,8 @@ class NodeSettings:
     terms: Terms = FREE
 
 
-class Agent:
-    """One node. `run()` returns when the run is over (the head said so), and raises UsageError when the head refuses."""
+class Agent(SwarmOwner):
+    """One node. `wall` reads the Unix time; `in_thread(fn, *args)` runs blocking work off the event loop."""
 
     def __init__(
         self,
@@ -83,40 +84,29 @@ class Agent:
         wall: Callable[[], float] = time.time,
         in_thread: Callable[..., Awaitable[object]] = trio.to_thread.run_sync,
     ) -> None:
-        s = settings
-        self.settings, self._identity, self._network = s, identity, network
+        s = self.settings = settings
         s.directory.mkdir(parents=True, exist_ok=True)
         self.store = ChunkStore(s.directory / "chunks", s.store_limit)
         self.shadow = Shadow.open(s.directory / "shadow", s.ticket.run)
-        self.peering = Peering(
-            network, identity, run=s.ticket.run, head=s.ticket.head, name=s.name, agent=s.agent, wall=wall,
-            ticket=s.ticket_text, dialable=s.dialable, site=s.site, on_up=self._on_up, on_down=self._on_down,
-            on_message=self._on_message, on_refusal=self._on_refusal,
-        )  # fmt: skip
-        self.exchange = Exchange(
-            me=identity.peer_id, run=s.ticket.run, head=s.ticket.head, head_key=self.peering.gate.head_key, store=self.store,
-            is_source=False, now=trio.current_time, wall=wall, on_refusal=self._on_refusal,
-        )  # fmt: skip
+        self.swarm = Swarm(
+            network, identity, self.store, FollowerRole(s.ticket, dialable=s.dialable, site=s.site), self, name=s.name, wall=wall
+        )
         self.serving = Serving(self.shadow, engine_factory, self._to_head, self._send_status)
         self.serving.installer = self.installer = Installer(
-            self.exchange, self.shadow, s.directory / "model", in_thread, self._on_installed, s.base_model,
-            self.serving.before_commit,
+            exchange=self.swarm.exchange, shadow=self.shadow, model_dir=s.directory / "model", in_thread=in_thread,
+            on_installed=self._on_installed, base_model=s.base_model, before_commit=self.serving.before_commit,
         )  # fmt: skip
         self._done = trio.Event()
         self._done_reason = ""
         self._may_go = trio.Event()
-        """the head has everything of ours, or is not there"""
+        """set when the head has every token of this node, or is not there"""
         self.made = 0
-        """tokens that the engine made since it started, as it said when this node left; `tokens` went out to the head"""
-        self._nursery: trio.Nursery | None = None
+        """tokens that the engine made since it started, as it said when this node left; `serving.tokens` went out to the head"""
 
     async def run(self) -> str:
-        """Take part until the run is over; returns the reason the head gave."""
+        """Take part until the run is over or `stop`; returns the reason. UsageError when the head refuses this node for good."""
         async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            await nursery.start(self.exchange.run)
-            await nursery.start(self.peering.run)
-            nursery.start_soon(self._keep_head)
+            await nursery.start(self.swarm.run)
             nursery.start_soon(self.installer.run)
             nursery.start_soon(self.serving.keep_engine)
             nursery.start_soon(self._report_status)
@@ -126,7 +116,7 @@ class Agent:
         return self._done_reason
 
     def stop(self, reason: str) -> None:
-        """End this node in good order (a signal, a person)."""
+        """End this node in good order, since a signal or a person asks for it; `run` returns `reason` then."""
         self._done_reason = self._done_reason or reason
         self._done.set()
 
@@ -148,94 +138,36 @@ class Agent:
                     pass  # it was a number for a person
             self._may_go = trio.Event()
             self.serving.flush()
-            if self.settings.ticket.head in self.peering.links:
+            if self.swarm.head in self.swarm.links:
                 self._to_head(Bye(self._done_reason, done=False))
                 await self._may_go.wait()
         if patience.cancelled_caught:
             left = len(self.serving.assigned)
             log.warning("leaving with %d sequences not handed over: the learner gave no answer in time", left)
-        for peer in list(self.peering.links):
-            await self.peering.close(peer, self._done_reason or "this node stops")
+        await self.swarm.leave(self._done_reason or "this node stops")
 
     # --- the head ----------------------------------------------------------------------------------------------------
 
-    async def _keep_head(self) -> None:
-        """Stay connected to the head, through restarts of either side."""
-        ticket, attempt = self.settings.ticket, 0
-        up_since: float | None = None
-        while True:
-            if ticket.head in self.peering.links:
-                await trio.sleep(0.2)
-                continue
-            if up_since is not None:
-                if trio.current_time() - up_since > STEADY_S:
-                    attempt = 0
-                else:  # a link that breaks as soon as it is up must not be made again without a pause
-                    await trio.sleep(REDIAL_S[min(attempt, len(REDIAL_S) - 1)])
-                up_since = None
-            try:
-                await self.peering.connect(ticket.head, ticket.addresses)
-                log.info("joined run %s at epoch %d as %s", ticket.run, self.peering.epoch, self._identity.peer_id)
-                up_since = trio.current_time()
-            except JoinRefused as refused:
-                if not refused.retryable:
-                    raise UsageError(f"the learner refused this node: {refused.reason}") from None
-                log.warning("%s; trying again", refused)
-                await trio.sleep(REDIAL_S[min(attempt, len(REDIAL_S) - 1)])
-            except (ChannelClosed, Refusal) as error:
-                log.log(logging.WARNING if attempt == 0 else logging.INFO, "cannot reach the learner: %s; trying again", error)
-                await trio.sleep(REDIAL_S[min(attempt, len(REDIAL_S) - 1)])
-            attempt += 1
-
     def _to_head(self, message: object) -> None:
-        link = self.peering.links.get(self.settings.ticket.head)
-        if link is not None:
-            link.post(message)
+        self.swarm.send(self.swarm.head, message)
 
-    async def _on_up(self, link: Link) -> None:
-        if link.peer == self.settings.ticket.head:
-            self.installer.new_epoch(self.peering.epoch)
-            self.exchange.arrange(None)  # it may be another head, and says anew what groups there are, and who is active
-            self._activate(Activate("active", ""))
+    async def on_up(self, link: Link) -> None:
+        if link.peer == self.swarm.head:
+            self.installer.new_epoch(self.swarm.epoch)
+            self._activate(Activate("active", ""))  # it may be another head, and says anew who is active
             await self.serving.forget()
             link.post(self.settings.terms)
         log.info("link to %s (%s) is up", link.name, link.peer)
-        self.exchange.add_peer(link.peer, link.post, link.bulk)
 
-    async def _on_down(self, link: Link, reason: str) -> None:
+    async def on_down(self, link: Link, reason: str) -> None:
         log.info("link to %s (%s) is down: %s", link.name, link.peer, reason)
-        entry = self.exchange.peers.get(link.peer)
-        if entry is None or entry.bulk is not link.bulk:
-            return  # a newer link has taken its place
-        self.exchange.remove_peer(link.peer)
-        if link.peer == self.settings.ticket.head:
+        if link.peer == self.swarm.head:
             # The head hands our sequences to others the moment it misses us: what we would still make is of no use.
             await self.serving.forget()
             self._may_go.set()
 
-    async def _on_refusal(self, peer: str, refusal: Refusal) -> None:
-        self._to_head(Report(peer, refusal.version or Version(0, 0), refusal.chunk or 0, refusal.reason[:500]))
-        # The head is never dropped for one bad manifest: what it sent is not accepted, and there is no other head.
-        if refusal.fatal and peer != self.settings.ticket.head:
-            await self.peering.expel(peer, str(refusal))
-
-    async def _on_message(self, link: Link, message: object) -> None:
-        if await self.exchange.handle(link.peer, message):
-            return
-        if link.peer != self.settings.ticket.head:
-            refusal = Refusal(f"{type(message).__name__} from a peer that is not the head", peer=link.peer, fatal=True)
-            log.warning("%s", refusal)
-            await self._on_refusal(link.peer, refusal)
-            return
+    async def on_message(self, link: Link, message: object) -> None:
         match message:
-            case Roster():
-                self.peering.keep_connected(message.members)
-            case Grouping():
-                try:
-                    self.exchange.arrange(places_of(message))
-                    self.peering.shed(message.apart)
-                except Refusal as refusal:
-                    await self._on_refusal(link.peer, refusal)
             case Catalog():
                 self.installer.set_catalog(message)
             case Assign():
@@ -254,7 +186,8 @@ class Agent:
                     self.stop(message.reason)
 
     def _activate(self, asked: Activate) -> None:
-        """What is under way here comes back by the head's own `Interrupt`: only what is new depends on this."""
+        """Sleep or wake as the head asks. The head takes back what runs here by an `Interrupt` of its own: this decides only
+        about new versions."""
         if asked.state not in STATES:
             log.warning("the head says %r, which is none of %s", asked.state, ", ".join(STATES))
             return
@@ -290,6 +223,6 @@ class Agent:
             ready=self.serving.ready and self.shadow.version is not None, version=self.installer.serving or Version(0, 0),
             running=running, waiting=waiting, capacity=self.settings.capacity, tokens=self.serving.tokens, tokens_per_s=rate,
             pid=os.getpid(), rss_bytes=psutil.Process().memory_info().rss, updating=self.serving.updating,
-            sent_bytes=self.exchange.sent_bytes, kv_tokens=kv_tokens,
+            sent_bytes=self.swarm.sent_bytes, kv_tokens=kv_tokens,
         ))  # fmt: skip
 

@@ -123,7 +123,7 @@ async def run_node(options: NodeOptions, announce: Callable[[str, dict[str, Any]
     with _lock(directory):
         identity = Identity.load_or_create(directory / "node.key")
         settings = NodeSettings(
-            ticket=ticket, ticket_text=options.ticket, directory=directory,
+            ticket=ticket, directory=directory,
             name=options.name or f"{socket.gethostname()}-{identity.peer_id[-6:]}", capacity=options.capacity,
             store_limit=int(options.store_gib * GIB), dialable=options.dialable, exit_when_done=not options.stay,
             site=options.site, base_model=BaseModel(options.base_model) if options.base_model else None,

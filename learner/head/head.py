@@ -28,20 +28,18 @@ from learner.head.pool_keeper import PoolKeeper
 from learner.head.provider import Provider
 from learner.head.trainer_requests import TrainerRequests
 from learner.journal.journal import Journal, JournalTally
-from learner.publish.exchanges import Exchanges
 from learner.publish.publisher import Publisher
 from learner.rollouts.controller import Rollouts
-from p2p.broadcast.exchange import Exchange
-from p2p.broadcast.rosters import Rosters
 from p2p.channel.port import Network
 from p2p.errors import Refusal, ShoalError
 from p2p.identity import Identity
-from p2p.membership.peering import Link, Peering
+from p2p.membership.links import Link
 from p2p.protocol.generation import NodeStatus, Rejected, Tokens
 from p2p.protocol.join import Bye
 from p2p.protocol.prices import MAX_PRICE, Terms
 from p2p.protocol.rollout import DRAINING, PAST, UPDATING
-from p2p.protocol.versions import GetCatalog, GetParts, Installed, Report
+from p2p.protocol.versions import Catalog, Installed, Report
+from p2p.swarm import SourceRole, Swarm, SwarmOwner
 from p2p.weights.store import ChunkStore
 
 log = logging.getLogger("shoal.head")
@@ -54,45 +52,34 @@ FAREWELL_S = 30.0
 """At the end of the run: how long nodes may take to install the last version before the head says goodbye."""
 
 
-class Head:
-    """One epoch of one run. `rollouts` is made by `open_rollouts` once the tokenizer is there."""
+class Head(SwarmOwner):
+    """One epoch of one run. The owner sets `rollouts` before `run`. `now` counts seconds, `wall` reads the Unix time."""
 
     def __init__(
         self,
+        *,
         config: LearnerConfig,
         run: str,
         run_dir: Path,
         identity: Identity,
         network: Network,
         journal: Journal,
-        *,
         now: Callable[[], float] = trio.current_time,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.config, self.run_id, self.run_dir, self.identity = config, run, run_dir, identity
-        self._network, self.journal, self.now, self.wall = network, journal, now, wall
+        self.journal, self.now, self.wall = journal, now, wall
         self.epoch = journal.new_epoch()
         # What earlier epochs published is of no use to anybody (their manifests are fenced out), and nothing names it.
         for leftover in (run_dir / "versions" / "chunks", run_dir / "batches"):
             shutil.rmtree(leftover, ignore_errors=True)
         self.store = ChunkStore(run_dir / "versions" / "chunks", limit=1 << 62)
-        me = identity.peer_id
-        self.peering = Peering(
-            network, identity, run=run, head=me, name="learner", agent="shoal/0.1", wall=wall,
-            on_up=self._on_up, on_down=self._on_down, on_message=self._on_message, on_refusal=self._on_refusal,
-        )  # fmt: skip
-        self.peering.gate.epoch = self.epoch
-        self.exchange = Exchange(
-            me=me, run=run, head=me, head_key=identity.public_key, store=self.store, is_source=True, now=now, wall=wall,
-            on_refusal=self._on_refusal,
-        )  # fmt: skip
-        self.sources = Exchanges(self.exchange)
+        self.swarm = Swarm(network, identity, self.store, SourceRole(run, self.epoch), self, name="learner", now=now, wall=wall)
         self.local_engine: LocalEngine | None = None
         self.publisher = Publisher(
-            identity, run, run_dir, self.sources, epoch=self.epoch, segment_bytes=config.swarm.segment_bytes,
+            identity, run, run_dir, self.swarm, epoch=self.epoch, segment_bytes=config.swarm.segment_bytes,
             chunk_bytes=config.swarm.chunk_bytes, now=now, wall=wall,
         )  # fmt: skip
-        self.rosters = Rosters(self.exchange, self.peering.links, epoch=self.epoch)
         self.rollouts: Rollouts | None = None
         self.nodes: dict[str, NodeState] = {}
         self.gone: dict[str, dict[str, Any]] = {}
@@ -119,19 +106,12 @@ class Head:
         s = self.config.local_engine
         local_rollout = LocalRollout(floor_s=s.floor_s, most_s=s.most_s or math.inf)
         self.local_engine = LocalEngine(peer, local_rollout, self.nodes, self.keeper.pool, self.send, self.now)
-        me = self.identity
-        exchange = Exchange(
-            me=me.peer_id, run=self.run_id, head=me.peer_id, head_key=me.public_key, store=self.store, is_source=True,
-            now=self.now, wall=self.wall, on_refusal=self._on_refusal,
-        )  # fmt: skip
-        self.sources.local_engine, self.sources.local_peer = exchange, peer
-        self.rosters.apart.add(peer)
+        self.swarm.keep_apart(peer)
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         assert self.rollouts is not None
         async with trio.open_nursery() as nursery:
-            await nursery.start(self.sources.run)
-            await nursery.start(self.peering.run)
+            await nursery.start(self.swarm.run)
             nursery.start_soon(self.rollouts.score_finished)
             nursery.start_soon(self.rollouts.keep_dispatched)
             nursery.start_soon(self.rollouts.keep_balanced)
@@ -162,7 +142,6 @@ class Head:
         ticks = 0
         while True:
             await trio.sleep(TICK_S)
-            self.rosters.flush()
             ticks += 1
             if ticks % STALL_TICKS == 0:
                 for peer in self.ready_rollouts.take_from_stalled(self.now()):
@@ -201,7 +180,7 @@ class Head:
         log.warning("%s", text)
         self.reports = [*self.reports[-99:], text]
 
-    async def _on_up(self, link: Link) -> None:
+    async def on_up(self, link: Link) -> None:
         old = self.nodes.pop(link.peer, None)
         if old is not None and self.rollouts is not None:
             with self._keeping_books():
@@ -215,18 +194,12 @@ class Head:
         with self._keeping_books():
             self.journal.record_node(link.peer, link.name)
         log.info("node %s (%s) joined", link.name, link.peer)
-        self.sources.of(link.peer).add_peer(link.peer, link.post, link.bulk)
-        if catalog is not None:
-            link.post(catalog)
-        self.rosters.changed()
 
-    async def _on_down(self, link: Link, reason: str) -> None:
-        node = self.nodes.get(link.peer)
-        if node is None or node.link is not link:
-            return  # a newer link has taken its place
-        del self.nodes[link.peer]
+    async def on_down(self, link: Link, reason: str) -> None:
+        node = self.nodes.pop(link.peer, None)
+        if node is None:
+            return  # its arrival failed half way
         self._wake()
-        self.sources.of(link.peer).remove_peer(link.peer)
         self.gone[link.peer] = self._describe(node) | {"alive": False, "reason": reason}
         self.keeper.pool.left(link.peer, self.now())
         moved = 0
@@ -234,37 +207,29 @@ class Head:
             self.journal.record_node(link.peer, link.name, node.tokens, node.bytes_from_peers + node.bytes_from_head)
             moved = self.rollouts.on_node_lost(link.peer) if self.rollouts is not None else 0
         log.info("node %s (%s) is gone: %s; %d sequences go elsewhere", link.name, link.peer, reason, moved)
-        self.rosters.changed()
 
     def _wake(self) -> None:
         self._moved.set()
         self._moved = trio.Event()
 
-    async def _on_refusal(self, peer: str, refusal: Refusal) -> None:
+    def on_refusal(self, peer: str, refusal: Refusal) -> None:
         self.report(peer, refusal)
-        if refusal.fatal:
-            await self.peering.close(peer, str(refusal))
 
-    async def _on_message(self, link: Link, message: object) -> None:
+    def catalog(self) -> Catalog | None:
+        return self.publisher.catalog()
+
+    async def on_message(self, link: Link, message: object) -> None:
         if self._fault is None:
             with self._keeping_books():
-                await self._handle(link, message)
+                self._handle(link, message)
 
-    async def _handle(self, link: Link, message: object) -> None:
-        node = self.nodes.get(link.peer)
-        if node is None or node.link is not link or self.rollouts is None:
-            return
-        if isinstance(message, Tokens):  # nearly every message is one
-            accepted = self.rollouts.on_tokens(link.peer, message)
-            node.on_tokens(accepted)
-            self.keeper.pool.accepted(link.peer, accepted)
-            return
-        if isinstance(message, GetParts) and self.publisher.manifest(message.mid) is None:
-            self.send_catalog(link)
-            return
-        if await self.sources.of(link.peer).handle(link.peer, message):
-            return
+    def _handle(self, link: Link, message: object) -> None:
+        node = self.nodes[link.peer]
         match message:
+            case Tokens():
+                accepted = self.ready_rollouts.on_tokens(link.peer, message)
+                node.on_tokens(accepted)
+                self.keeper.pool.accepted(link.peer, accepted)
             case NodeStatus():
                 self._on_status(node, message)
             case Installed():
@@ -273,16 +238,13 @@ class Head:
                 if message.retryable and message.cause not in (PAST, UPDATING, DRAINING):
                     node.back_off(self.now())
                 node.draining = node.draining or message.cause == DRAINING
-                self.rollouts.on_rejected(link.peer, message)
+                self.ready_rollouts.on_rejected(link.peer, message)
             case Terms() if self._is_local(link.peer):
                 pass  # the learner's machine has its price in the config
             case Terms() if message.sound:
                 self.keeper.on_terms(link.peer, message)
             case Terms():
-                why = f"no prices (0 <= idle <= active <= {MAX_PRICE:g}): {message}"
-                await self._on_refusal(link.peer, Refusal(why, fatal=True))
-            case GetCatalog():
-                self.send_catalog(link)
+                raise Refusal(f"no prices (0 <= idle <= active <= {MAX_PRICE:g}): {message}", fatal=True)
             case Report():
                 # Weighed by a person for now: one node's word never evicts another.
                 what = Refusal(f"{link.name} reports: {message.reason}", peer=message.peer, version=message.version)
@@ -293,12 +255,11 @@ class Head:
                 if not message.draining:
                     link.post(Bye("everything of yours is here", done=False))
             case _:
-                await self._on_refusal(link.peer, Refusal(f"a node does not send {type(message).__name__}", fatal=True))
+                raise Refusal(f"a node does not send {type(message).__name__}", fatal=True)
 
     def send_catalog(self, link: Link) -> None:
-        catalog = self.publisher.catalog()
-        if catalog is not None:
-            link.post(catalog)
+        """Tell the node of `link` what it may fetch."""
+        self.swarm.send_catalog(link)
 
     def _on_status(self, node: NodeState, message: NodeStatus) -> None:
         was_open = node.ready and not node.updating and node.version == message.version

@@ -10,22 +10,19 @@ import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import blake3
 import msgpack
 
 from learner.client.messages import Begin, SealVersion, SegmentDone
-from learner.publish.exchanges import Exchanges
 from learner.publish.published import Published, PublishedVersions
-from p2p.broadcast.exchange import Exchange
-from p2p.codec import encode_segment
 from p2p.errors import ShoalError
 from p2p.identity import Identity
 from p2p.layout import Layout
 from p2p.limits import MAX_SEGMENT
 from p2p.protocol.descriptor import descriptor_layout
 from p2p.protocol.versions import Catalog, CatalogEntry
+from p2p.swarm import Swarm
 from p2p.version import Version
-from p2p.weights.encode import chunk_bytes_for
+from p2p.weights.encode import chunk_bytes_for, encode_version
 from p2p.weights.manifest import CODEC, DELTAS, MAX_LIFETIME_S, Header, Manifest, ManifestSigner
 from p2p.weights.state import FlatState, state_digest
 
@@ -46,14 +43,14 @@ FIRST_DELTA = 32
 
 
 class Publisher:
-    """Signs and offers one epoch's versions."""
+    """Signs and offers one epoch's versions. `now` counts seconds for statistics, `wall` reads the Unix time for signatures."""
 
     def __init__(
         self,
         identity: Identity,
         run: str,
         run_dir: Path,
-        exchange: Exchange | Exchanges,
+        swarm: Swarm,
         *,
         epoch: int,
         segment_bytes: int,
@@ -61,7 +58,7 @@ class Publisher:
         now: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
-        self._identity, self._run, self._run_dir, self._exchange = identity, run, run_dir, exchange
+        self._identity, self._run, self._run_dir, self._swarm = identity, run, run_dir, swarm
         self.epoch, self.segment_bytes, self.chunk_bytes = epoch, segment_bytes, chunk_bytes
         self._now, self._wall = now, wall
         self.history = PublishedVersions(lambda p: p.mid not in self._by_mid)
@@ -82,15 +79,8 @@ class Publisher:
         state.write_tensor(layout.tensors[0].name, words)
         signer = self._open("descriptor", Version(self.epoch, 0), None, b"", layout, announce=False)
         chunk_bytes = signer.header.chunk_bytes
-        for segment in layout.segments(self.segment_bytes):
-            payload, _ = encode_segment(state.words(segment), None)
-            pieces = [payload[i : i + chunk_bytes] for i in range(0, len(payload), chunk_bytes)]
-            digests = []
-            for piece in pieces:
-                digest = blake3.blake3(piece).digest()
-                self._exchange.store.put_trusted(digest, piece)
-                digests.append(digest)
-            self._segment(signer, segment.index, len(payload), tuple(digests), announce=False)
+        for s in encode_version(state, None, self._swarm.store, segment_bytes=self.segment_bytes, chunk_bytes=chunk_bytes):
+            self._segment(signer, s.index, s.size, s.digests, announce=False)
         tensor_digests = state.tensor_digests()
         self._seal(signer, tensor_digests, state_digest(layout, tensor_digests), announce=False)
 
@@ -144,8 +134,9 @@ class Publisher:
     ) -> ManifestSigner:
         created = int(self._wall())
         header = Header(
-            self._run, version, kind, base, base_digest, CODEC, min(self.segment_bytes, MAX_SEGMENT),
-            self._chunk_bytes(kind, layout), created, created + (MAX_LIFETIME_S if kind == "descriptor" else LIFETIME_S), layout,
+            run=self._run, version=version, kind=kind, base=base, base_digest=base_digest, codec=CODEC,
+            segment_bytes=min(self.segment_bytes, MAX_SEGMENT), chunk_bytes=self._chunk_bytes(kind, layout), created=created,
+            expires=created + (MAX_LIFETIME_S if kind == "descriptor" else LIFETIME_S), layout=layout,
         )  # fmt: skip
         signer = ManifestSigner(self._identity, header)
         self._signers[signer.mid] = signer
@@ -153,7 +144,7 @@ class Publisher:
         self._by_mid[signer.mid] = published
         if kind != "descriptor":
             self.history.add(published)
-        self._exchange.offer(signer.header_part, announce=announce)
+        self._swarm.offer(signer.header_part, announce=announce)
         return signer
 
     def _segment(
@@ -161,12 +152,12 @@ class Publisher:
     ) -> None:
         part = signer.record(index, size, digests)
         self._by_mid[signer.mid].size += size
-        self._exchange.extend(signer.mid, part, announce=announce)
+        self._swarm.extend(signer.mid, part, announce=announce)
 
     def _seal(self, signer: ManifestSigner, tensor_digests: list[bytes], digest: bytes, *, announce: bool) -> None:
         published = self._by_mid[signer.mid]
         published.state_digest = digest
-        self._exchange.extend(signer.mid, signer.seal(tensor_digests, digest), announce=announce)
+        self._swarm.extend(signer.mid, signer.seal(tensor_digests, digest), announce=announce)
         published.sealed = self._now()
         self._sizes[published.kind] = published.size
         if published.kind != "descriptor":
@@ -214,7 +205,7 @@ class Publisher:
     def count_traffic(self) -> None:
         """Bring `Published.sent` up to date."""
         for mid, published in self._by_mid.items():
-            spread = self._exchange.spreads.get(mid)
+            spread = self._swarm.spreads.get(mid)
             if spread is not None:
                 published.sent = spread.traffic.sent
 
@@ -233,14 +224,14 @@ class Publisher:
         self.count_traffic()
         dropped = []
         for mid, published in list(self._by_mid.items()):
-            if published.kind == "descriptor" or published.version >= keep_from or mid not in self._exchange.spreads:
+            if published.kind == "descriptor" or published.version >= keep_from or mid not in self._swarm.spreads:
                 continue
-            self._exchange.store.drop(self._exchange.forget(mid))
+            self._swarm.store.drop(self._swarm.forget(mid))
             self._signers.pop(mid, None)
             del self._by_mid[mid]
             dropped.append(published.version)
         return dropped
 
     def manifest(self, mid: bytes) -> Manifest | None:
-        spread = self._exchange.spreads.get(mid)
+        spread = self._swarm.spreads.get(mid)
         return None if spread is None else spread.manifest

@@ -1,6 +1,6 @@
-"""Whom the head tells each node to link with: everybody, or in a large swarm, or one with sites, its neighbours in the grid.
+"""Whom the head tells each node to link with: everybody or, in a large swarm and in one with sites, its neighbours in the grid.
 
-The head's half of `broadcast.groups`. Must not know manifests, nor who dials whom (`peering`).
+The head's half of `broadcast.peer_groups`. Must not know manifests, nor who dials whom (`membership.peering`).
 """
 
 from __future__ import annotations
@@ -17,25 +17,23 @@ from p2p.protocol.join import Grouping, Placed, RosterEntry, make_roster
 
 
 class Rosters:
-    """`links`: the nodes that are here, kept by the owner. `mesh`: as in `Grid`.
+    """`links`: the nodes that are here, by peer; the owner changes it. `mesh`: as in `Grid`.
 
-    Up to `mesh` nodes without sites are all told of each other, at once, with every node that comes or goes. Beyond, a node is
-    told only when its own neighbours change, and the owner's timer (`flush`) sends it: a thousand nodes that come one by one
-    must not cost a million messages.
+    Up to `mesh` nodes without sites are all told of each other at once, with every node that comes or goes. In a larger swarm a
+    node is told only when its own neighbours change, and not before the owner's next `flush`: a thousand nodes that come one by
+    one must not cost a million messages.
     """
 
     def __init__(self, exchange: Exchange, links: Mapping[str, Link], *, epoch: int, mesh: int = MESH) -> None:
         self._exchange, self._links, self._epoch = exchange, links, epoch
         self.grid = Grid(mesh=mesh)
-        self.extra: list[RosterEntry] = []
-        """listed to everybody beside those who are here"""
         self.apart: set[str] = set()
-        """nobody's neighbours but ours: not listed, and told of nobody"""
+        """peers that are nobody's neighbours but the head's: they are not listed, and are told of nobody"""
         self._told: dict[str, tuple[Link, tuple[RosterEntry, ...], Grouping]] = {}
         self._stale = False
 
     def changed(self) -> None:
-        """A node came or went."""
+        """To be called when a node came or went. Tells everybody at once while the swarm is a full mesh."""
         for peer in [p for p in self.grid if p not in self._links]:
             self.grid.remove(peer)
             self._told.pop(peer, None)
@@ -47,7 +45,7 @@ class Rosters:
             self.flush()
 
     def flush(self) -> None:
-        """Tell whom it concerns."""
+        """Tell the nodes whose neighbours changed since the last time; to be called by a timer."""
         if not self._stale:
             return
         self._stale = False
@@ -69,12 +67,12 @@ class Rosters:
             # Of those who are here: one that only lost us may need every link it has.
             apart = [m.peer for m in before[1] if m.peer in self.grid and m.peer not in listed] if before is not None else []
             link.post(replace(grouping, apart=tuple(apart)))
-        link.post(make_roster(self._epoch, [*roster, *self.extra]))
+        link.post(make_roster(self._epoch, roster))
         self._told[link.peer] = link, roster, grouping
 
 
 def grouping_of(places: PeerPlaces | None) -> Grouping:
-    """What a node is told of its place."""
+    """The message that tells a node of its place; of None, that all nodes are one group."""
     if places is None:
         return Grouping(0, (), True, ())
     peers = tuple(Placed(p, g) for p, g in places.groups.items())
@@ -82,7 +80,8 @@ def grouping_of(places: PeerPlaces | None) -> Grouping:
 
 
 def places_of(message: Grouping) -> PeerPlaces | None:
-    """What a node was told of its place. Refusal for groups that there are not."""
+    """The inverse of `grouping_of`, checked. Fatal Refusal when the message names a group that it does not list, or more than
+    MAX_GROUPS."""
     if not message.sites:
         return None
     count = len(message.sites)

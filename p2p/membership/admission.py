@@ -19,7 +19,10 @@ from p2p.protocol.wire import unpack
 
 TICKET_DOMAIN = b"shoal/ticket/1"
 MEMBERSHIP_DOMAIN = b"shoal/membership/1"
+"""What a ticket and a membership are signed under, so that the signature of one never passes for that of the other."""
+
 PREFIX = "shoal1"
+"""How the text of a ticket starts: a person, and `read_ticket`, see at once what it is. The digit is the format's version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ class Ticket:
     signature: bytes
 
     def encode(self) -> str:
+        """The text that a person passes on; `read_ticket` takes it."""
         body = msgpack.packb([*_ticket_body(self.run, self.head, self.addresses, self.expires), self.signature])
         return PREFIX + base64.urlsafe_b64encode(body).decode().rstrip("=")
 
@@ -50,13 +54,14 @@ def _fields(wire: Any, *kinds: type) -> list[Any]:
 
 
 def make_ticket(head: Identity, run: str, addresses: tuple[str, ...], expires: int = 0) -> Ticket:
-    """Signed by the head's key."""
+    """A ticket for `run`, signed by the head's key. `addresses` are dialable multiaddrs of the head; `expires` is Unix seconds
+    (0: never)."""
     body = msgpack.packb(_ticket_body(run, head.peer_id, addresses, expires))
     return Ticket(run, head.peer_id, addresses, expires, head.sign(TICKET_DOMAIN, body))
 
 
 def read_ticket(text: str) -> Ticket:
-    """Parse what a person pasted. UsageError when it is not a whole, unaltered ticket."""
+    """The ticket in what a person pasted; white space is ignored. UsageError when it is not a whole, unaltered ticket."""
     text = "".join(text.split())
     if not text.startswith(PREFIX):
         raise UsageError(f"not a ticket: it should start with {PREFIX!r}, this starts with {text[:12]!r}")
@@ -75,7 +80,8 @@ def read_ticket(text: str) -> Ticket:
 
 
 def check_ticket(text: str, *, head: str, run: str, now: float, peer: str = "") -> None:
-    """The head's check of a joiner's ticket; Refusal with the reason."""
+    """The head's check of the ticket that `peer` showed, at `now` (Unix seconds). Refusal with the reason when it admits nobody
+    to this run."""
     try:
         ticket = read_ticket(text)
     except UsageError as error:
@@ -99,13 +105,15 @@ class Membership:
 
 
 def sign_membership(head: Identity, membership: Membership) -> bytes:
+    """`membership` in the form that peers show each other, signed by the head's key."""
     m = membership
     body = msgpack.packb([m.run, m.epoch, m.peer, m.expires])
     return msgpack.packb([body, head.sign(MEMBERSHIP_DOMAIN, body)])
 
 
 def check_membership(data: bytes, *, head_key: bytes, run: str, peer: str, now: float, min_epoch: int = 0) -> Membership:
-    """Verify a membership that `peer` (as the transport proved it) showed. Refusal with the reason."""
+    """The membership that `peer` (as the transport proved it) showed, verified at `now` (Unix seconds). Fatal Refusal with the
+    reason when it is not the head's, not for this peer and run, of an epoch before `min_epoch`, or out of date."""
     try:
         body, signature = _fields(unpack(data), bytes, bytes)
         genuine = verify(head_key, MEMBERSHIP_DOMAIN, body, signature)

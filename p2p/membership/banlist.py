@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 SHUN_S = (30.0, 3600.0)
-"""A peer dropped for what it sent is not let in again for so long: doubled each time, up to the second."""
+"""Seconds for which a peer that was dropped for what it sent is not let in again: the first for the first time, doubled each
+time, up to the second. A fault of the line is over in half a minute; a peer that goes on costs one handshake an hour."""
 
 MAX_SHUNNED = 1024
-"""Dropped peers remembered before those are forgotten whose time is long over."""
+"""Dropped peers that are remembered before those are forgotten whose time is long over. Identities are free, so the list
+needs a bound."""
 
 
 class Banlist:
-    """Times are seconds of one clock, which the caller reads."""
+    """Peers to keep away from. Times are seconds of one clock, which the caller reads."""
 
     def __init__(self) -> None:
         self._terms: dict[str, tuple[float, float]] = {}
@@ -20,7 +22,7 @@ class Banlist:
         return len(self._terms)
 
     def add(self, peer: str, now: float) -> None:
-        """Keep away from `peer` from now on: longer each time."""
+        """Keep away from `peer` from `now` on, for longer each time."""
         if len(self._terms) >= MAX_SHUNNED:
             # Who has behaved since it was let in again starts anew; identities are free, so the list must not grow.
             self._terms = {p: (until, seconds) for p, (until, seconds) in self._terms.items() if now <= until + seconds}
@@ -28,4 +30,5 @@ class Banlist:
         self._terms[peer] = (now + seconds, min(2 * seconds, SHUN_S[1]))
 
     def holds(self, peer: str, now: float) -> bool:
+        """Whether `peer` is still to be kept away from."""
         return peer in self._terms and now < self._terms[peer][0]

@@ -16,26 +16,28 @@ from p2p.membership.banlist import Banlist
 from p2p.protocol.join import Hello
 
 MAX_ADDRESSES, MAX_ADDRESS, MAX_NAME = 16, 256, 128
-"""What a peer may say of itself. All of it goes into the roster, which must fit a frame."""
+"""The most a peer may say of itself: addresses, characters of each address, characters of its name and of its program's. All
+of it goes into every roster, which must fit a frame."""
 
 MEMBERSHIP_S = 7 * 24 * 3600
-"""A membership outlives a learner's restart; the epoch in it tells which learner gave it."""
+"""Seconds that a membership lasts. A week, so that it outlives restarts of the head; its epoch tells which head gave it."""
 
 
 class Gate:
     """One peer's side of admission. `membership` is what it shows to others (the head shows none); `epoch` is the newest
     it knows of."""
 
-    def __init__(self, identity: Identity, *, run: str, head: str, wall: Callable[[], float], membership: bytes = b"") -> None:
+    def __init__(self, identity: Identity, *, run: str, head: str, wall: Callable[[], float]) -> None:
         self._identity, self._wall = identity, wall
         self.run_id, self.head, self.head_key = run, head, public_key_of(head)
         self.is_head = identity.peer_id == head
-        self.membership, self.epoch = membership, 0
+        self.membership, self.epoch = b"", 0
         self.revoked: set[str] = set()
         self.shunned = Banlist()
 
     def admit(self, peer: str, hello: Hello, now: float) -> bytes:
-        """The proof to answer a hello with. Refusal when this peer has no place here."""
+        """Check the hello of `peer` at `now` (seconds of the clock that bans are counted by). Returns the membership to answer
+        with: this peer's own, or, at the head, a fresh one for `peer`. Refusal when `peer` has no place here."""
         if hello.protocol != PROTOCOL_VERSION:
             raise Refusal(f"it speaks protocol {hello.protocol}, this is {PROTOCOL_VERSION}", peer=peer, fatal=True)
         if hello.run != self.run_id:
@@ -69,7 +71,7 @@ class Gate:
         )
 
     def grant(self, peer: str) -> bytes:
-        """A fresh membership for `peer`, signed. The head's."""
+        """A fresh signed membership for `peer`. Only the head can make one that others accept."""
         expires = int(self._wall()) + MEMBERSHIP_S
         return sign_membership(self._identity, Membership(self.run_id, self.epoch, peer, expires))
 

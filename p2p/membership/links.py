@@ -1,8 +1,7 @@
 """Live neighbours: two channels each, the queue of control messages that wait for it, and the tasks that read and write.
 
 Must not know who posts what, or how a link came about: `p2p.membership.peering` starts one when its handshakes are over. A
-link is down
-when either channel closes, and then both close.
+link is down when either channel closes, and then both close.
 """
 
 from __future__ import annotations
@@ -23,35 +22,36 @@ from p2p.protocol.wire import encode
 log = logging.getLogger("shoal.peering")
 
 OUTBOX = 8192
-"""Control messages that may wait for one peer. A peer that lets more pile up is not draining and is dropped."""
+"""Control messages that may wait for one peer. A peer that lets more pile up does not read, and its link is closed."""
 
 OUTBOX_BYTES = 64 * MIB
-"""The same limit in bytes: answers can be as large as a frame, and who asks for many reads few."""
-
+"""Bytes of control messages that may wait for one peer. An answer can be as large as a frame, so a count alone bounds nothing."""
 
 MAX_REASON = 500
-"""Characters of a refusal's reason that a peer is told: it may quote what the peer itself sent."""
+"""Characters of a refusal's reason that a peer is told. A reason may quote what the peer itself sent, so it needs a bound."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Link:
-    """A live neighbour."""
+    """A live neighbour. `name`, `addresses` and `site` are what the peer says of itself; `peer` is proven by the transport."""
 
     peer: str
     name: str
     addresses: tuple[str, ...]
     control: Channel
     bulk: Channel
-    outbox: trio.MemorySendChannel[bytes] = field(repr=False)
     site: str = ""
-    """what the peer said of itself when it opened the link"""
     proven: float = 0.0
-    """wall time at which the head gave this peer its membership (at the head only)"""
+    """wall time (Unix seconds) at which the head gave this peer its membership; only the head reads it"""
     closing: str = ""
+    """why this side closes the link; empty while it does not"""
     queued: int = 0
     """bytes in the outbox"""
     doomed: trio.Event = field(default_factory=trio.Event, repr=False)
     """set when the link must close although its writer may be stuck"""
+
+    def __post_init__(self) -> None:
+        self.outbox, self.outgoing = trio.open_memory_channel[bytes](OUTBOX)
 
     def post(self, message: object) -> None:
         """Queue a control message without waiting; never raises. A link that is closing drops it; one whose peer does
@@ -73,60 +73,55 @@ class Link:
             pass
 
 
+class LinkOwner:
+    """What an owner does about its links. All of it runs in the link's own tasks, and may await."""
+
+    async def on_up(self, link: Link) -> None:
+        """`link` is up; nothing is read from it before this returns. It may take the place of an older link to that peer,
+        whose `on_down` comes before or after."""
+        raise NotImplementedError
+
+    async def on_down(self, link: Link, reason: str) -> None:
+        """`link` is closed. Comes once for every link, also for one that another replaced before its `on_up`."""
+        raise NotImplementedError
+
+    async def on_message(self, link: Link, message: object) -> None:
+        """A decoded message of either channel. A Refusal that this raises closes the link."""
+        raise NotImplementedError
+
+    async def on_refusal(self, peer: str, refusal: Refusal) -> None:
+        """Something that `peer` sent is not accepted, and its link is about to close for it."""
+        raise NotImplementedError
+
+
 class LinkTasks:
-    """The links of one peer and their tasks. The callbacks run in the link's own tasks and may await.
+    """The links of one peer and their tasks. `renewed(link, message)` takes a new membership, or raises a Refusal."""
 
-    `on_up(link)`, `on_down(link, reason)`, `on_message(link, message)`, `on_refusal(peer, refusal)`; `renewed(link, message)`
-    takes a new membership, or raises a Refusal.
-    """
-
-    def __init__(
-        self,
-        *,
-        on_up: Callable[[Link], Awaitable[None]],
-        on_down: Callable[[Link, str], Awaitable[None]],
-        on_message: Callable[[Link, object], Awaitable[None]],
-        on_refusal: Callable[[str, Refusal], Awaitable[None]],
-        renewed: Callable[[Link, Renewal], None],
-    ) -> None:
-        self._on_up, self._on_down, self._on_message, self._on_refusal = on_up, on_down, on_message, on_refusal
-        self._renewed = renewed
+    def __init__(self, owner: LinkOwner, renewed: Callable[[Link, Renewal], None]) -> None:
+        self._owner, self._renewed = owner, renewed
         self.links: dict[str, Link] = {}
         """by peer"""
 
-    async def start(
-        self,
-        nursery: trio.Nursery,
-        peer: str,
-        name: str,
-        addresses: tuple[str, ...],
-        control: Channel,
-        bulk: Channel,
-        *,
-        site: str,
-        proven: float,
-    ) -> Link:
-        """A link over these channels, once `on_up` has heard of it; in place of another one to that peer, which is closed."""
-        outbox, outgoing = trio.open_memory_channel[bytes](OUTBOX)
-        link = Link(peer, name, addresses, control, bulk, outbox, site, proven=proven)
+    async def start(self, nursery: trio.Nursery, link: Link) -> None:
+        """Serve `link`; returns once `on_up` has heard of it. It takes the place of another link to that peer, which is
+        closed."""
         # In place before the old one is closed, which takes a while: a third link must see this one.
-        old, self.links[peer] = self.links.get(peer), link
+        old, self.links[link.peer] = self.links.get(link.peer), link
         if old is not None:
             await self._close_link(old, "replaced by a newer link")
         up = trio.Event()
-        nursery.start_soon(self._serve, link, outgoing, up)
+        nursery.start_soon(self._serve, link, up)
         await up.wait()
-        return link
 
-    async def _serve(self, link: Link, outgoing: trio.MemoryReceiveChannel[bytes], up: trio.Event) -> None:
+    async def _serve(self, link: Link, up: trio.Event) -> None:
         reason = "closed"
         try:
             if self.links.get(link.peer) is not link:
                 raise ChannelClosed(link.closing or "replaced by a newer link")
-            await self._guarded(link, "its arrival", self._on_up(link))
+            await self._guarded(link, "its arrival", self._owner.on_up(link))
             up.set()
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._write, link, outgoing)
+                nursery.start_soon(self._write, link)
                 nursery.start_soon(self._read, link, link.bulk)
                 nursery.start_soon(self._until_doomed, link)
                 await self._read(link, link.control)
@@ -142,11 +137,12 @@ class LinkTasks:
             with trio.CancelScope(shield=True):
                 await link.control.aclose(reason)
                 await link.bulk.aclose(reason)
-                await self._on_down(link, reason)
+                await self._owner.on_down(link, reason)
 
-    async def _write(self, link: Link, outgoing: trio.MemoryReceiveChannel[bytes]) -> None:
-        async with outgoing:
-            async for data in outgoing:
+    @staticmethod
+    async def _write(link: Link) -> None:
+        async with link.outgoing:
+            async for data in link.outgoing:
                 await link.control.send(data)
                 link.queued -= len(data)
         raise ChannelClosed(link.closing or "closed here")
@@ -164,7 +160,7 @@ class LinkTasks:
                 refusal = _refused_below(closed, link.peer)
                 if refusal is not None and not link.closing:
                     log.warning("%s", refusal)
-                    await self._on_refusal(link.peer, refusal)
+                    await self._owner.on_refusal(link.peer, refusal)
                 raise
             except Refusal as refusal:
                 raise await self._refused(link, refusal) from None
@@ -174,7 +170,7 @@ class LinkTasks:
                 except Refusal as refusal:
                     raise await self._refused(link, refusal) from None
             else:
-                await self._guarded(link, f"its {type(message).__name__}", self._on_message(link, message))
+                await self._guarded(link, f"its {type(message).__name__}", self._owner.on_message(link, message))
 
     async def _guarded(self, link: Link, what: str, handling: Awaitable[None]) -> None:
         """What a peer does may find a defect of ours: it then costs that peer's link, and no other."""
@@ -191,7 +187,7 @@ class LinkTasks:
         """Tell the owner; the link ends with what is returned."""
         refusal = refusal.at(peer=link.peer)
         log.warning("%s", refusal)
-        await self._on_refusal(link.peer, refusal)
+        await self._owner.on_refusal(link.peer, refusal)
         return refusal
 
     async def close(self, peer: str, reason: str) -> None:

@@ -10,7 +10,8 @@ the other one. So every pair has one link, and a node behind NAT takes part thro
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import trio
@@ -20,26 +21,35 @@ from p2p.errors import ChannelClosed, Refusal
 from p2p.identity import Identity
 from p2p.limits import GREETING_WINDOW, HANDSHAKE_S, PROTOCOL_VERSION
 from p2p.membership.gate import Gate
-from p2p.membership.links import MAX_REASON, Link, LinkTasks
+from p2p.membership.links import MAX_REASON, Link, LinkOwner, LinkTasks
 from p2p.protocol.join import Hello, Rejection, Renewal, RosterEntry, Welcome
 from p2p.protocol.messages import decode
 from p2p.protocol.wire import encode
 
-__all__ = ["REDIAL_S", "JoinRefused", "Link", "Peering"]
-
 log = logging.getLogger("shoal.peering")
 
+AGENT = "shoal/0.1"
+"""The program and its version, as a peer says of itself. Nothing depends on it: `PROTOCOL_VERSION` decides who fits whom."""
+
 MAX_SITE = 64
-"""Characters of a site's name that count."""
+"""Characters of a site's name that count: the rest is cut off, so that a peer cannot fill memory with its site."""
 
 SHED_S = 10.0
-"""A link that is needed no more is closed after so long: what is in flight on it has arrived, the links in its place are up."""
+"""Seconds until a link that is no longer needed is closed: by then what is in flight on it has arrived, and the links that
+take its place are up."""
 
 RENEW_CHECK_S = 600.0
-"""How often the head looks whether a membership it gave is past half its life. Often, for a machine may sleep for days."""
+"""Seconds from one look of the head to the next for memberships past half their life. A membership lives for a week, but a
+machine may sleep for days, so the head looks often."""
 
 REDIAL_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Waits between attempts to reach a peer; the last one repeats."""
+"""Seconds to wait after a failed attempt to reach a peer, by attempt; the last one repeats. A short fault is over within the
+first ones, and a peer that is gone for good costs one dial in eight seconds."""
+
+
+def redial_s(attempt: int) -> float:
+    """Seconds to wait after failed attempt number `attempt`, counted from 0."""
+    return REDIAL_S[min(attempt, len(REDIAL_S) - 1)]
 
 
 class JoinRefused(Exception):
@@ -50,38 +60,37 @@ class JoinRefused(Exception):
         self.peer, self.reason, self.retryable = peer, reason, retryable
 
 
-class Peering:
-    """Accepts, dials and keeps links. The owner's callbacks run in the link's own tasks and may await.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerSettings:
+    """Whom a peer belongs to, and what it says of itself when it opens a link. The gate of the other side checks lengths."""
 
-    `on_up(link)`, `on_down(link, reason)`, `on_message(link, message)`, `on_refusal(peer, refusal)`.
-    """
+    run: str
+    head: str
+    """the head's peer id; the head's own `PeerSettings` name itself"""
+    name: str
+    """for people; others see it in rosters and logs"""
+    ticket: str = ""
+    """the encoded ticket, shown to the head alone; the head has none"""
+    dialable: bool = True
+    """whether others can open connections to this peer"""
+    site: str = ""
+    """peers of one site share a fast LAN; empty for none"""
+
+
+class Peering:
+    """Accepts, dials and keeps links, and tells their `owner`. `wall` reads the Unix time, which memberships are checked by."""
 
     def __init__(
-        self,
-        network: Network,
-        identity: Identity,
-        *,
-        run: str,
-        head: str,
-        name: str,
-        agent: str,
-        wall: Callable[[], float],
-        on_up: Callable[[Link], Awaitable[None]],
-        on_down: Callable[[Link, str], Awaitable[None]],
-        on_message: Callable[[Link, object], Awaitable[None]],
-        on_refusal: Callable[[str, Refusal], Awaitable[None]],
-        ticket: str = "",
-        membership: bytes = b"",
-        dialable: bool = True,
-        site: str = "",
+        self, network: Network, identity: Identity, settings: PeerSettings, owner: LinkOwner, *, wall: Callable[[], float]
     ) -> None:
-        self._network = network
-        self.gate = Gate(identity, run=run, head=head, wall=wall, membership=membership)
-        self.run_id, self.head, self.me, self.name, self._agent, self._wall = run, head, identity.peer_id, name, agent, wall
-        self.ticket, self._dialable, self._site = ticket, dialable, site
-        self._tasks = LinkTasks(on_up=on_up, on_down=on_down, on_message=on_message, on_refusal=on_refusal, renewed=self._renewed)
+        self._network, self._settings, self._wall = network, settings, wall
+        self.gate = Gate(identity, run=settings.run, head=settings.head, wall=wall)
+        self.head, self.me = settings.head, identity.peer_id
+        self._tasks = LinkTasks(owner, self._renewed)
         self.links: dict[str, Link] = self._tasks.links
+        """live links by peer, from the end of the handshake on"""
         self._half: dict[str, tuple[Channel, Hello]] = {}
+        """peers whose control channel passed its handshake, and whose bulk channel is awaited"""
         self._dialling: dict[str, trio.CancelScope] = {}
         self._members: dict[str, RosterEntry] = {}
         self._listed: set[str] = set()
@@ -90,12 +99,8 @@ class Peering:
         """peers that `connect` is at work on"""
         self._nursery: trio.Nursery | None = None
 
-    @property
-    def epoch(self) -> int:
-        """The newest epoch this peer knows of."""
-        return self.gate.epoch
-
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        """Accept, for ever; owns every task of the links."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
@@ -107,8 +112,8 @@ class Peering:
     # --- dialling ----------------------------------------------------------------------------------------------------
 
     async def connect(self, peer: str, addresses: Iterable[str]) -> Link:
-        """Open both channels to `peer` and shake hands. ChannelClosed when it cannot be reached, JoinRefused when it
-        answers no."""
+        """Open both channels to `peer` and shake hands; `addresses` are multiaddrs, tried in turn. Returns once `on_up` was told.
+        ChannelClosed when it cannot be reached, JoinRefused when it answers no, Refusal when its answer is not accepted."""
         try:
             self._greeting.add(peer)
             return await self._connect(peer, list(addresses))
@@ -121,24 +126,22 @@ class Peering:
             self._greeting.discard(peer)
 
     async def _connect(self, peer: str, addresses: list[str]) -> Link:
-        control = await self._network.open(peer, addresses, CONTROL)
+        opened: list[Channel] = []
         try:
-            welcome = await self._greet(control)
-            if peer == self.head:
-                self.gate.membership = welcome.membership
-                self.gate.epoch = self.gate.check(welcome.membership, self.me).epoch
-            else:
-                self.gate.check(welcome.membership, peer)
-            bulk = await self._network.open(peer, addresses, BULK)
-            try:
-                await self._greet(bulk)
-            except BaseException:
-                await bulk.aclose("handshake failed")
-                raise
+            for kind in (CONTROL, BULK):
+                opened.append(await self._network.open(peer, addresses, kind))
+                welcome = await self._greet(opened[-1])
+                if peer == self.head:
+                    self.gate.epoch = self.gate.check(welcome.membership, self.me).epoch
+                    self.gate.membership = welcome.membership
+                else:
+                    self.gate.check(welcome.membership, peer)
         except BaseException:
-            await control.aclose("handshake failed")
+            for channel in opened:
+                await channel.aclose("handshake failed")
             raise
-        return await self._start(peer, welcome.name, tuple(addresses), control, bulk)
+        control, bulk = opened
+        return await self._start(Link(peer, welcome.name, tuple(addresses), control, bulk))
 
     def keep_connected(self, members: Iterable[RosterEntry]) -> None:
         """Dial, and keep dialling, the members that are ours to dial; stop for those that left the roster."""
@@ -154,7 +157,7 @@ class Peering:
                 self._nursery.start_soon(self._keep, peer, scope)
 
     def shed(self, peers: Collection[str]) -> None:
-        """Close the links to these in a while, unless they are members of the roster then. Both ends are told to, one will do."""
+        """Close the links to `peers` after SHED_S, unless the roster lists them by then. Both ends are told to; one would do."""
         if peers and self._nursery is not None:
             self._nursery.start_soon(self._shed, frozenset(peers))
 
@@ -167,7 +170,7 @@ class Peering:
     def _mine_to_dial(self, member: RosterEntry) -> bool:
         if not member.addresses:
             return False
-        return self.me < member.peer or not self._dialable
+        return self.me < member.peer or not self._settings.dialable
 
     async def _keep(self, peer: str, scope: trio.CancelScope) -> None:
         with scope:
@@ -183,15 +186,16 @@ class Peering:
                 except (ChannelClosed, JoinRefused, Refusal) as error:
                     level = logging.INFO if attempt < 3 else logging.DEBUG
                     log.log(level, "cannot reach %s (%s): %s", member.name, member.peer, error)
-                    await trio.sleep(REDIAL_S[min(attempt, len(REDIAL_S) - 1)])
+                    await trio.sleep(redial_s(attempt))
                     attempt += 1
 
     async def _greet(self, channel: Channel) -> Welcome:
-        addresses = tuple(self._network.addresses) if self._dialable else ()
-        ticket = self.ticket if channel.peer == self.head else ""
+        s = self._settings
         hello = Hello(
-            PROTOCOL_VERSION, self.run_id, ticket, self.gate.membership, addresses, self.name, self._agent, self._site
-        )
+            protocol=PROTOCOL_VERSION, run=s.run, ticket=s.ticket if channel.peer == self.head else "",
+            membership=self.gate.membership, addresses=tuple(self._network.addresses) if s.dialable else (), name=s.name,
+            agent=AGENT, site=s.site,
+        )  # fmt: skip
         await channel.send(encode(hello))
         answer = await _first(channel)
         if isinstance(answer, Rejection):
@@ -208,6 +212,7 @@ class Peering:
         await self.close(peer, reason)
 
     def shuns(self, peer: str) -> bool:
+        """Whether `peer` was expelled, and its time is not over."""
         return self.gate.shunned.holds(peer, trio.current_time())
 
     # --- accepting ---------------------------------------------------------------------------------------------------
@@ -221,7 +226,7 @@ class Peering:
                 raise Refusal(f"expected a hello, got {type(hello).__name__}", peer=peer, fatal=True)
             proof = self.gate.admit(peer, hello, trio.current_time())
             channel.restrict()
-            await channel.send(encode(Welcome(PROTOCOL_VERSION, proof, self.name)))
+            await channel.send(encode(Welcome(PROTOCOL_VERSION, proof, self._settings.name)))
         except Refusal as refusal:
             await self._turn_away(channel, refusal)
             return
@@ -246,7 +251,7 @@ class Peering:
         if half is None:
             await self._part_with(channel, "bulk channel without a control channel")
             return
-        await self._start(peer, hello.name, hello.addresses, half[0], channel, hello.site[:MAX_SITE])
+        await self._start(Link(peer, hello.name, hello.addresses, half[0], channel, site=hello.site[:MAX_SITE]))
 
     async def _turn_away(self, channel: Channel, refusal: Refusal) -> None:
         reason = refusal.reason[:MAX_REASON]
@@ -280,11 +285,11 @@ class Peering:
 
     # --- links -------------------------------------------------------------------------------------------------------
 
-    async def _start(
-        self, peer: str, name: str, addresses: tuple[str, ...], control: Channel, bulk: Channel, site: str = ""
-    ) -> Link:
+    async def _start(self, link: Link) -> Link:
         assert self._nursery is not None
-        return await self._tasks.start(self._nursery, peer, name, addresses, control, bulk, site=site, proven=self._wall())
+        link.proven = self._wall()
+        await self._tasks.start(self._nursery, link)
+        return link
 
     def _renewed(self, link: Link, message: Renewal) -> None:
         if link.peer != self.head:

@@ -1,7 +1,7 @@
 """A whole swarm in one process on a mock clock: a head that publishes, and real agents over the memory switch.
 
-The head is Peering, Exchange and Publisher wired as the learner's head wires them, without trainer and rollouts; the
-agents are the real ones, over the scripted engine. Files are real, time is not.
+The head is a Swarm and a Publisher, as the learner's head has them, without trainer and rollouts; the agents
+are the real ones, over the scripted engine. Files are real, time is not.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgpack
+import msgspec
 import numpy as np
 import trio
 
@@ -22,20 +23,19 @@ from node.agent import Agent, NodeSettings
 from node.engine.fake import ScriptedCore, ScriptedSettings
 from node.engine.inline import InlineEngine, open_inline_engine
 from node.install.base_model import BaseModel
-from p2p.broadcast.exchange import Exchange
 from p2p.broadcast.peer_groups import MESH
-from p2p.broadcast.rosters import Rosters
 from p2p.channel.memory import MemoryNetwork, MemorySwitch
 from p2p.errors import Refusal
 from p2p.identity import Identity
 from p2p.layout import Layout
 from p2p.limits import KIB, MIB
 from p2p.membership.admission import make_ticket
-from p2p.membership.peering import Link, Peering
+from p2p.membership.links import Link
 from p2p.protocol.generation import Assign, GenerateRequest, NodeStatus, Rejected, Tokens
-from p2p.protocol.join import Bye, RosterEntry
+from p2p.protocol.join import Bye
 from p2p.protocol.rollout import Completion, Generate
-from p2p.protocol.versions import GetCatalog, GetParts, Installed, Report
+from p2p.protocol.versions import Catalog, Installed, Report
+from p2p.swarm import SourceRole, Swarm, SwarmOwner
 from p2p.version import Version
 from p2p.weights.encode import encode_version
 from p2p.weights.state import FlatState
@@ -79,29 +79,20 @@ def changed_state(old: FlatState, seed: int, share: float = 0.3) -> FlatState:
     return state
 
 
-class HeadUnderTest:
+class HeadUnderTest(SwarmOwner):
     """One epoch of a head: everybody who connects is told the roster and the catalog."""
 
     def __init__(self, network: MemoryNetwork, who: Identity, directory: Path, epoch: int, mesh: int = MESH) -> None:
         self.identity, self.epoch, self.directory, self.network = who, epoch, directory, network
         directory.mkdir(parents=True, exist_ok=True)
         self.store = ChunkStore(directory / "chunks")
-        self.peering = Peering(
-            network, who, run=RUN, head=who.peer_id, name="learner", agent="test", wall=wall,
-            on_up=self._on_up, on_down=self._on_down, on_message=self._on_message, on_refusal=self._on_refusal,
-        )  # fmt: skip
-        self.peering.gate.epoch = epoch
-        self.exchange = Exchange(
-            me=who.peer_id, run=RUN, head=who.peer_id, head_key=who.public_key, store=self.store, is_source=True,
-            now=trio.current_time, wall=wall, on_refusal=self._on_refusal,
-        )  # fmt: skip
+        self.swarm = Swarm(network, who, self.store, SourceRole(RUN, epoch, mesh), self, name="learner", wall=wall)
+        self.links = self.swarm.links
         self.publisher = Publisher(
-            who, RUN, directory, self.exchange, epoch=epoch, segment_bytes=SEGMENT, chunk_bytes=CHUNK,
+            who, RUN, directory, self.swarm, epoch=epoch, segment_bytes=SEGMENT, chunk_bytes=CHUNK,
             now=trio.current_time, wall=wall,
         )  # fmt: skip
         (directory / "layout").write_bytes(msgpack.packb(LAYOUT.to_wire()))
-        self.links: dict[str, Link] = {}
-        self.rosters = Rosters(self.exchange, self.links, epoch=epoch, mesh=mesh)
         self.status: dict[str, NodeStatus] = {}
         self.installed: dict[str, dict[Version, Installed]] = {}
         self.reports: list[tuple[str, Report]] = []
@@ -109,54 +100,24 @@ class HeadUnderTest:
         self.rejected: list[Rejected] = []
         self.byes: list[tuple[str, Bye]] = []
         self.completions: dict[str, Completion] = {}
-        self.extra_members: list[RosterEntry] = []
         self.changed = trio.Event()
 
     async def run(self, *, task_status=trio.TASK_STATUS_IGNORED) -> None:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(self.exchange.run)
-            await nursery.start(self.peering.run)
-            nursery.start_soon(self._flush)
-            task_status.started()
+        await self.swarm.run(task_status=task_status)
 
-    async def _flush(self) -> None:
-        while True:
-            await trio.sleep(0.5)
-            self.rosters.flush()
-
-    async def _on_up(self, link: Link) -> None:
-        self.links[link.peer] = link
-        self.exchange.add_peer(link.peer, link.post, link.bulk)
-        self.send_catalog(link)
-        self.send_roster()
-
-    def send_catalog(self, link: Link) -> None:
-        catalog = self.publisher.catalog()
-        if catalog is not None:
-            link.post(catalog)
-
-    def send_roster(self) -> None:
-        self.rosters.extra = self.extra_members
-        self.rosters.changed()
+    async def on_up(self, link: Link) -> None:
         self._wake()
 
-    async def _on_down(self, link: Link, reason: str) -> None:
-        if self.links.get(link.peer) is link:
-            del self.links[link.peer]
-            self.exchange.remove_peer(link.peer)
-            self.send_roster()
+    async def on_down(self, link: Link, reason: str) -> None:
+        self._wake()
 
-    async def _on_refusal(self, peer: str, refusal: Refusal) -> None:
+    def on_refusal(self, peer: str, refusal: Refusal) -> None:
         self.refusals.append(refusal.at(peer=peer))
-        if refusal.fatal:
-            await self.peering.close(peer, str(refusal))
 
-    async def _on_message(self, link: Link, message: object) -> None:
-        if isinstance(message, GetParts) and self.publisher.manifest(message.mid) is None:
-            self.send_catalog(link)
-            return
-        if await self.exchange.handle(link.peer, message):
-            return
+    def catalog(self) -> Catalog | None:
+        return self.publisher.catalog()
+
+    async def on_message(self, link: Link, message: object) -> None:
         match message:
             case NodeStatus():
                 self.status[link.peer] = message
@@ -166,8 +127,6 @@ class HeadUnderTest:
                 self.reports.append((link.peer, message))
             case Rejected():
                 self.rejected.append(message)
-            case GetCatalog():
-                self.send_catalog(link)
             case Bye():
                 self.byes.append((link.peer, message))
                 if not message.draining:
@@ -190,7 +149,7 @@ class HeadUnderTest:
         begin = Begin(step, "anchor" if base is None else "delta", base, "layout")
         if cumulative:
             assert old is not None
-            begin = replace(begin, kind="cumulative", base_epoch=self.epoch, base_digest=old.digest())
+            begin = msgspec.structs.replace(begin, kind="cumulative", base_epoch=self.epoch, base_digest=old.digest())
         mid, chunk_bytes = self.publisher.begin(begin)
         for done in encode_version(new, old, self.store, segment_bytes=SEGMENT, chunk_bytes=chunk_bytes):
             joined = b"".join(done.digests)
@@ -198,11 +157,11 @@ class HeadUnderTest:
         published = self.publisher.seal(SealVersion(mid, b"".join(new.tensor_digests()), new.digest(), 0.0))
         if base is None:
             for link in self.links.values():
-                self.send_catalog(link)
+                self.swarm.send_catalog(link)
         return published
 
     def sent(self, published: Published) -> int:
-        return self.exchange.spreads[published.mid].traffic.sent
+        return self.swarm.spreads[published.mid].traffic.sent
 
     def ask(
         self, peer: str, name: str, tokens: int = 20, min_version: Version = Version(0, 0), exact: Version | None = None,
@@ -239,10 +198,10 @@ class NodeUnderTest:
         return self.identity.peer_id
 
     def traffic(self, published: Published):
-        return self.agent.exchange.spreads[published.mid].traffic
+        return self.agent.swarm.spreads[published.mid].traffic
 
 
-class Swarm:
+class SwarmUnderTest:
     """The switch, the head and the nodes of one test."""
 
     def __init__(self, switch: MemorySwitch, directory: Path, nursery: trio.Nursery) -> None:
@@ -282,7 +241,7 @@ class Swarm:
 
     async def start_node(
         self, number: int, *, dialable: bool = True, store_limit: int = 64 * MIB, core: ScriptedCore | None = None,
-        ticket: str | None = None, site: str = "", base_model: BaseModel | None = None,
+        site: str = "", base_model: BaseModel | None = None,
     ) -> NodeUnderTest:  # fmt: skip
         who = identity(number)
         made = trio.Event()
@@ -293,8 +252,7 @@ class Swarm:
             with scope:
                 async with self.switch.network(who.peer_id, reachable=dialable) as network:
                     settings = NodeSettings(
-                        ticket=self.ticket, ticket_text=self.ticket.encode() if ticket is None else ticket,
-                        directory=self.directory / f"node-{number}", name=f"n{number}", capacity=4,
+                        ticket=self.ticket, directory=self.directory / f"node-{number}", name=f"n{number}", capacity=4,
                         store_limit=store_limit, dialable=dialable, site=site, base_model=base_model,
                     )  # fmt: skip
                     scripted = core or ScriptedCore(ScriptedSettings())
@@ -323,7 +281,7 @@ class Swarm:
 
     async def meshed(self, nodes: Sequence[NodeUnderTest]) -> None:
         names = {n.peer for n in nodes} | {self.head_identity.peer_id}
-        await self.head.until(lambda: all(set(n.agent.peering.links) >= names - {n.peer} for n in nodes))
+        await self.head.until(lambda: all(set(n.agent.swarm.links) >= names - {n.peer} for n in nodes))
 
     async def kill(self, node: NodeUnderTest) -> None:
         """As SIGKILL: no goodbye."""
@@ -349,10 +307,10 @@ class Swarm:
 
 
 @asynccontextmanager
-async def open_swarm(directory: Path, *, latency: float = 0.01, rate: float = 10 * MIB) -> AsyncIterator[Swarm]:
+async def open_swarm(directory: Path, *, latency: float = 0.01, rate: float = 10 * MIB) -> AsyncIterator[SwarmUnderTest]:
     logging.getLogger("shoal").setLevel(logging.INFO)
     async with trio.open_nursery() as nursery:
         try:
-            yield Swarm(MemorySwitch(latency=latency, rate=rate), directory, nursery)
+            yield SwarmUnderTest(MemorySwitch(latency=latency, rate=rate), directory, nursery)
         finally:
             nursery.cancel_scope.cancel()

@@ -12,10 +12,10 @@ from p2p.membership.admission import Membership, sign_membership
 from p2p.protocol.join import Hello, Welcome
 from p2p.protocol.messages import decode
 from p2p.protocol.wire import encode
-from tests.support.harness import RUN, WALL, Swarm
+from tests.support.harness import RUN, WALL, SwarmUnderTest
 
 
-def membership(swarm: Swarm, peer: str, *, epoch: int = 1, run: str = RUN, lifetime: float = 1e6) -> bytes:
+def membership(swarm: SwarmUnderTest, peer: str, *, epoch: int = 1, run: str = RUN, lifetime: float = 1e6) -> bytes:
     """What the head would have given `peer`."""
     return sign_membership(swarm.head_identity, Membership(run, epoch, peer, int(WALL + lifetime)))
 

@@ -25,14 +25,14 @@ async def test_a_node_that_sleeps_takes_no_versions_and_catches_up_when_it_wakes
         await head.until_installed([one.peer, two.peer], Version(1, 0))
         head.links[two.peer].post(Activate("asleep", "not needed"))
         await trio.sleep(1)
-        before = two.agent.exchange.sent_bytes
+        before = two.agent.swarm.exchange.sent_bytes
         for step in range(1, 4):
             old, state = state, changed_state(state, step)
             head.publish(step, state, base=step - 1, old=old)
             await head.until_installed([one.peer], Version(1, step))
         await trio.sleep(10)
         assert head.installed[two.peer].keys() == {Version(1, 0)} and head.status[two.peer].version == Version(1, 0)
-        assert two.agent.exchange.sent_bytes == before and not head.reports
+        assert two.agent.swarm.exchange.sent_bytes == before and not head.reports
         head.links[two.peer].post(Activate("active", "needed again"))
         await head.until_installed([two.peer], Version(1, 3))
         old, state = state, changed_state(state, 4)

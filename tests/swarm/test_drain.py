@@ -55,7 +55,7 @@ async def test_who_leaves_does_so_in_any_state(tmp_path, autojump_clock, monkeyp
         elif what == "head is gone":
             await swarm.kill_head()
         elif what == "silent head":
-            monkeypatch.setattr(head.peering._tasks, "_on_message", unheard)
+            monkeypatch.setattr(head, "on_message", unheard)
         elif what == "update waits":
             head.publish(2, changed_state(state, 2), base=1, old=state)
             await head.until(lambda: head.status[node.peer].updating)
@@ -81,7 +81,7 @@ async def test_others_go_on_at_once_from_the_last_token(tmp_path, autojump_clock
         collector = head.rollouts.collector
         await bench.until(lambda: len(head.nodes) == 2 and all(n.tokens and collector.working(p) for p, n in head.nodes.items()))
         agents[0].stop("preempted")
-        peer = agents[0].peering.me
+        peer = agents[0].swarm.me
         await bench.until(lambda: peer not in head.nodes)
         groups = await bench.batch(0, 60)
         agents[1].stop("enough")
@@ -90,5 +90,5 @@ async def test_others_go_on_at_once_from_the_last_token(tmp_path, autojump_clock
         finished = sum(len(t.completion_ids) for g in head.rollouts.finished.values() for t in g.trajectories)
         assert len(groups) == 2 and [a.made for a in agents] == [a.serving.tokens for a in agents]
         assert sum(a.made for a in agents) == held + finished
-        assert collector.tokens_by_node == {a.peering.me: a.made for a in agents}
+        assert collector.tokens_by_node == {a.swarm.me: a.made for a in agents}
         check_books(head)

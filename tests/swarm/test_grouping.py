@@ -8,29 +8,29 @@ from p2p.broadcast.exchange import Exchange
 from p2p.broadcast.inbox import Inbox
 from p2p.limits import KIB, MIB
 from p2p.version import Version
-from tests.support.harness import CHUNK, Swarm, changed_state, make_state, open_swarm
+from tests.support.harness import CHUNK, SwarmUnderTest, changed_state, make_state, open_swarm
 
 
-async def arranged(swarm: Swarm) -> None:
+async def arranged(swarm: SwarmUnderTest) -> None:
     """Every node knows its place, and has the links that belong to it."""
-    grid = swarm.head.rosters.grid
+    grid = swarm.head.swarm.rosters.grid
 
     def is_arranged() -> bool:
         for node in swarm.nodes:
             places = grid.places(node.peer) if node.peer in grid else None
-            if places is None or node.agent.exchange._places != places:
+            if places is None or node.agent.swarm.places != places:
                 return False
-            if not set(grid.links(node.peer)) <= set(node.agent.peering.links):
+            if not set(grid.links(node.peer)) <= set(node.agent.swarm.links):
                 return False
         return True
 
     await swarm.head.until(is_arranged)
 
 
-def has_its_links_alone(swarm: Swarm) -> bool:
+def has_its_links_alone(swarm: SwarmUnderTest) -> bool:
     """No links are left of what was before the groups."""
-    head, grid = swarm.head_identity.peer_id, swarm.head.rosters.grid
-    return all(set(n.agent.peering.links) - {head} == set(grid.links(n.peer)) for n in swarm.nodes)
+    head, grid = swarm.head_identity.peer_id, swarm.head.swarm.rosters.grid
+    return all(set(n.agent.swarm.links) - {head} == set(grid.links(n.peer)) for n in swarm.nodes)
 
 
 async def test_beyond_the_mesh_nodes_have_few_links_and_all_install(tmp_path, autojump_clock, monkeypatch) -> None:
@@ -42,7 +42,7 @@ async def test_beyond_the_mesh_nodes_have_few_links_and_all_install(tmp_path, au
             node = await swarm.start_node(number + 1)
             swarm.switch.set_node(node.peer, uplink=400 * KIB)
         await arranged(swarm)
-        grid = head.rosters.grid
+        grid = head.swarm.rosters.grid
         assert len(grid.groups) == 2
         assert max(len(grid.links(n.peer)) for n in swarm.nodes) <= 9
         assert not has_its_links_alone(swarm), "there was a full mesh up to the mesh's size"
@@ -92,10 +92,10 @@ async def test_a_version_crosses_into_each_site_once(tmp_path, autojump_clock, m
             site = "left" if number % 2 else "right"
             node = await swarm.start_node(number + 1, site=site)
             site_of[node.peer] = site
-            owners[node.agent.exchange._inbox] = node.agent.exchange
+            owners[node.agent.swarm.exchange._inbox] = node.agent.swarm.exchange
             swarm.switch.set_node(node.peer, uplink=2 * MIB)
         await arranged(swarm)
-        assert sorted(map(len, head.rosters.grid.groups)) == [3, 3]
+        assert sorted(map(len, head.swarm.rosters.grid.groups)) == [3, 3]
         names = [n.peer for n in swarm.nodes]
         state = make_state(1)
         head.publish(1, state)

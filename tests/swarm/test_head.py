@@ -165,7 +165,7 @@ async def open_head(
     switch = MemorySwitch(latency=0.001, rate=1e8)
     with Journal.open(run_dir / "journal.sqlite", RUN) as journal:
         async with switch.network(HEAD.peer_id) as network, trio.open_nursery() as nursery:
-            head = Head(config, RUN, run_dir, HEAD, network, journal, wall=wall)
+            head = Head(config=config, run=RUN, run_dir=run_dir, identity=HEAD, network=network, journal=journal, wall=wall)
             settings = RolloutSettings(staleness, 2, 2, 0, Sampling(max_new_tokens, (STOP,)), 99, STALL_S, finish_s)
             settings = replace(settings, **more)
             head.rollouts = Rollouts(

@@ -38,15 +38,15 @@ async def test_a_second_link_replaces_the_first_and_survives_its_end(tmp_path, a
         second = await Rogue(network, node.peer).connect(nursery, proof)
         assert "replaced by a newer link" in await first.until_closed()
         await trio.sleep(5)
-        assert not second.closed and network.peer_id in node.agent.peering.links
-        assert network.peer_id in node.agent.exchange.peers
+        assert not second.closed and network.peer_id in node.agent.swarm.links
+        assert network.peer_id in node.agent.swarm.exchange.peers
         async with trio.open_nursery() as burst:  # several at once: one stays, the others are closed
             rogues = [Rogue(network, node.peer) for _ in range(3)]
             for rogue in rogues:
                 burst.start_soon(_connect_or_not, rogue, nursery, proof)
         await trio.sleep(HANDSHAKE_S + 5)
-        link = node.agent.peering.links[network.peer_id]
-        assert node.agent.exchange.peers[network.peer_id].bulk is link.bulk
+        link = node.agent.swarm.links[network.peer_id]
+        assert node.agent.swarm.exchange.peers[network.peer_id].bulk is link.bulk
         assert len([c for c in swarm.switch.host(node.peer).table.of(network.peer_id)]) == 2
         nursery.cancel_scope.cancel()
 
@@ -67,7 +67,7 @@ async def test_a_control_channel_without_a_bulk_channel_is_closed(tmp_path, auto
         network = await swarm.peer(60)
         await greet(network, node.peer, hello(membership(swarm, network.peer_id)))
         await trio.sleep(HANDSHAKE_S + 5)
-        assert network.peer_id not in node.agent.peering.links
+        assert network.peer_id not in node.agent.swarm.links
         assert swarm.switch.host(node.peer).table.of(network.peer_id) == []
 
 
@@ -76,11 +76,11 @@ async def test_a_peer_that_came_back_elsewhere_is_dialled_there(tmp_path, autoju
         head = await swarm.start_head()
         (node,) = await swarm.start_nodes(1)
         other = identity(61).peer_id
-        node.agent.peering.me = "0"  # the smaller id dials
+        node.agent.swarm.peering.me = "0"  # the smaller id dials
         link = head.links[node.peer]
         link.post(Roster(1, (RosterEntry(other, ("/memory/nowhere",), "moved"),)))
         await trio.sleep(5)
-        assert other not in node.agent.peering.links
+        assert other not in node.agent.swarm.links
         dialled = await swarm.peer(61)
         link.post(Roster(1, (RosterEntry(other, (f"/memory/{other}",), "moved"),)))
         with trio.fail_after(20):
@@ -101,10 +101,10 @@ async def test_a_manifest_that_the_head_pruned_meanwhile(tmp_path, autojump_cloc
         await head.until(lambda: late.peer in head.links)
         new = head.publish(2, make_state(2))
         head.publisher.catalog = original  # type: ignore[method-assign]
-        head.store.drop(head.exchange.forget(old.mid))
+        head.store.drop(head.swarm.exchange.forget(old.mid))
         del head.publisher._by_mid[old.mid]
         await head.until_installed([late.peer], Version(1, 2))
-        assert new.mid in late.agent.exchange.spreads and old.mid not in late.agent.exchange.spreads
+        assert new.mid in late.agent.swarm.spreads and old.mid not in late.agent.swarm.spreads
 
 
 async def test_a_store_too_small_lets_go_of_what_it_keeps_for_others(tmp_path, autojump_clock) -> None:
@@ -158,10 +158,10 @@ async def test_a_chunk_that_a_relay_cannot_read_just_then(tmp_path, autojump_clo
         assert failures and late.agent.shadow.digest == make_state(1).digest()
         assert set(head.links) == {n.peer for n in swarm.nodes}  # it lives
         store = nodes[0].agent.store
-        held = anchor.mid in nodes[0].agent.exchange.spreads and store.has(bytes.fromhex(failures[0]))
+        held = anchor.mid in nodes[0].agent.swarm.spreads and store.has(bytes.fromhex(failures[0]))
         assert held or code == errno.EIO  # short of handles, it did not throw the chunk away
         await trio.sleep(10)
-        assert nodes[0].agent.exchange.spreads[anchor.mid].session.missing == 0  # what was lost came again
+        assert nodes[0].agent.swarm.spreads[anchor.mid].session.missing == 0  # what was lost came again
 
 
 async def test_memberships_are_renewed_while_the_link_lives(tmp_path, autojump_clock, monkeypatch) -> None:
@@ -170,12 +170,12 @@ async def test_memberships_are_renewed_while_the_link_lives(tmp_path, autojump_c
     async with open_swarm(tmp_path) as swarm:
         await swarm.start_head()
         nodes = await swarm.start_nodes(2)
-        first = [n.agent.peering.gate.membership for n in nodes]
-        links = [n.agent.peering.links[swarm.head_identity.peer_id] for n in nodes]
+        first = [n.agent.swarm.peering.gate.membership for n in nodes]
+        links = [n.agent.swarm.links[swarm.head_identity.peer_id] for n in nodes]
         await trio.sleep(1000)
-        assert [n.agent.peering.links[swarm.head_identity.peer_id] for n in nodes] == links
-        assert all(n.agent.peering.gate.membership not in first for n in nodes)
-        await nodes[0].agent.peering.close(nodes[1].peer, "a short fault")
+        assert [n.agent.swarm.links[swarm.head_identity.peer_id] for n in nodes] == links
+        assert all(n.agent.swarm.peering.gate.membership not in first for n in nodes)
+        await nodes[0].agent.swarm.peering.close(nodes[1].peer, "a short fault")
         await trio.sleep(10)
         await swarm.meshed(nodes)
         late = await swarm.start_node(3)
@@ -186,10 +186,10 @@ async def test_a_membership_is_renewed_after_the_clock_was_set_back(tmp_path, au
     async with open_swarm(tmp_path) as swarm:
         head = await swarm.start_head()
         (node,) = await swarm.start_nodes(1)
-        before = node.agent.peering.gate.membership
-        head.peering.gate._wall = lambda: wall() - 3600
+        before = node.agent.swarm.peering.gate.membership
+        head.swarm.peering.gate._wall = lambda: wall() - 3600
         await trio.sleep(RENEW_CHECK_S + 5)
-        assert node.agent.peering.gate.membership != before
+        assert node.agent.swarm.peering.gate.membership != before
 
 
 async def test_a_peer_that_stopped_reading_is_dropped(tmp_path, autojump_clock) -> None:
@@ -212,7 +212,7 @@ async def test_a_peer_that_stopped_reading_is_dropped(tmp_path, autojump_clock) 
             few.post(big)
         await trio.sleep(5)
         assert "pile up unread" in many.closing
-        assert many.peer not in head.links and many.peer not in head.peering.links
+        assert many.peer not in head.links and many.peer not in head.swarm.links
         assert swarm.switch.host(victim).table.of(many.peer) == []
         many.post(big)  # into nothing
         assert few.peer in head.links
@@ -258,7 +258,7 @@ async def test_a_new_epoch_in_the_middle_of_a_transfer(tmp_path, autojump_clock)
         await head.until_installed(names, Version(1, 1))
         second = changed_state(first, 2)
         delta = head.publish(2, second, base=1, old=first)
-        while not any(delta.mid in n.agent.exchange.spreads and n.agent.exchange.progress(delta.mid) > 3 for n in nodes):
+        while not any(delta.mid in n.agent.swarm.spreads and n.agent.swarm.exchange.progress(delta.mid) > 3 for n in nodes):
             await trio.sleep(0.05)
         await swarm.kill_head()
         head = await swarm.start_head(2)
@@ -266,7 +266,7 @@ async def test_a_new_epoch_in_the_middle_of_a_transfer(tmp_path, autojump_clock)
         await head.until_installed(names, Version(2, 1), 120)
         await trio.sleep(10)
         assert all(n.agent.shadow.version == Version(2, 1) for n in nodes)
-        assert all(delta.mid not in n.agent.exchange.spreads for n in nodes)
+        assert all(delta.mid not in n.agent.swarm.spreads for n in nodes)
 
 
 async def test_waiting_for_a_segment_ends_when_its_manifest_is_forgotten(tmp_path, autojump_clock) -> None:
@@ -275,7 +275,7 @@ async def test_waiting_for_a_segment_ends_when_its_manifest_is_forgotten(tmp_pat
         nodes = await swarm.start_nodes(1)
         anchor = head.publish(1, make_state(1))
         await head.until_installed([nodes[0].peer], Version(1, 1))
-        exchange = nodes[0].agent.exchange
+        exchange = nodes[0].agent.swarm.exchange
         exchange.spreads[anchor.mid].session.held.clear()
         failed: list[str] = []
 
@@ -307,7 +307,7 @@ async def test_what_an_anchor_overtook_does_not_pile_up(tmp_path, autojump_clock
             old, state = state, changed_state(state, step)
             head.publish(step, state, base=step - 1, old=old)
             await trio.sleep(1)
-        exchange = nodes[0].agent.exchange
+        exchange = nodes[0].agent.swarm.exchange
         assert len(exchange.spreads) > 10
         state = make_state(12)
         head.publish(12, state)
@@ -337,6 +337,6 @@ async def test_an_anchor_of_many_chunks_is_announced_in_pieces(tmp_path, autojum
             await rogue.say(Subscribe(anchor.mid, b""))
             await trio.sleep(1)
             haves = [m for m in rogue.heard if isinstance(m, Have)]
-            chunks = head.exchange.spreads[anchor.mid].manifest.seal.chunks
+            chunks = head.swarm.spreads[anchor.mid].manifest.seal.chunks
             assert len(haves) > 2 and sorted(c for m in haves for c in m.chunks) == list(range(chunks))
             nursery.cancel_scope.cancel()

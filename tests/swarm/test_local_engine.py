@@ -78,7 +78,7 @@ async def test_nobody_else_hears_of_it_and_it_pays_nothing(tmp_path, autojump_cl
         await trio.sleep(2)
         listed = {m.peer for n in (own, other) for r in n.heard if isinstance(r, Roster) for m in r.members}
         assert own.peer not in listed
-        assert own.peer not in bench.head.exchange.peers and other.peer in bench.head.exchange.peers
+        assert own.peer not in bench.head.swarm.exchange.peers and other.peer in bench.head.swarm.exchange.peers
         assert bench.head.status()["pool"]["usd_per_hour"] == 0
         assert len(await bench.batch(0, 60)) == 2
 

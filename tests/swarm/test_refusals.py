@@ -81,7 +81,7 @@ async def test_a_chunk_with_one_flipped_bit(tmp_path, autojump_clock, caplog) ->
         delta = head.publish(2, second, base=1, old=first)
         await head.until(lambda: bool(head.reports))
         assert flipped
-        assert liar.peer not in victim.agent.peering.links  # dropped by its neighbour
+        assert liar.peer not in victim.agent.swarm.links  # dropped by its neighbour
         assert liar.peer in head.links  # one node's word evicts nobody
         reporter, report = head.reports[0]
         assert (reporter, report.peer, report.version) == (victim.peer, liar.peer, Version(1, 2))
@@ -91,11 +91,11 @@ async def test_a_chunk_with_one_flipped_bit(tmp_path, autojump_clock, caplog) ->
         await head.until_installed(names, Version(1, 2))  # the chunk came from somewhere else
         assert all(n.agent.shadow.digest == second.digest() for n in nodes)
         assert victim.traffic(delta).from_head + victim.traffic(delta).from_peers == delta.size
-        assert liar.peer not in victim.agent.peering.links and victim.peer not in liar.agent.peering.links
+        assert liar.peer not in victim.agent.swarm.links and victim.peer not in liar.agent.swarm.links
         await tokens_flow(head, victim, Version(1, 2), "after")
         await next_version(head, nodes, 3, second)
         await trio.sleep(SHUN_S[0] + 10)
-        assert liar.peer in victim.agent.peering.links  # it may have been the line: another chance
+        assert liar.peer in victim.agent.swarm.links  # it may have been the line: another chance
 
 
 async def test_a_manifest_signed_by_another_key(tmp_path, autojump_clock, caplog) -> None:
@@ -113,7 +113,7 @@ async def test_a_manifest_signed_by_another_key(tmp_path, autojump_clock, caplog
         assert line in caplog.text
         await head.until(lambda: bool(head.reports))
         assert head.reports[0][1].peer == rogue.peer and head.reports[0][1].version == Version(1, 9)
-        assert mid not in nodes[0].agent.exchange.spreads
+        assert mid not in nodes[0].agent.swarm.spreads
         await tokens_flow(head, nodes[0], Version(1, 1), "meanwhile")
         await next_version(head, nodes, 2, first)
         await tokens_flow(head, nodes[0], Version(1, 2), "after")
@@ -138,7 +138,7 @@ async def test_a_manifest_of_an_older_epoch(tmp_path, autojump_clock, caplog) ->
         reason = "manifest of older epoch 1, the run is at epoch 2"
         assert f"refused: peer={rogue.peer} version=1.7 chunk=-: {reason}" in caplog.text
         assert (head.reports[0][1].peer, head.reports[0][1].reason) == (rogue.peer, reason)
-        assert mid not in nodes[0].agent.exchange.spreads
+        assert mid not in nodes[0].agent.swarm.spreads
         assert not rogue.closed  # a neighbour may not have heard of the new epoch yet
         await tokens_flow(head, nodes[0], Version(2, 1), "meanwhile")
         await next_version(head, nodes, 2, first)
@@ -215,7 +215,7 @@ async def test_an_oversized_frame(tmp_path, autojump_clock, caplog) -> None:
         assert f"refused: peer={rogue.peer} version=- chunk=-: {reason}" in caplog.text
         await head.until(lambda: bool(head.reports))
         assert (head.reports[0][1].peer, head.reports[0][1].reason) == (rogue.peer, reason)
-        assert rogue.peer not in nodes[0].agent.peering.links
+        assert rogue.peer not in nodes[0].agent.swarm.links
         await tokens_flow(head, nodes[0], Version(1, 1), "meanwhile")
         await next_version(head, nodes, 2, first)
         await tokens_flow(head, nodes[0], Version(1, 2), "after")
@@ -296,7 +296,7 @@ async def test_at_the_handshake(tmp_path, autojump_clock, caplog, case) -> None:
             _, answer = await greet(network, node.peer, make(swarm, network.peer_id))
         assert isinstance(answer, Rejection) and reason in answer.reason
         assert f"refused: peer={network.peer_id} version=- chunk=-: " in caplog.text and reason in caplog.text
-        assert network.peer_id not in node.agent.peering.links
+        assert network.peer_id not in node.agent.swarm.links
 
 
 async def test_a_hello_that_finds_a_defect_costs_one_channel(tmp_path, autojump_clock, caplog, monkeypatch) -> None:
@@ -345,7 +345,7 @@ async def test_a_message_that_finds_a_defect_costs_one_link(tmp_path, autojump_c
         assert f"refused: peer={rogue.peer} version=- chunk=-: its Parts cannot be handled" in caplog.text
         assert "Traceback" in caplog.text
         await head.until(lambda: bool(head.reports))
-        assert rogue.peer not in nodes[0].agent.peering.links
+        assert rogue.peer not in nodes[0].agent.swarm.links
         monkeypatch.undo()
         head.publish(1, make_state(1))
         await head.until_installed([n.peer for n in nodes], Version(1, 1))
@@ -356,12 +356,12 @@ async def test_an_arrival_that_finds_a_defect_costs_one_link(tmp_path, autojump_
     async with open_swarm(tmp_path) as swarm, trio.open_nursery() as nursery:
         head = await swarm.start_head()
         (node,) = await swarm.start_nodes(1)
-        original, head.exchange.add_peer = head.exchange.add_peer, Mock(side_effect=KeyError("x"))  # type: ignore[method-assign]
+        original, head.swarm.exchange.add_peer = head.swarm.exchange.add_peer, Mock(side_effect=KeyError("x"))  # type: ignore[method-assign]
         network = await swarm.peer(60)
         rogue = await Rogue(network, head.identity.peer_id).connect(nursery, membership(swarm, network.peer_id))
         assert "its arrival cannot be handled: KeyError" in await rogue.until_closed()
-        head.exchange.add_peer = original  # type: ignore[method-assign]
-        assert list(head.peering.links) == [node.peer]
+        head.swarm.exchange.add_peer = original  # type: ignore[method-assign]
+        assert list(head.swarm.links) == [node.peer]
         head.publish(1, make_state(1))
         await head.until_installed([node.peer], Version(1, 1))
         nursery.cancel_scope.cancel()
@@ -371,11 +371,11 @@ async def test_a_renewal_that_is_not_the_heads(tmp_path, autojump_clock) -> None
     async with open_swarm(tmp_path) as swarm, trio.open_nursery() as nursery:
         await swarm.start_head()
         (node,) = await swarm.start_nodes(1)
-        before = node.agent.peering.gate.membership
+        before = node.agent.swarm.peering.gate.membership
         rogue = await Rogue(await swarm.peer(60), node.peer).connect(nursery, membership(swarm, identity(60).peer_id))
         await rogue.say(Renewal(membership(swarm, node.peer, lifetime=1e9)))
         assert "Renewal from a peer that is not the head" in await rogue.until_closed()
-        assert node.agent.peering.gate.membership == before
+        assert node.agent.swarm.peering.gate.membership == before
         nursery.cancel_scope.cancel()
 
 
@@ -394,7 +394,7 @@ async def test_records_without_their_header_are_not_worth_a_signature_check_each
         assert checks.call_count == 1 and not rogue.closed
         await rogue.say(Parts(signer.mid, (signer.header_part, *records)))
         await trio.sleep(1)
-        assert len(node.agent.exchange.spreads[signer.mid].manifest.records) == 4
+        assert len(node.agent.swarm.spreads[signer.mid].manifest.records) == 4
         nursery.cancel_scope.cancel()
 
 
@@ -422,7 +422,7 @@ async def test_a_flood_of_requests_is_bounded(tmp_path, autojump_clock) -> None:
         anchor = head.publish(1, first)
         await head.until_installed([n.peer for n in nodes], Version(1, 1))
         rogue = await Rogue(await swarm.peer(60), nodes[0].peer).connect(nursery, membership(swarm, identity(60).peer_id))
-        chunks = head.exchange.spreads[anchor.mid].manifest.seal.chunks
+        chunks = head.swarm.spreads[anchor.mid].manifest.seal.chunks
         start = trio.current_time()
         for _ in range(300):
             await rogue.say(Want(anchor.mid, (0,)), Subscribe(anchor.mid, b""), GetParts(anchor.mid))
@@ -437,7 +437,7 @@ async def test_a_flood_of_requests_is_bounded(tmp_path, autojump_clock) -> None:
         assert 1 <= len(proofs) <= elapsed / 0.5 + 1
         assert len([m for m in rogue.heard if isinstance(m, Have)]) <= 2
         assert not rogue.closed
-        entry = nodes[0].agent.exchange.spreads[anchor.mid].session._peers[rogue.peer]
+        entry = nodes[0].agent.swarm.spreads[anchor.mid].session._peers[rogue.peer]
         assert len(entry.wanted) <= 32 and len(entry.has) <= chunks
         await rogue.say(Subscribe(anchor.mid, b"\xff" * 1000))
         assert "a bitmap of 1000 bytes" in await rogue.until_closed()
@@ -451,7 +451,7 @@ async def test_a_chunk_number_out_of_range(tmp_path, autojump_clock, caplog) -> 
         nodes = await swarm.start_nodes(1)
         anchor = head.publish(1, make_state(1))
         await head.until_installed([nodes[0].peer], Version(1, 1))
-        chunks = head.exchange.spreads[anchor.mid].manifest.seal.chunks
+        chunks = head.swarm.spreads[anchor.mid].manifest.seal.chunks
         rogue = await Rogue(await swarm.peer(60), nodes[0].peer).connect(nursery, membership(swarm, identity(60).peer_id))
         await rogue.say(Have(anchor.mid, (chunks,)))
         assert await rogue.until_closed()
@@ -484,9 +484,9 @@ async def test_a_peer_that_announces_and_never_sends(tmp_path, autojump_clock) -
         rogues = [await Rogue(network, n.peer).connect(nursery, membership(swarm, network.peer_id)) for n in nodes]
         swarm.switch.stall(nodes[0].peer, nodes[1].peer)  # no relays: what is not pushed to it must be pulled
         anchor = head.publish(1, make_state(1))
-        chunks = head.exchange.spreads[anchor.mid].manifest.seal.chunks
+        chunks = head.swarm.spreads[anchor.mid].manifest.seal.chunks
         for rogue in rogues:
-            await rogue.say(Parts(anchor.mid, tuple(head.exchange.spreads[anchor.mid].manifest.parts())))
+            await rogue.say(Parts(anchor.mid, tuple(head.swarm.spreads[anchor.mid].manifest.parts())))
             await rogue.say(Have(anchor.mid, tuple(range(chunks))))
         await head.until_installed([n.peer for n in nodes], Version(1, 1), 15)
         assert any(isinstance(m, Want) for rogue in rogues for m in rogue.heard)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from node.engine.fake import ScriptedCore, ScriptedSettings
 from node.serving.batcher import FLUSH_S, FLUSH_TOKENS
 from p2p.protocol.generation import Abort
-from tests.support.harness import NodeUnderTest, Swarm, make_state, open_swarm
+from tests.support.harness import NodeUnderTest, SwarmUnderTest, make_state, open_swarm
 
 STEP_S = 0.05
 """the harness's engine: twenty tokens a second of every sequence"""
 
 
-async def working(swarm: Swarm, names: list[str]) -> NodeUnderTest:
+async def working(swarm: SwarmUnderTest, names: list[str]) -> NodeUnderTest:
     """A node that is in the middle of these sequences."""
     await swarm.start_head()
     published = swarm.head.publish(0, make_state(1))
@@ -24,7 +24,7 @@ async def working(swarm: Swarm, names: list[str]) -> NodeUnderTest:
     return node
 
 
-def arrived(swarm: Swarm, name: str) -> list[int]:
+def arrived(swarm: SwarmUnderTest, name: str) -> list[int]:
     completion = swarm.head.completions.get(name)
     return completion.ids if completion is not None else []
 

@@ -176,7 +176,7 @@ async def agent(
     ticket = make_ticket(HEAD, RUN, (f"/memory/{HEAD.peer_id}",))
     async with bench.switch.network(who.peer_id) as network:
         settings = NodeSettings(
-            ticket=ticket, ticket_text=ticket.encode(), directory=directory / f"node-{number}", name=f"n{number}", capacity=4,
+            ticket=ticket, directory=directory / f"node-{number}", name=f"n{number}", capacity=4,
             store_limit=64 * MIB,
         )  # fmt: skip
 

@@ -38,7 +38,9 @@ class Clock:
 
 
 def gate(who: Identity, clock: Clock, membership: bytes = b"") -> Gate:
-    return Gate(who, run="run", head=HEAD.peer_id, wall=clock, membership=membership)
+    made = Gate(who, run="run", head=HEAD.peer_id, wall=clock)
+    made.membership = membership
+    return made
 
 
 def hello(membership: bytes, ticket: str = "") -> Hello:

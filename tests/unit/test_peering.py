@@ -7,19 +7,16 @@ import trio.testing
 
 from p2p.channel.memory import MemorySwitch
 from p2p.identity import Identity
-from p2p.membership.peering import Peering
+from p2p.membership.links import LinkOwner
+from p2p.membership.peering import Peering, PeerSettings
 from p2p.protocol.join import RosterEntry
 
 
 async def test_a_dial_that_outlives_its_roster_just_ends(monkeypatch) -> None:
-    async def ignore(*_: object) -> None: ...
-
     me, other, head = sorted((Identity.generate() for _ in range(3)), key=lambda identity: identity.peer_id)
     async with MemorySwitch().network(me.peer_id) as network, trio.open_nursery() as nursery:
-        peering = Peering(
-            network, me, run="r", head=head.peer_id, name="n", agent="a", wall=lambda: 0.0, on_up=ignore, on_down=ignore,
-            on_message=ignore, on_refusal=ignore,
-        )  # fmt: skip
+        settings = PeerSettings(run="r", head=head.peer_id, name="n")
+        peering = Peering(network, me, settings, LinkOwner(), wall=lambda: 0.0)
         dials = 0
 
         async def connect(*_: object) -> None:

@@ -147,7 +147,7 @@ async def open_swarm(
     identity = Identity.from_seed(b"head of the engine's bench".ljust(32, b"."))
     with Journal.open(folder / "journal.sqlite", RUN) as journal:
         async with open_libp2p_network(identity, ["/ip4/127.0.0.1/tcp/0"]) as network, trio.open_nursery() as nursery:
-            head = Head(config, RUN, folder, identity, network, journal)
+            head = Head(config=config, run=RUN, run_dir=folder, identity=identity, network=network, journal=journal)
             head.rollouts = Rollouts(
                 RolloutSettings(STEPS, count, 1, 0, Sampling(new, ()), count), journal, Numbered(),
                 RandomPrompts(length, model.vocabulary), model.vocabulary, epoch=head.epoch, send=head.send,

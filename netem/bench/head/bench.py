@@ -105,7 +105,7 @@ async def _run(bench: HeadBench, folder: Path, say: Callable[[str], None]) -> di
     origin, board = time.monotonic(), Board(folder / "board", create=True)
     with Journal.open(folder / "journal.sqlite", RUN) as journal:
         async with open_libp2p_network(identity, ["/ip4/127.0.0.1/tcp/0"]) as network, trio.open_nursery() as nursery:
-            head = Head(config, RUN, folder, identity, network, journal)
+            head = Head(config=config, run=RUN, run_dir=folder, identity=identity, network=network, journal=journal)
             settings = RolloutSettings(
                 bench.staleness, GROUPS, SAMPLES, bench.seed, Sampling(int(16 * bench.length), (STOP,)), 4,
             )  # fmt: skip

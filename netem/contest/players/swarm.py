@@ -21,22 +21,22 @@ import numpy as np
 import psutil
 import trio
 
+from netem.contest.players.events import Role
 from netem.contest.players.payload import payload_blocks
 from netem.contest.players.rogue import Conduct, RogueChannel
-from p2p.broadcast.exchange import Exchange
 from p2p.broadcast.peer_groups import MESH, PeerPlaces
-from p2p.broadcast.rosters import Rosters, places_of
+from p2p.broadcast.policies.registry import DEFAULT
 from p2p.channel.libp2p import open_libp2p_network
+from p2p.channel.port import Network
 from p2p.codec import decode_segment, warm
-from p2p.errors import ChannelClosed, Refusal, ShoalError
+from p2p.errors import Refusal, ShoalError
 from p2p.identity import Identity
 from p2p.layout import Layout, Segment
 from p2p.limits import KIB, MIB
 from p2p.membership.admission import make_ticket
 from p2p.membership.links import Link
-from p2p.membership.peering import JoinRefused, Peering
-from p2p.protocol.join import Grouping, Roster
 from p2p.protocol.versions import Catalog, CatalogEntry, Chunk, Report
+from p2p.swarm import ROSTERS_S, FollowerRole, SourceRole, Swarm, SwarmOwner
 from p2p.version import Version
 from p2p.weights.encode import chunk_bytes_for, encode_version
 from p2p.weights.manifest import CODEC, Header, Manifest, ManifestSigner
@@ -49,9 +49,6 @@ SEGMENT = MIB - 8 * KIB
 
 TENSOR_WORDS = 2 * MIB
 """Of two bytes each: tensors of 4 MiB, about what a small model's are."""
-
-ROSTERS_S = 0.5
-"""How often the source tells nodes of a large swarm whom to link with."""
 
 IN_MEMORY = 256 * MIB
 """A larger state is mapped from a file, as a node's shadow is; a smaller one is spared the page faults."""
@@ -71,44 +68,44 @@ def contest_layout(nbytes: int) -> Layout:
     return Layout.build(tensors)
 
 
-class ShoalPlayer:
-    """One host's part. `say(event)` writes one line."""
+class CountingSwarm(Swarm):
+    """Also counts which peer the payload came from."""
 
-    def __init__(self, config: dict[str, Any], network: Any) -> None:
-        self.name, self.source, self.hosts = config["name"], config["source"], config["hosts"]
-        self.is_source = config["role"] == "source"
-        self.late = {*config.get("late", [])} - {self.name}
-        options = config.get("options", {})
-        mesh: int = options.get("mesh", MESH)
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.whence: dict[bytes, Counter[str]] = {}
+        """manifest -> peer -> bytes of payload that came from it"""
+
+    async def on_message(self, link: Link, message: object) -> None:
+        if isinstance(message, Chunk):
+            self.whence.setdefault(message.mid, Counter())[link.peer] += len(message.data)
+        await super().on_message(link, message)
+
+
+class ShoalPlayer(SwarmOwner):
+    """One host's part."""
+
+    def __init__(self, role: Role, network: Network) -> None:
+        self.hosts, self.is_source, options = role.hosts, role.role == "source", role.options
+        self.late = {*role.late} - {role.name}
         self.chunk_bytes: int | None = options.get("chunk_bytes")
         self.segment_bytes: int = options.get("segment_bytes", SEGMENT)
-        me, self.head = key_of(self.name), key_of(self.source)
-        self.me = me
-        address = f"/ip4/{self.hosts[self.source]}/tcp/{PORT}/p2p/{self.head.peer_id}"
-        self.head_addresses = (address,)
-        ticket = make_ticket(self.head, RUN, self.head_addresses).encode()
-        self.store = ChunkStore(Path(config["directory"]) / "chunks")
-        self.peering = Peering(
-            network, me, run=RUN, head=self.head.peer_id, name=self.name, agent="contest", wall=time.time,
-            ticket="" if self.is_source else ticket, dialable=options.get("dialable", True), site=config.get("site", ""),
-            on_up=self._on_up, on_down=self._on_down, on_message=self._on_message, on_refusal=self._on_refusal,
+        self.head = key_of(role.source)
+        address = f"/ip4/{self.hosts[role.source]}/tcp/{PORT}/p2p/{self.head.peer_id}"
+        self.directory = Path(role.directory)
+        self.store = ChunkStore(self.directory / "chunks")
+        part = SourceRole(RUN, epoch=1, mesh=options.get("mesh", MESH)) if self.is_source else FollowerRole(
+            make_ticket(self.head, RUN, (address,)), dialable=options.get("dialable", True), site=role.site
         )  # fmt: skip
-        if self.is_source:
-            self.peering.gate.epoch = 1
-        self.exchange = Exchange(
-            me=me.peer_id, run=RUN, head=self.head.peer_id, head_key=self.head.public_key, store=self.store,
-            is_source=self.is_source, now=trio.current_time, wall=time.time, on_header=lambda manifest: True,
-            on_refusal=self._on_refusal, policy=options.get("policy", "shoal"),
-        )  # fmt: skip
-        self.directory = Path(config["directory"])
-        self.rosters = Rosters(self.exchange, self.peering.links, epoch=1, mesh=mesh) if self.is_source else None
+        policy = options.get("policy", DEFAULT)
+        self.swarm = CountingSwarm(network, key_of(role.name), self.store, part, self, name=role.name, policy=policy)
+        self.exchange = self.swarm.exchange
+        self.exchange.on_header = lambda manifest: True
         self.places: PeerPlaces | None = None
         self.placed_at = 0.0
         self.states: dict[int, FlatState] = {}
         self.mids: dict[int, bytes] = {}
         self.cpu: dict[int, float] = {}
-        self.whence: dict[bytes, Counter[str]] = {}
-        """manifest -> host -> bytes of payload that came from it"""
         self.reports: list[tuple[str, str]] = []
         """host that was refused something, and why: here, or (at the source) at a node that told it"""
         self.names = {key_of(name).peer_id: name for name in self.hosts}
@@ -121,30 +118,10 @@ class ShoalPlayer:
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             self.nursery = nursery
-            await nursery.start(self.exchange.run)
-            await nursery.start(self.peering.run)
+            await nursery.start(self.swarm.run)
             if not self.is_source:
-                nursery.start_soon(self._keep_head)
-                self.exchange.follow(True)
-            else:
-                nursery.start_soon(self._keep_rosters)
+                self.swarm.follow(True)
             nursery.start_soon(self._obey)
-
-    async def _keep_rosters(self) -> None:
-        """As a learner's head does."""
-        while True:
-            await trio.sleep(ROSTERS_S)
-            assert self.rosters is not None
-            self.rosters.flush()
-
-    async def _keep_head(self) -> None:
-        while True:
-            if self.head.peer_id not in self.peering.links:
-                try:
-                    await self.peering.connect(self.head.peer_id, self.head_addresses)
-                except (ChannelClosed, Refusal, JoinRefused) as error:
-                    log.info("no link to the source: %s", error)
-            await trio.sleep(0.1)
 
     async def _obey(self) -> None:
         self.say("ready")
@@ -162,7 +139,7 @@ class ShoalPlayer:
             case "links":
                 while not self._linked():
                     await trio.sleep(0.02)  # a contest's start, not its course
-                self.say("linked", links=len(self.peering.links))
+                self.say("linked", links=len(self.swarm.links))
             case "prepare":
                 self._prepare(command["round"], command["bytes"], command["seed"])
             case "expect":
@@ -183,18 +160,20 @@ class ShoalPlayer:
 
     def _linked(self) -> bool:
         """Whether the links are up that there are to be, but for those to the late: all, or a place's in the grid."""
+        if self.places is not self.swarm.places:
+            self.places, self.placed_at = self.swarm.places, trio.current_time()
         if self.places is None:
-            return len(self.peering.links) >= len(self.hosts) - 1 - len(self.late)
-        wanted = self.places.groups.keys() - {self.me.peer_id}
-        return wanted <= self.peering.links.keys() and trio.current_time() - self.placed_at > 2 * ROSTERS_S
+            return len(self.swarm.links) >= len(self.hosts) - 1 - len(self.late)
+        wanted = self.places.groups.keys() - {self.swarm.me}
+        return wanted <= self.swarm.links.keys() and trio.current_time() - self.placed_at > 2 * ROSTERS_S
 
     # --- one round ---------------------------------------------------------------------------------------------------
 
     def _begin(self, number: int) -> None:
         self.cpu[number] = sum(psutil.Process().cpu_times()[:2])
         for old in [n for n in self.mids if n < number]:
-            self.whence.pop(self.mids[old], None)
-            self.store.drop(self.exchange.forget(self.mids.pop(old)))
+            self.swarm.whence.pop(self.mids[old], None)
+            self.store.drop(self.swarm.forget(self.mids.pop(old)))
 
     def _state(self, number: int, layout: Layout) -> FlatState:
         """All zero; a file goes with the last view of it."""
@@ -222,21 +201,22 @@ class ShoalPlayer:
         chunk = self.chunk_bytes or chunk_bytes_for(state.layout.nbytes)
         now = int(time.time())
         header = Header(
-            RUN, Version(1, number), "delta", Version(1, number - 1), base.digest(), CODEC, self.segment_bytes, chunk, now,
-            now + 3600, state.layout,
+            run=RUN, version=Version(1, number), kind="delta", base=Version(1, number - 1), base_digest=base.digest(),
+            codec=CODEC, segment_bytes=self.segment_bytes, chunk_bytes=chunk, created=now, expires=now + 3600,
+            layout=state.layout,
         )  # fmt: skip
         signer = ManifestSigner(self.head, header)
         self.mids[number] = signer.mid
-        self.exchange.offer(signer.header_part, announce=True)
+        self.swarm.offer(signer.header_part, announce=True)
         size = 0
         encoded = encode_version(state, base, self.store, segment_bytes=self.segment_bytes, chunk_bytes=chunk)
         while (done := await trio.to_thread.run_sync(next, encoded, None)) is not None:
             for digest in done.digests:  # another thread wrote them past the store's own account
                 self.store.has(digest)
-            self.exchange.extend(signer.mid, signer.record(done.index, done.size, done.digests), announce=True)
+            self.swarm.extend(signer.mid, signer.record(done.index, done.size, done.digests), announce=True)
             size += done.size
         digests = state.tensor_digests()
-        self.exchange.extend(signer.mid, signer.seal(digests, state_digest(state.layout, digests)), announce=True)
+        self.swarm.extend(signer.mid, signer.seal(digests, state_digest(state.layout, digests)), announce=True)
         self.say("published", round=number, at=at, size=size, chunk_bytes=chunk, encoded=time.monotonic() - at)
 
     async def _receive(self, number: int, nbytes: int) -> None:
@@ -267,14 +247,14 @@ class ShoalPlayer:
 
     async def _wait_for(self, number: int) -> Manifest:
         while True:
-            for mid, spread in self.exchange.spreads.items():
+            for mid, spread in self.swarm.spreads.items():
                 if spread.manifest.version == Version(1, number):
                     self.mids[number] = mid
                     return spread.manifest
             await trio.sleep(0.005)
 
     def _traffic(self, number: int) -> dict[str, int]:
-        spread = self.exchange.spreads.get(self.mids.get(number, b""))
+        spread = self.swarm.spreads.get(self.mids.get(number, b""))
         if spread is None:
             return {"sent": 0, "received": 0, "duplicates": 0, "from_source": 0}
         t = spread.traffic
@@ -285,78 +265,58 @@ class ShoalPlayer:
 
     def _account(self, number: int) -> None:
         cpu = sum(psutil.Process().cpu_times()[:2]) - self.cpu.get(number, 0.0)
-        shuns = [name for peer, name in self.names.items() if self.peering.shuns(peer) and peer not in self.peering.links]
-        whence = dict(self.whence.get(self.mids.get(number, b""), Counter()))
+        shuns = [name for peer, name in self.names.items() if self.swarm.peering.shuns(peer) and peer not in self.swarm.links]
+        came = self.swarm.whence.get(self.mids.get(number, b""), Counter())
+        whence = {self.names.get(peer, peer): size for peer, size in came.items()}
         self.say("account", round=number, cpu_s=cpu, reports=self.reports, shuns=shuns, whence=whence, **self._traffic(number))
 
     # --- links -------------------------------------------------------------------------------------------------------
 
-    async def _on_up(self, link: Link) -> None:
-        self.exchange.add_peer(link.peer, link.post, RogueChannel(link.bulk, self.conduct))
-        self._send_roster()
-        if self.is_source and self.mids:  # a late host, or one that lost its link
-            number = max(self.mids)
-            manifest = self.exchange.spreads[self.mids[number]].manifest
-            header = manifest.header
-            size = manifest.seal.size if manifest.seal is not None else 0
-            entry = CatalogEntry(manifest.mid, "delta", header.version, header.base, header.base_digest, b"", size)
-            link.post(Catalog(Version(1, number - 1), (entry,)))
+    async def on_up(self, link: Link) -> None:
+        link.bulk = RogueChannel(link.bulk, self.conduct)
+
+    def catalog(self) -> Catalog | None:
+        """The latest round, for a late host or one that lost its link."""
+        if not self.mids:
+            return None
+        number = max(self.mids)
+        manifest = self.swarm.spreads[self.mids[number]].manifest
+        header = manifest.header
+        size = manifest.seal.size if manifest.seal is not None else 0
+        entry = CatalogEntry(manifest.mid, "delta", header.version, header.base, header.base_digest, b"", size)
+        return Catalog(Version(1, number - 1), (entry,))
 
     async def _catch_up(self, entry: CatalogEntry) -> None:
         """Take part in a manifest that was announced before this host was there."""
-        if entry.mid not in self.exchange.spreads:
+        if entry.mid not in self.swarm.spreads:
             self.exchange.ask_manifest(entry.mid, self.head.peer_id)
             await self.exchange.manifest(entry.mid)
             self.exchange.take(entry.mid, catching=entry.size > 0)
 
-    async def _on_down(self, link: Link, reason: str) -> None:
+    async def on_down(self, link: Link, reason: str) -> None:
         log.info("link to %s is down: %s", link.name, reason)
-        entry = self.exchange.peers.get(link.peer)
-        if entry is not None and isinstance(entry.bulk, RogueChannel) and entry.bulk.inner is link.bulk:
-            self.exchange.remove_peer(link.peer)
-            self._send_roster()
 
-    def _send_roster(self) -> None:
-        if self.rosters is not None:
-            self.rosters.changed()
-
-    async def _on_refusal(self, peer: str, refusal: Refusal) -> None:
+    def on_refusal(self, peer: str, refusal: Refusal) -> None:
         self.reports.append((self.names.get(peer, peer), refusal.reason))
-        head = self.peering.links.get(self.head.peer_id)
-        if head is not None:
-            head.post(Report(peer, refusal.version or Version(0, 0), refusal.chunk or 0, refusal.reason[:500]))
-        if refusal.fatal and peer != self.head.peer_id:
-            await self.peering.expel(peer, str(refusal))
 
-    async def _on_message(self, link: Link, message: object) -> None:
-        if isinstance(message, Chunk):
-            self.whence.setdefault(message.mid, Counter())[self.names.get(link.peer, link.peer)] += len(message.data)
-        if await self.exchange.handle(link.peer, message):
-            return
+    async def on_message(self, link: Link, message: object) -> None:
         match message:
-            case Roster():
-                self.peering.keep_connected(message.members)
-            case Grouping():
-                self.places, self.placed_at = places_of(message), trio.current_time()
-                self.exchange.arrange(self.places)
-                self.peering.shed(message.apart)
             case Catalog():
                 assert self.nursery is not None
                 for entry in message.entries:
                     self.nursery.start_soon(self._catch_up, entry)
             case Report():
-                self.reports.append((self.names.get(message.peer, message.peer), message.reason))
+                self.on_refusal(message.peer, Refusal(message.reason))
 
 
-async def play(config: dict[str, Any]) -> None:
-    congestion = config.get("options", {}).get("congestion", "")
-    listen = [f"/ip4/{config['hosts'][config['name']]}/tcp/{PORT}"]
-    async with open_libp2p_network(key_of(config["name"]), listen, congestion=congestion) as network:
-        await ShoalPlayer(config, network).run()
+async def play(role: Role) -> None:
+    listen = [f"/ip4/{role.address}/tcp/{PORT}"]
+    async with open_libp2p_network(key_of(role.name), listen, congestion=role.options.get("congestion", "")) as network:
+        await ShoalPlayer(role, network).run()
 
 
 if __name__ == "__main__":
     level = os.environ.get("SHOAL_LOG", "WARNING").upper()
     logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s.%(msecs)03d %(name)s %(message)s", datefmt="%M:%S")
     warm()
-    trio.run(play, json.loads(sys.argv[1]))
+    trio.run(play, Role.parse(sys.argv[1]))

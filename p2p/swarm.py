@@ -1,0 +1,311 @@
+"""One peer's part in the swarm: its links, the versions that travel over them and, at the source, who is told of whom.
+
+Peering, exchange and rosters are wired here, once for all who take part: the learner's head, a node, a contest's player, a test.
+What is neither of the versions family nor about whom to link with goes to the owner. Must not know rollouts, engines or prices,
+nor what a version is for.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import trio
+
+from p2p.broadcast.exchange import Exchange
+from p2p.broadcast.peer_groups import MESH, PeerPlaces
+from p2p.broadcast.policies.registry import DEFAULT
+from p2p.broadcast.rosters import Rosters, places_of
+from p2p.broadcast.transfer import Transfer
+from p2p.channel.port import Network
+from p2p.errors import ChannelClosed, Refusal, UsageError
+from p2p.identity import Identity
+from p2p.membership.admission import Ticket
+from p2p.membership.links import MAX_REASON, Link, LinkOwner
+from p2p.membership.peering import JoinRefused, Peering, PeerSettings, redial_s
+from p2p.protocol.join import Grouping, Roster
+from p2p.protocol.versions import Catalog, GetCatalog, GetParts, Report
+from p2p.version import Version
+from p2p.weights.store import ChunkStore
+
+log = logging.getLogger("shoal.swarm")
+
+ROSTERS_S = 0.5
+"""Seconds between two rounds of rosters in a large swarm: a thousand nodes that come one by one must not cost a message to
+each of the others each time, and a new node waits half a second at most to hear of its neighbours."""
+
+STEADY_S = 10.0
+"""Seconds that a link to the head must have lived for the next one to be dialled at once. One that breaks sooner is made again
+only after a pause: it may break each time."""
+
+LOOK_S = 0.2
+"""Seconds between two looks whether the link to the head is still there: as long as the first pause after a failed dial."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRole:
+    """The head of `run`: it admits peers, signs versions and has no tickets of its own."""
+
+    run: str
+    epoch: int
+    mesh: int = MESH
+    """nodes up to which everybody is told of everybody, as in `Grid`"""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerRole:
+    """A node: it joins with `ticket` and stays connected to the head that signed it."""
+
+    ticket: Ticket
+    dialable: bool = True
+    """whether others can open connections to it"""
+    site: str = ""
+    """nodes of one site share a fast LAN; empty for none"""
+
+
+class SwarmOwner:
+    """What only the owner of a swarm knows. All of it is called in the task of the link concerned."""
+
+    async def on_up(self, link: Link) -> None:
+        """`link` is up; its peer takes part in the broadcast once this returns. When `link` replaces an older one to that
+        peer, the older one's `on_down` may not come."""
+
+    async def on_down(self, link: Link, reason: str) -> None:
+        """`link` is closed and no other has taken its place; its peer is out of the broadcast."""
+
+    async def on_message(self, link: Link, message: object) -> None:
+        """A message that is the owner's; a follower hears the head alone. A Refusal that this raises is handled as any other:
+        `on_refusal` hears it, and a fatal one costs the link."""
+
+    def on_refusal(self, peer: str, refusal: Refusal) -> None:
+        """Something that `peer` sent is not accepted. A follower tells the head, too; a fatal refusal costs the link."""
+
+    def catalog(self) -> Catalog | None:
+        """The source's: what a joiner may fetch, None before there is anything. Each peer gets it that comes or asks."""
+        return None
+
+
+class Swarm(LinkOwner):
+    """One peer. Others see it under `name`; `policy` names the broadcast's policy.
+
+    `now` counts seconds for timers, `wall` reads the Unix time for what is signed. The store's chunks are the caller's to drop.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        identity: Identity,
+        store: ChunkStore,
+        role: SourceRole | FollowerRole,
+        owner: SwarmOwner,
+        *,
+        name: str,
+        policy: str = DEFAULT,
+        now: Callable[[], float] = trio.current_time,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        if isinstance(role, SourceRole):
+            settings = PeerSettings(run=role.run, head=identity.peer_id, name=name)
+        else:
+            settings = PeerSettings(
+                run=role.ticket.run, head=role.ticket.head, name=name, ticket=role.ticket.encode(), dialable=role.dialable,
+                site=role.site,
+            )  # fmt: skip
+        self._role, self._owner = role, owner
+        self.me, self.head, self.store = identity.peer_id, settings.head, store
+        self.peering = Peering(network, identity, settings, self, wall=wall)
+        self.links: Mapping[str, Link] = self.peering.links
+        """live links by peer, from the end of the handshake on"""
+        self._new_exchange = partial(
+            Exchange, me=self.me, run=settings.run, head=self.head, head_key=self.peering.gate.head_key, store=store,
+            is_source=isinstance(role, SourceRole), now=now, wall=wall, on_refusal=self.on_refusal, policy=policy,
+        )  # fmt: skip
+        self.exchange = self._new_exchange()
+        self.spreads: Mapping[bytes, Transfer] = self.exchange.spreads
+        """the manifests that are spread here, by id; their traffic does not count who is kept apart"""
+        self._apart: dict[str, Exchange] = {}
+        """the exchanges of those who are kept apart, by peer"""
+        self.rosters: Rosters | None = None
+        """the source's"""
+        if isinstance(role, SourceRole):
+            self.peering.gate.epoch = role.epoch
+            self.rosters = Rosters(self.exchange, self.links, epoch=role.epoch, mesh=role.mesh)
+        self.places: PeerPlaces | None = None
+        """where the head placed this follower; None while all peers are one group"""
+        self._up: dict[str, Link] = {}
+        """the links that the owner was told of, by peer"""
+
+    async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        """Take part, for ever; owns every task of the swarm. A follower dials the head, again and again: UsageError when the
+        head refuses it for good."""
+        async with trio.open_nursery() as nursery:
+            for exchange in self._exchanges:
+                await nursery.start(exchange.run)
+            await nursery.start(self.peering.run)
+            nursery.start_soon(self._keep_rosters if self.rosters is not None else self._keep_head)
+            task_status.started()
+
+    # --- links -------------------------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """The newest epoch of the run that this peer knows of."""
+        return self.peering.gate.epoch
+
+    def send(self, peer: str, message: object) -> None:
+        """Queue `message` for `peer` without waiting; nothing happens when it is not here."""
+        if peer in self.links:
+            self.links[peer].post(message)
+
+    async def leave(self, reason: str) -> None:
+        """Close every link."""
+        for peer in list(self.links):
+            await self.peering.close(peer, reason)
+
+    async def _keep_head(self) -> None:
+        """Stay connected to the head, through restarts of either side."""
+        assert isinstance(self._role, FollowerRole)
+        ticket, attempt = self._role.ticket, 0
+        while True:
+            try:
+                await self.peering.connect(self.head, ticket.addresses)
+                log.info("joined run %s at epoch %d as %s", ticket.run, self.epoch, self.me)
+                up_since = trio.current_time()
+                while self.head in self.links:  # noqa: ASYNC110
+                    await trio.sleep(LOOK_S)
+                if trio.current_time() - up_since > STEADY_S:
+                    attempt = 0
+                    continue
+            except JoinRefused as refused:
+                if not refused.retryable:
+                    raise UsageError(f"the learner refused this node: {refused.reason}") from None
+                log.warning("%s; trying again", refused)
+            except (ChannelClosed, Refusal) as error:
+                log.log(logging.WARNING if attempt == 0 else logging.INFO, "cannot reach the learner: %s; trying again", error)
+            await trio.sleep(redial_s(attempt))
+            attempt += 1
+
+    async def _keep_rosters(self) -> None:
+        assert self.rosters is not None
+        while True:
+            await trio.sleep(ROSTERS_S)
+            self.rosters.flush()
+
+    # --- versions ----------------------------------------------------------------------------------------------------
+
+    def keep_apart(self, peer: str) -> None:
+        """The source's, before `run`: `peer` gets every version in an exchange of its own, and nobody hears of it.
+
+        For a node on the source's own machine. Among the others it would be handed chunks to distribute over the very uplink
+        that it shares with the source, and its loopback would be taken for that uplink's rate.
+        """
+        assert self.rosters is not None
+        self._apart[peer] = self._new_exchange()
+        self.rosters.apart.add(peer)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Payload of all chunks that left here, but for those kept apart."""
+        return self.exchange.sent_bytes
+
+    def offer(self, header_part: bytes, *, announce: bool) -> None:
+        """As `Exchange.offer`, to everybody."""
+        for exchange in self._exchanges:
+            exchange.offer(header_part, announce=announce)
+
+    def extend(self, mid: bytes, part: bytes, *, announce: bool) -> None:
+        """As `Exchange.extend`, to everybody."""
+        for exchange in self._exchanges:
+            exchange.extend(mid, part, announce=announce)
+
+    def forget(self, mid: bytes) -> list[bytes]:
+        """Drop a manifest; returns the digests of its chunks, for the store to drop."""
+        for exchange in self._apart.values():
+            exchange.forget(mid)
+        return self.exchange.forget(mid)
+
+    def follow(self, on: bool) -> None:
+        """Ask every neighbour, now and later ones, to push new deltas as they are made; or no more."""
+        self.exchange.follow(on)
+
+    def send_catalog(self, link: Link) -> None:
+        """The source's: tell the peer of `link` what it may fetch."""
+        catalog = self._owner.catalog()
+        if catalog is not None:
+            link.post(catalog)
+
+    @property
+    def _exchanges(self) -> list[Exchange]:
+        return [self.exchange, *self._apart.values()]
+
+    def _arrange(self, places: PeerPlaces | None) -> None:
+        self.places = places
+        self.exchange.arrange(places)
+
+    # --- what links say (LinkOwner) ----------------------------------------------------------------------------------
+
+    async def on_up(self, link: Link) -> None:
+        self._up[link.peer] = link
+        if link.peer == self.head:
+            self._arrange(None)  # it may be another head, and says anew which groups there are
+        await self._owner.on_up(link)
+        if self._up.get(link.peer) is not link:
+            return  # a newer link has taken its place meanwhile
+        self._exchange_of(link.peer).add_peer(link.peer, link.post, link.bulk)
+        if self.rosters is not None:
+            self.send_catalog(link)
+            self.rosters.changed()
+
+    async def on_down(self, link: Link, reason: str) -> None:
+        if self._up.get(link.peer) is not link:
+            return  # a newer link has taken its place
+        del self._up[link.peer]
+        self._exchange_of(link.peer).remove_peer(link.peer)
+        await self._owner.on_down(link, reason)
+        if self.rosters is not None:
+            self.rosters.changed()
+
+    async def on_message(self, link: Link, message: object) -> None:
+        if self._up.get(link.peer) is not link:
+            return  # a newer link has taken its place
+        if self.rosters is not None and self._asks_catalog(message):
+            self.send_catalog(link)
+        elif not await self._exchange_of(link.peer).handle(link.peer, message):
+            try:
+                await (self._owner.on_message(link, message) if self.rosters is not None else self._follow(link, message))
+            except Refusal as refusal:
+                log.warning("%s", refusal.at(peer=link.peer))
+                await self.on_refusal(link.peer, refusal)
+
+    async def on_refusal(self, peer: str, refusal: Refusal) -> None:
+        self._owner.on_refusal(peer, refusal)
+        if self.rosters is None:
+            self.send(self.head, Report(peer, refusal.version or Version(0, 0), refusal.chunk or 0, refusal.reason[:MAX_REASON]))
+        if refusal.fatal and self.rosters is not None:
+            await self.peering.close(peer, str(refusal))
+        elif refusal.fatal and peer != self.head:
+            # The head is never dropped for one bad manifest: what it sent is not accepted, and there is no other head.
+            await self.peering.expel(peer, str(refusal))
+
+    def _exchange_of(self, peer: str) -> Exchange:
+        return self._apart.get(peer, self.exchange)
+
+    def _asks_catalog(self, message: object) -> bool:
+        """Who asks for a manifest that is not here any more needs to know what is."""
+        return isinstance(message, GetCatalog) or (isinstance(message, GetParts) and message.mid not in self.spreads)
+
+    async def _follow(self, link: Link, message: object) -> None:
+        if link.peer != self.head:
+            raise Refusal(f"{type(message).__name__} from a peer that is not the head", fatal=True)
+        match message:
+            case Roster():
+                self.peering.keep_connected(message.members)
+            case Grouping():
+                self._arrange(places_of(message))
+                self.peering.shed(message.apart)
+            case _:
+                await self._owner.on_message(link, message)
