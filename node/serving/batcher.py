@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from p2p.protocol.generation import TokenRun, Tokens, pack_ids
+from p2p.protocol.generation import Tokens
 from p2p.protocol.rollout import TokenEvent
-from p2p.version import Version
 
 FLUSH_S = 0.25
 """The longest that a token waits for company."""
@@ -27,23 +26,26 @@ TOKENS_PER_MESSAGE = 20_000
 
 
 @dataclass(slots=True)
-class _WaitingRun:
-    """Tokens of one sequence in a row, under one version. `before`: of that sequence, in earlier runs that wait too."""
+class _Run:
+    """Events of one sequence that follow each other under one version."""
 
-    request_id: str
-    start: int
-    ids: list[int]
-    logprobs: list[np.ndarray]
-    version: Version
-    finish: str
-    message: str
-    before: int
+    events: list[TokenEvent]
+    stop: int
+    """completion position after the last token"""
+    waiting: int
+    """tokens of the sequence that wait, in earlier runs and in this one"""
 
-    def wire(self) -> TokenRun:
+    def goes_on_with(self, event: TokenEvent) -> bool:
+        last = self.events[-1]
+        return last.version == event.version and not last.finish and self.stop == event.start
+
+    def joined(self) -> TokenEvent:
+        """All of them as one."""
+        first, last = self.events[0], self.events[-1]
         # Float32 rounding can leave a sure token's log probability a hair above 0, which is no log probability.
-        logprobs = np.minimum(np.concatenate(self.logprobs), 0.0, dtype="<f4")
-        ids = pack_ids(tuple(self.ids))
-        return TokenRun(self.request_id, self.start, ids, logprobs.tobytes(), self.version, self.finish, self.message)
+        logprobs = np.minimum(np.frombuffer(b"".join([e.packed_logprobs for e in self.events]), "<f4"), 0.0, dtype="<f4")
+        ids = b"".join([e.packed_ids for e in self.events])
+        return TokenEvent(first.request_id, first.start, ids, logprobs.tobytes(), first.version, last.finish, last.message)
 
 
 class TokenBatcher:
@@ -55,8 +57,8 @@ class TokenBatcher:
 
     def __init__(self, flush_s: float = FLUSH_S, flush_tokens: int = FLUSH_TOKENS) -> None:
         self._flush_s, self._flush_tokens = flush_s, flush_tokens
-        self._runs: list[_WaitingRun] = []
-        self._last: dict[str, _WaitingRun] = {}
+        self._runs: list[_Run] = []
+        self._last: dict[str, _Run] = {}
         """request id -> its newest run"""
         self.due = math.inf
 
@@ -65,29 +67,24 @@ class TokenBatcher:
         if not self._runs:
             self.due = now + self._flush_s
         run = self._last.get(event.request_id)
-        if run is not None and run.version == event.version and not run.finish and run.start + len(run.ids) == event.start:
-            run.ids.extend(event.ids)
-            run.logprobs.append(event.logprobs)
-            run.finish, run.message = event.finish, event.message
+        if run is not None and run.goes_on_with(event):
+            run.events.append(event)
         else:
-            before = run.before + len(run.ids) if run is not None else 0
-            run = _WaitingRun(
-                event.request_id, event.start, list(event.ids), [event.logprobs], event.version, event.finish, event.message,
-                before,
-            )  # fmt: skip
+            run = self._last[event.request_id] = _Run([event], event.start, run.waiting if run is not None else 0)
             self._runs.append(run)
-            self._last[event.request_id] = run
-        if run.finish or run.before + len(run.ids) >= self._flush_tokens:
+        run.stop += event.count
+        run.waiting += event.count
+        if event.finish or run.waiting >= self._flush_tokens:
             self.due = min(self.due, now)
 
     def take(self) -> list[Tokens]:
         """Everything, to be sent in this order; nothing is left."""
         out: list[Tokens] = []
-        runs: list[TokenRun] = []
+        runs: list[TokenEvent] = []
         size = 0
         for run in self._runs:
-            runs.append(run.wire())
-            size += len(run.ids)
+            runs.append(run.joined())
+            size += runs[-1].count
             if size >= TOKENS_PER_MESSAGE:
                 out.append(Tokens(tuple(runs)))
                 runs, size = [], 0
@@ -98,7 +95,7 @@ class TokenBatcher:
 
     def drop(self, request_ids: Collection[str]) -> None:
         """Nobody wants what these made any more."""
-        self._runs = [run for run in self._runs if run.request_id not in request_ids]
+        self._runs = [run for run in self._runs if run.events[0].request_id not in request_ids]
         for request_id in request_ids:
             self._last.pop(request_id, None)
         if not self._runs:

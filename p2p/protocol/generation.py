@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from p2p.protocol.rollout import FINISH_REASONS, Generate, TokenEvent
+from p2p.protocol.rollout import Generate, TokenEvent
 from p2p.protocol.wire import Blob, Count, Message, Real, Record, Row, Text
 from p2p.version import Version
 
@@ -63,42 +63,10 @@ class Interrupt(Message, frozen=True, tag="interrupt"):
     request_ids: Row[Text]
 
 
-class TokenRun(Record, frozen=True):
-    """`TokenEvent` on the wire: ids as uint32, logprobs as float32, little-endian."""
-
-    request_id: Text
-    start: Count
-    ids: Blob
-    logprobs: Blob
-    version: Version
-    finish: Text
-    message: Text
-    start_version: Version | None = None
-    end_version: Version | None = None
-
-    @classmethod
-    def of(cls, e: TokenEvent) -> TokenRun:
-        logprobs = np.asarray(e.logprobs, dtype="<f4").tobytes()
-        return cls(
-            e.request_id, e.start, pack_ids(e.ids), logprobs, e.version, e.finish, e.message, e.start_version, e.end_version
-        )
-
-    def event(self) -> TokenEvent:
-        """ValueError when lengths do not match or the finish reason is unknown."""
-        ids = unpack_ids(self.ids)
-        if len(self.logprobs) != 4 * len(ids):
-            raise ValueError(f"{len(ids)} tokens with {len(self.logprobs)} bytes of logprobs")
-        if self.finish not in FINISH_REASONS:
-            raise ValueError(f"unknown finish reason {self.finish[:20]!r}")
-        logprobs = np.frombuffer(self.logprobs, dtype="<f4")
-        return TokenEvent(
-            self.request_id, self.start, ids, logprobs, self.version, self.finish, self.message, self.start_version,
-            self.end_version,
-        )  # fmt: skip
-
-
 class Tokens(Message, frozen=True, tag="tokens"):
-    runs: Row[TokenRun]
+    """Node to head: what it made since it last said so."""
+
+    runs: Row[TokenEvent]
 
 
 class Rejected(Message, frozen=True, tag="rejected"):

@@ -15,10 +15,10 @@ from p2p.errors import Refusal
 from p2p.identity import Identity
 from p2p.limits import MAX_FRAME
 from p2p.protocol import generation
-from p2p.protocol.generation import GenerateRequest, TokenRun
+from p2p.protocol.generation import GenerateRequest
 from p2p.protocol.join import Hello, Roster, RosterEntry, make_roster
 from p2p.protocol.messages import decode
-from p2p.protocol.rollout import Generate
+from p2p.protocol.rollout import Completion, Generate, TokenEvent
 from p2p.protocol.versions import Chunk, Have, Installed, Parts
 from p2p.protocol.wire import MAX_ITEMS, MAX_TEXT, encode
 from p2p.version import Version
@@ -214,14 +214,14 @@ def test_a_roster_fits_a_frame_whatever_its_members_say_of_themselves(count, add
 def test_requests_and_tokens_carry_what_they_were_made_of() -> None:
     asked = Generate("r", (1, 2**32 - 1), 5, (3,), 9, Version(1, 2), 0.7, 0.9, (4, 5), Version(1, 3))
     assert decode(_wrapped(asked)) == _unwrapped(asked)
-    run = TokenRun("r", 0, b"\1\0\0\0", b"\0\0\0\0", Version(1, 1), "", "")
-    assert run.event().ids == (1,)
-    for bad in (
-        msgspec.structs.replace(run, ids=b"\1\0\0"), msgspec.structs.replace(run, logprobs=b""),
-        msgspec.structs.replace(run, finish="because"),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=r"token|finish"):
-            bad.event()
+    run = TokenEvent("r", 0, b"\1\0\0\0", b"\0\0\0\0", Version(1, 1), "", "")
+    assert run.ids == (1,)
+    assert run.whole and TokenEvent.of("r", 0, (1,), [0.0], Version(1, 1)) == run
+    for name, half in (("packed_ids", b"\1\0\0"), ("packed_logprobs", b""), ("packed_ids", b"\1\0\0\0\2\0\0\0")):
+        bad = msgspec.structs.replace(run, **{name: half})
+        assert not bad.whole and decode(encode(generation.Tokens((bad,)))).runs == (bad,)  # the head says whose it is
+        with pytest.raises(ValueError, match="bytes of token ids with"):
+            Completion().add(bad)
 
 
 def _wrapped(asked: Generate) -> bytes:
