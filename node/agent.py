@@ -30,7 +30,7 @@ from p2p.membership.admission import Ticket
 from p2p.membership.peering import REDIAL_S, JoinRefused, Link, Peering
 from p2p.protocol.generation import Abort, Assign, Interrupt, NodeStatus
 from p2p.protocol.join import Bye, Grouping, Roster
-from p2p.protocol.prices import STATES, Activate, Terms
+from p2p.protocol.prices import Activate, Terms
 from p2p.protocol.versions import Catalog, Installed, Report
 from p2p.version import Version
 from p2p.weights.store import ChunkStore
@@ -255,9 +255,6 @@ class Agent:
 
     def _activate(self, asked: Activate) -> None:
         """What is under way here comes back by the head's own `Interrupt`: only what is new depends on this."""
-        if asked.state not in STATES:
-            log.warning("the head says %r, which is none of %s", asked.state, ", ".join(STATES))
-            return
         if asked.why:
             log.info("%s from here on: %s", asked.state, asked.why)
         if asked.state == "asleep":

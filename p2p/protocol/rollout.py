@@ -1,6 +1,6 @@
 """Generation requests and the tokens that answer them: the values that head, agent and engine share.
 
-Must not know how they travel, nor what a reward is.
+Must not know when or to whom they travel, nor what a reward is.
 """
 
 from __future__ import annotations
@@ -50,6 +50,18 @@ class Generate:
     exact_version: Version | None = None
 
 
+def pack_ids(ids: Sequence[int]) -> bytes:
+    """Token ids as little-endian uint32. struct.error for one that is not in [0, 2**32)."""
+    return struct.pack(f"<{len(ids)}I", *ids)
+
+
+def unpack_ids(data: bytes) -> tuple[int, ...]:
+    """Inverse of `pack_ids`. ValueError on half an id."""
+    if len(data) % 4:
+        raise ValueError("token ids are not whole uint32 values")
+    return struct.unpack(f"<{len(data) // 4}I", data)
+
+
 class TokenEvent(Record, frozen=True):
     """Tokens newly made for one sequence, all under one version: the same value in the engine, on the wire and at the head.
 
@@ -75,8 +87,7 @@ class TokenEvent(Record, frozen=True):
         finish: str = "", message: str = "",
     ) -> TokenEvent:  # fmt: skip
         """From values that are not packed yet. struct.error for an id that is not in [0, 2**32)."""
-        packed = np.asarray(logprobs, "<f4").tobytes()
-        return cls(request_id, start, struct.pack(f"<{len(ids)}I", *ids), packed, version, finish, message)
+        return cls(request_id, start, pack_ids(ids), np.asarray(logprobs, "<f4").tobytes(), version, finish, message)
 
     @property
     def whole(self) -> bool:
@@ -90,7 +101,7 @@ class TokenEvent(Record, frozen=True):
 
     @property
     def ids(self) -> tuple[int, ...]:
-        return struct.unpack(f"<{self.count}I", self.packed_ids)
+        return unpack_ids(self.packed_ids)
 
     @property
     def logprobs(self) -> np.ndarray:

@@ -9,8 +9,8 @@ import trio
 
 from learner.rewards.scoring import Scorer
 from learner.tasks.port import Prompt, Score
-from p2p.protocol.generation import GenerateRequest, Interrupt, Tokens, unpack_ids
-from p2p.protocol.rollout import TokenEvent
+from p2p.protocol.generation import GenerateRequest, Interrupt, Tokens
+from p2p.protocol.rollout import TokenEvent, unpack_ids
 from tests.swarm.test_head import Node, check_books, good, open_head
 
 

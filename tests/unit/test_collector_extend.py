@@ -11,8 +11,7 @@ import pytest
 from learner.rollouts.collector import Collector
 from learner.rollouts.group import MIN_LOGPROB
 from learner.rollouts.outcomes import Accepted, Requeued, Sampling
-from p2p.protocol.generation import pack_ids
-from p2p.protocol.rollout import TokenEvent
+from p2p.protocol.rollout import TokenEvent, pack_ids
 from p2p.version import Version
 
 V5, V6, V7 = Version(1, 5), Version(1, 6), Version(1, 7)
