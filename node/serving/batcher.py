@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
+from msgspec.structs import replace
 
 from p2p.protocol.generation import Tokens
 from p2p.protocol.rollout import TokenEvent
@@ -25,29 +26,6 @@ TOKENS_PER_MESSAGE = 20_000
 """Tokens in one message: about 160 KiB, far below a frame."""
 
 
-@dataclass(slots=True)
-class _Run:
-    """Events of one sequence that follow each other under one version."""
-
-    events: list[TokenEvent]
-    stop: int
-    """completion position after the last token"""
-    waiting: int
-    """tokens of the sequence that wait, in earlier runs and in this one"""
-
-    def goes_on_with(self, event: TokenEvent) -> bool:
-        last = self.events[-1]
-        return last.version == event.version and not last.finish and self.stop == event.start
-
-    def joined(self) -> TokenEvent:
-        """All of them as one."""
-        first, last = self.events[0], self.events[-1]
-        # Float32 rounding can leave a sure token's log probability a hair above 0, which is no log probability.
-        logprobs = np.minimum(np.frombuffer(b"".join([e.packed_logprobs for e in self.events]), "<f4"), 0.0, dtype="<f4")
-        ids = b"".join([e.packed_ids for e in self.events])
-        return TokenEvent(first.request_id, first.start, ids, logprobs.tobytes(), first.version, last.finish, last.message)
-
-
 class TokenBatcher:
     """What was made and not sent, of all sequences of a node.
 
@@ -57,49 +35,42 @@ class TokenBatcher:
 
     def __init__(self, flush_s: float = FLUSH_S, flush_tokens: int = FLUSH_TOKENS) -> None:
         self._flush_s, self._flush_tokens = flush_s, flush_tokens
-        self._runs: list[_Run] = []
-        self._last: dict[str, _Run] = {}
-        """request id -> its newest run"""
+        self._runs: dict[str, list[TokenEvent]] = {}
+        """request id -> what waits, joined where it follows on under one version"""
         self.due = math.inf
 
     def add(self, event: TokenEvent, now: float) -> None:
         """Take one event, of whatever sequence. Those of one sequence come in order."""
         if not self._runs:
             self.due = now + self._flush_s
-        run = self._last.get(event.request_id)
-        if run is not None and run.goes_on_with(event):
-            run.events.append(event)
+        runs = self._runs.setdefault(event.request_id, [])
+        if runs and runs[-1].goes_on_with(event):
+            runs[-1] = runs[-1].joined(event)
         else:
-            run = self._last[event.request_id] = _Run([event], event.start, run.waiting if run is not None else 0)
-            self._runs.append(run)
-        run.stop += event.count
-        run.waiting += event.count
-        if event.finish or run.waiting >= self._flush_tokens:
+            runs.append(event)
+        if event.finish or sum(run.count for run in runs) >= self._flush_tokens:
             self.due = min(self.due, now)
 
     def take(self) -> list[Tokens]:
-        """Everything, to be sent in this order; nothing is left."""
+        """Everything, each sequence in its order; nothing is left."""
         out: list[Tokens] = []
-        runs: list[TokenEvent] = []
+        message: list[TokenEvent] = []
         size = 0
-        for run in self._runs:
-            runs.append(run.joined())
-            size += runs[-1].count
+        for run in chain.from_iterable(self._runs.values()):
+            # Float32 rounding can leave a sure token's log probability a hair above 0, which is no log probability.
+            message.append(replace(run, packed_logprobs=np.minimum(run.logprobs, 0.0, dtype="<f4").tobytes()))
+            size += run.count
             if size >= TOKENS_PER_MESSAGE:
-                out.append(Tokens(tuple(runs)))
-                runs, size = [], 0
-        if runs:
-            out.append(Tokens(tuple(runs)))
-        self._empty()
+                out.append(Tokens(tuple(message)))
+                message, size = [], 0
+        if message:
+            out.append(Tokens(tuple(message)))
+        self.drop(tuple(self._runs))
         return out
 
     def drop(self, request_ids: Collection[str]) -> None:
         """Nobody wants what these made any more."""
-        self._runs = [run for run in self._runs if run.events[0].request_id not in request_ids]
         for request_id in request_ids:
-            self._last.pop(request_id, None)
+            self._runs.pop(request_id, None)
         if not self._runs:
-            self._empty()
-
-    def _empty(self) -> None:
-        self._runs, self._last, self.due = [], {}, math.inf
+            self.due = math.inf

@@ -66,7 +66,7 @@ class TokenEvent(Record, frozen=True):
     """Tokens newly made for one sequence, all under one version: the same value in the engine, on the wire and at the head.
 
     `start` is the completion position of the first one. A stop token is part of the completion. An event may carry no tokens;
-    its version then says nothing of any. The first and the last version of a whole completion are `Completion`'s to tell.
+    its version then says nothing of any. `Completion.spans` tells the versions of a whole completion.
     """
 
     request_id: Text
@@ -99,6 +99,15 @@ class TokenEvent(Record, frozen=True):
         """Number of tokens."""
         return len(self.packed_ids) // 4
 
+    def goes_on_with(self, later: TokenEvent) -> bool:
+        """Whether `later`, of the same sequence, continues exactly where this ends, under the same version."""
+        return self.version == later.version and not self.finish and self.start + self.count == later.start
+
+    def joined(self, later: TokenEvent) -> TokenEvent:
+        """This and what it goes on with, as one."""
+        ids, logprobs = self.packed_ids + later.packed_ids, self.packed_logprobs + later.packed_logprobs
+        return TokenEvent(self.request_id, self.start, ids, logprobs, self.version, later.finish, later.message)
+
     @property
     def ids(self) -> tuple[int, ...]:
         return unpack_ids(self.packed_ids)
@@ -130,16 +139,6 @@ class Completion:
     logprobs: list[float] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     finish: str = ""
-
-    @property
-    def start_version(self) -> Version | None:
-        """The version of the first token; None before there is one."""
-        return self.spans[0].version if self.spans else None
-
-    @property
-    def end_version(self) -> Version | None:
-        """The version of the last token."""
-        return self.spans[-1].version if self.spans else None
 
     def add(self, event: TokenEvent) -> None:
         """Append an event's tokens. ValueError when they do not continue exactly where this stands."""

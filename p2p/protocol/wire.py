@@ -144,15 +144,7 @@ def unpack(data: bytes) -> Any:
     Refusal on anything malformed."""
     try:
         return msgpack.unpackb(
-            data,
-            raw=False,
-            strict_map_key=True,
-            use_list=True,
-            max_str_len=MAX_TEXT,
-            max_bin_len=MAX_FRAME,
-            max_array_len=MAX_ITEMS,
-            max_map_len=4096,
-            max_ext_len=0,
+            data, max_str_len=MAX_TEXT, max_bin_len=MAX_FRAME, max_array_len=MAX_ITEMS, max_map_len=4096, max_ext_len=0
         )
     except (ValueError, msgpack.UnpackException, UnicodeDecodeError, RecursionError, OverflowError, TypeError) as error:
         raise Refusal(f"malformed msgpack: {type(error).__name__}: {error}"[:300], fatal=True) from None
