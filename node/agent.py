@@ -27,7 +27,7 @@ from p2p.membership.admission import Ticket
 from p2p.membership.links import Link
 from p2p.protocol.generation import Abort, Assign, Interrupt, NodeStatus
 from p2p.protocol.join import Bye
-from p2p.protocol.prices import STATES, Activate, Terms
+from p2p.protocol.prices import Activate, Terms
 from p2p.protocol.versions import Catalog, Installed
 from p2p.swarm import FollowerRole, Swarm, SwarmOwner
 from p2p.version import Version
@@ -188,9 +188,6 @@ class Agent(SwarmOwner):
     def _activate(self, asked: Activate) -> None:
         """Sleep or wake as the head asks. The head takes back what runs here by an `Interrupt` of its own: this decides only
         about new versions."""
-        if asked.state not in STATES:
-            log.warning("the head says %r, which is none of %s", asked.state, ", ".join(STATES))
-            return
         if asked.why:
             log.info("%s from here on: %s", asked.state, asked.why)
         if asked.state == "asleep":

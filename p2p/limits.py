@@ -2,7 +2,7 @@
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 """Spoken in the first message; a peer with another number is refused with both numbers in the reason."""
 
 MAX_FRAME = 1 * MIB + 64 * KIB

@@ -11,11 +11,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from p2p.protocol.wire import Blob, Count, Decoder, Message, Real, Row, Text
+from p2p.protocol.wire import Blob, Count, Decoder, Digest, Message, Real, Row, Text
 
 SOCKET = "trainer.sock"
+"""Name of the socket in the run directory."""
+
 HEARTBEAT_S = 2.0
+"""Seconds between two `Wait`s while an answer is not ready."""
+
 SILENCE_S = 30.0
+"""Seconds without an answer or a `Wait` after which the trainer takes the head for gone: fifteen heartbeats, so that a head that
+is busy with its disk is not taken for a dead one."""
 
 
 class Resume(Message, frozen=True, tag="t.resume"):
@@ -52,18 +58,18 @@ class Begin(Message, frozen=True, tag="t.begin"):
     base: Count | None
     layout_file: Text
     base_epoch: Count = 0
-    base_digest: Blob = b""
+    base_digest: Digest = b""
 
 
 class Begun(Message, frozen=True, tag="t.begun"):
     """Its chunks are to have `chunk_bytes`."""
 
-    mid: Blob
+    mid: Digest
     chunk_bytes: Count
 
 
 class SegmentDone(Message, frozen=True, tag="t.segment"):
-    mid: Blob
+    mid: Digest
     index: Count
     size: Count
     digests: Blob
@@ -72,9 +78,9 @@ class SegmentDone(Message, frozen=True, tag="t.segment"):
 
 
 class SealVersion(Message, frozen=True, tag="t.seal"):
-    mid: Blob
+    mid: Digest
     tensor_digests: Blob
-    state_digest: Blob
+    state_digest: Digest
     encode_s: Real
 
 

@@ -9,8 +9,11 @@ import math
 from dataclasses import dataclass
 
 from learner.economy.rates import Estimate
+from p2p.protocol.prices import State
 
-ACTIVE, WARM, ASLEEP = "active", "warm", "asleep"
+ACTIVE: State = "active"
+WARM: State = "warm"
+ASLEEP: State = "asleep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,7 @@ class Candidate:
     usd_per_hour: float
     """while it is active"""
     rate: Estimate
-    state: str = ASLEEP
+    state: State = ASLEEP
     """what was last decided of it, done or not: "active", "warm" (gets versions, makes nothing) or "asleep" """
     ready: bool = False
     """it serves a version that is current enough; until then an active one is a joiner, and counts for nothing"""
@@ -66,7 +69,7 @@ class Rules:
 @dataclass(frozen=True, slots=True)
 class Change:
     peer: str
-    to: str
+    to: State
     why: str
     """for people"""
 

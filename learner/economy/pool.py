@@ -20,7 +20,7 @@ from learner.economy.bill import Bill
 from learner.economy.demand import Demand, choose_kappa, required, slack, stall
 from learner.economy.priced_nodes import FREE, PricedNode, Seen
 from learner.economy.rates import Estimate, NodeRates
-from p2p.protocol.prices import Activate, Terms
+from p2p.protocol.prices import Activate, State, Terms
 
 STEPS = 7
 """Times and tokens of a step are medians over so many: an evaluation now and then must not count."""
@@ -243,7 +243,7 @@ class Pool:
             peer, m.terms.usd_per_hour, self.estimate(peer), m.state, m.ready, m.idle_hourly, waiting
         )  # fmt: skip
 
-    def _change(self, peer: str, to: str, why: str, now: float) -> Activate:
+    def _change(self, peer: str, to: State, why: str, now: float) -> Activate:
         m = self._members[peer]
         m.state, m.why = to, why
         if to == "active":

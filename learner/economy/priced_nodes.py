@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from learner.economy.rates import Estimate
-from p2p.protocol.prices import Terms
+from p2p.protocol.prices import State, Terms
 
 SAMPLE_S = 3.0
 """Over so long a node's tokens are counted as one observation."""
@@ -57,7 +57,7 @@ class Seen:
 class PricedNode:
     name: str
     terms: Terms = FREE
-    state: str = "active"
+    state: State = "active"
     why: str = ""
     why_active: str = ""
     """of the last time"""

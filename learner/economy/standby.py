@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from learner.economy.candidates import ASLEEP, WARM, Candidate
+from p2p.protocol.prices import State
 
 PRIOR_S = 3600.0
 """Before any has left: as if one had, in an hour of the fleet."""
@@ -37,7 +38,7 @@ class Standby:
         """Until the k-th spare is, the first being 1."""
         return k * (self._watched_s + PRIOR_S) / (self.departures + 1)
 
-    def choose(self, spares: Sequence[Candidate], version_s: float, known: frozenset[str] | set[str]) -> dict[str, str]:
+    def choose(self, spares: Sequence[Candidate], version_s: float, known: frozenset[str] | set[str]) -> dict[str, State]:
         """Peer -> "warm" or "asleep", for those that are not active, the first to be called first; a version comes every
         `version_s`. `known` were placed before, and change only for a good reason."""
         out = {}

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version
 
@@ -40,11 +38,8 @@ class Piece:
         return self.start + len(self)
 
     def event(self) -> TokenEvent:
-        """As it came from the node. ValueError when ids and logprobs are not whole pairs."""
-        if len(self.ids) % 4 or len(self.ids) != len(self.logprobs):
-            raise ValueError(f"{len(self.ids)} bytes of ids with {len(self.logprobs)} of logprobs")
-        ids = tuple(np.frombuffer(self.ids, IDS).tolist())
-        return TokenEvent("", self.start, ids, np.frombuffer(self.logprobs, LOGPROBS), self.version)
+        """As it came from the node, without its request id."""
+        return TokenEvent("", self.start, self.ids, self.logprobs, self.version, "", "")
 
 
 @dataclass(frozen=True, slots=True)

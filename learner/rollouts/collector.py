@@ -19,13 +19,10 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-
-import numpy as np
 
 from learner.dispatch.dispatcher import WaitingSequence
 from learner.dispatch.forecast import GroupState, MemberState
-from learner.journal.records import IDS, LOGPROBS, Piece, Unwritten
+from learner.journal.records import Piece, Unwritten
 from learner.rollouts.group import MIN_LOGPROB, end, fault, generate, has_ended, parse_request
 from learner.rollouts.group import RunningGroup as _Group
 from learner.rollouts.group import RunningSample as _Member
@@ -46,7 +43,6 @@ from learner.rollouts.outcomes import (
     Standing,
 )
 from p2p.errors import Refusal
-from p2p.protocol.generation import TokenRun
 from p2p.protocol.rollout import MAX_LOGPROB, Generate, TokenEvent
 from p2p.version import Version
 
@@ -233,7 +229,7 @@ class Collector:
 
     # ---- events
 
-    def extend(self, node: str, run: TokenRun) -> int:
+    def extend(self, node: str, run: TokenEvent) -> int:
         """The plain case, which nearly every run is: a sequence goes on where it stands, on the node that holds it, under a
         version that may make it, and does not end. How many tokens were taken; 0 when it is not so plain: then nothing has
         changed, and `tokens` decides about the event and says why.
@@ -245,9 +241,9 @@ class Collector:
         if held is None or run.finish:
             return 0
         group, index, member = held
-        size, completion, sampling, version = len(run.ids), member.completion, group.sampling, run.version
+        size, completion, sampling, version = len(run.packed_ids), member.completion, group.sampling, run.version
         start, count = len(completion.ids), size // 4
-        if member.node != node or not count or size % 4 or size != len(run.logprobs) or run.start != start:
+        if member.node != node or not count or size % 4 or size != len(run.packed_logprobs) or run.start != start:
             return 0
         if start + count >= sampling.max_new_tokens:
             return 0
@@ -256,8 +252,8 @@ class Collector:
                 return 0
             if group.exact_version not in (None, version):
                 return 0
-        ids = struct.unpack(f"<{count}I", run.ids)
-        logprobs = struct.unpack(f"<{count}f", run.logprobs)
+        ids = struct.unpack(f"<{count}I", run.packed_ids)
+        logprobs = struct.unpack(f"<{count}f", run.packed_logprobs)
         # A sum with a NaN or an infinity in it is one too, where min and max may step over a NaN.
         if not (min(logprobs) >= MIN_LOGPROB and max(logprobs) <= MAX_LOGPROB and math.isfinite(sum(logprobs))):
             return 0
@@ -266,7 +262,7 @@ class Collector:
         completion.extend(ids, logprobs, version)
         member.last_node = node
         self.tokens_by_node[node] = self.tokens_by_node.get(node, 0) + count
-        self.unwritten.add(group.group_id, index, node, start, version, run.ids, run.logprobs)
+        self.unwritten.add(group.group_id, index, node, start, version, run.packed_ids, run.packed_logprobs)
         return count
 
     def tokens(self, node: str, event: TokenEvent) -> Outcome:
@@ -292,17 +288,17 @@ class Collector:
         if wrong is None:
             try:
                 # The end is ours to tell (see the module's docstring), so the flag is checked and not stored.
-                member.completion.add(replace(event, finish=""))
+                member.completion.add(event)
+                member.completion.finish = ""
             except ValueError as error:
                 wrong = str(error)
         if wrong is not None:
             return self._failed(group, index, self._refuse(node, event, f"request {event.request_id}: {wrong}"))
-        count = len(event.ids)
+        count = event.count
         if count:
             member.last_node = node
             self.tokens_by_node[node] = self.tokens_by_node.get(node, 0) + count
-            packed = np.asarray(event.ids, IDS).tobytes(), np.asarray(event.logprobs, LOGPROBS).tobytes()
-            self.unwritten.add(group_id, index, node, event.start, event.version, *packed)
+            self.unwritten.add(group_id, index, node, event.start, event.version, event.packed_ids, event.packed_logprobs)
         if has_ended(group, member):
             whole = self._finish(group, index)
             return Accepted(event.request_id, count, whole, self._let_go(group) if whole is not None else ())

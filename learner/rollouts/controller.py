@@ -265,15 +265,8 @@ class Rollouts:
             if taken := self.collector.extend(peer, run):
                 accepted += taken
                 continue
-            try:
-                event = run.event()
-            except ValueError as error:
-                self._report(
-                    peer, Refusal(f"tokens of {run.request_id!r:.60}: {error}", peer=peer, version=run.version)
-                )
-                continue
-            outcome = self.collector.tokens(peer, event)
-            if event.finish:
+            outcome = self.collector.tokens(peer, run)
+            if run.finish:
                 ended = True
                 self.durations.ended(run.request_id, now)
             match outcome:

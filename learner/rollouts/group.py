@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from learner.rollouts.outcomes import Sampling
-from p2p.protocol.rollout import Completion, Generate, TokenEvent
+from p2p.protocol.rollout import FINISH_REASONS, Completion, Generate, TokenEvent
 from p2p.version import Version
 
 MIN_LOGPROB = -60.0
@@ -111,29 +109,29 @@ def fault(
     group: RunningGroup, member: RunningSample, event: TokenEvent, published: Container[Version], vocab_size: int | None
 ) -> str | None:
     """What is wrong with an event of the node that holds this member, beyond what Completion.add checks."""
-    held, sampling = member.completion.ids, group.sampling
-    if not isinstance(event.logprobs, np.ndarray) or event.logprobs.ndim != 1:
-        return "logprobs are not a vector"
-    if event.ids:
+    if not event.whole:
+        return f"{len(event.packed_ids)} bytes of token ids with {len(event.packed_logprobs)} of logprobs"
+    held, sampling, ids = member.completion.ids, group.sampling, event.ids
+    if ids:
         if event.version not in published:
             return f"version {event.version} was never published"
         if event.version < min_version(group, member):
             return f"version {event.version} is older than {min_version(group, member)}"
         if group.exact_version not in (None, event.version):
             return f"version {event.version} is not {group.exact_version}, which was asked for exactly"
-        if len(event.logprobs) and float(event.logprobs.min()) < MIN_LOGPROB:
+        if float(event.logprobs.min()) < MIN_LOGPROB:
             return f"logprob {float(event.logprobs.min())} of a sampled token"
-        if len(held) + len(event.ids) > sampling.max_new_tokens:
-            return f"{len(held) + len(event.ids)} tokens of {sampling.max_new_tokens} asked for"
-        if any(token in sampling.stop_ids for token in event.ids[:-1]):
+        if len(held) + len(ids) > sampling.max_new_tokens:
+            return f"{len(held) + len(ids)} tokens of {sampling.max_new_tokens} asked for"
+        if any(token in sampling.stop_ids for token in ids[:-1]):
             return "tokens after a stop token"
-        if any(not 0 <= t < (vocab_size or 1 << 31) for t in event.ids):
+        if any(not 0 <= t < (vocab_size or 1 << 31) for t in ids):
             return "a token id outside the vocabulary"
-    last = event.ids[-1] if event.ids else None
+    last = ids[-1] if ids else None
     if event.finish == "stop" and last not in sampling.stop_ids:
         return "finished with stop and made no stop token"
-    if event.finish == "length" and len(held) + len(event.ids) < sampling.max_new_tokens:
-        return f"finished with length at {len(held) + len(event.ids)} of {sampling.max_new_tokens} tokens"
-    if event.finish not in ("", "stop", "length", "interrupt", "abort", "error"):
+    if event.finish == "length" and len(held) + len(ids) < sampling.max_new_tokens:
+        return f"finished with length at {len(held) + len(ids)} of {sampling.max_new_tokens} tokens"
+    if event.finish not in FINISH_REASONS:
         return f"unknown finish {event.finish!r:.40}"
     return None

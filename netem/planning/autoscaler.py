@@ -18,6 +18,7 @@ from netem.planning.cost_scenario import CostScenario
 from netem.planning.dissemination import Dissemination
 from netem.planning.outcome import Paid
 from netem.planning.priced_fleet import EngineKind, FleetNode
+from p2p.protocol.prices import State
 
 LEARNER = "learner"
 
@@ -46,7 +47,7 @@ class Autoscaler:
         self.index = {node.name: i for i, node in enumerate(nodes)}
         self.here: dict[int, float] = {}
         """who is there, since when"""
-        self.state = ["asleep"] * len(nodes)
+        self.state: list[State] = ["asleep"] * len(nodes)
         self.ready_at = [math.inf] * len(nodes)
         self.active_by_row: Counter[int] = Counter()
         self.changes: list[Counter[str]] = [Counter() for _ in scenario.rows]
@@ -134,7 +135,7 @@ class Autoscaler:
         out = []
         for i in self.here:
             name, was = self.nodes[i].name, self.state[i]
-            to = "active" if name in decision.active else "warm" if name in decision.warm else "asleep"
+            to: State = "active" if name in decision.active else "warm" if name in decision.warm else "asleep"
             if to == was:
                 continue
             if to == "active":
@@ -191,7 +192,7 @@ class Autoscaler:
         if math.isinf(self.ready_at[i]):
             self.ready_at[i] = now + (self.spread.catch_up(self.nodes[i].row, self.whole) if now > 0 else 0.0)
 
-    def _set(self, i: int, state: str, now: float) -> None:
+    def _set(self, i: int, state: State, now: float) -> None:
         row = self.scenario.rows[self.nodes[i].row]
         self.state[i] = state
         self.bill.state(self.nodes[i].name, now, state, row.usd_per_hour, row.idle_usd_per_hour or 0.0)

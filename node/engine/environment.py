@@ -14,9 +14,9 @@ from node.engine.vllm.compat import KNOWN
 KINDS = ("transformers", "vllm", "fake")
 
 NEEDS = {
-    "transformers": ("torch", "transformers", "numpy", "msgpack", "blake3"),
-    "vllm": ("torch", "transformers", "numpy", "msgpack", "blake3"),
-    "fake": ("numpy", "msgpack", "blake3", "xxhash"),
+    "transformers": ("torch", "transformers", "numpy", "msgpack", "msgspec", "blake3"),
+    "vllm": ("torch", "transformers", "numpy", "msgpack", "msgspec", "blake3"),
+    "fake": ("numpy", "msgpack", "msgspec", "blake3", "xxhash"),
 }
 """Distributions that an engine's process imports; vLLM's own comes under two names (VLLM)."""
 

@@ -4,6 +4,9 @@ Must not know sockets or engines. Both ends are this program on one machine, so 
 installation or a broken pipe, not an adversary; lengths are still checked before anything is allocated.
 
     frame = length u32 little-endian | msgpack [kind, ...]
+
+Arguments and results are whatever the methods of `EngineCore` take and give, so their types do not follow from the message:
+each value names its own by an extension code. The events, which are nearly all of the traffic, are one typed list.
 """
 
 from __future__ import annotations
@@ -15,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import msgspec
 import numpy as np
 
 from node.engine.port import CommitResult, EngineStats, StateFile
 from p2p.errors import Refusal
 from p2p.layout import Layout
 from p2p.protocol.rollout import Generate, TokenEvent
+from p2p.protocol.wire import encode_struct
 from p2p.version import Version
 
 MAX_LOCAL_FRAME = 64 << 20
@@ -81,8 +86,15 @@ class Farewell:
 
 Message = Call | Credit | Reply | CallRefused | Failed | Events | Farewell
 
-# Extension codes of the values that may stand anywhere inside arguments and results.
-_VERSION, _PATH, _STATE, _GENERATE, _STATS, _COMMIT, _FLOATS = range(1, 8)
+_PATH, _STATE, _GENERATE, _FLOATS = range(1, 5)
+"""Extension codes of the values with a form of their own that may stand anywhere inside arguments and results."""
+
+_EVENTS = 5
+_TYPED: dict[int, Any] = {_EVENTS: list[TokenEvent], 6: Version, 7: EngineStats, 8: CommitResult}
+"""Extension code -> type, of those that msgspec writes and checks."""
+
+_CODES = {kind: code for code, kind in _TYPED.items() if isinstance(kind, type)}
+_READERS = {code: msgspec.msgpack.Decoder(kind).decode for code, kind in _TYPED.items()}
 
 
 def _pack(value: Any) -> bytes:
@@ -94,8 +106,8 @@ def _unpack(data: bytes) -> Any:
 
 
 def _to_ext(value: Any) -> msgpack.ExtType:
-    if isinstance(value, Version):
-        return msgpack.ExtType(_VERSION, _pack([value.epoch, value.step]))
+    if type(value) in _CODES:
+        return msgpack.ExtType(_CODES[type(value)], encode_struct(value))
     if isinstance(value, Path):
         return msgpack.ExtType(_PATH, str(value).encode())
     if isinstance(value, StateFile):
@@ -104,20 +116,14 @@ def _to_ext(value: Any) -> msgpack.ExtType:
         g = value
         fields = [g.request_id, g.prompt_ids, g.max_new_tokens, g.stop_ids, str(g.seed), g.min_version]
         return msgpack.ExtType(_GENERATE, _pack([*fields, g.temperature, g.top_p, g.prefix_ids, g.exact_version]))
-    if isinstance(value, EngineStats):
-        s = value
-        fields = [s.running, s.waiting, s.tokens, s.tokens_per_s, s.kv_bytes, s.version, s.kv_tokens]
-        return msgpack.ExtType(_STATS, _pack(fields))
-    if isinstance(value, CommitResult):
-        return msgpack.ExtType(_COMMIT, _pack([value.version, value.pause_s, value.apply_s]))
     if isinstance(value, np.ndarray):
         return msgpack.ExtType(_FLOATS, value.astype("<f4").tobytes())
     raise TypeError(f"{type(value).__name__} does not cross to the engine process")
 
 
 def _from_ext(code: int, data: bytes) -> Any:
-    if code == _VERSION:
-        return Version(*_unpack(data))
+    if code in _READERS:
+        return _READERS[code](data)
     if code == _PATH:
         return Path(data.decode())
     if code == _STATE:
@@ -128,19 +134,9 @@ def _from_ext(code: int, data: bytes) -> Any:
         fields = list(_unpack(data))
         fields[4] = int(fields[4])  # text on the wire: a seed may be wider than msgpack's integers
         return Generate(*fields)
-    if code == _STATS:
-        return EngineStats(*_unpack(data))
-    if code == _COMMIT:
-        return CommitResult(*_unpack(data))
     if code == _FLOATS:
         return np.frombuffer(data, "<f4")
     raise ValueError(f"unknown extension {code}")
-
-
-def _event_row(event: TokenEvent) -> tuple[Any, ...]:
-    e, v = event, event.version
-    row = (e.request_id, e.start, e.ids, e.logprobs.tobytes(), v.epoch, v.step)
-    return (*row, e.finish, e.message, e.start_version, e.end_version) if e.finish else row
 
 
 def encode(message: Message) -> bytes:
@@ -158,7 +154,7 @@ def encode(message: Message) -> bytes:
         case Failed(id, text):
             body = ["failed", id, text]
         case Events(events):
-            body = ["events", [_event_row(event) for event in events]]
+            body = ["events", msgpack.ExtType(_EVENTS, encode_struct(events))]
         case Farewell(text):
             body = ["farewell", text]
     data = _pack(body)
@@ -168,15 +164,14 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """The message in one frame's body. ValueError on anything else."""
-    match _unpack(data):
-        case ("events", rows):
-            return Events(
-                [
-                    TokenEvent(name, start, ids, np.frombuffer(lp, "<f4"), Version(epoch, step), *end)
-                    for name, start, ids, lp, epoch, step, *end in rows
-                ]
-            )
+    """The message in one frame's body. ValueError, and nothing else, on any other bytes."""
+    try:
+        found = _unpack(data)
+    except (TypeError, IndexError, RecursionError, msgpack.UnpackException, Refusal) as error:
+        raise ValueError(f"not a message of the engine protocol: {type(error).__name__}: {error}"[:300]) from error
+    match found:
+        case ("events", [*events]):
+            return Events(events)
         case ("call", int(id), str(method), tuple(args)):
             return Call(id, method, args)
         case ("credit", int(batches)):

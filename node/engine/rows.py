@@ -22,10 +22,6 @@ class EngineRow:
 
     request: Generate
     ids: list[int] = field(default_factory=list)
-    first: Version | None = None
-    """version of the first token that was made here"""
-    last: Version | None = None
-    """version of the last one"""
 
     def __post_init__(self) -> None:
         self.ids.extend(self.request.prefix_ids)
@@ -35,10 +31,7 @@ class EngineRow:
 
     def last_event(self, version: Version, finish: str, message: str = "") -> TokenEvent:
         """An event without tokens that ends this row."""
-        none = np.empty(0, np.float32)
-        return TokenEvent(
-            self.request.request_id, len(self.ids), (), none, version, finish, message, self.first, self.last
-        )
+        return TokenEvent(self.request.request_id, len(self.ids), b"", b"", version, finish, message)
 
 
 def pinned_elsewhere(held: Mapping[str, EngineRow], version: Version) -> list[str]:
@@ -94,8 +87,6 @@ class Rows:
             else:
                 finish = ""
             row.ids.append(token)
-            row.first, row.last = row.first or version, version
-            ends = (row.first, version) if finish else (None, None)
-            events.append(TokenEvent(row.request.request_id, start, (token,), logprobs[i : i + 1], version, finish, "", *ends))
+            events.append(TokenEvent.of(row.request.request_id, start, (token,), logprobs[i : i + 1], version, finish))
         self.positions += 1
         return events, np.flatnonzero(~over)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
+from msgspec.structs import replace
 
-from p2p.protocol.generation import TokenRun, Tokens, pack_ids
+from p2p.protocol.generation import Tokens
 from p2p.protocol.rollout import TokenEvent
-from p2p.version import Version
 
 FLUSH_S = 0.25
 """The longest that a token waits for company."""
@@ -26,26 +26,6 @@ TOKENS_PER_MESSAGE = 20_000
 """Tokens in one message: about 160 KiB, far below a frame."""
 
 
-@dataclass(slots=True)
-class _WaitingRun:
-    """Tokens of one sequence in a row, under one version. `before`: of that sequence, in earlier runs that wait too."""
-
-    request_id: str
-    start: int
-    ids: list[int]
-    logprobs: list[np.ndarray]
-    version: Version
-    finish: str
-    message: str
-    before: int
-
-    def wire(self) -> TokenRun:
-        # Float32 rounding can leave a sure token's log probability a hair above 0, which is no log probability.
-        logprobs = np.minimum(np.concatenate(self.logprobs), 0.0, dtype="<f4")
-        ids = pack_ids(tuple(self.ids))
-        return TokenRun(self.request_id, self.start, ids, logprobs.tobytes(), self.version, self.finish, self.message)
-
-
 class TokenBatcher:
     """What was made and not sent, of all sequences of a node.
 
@@ -55,54 +35,42 @@ class TokenBatcher:
 
     def __init__(self, flush_s: float = FLUSH_S, flush_tokens: int = FLUSH_TOKENS) -> None:
         self._flush_s, self._flush_tokens = flush_s, flush_tokens
-        self._runs: list[_WaitingRun] = []
-        self._last: dict[str, _WaitingRun] = {}
-        """request id -> its newest run"""
+        self._runs: dict[str, list[TokenEvent]] = {}
+        """request id -> what waits, joined where it follows on under one version"""
         self.due = math.inf
 
     def add(self, event: TokenEvent, now: float) -> None:
         """Take one event, of whatever sequence. Those of one sequence come in order."""
         if not self._runs:
             self.due = now + self._flush_s
-        run = self._last.get(event.request_id)
-        if run is not None and run.version == event.version and not run.finish and run.start + len(run.ids) == event.start:
-            run.ids.extend(event.ids)
-            run.logprobs.append(event.logprobs)
-            run.finish, run.message = event.finish, event.message
+        runs = self._runs.setdefault(event.request_id, [])
+        if runs and runs[-1].goes_on_with(event):
+            runs[-1] = runs[-1].joined(event)
         else:
-            before = run.before + len(run.ids) if run is not None else 0
-            run = _WaitingRun(
-                event.request_id, event.start, list(event.ids), [event.logprobs], event.version, event.finish, event.message,
-                before,
-            )  # fmt: skip
-            self._runs.append(run)
-            self._last[event.request_id] = run
-        if run.finish or run.before + len(run.ids) >= self._flush_tokens:
+            runs.append(event)
+        if event.finish or sum(run.count for run in runs) >= self._flush_tokens:
             self.due = min(self.due, now)
 
     def take(self) -> list[Tokens]:
-        """Everything, to be sent in this order; nothing is left."""
+        """Everything, each sequence in its order; nothing is left."""
         out: list[Tokens] = []
-        runs: list[TokenRun] = []
+        message: list[TokenEvent] = []
         size = 0
-        for run in self._runs:
-            runs.append(run.wire())
-            size += len(run.ids)
+        for run in chain.from_iterable(self._runs.values()):
+            # Float32 rounding can leave a sure token's log probability a hair above 0, which is no log probability.
+            message.append(replace(run, packed_logprobs=np.minimum(run.logprobs, 0.0, dtype="<f4").tobytes()))
+            size += run.count
             if size >= TOKENS_PER_MESSAGE:
-                out.append(Tokens(tuple(runs)))
-                runs, size = [], 0
-        if runs:
-            out.append(Tokens(tuple(runs)))
-        self._empty()
+                out.append(Tokens(tuple(message)))
+                message, size = [], 0
+        if message:
+            out.append(Tokens(tuple(message)))
+        self.drop(tuple(self._runs))
         return out
 
     def drop(self, request_ids: Collection[str]) -> None:
         """Nobody wants what these made any more."""
-        self._runs = [run for run in self._runs if run.request_id not in request_ids]
         for request_id in request_ids:
-            self._last.pop(request_id, None)
+            self._runs.pop(request_id, None)
         if not self._runs:
-            self._empty()
-
-    def _empty(self) -> None:
-        self._runs, self._last, self.due = [], {}, math.inf
+            self.due = math.inf

@@ -201,7 +201,7 @@ class Serving:
                 self.flush()  # what it made until then comes first
                 self._say(Rejected(event.request_id, event.version, event.message[:500], retryable=False))
                 continue
-            self.tokens += len(event.ids)
+            self.tokens += event.count
             self._failures = 0
             self._batch.add(event, now)
 

@@ -5,9 +5,7 @@ Must not know engines, groups or rewards. The values inside are those of `protoc
 
 from __future__ import annotations
 
-import numpy as np
-
-from p2p.protocol.rollout import FINISH_REASONS, Generate, TokenEvent
+from p2p.protocol.rollout import Generate, TokenEvent, pack_ids, unpack_ids
 from p2p.protocol.wire import Blob, Count, Message, Real, Record, Row, Text
 from p2p.version import Version
 
@@ -28,12 +26,14 @@ class GenerateRequest(Record, frozen=True):
 
     @classmethod
     def of(cls, g: Generate) -> GenerateRequest:
+        """struct.error for a token id that is not in [0, 2**32)."""
         return cls(
             g.request_id, pack_ids(g.prompt_ids), pack_ids(g.prefix_ids), pack_ids(g.stop_ids), g.max_new_tokens, g.seed,
             g.min_version, g.temperature, g.top_p, g.exact_version,
         )  # fmt: skip
 
     def generate(self) -> Generate:
+        """ValueError when ids are not whole."""
         return Generate(
             request_id=self.request_id, prompt_ids=unpack_ids(self.prompt_ids), max_new_tokens=self.max_new_tokens,
             stop_ids=unpack_ids(self.stop_ids), seed=self.seed, min_version=self.min_version,
@@ -57,60 +57,29 @@ class Abort(Message, frozen=True, tag="abort"):
 
 
 class Interrupt(Message, frozen=True, tag="interrupt"):
-    """Head to node: hand these back with what was made of them. Each ends with a run whose `finish` is "interrupt"; one that is
-    not here any more has ended already."""
+    """Head to node: hand these back with what was made of them. Each ends with an event whose `finish` is "interrupt". One that
+    is not here any more has ended already."""
 
     request_ids: Row[Text]
 
 
-class TokenRun(Record, frozen=True):
-    """`TokenEvent` on the wire: ids as uint32, logprobs as float32, little-endian."""
-
-    request_id: Text
-    start: Count
-    ids: Blob
-    logprobs: Blob
-    version: Version
-    finish: Text
-    message: Text
-    start_version: Version | None = None
-    end_version: Version | None = None
-
-    @classmethod
-    def of(cls, e: TokenEvent) -> TokenRun:
-        logprobs = np.asarray(e.logprobs, dtype="<f4").tobytes()
-        return cls(
-            e.request_id, e.start, pack_ids(e.ids), logprobs, e.version, e.finish, e.message, e.start_version, e.end_version
-        )
-
-    def event(self) -> TokenEvent:
-        """ValueError when lengths do not match or the finish reason is unknown."""
-        ids = unpack_ids(self.ids)
-        if len(self.logprobs) != 4 * len(ids):
-            raise ValueError(f"{len(ids)} tokens with {len(self.logprobs)} bytes of logprobs")
-        if self.finish not in FINISH_REASONS:
-            raise ValueError(f"unknown finish reason {self.finish[:20]!r}")
-        logprobs = np.frombuffer(self.logprobs, dtype="<f4")
-        return TokenEvent(
-            self.request_id, self.start, ids, logprobs, self.version, self.finish, self.message, self.start_version,
-            self.end_version,
-        )  # fmt: skip
-
-
 class Tokens(Message, frozen=True, tag="tokens"):
-    runs: Row[TokenRun]
+    """Node to head: what it made since it last said so. The head checks each run against the request that it answers (see
+    `learner.rollouts.group.fault`): who holds it, where it stands, its version, its log probabilities, its token ids, its end."""
+
+    runs: Row[TokenEvent]
 
 
 class Rejected(Message, frozen=True, tag="rejected"):
     """Node to head: this request is not taken; `version` is what the node serves. Retryable when the request is not to blame:
-    it goes to others, or here again later, unless `cause` (of `rollout.CAUSES`, "" for any other) says that it is never
-    served here."""
+    it goes to others, or here again later, unless `cause` says that it is never served here."""
 
     request_id: Text
     version: Version
     reason: Text
     retryable: bool
     cause: Text = ""
+    """of `rollout.CAUSES`, "" for any other"""
 
 
 class NodeStatus(Message, frozen=True, tag="status"):
@@ -131,13 +100,3 @@ class NodeStatus(Message, frozen=True, tag="status"):
     """payload of the chunks that it has sent since it started"""
     kv_tokens: Count = 0
     """tokens whose keys and values its engine can hold at once; 0 where memory sets no bound that it knows"""
-
-
-def pack_ids(ids: tuple[int, ...]) -> bytes:
-    return np.asarray(ids, dtype="<u4").tobytes()
-
-
-def unpack_ids(data: bytes) -> tuple[int, ...]:
-    if len(data) % 4:
-        raise ValueError("token ids are not whole uint32 values")
-    return tuple(np.frombuffer(data, dtype="<u4").tolist())

@@ -20,7 +20,8 @@ log = logging.getLogger("shoal.messages")
 
 class Hello(Message, frozen=True, tag="hello"):
     """First message on every channel, from the peer that opened it. A node shows the head its ticket the first time;
-    after that, and to other nodes, its membership. `addresses` are where it can be dialled (empty behind NAT)."""
+    after that, and to other nodes, its membership. `addresses` are where it can be dialled (empty behind NAT). The gate
+    refuses another protocol or run, a bad proof, and names or addresses that are longer or more than it takes."""
 
     protocol: Count
     run: Text
@@ -49,6 +50,8 @@ class Rejection(Message, frozen=True, tag="refused"):
 
 
 class RosterEntry(Record, frozen=True):
+    """One peer that the receiver may link with, and where it can be dialled."""
+
     peer: Text
     addresses: Row[Text]
     name: Text
@@ -78,22 +81,28 @@ def make_roster(epoch: int, members: Sequence[RosterEntry]) -> Roster:
 
 
 class Placed(Record, frozen=True):
+    """A peer and the number of its group."""
+
     peer: Text
     group: Count
 
 
 class Grouping(Message, frozen=True, tag="grouping"):
-    """Head to node: the groups that the swarm is in (see `broadcast.groups`), as far as the node is concerned. `group` is its
-    own, `sites` the number of each group's site, `witness` whether it tells the source of every chunk at once, `peers` the
-    groups of its neighbours and its own, `stand_ins` the groups without its lane, `apart` those whom it was told to link with
-    before and who are not its neighbours any more. Without `sites`: all are one group."""
+    """Head to node: the groups that the swarm is in (see `broadcast.peer_groups`), as far as the node is concerned. Without
+    `sites`, all peers are one group."""
 
     group: Count
+    """the receiver's own"""
     sites: Row[Count]
+    """of each group, the number of its site"""
     witness: bool
+    """the receiver tells the source of every chunk as soon as it has it"""
     peers: Row[Placed]
+    """the receiver and its neighbours"""
     stand_ins: Row[Count] = ()
+    """groups that nobody serves on the receiver's lane"""
     apart: Row[Text] = ()
+    """peers whom it was told to link with before and who are not its neighbours any more"""
 
 
 class Renewal(Message, frozen=True, tag="renewal"):
@@ -103,10 +112,11 @@ class Renewal(Message, frozen=True, tag="renewal"):
 
 
 class Bye(Message, frozen=True, tag="bye"):
-    """Orderly end of a membership or of the run. `done` says that the run is over. `draining` is a node's first word of the two:
-    it takes nothing new, and the tokens of what it holds follow; after its last one (neither flag) it closes as soon as the
-    head has answered with the same."""
+    """Orderly end of a membership or of the run. A node that leaves says it twice: first with `draining`, and at the end without.
+    It closes as soon as the head has answered the second one."""
 
     reason: Text
     done: bool
+    """the run is over"""
     draining: bool = False
+    """the node takes nothing new; the tokens of what it holds follow"""

@@ -1,15 +1,17 @@
 """Generation requests and the tokens that answer them: the values that head, agent and engine share.
 
-Must not know how they travel, nor what a reward is.
+Must not know when or to whom they travel, nor what a reward is.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from p2p.protocol.wire import Blob, Count, Record, Text
 from p2p.version import Version
 
 FINISH_REASONS = ("", "stop", "length", "interrupt", "abort", "error")
@@ -48,28 +50,72 @@ class Generate:
     exact_version: Version | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """Tokens newly made for one sequence, all under one version.
+def pack_ids(ids: Sequence[int]) -> bytes:
+    """Token ids as little-endian uint32. struct.error for one that is not in [0, 2**32)."""
+    return struct.pack(f"<{len(ids)}I", *ids)
 
-    `start` is the completion position of `ids[0]`. `logprobs[i]` is the log probability (nats, float32) of `ids[i]`
-    under the distribution it was sampled from (after temperature and top_p; for greedy, under temperature 1).
-    A stop token is part of the completion. `finish` as in FINISH_REASONS; an event may carry no tokens.
 
-    The event that ends the sequence says in `start_version` and `end_version` under which versions the first and the last
-    token were made that this engine made for the request (None when it made none; None on all other events). They are
-    the same unless a version was committed in between; those of a whole trajectory are `Completion`'s.
+def unpack_ids(data: bytes) -> tuple[int, ...]:
+    """Inverse of `pack_ids`. ValueError on half an id."""
+    if len(data) % 4:
+        raise ValueError("token ids are not whole uint32 values")
+    return struct.unpack(f"<{len(data) // 4}I", data)
+
+
+class TokenEvent(Record, frozen=True):
+    """Tokens newly made for one sequence, all under one version: the same value in the engine, on the wire and at the head.
+
+    `start` is the completion position of the first one. A stop token is part of the completion. An event may carry no tokens;
+    its version then says nothing of any. `Completion.spans` tells the versions of a whole completion.
     """
 
-    request_id: str
-    start: int
-    ids: tuple[int, ...]
-    logprobs: np.ndarray
+    request_id: Text
+    start: Count
+    packed_ids: Blob
+    """little-endian uint32, one a token"""
+    packed_logprobs: Blob
+    """little-endian float32, one a token: its log probability (nats) under the distribution it was sampled from (after
+    temperature and top_p; for greedy, under temperature 1)"""
     version: Version
-    finish: str = ""
-    message: str = ""
-    start_version: Version | None = None
-    end_version: Version | None = None
+    finish: Text
+    """as in FINISH_REASONS"""
+    message: Text
+
+    @classmethod
+    def of(
+        cls, request_id: str, start: int, ids: Sequence[int], logprobs: Sequence[float] | np.ndarray, version: Version,
+        finish: str = "", message: str = "",
+    ) -> TokenEvent:  # fmt: skip
+        """From values that are not packed yet. struct.error for an id that is not in [0, 2**32)."""
+        return cls(request_id, start, pack_ids(ids), np.asarray(logprobs, "<f4").tobytes(), version, finish, message)
+
+    @property
+    def whole(self) -> bool:
+        """Whether there is one log probability for each id, and no half of either. The other properties rely on it."""
+        return not len(self.packed_ids) % 4 and len(self.packed_ids) == len(self.packed_logprobs)
+
+    @property
+    def count(self) -> int:
+        """Number of tokens."""
+        return len(self.packed_ids) // 4
+
+    def goes_on_with(self, later: TokenEvent) -> bool:
+        """Whether `later`, of the same sequence, continues exactly where this ends, under the same version."""
+        return self.version == later.version and not self.finish and self.start + self.count == later.start
+
+    def joined(self, later: TokenEvent) -> TokenEvent:
+        """This and what it goes on with, as one."""
+        ids, logprobs = self.packed_ids + later.packed_ids, self.packed_logprobs + later.packed_logprobs
+        return TokenEvent(self.request_id, self.start, ids, logprobs, self.version, later.finish, later.message)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return unpack_ids(self.packed_ids)
+
+    @property
+    def logprobs(self) -> np.ndarray:
+        """float32 [n]"""
+        return np.frombuffer(self.packed_logprobs, "<f4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,34 +140,21 @@ class Completion:
     spans: list[Span] = field(default_factory=list)
     finish: str = ""
 
-    @property
-    def start_version(self) -> Version | None:
-        """The version of the first token; None before there is one."""
-        return self.spans[0].version if self.spans else None
-
-    @property
-    def end_version(self) -> Version | None:
-        """The version of the last token."""
-        return self.spans[-1].version if self.spans else None
-
     def add(self, event: TokenEvent) -> None:
-        """Append an event's tokens. ValueError when they do not continue exactly where this stands, or when the last event
-        names another end version than its tokens did."""
+        """Append an event's tokens. ValueError when they do not continue exactly where this stands."""
         if self.finish:
             raise ValueError(f"tokens after the end ({self.finish})")
-        if event.ids and event.start != len(self.ids):
-            raise ValueError(f"tokens start at {event.start}, expected {len(self.ids)}")
-        if len(event.ids) != len(event.logprobs):
-            raise ValueError(f"{len(event.ids)} tokens with {len(event.logprobs)} logprobs")
-        if not np.isfinite(event.logprobs).all() or (len(event.logprobs) and float(event.logprobs.max()) > MAX_LOGPROB):
-            raise ValueError("logprobs are not finite values <= 0")
-        if self.spans and event.ids and event.version < self.spans[-1].version:
-            raise ValueError(f"version went back from {self.spans[-1].version} to {event.version}")
-        if event.end_version is not None and event.end_version != (event.version if event.ids else self.end_version):
-            made = event.version if event.ids else self.end_version
-            raise ValueError(f"says that it ends at version {event.end_version}, and its last token is of {made}")
-        if event.ids:
-            self.extend(event.ids, event.logprobs.tolist(), event.version)
+        if not event.whole:
+            raise ValueError(f"{len(event.packed_ids)} bytes of token ids with {len(event.packed_logprobs)} of logprobs")
+        if event.count:
+            logprobs = event.logprobs
+            if event.start != len(self.ids):
+                raise ValueError(f"tokens start at {event.start}, expected {len(self.ids)}")
+            if not np.isfinite(logprobs).all() or float(logprobs.max()) > MAX_LOGPROB:
+                raise ValueError("logprobs are not finite values <= 0")
+            if self.spans and event.version < self.spans[-1].version:
+                raise ValueError(f"version went back from {self.spans[-1].version} to {event.version}")
+            self.extend(event.ids, logprobs.tolist(), event.version)
         self.finish = event.finish
 
     def extend(self, ids: Sequence[int], logprobs: Sequence[float], version: Version) -> None:

@@ -5,19 +5,19 @@ Must not know sessions, nor which chunk goes to whom.
 
 from __future__ import annotations
 
-from p2p.protocol.wire import Blob, Count, Message, Real, Record, Row, Text
+from p2p.protocol.wire import Blob, Count, Digest, Message, Real, Record, Row, Text
 from p2p.version import Version
 
 
 class CatalogEntry(Record, frozen=True):
     """A retained manifest that a node may fetch. `size` is payload bytes (0 while it is being made)."""
 
-    mid: Blob
+    mid: Digest
     kind: Text
     version: Version
     base: Version | None
-    base_digest: Blob
-    state_digest: Blob
+    base_digest: Digest
+    state_digest: Digest
     size: Count
 
 
@@ -35,14 +35,14 @@ class GetCatalog(Message, frozen=True, tag="get_catalog"):
 class Parts(Message, frozen=True, tag="parts"):
     """Signed manifest parts (header, segment records, seal), each verifiable by itself against the head's key."""
 
-    mid: Blob
+    mid: Digest
     parts: Row[Blob]
 
 
 class GetParts(Message, frozen=True, tag="get_parts"):
     """Send me the manifest parts you have of `mid`."""
 
-    mid: Blob
+    mid: Digest
 
 
 class Follow(Message, frozen=True, tag="follow"):
@@ -54,21 +54,21 @@ class Follow(Message, frozen=True, tag="follow"):
 class Subscribe(Message, frozen=True, tag="subscribe"):
     """Sender takes part in the spreading of `mid` and holds these chunks already (bitmap, bit i of byte i//8)."""
 
-    mid: Blob
+    mid: Digest
     have: Blob
 
 
 class Have(Message, frozen=True, tag="have"):
     """Sender verified and holds these chunks of `mid`."""
 
-    mid: Blob
+    mid: Digest
     chunks: Row[Count]
 
 
 class Want(Message, frozen=True, tag="want"):
     """Sender asks for these chunks, under a lease that it keeps itself."""
 
-    mid: Blob
+    mid: Digest
     chunks: Row[Count]
 
 
@@ -76,18 +76,20 @@ class Relieve(Message, frozen=True, tag="relieve"):
     """Source to whoever relays these chunks: they go to the others from here, do not relay them. Where peers are in groups, to
     those of the receiver's own group: what it is to bring to other groups stays with it."""
 
-    mid: Blob
+    mid: Digest
     chunks: Row[Count]
 
 
 class Chunk(Message, frozen=True, tag="chunk"):
-    """One chunk. `duty` is what the receiver is to do with it: 0 nothing; 1, from the source only, it is the chunk's distributor:
-    relay it to everyone who lacks it; else bring it to these groups of peers (see `broadcast.groups`)."""
+    """One chunk of the version `mid`."""
 
-    mid: Blob
+    mid: Digest
     index: Count
     duty: Count
+    """What the receiver is to do with it. 0: nothing. 1, from the source only: relay it to everyone who lacks it, as the chunk's
+    distributor. Any other: a set of groups of peers to bring it to (see `broadcast.peer_groups`)."""
     data: Blob
+    """refused when its digest is not the one that the signed manifest has at `index`"""
 
 
 class Report(Message, frozen=True, tag="report"):
@@ -103,7 +105,7 @@ class Installed(Message, frozen=True, tag="installed"):
     """Node to head: this version is in place and its state digest was checked. Times in seconds."""
 
     version: Version
-    state_digest: Blob
+    state_digest: Digest
     pause_s: Real
     apply_s: Real
     transfer_s: Real

@@ -2,11 +2,27 @@
 
 A message is a frozen struct with a tag; on the wire it is `[tag, field, field, ...]`. Its fields are annotated with the bounded
 types below, and msgspec checks them while it reads, so a handler never sees a value of the wrong type, a negative count or a
-text that is too long. Anything else is a Refusal that names the message and the field.
+text that is too long. Anything else is a Refusal that names the message and the field. It is always fatal: the connection
+that it came over is dropped.
 
 Refused before the first byte is read: more than MAX_FRAME bytes. Refused while reading: what is not msgpack, bytes after the
-message, a tag that this end does not take, more or fewer fields than the message has, a value of another type (True is no
-integer, and no text is turned into a number), and a value outside the bounds of its type.
+message, a tag that this end does not take (`Decoder.kinds`), more or fewer fields than the message has, a value of another
+type (True is no integer, a text is no number), and a value outside the bounds of its type:
+
+    type        on the wire      refused
+    Text        text             over 65,536 characters; bytes that are not UTF-8
+    Blob        bytes            over MAX_FRAME, which the message around it has passed already
+    Digest      bytes            over 64
+    Count       integer          below 0, or 2**64 and above
+    Real        float, integer   not a number, infinite
+    bool        boolean
+    Version     [epoch, step]    what is refused of a Count
+    Row[X]      list             over 65,536 entries; what is refused of an X
+    X | None    X or nil         what is refused of an X
+    a Record    list             another number of entries; what is refused of its fields
+
+`Decoder.fields` is the table of all messages in these terms. Bounds that depend on what the receiver knows (is this chunk part
+of the version, was this request made) are the handler's.
 """
 
 from __future__ import annotations
@@ -39,6 +55,8 @@ _ARRAY, _TEXT = 0x90, 0xA0
 T = typing.TypeVar("T")
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Blob = Annotated[bytes, Meta(max_length=MAX_FRAME)]
+Digest = Annotated[bytes, Meta(max_length=64)]
+"""A hash, or the id of a manifest, which is one: 32 bytes today."""
 Count = Annotated[int, Meta(ge=0)]
 """An integer in [0, 2**64): msgpack has no larger one."""
 Real = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
@@ -74,6 +92,10 @@ class Decoder:
         """tag -> message"""
         assert all(len(kind.__struct_fields__) <= MAX_FIELDS for kind in self.kinds.values())
         self._decode = msgspec.msgpack.Decoder(typing.Union[tuple(self.kinds.values())]).decode  # noqa: UP007
+
+    def fields(self) -> dict[str, dict[str, str]]:
+        """Message -> field -> its bounded type, as the source has it."""
+        return {kind.__name__: dict(kind.__annotations__) for kind in self.kinds.values()}
 
     def __call__(self, data: bytes) -> Any:
         """The message in `data`. Refusal, always fatal, on anything that is not exactly one well-formed, known message."""
@@ -122,15 +144,7 @@ def unpack(data: bytes) -> Any:
     Refusal on anything malformed."""
     try:
         return msgpack.unpackb(
-            data,
-            raw=False,
-            strict_map_key=True,
-            use_list=True,
-            max_str_len=MAX_TEXT,
-            max_bin_len=MAX_FRAME,
-            max_array_len=MAX_ITEMS,
-            max_map_len=4096,
-            max_ext_len=0,
+            data, max_str_len=MAX_TEXT, max_bin_len=MAX_FRAME, max_array_len=MAX_ITEMS, max_map_len=4096, max_ext_len=0
         )
     except (ValueError, msgpack.UnpackException, UnicodeDecodeError, RecursionError, OverflowError, TypeError) as error:
         raise Refusal(f"malformed msgpack: {type(error).__name__}: {error}"[:300], fatal=True) from None

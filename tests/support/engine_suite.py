@@ -86,26 +86,18 @@ class EngineSuite:
         assert again.ids == got["a"].ids
         np.testing.assert_allclose(again.logprobs[9:], got["a"].logprobs[9:], atol=1e-4)
 
-    def test_a_reply_says_under_which_versions_it_began_and_ended(self, world: World) -> None:
+    def test_every_event_says_under_which_version_its_tokens_were_made(self, world: World) -> None:
         core = world.core()
         core.add(ask("a"))
         core.add(ask("b", max_new_tokens=3))
-        ends = [e for _ in range(5) for e in core.step() if e.finish]
-        assert [(e.request_id, e.start_version, e.end_version) for e in ends] == [("b", V0, V0)]
+        assert {e.version for _ in range(5) for e in core.step()} == {V0}
         core.stage(world.states[V1])
         core.commit()
-        core.add(ask("none", prefix_ids=(1, 2), max_new_tokens=2))
-        events = [e for _ in range(9) for e in core.step()]
-        ends = {e.request_id: (e.start_version, e.end_version) for e in events if e.finish}
-        assert ends == {"a": (V0, V1), "none": (None, None)}
-        assert all(e.start_version is None and e.end_version is None for e in events if not e.finish)
-        # An interrupt names the last token's version, not the one that serves by then.
         core.add(ask("c"))
-        core.step()
+        assert {e.version for _ in range(3) for e in core.step() if e.count} == {V1}
         core.stage(replace(world.states[V0], version=V2))
         core.commit()
-        [event] = core.interrupt()
-        assert (event.version, event.start_version, event.end_version) == (V2, V1, V1)
+        assert [(e.version, e.ids, e.finish) for e in core.interrupt(["c"])] == [(V2, (), "interrupt")]
 
     def test_a_pinned_sequence_never_sees_another_version(self, world: World) -> None:
         core = world.core(max_running=2)
@@ -122,10 +114,10 @@ class EngineSuite:
         assert core.has_work()
         events = [e for _ in range(10) for e in core.step()]
         last = [e for e in events if e.request_id == "pinned"]
-        assert [(e.finish, e.ids, e.end_version) for e in last] == [("interrupt", (), V0)]
-        assert [(e.finish, e.end_version) for e in events if e.request_id == "waiting"] == [("interrupt", None)]
+        assert [(e.finish, e.ids) for e in last] == [("interrupt", ())]
+        assert [(e.finish, e.ids) for e in events if e.request_id == "waiting"] == [("interrupt", ())]
         got.add(last[0])
-        assert got.spans == [Span(V0, 0, 4)] and (got.start_version, got.end_version) == (V0, V0)
+        assert got.spans == [Span(V0, 0, 4)]
         assert {e.version for e in events if e.request_id == "free"} == {V1}
         for pin, cause in ((V0, PAST), (V2, BEHIND)):
             with pytest.raises(Refusal, match=f"version {pin} exactly") as refused:

@@ -133,7 +133,7 @@ class HeadUnderTest(SwarmOwner):
                     link.post(Bye("everything of yours is here", done=False))
             case Tokens():
                 for run in message.runs:
-                    self.completions.setdefault(run.request_id, Completion()).add(run.event())
+                    self.completions.setdefault(run.request_id, Completion()).add(run)
         self._wake()
 
     def _wake(self) -> None:

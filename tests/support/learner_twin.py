@@ -29,7 +29,7 @@ from learner.rollouts.outcomes import Sampling
 from learner.tasks.port import Prompt, Score, Task
 from learner.trainer.packing import check_group
 from learner.trajectory import Group
-from p2p.protocol.generation import Abort, Assign, GenerateRequest, TokenRun, Tokens
+from p2p.protocol.generation import Abort, Assign, GenerateRequest, Tokens
 from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version
 
@@ -402,8 +402,8 @@ class World:
             ids.append(token)
             logprobs.append(logprob)
             finish = "stop" if token == STOP else "length" if len(made) >= request.max_new_tokens else ""
-        event = TokenEvent(request_id, start, tuple(ids), np.array(logprobs, np.float32), node.version, finish)
-        node.wire.append((Tokens((TokenRun.of(event),)), epoch))
+        event = TokenEvent.of(request_id, start, tuple(ids), np.array(logprobs, np.float32), node.version, finish)
+        node.wire.append((Tokens((event,)), epoch))
         if finish:
             del node.requests[request_id]
 

@@ -8,7 +8,7 @@ import numpy as np
 import trio
 
 from learner.client.messages import CommitStep, Due
-from p2p.protocol.generation import Interrupt, TokenRun, Tokens
+from p2p.protocol.generation import Interrupt, Tokens
 from p2p.protocol.prices import Activate, Terms
 from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version
@@ -71,8 +71,8 @@ async def hand_back(node: Node) -> None:
         while done < len(node.heard):
             message, done = node.heard[done], done + 1
             for request_id in message.request_ids if isinstance(message, Interrupt) else ():
-                event = TokenEvent(request_id, 0, (), np.zeros(0), node.version, "interrupt")
-                await node.say(Tokens((TokenRun.of(event),)))
+                event = TokenEvent.of(request_id, 0, (), np.zeros(0), node.version, "interrupt")
+                await node.say(Tokens((event,)))
 
 
 async def test_a_spent_budget_stops_what_costs_loses_nothing_and_a_larger_one_goes_on(tmp_path, autojump_clock) -> None:

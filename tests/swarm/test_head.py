@@ -30,8 +30,8 @@ from p2p.channel.memory import MemorySwitch
 from p2p.errors import ChannelClosed, Refusal, ShoalError
 from p2p.identity import Identity
 from p2p.membership.admission import Membership, sign_membership
-from p2p.protocol.generation import Abort, Assign, GenerateRequest, NodeStatus, Rejected, TokenRun, Tokens, unpack_ids
-from p2p.protocol.rollout import Span, TokenEvent
+from p2p.protocol.generation import Abort, Assign, GenerateRequest, NodeStatus, Rejected, Tokens
+from p2p.protocol.rollout import Span, TokenEvent, unpack_ids
 from p2p.protocol.versions import Installed
 from p2p.version import Version
 from p2p.weights.encode import encode_version
@@ -83,8 +83,8 @@ class Node(Rogue):
 
     async def finish(self, request: GenerateRequest) -> None:
         start = len(unpack_ids(request.prefix_ids))
-        event = TokenEvent(request.request_id, start, (1, STOP), np.array([-1.0, -1.0], np.float32), self.version, "stop")
-        await self.say(Tokens((TokenRun.of(event),)))
+        event = TokenEvent.of(request.request_id, start, (1, STOP), np.array([-1.0, -1.0], np.float32), self.version, "stop")
+        await self.say(Tokens((event,)))
 
 
 async def good(node: Node, request: GenerateRequest) -> None:

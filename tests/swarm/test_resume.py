@@ -20,7 +20,7 @@ from learner.journal.token_writer import JOURNAL_S, JOURNAL_SEQUENCE
 from learner.rollouts.group import ATTEMPTS
 from learner.trajectory import Group
 from p2p.errors import first_of
-from p2p.protocol.generation import GenerateRequest, Rejected, TokenRun, Tokens
+from p2p.protocol.generation import GenerateRequest, Rejected, Tokens
 from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version
 from tests.support.harness import RUN, WALL
@@ -38,8 +38,8 @@ async def say(node: Node, request: GenerateRequest, count: int, *, start: int | 
     """`count` tokens of a request, from where its prefix ends."""
     start = len(request.prefix_ids) // 4 if start is None else start
     ids = tuple(token_of(request, start + i) for i in range(count))
-    event = TokenEvent(name or request.request_id, start, ids, np.full(count, -0.3, np.float32), node.version)
-    await node.say(Tokens((TokenRun.of(event),)))
+    event = TokenEvent.of(name or request.request_id, start, ids, np.full(count, -0.3, np.float32), node.version)
+    await node.say(Tokens((event,)))
 
 
 async def two_tokens(node: Node, request: GenerateRequest) -> None:
@@ -228,8 +228,8 @@ async def slowly(node: Node, request: GenerateRequest) -> None:
     for position in range(start, 60, 20):
         await say(node, request, 20, start=position)
         await trio.sleep(0.02)
-    event = TokenEvent(request.request_id, max(start, 60), (STOP,), np.array([-1.0], np.float32), node.version, "stop")
-    await node.say(Tokens((TokenRun.of(event),)))
+    event = TokenEvent.of(request.request_id, max(start, 60), (STOP,), np.array([-1.0], np.float32), node.version, "stop")
+    await node.say(Tokens((event,)))
 
 
 async def test_a_wall_clock_that_jumps_by_an_hour_costs_nothing(tmp_path, autojump_clock) -> None:

@@ -9,8 +9,8 @@ import trio
 
 from learner.rewards.scoring import Scorer
 from learner.tasks.port import Prompt, Score
-from p2p.protocol.generation import GenerateRequest, Interrupt, TokenRun, Tokens, unpack_ids
-from p2p.protocol.rollout import TokenEvent
+from p2p.protocol.generation import GenerateRequest, Interrupt, Tokens
+from p2p.protocol.rollout import TokenEvent, unpack_ids
 from tests.swarm.test_head import Node, check_books, good, open_head
 
 
@@ -31,8 +31,8 @@ class Slow(Node):
                         await self._say(request_id, 1, 6, "interrupt")
 
     async def _say(self, request_id: str, start: int, token: int, finish: str) -> None:
-        event = TokenEvent(request_id, start, (token,), np.array([-1.0], np.float32), self.version, finish)
-        await self.say(Tokens((TokenRun.of(event),)))
+        event = TokenEvent.of(request_id, start, (token,), np.array([-1.0], np.float32), self.version, finish)
+        await self.say(Tokens((event,)))
 
 
 async def test_a_slow_node_hands_back_what_a_fast_one_will_have_done_sooner(tmp_path, autojump_clock) -> None:

@@ -14,7 +14,7 @@ from learner.client.messages import CommitStep, Log
 from learner.journal.journal import Journal
 from learner.journal.token_writer import JOURNAL_S
 from learner.trajectory import Group
-from p2p.protocol.generation import Abort, GenerateRequest, TokenRun, Tokens
+from p2p.protocol.generation import Abort, GenerateRequest, Tokens
 from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version
 from tests.support.harness import RUN
@@ -37,8 +37,8 @@ async def say(node: Node, request: GenerateRequest, count: int) -> None:
     """So many tokens, none of which ends it."""
     start = len(request.prefix_ids) // 4
     ids = tuple(1 + (request.seed + start + i) % 9 for i in range(count))
-    event = TokenEvent(request.request_id, start, ids, np.full(count, -0.3, np.float32), node.version)
-    await node.say(Tokens((TokenRun.of(event),)))
+    event = TokenEvent.of(request.request_id, start, ids, np.full(count, -0.3, np.float32), node.version)
+    await node.say(Tokens((event,)))
 
 
 async def take_step(bench: Bench, step: int, groups: tuple[Group, ...]) -> None:

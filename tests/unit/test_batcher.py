@@ -20,11 +20,11 @@ V1, V2 = Version(1, 1), Version(1, 2)
 def event(
     name: str, start: int, ids: tuple[int, ...], version: Version = V1, finish: str = "", logprob: float = -0.5
 ) -> TokenEvent:
-    return TokenEvent(name, start, ids, np.full(len(ids), logprob, np.float32), version, finish)
+    return TokenEvent.of(name, start, ids, np.full(len(ids), logprob, np.float32), version, finish)
 
 
 def events(messages: list[Tokens]) -> list[TokenEvent]:
-    return [run.event() for message in messages for run in message.runs]
+    return [run for message in messages for run in message.runs]
 
 
 def test_nothing_waits_when_there_is_nothing() -> None:
@@ -39,7 +39,7 @@ def test_tokens_of_one_sequence_become_one_run() -> None:
     batch.add(event("a", 4, (8, 9), logprob=-2.0), 10.2)
     assert batch.due == 10.0 + FLUSH_S  # by the oldest of them
     (message,) = batch.take()
-    a, b = (run.event() for run in message.runs)
+    a, b = (run for run in message.runs)
     assert (a.request_id, a.start, a.ids, a.logprobs.tolist(), a.version) == ("a", 3, (7, 8, 9), [-1.0, -2.0, -2.0], V1)
     assert (b.request_id, b.start, b.ids) == ("b", 0, (1, 2))
     assert batch.due == math.inf and batch.take() == []
@@ -95,7 +95,7 @@ def test_dropped_sequences_leave_no_token() -> None:
 
 def test_a_sure_token_has_no_positive_log_probability() -> None:
     """Events come over the engine's socket as read-only arrays."""
-    made = TokenEvent("a", 0, (1, 2), np.array([1e-7, -1.0], np.float32), V1)
+    made = TokenEvent.of("a", 0, (1, 2), np.array([1e-7, -1.0], np.float32), V1)
     came = decode(encode(Events([made]))[4:]).events[0]
     batch = TokenBatcher()
     batch.add(came, 0.0)

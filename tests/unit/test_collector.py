@@ -13,7 +13,6 @@ from learner.rollouts.collector import Collector
 from learner.rollouts.group import ATTEMPTS, first_attempt
 from learner.rollouts.outcomes import Accepted, EventRefused, FinishedGroup, GroupAborted, Ignored, Requeued, Sampling
 from learner.tasks.port import Score
-from p2p.protocol.generation import TokenRun
 from p2p.protocol.rollout import Span, TokenEvent
 from p2p.version import Version
 
@@ -25,7 +24,7 @@ def tokens(
     request_id: str, start: int, ids: list[int], version: Version = V5, finish: str = "", **extra: Any
 ) -> TokenEvent:
     logprobs = extra.pop("logprobs", np.full(len(ids), -0.5, np.float32))
-    return TokenEvent(request_id, start, tuple(ids), logprobs, version, finish, **extra)
+    return TokenEvent.of(request_id, start, tuple(ids), logprobs, version, finish, **extra)
 
 
 def opened(samples: int = 1, budget: int = 3, max_new_tokens: int = 4) -> Collector:
@@ -70,7 +69,7 @@ def test_a_pinned_group_takes_tokens_of_one_version_only() -> None:
     assert (free.exact_version, pinned.exact_version) == (None, V5)
     assert collector.assign("4.0.0", "a").exact_version == V5
     collector.tokens("a", tokens("4.0.0", 0, [1, 2], V5))
-    assert collector.extend("a", TokenRun.of(tokens("4.0.0", 2, [3], V6))) == 0  # nor by the short way
+    assert collector.extend("a", tokens("4.0.0", 2, [3], V6)) == 0  # nor by the short way
     out = collector.tokens("a", tokens("4.0.0", 2, [3], V6))
     assert isinstance(out, Requeued) and out.refusal is not None and "asked for exactly" in out.refusal.reason
     again = collector.assign("4.0.1", "b")
@@ -83,16 +82,17 @@ def test_a_pinned_group_takes_tokens_of_one_version_only() -> None:
     assert [r.avoid for r in collector.pending() if r.group_id == 4] == [frozenset({"a", "c"})]
 
 
-def test_a_reply_that_names_another_end_version_than_its_tokens_is_refused() -> None:
+def test_what_a_node_says_of_versions_is_kept_run_by_run_and_never_goes_back() -> None:
     collector = opened()
     collector.assign("3.0.0", "a")
-    collector.tokens("a", tokens("3.0.0", 0, [1, 2], V5))
-    lie = tokens("3.0.0", 2, [STOP], V6, "stop", start_version=V5, end_version=V5)
-    out = collector.tokens("a", lie)
-    assert isinstance(out, Requeued) and out.refusal is not None and "its last token is of 1.6" in out.refusal.reason
+    collector.tokens("a", tokens("3.0.0", 0, [1], V5))
+    collector.tokens("a", tokens("3.0.0", 1, [2], V6))
+    out = collector.tokens("a", tokens("3.0.0", 2, [STOP], V5, "stop"))
+    assert isinstance(out, Requeued) and out.refusal is not None and "older than 1.6" in out.refusal.reason
     collector.assign("3.0.1", "b")
-    truth = tokens("3.0.1", 2, [STOP], V6, "stop", start_version=V6, end_version=V6)
-    assert isinstance(collector.tokens("b", truth), Accepted)
+    done = collector.tokens("b", tokens("3.0.1", 2, [STOP], V6, "stop"))
+    assert isinstance(done, Accepted) and done.finished is not None
+    assert done.finished.samples[0].spans == (Span(V5, 0, 1), Span(V6, 1, 3))
 
 
 def test_a_lost_node_costs_a_prefill_and_no_token() -> None:
@@ -247,15 +247,15 @@ def test_an_interrupted_trajectory_goes_on_elsewhere() -> None:
         (tokens("3.0.0", 1, [1], V6, logprobs=np.array([np.nan], np.float32)), "not finite"),
         (tokens("3.0.0", 1, [1], V6, logprobs=np.array([0.5], np.float32)), "not finite values <= 0"),
         (tokens("3.0.0", 1, [1], V6, logprobs=np.array([-61.0], np.float32)), "logprob -61.0 of a sampled token"),
-        (tokens("3.0.0", 1, [1], V6, logprobs=np.zeros(2, np.float32)), "1 tokens with 2 logprobs"),
-        (tokens("3.0.0", 1, [1], V6, logprobs=np.zeros((1, 1), np.float32)), "not a vector"),
+        (tokens("3.0.0", 1, [1], V6, logprobs=np.zeros(2, np.float32)), "4 bytes of token ids with 8 of logprobs"),
+        (TokenEvent("3.0.0", 1, b"\1\0\0", b"\0\0\0", V6, "", ""), "3 bytes of token ids with 3 of logprobs"),
         (tokens("3.0.0", 1, [1], Version(1, 4)), "never published"),
         (tokens("3.0.0", 1, [1], V7), "version 1.7 was never published"),
         (tokens("3.0.0", 1, [1], V5), "version 1.5 is older than 1.6"),
         (tokens("3.0.0", 1, [1, 1, 1, 1], V6), "5 tokens of 4"),
         (tokens("3.0.0", 1, [STOP, 1], V6), "after a stop token"),
         (tokens("3.0.0", 1, [10], V6), "outside the vocabulary"),
-        (tokens("3.0.0", 1, [-1], V6), "outside the vocabulary"),
+        (tokens("3.0.0", 1, [2**32 - 1], V6), "outside the vocabulary"),
         (tokens("3.0.0", 1, [1], V6, "stop"), "no stop token"),
         (tokens("3.0.0", 1, [1], V6, "length"), "length at 2 of 4"),
         (tokens("3.0.0", 1, [1], V6, "done"), "unknown finish 'done'"),

@@ -11,7 +11,7 @@ import pytest
 from learner.rollouts.collector import Collector
 from learner.rollouts.group import MIN_LOGPROB
 from learner.rollouts.outcomes import Accepted, Requeued, Sampling
-from p2p.protocol.generation import TokenRun, pack_ids
+from p2p.protocol.rollout import TokenEvent, pack_ids
 from p2p.version import Version
 
 V5, V6, V7 = Version(1, 5), Version(1, 6), Version(1, 7)
@@ -20,9 +20,9 @@ STOP, LIMIT, VOCABULARY = 9, 40, 1000
 
 def run(
     request_id: str, start: int, ids: list[int], logprobs: list[float] | None = None, version: Version = V5, finish: str = ""
-) -> TokenRun:
+) -> TokenEvent:
     packed = struct.pack(f"<{len(ids)}f", *(logprobs or [-0.5] * len(ids)))
-    return TokenRun(request_id, start, pack_ids(tuple(ids)), packed, version, finish, "")
+    return TokenEvent(request_id, start, pack_ids(tuple(ids)), packed, version, finish, "")
 
 
 def opened() -> Collector:
@@ -80,11 +80,11 @@ def test_a_plain_run_is_taken() -> None:
         run("3.0.0", 2, [5], [MIN_LOGPROB - 1]),
         run("3.0.0", 2, [5] * (LIMIT - 2)),
         run("3.0.0", 2, [5] * LIMIT),
-        TokenRun("3.0.0", 2, b"\1\0\0\0\2\0", b"\0" * 6, V5, "", ""),
-        TokenRun("3.0.0", 2, b"\1\0\0\0", b"\0" * 8, V5, "", ""),
+        TokenEvent("3.0.0", 2, b"\1\0\0\0\2\0", b"\0" * 6, V5, "", ""),
+        TokenEvent("3.0.0", 2, b"\1\0\0\0", b"\0" * 8, V5, "", ""),
     ],
 )
-def test_what_is_not_plain_is_left_alone(odd: TokenRun) -> None:
+def test_what_is_not_plain_is_left_alone(odd: TokenEvent) -> None:
     collector, twin = opened(), opened()
     for each in (collector, twin):
         assert each.extend("a", run("3.0.0", 0, [1, 2])) == 2
@@ -128,12 +128,12 @@ def test_both_ways_come_to_the_same(seed: int) -> None:
         finish = rng.choices(["", "stop", "length", "interrupt"], [40, 1, 1, 1])[0]
         message = run(name, start, ids, logprobs, version, finish)
         quick = short.extend("a", message)
-        outcome = long.tokens("a", message.event())
+        outcome = long.tokens("a", message)
         if quick:
             taken += 1
             assert outcome == Accepted(name, quick)
         else:
-            assert repr(short.tokens("a", message.event())) == repr(outcome)
+            assert repr(short.tokens("a", message)) == repr(outcome)
         if isinstance(outcome, Requeued) and rng.random() < 0.5:
             assert short.node_lost("a") == long.node_lost("a")
         assert repr(state(short)) == repr(state(long))

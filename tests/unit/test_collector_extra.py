@@ -17,7 +17,7 @@ STOP = 9
 
 
 def tokens(request_id: str, start: int, ids: list[int], version: Version = V5, finish: str = "") -> TokenEvent:
-    return TokenEvent(request_id, start, tuple(ids), np.full(len(ids), -0.5, np.float32), version, finish)
+    return TokenEvent.of(request_id, start, tuple(ids), np.full(len(ids), -0.5, np.float32), version, finish)
 
 
 def opened(members: int, extra: int = 0, limit: int = 8) -> Collector:

@@ -18,7 +18,6 @@ from learner.journal.records import Piece, ReservedGroup, Unwritten
 from learner.rollouts.recovery import plan_resume
 from learner.trajectory import Group, Trajectory
 from p2p.errors import UsageError
-from p2p.protocol.generation import TokenRun
 from p2p.protocol.rollout import Completion, Span, TokenEvent
 from p2p.version import Version
 
@@ -208,9 +207,9 @@ def test_a_run_of_the_schema_before_goes_on(tmp_path: Path) -> None:
 
 def test_log_probabilities_come_back_bit_for_bit(tmp_path: Path) -> None:
     bits = np.random.default_rng(0).integers(0x80000000, 0xC2700000, 10_000, dtype=np.uint32)  # -0.0 down to -60
-    run = TokenRun.of(TokenEvent("0.0.0", 0, tuple(range(10_000)), bits.view(np.float32), START))
+    run = TokenEvent.of("0.0.0", 0, tuple(range(10_000)), bits.view(np.float32), START)
     unwritten = Unwritten()
-    unwritten.add(0, 0, "n", run.start, run.version, run.ids, run.logprobs)
+    unwritten.add(0, 0, "n", run.start, run.version, run.packed_ids, run.packed_logprobs)
     with open_journal(tmp_path) as journal:
         journal.new_epoch()
         reserve(journal, 0)

@@ -33,7 +33,7 @@ def collector_with(groups: dict[int, list[int]], extra: int = 0) -> Collector:
 
 
 def make(collector: Collector, group_id: int, member: int, start: int, ids: list[int]) -> None:
-    event = TokenEvent(f"{group_id}.{member}.0", start, tuple(ids), np.full(len(ids), -0.5, np.float32), V5)
+    event = TokenEvent.of(f"{group_id}.{member}.0", start, tuple(ids), np.full(len(ids), -0.5, np.float32), V5)
     collector.tokens(f"{group_id}.{member}", event)
 
 

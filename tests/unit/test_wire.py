@@ -10,17 +10,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from learner.client.messages import decode as from_trainer
 from p2p.broadcast.transfer import bitmap, members
 from p2p.errors import Refusal
 from p2p.identity import Identity
 from p2p.limits import MAX_FRAME
 from p2p.protocol import generation
-from p2p.protocol.generation import GenerateRequest, TokenRun
+from p2p.protocol.generation import GenerateRequest
 from p2p.protocol.join import Hello, Roster, RosterEntry, make_roster
 from p2p.protocol.messages import decode
-from p2p.protocol.rollout import Generate
+from p2p.protocol.rollout import Completion, Generate, TokenEvent
 from p2p.protocol.versions import Chunk, Have, Installed, Parts
-from p2p.protocol.wire import MAX_ITEMS, MAX_TEXT, encode
+from p2p.protocol.wire import MAX_ITEMS, MAX_TEXT, Message, Record, encode
 from p2p.version import Version
 
 MESSAGES = list(decode.kinds.values())
@@ -34,6 +35,8 @@ def values_of(hint) -> st.SearchStrategy:
         return st.builds(Version, NUMBER, NUMBER)
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return instances(hint)
+    if origin is typing.Literal:
+        return st.sampled_from(args)
     if origin is tuple:
         return st.lists(values_of(args[0]), max_size=4).map(tuple)
     if args:
@@ -69,6 +72,35 @@ def parse(data: bytes):
 
 def test_every_family_is_there() -> None:
     assert len(MESSAGES) >= 21
+
+
+BOUNDED = {"Text", "Blob", "Digest", "Count", "Real", "bool", "Version", "State"}
+
+
+@pytest.mark.parametrize("decoder", [decode, from_trainer])
+def test_every_field_of_every_message_has_a_bounded_type(decoder) -> None:
+    assert decoder.fields()["Tokens" if decoder is decode else "Ok"] is not None
+    records = [cls for cls in Record.__subclasses__() if cls is not Message]
+    assert {"GenerateRequest", "TokenEvent", "RosterEntry", "Placed", "CatalogEntry"} <= {cls.__name__ for cls in records}
+    assert not any(cls.__struct_defaults__ for cls in records), "a part of a message may lack nothing"
+    known = BOUNDED | {cls.__name__ for cls in records}
+    for message, fields in {**decoder.fields(), **{cls.__name__: cls.__annotations__ for cls in records}}.items():
+        for field, kind in fields.items():
+            inner = kind.removesuffix(" | None").removeprefix("Row[").removesuffix("]")
+            assert inner in known, f"{message}.{field}: {kind}"
+
+
+@settings(max_examples=200)
+@given(st.sampled_from(list(from_trainer.kinds.values())).flatmap(instances), st.data())
+def test_the_trainers_messages_survive_and_nothing_else_passes(message, data) -> None:
+    raw = bytearray(encode(message))
+    assert from_trainer(bytes(raw)) == message
+    raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
+    for decoder in (from_trainer, decode):
+        try:
+            decoder(bytes(raw))
+        except Refusal as refusal:
+            assert refusal.fatal and refusal.reason
 
 
 @settings(max_examples=300)
@@ -154,6 +186,7 @@ def test_one_field_of_another_kind(message, data) -> None:
     (["assign", [["r", b"", b"", b"", 1, 1, [1, "x"], 1.0, 1.0, None]], 0.0], "Assign.requests[0].min_version.step: expected"),
     (["assign", [["r", b"", b"", b"", 1, 1, [1, 1], 1.0, 1.0, [1, -1]]], 0.0], "Assign.requests[0].exact_version.step: expected"),
     (["installed", [1, 1], b"", True, 0.0, 0.0, 1, 1], "Installed.pause_s: expected `float`, got `bool`"),
+    (["activate", "busy", ""], "Activate.state: invalid enum value 'busy'"),
     ({"have": 1}, "not a list that starts with a known tag"),
     ("have", "not a list that starts with a known tag"),
     (["bye", "x" * (MAX_TEXT + 1), True, False], "Bye.reason: expected `str` of length <= 65536"),
@@ -214,14 +247,14 @@ def test_a_roster_fits_a_frame_whatever_its_members_say_of_themselves(count, add
 def test_requests_and_tokens_carry_what_they_were_made_of() -> None:
     asked = Generate("r", (1, 2**32 - 1), 5, (3,), 9, Version(1, 2), 0.7, 0.9, (4, 5), Version(1, 3))
     assert decode(_wrapped(asked)) == _unwrapped(asked)
-    run = TokenRun("r", 0, b"\1\0\0\0", b"\0\0\0\0", Version(1, 1), "", "")
-    assert run.event().ids == (1,)
-    for bad in (
-        msgspec.structs.replace(run, ids=b"\1\0\0"), msgspec.structs.replace(run, logprobs=b""),
-        msgspec.structs.replace(run, finish="because"),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=r"token|finish"):
-            bad.event()
+    run = TokenEvent("r", 0, b"\1\0\0\0", b"\0\0\0\0", Version(1, 1), "", "")
+    assert run.ids == (1,)
+    assert run.whole and TokenEvent.of("r", 0, (1,), [0.0], Version(1, 1)) == run
+    for name, half in (("packed_ids", b"\1\0\0"), ("packed_logprobs", b""), ("packed_ids", b"\1\0\0\0\2\0\0\0")):
+        bad = msgspec.structs.replace(run, **{name: half})
+        assert not bad.whole and decode(encode(generation.Tokens((bad,)))).runs == (bad,)  # the head says whose it is
+        with pytest.raises(ValueError, match="bytes of token ids with"):
+            Completion().add(bad)
 
 
 def _wrapped(asked: Generate) -> bytes:

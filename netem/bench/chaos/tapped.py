@@ -77,13 +77,13 @@ def tap(log: int) -> None:
         os.write(log, (json.dumps(values) + "\n").encode())
 
     def made(self: TokenBatcher, event: TokenEvent, now: float) -> None:
-        write("made", event.request_id, event.start, len(event.ids), time.monotonic())
+        write("made", event.request_id, event.start, event.count, time.monotonic())
         take(self, event, now)
 
     def sent(self: Agent, message: Any) -> None:
         if isinstance(message, Tokens):
             for run in message.runs:
-                write("sent", run.request_id, run.start, len(run.ids) // 4)
+                write("sent", run.request_id, run.start, run.count)
         to_head(self, message)
 
     async def attached(self: Installer, engine: Engine) -> None:

@@ -56,7 +56,7 @@ class Client:
         async for events in self.engine.events:
             self.arrivals.append(time.perf_counter())
             for event in events:
-                self.tokens += len(event.ids)
+                self.tokens += event.count
                 if event.finish:
                     self._held.discard(event.request_id)
             if not self._held:

@@ -78,7 +78,7 @@ def core(settings: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]
         for request in requests:
             engine.add(request)
         while engine.has_work():
-            made += sum(len(event.ids) for event in engine.step())
+            made += sum(event.count for event in engine.step())
         return {"seconds": time.perf_counter() - began, "tokens": made}
 
     return generate

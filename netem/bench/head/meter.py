@@ -45,7 +45,7 @@ class Meter:
             self.messages += 1
             self.runs += len(message.runs)
             if self.on and self.messages % SAMPLE_EVERY == 0:
-                ids = np.frombuffer(b"".join(run.ids for run in message.runs), "<u4")
+                ids = np.frombuffer(b"".join(run.packed_ids for run in message.runs), "<u4")
                 self.ages.append(age_s(ids[ids != STOP], time.monotonic(), self.origin))
             return accepted
 

@@ -34,9 +34,10 @@ from p2p.identity import Identity
 from p2p.limits import PROTOCOL_VERSION
 from p2p.membership.admission import Ticket, read_ticket
 from p2p.membership.peering import REDIAL_S
-from p2p.protocol.generation import Abort, Assign, NodeStatus, TokenRun, Tokens
+from p2p.protocol.generation import Abort, Assign, NodeStatus, Tokens
 from p2p.protocol.join import Hello, Welcome
 from p2p.protocol.messages import decode
+from p2p.protocol.rollout import TokenEvent
 from p2p.protocol.versions import Installed
 from p2p.protocol.wire import encode
 from p2p.version import Version
@@ -235,7 +236,7 @@ class SimulatedNodes:
                 del node.running[s.request_id]
             at = self._rng.randrange(len(self._logprobs) - count)
             logprobs = self._logprobs[at : at + count].tobytes()
-            runs.append(TokenRun(s.request_id, s.sent, np.asarray(ids, "<u4").tobytes(), logprobs, node.version, finish, ""))
+            runs.append(TokenEvent(s.request_id, s.sent, np.asarray(ids, "<u4").tobytes(), logprobs, node.version, finish, ""))
             s.sent = s.made
             node.tokens += count
             self._sent += count

@@ -197,11 +197,9 @@ class VllmCore(EngineCore):
             return row.last_event(version, "error", "the model's logits are not numbers")
         start = len(row.ids)
         row.ids.append(token)
-        row.first, row.last = row.first or version, version
-        if not finish:
-            return TokenEvent(row.request.request_id, start, (token,), logprob, version)
-        self._forget(row)
-        return TokenEvent(row.request.request_id, start, (token,), logprob, version, finish, "", row.first, version)
+        if finish:
+            self._forget(row)
+        return TokenEvent.of(row.request.request_id, start, (token,), logprob, version, finish)
 
     def _forget(self, row: EngineRow) -> None:
         del self._held[row.request.request_id]
@@ -257,7 +255,7 @@ class VllmCore(EngineCore):
 
     def _enter_again(self) -> None:
         """Rows without a token yet begin anew: under "keep" they too must not share blocks of the old weights."""
-        waiting = [row for row, _ in self._rows.values() if row.last is None]
+        waiting = [row for row, _ in self._rows.values() if len(row.ids) == len(row.request.prefix_ids)]
         vllm_compat.withdraw(self._engine, [self._keys[row.request.request_id] for row in waiting])
         for row in waiting:
             del self._rows[self._keys[row.request.request_id]]
