@@ -22,6 +22,7 @@ from netem.emulation.backends import AUTO, choose, open_backend, remove
 from netem.emulation.namespaces import check_namespaces
 from netem.networks.profile import LEARNER, Profile, load_profile
 from p2p.errors import ShoalError, UsageError
+from p2p.files import write_whole
 
 STATE = Path("/run/shoal-netem")
 START_S = 60.0
@@ -137,9 +138,7 @@ def _own(profile: Profile, path: Path, name: str) -> None:
             "congestion": backend.places[LEARNER].congestion, "congestion_asked": profile.congestion,
             "hosts": {n: {"address": p.address, "namespace": p.namespace} for n, p in backend.places.items()},
         }  # fmt: skip
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(state))
-        os.replace(temporary, path)
+        write_whole(path, json.dumps(state))
         backend.run(lambda: bool(over))
     path.unlink(missing_ok=True)
 
