@@ -67,7 +67,8 @@ class LoggedProcess:
     def send(self, number: int) -> None:
         """A signal whose consequence is no fault: it may come before the process has learned to end well (143)."""
         self.expected |= {-number, 128 + number}
-        self.send_signal(number)
+        if self.poll() is None:
+            self.send_signal(number)
 
     def failed(self) -> bool:
         """Whether it has ended as it should not."""
