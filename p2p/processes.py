@@ -36,8 +36,8 @@ Output = Path | IO[bytes] | int | None
 class Process(Protocol):
     """What we use of `subprocess.Popen`."""
 
-    pid: int
-
+    @property
+    def pid(self) -> int: ...
     @property
     def returncode(self) -> int | None: ...
     def poll(self) -> int | None: ...
