@@ -16,10 +16,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import httpx
-
 from learner.config import build_config, dump_toml
-from learner.status.view import dollars
+from learner.status.view import dollars, fetch_status
 from netem.demo.recipes import RECIPES, Recipe
 from netem.demo.report import write_report
 from netem.demo.spot import NODES as SPOT_NODES
@@ -161,12 +159,12 @@ class Demo:
         return child
 
     def _status(self) -> dict[str, Any] | None:
+        """What the learner's status page says; None while it has none."""
         try:
-            where = json.loads((self.run_dir / "run" / "status.json").read_text())
-            values: dict[str, Any] = httpx.get(f"http://127.0.0.1:{where['port']}/status", timeout=5, trust_env=False).json()
-            return values
-        except (OSError, ValueError, httpx.HTTPError):
+            status = fetch_status(self.run_dir / "run")
+        except UsageError:
             return None
+        return None if status["finished"] else status
 
     def _watch(self, view: DemoView) -> None:
         status = self._status()

@@ -13,8 +13,6 @@ import json
 import random
 import signal
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ import psutil
 
 from learner.config import build_config, dump_toml
 from learner.journal.journal import Journal
+from learner.status.view import fetch_status
 from netem.bench.chaos.account import Books, ChaosAccount, EngineKill
 from netem.bench.chaos.tapped import HOLD
 from netem.processes.children import Children, LoggedProcess, run_module, wait_for
@@ -114,12 +113,10 @@ class Chaos:
     def status(self) -> dict[str, Any]:
         """The learner's status page; empty while there is none."""
         try:
-            port = json.loads((self.run_dir / "status.json").read_text())["port"]
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=2) as answer:
-                value: dict[str, Any] = json.loads(answer.read())
-                return value if value.get("pid") == self.learner.pid else {}
-        except (OSError, ValueError, urllib.error.URLError):
+            status = fetch_status(self.run_dir)
+        except UsageError:
             return {}
+        return status if not status["finished"] and status.get("pid") == self.learner.pid else {}
 
     def _past(self, step: int) -> bool:
         return bool(self.status().get("step", -1) >= step)
