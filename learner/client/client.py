@@ -84,6 +84,7 @@ from learner.trajectory import MicroBatch, unpack_groups
 from p2p.codec import warm
 from p2p.codec.classes import Changes, apply
 from p2p.errors import ShoalError
+from p2p.files import write_whole
 from p2p.layout import Layout
 from p2p.limits import MAX_FRAME
 from p2p.protocol.wire import encode
@@ -282,9 +283,7 @@ class LearnerClient:
         folder = self.run_dir / "versions"
         table = folder / f"layout-{state.layout.digest.hex()[:16]}.msgpack"
         if not table.exists():
-            temporary = table.with_suffix(".tmp")
-            temporary.write_bytes(msgpack.packb(state.layout.to_wire()))
-            os.replace(temporary, table)
+            write_whole(table, msgpack.packb(state.layout.to_wire()))
         begin = Begin(step, kind, None, str(table.relative_to(self.run_dir)))
         if base is not None:
             begin = replace(begin, base=base.version.step, base_epoch=base.version.epoch, base_digest=base.digest)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from p2p.files import write_whole
 from p2p.layout import Layout
 from p2p.version import Version
 from p2p.weights.state import FlatState
@@ -54,7 +55,7 @@ def load_first(folder: Path, layout: Layout) -> Reference | None:
 def keep_first(folder: Path, first: Reference) -> None:
     """Keep a copy of `first` in `folder`. A full disk is logged and costs joiners some bytes, nothing else."""
     record = {"version": str(first.version), "digest": first.digest.hex(), "layout": first.state.layout.digest.hex()}
-    state, temporary = folder / f"{NAME}.state.tmp", folder / f"{NAME}.json.tmp"
+    state = folder / f"{NAME}.state.tmp"
     try:
         copy = FlatState.create(state, first.state.layout, reserve=True)
         for segment in copy.layout.segments():
@@ -63,8 +64,7 @@ def keep_first(folder: Path, first: Reference) -> None:
         copy.flush()
         (folder / f"{NAME}.json").unlink(missing_ok=True)  # of another state: the two are one
         os.replace(state, folder / f"{NAME}.state")
-        temporary.write_text(json.dumps(record))
-        os.replace(temporary, folder / f"{NAME}.json")
+        write_whole(folder / f"{NAME}.json", json.dumps(record))
     except OSError as error:
         state.unlink(missing_ok=True)
         log.warning("cannot keep the run's first version in %s: %s (joiners with the base model gain nothing)", folder, error)

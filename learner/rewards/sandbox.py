@@ -12,12 +12,11 @@ import ctypes
 import os
 import platform
 import resource
-import signal
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 1, 38, 22
+_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 38, 22
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 """Landlock's system calls: the same numbers on every architecture."""
@@ -124,12 +123,6 @@ def limit(*, memory: int, cpu_s: int) -> None:
         bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
         with contextlib.suppress(ValueError, OSError):  # not every system knows every one of them
             resource.setrlimit(what, (bound, bound))
-
-
-def die_with_parent() -> None:
-    """PR_SET_PDEATHSIG. The signal comes when the thread that forked us ends: only for children of a lasting thread."""
-    if sys.platform == "linux":
-        _libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def seal() -> list[str]:

@@ -6,7 +6,6 @@ What runs in the child is `learner/rewards/scoring_child.py`.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -25,6 +24,7 @@ from learner.rewards.sandbox import landlock_version
 from learner.rewards.scoring_child import problems_digest, receive_frame, send_frame
 from learner.tasks.port import Confined, Prompt, Score, Task
 from p2p.errors import ShoalError, UsageError
+from p2p.processes import ROOT, python_command, start
 
 log = logging.getLogger("shoal.scoring")
 
@@ -40,10 +40,9 @@ START_S = 120.0
 COMPLAIN_S = 10.0
 """Between two log lines about answers that could not be scored: a node can send thousands."""
 
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from learner.rewards.scoring_child import main; sys.exit(main())"
-)
+CHILD = "learner.rewards.scoring_child"
+"""The module that the scoring process runs."""
+
 _NOTHING = Score(0.0, False)
 _told: set[str] = set()
 """What this process has said is missing: once, however many scorers it makes."""
@@ -214,18 +213,18 @@ class _Child:
         self._said: IO[bytes] = tempfile.TemporaryFile()
         ours, theirs = socket.socketpair()
         self._sock = ours
-        path = [os.path.abspath(p) for p in sys.path]
-        package = str(Path(__file__).resolve().parents[2])
-        if package not in path:
-            path.append(package)
-        # Nothing of ours goes along: no variables (but the one that decides which problems some tasks draw), no file, no
-        # descriptor; one thread, because a namespace cannot be left by a process of several.
-        env = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "LANG": "C.UTF-8"}
-        env |= {name: os.environ[name] for name in ("PYTHONHASHSEED",) if name in os.environ}
+        # Nothing of ours goes along: no variables (but where modules lie, and what decides which problems some tasks draw), no
+        # file, no descriptor; one thread, because a namespace cannot be left by a process of several.
+        environment = {
+            "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONNOUSERSITE": "1", "PYTHONPATH": os.pathsep.join(os.path.abspath(p) for p in [*sys.path, str(ROOT)]),
+        }  # fmt: skip
+        environment |= {name: os.environ[name] for name in ("PYTHONHASHSEED",) if name in os.environ}
         with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-s", "-B", "-c", _BOOT, json.dumps(path)], env=env, cwd=self._folder,
-                stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=self._said, close_fds=True, start_new_session=True,
+            # It may outlive the thread that starts it, which may be a worker's; it ends when our socket does.
+            self.process = start(
+                python_command(CHILD), environment=environment, cwd=Path(self._folder), stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL, stderr=self._said, outlive=True,
             )  # fmt: skip
 
     def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:

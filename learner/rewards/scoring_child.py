@@ -2,8 +2,8 @@
 
 Scorers of free text may evaluate it, so an answer is code of a stranger. The worker that meets it has given up the network,
 files, other processes and all but a little memory and time (`learner/rewards/sandbox.py`), lives for this one answer, and
-can tell
-us nothing but a reward: it changes neither this process nor the next answer's worker. This process never looks at answers.
+can tell us nothing but a reward: it changes neither this process nor the next answer's worker. This process never looks at
+answers.
 
 It ends when its parent closes the socket, however the parent ends. (Not by the parent-death signal: that one comes when the
 parent's *thread* ends, and a replacement is started from a worker thread.)
@@ -29,6 +29,7 @@ import msgpack
 from learner.rewards import sandbox
 from learner.tasks.port import Prompt, Task
 from learner.tasks.registry import make_task
+from p2p.processes import die_with_parent
 
 MAX_FRAME = 8 << 20
 """Bytes of one message either way: a prompt and a completion, generously."""
@@ -140,7 +141,7 @@ class _Workshop:
 def work(task: Task, prompt: Prompt, completion: str, pipe: int, answer_s: float) -> None:
     """The worker: give everything up, score one answer, say so, end. Never returns."""
     try:
-        sandbox.die_with_parent()
+        die_with_parent()
         os.dup2(1, 0)  # standard output is /dev/null, and so are now the parent's socket and our log
         os.dup2(1, 2)
         os.dup2(pipe, 3)
@@ -190,3 +191,7 @@ def _try_seal() -> list[str]:
         finally:
             os._exit(1)
     return [] if os.waitpid(pid, 0)[1] == 0 else ["seccomp"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

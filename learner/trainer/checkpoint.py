@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from learner.trainer.model import named_state
 from p2p.errors import UsageError
+from p2p.files import sync
 
 FORMAT = 1
 
@@ -53,12 +54,12 @@ def save_checkpoint(
     meta = {"format": FORMAT, "step": step, "epoch": epoch, "config": dict(config or {}), "param_groups": groups}
     (temp / "meta.json").write_text(json.dumps(meta, indent=1))
     for file in temp.iterdir():
-        _sync(file)
-    _sync(temp)
+        sync(file)
+    sync(temp)
     if final.exists():
         shutil.rmtree(final)
     os.rename(temp, final)
-    _sync(root)
+    sync(root)
     return final
 
 
@@ -125,11 +126,3 @@ def _rng_state() -> dict[str, Tensor]:
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
     return state
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

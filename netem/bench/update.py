@@ -24,8 +24,8 @@ from learner.status.view import fetch_status
 from learner.tasks.registry import make_task
 from netem.bench.codec.bench import LAYER_8B
 from netem.bench.codec.model_updates import gaussian_update
-from netem.demo.children import Children, DemoProcess
 from netem.demo.tiny_model import build_demo_model
+from netem.processes.children import Children, wait_for
 from p2p.errors import ShoalError, UsageError
 
 WAIT_S = 600.0
@@ -64,8 +64,8 @@ class _UpdateRun:
             "rollout": {"groups_per_step": 1, "samples": 1, "max_new_tokens": 1},
         }  # fmt: skip
         (self.folder / "learner.toml").write_text(dump_toml(build_config(config, "bench").model_dump()))
-        learner = self.children.start("learner", ["-m", "shoal", "learner", str(self.folder / "learner.toml"), "--json"])
-        self._until("the learner to start", learner, lambda: (self.run_dir / "status.json").exists())
+        self.children.start("learner", "learner", str(self.folder / "learner.toml"), "--json")
+        self._until("the learner to start", lambda: (self.run_dir / "status.json").exists())
         client = LearnerClient.connect(self.run_dir)
         try:
             client.resume()
@@ -74,19 +74,19 @@ class _UpdateRun:
             first_s = time.perf_counter() - began
             self.say(f"the first version, whole, took the trainer {first_s:.1f} s")
             for i in range(1, nodes + 1):
-                self.children.start(f"node-{i}", [
-                    "-m", "shoal", "node", "--join", str(self.run_dir / "ticket.txt"), "--dir", str(self.folder / f"node-{i}"),
+                self.children.start(
+                    f"node-{i}", "node", "--join", str(self.run_dir / "ticket.txt"), "--dir", str(self.folder / f"node-{i}"),
                     "--listen", "/ip4/127.0.0.1/tcp/0", "--name", f"node-{i}", "--engine", "fake",
                     "--base-model", str(self.folder / "base"), "--json",
-                ])  # fmt: skip
-            self._until("the nodes to hold the base model", learner, lambda: self._at(nodes, "1.0"))
+                )  # fmt: skip
+            self._until("the nodes to hold the base model", lambda: self._at(nodes, "1.0"))
             time.sleep(2)
             for step, tensors in ((1, new), (2, base)):  # there and back: the second time is every further time
                 self.say(f"publishing update {step}")
                 began = time.perf_counter()
                 client.publish(step, tensors)
                 publish_s = time.perf_counter() - began
-                self._until("the nodes to install it", learner, lambda step=step: self._at(nodes, f"1.{step}"))  # type: ignore[misc]
+                self._until("the nodes to install it", lambda step=step: self._at(nodes, f"1.{step}"))  # type: ignore[misc]
                 time.sleep(1)
             client.log(2, {})
             status = fetch_status(self.run_dir)
@@ -130,15 +130,14 @@ class _UpdateRun:
         found = fetch_status(self.run_dir)["nodes"]
         return sum(n["alive"] and n["version"] == version for n in found) == nodes
 
-    def _until(self, what: str, learner: DemoProcess, ready: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + WAIT_S
-        while not ready():
-            for child in [learner, *self.children.all]:
-                if child.process.poll() is not None:
-                    raise ShoalError(f"{child.name} ended with status {child.process.returncode}: {child.last_line()}")
-            if time.monotonic() > deadline:
-                raise ShoalError(f"waited {WAIT_S:.0f} s for {what}")
-            time.sleep(0.2)
+    def _until(self, what: str, ready: Callable[[], bool]) -> None:
+        def look() -> bool:
+            for child in self.children.all:
+                if child.poll() is not None:
+                    raise ShoalError(f"{child.name} ended with status {child.returncode}: {child.last_line()}")
+            return ready()
+
+        wait_for(what, look, WAIT_S)
 
 
 def describe(result: dict[str, Any]) -> str:

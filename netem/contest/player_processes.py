@@ -15,20 +15,22 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from netem.contest.players.events import Command, EndPlayer, Links, Role, command_line
 from netem.emulation.underlay import Underlay
 from netem.networks.profile import LEARNER
+from netem.processes.children import MODEST
 from p2p.errors import ShoalError
+from p2p.processes import child_environment, signal_group, start
 
 READY_S = 60.0
-STOP_S = 5.0
+"""Until a player that was started says that it is ready: imports, on a busy machine."""
 
-PATH = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]))
-"""Where players find their modules, wherever this was started."""
+STOP_S = 5.0
+"""How long players may take to end once they were told to; what is there then is killed."""
 
 Event = dict[str, Any]
 
@@ -69,15 +71,11 @@ class Players:
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """To everything that `name`'s player started as well."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._processes[name].pid, number)
+        signal_group(self._processes[name], number)
 
     def start(self, name: str, command: list[str], log: Path) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATH}
-        with open(log, "wb") as said:
-            self._processes[name] = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, env=environment, start_new_session=True
-            )
+        pipe = subprocess.PIPE
+        self._processes[name] = start(command, stdin=pipe, stdout=pipe, stderr=log, environment=child_environment(MODEST))
         self._logs[name] = log
         self.names.append(name)
         threading.Thread(target=self._read, args=(name,), daemon=True).start()

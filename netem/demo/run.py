@@ -16,24 +16,30 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import httpx
-
 from learner.config import build_config, dump_toml
-from learner.status.view import dollars
-from netem.demo.children import Children, DemoProcess
+from learner.status.view import dollars, fetch_status
 from netem.demo.recipes import RECIPES, Recipe
 from netem.demo.report import write_report
 from netem.demo.spot import NODES as SPOT_NODES
 from netem.demo.spot import STEPS as SPOT_STEPS
 from netem.demo.spot import Spot, busy_share, describe_spot
 from netem.demo.view import DemoView
+from netem.processes.children import Children, LoggedProcess, start_module
+from netem.processes.forked import fork_module, warm_up
 from p2p.errors import ShoalError, UsageError
 
 START_S = 60.0
 """Until the learner accepts nodes: imports, on a busy machine."""
 
+BUILDER = "netem.demo.recipes"
+"""The module that makes the model, in a process of its own: it imports torch, which this one is better without."""
+
 NODES = 3
+"""Unless asked otherwise: enough that they exchange chunks, and few enough for two cores."""
+
 PSS_EVERY_S = 4.0
+"""Seconds between two looks at the memory of all processes: one look takes tens of milliseconds."""
+
 PRICES = (0.34, 0.29, 0.44)
 """What the nodes say they cost an hour, in dollars: such is asked for one rented consumer GPU."""
 
@@ -92,7 +98,7 @@ class Demo:
         self.args, self.recipe, self.steps, self.run_dir, self.children = args, recipe, steps, run_dir, children
         self.began = began
         self.events: list[str] = []
-        self.nodes: dict[str, DemoProcess] = {}
+        self.nodes: dict[str, LoggedProcess] = {}
         self.spot: Spot | None = None
         self.disturbed = False
         self.pss_peak = 0
@@ -105,21 +111,21 @@ class Demo:
             settings = self.recipe.config(self.run_dir / "run", model, self.steps, self.args.seed, self.args.spot)
             config.write_text(dump_toml(build_config(settings, "demo").model_dump()))
         flags = ["--resume"] if self.args.resume else []
-        learner = self.children.start("learner", ["-m", "shoal", "learner", str(config), "--json", *flags])
+        learner = self.children.start("learner", "learner", str(config), "--json", *flags)
         self._wait_ready(learner)
         if self.args.spot:
-            self.children.warm_up()
+            warm_up()
             self.spot = Spot(self.args.nodes, self.args.seed, self._start_node, self.events.append)
         else:
             for i in range(self.args.nodes):
                 self._start_node(f"node-{i + 1}")
         with DemoView(not self.args.json, self.steps) as view:
-            while learner.process.poll() is None:
+            while learner.poll() is None:
                 self._watch(view)
                 time.sleep(0.5)
-        if learner.process.returncode != 0:
+        if learner.returncode != 0:
             raise ShoalError(
-                f"the learner ended with status {learner.process.returncode}: {learner.last_line()} "
+                f"the learner ended with status {learner.returncode}: {learner.last_line()} "
                 f"(go on with: shoal demo --resume --run-dir {self.run_dir})"
             )
         summary = json.loads((self.run_dir / "run" / "summary.json").read_text())
@@ -129,38 +135,36 @@ class Demo:
     def _build(self, model: Path) -> None:
         if not self.args.json:
             print("building the model and warming it up ...", flush=True)
-        builder = self.children.start(
-            "build", ["-m", "netem.demo.recipes", str(model), self.recipe.name, str(self.args.seed)]
-        )
-        if builder.process.wait() != 0:
+        builder = self.children.start("build", str(model), self.recipe.name, str(self.args.seed), module=BUILDER)
+        if builder.wait() != 0:
             raise ShoalError(f"the model could not be built: {builder.last_line()}")
 
-    def _wait_ready(self, learner: DemoProcess) -> None:
+    def _wait_ready(self, learner: LoggedProcess) -> None:
         deadline = time.monotonic() + START_S
         while self._status() is None:
-            if learner.process.poll() is not None:
+            if learner.poll() is not None:
                 raise ShoalError(f"the learner did not start: {learner.last_line()}")
             if time.monotonic() > deadline:
                 raise ShoalError(f"the learner was not ready within {START_S:.0f} s: {learner.last_line()}")
             time.sleep(0.1)
 
-    def _start_node(self, name: str) -> DemoProcess:
+    def _start_node(self, name: str) -> LoggedProcess:
         price = PRICES[(int(name.removeprefix("node-")) - 1) % len(PRICES)]
         capacity = self.recipe.spot_capacity if self.args.spot else self.recipe.capacity
-        child = self.nodes[name] = self.children.start(name, [
-            "-m", "shoal", "node", "--join", str(self.run_dir / "run" / "ticket.txt"), "--dir", str(self.run_dir / name),
+        child = self.nodes[name] = self.children.start(
+            name, "node", "--join", str(self.run_dir / "run" / "ticket.txt"), "--dir", str(self.run_dir / name),
             "--listen", "/ip4/127.0.0.1/tcp/0", "--name", name, "--capacity", str(capacity), "--json",
-            "--usd-per-hour", str(price),
-        ], warm=self.args.spot)  # fmt: skip
+            "--usd-per-hour", str(price), starter=fork_module if self.args.spot else start_module,
+        )  # fmt: skip
         return child
 
     def _status(self) -> dict[str, Any] | None:
+        """What the learner's status page says; None while it has none."""
         try:
-            where = json.loads((self.run_dir / "run" / "status.json").read_text())
-            values: dict[str, Any] = httpx.get(f"http://127.0.0.1:{where['port']}/status", timeout=5, trust_env=False).json()
-            return values
-        except (OSError, ValueError, httpx.HTTPError):
+            status = fetch_status(self.run_dir / "run")
+        except UsageError:
             return None
+        return None if status["finished"] else status
 
     def _watch(self, view: DemoView) -> None:
         status = self._status()
@@ -177,7 +181,7 @@ class Demo:
             self.pss_peak = max(self.pss_peak, self.children.pss_bytes())
         for name, child in self.nodes.items():
             if child.failed():
-                raise ShoalError(f"{name} ended with status {child.process.returncode}: {child.last_line()}")
+                raise ShoalError(f"{name} ended with status {child.returncode}: {child.last_line()}")
 
     def _chaos(self, status: dict[str, Any]) -> None:
         """SIGKILL a node that is generating, and bring a fresh one."""
@@ -195,7 +199,7 @@ class Demo:
             for name in self.nodes.keys() - there:
                 self.nodes[name].send(signal.SIGTERM)
         deadline = time.monotonic() + END_S
-        while time.monotonic() < deadline and any(c.process.poll() is None for c in self.nodes.values()):
+        while time.monotonic() < deadline and any(c.poll() is None for c in self.nodes.values()):
             time.sleep(0.1)
 
     def _result(self, summary: dict[str, Any]) -> dict[str, Any]:
@@ -237,7 +241,7 @@ class Demo:
         return result
 
 
-def _faults(result: dict[str, Any], last: str, nodes: dict[str, DemoProcess]) -> list[str]:
+def _faults(result: dict[str, Any], last: str, nodes: dict[str, LoggedProcess]) -> list[str]:
     """What a demo must never show, as sentences; [] when all is well."""
     faults = []
     for node in result["nodes"]:
@@ -251,10 +255,10 @@ def _faults(result: dict[str, Any], last: str, nodes: dict[str, DemoProcess]) ->
     if result["max_staleness_seen"] > result["max_staleness"]:
         faults.append(f"staleness {result['max_staleness_seen']} over the bound of {result['max_staleness']}")
     for name, child in nodes.items():
-        if child.process.poll() is None:
+        if child.poll() is None:
             faults.append(f"{name} did not leave within {END_S:.0f} s")
         elif child.failed():
-            faults.append(f"{name} ended with status {child.process.returncode}")
+            faults.append(f"{name} ended with status {child.returncode}")
     return faults
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from netem.demo.children import DemoProcess
 from netem.networks.availability import FleetChange, spot_moves
+from netem.processes.children import LoggedProcess
 
 NODES, STEPS = 6, 100
 """Unless asked otherwise: enough that some are there at any time, and that a run takes a minute or two."""
@@ -42,13 +42,13 @@ class Spot:
     """`start(name)` makes a node's process; `go_on()`, called now and then, does what is due."""
 
     def __init__(
-        self, nodes: int, seed: int, start: Callable[[str], DemoProcess], say: Callable[[str], None],
+        self, nodes: int, seed: int, start: Callable[[str], LoggedProcess], say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._due: list[FleetChange] = spot_moves(nodes, UP_S, DOWN_S, HORIZON_S, seed)[::-1]
         self._start, self._say, self._clock = start, say, clock
         self._began = clock()
-        self._running: dict[str, DemoProcess] = {}
+        self._running: dict[str, LoggedProcess] = {}
         self.counts = Counts()
 
     def go_on(self) -> None:
@@ -68,9 +68,9 @@ class Spot:
 
     def _come(self, name: str, at: float) -> None:
         old = self._running.get(name)
-        if old is not None and old.process.poll() is None:  # its notice is over
+        if old is not None and old.poll() is None:  # its notice is over
             old.send(signal.SIGKILL)
-            old.process.wait()
+            old.wait()
             self.counts.cut_off += 1
         self._running[name] = self._start(name)
         self.counts.arrivals += 1

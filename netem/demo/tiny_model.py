@@ -6,6 +6,7 @@ Must not know versions, nodes or rewards. For demos, tests and machines that can
 from __future__ import annotations
 
 import string
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +75,17 @@ def _network(tokenizer: Any, size: str, seed: int) -> Any:
         return Qwen3ForCausalLM(config)
 
 
-def build_random_model(folder: Path, *, size: str = "20m", characters: str = "", seed: int = 0) -> Path:
-    """An untrained model under `folder` ("20m": about 19 M parameters); for throughput and broadcast measurements."""
+def build_random_model(
+    folder: Path, *, size: str = "20m", characters: str = "", seed: int = 0, scale: float = 1.0
+) -> Path:
+    """An untrained model under `folder` ("20m": about 19 M parameters); for throughput and broadcast measurements.
+
+    `scale` multiplies its matrices: above 1 each token depends more sharply on those before it."""
     tokenizer = char_tokenizer(characters)
     model = _network(tokenizer, size, seed)
+    with torch.no_grad():
+        for matrix in (p for p in model.parameters() if p.ndim > 1):
+            matrix.mul_(scale)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -127,3 +135,7 @@ def build_demo_model(
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+if __name__ == "__main__":  # FOLDER SCALE: a small random model
+    build_random_model(Path(sys.argv[1]), size="0.4m", scale=float(sys.argv[2]))

@@ -22,10 +22,20 @@ from netem.emulation.backends import AUTO, choose, open_backend, remove
 from netem.emulation.namespaces import check_namespaces
 from netem.networks.profile import LEARNER, Profile, load_profile
 from p2p.errors import ShoalError, UsageError
+from p2p.files import write_whole
+from p2p.processes import last_line, python_command, start
+
+OWNER = "netem.emulation.background"
+"""This module, as the program that owns a network."""
 
 STATE = Path("/run/shoal-netem")
+"""State files and logs of the networks that are up: gone with a reboot, as the networks are."""
+
 START_S = 60.0
+"""Until the network is up: namespaces and devices are made one after the other, some 50 ms for each host."""
+
 END_S = 20.0
+"""How long the owner may take to clear everything away."""
 
 
 def up(file: Path, backend: str = AUTO) -> dict[str, Any]:
@@ -40,17 +50,15 @@ def up(file: Path, backend: str = AUTO) -> dict[str, Any]:
     backend, note = choose(backend, profile)
     STATE.mkdir(mode=0o755, parents=True, exist_ok=True)
     log = path.with_suffix(".log")
-    with open(log, "wb") as said:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "netem.emulation.background", backend, str(Path(file).resolve()), str(path)],
-            stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True,
-        )  # fmt: skip
+    log.unlink(missing_ok=True)
+    process = start(
+        python_command(OWNER, backend, str(Path(file).resolve()), str(path)), stdout=log, stderr=subprocess.STDOUT, outlive=True
+    )
     deadline = time.monotonic() + START_S
     while not path.exists():
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
-            lines = log.read_text(errors="replace").strip().splitlines()
-            raise ShoalError(f"network {profile.name} did not come up: {lines[-1] if lines else 'it said nothing'}")
+            raise ShoalError(f"network {profile.name} did not come up: {last_line(log)}")
         time.sleep(0.05)
     return {**_read(path), "note": note}
 
@@ -137,9 +145,7 @@ def _own(profile: Profile, path: Path, name: str) -> None:
             "congestion": backend.places[LEARNER].congestion, "congestion_asked": profile.congestion,
             "hosts": {n: {"address": p.address, "namespace": p.namespace} for n, p in backend.places.items()},
         }  # fmt: skip
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(state))
-        os.replace(temporary, path)
+        write_whole(path, json.dumps(state))
         backend.run(lambda: bool(over))
     path.unlink(missing_ok=True)
 

@@ -23,12 +23,22 @@ from pydantic import TypeAdapter
 from netem.emulation.backends import AUTO, Backend, Weather, choose, open_backend
 from netem.networks.profile import LEARNER, Profile
 from p2p.errors import ShoalError
+from p2p.processes import python_command, start, wait_or_kill
+
+OWNER = "netem.emulation.underlay"
+"""This module, as the program that owns a network."""
 
 START_S = 60.0
+"""Until the network is up: namespaces and devices are made one after the other, some 50 ms for each host."""
+
 NICE = -10
 """The switch is the wire: it must not queue for a processor behind the programs on its hosts."""
+
 ANSWER_S = 5.0
+"""How long the owner may take to answer a question: far more than the few system calls that one costs it."""
+
 END_S = 20.0
+"""How long the owner may take to clear everything away."""
 
 
 class Underlay:
@@ -75,8 +85,9 @@ class Underlay:
 def underlay(profile: Profile, backend: str = AUTO) -> Iterator[Underlay]:
     """Bring `profile` up by that back end. UsageError or ShoalError, one line, when that cannot be done."""
     backend, _ = choose(backend, profile)
-    command = [sys.executable, "-m", "netem.emulation.underlay", backend, TypeAdapter(Profile).dump_json(profile).decode()]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    command = python_command(OWNER, backend, TypeAdapter(Profile).dump_json(profile).decode())
+    # When we are killed it ends by the end of its input: a signal would leave it no time to clear everything away.
+    process = start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, outlive=True)
     try:
         state = _answer(process, START_S)
         if "error" in state:
@@ -86,11 +97,7 @@ def underlay(profile: Profile, backend: str = AUTO) -> Iterator[Underlay]:
     finally:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.close()
-        try:
-            process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        wait_or_kill(process, END_S)
         process.stdout.close()
 
 

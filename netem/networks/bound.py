@@ -12,7 +12,6 @@ others, and sends what is left of its uplink to all of them itself. Latency is n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from netem.networks.profile import LEARNER, Profile
 
@@ -30,28 +29,6 @@ def fluid_bound(payload_bits: float, source_up: float, uplinks: Sequence[float],
 def best_rate(source_up: float, uplinks: Sequence[float], downlinks: Sequence[float]) -> float:
     """The rate, in bit/s, at which all receivers can be fed at once."""
     return min(source_up, min(downlinks), (source_up + sum(uplinks)) / len(uplinks))
-
-
-@dataclass(frozen=True, slots=True)
-class Streams:
-    """A fluid schedule that reaches the bound: rates in bit/s."""
-
-    repeated: tuple[float, ...]
-    """what the source sends to receiver i, and i on to every other receiver"""
-    direct: float
-    """what the source sends to every receiver itself"""
-
-
-def fluid_streams(source_up: float, uplinks: Sequence[float], downlinks: Sequence[float]) -> Streams:
-    """Sub-streams whose sum is `best_rate`. With one receiver everything is direct."""
-    n, rate = len(uplinks), best_rate(source_up, uplinks, downlinks)
-    if n == 1:
-        return Streams((0.0,), rate)
-    # Receivers can repeat sum(u)/(n-1) among them; beyond that the source must send n copies.
-    repeatable = min(rate, sum(uplinks) / (n - 1))
-    total = sum(uplinks)
-    repeated = tuple(repeatable * u / total if total else 0.0 for u in uplinks)
-    return Streams(repeated, rate - repeatable)
 
 
 def profile_bound(profile: Profile, payload_bytes: int) -> float:

@@ -2,13 +2,12 @@
 
 A plain loop over one inherited socket: take the commands that have arrived (waiting for one when there is nothing to
 decode), make a step, send its events. At most EVENT_WINDOW event batches are under way to an agent that has not taken
-them; then it decodes no further but still answers commands. It ends with its agent: on the socket's end of file, or by
-the kernel's hand (Linux).
+them; then it decodes no further but still answers commands. It ends with its agent: on the socket's end of file, or
+killed by the kernel (Linux; its starter asked for that).
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import select
@@ -26,7 +25,6 @@ from p2p.errors import Refusal
 EVENT_WINDOW = 64
 """Event batches (one a step) sent and not yet taken: a fifth of a second at the fastest step measured, 3 ms."""
 
-_PR_SET_PDEATHSIG = 1
 _METHODS = frozenset({"load", "add", "interrupt", "abort", "stage", "commit", "score", "stats"})
 
 
@@ -122,8 +120,6 @@ def main(argv: list[str]) -> int:
     """FD KIND SETTINGS(JSON). Exit status 0 when the agent closed, 1 when the engine broke."""
     fd, kind, settings = int(argv[0]), argv[1], json.loads(argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C goes to the whole group; the agent ends us in order
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if log := settings.pop("log", ""):
         out = os.open(Path(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(out, 1)

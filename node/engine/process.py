@@ -12,14 +12,13 @@ import math
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import trio
@@ -27,6 +26,7 @@ import trio
 from node.engine.child import EVENT_WINDOW
 from node.engine.pipe import Call, CallRefused, Credit, Decoder, Events, Failed, Farewell, Message, Reply, encode
 from node.engine.port import CommitResult, Engine, EngineDied, EngineStats, StateFile
+from p2p.processes import INSTALLED, ROOT, Process, child_environment, python_command, start
 from p2p.protocol.rollout import Generate, TokenEvent
 
 PROGRESS_S = 30.0
@@ -38,11 +38,11 @@ ALLOWANCE_S = {"load": 900.0, "stage": 120.0, "commit": 300.0, "score": 120.0}
 START_S = 180.0
 """From the start of the child to its first answer: importing torch on a busy machine takes up to a minute."""
 
-_ROOT = Path(__file__).resolve().parents[2]
-"""Where the child finds this package, installed or not."""
+CHILD = "node.engine.child"
+"""The module that an engine's process runs."""
 
 _OURS = ("node", "p2p")
-"""The packages that a child needs of ours."""
+"""The packages of ours that an engine's process needs."""
 
 CLOSE_S = 3.0
 """How long a child may take to end by itself when asked to."""
@@ -56,29 +56,29 @@ class _Pending:
     reply: Reply | CallRefused | Failed | None = None
 
 
-class ChildProcess(Protocol):
-    """Of subprocess.Popen, what is needed here."""
-
-    pid: int
-
-    def poll(self) -> int | None: ...
-    def wait(self, timeout: float | None = None) -> int: ...
-    def kill(self) -> None: ...
+EngineStarter = Callable[[list[str], int, dict[str, str]], Process]
+"""Starts an engine's process from a command (see `node.engine.child`), the descriptor that stays open in it, and its environment.
+It must die with this process."""
 
 
-def start_child(arguments: list[str], fd: int, environment: dict[str, str]) -> ChildProcess:
-    """Start `arguments`, with `fd` open in it. `netem.demo.fork_server` puts a fork in its place.
+def start_program(command: list[str], fd: int, environment: dict[str, str]) -> Process:
+    """The starter of every node but the spot demo's. In our own process group: what is sent to a node's reaches its engine."""
+    return start(command, environment=environment, pass_fds=[fd], own_session=False)
 
-    Not trio.open_process: that forks from a worker thread, and the kernel's parent-death signal, which the child asks for, comes
-    when that thread ends.
-    """
-    return subprocess.Popen(arguments, stdin=subprocess.DEVNULL, pass_fds=[fd], env=environment)
+
+_starter: EngineStarter = start_program
+
+
+def register_starter(starter: EngineStarter) -> None:
+    """Have engines of this process started by `starter`, in place of `start_program`, from now on."""
+    global _starter
+    _starter = starter
 
 
 class EngineProcess(Engine):
     """See Engine. Made by `open_engine_process`."""
 
-    def __init__(self, process: ChildProcess, stream: trio.SocketStream, progress_s: float) -> None:
+    def __init__(self, process: Process, stream: trio.SocketStream, progress_s: float) -> None:
         self._process, self._stream, self._progress_s = process, stream, progress_s
         self._outbox, self._frames = trio.open_memory_channel[bytes](math.inf)
         self._batches_in, self._batches_out = trio.open_memory_channel[list[TokenEvent]](math.inf)
@@ -265,16 +265,18 @@ class EngineProcess(Engine):
 
 
 @contextmanager
-def packages(python: str) -> Iterator[str]:
-    """A folder where `python` finds our packages, for as long as its process runs. Installed, they lie among all others of
-    this environment, which another one must not see: then it is a folder with links to ours alone."""
-    if python == sys.executable or _ROOT.name not in ("site-packages", "dist-packages"):
-        yield str(_ROOT)
-        return
-    with tempfile.TemporaryDirectory(prefix="shoal-engine-") as folder:
-        for name in _OURS:
-            os.symlink(_ROOT / name, Path(folder) / name)
-        yield folder
+def packages(python: str) -> Iterator[Path | None]:
+    """A folder where `python` finds our packages, for as long as its process runs (None: it finds them by itself). Installed,
+    they lie among all others of this environment, which another one must not see: then it is a folder with links to ours."""
+    if not INSTALLED:
+        yield ROOT
+    elif python == sys.executable:
+        yield None
+    else:
+        with tempfile.TemporaryDirectory(prefix="shoal-engine-") as folder:
+            for name in _OURS:
+                os.symlink(ROOT / name, Path(folder) / name)
+            yield Path(folder)
 
 
 @asynccontextmanager
@@ -287,21 +289,19 @@ async def open_engine_process(
     default 1) and `log` (a path for the child's output; default: our stderr), the rest are the core's settings. EngineDied
     when it does not come up.
     """
-    arguments = [python, "-m", "node.engine.child"]
     with packages(python) as root:
-        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-        async with _running(arguments, kind, settings, {**os.environ, "PYTHONPATH": path}, progress_s) as engine:
+        async with _running(python, kind, settings, child_environment(root=root), progress_s) as engine:
             yield engine
 
 
 @asynccontextmanager
 async def _running(
-    command: list[str], kind: str, settings: dict[str, Any], environment: dict[str, str], progress_s: float
+    python: str, kind: str, settings: dict[str, Any], environment: dict[str, str], progress_s: float
 ) -> AsyncIterator[EngineProcess]:
     ours, theirs = socket.socketpair()
     with theirs:
-        arguments = [*command, str(theirs.fileno()), kind, json.dumps(settings)]
-        process = start_child(arguments, theirs.fileno(), environment)
+        command = python_command(CHILD, str(theirs.fileno()), kind, json.dumps(settings), python=python)
+        process = _starter(command, theirs.fileno(), environment)
     engine = EngineProcess(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)), progress_s)
     stillborn: EngineDied | None = None
     try:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,6 +23,7 @@ import msgpack
 from node.engine.port import StateFile
 from node.install.staging import HeldState, Staging
 from p2p.errors import Refusal, UsageError
+from p2p.files import sync, write_whole
 from p2p.layout import Layout
 from p2p.limits import DEFAULT_SEGMENT, MIB
 from p2p.version import Version
@@ -142,12 +142,8 @@ class Shadow:
         if staging is not self._staging or staging.over or staging.held is None:
             raise RuntimeError(f"version {staging.version} is not finished, or was dropped")
         staging.state.flush()
-        path = self._layout_path(staging.slot)
-        with open(path, "wb") as file:
-            file.write(msgpack.packb(staging.state.layout.to_wire()))
-            file.flush()
-            os.fsync(file.fileno())
-        _sync_directory(self.directory)
+        write_whole(self._layout_path(staging.slot), msgpack.packb(staging.state.layout.to_wire()), durable=True)
+        sync(self.directory)
         # A read-only mapping from here on: nothing can write to the state that is served.
         held = replace(staging.held, state=FlatState.open(self._state_path(staging.slot), staging.state.layout))
         previous = self._held
@@ -208,18 +204,9 @@ class Shadow:
             "layout": held.state.layout.digest.hex(),
             "digest": held.digest.hex(),
         }
-        temporary = self.directory / "state.json.tmp"
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(record, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.replace(temporary, self.directory / "state.json")
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        write_whole(self.directory / "state.json", json.dumps(record, indent=1), durable=True)
         self._held = held
-        _sync_directory(self.directory)
+        sync(self.directory)
 
     def _load(self) -> HeldState:
         record: Any = json.loads((self.directory / "state.json").read_text(encoding="utf-8"))
@@ -263,11 +250,3 @@ class Shadow:
 
     def _layout_path(self, slot: str) -> Path:
         return self.directory / f"{slot}.layout.msgpack"
-
-
-def _sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

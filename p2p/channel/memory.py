@@ -1,6 +1,6 @@
 """A simulated network of byte pipes in one process: the twin of the libp2p adapter. Must not know messages.
 
-Time is trio's clock, so under a mock clock hours pass in moments. Every pair has a latency and a rate each way, and
+Time is trio's clock, so under a mock clock hours pass in moments. Every pair has the same latency and rate each way, and
 a node's uplink and downlink rates are shared by all its channels (first come, first served, one piece at a time, so
 concurrent channels share them evenly).
 """
@@ -30,8 +30,7 @@ class MemorySwitch:
     """Called as (src, dst, bytes) for every piece written; returns what arrives instead, None for nothing."""
 
     def __init__(self, latency: float = 0.0, rate: float = math.inf) -> None:
-        self._default = (latency, rate)
-        self._links: dict[tuple[str, str], tuple[float, float]] = {}
+        self.latency, self._rate = latency, rate
         self._up: dict[str, float] = {}
         self._down: dict[str, float] = {}
         self._free: dict[tuple[str, str], float] = {}  # when a shared resource has sent what it was given
@@ -44,11 +43,6 @@ class MemorySwitch:
         """bytes written per (src, dst), framing included"""
 
     # --- shaping and faults
-
-    def set_link(self, src: str, dst: str, *, latency: float | None = None, rate: float | None = None) -> None:
-        """Shape the directed pair; what is not given stays as it was."""
-        old = self._links.get((src, dst), self._default)
-        self._links[src, dst] = (old[0] if latency is None else latency, old[1] if rate is None else rate)
 
     def set_node(self, peer: str, *, uplink: float = math.inf, downlink: float = math.inf) -> None:
         self._up[peer], self._down[peer] = uplink, downlink
@@ -106,15 +100,11 @@ class MemorySwitch:
 
     # --- for the pipes
 
-    def latency(self, src: str, dst: str) -> float:
-        return self._links.get((src, dst), self._default)[0]
-
     def send_at(self, src: str, dst: str, size: int) -> float:
         """Claim the links for `size` bytes now: the time when the last byte has left."""
         time = trio.current_time()
-        rate = self._links.get((src, dst), self._default)[1]
         up, down = self._up.get(src, math.inf), self._down.get(dst, math.inf)
-        for name, limit in ((src, ">"), up), ((src, dst), rate), ((">", dst), down):
+        for name, limit in ((src, ">"), up), ((src, dst), self._rate), ((">", dst), down):
             if limit < math.inf:
                 time = self._free[name] = max(time, self._free.get(name, 0.0)) + size / limit
         self.bytes_moved[src, dst] = self.bytes_moved.get((src, dst), 0) + size
@@ -166,7 +156,7 @@ class _Pipe:
         self.notify()
 
     def put_now(self, data: bytes | None) -> None:
-        self.put(trio.current_time() + self._switch.latency(self.src, self.dst), data)
+        self.put(trio.current_time() + self._switch.latency, data)
 
     async def write(self, data: bytes, end: _End) -> None:
         await self._until(end, lambda: not self._switch.is_stalled(self.src, self.dst))
@@ -174,7 +164,7 @@ class _Pipe:
             data = tamper(self.src, self.dst, data) or b""
         if data:
             left = self._switch.send_at(self.src, self.dst, len(data))
-            self.put(left + self._switch.latency(self.src, self.dst), data)
+            self.put(left + self._switch.latency, data)
             await self._until(end, lambda: trio.current_time() >= left, left)
 
     async def read(self, max_bytes: int, end: _End) -> bytes:
@@ -281,7 +271,7 @@ class MemoryNetwork(Network):
         for _ in range(trips):
             for src, dst in ((self.peer_id, peer), (peer, self.peer_id)):
                 await self._switch.wait_flowing(src, dst)
-                await trio.sleep(self._switch.latency(src, dst))
+                await trio.sleep(self._switch.latency)
         target = self._switch.host(peer)
         if target is None or not (target.table.has_room(self.peer_id) and self.table.has_room(peer)):
             raise ChannelClosed(f"cannot open a channel to {peer}: {'it is gone' if target is None else 'too many'}")

@@ -8,7 +8,6 @@ bytes, in order, each way, under application credits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 import trio
@@ -120,6 +119,3 @@ class Network:
     async def drop(self, peer: str, reason: str) -> None:
         """Close every channel and the connection to `peer`."""
         raise NotImplementedError
-
-
-NetworkFactory = AbstractAsyncContextManager[Network]

@@ -36,11 +36,6 @@ def zigzag_steps(steps: np.ndarray) -> np.ndarray:
     return ((signed << 1) ^ (signed >> (8 * steps.itemsize - 1))).view(steps.dtype)
 
 
-def unzigzag(z: np.ndarray) -> np.ndarray:
-    """Words: the difference mod 2^w that `zigzag` mapped to `z`."""
-    return (z >> 1) ^ np.negative(z & z.dtype.type(1))
-
-
 def split_planes(words: np.ndarray) -> list[np.ndarray]:
     """uint8 [n] for each byte of the words, lowest first."""
     table = np.ascontiguousarray(words).view(np.uint8).reshape(len(words), words.itemsize)

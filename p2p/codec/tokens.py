@@ -10,14 +10,11 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from p2p.errors import Refusal
-
 DIRECT = 8
-
-MAX_NUMBER = (1 << 32) - 1
+"""Numbers below this one are their own tokens: most changes of a weight are so small."""
 
 TOKENS = DIRECT + 4 * 29
-"""Of numbers up to MAX_NUMBER."""
+"""How many tokens there are, for numbers below 2^32: four for each of the 29 octaves from DIRECT on."""
 
 
 def _ladder() -> tuple[np.ndarray, np.ndarray]:
@@ -34,7 +31,7 @@ FIRST, RAW_BITS = _ladder()
 
 
 def tokens_of(numbers: np.ndarray) -> np.ndarray:
-    """uint8 [n] for `numbers` (unsigned or signed integers [n], 0 to MAX_NUMBER)."""
+    """uint8 [n] for `numbers` (unsigned or signed integers [n], below 2^32)."""
     tokens = np.empty(len(numbers), np.uint8)
     _tokens_of(numbers, tokens)
     return tokens
@@ -45,22 +42,6 @@ def write_raw(numbers: np.ndarray, tokens: np.ndarray) -> bytes:
     out = np.zeros(raw_bytes(tokens), np.uint8)
     _write_raw(numbers, tokens, FIRST, RAW_BITS, out)
     return out.tobytes()
-
-
-def read_raw(body: memoryview, at: int, tokens: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, int]:
-    """(numbers, where their raw bits ended) from tokens and the raw bits beside them. Refusal when there are too few or a
-    number is larger than `dtype` holds."""
-    if len(tokens) and int(tokens.max()) >= TOKENS:
-        raise Refusal(f"token {int(tokens.max())} of {TOKENS}")
-    stop = at + raw_bytes(tokens)
-    if stop > len(body):
-        raise Refusal(f"payload ends {stop - len(body)} bytes before its raw bits do")
-    numbers = np.empty(len(tokens), np.uint32)
-    if not _read_raw(np.frombuffer(body[at:stop], np.uint8), tokens, FIRST, RAW_BITS, numbers):
-        raise Refusal("raw bits have something in their padding")
-    if len(numbers) and int(numbers.max()) > np.iinfo(dtype).max:
-        raise Refusal(f"number {int(numbers.max())} is more than a word holds")
-    return numbers, stop
 
 
 def raw_bytes(tokens: np.ndarray) -> int:
@@ -117,23 +98,3 @@ def _write_raw(numbers, tokens, first, widths, out):  # type: ignore[no-untyped-
                 at += 1
     if count:
         out[at] = held & np.uint64(255)
-
-
-@njit(nogil=True, cache=True)
-def _read_raw(raw, tokens, first, widths, numbers):  # type: ignore[no-untyped-def]
-    held = np.uint64(0)
-    count, at = 0, 0
-    for i in range(len(tokens)):
-        token = tokens[i]
-        if token < DIRECT:
-            numbers[i] = token
-        else:
-            width = widths[token]
-            while count < width:
-                held |= np.uint64(raw[at]) << np.uint64(count)
-                at += 1
-                count += 8
-            numbers[i] = first[token] + np.int64(held & ((np.uint64(1) << np.uint64(width)) - np.uint64(1)))
-            held >>= np.uint64(width)
-            count -= width
-    return held == np.uint64(0)

@@ -6,13 +6,13 @@ code, never weights.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgpack
 import numpy as np
 
 from p2p.errors import Refusal, UsageError
+from p2p.files import write_whole
 from p2p.layout import Layout
 from p2p.limits import MAX_DESCRIPTOR
 
@@ -59,9 +59,7 @@ def unpack_descriptor(blob: bytes, folder: Path) -> None:
             raise Refusal(f"descriptor holds {name!r}, which is not one of the files a model may bring")
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
-        temporary = folder / f".{name}.tmp"
-        temporary.write_bytes(data)
-        os.replace(temporary, folder / name)
+        write_whole(folder / name, data)
 
 
 def descriptor_layout(blob: bytes) -> tuple[Layout, np.ndarray]:

@@ -207,9 +207,6 @@ class Manifest:
         record = self.records.get(segment)
         return None if record is None else range(record.first, record.first + len(record.digests))
 
-    def known_chunks(self) -> list[int]:
-        return sorted(self._owner)
-
     def add(self, part: bytes, head_key: bytes) -> list[int]:
         """Take a record or the seal. Returns the chunks that became provable ([] for a seal or a repeat).
         Refusal when it is not the head's, not of this manifest, or contradicts what is known."""

@@ -16,6 +16,7 @@ import blake3
 import numpy as np
 import xxhash
 
+from p2p.files import sync
 from p2p.layout import WORD, Layout, Segment, TensorSpec
 
 MADV_POPULATE_WRITE = 23
@@ -132,11 +133,7 @@ class FlatState:
         if self.mapping is None or self.path is None or self.mapping.mode == "r":
             return
         self.mapping.flush()
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync(self.path)
 
     def close(self) -> None:
         """Let go of the bytes without flushing. Idempotent; the mapping ends with the last view of it."""

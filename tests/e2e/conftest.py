@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from netem.bench.shoal_commands import ENV, Verbs
+from netem.processes.children import Children, run_module
 
 
 @pytest.fixture
-def shoal(tmp_path: Path) -> Iterator[Verbs]:
-    runner = Verbs(tmp_path)
+def shoal(tmp_path: Path) -> Iterator[Children]:
+    runner = Children(tmp_path)
     yield runner
-    runner.end()
+    runner.end(0)
 
 
 @pytest.fixture(scope="session")
 def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's small model, warmed up as the demo does it."""
     folder = tmp_path_factory.mktemp("model") / "model"
-    subprocess.run(
-        [sys.executable, "-m", "netem.demo.recipes", str(folder), "reverse", "0"],
-        check=True, env=ENV, capture_output=True, timeout=120, cwd=Path(__file__).parents[2],
-    )  # fmt: skip
+    run_module("netem.demo.recipes", str(folder), "reverse", "0")
     return folder

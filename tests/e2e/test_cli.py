@@ -21,9 +21,10 @@ import pytest
 import shoal as cli
 from learner.config import dump_toml, load_config
 from learner.service import prepare_run
-from netem.bench.shoal_commands import ENV, Verbs, wait_for
+from netem.processes.children import MODEST, Children, wait_for
 from p2p.identity import Identity
 from p2p.membership.admission import Ticket, make_ticket, read_ticket
+from p2p.processes import child_environment
 
 pytestmark = pytest.mark.e2e
 
@@ -391,23 +392,23 @@ def test_the_command_line_is_light() -> None:
 def test_a_real_process_complains_the_same(tmp_path: Path) -> None:
     for argv in (["learner", str(tmp_path / "no.toml")], ["nonsense"], ["status", str(tmp_path)]):
         run = subprocess.run([sys.executable, "-m", "shoal", *argv], capture_output=True, text=True, timeout=DEADLINE_S,
-                             cwd=ROOT, env=ENV)  # fmt: skip
+                             cwd=ROOT, env=child_environment(MODEST))  # fmt: skip
         assert (run.returncode, run.stdout) == (2, "")
         assert one_line(run.stderr).startswith("shoal")
 
 
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Verbs]:
-    runner = Verbs(tmp_path_factory.mktemp("live"))
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Children]:
+    runner = Children(tmp_path_factory.mktemp("live"))
     yield runner
-    runner.end()
+    runner.end(0)
 
 
 @pytest.fixture(scope="module")
-def live(runner: Verbs, model: Path) -> Path:
+def live(runner: Children, model: Path) -> Path:
     """The run directory of a learner that waits for nodes."""
-    runner.start("learner", "learner", str(config_file(runner.root, model)), "--json")
-    run = runner.root / "run"
+    runner.start("learner", "learner", str(config_file(runner.folder, model)), "--json")
+    run = runner.folder / "run"
     wait_for("a ticket and a status page", (run / "status.json").exists, DEADLINE_S)
     return run
 
@@ -429,24 +430,24 @@ def test_status_and_export_of_a_learner_that_waits(
     assert call("status", live, "--json") == 0, "the refused second learner must not disturb the first"
 
 
-def test_tickets_the_head_refuses(live: Path, runner: Verbs) -> None:
+def test_tickets_the_head_refuses(live: Path, runner: Children) -> None:
     genuine = read_ticket((live / "ticket.txt").read_text())
     head = Identity.load_or_create(live / "head.key")
     other_run = make_ticket(head, "another", genuine.addresses)
     expired = make_ticket(head, genuine.run, genuine.addresses, expires=1)
     cases = (("other", other_run, "another"), ("expired", expired, "expired"))
     nodes = [
-        runner.start(name, "node", "--join", ticket.encode(), "--dir", str(runner.root / name), "--no-listen")
+        runner.start(name, "node", "--join", ticket.encode(), "--dir", str(runner.folder / name), "--no-listen")
         for name, ticket, _ in cases
     ]
     for node, (name, _, word) in zip(nodes, cases, strict=True):
         assert node.wait(timeout=DEADLINE_S) == 2, runner.said(name)
         line = one_line(runner.said(name))
         assert "refused" in line and word in line
-    assert (runner.root / "other.out").read_text() == ""
+    assert (runner.folder / "other.out").read_text() == ""
 
 
-def test_a_whole_run_with_json(shoal: Verbs, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_whole_run_with_json(shoal: Children, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two steps with one node; then status and export of the finished run, which the transformers library can load."""
     learner = shoal.start("learner", "learner", str(config_file(tmp_path, model)), "--json")
     run = tmp_path / "run"
@@ -507,7 +508,7 @@ def check_export(run: Path, out: Path) -> None:
 # --- interruptions ---------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c(shoal: Verbs, tmp_path: Path, model: Path) -> None:
+def test_ctrl_c(shoal: Children, tmp_path: Path, model: Path) -> None:
     learner = shoal.start("learner", "learner", str(config_file(tmp_path, model, trainer={"steps": 10_000})))
     run = tmp_path / "run"
     wait_for("a ticket", (run / "status.json").exists, DEADLINE_S)
@@ -532,7 +533,7 @@ def test_ctrl_c(shoal: Verbs, tmp_path: Path, model: Path) -> None:
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_sigterm_ends_a_learner_as_ctrl_c_does(shoal: Verbs, tmp_path: Path, model: Path, background: bool) -> None:
+def test_sigterm_ends_a_learner_as_ctrl_c_does(shoal: Children, tmp_path: Path, model: Path, background: bool) -> None:
     before = signal.getsignal(signal.SIGINT)
     if background:  # as a shell starts a script's background jobs
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -558,7 +559,8 @@ def test_ctrl_c_before_anything_happens(tmp_path: Path) -> None:
     """A node that still waits for a learner which is not there."""
     node = ["node", "--join", a_ticket().encode(), "--dir", str(tmp_path), "--no-listen"]
     command = [sys.executable, "-m", "shoal", *node]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=ENV)
+    env = child_environment(MODEST)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=env)
     said: list[str] = []
     assert process.stderr is not None and process.stdout is not None
     reader = threading.Thread(target=lambda: said.extend(process.stderr or ()))

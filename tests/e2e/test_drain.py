@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from learner.config import build_config, dump_toml
-from netem.bench.shoal_commands import Verbs, wait_for
+from netem.processes.children import Children, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run_dir(shoal: Verbs, tmp_path: Path, model: Path) -> Path:
+def run_dir(shoal: Children, tmp_path: Path, model: Path) -> Path:
     """A learner that would train for ever."""
     settings = {
         "run_dir": str(tmp_path / "run"), "model": str(model), "task": {"options": {"digits": 4}},
@@ -40,10 +40,10 @@ def run_dir(shoal: Verbs, tmp_path: Path, model: Path) -> Path:
     return tmp_path / "run"
 
 
-def start_node(shoal: Verbs, run_dir: Path, name: str) -> Any:
+def start_node(shoal: Children, run_dir: Path, name: str) -> Any:
     return shoal.start(
-        name, "node", "--join", str(run_dir / "ticket.txt"), "--dir", str(shoal.root / name), "--name", name, "--capacity", "16",
-        "--listen", "/ip4/127.0.0.1/tcp/0", "--json",
+        name, "node", "--join", str(run_dir / "ticket.txt"), "--dir", str(shoal.folder / name), "--name", name, "--capacity",
+        "16", "--listen", "/ip4/127.0.0.1/tcp/0", "--json",
     )  # fmt: skip
 
 
@@ -58,13 +58,13 @@ def tokens(run_dir: Path, name: str) -> int:
     return nodes(run_dir).get(name, {}).get("tokens", 0)
 
 
-def handed_over(shoal: Verbs, name: str) -> int:
+def handed_over(shoal: Children, name: str) -> int:
     found = re.search(r"leaving; (\d+) sequences go back", shoal.said(name))
     assert found, shoal.said(name)
     return int(found[1])
 
 
-def test_no_token_is_lost_with_a_node_that_had_notice(shoal: Verbs, run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_token_is_lost_with_a_node_that_had_notice(shoal: Children, run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import shoal as cli
 
     first, second = start_node(shoal, run_dir, "one"), start_node(shoal, run_dir, "two")
@@ -73,7 +73,7 @@ def test_no_token_is_lost_with_a_node_that_had_notice(shoal: Verbs, run_dir: Pat
     assert first.wait(timeout=40) == 0, shoal.said("one")
     before = tokens(run_dir, "two")
     wait_for("the other goes on", lambda: tokens(run_dir, "two") > before + 50)
-    assert cli.main(["node", "drain", "--dir", str(shoal.root / "two"), "--json"]) == 0
+    assert cli.main(["node", "drain", "--dir", str(shoal.folder / "two"), "--json"]) == 0
     drained = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert drained["pid"] == second.pid and drained["seconds"] < 40
     assert second.wait(timeout=5) == 0, shoal.said("two")
@@ -90,10 +90,10 @@ def test_no_token_is_lost_with_a_node_that_had_notice(shoal: Verbs, run_dir: Pat
     assert "refused" not in shoal.said("learner")
 
 
-def test_a_second_signal_kills(shoal: Verbs, run_dir: Path) -> None:
+def test_a_second_signal_kills(shoal: Children, run_dir: Path) -> None:
     node = start_node(shoal, run_dir, "one")
     wait_for("tokens", lambda: tokens(run_dir, "one") > 20, 120)
-    shoal.running[0].send_signal(signal.SIGSTOP)  # it will not say that it has everything
+    shoal.all[0].send_signal(signal.SIGSTOP)  # it will not say that it has everything
     node.send_signal(signal.SIGTERM)
     wait_for("the node hands over", lambda: "leaving; " in shoal.said("one"))
     node.send_signal(signal.SIGTERM)

@@ -11,8 +11,8 @@ import pytest
 
 from learner.config import build_config, dump_toml
 from learner.status.view import fetch_status
-from netem.bench.shoal_commands import Verbs, wait_for
 from netem.demo.recipes import RECIPES
+from netem.processes.children import Children, wait_for
 from tests.e2e.test_run import check_books, metrics, steps_done
 
 pytestmark = pytest.mark.e2e
@@ -26,7 +26,7 @@ def write_config(tmp_path: Path, model: Path, steps: int, **local_engine: object
     return path
 
 
-def test_it_trains_alone_through_a_kill_until_others_come(shoal: Verbs, tmp_path: Path, demo_model: Path) -> None:
+def test_it_trains_alone_through_a_kill_until_others_come(shoal: Children, tmp_path: Path, demo_model: Path) -> None:
     run_dir = tmp_path / "run"
     learner = shoal.start("learner", "learner", str(write_config(tmp_path, demo_model, 30)), "--json")
     wait_for("steps made alone", lambda: steps_done(run_dir) >= 4, 120)
@@ -52,7 +52,7 @@ def test_it_trains_alone_through_a_kill_until_others_come(shoal: Verbs, tmp_path
     assert {n["name"] for n in summary["nodes"] if n["bytes_from_peers"]} == set()
 
 
-def test_one_that_cannot_run_is_said_at_once(shoal: Verbs, tmp_path: Path, demo_model: Path) -> None:
+def test_one_that_cannot_run_is_said_at_once(shoal: Children, tmp_path: Path, demo_model: Path) -> None:
     learner = shoal.start("learner", "learner", str(write_config(tmp_path, demo_model, 3, engine_set={"rows": 4})), "--json")
     assert learner.wait(timeout=60) == 2
     assert "the learner's local engine cannot run" in shoal.said("learner") and "--engine-set" in shoal.said("learner")

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from netem.bench.node_memory import BOUND, COPIES, SAMPLE_S, Anonymous, anonymous_bytes, describe, measure_memory
-from netem.bench.shoal_commands import wait_for
+from netem.processes.children import wait_for
 from p2p.errors import UsageError
 from p2p.limits import GIB, MIB
 

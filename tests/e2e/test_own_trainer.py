@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from learner.config import build_config, dump_toml
-from netem.bench.shoal_commands import ENV, Verbs, wait_for
+from netem.processes.children import MODEST, Children, wait_for
+from p2p.processes import child_environment, start
 
 pytestmark = pytest.mark.e2e
 
@@ -22,13 +23,12 @@ EXAMPLE = ROOT / "examples" / "own_trainer.py"
 STEPS, KILLED_AT = 20, 5
 
 
-def start_example(shoal: Verbs, run_dir: Path, name: str) -> subprocess.Popen[bytes]:
-    with open(shoal.root / f"{name}.out", "ab") as out:
-        process = subprocess.Popen(
-            [sys.executable, str(EXAMPLE), str(run_dir), "--lr", "3e-4"], stdout=out, stderr=subprocess.STDOUT,
-            env={**ENV, "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
-    shoal.running.append(process)
+def start_example(shoal: Children, run_dir: Path, name: str) -> subprocess.Popen[bytes]:
+    process = start(
+        [sys.executable, str(EXAMPLE), str(run_dir), "--lr", "3e-4"], stdout=shoal.folder / f"{name}.out",
+        stderr=subprocess.STDOUT, environment=child_environment(MODEST),
+    )  # fmt: skip
+    shoal.all.append(process)
     return process
 
 
@@ -42,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_demo_model(folder, make_task("reverse", 0, {"digits": 3}), target=0.1, batch=32)
 
 
-def test_a_trainer_of_ones_own_trains_and_resumes(shoal: Verbs, tmp_path: Path, model: Path) -> None:
+def test_a_trainer_of_ones_own_trains_and_resumes(shoal: Children, tmp_path: Path, model: Path) -> None:
     run_dir, config = tmp_path / "run", tmp_path / "run.toml"
     settings = {
         "run_dir": str(run_dir), "model": str(model), "task": {"options": {"digits": 3}},

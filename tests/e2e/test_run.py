@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from learner.config import build_config, dump_toml
-from netem.bench.shoal_commands import Verbs, wait_for
 from netem.demo.recipes import RECIPES
+from netem.processes.children import Children, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -36,7 +36,7 @@ def check_books(trajectories: dict[str, Any]) -> None:
     )
 
 
-def test_demo_survives_a_killed_node(shoal: Verbs, tmp_path: Path) -> None:
+def test_demo_survives_a_killed_node(shoal: Children, tmp_path: Path) -> None:
     demo = shoal.start(
         "demo", "demo", "--json", "--chaos", "--steps", "24", "--seed", "3", "--run-dir", str(tmp_path / "demo")
     )
@@ -60,7 +60,7 @@ def test_demo_survives_a_killed_node(shoal: Verbs, tmp_path: Path) -> None:
     assert "SIGKILL" in result["events"][0]
 
 
-def test_sparse_deltas_are_a_few_per_cent_of_an_anchor(shoal: Verbs, tmp_path: Path) -> None:
+def test_sparse_deltas_are_a_few_per_cent_of_an_anchor(shoal: Children, tmp_path: Path) -> None:
     arguments = ["demo", "--json", "--recipe", "sparse", "--nodes", "2", "--steps", "3", "--run-dir", str(tmp_path / "d")]
     demo = shoal.start("demo", *arguments)
     assert demo.wait(timeout=300) == 0, shoal.said("demo")
@@ -72,7 +72,7 @@ def test_sparse_deltas_are_a_few_per_cent_of_an_anchor(shoal: Verbs, tmp_path: P
     check_books(result["trajectories"])
 
 
-def test_killed_trainer_and_killed_learner_resume(shoal: Verbs, tmp_path: Path, demo_model: Path) -> None:
+def test_killed_trainer_and_killed_learner_resume(shoal: Children, tmp_path: Path, demo_model: Path) -> None:
     """Nodes stay up throughout: they must find the learner again by themselves, each time."""
     run_dir, config = tmp_path / "run", tmp_path / "learner.toml"
     settings = RECIPES["reverse"].config(run_dir, demo_model, 24, 0)

@@ -9,14 +9,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from netem.bench.shoal_commands import Verbs
+from netem.processes.children import Children
 
 pytestmark = pytest.mark.e2e
 
 STEPS = 30
 
 
-def test_the_demo_on_spot_nodes_loses_nothing(shoal: Verbs, tmp_path: Path) -> None:
+def test_the_demo_on_spot_nodes_loses_nothing(shoal: Children, tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     arguments = ("--json", "--spot", "--steps", str(STEPS), "--seed", "1", "--run-dir", str(folder))
     demo = shoal.start("demo", "demo", *arguments)
@@ -38,7 +38,7 @@ def test_the_demo_on_spot_nodes_loses_nothing(shoal: Verbs, tmp_path: Path) -> N
     assert json.loads((folder / "run" / "summary.json").read_text())["step"] == STEPS
 
 
-def test_spot_and_chaos_are_refused_together(shoal: Verbs) -> None:
+def test_spot_and_chaos_are_refused_together(shoal: Children) -> None:
     demo = shoal.start("demo", "demo", "--spot", "--chaos")
     assert demo.wait(timeout=60) == 2
     assert shoal.said("demo").strip() == "shoal: --spot kills nodes already: leave out --chaos"

@@ -9,7 +9,6 @@ import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from subprocess import Popen
 
 import numpy as np
 import pytest
@@ -29,8 +28,8 @@ from transformers import (
 from learner.config import build_config, dump_toml
 from netem.bench.chaos.account import differing
 from netem.bench.chaos.run import GROUPS, Chaos, ChaosSettings, random_model
-from netem.bench.shoal_commands import Verbs, wait_for
 from netem.demo.recipes import RECIPES
+from netem.processes.children import Children, LoggedProcess, wait_for
 from node.engine.flat_model import write_state
 from node.engine.port import EngineDied, StateFile
 from node.engine.process import EngineProcess, open_engine_process
@@ -417,7 +416,7 @@ def test_engines_killed_in_mid_generation_cost_no_token_and_no_link(tmp_path: Pa
     assert differing(chaos.books.trajectories, quiet.books.trajectories) == []
 
 
-def learner_of(shoal: Verbs, tmp_path: Path, demo_model: Path, steps: int, served: str) -> tuple[Popen[bytes], Path]:
+def learner_of(shoal: Children, tmp_path: Path, demo_model: Path, steps: int, served: str) -> tuple[LoggedProcess, Path]:
     """A learner with no staleness, and its ticket."""
     settings = RECIPES["reverse"].config(tmp_path / "run", demo_model, steps, 0)
     settings["rollout"]["max_staleness"] = 0
@@ -429,7 +428,7 @@ def learner_of(shoal: Verbs, tmp_path: Path, demo_model: Path, steps: int, serve
     return learner, ticket
 
 
-def node_of(shoal: Verbs, tmp_path: Path, name: str, ticket: Path, *engine: str) -> Popen[bytes]:
+def node_of(shoal: Children, tmp_path: Path, name: str, ticket: Path, *engine: str) -> LoggedProcess:
     where = ("--dir", str(tmp_path / name), "--listen", "/ip4/127.0.0.1/tcp/0")
     return shoal.start(name, "node", "--join", str(ticket), "--name", name, "--json", *where, *engine)
 
@@ -439,7 +438,7 @@ def mismatch_kl(run_dir: Path) -> list[float]:
     return [line["mismatch_kl/mean"] for line in lines if "mismatch_kl/mean" in line]
 
 
-def test_a_run_on_two_vllm_nodes_and_one_of_transformers(shoal: Verbs, tmp_path: Path, demo_model: Path) -> None:
+def test_a_run_on_two_vllm_nodes_and_one_of_transformers(shoal: Children, tmp_path: Path, demo_model: Path) -> None:
     """Served in float32, with no staleness: what nodes report is what the trainer computes, whichever engine made it."""
     learner, ticket = learner_of(shoal, tmp_path, demo_model, 12, "float32")
     names = ("vllm-1", "vllm-2")
@@ -457,7 +456,7 @@ def test_a_run_on_two_vllm_nodes_and_one_of_transformers(shoal: Verbs, tmp_path:
     assert len(kl) == 12 and max(kl) < 1e-6, kl
 
 
-def test_a_node_that_computes_in_bfloat16(shoal: Verbs, tmp_path: Path, demo_model: Path) -> None:
+def test_a_node_that_computes_in_bfloat16(shoal: Children, tmp_path: Path, demo_model: Path) -> None:
     """Served in bfloat16 and computed in it; the trainer's masters and its recomputation are float32."""
     learner, ticket = learner_of(shoal, tmp_path, demo_model, 8, "bfloat16")
     node = node_of(shoal, tmp_path, "vllm", ticket, "--engine", "vllm", "--engine-python", PYTHON, "--dtype", "bfloat16")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netem.networks.bound import best_rate, fluid_bound, fluid_streams, profile_bound
+from netem.networks.bound import best_rate, fluid_bound, profile_bound
 from netem.networks.profile import build_profile
 
 rates = st.floats(1e5, 1e9)
@@ -52,6 +55,28 @@ def test_a_sites_hosts_are_one_to_the_wan() -> None:
     assert bound(site="east") == pytest.approx(bits / 44e6), "three of them and the learner send to the other site"
     values["nodes"] = sites[:1]
     assert bound(site="east") == pytest.approx(bits / 250e6), "nothing crosses the WAN"
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """A fluid schedule that reaches the bound: rates in bit/s."""
+
+    repeated: tuple[float, ...]
+    """what the source sends to receiver i, and i on to every other receiver"""
+    direct: float
+    """what the source sends to every receiver itself"""
+
+
+def fluid_streams(source_up: float, uplinks: Sequence[float], downlinks: Sequence[float]) -> Streams:
+    """Sub-streams whose sum is `best_rate`. With one receiver everything is direct."""
+    n, rate = len(uplinks), best_rate(source_up, uplinks, downlinks)
+    if n == 1:
+        return Streams((0.0,), rate)
+    # Receivers can repeat sum(u)/(n-1) among them; beyond that the source must send n copies.
+    repeatable = min(rate, sum(uplinks) / (n - 1))
+    total = sum(uplinks)
+    repeated = tuple(repeatable * u / total if total else 0.0 for u in uplinks)
+    return Streams(repeated, rate - repeatable)
 
 
 @given(swarms)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,3 +96,64 @@ def test_nothing_unpickles_and_nothing_mixes_event_loops() -> None:
 
 def test_the_command_line_imports_its_verbs_late() -> None:
     assert offenders([ROOT / "shoal.py", ROOT / "netem" / "cli" / "verbs.py"], {*PACKAGES, "trio"}, top_level_only=True) == []
+
+
+def module_file(name: str) -> Path | None:
+    """The file of a module of ours; None when there is none of that name."""
+    path = ROOT.joinpath(*name.split("."))
+    files = (path.with_suffix(".py"), path / "__init__.py")
+    return next((file for file in files if file.is_file()), None)
+
+
+def strings(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """(text, line) of every string constant that is no docstring (an expression that stands alone)."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value, node.lineno
+        elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+            yield from strings(node)
+
+
+def named(text: str) -> set[str]:
+    """Top-level packages of ours that a string names as a module: the whole string is a dotted name that has a file, or it is
+    code that imports one."""
+    whole = {text.split(".")[0]} if re.fullmatch(r"\w+(\.\w+)+", text) and module_file(text) else set()
+    return (whole | set(re.findall(r"\b(?:import|from)\s+(\w+)", text))) & OURS
+
+
+def started(path: Path) -> list[tuple[str, int]]:
+    """(package, line) of what a file may start as a child process, by the strings in it."""
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    return [(package, line) for text, line in strings(tree) for package in sorted(named(text))]
+
+
+def test_the_walk_over_strings_sees_what_it_should() -> None:
+    source = '"""import netem"""\nA = "netem.demo.run"\nB = ["-c", "import sys; from netem.demo import run"]\n'
+    source += 'C = "no.module", "shoal.learner"\n'
+    found = [(text, named(text)) for text, _ in strings(ast.parse(source))]
+    assert found == [
+        ("netem.demo.run", {"netem"}), ("-c", set()), ("import sys; from netem.demo import run", {"netem"}),
+        ("no.module", set()), ("shoal.learner", set()),
+    ]  # fmt: skip
+    assert "learner" in [p for p, _ in started(ROOT / "learner" / "head" / "children.py")], "its trainer"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_what_may_not_be_imported_may_not_be_started_either(package: str) -> None:
+    """But for the command line itself: `shoal` with a verb is what a user could start as well. The learner starts `shoal node`
+    so, for its local engine."""
+    files = [path for path in FILES if path.is_relative_to(ROOT / package)]
+    bad = [f"{path.relative_to(ROOT)}:{line} starts {name}" for path in files for name, line in started(path)
+           if name not in MAY_IMPORT[package]]  # fmt: skip
+    assert bad == []
+
+
+def test_our_programs_are_started_by_the_one_helper() -> None:
+    """`python -m` stands in p2p/processes.py only: there it is safe from what lies in the current folder."""
+    users = {
+        path.relative_to(ROOT).as_posix()
+        for path in [*FILES, ROOT / "shoal.py"]
+        for text, _ in strings(ast.parse(path.read_text(encoding="utf-8")))
+        if text == "-m"
+    }
+    assert users == {"p2p/processes.py"}

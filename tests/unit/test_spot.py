@@ -6,9 +6,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from netem.demo.children import DemoProcess
 from netem.demo.report import write_report
 from netem.demo.spot import UP_S, Spot, busy_share, describe_spot
+from netem.processes.children import LoggedProcess
 
 
 class Process:
@@ -21,7 +21,7 @@ class Process:
     def poll(self) -> int | None:
         return self.returncode
 
-    def wait(self) -> int | None:
+    def wait(self, timeout: float | None = None) -> int | None:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -35,8 +35,8 @@ class World:
         self.stubborn = stubborn
         self.spot = Spot(nodes, 3, self.start, self.said.append, lambda: self.now)
 
-    def start(self, name: str) -> DemoProcess:
-        child: Any = DemoProcess(name, Process(self.stubborn), Path(), Path())  # type: ignore[arg-type]
+    def start(self, name: str) -> LoggedProcess:
+        child: Any = LoggedProcess(name, Process(self.stubborn), Path(), Path())  # type: ignore[arg-type]
         self.started.append(name)
         self.children.append(child)
         return child

@@ -8,33 +8,32 @@ what `learner.economy.demand` says from the rates, times and tokens that the hea
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 from learner.config import build_config, dump_toml
 from netem.bench.capacity.paced import Paced
-from netem.bench.shoal_commands import ENV, ROOT, wait_for
 from netem.emulation.backends import AUTO
 from netem.emulation.underlay import Underlay, underlay
 from netem.networks.availability import spot_moves
 from netem.networks.profile import LEARNER, build_profile
+from netem.processes.children import Children, LoggedProcess, run_module, start_module, wait_for
 from p2p.errors import ShoalError, UsageError
+from p2p.processes import end, signal_group
 
-MAKE_MODEL = """
-import sys, netem.demo.tiny_model
-from pathlib import Path
-netem.demo.tiny_model.build_random_model(Path(sys.argv[1]), size="0.4m")
-"""
+MODEL_BUILDER = "netem.demo.tiny_model"
+"""The module that makes the model, in a process of its own: it imports torch, which this one is better without."""
+
+TRAINER = "netem.bench.capacity.paced"
+"""The module of a trainer that takes the time that it is told."""
 
 LONGEST = 96
 """tokens of a completion"""
@@ -46,6 +45,10 @@ FLOOR_S = 0.1
 """Of a turn of the learner's local engine: steps are short here."""
 
 PORT = 4001
+"""Where everybody listens: each has a host of its own."""
+
+END_S = 10.0
+"""How long nodes may take to hand over and leave when the run is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,8 @@ class Run:
 
     def __init__(self, root: Path, model: Path, case: CapacityCase, net: Underlay) -> None:
         self.root, self.case, self.net, self.run_dir = root, case, net, root / "run"
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.children = Children(root)
+        self.processes: dict[str, LoggedProcess] = {}
         self.moves: Counter[bool] = Counter()
         """nodes that went: with notice (True), or at once"""
         values: dict[str, Any] = {
@@ -121,16 +125,14 @@ class Run:
             values["local_engine"] = {"engine": "fake", "capacity": rows, "engine_set": step_s, "floor_s": FLOOR_S}
         (root / "learner.toml").write_text(dump_toml(build_config(values, "bench").model_dump()))
 
-    def start(self, name: str, host: str, module: str, *arguments: str) -> None:
-        with open(self.root / f"{name}.log", "ab") as said:
-            self.processes[name] = subprocess.Popen(
-                self.net.command(host, [sys.executable, "-m", module, *arguments]),
-                stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=ENV, cwd=ROOT, process_group=0,
-            )  # fmt: skip
+    def start(self, name: str, host: str, *arguments: str, module: str = "shoal") -> None:
+        """`python -m MODULE ARGUMENTS` on `host`."""
+        on_host = partial(start_module, prefix=self.net.command(host, []))
+        self.processes[name] = self.children.start(name, *arguments, module=module, starter=on_host)
 
     def start_node(self, name: str, host: str) -> None:
         self.start(
-            name, host, "shoal", "node", "--join", str(self.run_dir / "ticket.txt"), "--name", name, "--dir",
+            name, host, "node", "--join", str(self.run_dir / "ticket.txt"), "--name", name, "--dir",
             str(self.root / name), "--listen", f"/ip4/{self.net.addresses[host]}/tcp/{PORT}", "--capacity", str(self.case.rows),
             "--engine", "fake", "--engine-set", f"step_s={self.case.step_s}", "--json",
         )  # fmt: skip
@@ -150,32 +152,25 @@ class Run:
                 self.start_node(name, name)
             else:
                 self.moves[move.notice] += 1
-                os.killpg(self.processes[name].pid, signal.SIGTERM if move.notice else signal.SIGKILL)
+                signal_group(self.processes[name], signal.SIGTERM if move.notice else signal.SIGKILL)
 
     def go(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl. ShoalError when it does not get there."""
         c = self.case
         try:
-            self.start("learner", LEARNER, "shoal", "learner", str(self.root / "learner.toml"), "--json")
+            self.start("learner", LEARNER, "learner", str(self.root / "learner.toml"), "--json")
             wait_for("a ticket", (self.run_dir / "ticket.txt").exists, 120)
             if not c.spot_up_s:
                 for i in range(c.nodes):
                     self.start_node(f"node-{i + 1}", f"node-{i + 1}")
             paced = Paced(c.steps, c.train_s, c.values, c.changed)
-            self.start("trainer", LEARNER, "netem.bench.capacity.paced", str(self.run_dir), json.dumps(asdict(paced)))
+            self.start("trainer", LEARNER, str(self.run_dir), json.dumps(asdict(paced)), module=TRAINER)
             if c.spot_up_s:
                 self.come_and_go()
             if self.processes["learner"].wait(timeout=c.horizon_s):
-                raise ShoalError(f"the learner ended badly:\n{(self.root / 'learner.log').read_text()[-2000:]}")
+                raise ShoalError(f"the learner ended badly:\n{self.children.said('learner')[-2000:]}")
         finally:
-            for process in self.processes.values():
-                process.terminate()
-            for process in self.processes.values():
-                try:
-                    process.wait(10)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+            end(self.processes.values(), END_S)
         lines = [json.loads(line) for line in (self.run_dir / "metrics.jsonl").read_text().splitlines()]
         return [line for line in lines if line.get("step", 0) > c.warm and "pool/waited_s" in line]
 
@@ -210,8 +205,7 @@ def bench_capacity(
     results = []
     with tempfile.TemporaryDirectory(prefix="shoal-capacity-", dir=folder) as name:
         root = Path(name)
-        command = [sys.executable, "-c", MAKE_MODEL, str(root / "model")]
-        subprocess.run(command, check=True, env=ENV, cwd=ROOT, capture_output=True)
+        run_module(MODEL_BUILDER, str(root / "model"), "1")
         for i, factor in enumerate(factors):
             one = replace(case, factor=factor)
             profile = build_profile(

@@ -12,11 +12,7 @@ from __future__ import annotations
 import json
 import random
 import signal
-import subprocess
-import sys
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,9 +24,10 @@ import psutil
 
 from learner.config import build_config, dump_toml
 from learner.journal.journal import Journal
+from learner.status.view import fetch_status
 from netem.bench.chaos.account import Books, ChaosAccount, EngineKill
 from netem.bench.chaos.tapped import HOLD
-from netem.bench.shoal_commands import ENV, ROOT, Verbs, wait_for
+from netem.processes.children import Children, LoggedProcess, run_module, wait_for
 from p2p.errors import ShoalError, UsageError
 
 GROUPS, SAMPLES = 20, 4
@@ -38,7 +35,11 @@ GROUPS, SAMPLES = 20, 4
 
 SEED, MAX_NEW_TOKENS = 5, 48
 
-TAPPED = ("netem.bench.chaos.tapped",)
+TAPPED = "netem.bench.chaos.tapped"
+"""The module that is `shoal`, and writes down what it does."""
+
+MODEL_BUILDER = "netem.demo.tiny_model"
+"""The module that makes the model, in a process of its own: it imports torch, which this one is better without."""
 
 
 @dataclass(frozen=True)
@@ -62,24 +63,9 @@ class ChaosSettings:
             raise UsageError("steps, nodes, temperature: above 0; kills: not below 0")
 
 
-MAKE_MODEL = """
-import sys, torch, netem.demo.tiny_model
-from pathlib import Path
-from transformers import AutoModelForCausalLM
-folder = netem.demo.tiny_model.build_random_model(Path(sys.argv[1]), size="0.4m")
-model = AutoModelForCausalLM.from_pretrained(folder)
-with torch.no_grad():
-    for p in model.parameters():
-        if p.ndim > 1:
-            p.mul_(3)
-model.save_pretrained(folder)
-"""
-
-
 def random_model(folder: Path) -> Path:
     """A model of random weights, scaled up so that each token depends sharply on those before it. Its sequences are long."""
-    command = [sys.executable, "-c", MAKE_MODEL, str(folder)]
-    subprocess.run(command, check=True, env=ENV, capture_output=True, timeout=300, cwd=ROOT)
+    run_module(MODEL_BUILDER, str(folder), "3")
     return folder
 
 
@@ -89,10 +75,10 @@ class Chaos:
     def __init__(self, root: Path, model: Path, settings: ChaosSettings, say: Callable[[str], None] = lambda _: None) -> None:
         self.root, self.settings, self.rng, self.say = root, settings, random.Random(settings.seed), say
         root.mkdir(parents=True, exist_ok=True)
-        self.shoal, self.run_dir, self.config = Verbs(root), root / "run", root / "learner.toml"
+        self.shoal, self.run_dir, self.config = Children(root), root / "run", root / "learner.toml"
         self.books = Books(root, self.run_dir, settings.frozen)
         self.account = self.books.account
-        self.nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self.nodes: dict[str, LoggedProcess] = {}
         self.lives = 0
         self.last_steps = max(1, settings.steps - 2)
         """the first of those that are trained once all kills are done, however long a kill takes here"""
@@ -127,12 +113,10 @@ class Chaos:
     def status(self) -> dict[str, Any]:
         """The learner's status page; empty while there is none."""
         try:
-            port = json.loads((self.run_dir / "status.json").read_text())["port"]
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=2) as answer:
-                value: dict[str, Any] = json.loads(answer.read())
-                return value if value.get("pid") == self.learner.pid else {}
-        except (OSError, ValueError, urllib.error.URLError):
+            status = fetch_status(self.run_dir)
+        except UsageError:
             return {}
+        return status if not status["finished"] and status.get("pid") == self.learner.pid else {}
 
     def _past(self, step: int) -> bool:
         return bool(self.status().get("step", -1) >= step)
@@ -201,7 +185,7 @@ class Chaos:
             self.books.time_to_journal(self.nodes)
             self._balance()
         finally:
-            self.shoal.end()
+            self.shoal.end(0)
         self.account.seconds = time.monotonic() - started
         return self.account
 

@@ -4,7 +4,6 @@ know what they measure."""
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 from collections.abc import AsyncIterator
@@ -16,6 +15,7 @@ import trio
 
 from node.engine.process import packages
 from p2p.errors import ShoalError
+from p2p.processes import child_environment, last_line, signal_group, start
 
 PROGRAM = Path(__file__).with_name("vllm_alone.py")
 
@@ -23,14 +23,14 @@ PROGRAM = Path(__file__).with_name("vllm_alone.py")
 class VllmProgram:
     """One of them. It gets no processor time but while it is asked: an idle engine of several processes may spin."""
 
-    def __init__(self, kind: str, process: subprocess.Popen[str], log: Path) -> None:
+    def __init__(self, kind: str, process: subprocess.Popen[bytes], log: Path) -> None:
         self._kind, self._process, self._log = kind, process, log
 
     async def ask(self, **what: Any) -> dict[str, Any]:
         """Its answer. ShoalError when it ends instead."""
-        os.killpg(self._process.pid, signal.SIGCONT)
+        signal_group(self._process, signal.SIGCONT)
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(what) + "\n")
+        self._process.stdin.write(json.dumps(what).encode() + b"\n")
         self._process.stdin.flush()
         return await self.answer()
 
@@ -38,9 +38,8 @@ class VllmProgram:
         assert self._process.stdout is not None
         line = await trio.to_thread.run_sync(self._process.stdout.readline)
         if not line:
-            last = (self._log.read_text(errors="replace").splitlines() or ["it said nothing"])[-1]
-            raise ShoalError(f"the {self._kind} process ended with status {self._process.wait()}: {last}")
-        os.killpg(self._process.pid, signal.SIGSTOP)
+            raise ShoalError(f"the {self._kind} process ended with status {self._process.wait()}: {last_line(self._log)}")
+        signal_group(self._process, signal.SIGSTOP)
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -49,14 +48,14 @@ class VllmProgram:
 async def open_rival(kind: str, settings: dict[str, Any], python: str, log: Path) -> AsyncIterator[VllmProgram]:
     """Started and ready. `-P`: nothing that lies beside the program is importable, as it is another environment's."""
     with packages(python) as root, open(log, "wb") as out:  # noqa: ASYNC230
-        process = subprocess.Popen(  # noqa: ASYNC220
+        process = start(
             [python, "-P", str(PROGRAM), kind, json.dumps(settings)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=out,
-            text=True, start_new_session=True, env={**os.environ, "PYTHONPATH": root},
+            environment=child_environment(root=root),
         )  # fmt: skip
         try:
             rival = VllmProgram(kind, process, log)
             await rival.answer()
             yield rival
         finally:
-            os.killpg(process.pid, signal.SIGKILL)
+            signal_group(process, signal.SIGKILL)
             process.wait()

@@ -3,8 +3,7 @@ process. What is not real: the trainer (nothing is trained), the tokenizer, and 
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,7 +24,7 @@ from learner.rollouts.outcomes import Sampling
 from learner.service import calm_gc
 from learner.tasks.port import Prompt, Score, Task
 from netem.bench.engine.models import Model, prompt
-from netem.bench.shoal_commands import ENV, ROOT
+from netem.processes.children import Children, LoggedProcess
 from p2p.errors import ShoalError
 from p2p.identity import Identity
 from p2p.membership.admission import make_ticket
@@ -70,7 +69,7 @@ class RandomPrompts:
 class BenchHead:
     """The head, and how long what it hands out takes."""
 
-    def __init__(self, head: Head, process: subprocess.Popen[bytes], count: int) -> None:
+    def __init__(self, head: Head, process: LoggedProcess, count: int) -> None:
         self._head, self._process, self._count = head, process, count
         assert head.rollouts is not None
         self._rollouts = head.rollouts
@@ -118,7 +117,8 @@ class BenchHead:
         deadline = time.monotonic() + WAIT_S
         while not ready():
             if self._process.poll() is not None:
-                raise ShoalError(f"the bench's node ended with status {self._process.returncode}")
+                said = self._process.last_line()
+                raise ShoalError(f"the bench's node ended with status {self._process.returncode}: {said}")
             if time.monotonic() > deadline:
                 raise ShoalError(f"waited {WAIT_S:.0f} s for {what}")
             await trio.sleep(0.02)
@@ -159,18 +159,16 @@ async def open_swarm(
             head.publisher.offer_descriptor(pack_descriptor(model.folder))
             await _publish(head, model)
             ticket = make_ticket(identity, RUN, tuple(network.addresses)).encode()
-            with open(folder / "node.log", "wb") as log:  # noqa: ASYNC230
-                process = subprocess.Popen(  # noqa: ASYNC220
-                    [sys.executable, "-m", "shoal", "node", "--join", ticket, "--dir", str(folder / "node"), "--no-listen",
-                     "--engine", engine, "--engine-python", python, "--capacity", str(running), "--dtype", dtype],
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=ENV, cwd=ROOT,
-                )  # fmt: skip
+            node = Children(folder).start(
+                "node", "node", "--join", ticket, "--dir", str(folder / "node"), "--no-listen",
+                "--engine", engine, "--engine-python", python, "--capacity", str(running), "--dtype", dtype,
+            )  # fmt: skip
             try:
-                swarm = BenchHead(head, process, count)
+                swarm = BenchHead(head, node, count)
                 await swarm.until(lambda: any(view.live for view in head.node_views()), "the node to serve")
                 yield swarm
             finally:
-                process.terminate()
+                node.send(signal.SIGTERM)
                 with trio.CancelScope(shield=True):
-                    await trio.to_thread.run_sync(process.wait)
+                    await trio.to_thread.run_sync(node.wait)
             nursery.cancel_scope.cancel()

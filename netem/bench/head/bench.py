@@ -42,8 +42,13 @@ from netem.bench.head.twins import FakeTokenizer, Trainer
 from p2p.errors import ShoalError, UsageError
 from p2p.identity import Identity
 from p2p.membership.admission import make_ticket
+from p2p.processes import python_command, start
 
 RUN = "bench-head"
+
+SIMULATED_NODES = "netem.bench.head.simulated_nodes"
+"""The module of the other process, which is all nodes."""
+
 SAMPLES, GROUPS = 16, 128
 """A group and a step: the batch of the published systems that the rollout bench compares with."""
 
@@ -143,7 +148,7 @@ async def _run(bench: HeadBench, folder: Path, say: Callable[[str], None]) -> di
 def _nodes(settings: NodesSettings, origin: float) -> Iterator[subprocess.Popen[bytes]]:
     """The other process, on the cores that the head has not."""
     text = json.dumps(dataclasses.asdict(settings) | {"origin": origin})
-    process = subprocess.Popen([sys.executable, "-m", "netem.bench.head.simulated_nodes", text], stdin=subprocess.DEVNULL)
+    process = start(python_command(SIMULATED_NODES, text))
     others = set(range(os.cpu_count() or 1)) - os.sched_getaffinity(0)
     if others:
         try:

@@ -5,12 +5,12 @@ Importing this imports none of them. The peers' packages come with the extra `pe
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 
 from netem.contest.players.events import Role, need
 from p2p.errors import UsageError
+from p2p.processes import python_command
 
 SWARM = "netem.contest.players.swarm"
 PEERS = {
@@ -31,6 +31,6 @@ def peer_argv(peer: str) -> Callable[[Role], list[str]]:
     if peer not in PEERS:
         raise UsageError(f"no peer {peer!r}: {', '.join(PEERS)}")
     if is_ours(peer):
-        return lambda role: [sys.executable, "-m", SWARM, replace(role, options={"policy": peer, **role.options}).text()]
+        return lambda role: python_command(SWARM, replace(role, options={"policy": peer, **role.options}).text())
     need(peer)
-    return lambda role: [sys.executable, "-m", PEERS[peer], role.text()]
+    return lambda role: python_command(PEERS[peer], role.text())
