@@ -149,6 +149,9 @@ def _parser() -> argparse.ArgumentParser:
     p.set_defaults(takes_settings=True, interrupted_hint=": go on with --resume")
     p.epilog = "Any setting of the file can be given as a flag: --rollout.max_staleness 3 --trainer.lr 1e-6"
 
+    p = verb("config", _config, "describe the settings of a learner")
+    p.add_argument("action", choices=["docs"], help="docs: print every setting, its type, default and meaning, as Markdown")
+
     p = verb("node", _node, "join a run and generate for it; drain: have a node hand over what it does, and leave")
     p.add_argument("action", nargs="?", choices=["drain"],
                    help="drain: end the node that runs in --dir (as SIGTERM does); no token that it made is generated again")
@@ -235,6 +238,16 @@ def _learner(args: argparse.Namespace) -> dict[str, Any]:
         return result
 
     return trio.run(go)
+
+
+def _config(args: argparse.Namespace) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from learner.config_docs import markdown, sections
+
+    if not args.json:
+        print(markdown(), end="")
+    return {"ok": True, "settings": [asdict(one) for section in sections() for one in section.settings]}
 
 
 async def _until_terminated() -> None:

@@ -12,21 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from learner.config import read_toml
+from learner.section import Section, check_section, read_toml
 from netem.planning.priced_fleet import NodeKind, rows_of_csv
 from netem.rollout_sim.fleet import MEMORY_SHARE, Served
 from netem.rollout_sim.workload import Workload
 from p2p.errors import UsageError
 
 FOLDER = Path(__file__).parent / "presets"
-
-POLICIES = ("shoal", "synchronous", "one-step-off", "echo2", "rlboost", "streamrl")
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class FleetSection(Section):
@@ -242,7 +236,7 @@ class CostScenario:
         found: Any = self.file
         for name in key.split("."):
             found = found[int(name)] if isinstance(found, list) and name.isdigit() else getattr(found, name, None)
-        return found.model_dump() if isinstance(found, BaseModel) else found
+        return found.model_dump() if isinstance(found, Section) else found
 
 
 def load_scenario(path: str | Path) -> CostScenario:
@@ -263,13 +257,7 @@ def preset_names() -> list[str]:
 
 
 def build_scenario(values: Mapping[str, Any], source: str, folder: Path) -> CostScenario:
-    try:
-        file = File.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(p) for p in first["loc"])
-        what = "unknown key" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
-        raise UsageError(f"{source}: {key}: {what}") from None
+    file = check_section(File, values, source)
     rows = [*(rows_of_csv(folder / file.fleet.file) if file.fleet.file else []), *file.fleet.nodes]
     if not rows and not file.learner.gpu:
         raise UsageError(f"{source}: fleet: no nodes, and the learner has no engine of its own (learner.gpu)")

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from learner.dispatch.throughput import Throughput
+from learner.section import Section, check_section
 from netem.networks.availability import balanced_stays
 from netem.rollout_sim.fleet import KINDS, MEMORY_SHARE, Kind, Served
 from p2p.errors import UsageError
@@ -35,10 +36,8 @@ LIMIT = 256
 """Sequences at once, a GPU."""
 
 
-class NodeKind(BaseModel):
+class NodeKind(Section):
     """One kind of node."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     kind: str = Field(min_length=1)
     count: int = Field(default=1, ge=1, le=100_000)
@@ -162,12 +161,7 @@ def rows_of_csv(path: Path) -> list[NodeKind]:
                 values[name.strip()] = float(cell) if name.strip() in numbers else int(cell) if _counts(name.strip()) else cell
             except ValueError:
                 raise UsageError(f"{where}: {name.strip()}: {cell!r} is no number") from None
-        try:
-            rows.append(NodeKind.model_validate(values))
-        except ValidationError as error:
-            first = error.errors()[0]
-            what = "unknown column" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
-            raise UsageError(": ".join([where, *(str(p) for p in first["loc"]), what])) from None
+        rows.append(check_section(NodeKind, values, where, unknown="unknown column"))
     if not rows:
         raise UsageError(f"fleet {path}: no rows")
     return rows
