@@ -64,8 +64,8 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
     p.add_argument("--steps", type=int, default=30, metavar="N", help="of the learner, six of them not counted (default 30)")
     p.add_argument("--nodes", type=int, default=4, metavar="N", help="default 4")
     p.add_argument("--staleness", type=int, default=3, metavar="S", help="default 3")
-    what = "the learner has an engine of its own, which makes so many times what it needs, and takes turns with the trainer"
-    p.add_argument("--own", type=float, default=0.0, metavar="X", help=what)
+    what = "give the learner a local engine that makes X times what it needs and takes turns with the trainer (default 0: none)"
+    p.add_argument("--local-engine", type=float, default=0.0, metavar="X", help=what)
     what = "nodes come and go: there for S seconds in the mean, away for half of that"
     p.add_argument("--spot", type=float, default=0.0, metavar="S", help=what)
     p.add_argument("--seed", type=int, default=0, metavar="N", help="of when (default 0)")
@@ -233,7 +233,7 @@ def _bench_capacity(args: argparse.Namespace) -> dict[str, Any]:
         raise UsageError(f"--factors: {args.factors!r} is not a list of numbers") from None
     case = CapacityCase(
         1.0, args.nodes, args.steps, staleness=args.staleness, link=args.link, spot_up_s=args.spot, seed=args.seed,
-        values=1_000_000 if args.spot else 8_000_000, own=args.own,
+        values=1_000_000 if args.spot else 8_000_000, local_engine=args.local_engine,
     )  # fmt: skip
     return bench_capacity(factors, case, args.backend, args.folder, lambda line: print(line, file=sys.stderr, flush=True))
 
