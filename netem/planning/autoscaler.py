@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from learner.economy.activation import Activation, Candidate, Decision, Rules
 from learner.economy.bill import Bill
+from learner.economy.candidates import ASLEEP, State
 from learner.economy.demand import Demand, choose_kappa
 from learner.economy.rates import Estimate, NodeRates
 from netem.planning.cost_scenario import CostScenario
@@ -29,7 +30,8 @@ KNOWN_SD = 0.1
 """Standard deviation of a kind's rate that is known from earlier runs, as a share of the rate."""
 
 COPIES_SENT = 1.05
-"""Copies of a version that the learner itself sends where nodes relay: about one where its uplink is scarce (DESIGN.md, Broadcast)."""
+"""Copies of a version that the learner itself sends where nodes relay: about one where its uplink is scarce (DESIGN.md,
+Broadcast)."""
 
 GENERATION_WEIGHT = 0.02
 """Weight of the latest group in the mean time that a group takes: some fifty groups count."""
@@ -63,7 +65,7 @@ class Autoscaler:
         self.index = {node.name: i for i, node in enumerate(nodes)}
         self.here: dict[int, float] = {}
         """node -> since when it is there"""
-        self.state = ["asleep"] * len(nodes)
+        self.state: list[State] = [ASLEEP] * len(nodes)
         self.ready_at = [math.inf] * len(nodes)
         self.active_by_row: Counter[int] = Counter()
         self.changes: list[Counter[str]] = [Counter() for _ in scenario.rows]
@@ -161,7 +163,7 @@ class Autoscaler:
         out = []
         for i in self.here:
             name, was = self.nodes[i].name, self.state[i]
-            to = "active" if name in decision.active else "warm" if name in decision.warm else "asleep"
+            to: State = "active" if name in decision.active else "warm" if name in decision.warm else "asleep"
             if to == was:
                 continue
             if to == "active":
@@ -218,7 +220,7 @@ class Autoscaler:
         if math.isinf(self.ready_at[i]):
             self.ready_at[i] = now + (self.dissemination.catch_up(self.nodes[i].row, self.whole) if now > 0 else 0.0)
 
-    def _set(self, i: int, state: str, now: float) -> None:
+    def _set(self, i: int, state: State, now: float) -> None:
         row = self.scenario.rows[self.nodes[i].row]
         self.state[i] = state
         self.bill.state(self.nodes[i].name, now, state, row.usd_per_hour, row.idle_usd_per_hour or 0.0)

@@ -218,7 +218,7 @@ class PricedSimulation(RolloutSimulation):
 def held_of(scenario: CostScenario) -> float:
     """Tokens of context that a running sequence holds, in the mean over all sequences and their lives."""
     w = scenario.workload
-    lengths = np.array([n for i in range(400) for n in w.group(i, scenario.file.seed)[1]], float)
+    lengths = np.array([n for i in range(400) for n in w.group(i, scenario.file.seed).lengths], float)
     return w.prompt + float((lengths**2).sum() / lengths.sum()) / 2
 
 
