@@ -26,11 +26,11 @@ _LEARNER_FLAGS = ("--resume", "--dry-run")
 """The learner's flags that are no settings."""
 
 _SHORT = {"--budget": "--activation.budget_usd", "--max-usd-per-hour": "--activation.max_usd_per_hour"}
-"""Settings that have a shorter name."""
+"""Flags of the learner that are short names of settings."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; its exit status."""
+    """Run one verb and return its exit status."""
     from p2p.errors import ShoalError, UsageError, first_of
 
     parser = _parser()
@@ -141,59 +141,67 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     p = verb("learner", _learner, "run the learner: head and trainer")
-    p.add_argument("config", metavar="CONFIG.toml")
+    p.add_argument("config", metavar="CONFIG.toml", help="the run's settings (shoal config docs describes them)")
     p.add_argument("--resume", action="store_true", help="go on with the run in run_dir, from its last commit")
     p.add_argument("--dry-run", action="store_true", help="check the configuration, print it resolved, and stop")
-    p.add_argument("--budget", metavar="USD", help="what the whole run may cost (activation.budget_usd)")
-    p.add_argument("--max-usd-per-hour", metavar="USD", help="and what an hour (activation.max_usd_per_hour)")
+    p.add_argument("--budget", metavar="USD", help="most dollars for the whole run (activation.budget_usd)")
+    p.add_argument("--max-usd-per-hour", metavar="USD", help="most dollars an hour (activation.max_usd_per_hour)")
     p.set_defaults(takes_settings=True, interrupted_hint=": go on with --resume")
     p.epilog = "Any setting of the file can be given as a flag: --rollout.max_staleness 3 --trainer.lr 1e-6"
 
-    p = verb("node", _node, "join a run and generate for it; drain: have a node hand over what it does, and leave")
+    p = verb("config", _config, "describe the settings of a learner")
+    p.add_argument("action", choices=["docs"], help="docs: print every setting, its type, default and meaning, as Markdown")
+
+    p = verb("node", _node, "join a run and generate for it, or drain: let a running node hand over its work and leave")
     p.add_argument("action", nargs="?", choices=["drain"],
-                   help="drain: end the node that runs in --dir (as SIGTERM does); no token that it made is generated again")
+                   help="drain: end the node that runs in --dir, as SIGTERM does; none of its tokens is lost")
     p.add_argument("--join", metavar="TICKET", help="the learner's ticket, or a file that holds it")
-    p.add_argument("--dir", type=Path, help="where this node keeps its key, weights and chunks")
+    p.add_argument("--dir", type=Path, help="folder of this node's key, weights and chunks")
     p.add_argument("--listen", action="append", metavar="ADDR", help="multiaddr to listen on (default /ip4/0.0.0.0/tcp/0)")
     p.add_argument("--no-listen", action="store_true", help="only dial out (behind NAT)")
-    p.add_argument("--name", default="", help="how the learner's pages call this node")
-    p.add_argument("--engine", default="transformers", help="transformers (default), vllm, or fake")
+    p.add_argument("--name", default="", help="name of this node on the learner's pages")
+    p.add_argument("--engine", default="transformers", help="engine: transformers (default), vllm, or fake")
     p.add_argument("--engine-python", default="", metavar="PATH",
                    help="the Python of the environment that the engine runs in (default: this one)")
     p.add_argument("--engine-set", action="append", default=[], metavar="KEY=VALUE",
                    help="another setting of the engine's own, e.g. kv_bytes=2000000000 (may be repeated)")
     p.add_argument("--kv-policy", default="recompute", choices=["recompute", "keep"],
                    help="what new weights do to running sequences: recompute their keys and values (exact), or keep them (fast)")
-    p.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
-    p.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"], help="compute dtype")
-    p.add_argument("--threads", type=int, default=1, help="CPU threads of the engine")
-    p.add_argument("--capacity", type=int, default=64, help="sequences decoded at once")
-    p.add_argument("--usd-per-hour", type=float, default=0.0, metavar="USD", help="what this node costs while it generates")
-    p.add_argument("--idle-usd-per-hour", type=float, default=0.0, metavar="USD", help="and while it does not (default 0)")
-    p.add_argument("--usd-per-gb", type=float, default=0.0, metavar="USD", help="what 10^9 bytes cost that leave this node")
-    p.add_argument("--site", default="", metavar="NAME", help="nodes that give one name share a fast LAN")
-    p.add_argument("--store-gib", type=float, default=8.0, help="most disk for chunks")
+    p.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"], help="device of the engine (default auto)")
+    p.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"],
+                   help="type that the engine computes in (default auto)")
+    p.add_argument("--threads", type=int, default=1, help="CPU threads of the engine (default 1)")
+    p.add_argument("--capacity", type=int, default=64, help="sequences decoded at once (default 64)")
+    p.add_argument("--usd-per-hour", type=float, default=0.0, metavar="USD",
+                   help="what an hour of this node costs while it generates (default 0)")
+    p.add_argument("--idle-usd-per-hour", type=float, default=0.0, metavar="USD",
+                   help="what an hour of it costs while it does not (default 0)")
+    p.add_argument("--usd-per-gb", type=float, default=0.0, metavar="USD",
+                   help="what 10^9 bytes that leave this node cost (default 0)")
+    p.add_argument("--site", default="", metavar="NAME", help="name of this node's LAN: nodes that give the same name share it")
+    p.add_argument("--store-gib", type=float, default=8.0, help="most GiB of disk for chunks (default 8)")
     p.add_argument("--base-model", type=Path, metavar="DIR",
-                   help="a folder with the model that the run began with: only what was learned since is downloaded")
+                   help="folder with the model that the run began with, so that only the changes since are downloaded")
     p.add_argument("--stay", action="store_true", help="keep waiting for the learner after the run is over")
 
-    p = verb("doctor", _doctor, "which engines would run on this machine, and what keeps the others from it")
+    p = verb("doctor", _doctor, "say which engines would run on this machine, and what keeps the others from it")
     p.add_argument("--engine-python", default="", metavar="PATH", help="as for shoal node")
 
-    p = verb("status", _status, "what a running learner is doing")
-    p.add_argument("run_dir", type=Path)
+    p = verb("status", _status, "show what a running learner is doing")
+    p.add_argument("run_dir", type=Path, help="the run's directory")
 
-    p = verb("export", _export, "write a checkpoint as a Hugging Face folder")
-    p.add_argument("run_dir", type=Path)
-    p.add_argument("out", type=Path)
+    p = verb("export", _export, "write a run's newest checkpoint as a Hugging Face folder")
+    p.add_argument("run_dir", type=Path, help="the run's directory")
+    p.add_argument("out", type=Path, help="the folder to write")
 
-    p = verb("demo", _demo, "a learner and three nodes on this machine, with a small real model")
-    p.add_argument("--run-dir", type=Path, default=None, help="default runs/demo (an earlier demo there is replaced)")
-    p.add_argument("--steps", type=int, default=None, help="default the recipe's: 120 or 4; with --spot 100")
-    p.add_argument("--nodes", type=int, default=None, help="default 3; with --spot 6")
-    p.add_argument("--seed", type=int, default=0)
+    p = verb("demo", _demo, "run a learner and three nodes on this machine, with a small model")
+    p.add_argument("--run-dir", type=Path, default=None,
+                   help="directory of the demo (default runs/demo; an earlier demo there is replaced)")
+    p.add_argument("--steps", type=int, default=None, help="learner steps (default the recipe's, 120 or 4; with --spot 100)")
+    p.add_argument("--nodes", type=int, default=None, help="number of nodes (default 3; with --spot 6)")
+    p.add_argument("--seed", type=int, default=0, help="seed of the demo (default 0)")
     p.add_argument("--recipe", default="reverse", choices=["reverse", "sparse"],
-                   help="sparse: a few steps of a 20 M model at lr 1e-6, whose deltas are small")
+                   help="reverse (default), or sparse: a few steps of a 20 M model at lr 1e-6, whose deltas are small")
     p.add_argument("--chaos", action="store_true", help="kill one node in the middle and start another")
     p.add_argument("--spot", action="store_true",
                    help="nodes come and go every few seconds, some with notice and some killed, by a trace drawn from --seed")
@@ -235,6 +243,16 @@ def _learner(args: argparse.Namespace) -> dict[str, Any]:
         return result
 
     return trio.run(go)
+
+
+def _config(args: argparse.Namespace) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from learner.config_docs import markdown, sections
+
+    if not args.json:
+        print(markdown(), end="")
+    return {"ok": True, "settings": [asdict(one) for section in sections() for one in section.settings]}
 
 
 async def _until_terminated() -> None:

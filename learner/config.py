@@ -1,199 +1,195 @@
-"""The learner's configuration: TOML file, then dotted flags, strict. Must import without torch."""
+"""The learner's configuration: TOML file, then dotted flags, strict. Must import without torch.
+
+The string under each field is its description: `shoal config docs` makes docs/configuration.md of them.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import tomllib
-import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import Field
 
 from learner.dispatch.dispatcher import Strategies
 from learner.economy.local_rollout import FLOOR_S
-from learner.trainer.settings import SEEDS, TrainerConfig
+from learner.section import Section, check_section, dump_toml, read_toml
+from learner.trainer.settings import MAX_SEED, MIN_SEED, Seed, TrainerConfig, TrainerSection
 from p2p.errors import UsageError
 from p2p.limits import DEFAULT_SEGMENT, MAX_CHUNK, MAX_SEGMENT, MAX_SEGMENT_CHUNKS
 from p2p.protocol.prices import MAX_PRICE
 
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+__all__ = ["LearnerConfig", "LocalEngineSection", "TrainerSection", "build_config", "dump_toml", "load_config"]
 
 
 class TaskSection(Section):
+    """Where prompts come from, and how answers are scored."""
+
     name: str = "reverse"
-    """a built-in task, or reasoning_gym:DATASET"""
-    seed: int = Field(default=0, ge=SEEDS[0], le=SEEDS[1])
+    """A built-in task, or reasoning_gym:DATASET."""
+    seed: Seed = 0
+    """Seed of the task's prompts."""
     options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the task: strings, numbers, booleans, lists and tables of them."""
     allow_unconfined: bool = False
-    """score answers that are run as code also where the system cannot keep them from our files"""
+    """Score answers that are run as code even where the operating system cannot keep them from your files."""
 
 
 class RolloutSection(Section):
+    """What is generated for a step, how old it may be, and what becomes of stragglers."""
+
     max_staleness: int = Field(default=2, ge=0, le=64)
-    """learner steps between a trajectory's oldest token and the step that trains on it"""
+    """Learner steps between the oldest token of a completion and the step that trains on it. 0 is on-policy."""
     groups_per_step: int = Field(default=16, ge=1)
-    """prompts per optimizer step"""
+    """Groups that an optimizer step trains on. A group is the completions of one prompt."""
     samples: int = Field(default=16, ge=1)
-    """completions per prompt: one group"""
+    """Completions of a group."""
     max_new_tokens: int = Field(default=64, ge=1)
+    """Most tokens of a completion."""
     temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature."""
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus of the sampling: the most likely tokens that have this probability together. Below 1 it needs
+    `trainer.proximal = "trainer"`."""
     micro_batch_groups: int = Field(default=4, ge=1)
-    """groups that the trainer is handed at a time, and cuts into forwards together, while others are still generated"""
+    """Groups that the trainer is handed at a time. It begins with them while other groups of the step are still generated."""
     stall_s: float = Field(default=120.0, ge=1)
-    """seconds a node that has work may go without making a token before others get it"""
+    """Seconds that a node with work may go without making a token before others get its work."""
     on_update: Literal["continue", "finish"] = "continue"
-    """what becomes of a sequence when its node gets newer weights: "continue" goes on under them (a span of its own; the
-    cache is computed anew); "finish" ends under those that it began with, and the node takes nothing new until then"""
+    """What becomes of a running completion when its node gets newer weights. "continue": it goes on under the newer weights,
+    with its keys and values computed anew. "finish": it ends under the weights that it began with, and the node takes nothing
+    new until then."""
     finish_s: float = Field(default=60.0, gt=0, le=3600)
-    """with "finish", seconds a node may hold a version back; what is not finished then goes on under newer weights, anywhere"""
-
-
+    """With `on_update = "finish"`: seconds that a node may hold a version back. What has not ended by then goes on under newer
+    weights, on any node."""
     equal_groups: Literal["train", "drop"] = "train"
-    """groups whose members all got the same reward teach nothing (their advantages are zero): "drop" generates others in their
-    place. That makes a step dearer, and its prompts those of middling difficulty"""
+    """Groups in which every completion got the same reward teach nothing: their advantages are zero. "drop" generates other
+    groups in their place (dynamic sampling, DAPO, arXiv 2503.14476). Steps then cost more, and favour prompts of middling
+    difficulty."""
     extra_groups: int = Field(default=0, ge=0)
-    """groups that may be reserved for a step beyond `groups_per_step`: those that end first fill it, the surplus is aborted and
-    its prompts are drawn again. This and the next two favour short answers: redundancy/kept_mean_length and cut_mean_length of
-    the metrics show how much"""
+    """Groups beyond `groups_per_step` that may be reserved for a step. Those that end first fill the step; the others are
+    aborted, and their prompts are drawn again. This, `extra_samples` and `truncate_stuck_s` favour short completions: the metrics
+    redundancy/kept_mean_length and redundancy/cut_mean_length show by how much."""
     extra_samples: int = Field(default=0, ge=0)
-    """completions of a group beyond `samples`: it is whole with those that end first, the others are aborted"""
+    """Completions beyond `samples` that are begun for a group. Those that end first fill the group; the others are aborted."""
     publish_every: int = Field(default=0, ge=0, le=64)
-    """optimizer steps between two versions; 0: as few as it takes to bring a version to the nodes meanwhile"""
+    """Optimizer steps between two published versions, at most `max_staleness` + 1. 0 publishes as often as the nodes can be
+    brought a version."""
     truncate_stuck_s: float = Field(default=0.0, ge=0)
-    """seconds after which what alone keeps the trainer waiting is cut where it is, and trained on with finish "truncated"; 0:
-    never"""
+    """Truncate completions that alone have kept the trainer waiting for this many seconds, and train on them with the finish
+    reason "truncated". 0 never does."""
 
 
 class ActivationSection(Section):
-    """Who of those that cost something generates, and what may be spent. Nodes that cost nothing always do."""
+    """Which of the nodes that cost something generate, and what may be spent. Nodes that cost nothing always generate."""
 
     margin: float = Field(default=0.1, ge=0, le=10)
-    """capacity beyond what the learner needs, as a share of it"""
+    """Capacity beyond what the learner needs that is kept active, as a share of what it needs."""
     release: float = Field(default=0.25, ge=0, le=10)
-    """a node is let go only when the others have this much more than is needed, for `dwell_s`"""
+    """A node is let go only when the others make this share more than the learner needs, for `dwell_s`."""
     dwell_s: float = Field(default=60.0, ge=0)
+    """Seconds for which a reason to let a node go must hold. It keeps nodes from coming and going with every estimate."""
     explore_share: float = Field(default=0.05, ge=0, le=1)
-    """of what is spent an hour, what may go to nodes whose speed is not known yet"""
+    """Share of the hourly spending that may go to nodes whose speed is not known yet."""
     most_usd_per_hour: float = Field(default=100.0, ge=0)
-    """that a node may ask for itself, where `prices` does not say what it costs: dearer ones are not used"""
+    """Highest price in $ an hour that a node may ask for itself. Dearer nodes are not used, unless `prices` names them."""
     max_usd_per_hour: float = Field(default=0.0, ge=0)
-    """0: no limit"""
+    """Most $ an hour for all nodes together. 0 is no limit."""
     budget_usd: float = Field(default=0.0, ge=0)
-    """for the whole run, over all its lives; once it is spent nothing more is generated. 0: no limit"""
+    """Most $ for the whole run, over all restarts. Once it is spent nothing more is generated. 0 is no limit."""
     prices: dict[str, list[float]] = Field(default_factory=dict)
-    """name of nodes (* and ? as in a shell) -> [$/hour] or [$/hour, $/hour idle] or [.., .., $/GB that leaves them]: instead of
-    what they say themselves; the first that fits counts"""
+    """Prices by name of node (* and ? as in a shell), instead of what nodes say of themselves; the first name that fits counts.
+    A price is [$ an hour], [$ an hour, $ an hour idle] or [$ an hour, $ an hour idle, $ a GB that leaves the node]. Prices are
+    self-reported otherwise: name those of nodes that you do not trust."""
     ask_command: list[str] = Field(default_factory=list)
-    """run when more nodes would be worth it, with SHOAL_MORE, SHOAL_WHY, SHOAL_RUN and SHOAL_TICKET in its environment"""
+    """Command and arguments that are run when more nodes would be worth their price, with SHOAL_MORE, SHOAL_WHY, SHOAL_RUN and
+    SHOAL_TICKET in the environment."""
     ask_url: str = ""
-    """told the same by POST, as JSON"""
+    """URL that is told the same by POST, as JSON."""
     ask_every_s: float = Field(default=300.0, ge=1)
-    """at most"""
+    """Least seconds between two such calls."""
     learner_usd_per_hour: float = Field(default=0.0, ge=0)
-    """what the learner's own machine costs, for the bill"""
+    """What the learner's own machine costs in $ an hour, for the bill."""
 
 
 class LocalEngineSection(Section):
-    """The learner's local engine, on the trainer's device: it generates at the beginning of a step while the others are too few,
-    and alone when nobody else is there. Trainer and engine take turns."""
+    """The local engine: it generates on the trainer's device at the beginning of a step while the nodes are too few, and alone
+    when there is no node. Trainer and engine take turns."""
 
     engine: Literal["", "transformers", "vllm", "fake"] = ""
-    """"" for none; else as `shoal node --engine`"""
+    """Which engine, as `shoal node --engine`. "" is none."""
     engine_python: str = ""
+    """Python of the environment that the engine runs in. "" is the learner's own."""
     engine_set: dict[str, Any] = Field(default_factory=dict)
-    """further settings of it, as `shoal node --engine-set`. It keeps its memory in the trainer's turn: leave room"""
+    """Further settings of the engine, as `shoal node --engine-set`. It keeps its memory in the trainer's turn: leave room."""
     device: str = "auto"
+    """Device of the engine, as `shoal node --device`."""
     dtype: str = "auto"
+    """Type that the engine computes in, as `shoal node --dtype`."""
     threads: int = Field(default=1, ge=1)
+    """CPU threads of the engine."""
     capacity: int = Field(default=64, ge=1)
-    """sequences decoded at once"""
+    """Sequences that the engine decodes at once."""
     floor_s: float = Field(default=FLOOR_S, ge=0)
-    """less is not worth a turn: so long at the least while the others do not meet the capacity rule, else none"""
+    """Shortest turn in seconds; a shorter one is not worth the switch. A turn is at least so long while the nodes are too few,
+    and none otherwise (RLBoost, arXiv 2510.19225)."""
     most_s: float = Field(default=0.0, ge=0)
-    """of a turn; 0: no limit"""
+    """Longest turn in seconds. 0 is no limit."""
 
 
 class DispatchSection(Section):
-    """What the dispatcher goes by (`learner.dispatch.dispatcher.Strategies`); to be switched off to see what each is worth."""
+    """Strategies of the dispatcher, to be switched off to see what each is worth (`shoal bench rollouts`)."""
 
     gain: bool = True
+    """A sequence goes to the node whose throughput grows most (StaleFlow, arXiv 2601.12784), else to the emptiest."""
     longest_first: bool = True
+    """Of equally stale sequences, those expected to be longest go first (StreamRL, arXiv 2504.15930)."""
     pace: bool = False
+    """Instead of `gain`: a sequence goes to the node where it is fastest, unless it slows down urgent ones there."""
     balance: bool = True
+    """Running sequences move to nodes where they are enough faster to pay for the move (RLBoost, arXiv 2510.19225)."""
 
     def strategies(self) -> Strategies:
         return Strategies(**self.model_dump())
 
 
 class SwarmSection(Section):
+    """How the learner is reached, and how versions are cut and chained."""
+
     listen: list[str] = Field(default_factory=lambda: ["/ip4/0.0.0.0/tcp/0"], min_length=1)
-    """multiaddrs; port 0 is chosen once and kept with the run, so that tickets stay good"""
+    """Multiaddrs to listen on. Port 0 is chosen once and kept with the run, so that tickets stay good."""
     announce: list[str] = Field(default_factory=list)
-    """addresses to put into tickets instead of those found (a public address, a forwarded port)"""
+    """Addresses that tickets name instead of those found: a public address, a forwarded port."""
     segment_bytes: int = Field(default=DEFAULT_SEGMENT, ge=1024, le=MAX_SEGMENT)
+    """Bytes of a segment, the unit in which a version is encoded and installed."""
     chunk_bytes: int = Field(default=0, ge=0, le=MAX_CHUNK)
-    """0: as fits each version's size (`p2p.weights.encode.chunk_bytes_for`)"""
+    """Bytes of a chunk, the unit in which a segment travels: at least 1024. 0 fits it to each version's size."""
     anchor_every: int = Field(default=20, ge=1)
-    """publications between anchors: bounds a joiner's chain"""
+    """Publications between two anchors (whole states). It bounds how many deltas a node that joins has to fetch."""
     squash_every: int = Field(default=5, ge=0)
-    """publications between cumulative deltas, each over so many: shortens the chain to a newer version. Costs one more state in
-    the trainer's memory; 0 or 1: none"""
+    """Publications that a cumulative delta spans. It shortens the chain to a newer version, and keeps one more state in the
+    trainer's memory. 0 or 1 makes none."""
 
 
 class StatusSection(Section):
+    """The status page."""
+
     port: int = Field(default=0, ge=0, le=65535)
-    """loopback port of /status and /metrics; 0: any free one"""
-
-
-OWNED = (
-    "checkpoint_dir",
-    "task",
-    "task_seed",
-    "task_options",
-    "task_allow_unconfined",
-    "max_staleness",
-    "temperature",
-    "max_new_tokens",
-    "micro_batch_groups",
-    "model",
-)
-"""Trainer settings that follow from other sections."""
-
-
-def _trainer_section() -> type[Section]:
-    hints = typing.get_type_hints(TrainerConfig)
-    fields: dict[str, Any] = {}
-    for f in dataclasses.fields(TrainerConfig):
-        if f.name in OWNED:
-            continue
-        kind = hints[f.name]
-        if typing.get_origin(kind) is tuple:  # TOML has lists
-            items, default = typing.get_args(kind), list(typing.cast(tuple, f.default))
-            field = Field(default, min_length=len(items), max_length=len(items))
-            fields[f.name] = (list[items[0]], field)  # type: ignore[valid-type]
-        else:
-            fields[f.name] = (kind, f.default)
-    return create_model("TrainerSection", __base__=Section, **fields)
-
-
-TrainerSection = _trainer_section()
+    """Port of /status and /metrics on the loopback interface. 0 takes any free one."""
 
 
 class LearnerConfig(Section):
     """Everything a run is made of. Saved, resolved, as config.toml in the run directory."""
 
     run_dir: str
+    """Directory of the run: journal, checkpoints, keys, logs."""
     model: str
-    """local folder or hub id of a Hugging Face causal LM"""
-    seed: int = Field(default=0, ge=SEEDS[0], le=SEEDS[1])
+    """Local folder or hub id of a Hugging Face causal language model."""
+    seed: Seed = 0
+    """Seed of the run: the order of prompts, and the seeds of all sampling."""
     external_trainer: bool = False
-    """wait for a trainer of yours (learner.client.client) instead of starting ours"""
+    """Wait for a trainer of yours (`learner.client.client`) instead of starting ours."""
     task: TaskSection = TaskSection()
     rollout: RolloutSection = RolloutSection()
     dispatch: DispatchSection = DispatchSection()
@@ -201,36 +197,23 @@ class LearnerConfig(Section):
     local_engine: LocalEngineSection = LocalEngineSection()
     swarm: SwarmSection = SwarmSection()
     status: StatusSection = StatusSection()
-    trainer: Any = Field(default_factory=TrainerSection)
+    trainer: TrainerSection = TrainerSection()
 
     def trainer_config(self) -> TrainerConfig:
-        """The trainer process's settings."""
-        values = self.trainer.model_dump()
-        values |= {
-            "model": self.model,
-            "checkpoint_dir": str(Path(self.run_dir) / "checkpoints"),
-            "task": self.task.name,
-            "task_seed": self.task.seed,
-            "task_options": dict(self.task.options),
-            "task_allow_unconfined": self.task.allow_unconfined,
-            "max_staleness": self.rollout.max_staleness,
-            "temperature": self.rollout.temperature,
-            "max_new_tokens": self.rollout.max_new_tokens,
-            "micro_batch_groups": self.rollout.micro_batch_groups,
-        }
-        return TrainerConfig.from_dict(values)
-
-
-def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """The values in a TOML file. UsageError, one line, when there is none or it is none; `what` names it there."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"no such {what}: {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path} is not TOML: {error}") from None
+        """What the trainer process is told."""
+        return TrainerConfig(
+            **self.trainer.model_dump(),
+            model=self.model,
+            checkpoint_dir=str(Path(self.run_dir) / "checkpoints"),
+            task=self.task.name,
+            task_seed=self.task.seed,
+            task_options=dict(self.task.options),
+            task_allow_unconfined=self.task.allow_unconfined,
+            max_staleness=self.rollout.max_staleness,
+            temperature=self.rollout.temperature,
+            max_new_tokens=self.rollout.max_new_tokens,
+            micro_batch_groups=self.rollout.micro_batch_groups,
+        )
 
 
 def load_config(file: str | Path, overrides: Sequence[str] = ()) -> LearnerConfig:
@@ -244,21 +227,10 @@ def load_config(file: str | Path, overrides: Sequence[str] = ()) -> LearnerConfi
 
 def build_config(values: dict[str, Any], source: str) -> LearnerConfig:
     """Check a dictionary of settings. UsageError names the first wrong key."""
-    values = dict(values)
-    try:
-        if "trainer" in values:
-            values["trainer"] = TrainerSection.model_validate(values["trainer"])
-        config = LearnerConfig.model_validate(values)
-        _check_plain("task.options", config.task.options)
-        _check_plain("local_engine.engine_set", config.local_engine.engine_set)
-        trainer = config.trainer_config()
-    except ValidationError as error:
-        first = error.errors()[0]
-        prefix = ["trainer"] if error.title == "TrainerSection" else []
-        key = ".".join([*prefix, *(str(p) for p in first["loc"])])
-        what = "unknown key" if first["type"] == "extra_forbidden" else first["msg"].lower()
-        raise UsageError(f"{source}: {key}: {what}") from None
-    if config.rollout.top_p < 1 and trainer.proximal == "behaviour" and not config.external_trainer:
+    config = check_section(LearnerConfig, values, source)
+    _check_plain("task.options", config.task.options)
+    _check_plain("local_engine.engine_set", config.local_engine.engine_set)
+    if config.rollout.top_p < 1 and config.trainer.proximal == "behaviour" and not config.external_trainer:
         raise UsageError(
             f"rollout.top_p = {config.rollout.top_p:g} does not go with trainer.proximal = \"behaviour\": nodes report log "
             "probabilities within the nucleus, the trainer's are over all tokens, so bad answers would lose their gradient; "
@@ -292,7 +264,7 @@ def _check_plain(key: str, value: Any) -> None:
     elif isinstance(value, list):
         for inner in value:
             _check_plain(key, inner)
-    elif isinstance(value, int) and not SEEDS[0] <= value <= SEEDS[1]:
+    elif isinstance(value, int) and not MIN_SEED <= value <= MAX_SEED:
         raise UsageError(f"{key}: a number of more than 64 bits")
     elif not isinstance(value, (bool, int, float, str)):
         raise UsageError(f"{key}: a {type(value).__name__} is not taken here: write it as a string, in quotes")
@@ -329,36 +301,3 @@ def _set(values: dict[str, Any], key: str, value: Any) -> None:
         if not isinstance(values, dict):
             raise UsageError(f"--{key}: {name} is not a section")
     values[last] = value
-
-
-def dump_toml(values: dict[str, Any]) -> str:
-    """Nested dictionaries of plain values as TOML (what a resolved config needs, no more)."""
-    lines = [f"{_key(k)} = {_toml(v)}" for k, v in values.items() if not isinstance(v, dict)]
-    for name, table in values.items():
-        if isinstance(table, dict):
-            lines += ["", f"[{_key(name)}]", *(f"{_key(k)} = {_toml(v)}" for k, v in table.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _key(name: str) -> str:
-    bare = name != "" and name.isascii() and all(c.isalnum() or c in "_-" for c in name)
-    return name if bare else _text(name)
-
-
-def _text(value: str) -> str:
-    """A basic string: JSON's escapes are TOML's too, but TOML also wants DEL escaped."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (int, float)):
-        return repr(value)
-    if isinstance(value, str):
-        return _text(value)
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_toml(v) for v in value) + "]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items()) + "}"
-    raise TypeError(f"no TOML for {type(value).__name__}")

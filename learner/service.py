@@ -162,7 +162,7 @@ async def run_learner(
         # The run is ours alone from here on, so its files may be written.
         check_work_left(run_dir, journal.last_commit(), trainer_config.steps)
         write_whole(run_dir / "config.toml", dump_toml(config.model_dump()))
-        write_whole(run_dir / "trainer.json", json.dumps(trainer_config.to_dict(), indent=1))
+        write_whole(run_dir / "trainer.json", trainer_config.model_dump_json(indent=1))
         (run_dir / "summary.json").unlink(missing_ok=True)  # of an earlier end: this run goes on
         if not resume:
             (run_dir / "listen.json").unlink(missing_ok=True)  # of a start that was refused

@@ -1,4 +1,4 @@
-"""Which node gets which sequence, and how many new groups to open. Pure: a view of the nodes in, a plan out.
+"""Which node gets which sequence, and how many new groups to open. Pure: views of the nodes in, a plan out.
 
 Must not know the network, the ledger's buffers or token values. `choose` is called whenever something moved (a node
 joined, a sequence ended, a version was installed); between two calls its caller applies the whole plan. `balance` says what to
@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from learner.dispatch.node_table import SAME, NodeTable, NodeView
 from p2p.version import Version
 
-__all__ = ["DispatchPlan", "Dispatcher", "NodeView", "Opening", "Strategies", "WaitingSequence"]
+__all__ = ["Assignment", "DispatchPlan", "Dispatcher", "NodeView", "Opening", "Strategies", "WaitingSequence"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +31,31 @@ class WaitingSequence:
     min_version: Version
     """a node must be at or past it: `reserved`, or the last span's version once tokens exist"""
     tokens: int = 0
-    """completion tokens it already has (the prefix to prefill)"""
+    """completion tokens that it already has, which are to be prefilled"""
     expected_tokens: int = 0
-    """completion tokens it will probably still make; 0 when nobody knows"""
+    """completion tokens that it will probably still make; 0 when that is not known"""
     attempt: int = 0
     """0 the first time; more after a node was lost or refused it"""
     avoid: frozenset[str] = frozenset()
     """peers that failed it before: used only when no other node could ever take it"""
     prompt_tokens: int = 0
     need: float = 0.0
-    """tokens per second that bring it to its end in time for the learner; 0 when there is no hurry or nobody knows"""
+    """tokens per second with which it ends in time for the learner; 0 when there is no hurry or that is not known"""
 
     exact_version: Version | None = None
     """only nodes at this very version may take it"""
 
     @property
     def context(self) -> int:
+        """Tokens that it holds on the node that takes it."""
         return self.prompt_tokens + self.tokens
+
+
+class Assignment(NamedTuple):
+    """A waiting sequence goes to a node."""
+
+    request_id: str
+    peer: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +68,10 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class DispatchPlan:
-    assign: tuple[tuple[str, str], ...] = ()
-    """(request_id, peer), in the order to send"""
+    """What `choose` decided; the caller applies all of it."""
+
+    assign: tuple[Assignment, ...] = ()
+    """in the order to send"""
     open: tuple[Opening, ...] = ()
     """freshest version first"""
     held: Mapping[str, str] = field(default_factory=dict)
@@ -69,19 +80,19 @@ class DispatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Strategies:
-    """What the dispatcher goes by. Each is worth something of its own: `shoal bench rollouts` measures it."""
+    """What the dispatcher goes by. `shoal bench rollouts` measures what each is worth."""
 
     gain: bool = True
-    """to the node whose throughput grows most (StaleFlow, arXiv 2601.12784), else to the emptiest"""
+    """a sequence goes to the node whose throughput grows most (StaleFlow, arXiv 2601.12784), else to the emptiest"""
     longest_first: bool = True
-    """of equally stale ones (StreamRL, arXiv 2504.15930)"""
+    """of equally stale sequences the longest expected go first (StreamRL, arXiv 2504.15930)"""
     pace: bool = False
-    """instead of `gain`: to the node where the sequence is fastest, unless it slows down others there that must be fast to be
-    in time (long ones to fast nodes at a small batch, StreamRL). With `balance` it is worth nothing, and costs where capacity
-    is scarce: who is long shows only later"""
+    """instead of `gain`: a sequence goes to the node where it is fastest, unless it slows down others there that must be fast to
+    be in time (StreamRL: long ones to fast nodes at a small batch). With `balance` it gains nothing, and where capacity is scarce
+    it costs, since which sequences are long shows only later"""
     balance: bool = True
-    """move running sequences (RLBoost, arXiv 2510.19225) to where they are so much faster that it pays, those that must be fast
-    to be in time first. What bounds a run is the last member of a group, far more than tokens per second"""
+    """running sequences move to nodes where they are enough faster to pay for the move (RLBoost, arXiv 2510.19225), the most
+    urgent first. The last member of a group bounds a run far more than tokens per second do"""
 
 
 @dataclass(frozen=True)
@@ -112,7 +123,7 @@ class Dispatcher:
         if len({n.peer for n in usable}) != len(usable):
             raise ValueError("two nodes with one peer id")
         places = NodeTable(usable)
-        assign: list[tuple[str, str]] = []
+        assign: list[Assignment] = []
         held: dict[str, str] = {}
         full: set[tuple[Version, Version | None]] = set()
         for request in sorted(pending, key=self.order):
@@ -128,7 +139,7 @@ class Dispatcher:
                     full.add(asked)  # whatever else is asked of such nodes
                 continue
             places.put(i, request.context, request.expected_tokens, request.need)
-            assign.append((request.request_id, usable[i].peer))
+            assign.append(Assignment(request.request_id, usable[i].peer))
         return DispatchPlan(tuple(assign), self._open(places, room, prompt_tokens, expected_tokens), held)
 
     def _place(self, places: NodeTable, request: WaitingSequence) -> int | str:

@@ -1,5 +1,4 @@
-"""What the dispatcher is told beyond the moment: how long sequences will become, by when they must end, how fast engines are.
-Pure.
+"""Forecasts for the dispatcher: how long sequences will become, by when they must end, how fast engines are. Pure.
 
 Joins the length predictor (`lengths`), the throughput fits (`throughput`) and the learner's own pace. `look` goes over everything
 outstanding once in a while; between two looks, what is put on a node is added to what was counted there. The same object serves
@@ -18,19 +17,20 @@ from learner.dispatch.node_table import NodeView
 from learner.dispatch.throughput import Fit
 from p2p.version import Version
 
-PRESS = 0.9
-"""A sequence is given the pace that ends it in time with this probability."""
+IN_TIME = 0.9
+"""A sequence needs the pace with which it ends in time with this probability."""
 
-MARGIN = 0.25
-"""Of a step: so much earlier than the learner needs its group it should end."""
+MARGIN_STEPS = 0.25
+"""Learner steps by which a sequence should end before the learner needs its group."""
 
-LEAST_DUE = 0.15
-"""Of a step: what is late already is in a hurry, and not an infinite one."""
+MIN_DUE_STEPS = 0.15
+"""Learner steps that a sequence is given at the least: one that is late already must not need an infinite pace."""
 
 STEP_WEIGHT = 0.3
-"""Of the last step's time in what the next is thought to take."""
+"""Weight of the last step's time in the forecast of the next: some three steps count."""
 
 ANY_VERSION = Version(0, 0)
+"""Every version is at least this one."""
 
 Key = tuple[int, int]
 """(group id, member)"""
@@ -44,30 +44,32 @@ class MemberState:
     """completion tokens so far"""
     ended: bool
     node: str = ""
-    """who works on it; "" when it waits or has ended"""
+    """the node that has it; "" when it waits for one or has ended"""
     request_id: str = ""
     min_version: Version = ANY_VERSION
     waiting: bool = False
-    """for a place in that node's memory"""
+    """it waits for a place in that node's memory"""
     stays: bool = False
     """it is pinned to a version, which other nodes may not have"""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
+    """An unfinished group."""
+
     group_id: int
     task_index: int
     prompt_tokens: int
     feature: float
-    """a number of the prompt that may go with its length"""
+    """a number of the prompt that may be correlated with the lengths of its completions"""
     step: int
-    """of the version that it was reserved at"""
+    """step of the version that it was reserved at"""
     members: Sequence[MemberState]
 
 
 @dataclass
 class _Load:
-    """What a node's sequences hold, will make, and need."""
+    """Tokens that a node's sequences hold and will make, and tokens per second that the most urgent needs."""
 
     context: float = 0.0
     growth: float = 0.0
@@ -76,15 +78,16 @@ class _Load:
 
 @dataclass
 class Forecast:
-    """`most` completion tokens at the most; staleness bound `max_staleness`. Times are the caller's clock, in seconds."""
+    """Told what happens, it answers for nodes and requests. Completions have at most `most` tokens; `max_staleness` is the bound
+    in learner steps. Times are seconds of the caller's clock."""
 
     most: int
     max_staleness: int
     lengths: Lengths = field(init=False)
     prompt_tokens: float = field(default=0.0, init=False)
-    """of a prompt, in the mean"""
+    """mean tokens of a prompt"""
     step_s: float = field(default=0.0, init=False)
-    """what a learner step takes; 0 until one was seen"""
+    """seconds of a learner step; 0 until one was seen"""
     _began: float | None = field(default=None, init=False)
     _fits: dict[str, Fit] = field(default_factory=dict, init=False)
     _left: dict[Key, float] = field(default_factory=dict, init=False)
@@ -105,23 +108,24 @@ class Forecast:
         self._began = now
 
     def ended(self, task_index: int, feature: float, lengths: Sequence[int]) -> None:
-        """Every member of a group ended, with so many tokens."""
+        """Every member of a group has ended, with these numbers of tokens."""
         self.lengths.ended(task_index, feature, lengths)
 
     def observe(self, peer: str, running: int, tokens_per_s: float, context: float | None = None) -> None:
-        """What is believed of a node's speed; `context` where the caller knows better than what was counted at the last look."""
+        """A node ran `running` sequences and made `tokens_per_s`. `context`: tokens that they held, where the caller knows better
+        than the last look."""
         held = self._load.get(peer)
         if context is None:
             context = held.context if held is not None else 0.0
         self._fits.setdefault(peer, Fit()).observe(running, context, tokens_per_s)
 
     def forget(self, peer: str) -> None:
-        """It left; who comes back may be another machine."""
+        """A node left; what comes back under its name may be another machine."""
         self._fits.pop(peer, None)
         self._load.pop(peer, None)
 
     def look(self, now: float, step: int, groups: Iterable[GroupState]) -> None:
-        """Go over all unfinished groups, the learner being at `step`."""
+        """Forecast all unfinished groups anew, the learner being at `step`."""
         self._left, self._need, self._load, self._running = {}, {}, {}, []
         prompts = count = 0
         for group in groups:
@@ -193,14 +197,14 @@ class Forecast:
         if not self.step_s or self._began is None:
             return 0.0
         due = (reserved + self.max_staleness - step) * self.step_s - (now - self._began)
-        return max(due - MARGIN * self.step_s, LEAST_DUE * self.step_s)
+        return max(due - MARGIN_STEPS * self.step_s, MIN_DUE_STEPS * self.step_s)
 
     def _foresee(self, belief: Belief, made: int, due: float) -> tuple[float, float]:
         """(tokens that it will probably still make, tokens per second that it needs)"""
         left = belief.expected(made, self.most) - made
         if not due or not self.lengths.weight:
             return left, 0.0
-        return left, (belief.quantile(made, self.most, PRESS) - made) / due
+        return left, (belief.quantile(made, self.most, IN_TIME) - made) / due
 
     def _count(self, peer: str, context: float, growth: float, need: float) -> None:
         load = self._load.setdefault(peer, _Load())

@@ -1,11 +1,12 @@
-"""How long a completion will become: learned on line from prompts, from the members of its group, from how long it is already.
+"""How long a completion will become: learned online from prompts, from the members of its group, and from its length so far.
 Pure.
 
 StreamRL ranks prompts by a trained model (arXiv 2504.15930, section 5); here nothing is trained beforehand. Logarithms of
 lengths are taken as normal: a prompt has a mean of its own, its members scatter around it. What is known of a prompt's mean
-comes, as precision- weighted evidence, from three places: a line through a feature of the prompt, earlier groups of the same
+comes, as precision-weighted evidence, from three places: a line through a feature of the prompt, earlier groups of the same
 prompt, and the members that have ended. A member that still runs is longer than it is: the rest of the distribution beyond that
-length is what remains of it. Must not know nodes, versions or tokens. """
+length is what remains of it. Must not know nodes, versions or tokens.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +15,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
 
-FORGET = 0.999
-"""Weight of what was learned, with each group that ends: lengths move as the policy learns."""
+RETENTION = 0.999
+"""Factor of what was learned with each group that ends, so that some thousand groups count: lengths move as the policy learns."""
 
 PRIOR_SPREAD = 1.0
-"""Of log lengths between prompts and within one, before anything has ended."""
+"""Standard deviation of log lengths, between prompts and within one, that is assumed before anything has ended."""
 
 _NORMAL = NormalDist()
 
-KEPT = 50_000
-"""Prompts whose own mean is remembered; the oldest go first."""
+KEPT_PROMPTS = 50_000
+"""Prompts whose own mean is remembered; beyond so many the oldest goes. It bounds the memory to some megabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +63,11 @@ def _inverse_upper(p: float) -> float:
     return -_NORMAL.inv_cdf(min(max(p, 1e-300), 1 - 1e-16))
 
 
-GUESS = 0.15
-"""Share of its budget that a completion's median takes, before any has ended."""
+GUESSED_SHARE = 0.15
+"""Median length that is assumed before any completion has ended, as a share of the longest that is allowed."""
 
-DISTRUST = 64.0
-"""Groups that the guess counts for: those that end first are the short ones, and what they say of the others is wrong."""
+GUESS_GROUPS = 64.0
+"""Groups that the guess counts for at first. The groups that end first are the short ones, so they must not decide alone."""
 
 
 @dataclass
@@ -91,13 +92,13 @@ class Lengths:
         logs = [math.log(max(1, n)) for n in lengths]
         x, y, n = math.log(max(1.0, feature)), sum(logs) / len(logs), len(logs)
         for name, value in (("weight", 1.0), ("_x", x), ("_y", y), ("_xx", x * x), ("_xy", x * y), ("_yy", y * y)):
-            setattr(self, name, getattr(self, name) * FORGET + value)
+            setattr(self, name, getattr(self, name) * RETENTION + value)
         if n > 1:
-            self._within = self._within * FORGET + sum((v - y) ** 2 for v in logs)
-            self._within_weight = self._within_weight * FORGET + n - 1
+            self._within = self._within * RETENTION + sum((v - y) ** 2 for v in logs)
+            self._within_weight = self._within_weight * RETENTION + n - 1
         self._prompts.pop(task_index, None)
         self._prompts[task_index] = y, n
-        if len(self._prompts) > KEPT:
+        if len(self._prompts) > KEPT_PROMPTS:
             del self._prompts[next(iter(self._prompts))]
 
     def believe(self, task_index: int, feature: float, ended: Sequence[int] = (), made: Sequence[int] = ()) -> Belief:
@@ -140,7 +141,7 @@ class Lengths:
 
     def _line(self, x: float) -> tuple[float, float]:
         """(mean, variance) of a prompt's mean log length, from its feature."""
-        guess = math.log(GUESS * self.most)
+        guess = math.log(GUESSED_SHARE * self.most)
         if self.weight < 1:
             return guess, PRIOR_SPREAD**2
         mean_x, mean_y = self._x / self.weight, self._y / self.weight
@@ -156,7 +157,7 @@ class Lengths:
     @property
     def _distrust(self) -> float:
         """Of the guess, gone when a few times as many groups have ended."""
-        return DISTRUST * math.exp(-self.weight / DISTRUST)
+        return GUESS_GROUPS * math.exp(-self.weight / GUESS_GROUPS)
 
 
 def _hazard(x: float) -> float:

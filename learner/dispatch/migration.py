@@ -4,31 +4,35 @@ A move costs one prefill of prompt and tokens so far at the node that takes it, 
 arXiv 2510.19225). RLBoost moves what waits from the longest queue, and what runs from the most loaded node to one that runs
 nothing. Both are special cases here: a sequence moves when it would be so much faster elsewhere that the prefill pays, the most
 pressed first. As fast nodes run out of short sequences, the long ones of slow nodes follow. Must not know how a move is carried
-out. """
+out.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
 from learner.dispatch.node_table import NodeTable, NodeView
 from p2p.version import Version
 
-FASTER = 1.25
-"""A sequence is moved only to where it is so many times as fast."""
+MIN_SPEEDUP = 1.25
+"""A sequence moves only to a node where it is at least so many times as fast."""
 
-PREFILL = 1 / 20
-"""A prefilled token's time, in decoding steps of a sequence alone (prefill is bound by operations, decoding by memory)."""
+PREFILL_STEPS = 1 / 20
+"""Time to prefill a token, in decoding steps of a sequence alone: operations bound prefill, memory bandwidth bounds decoding."""
 
-LOOKS = 6
-"""Sequences looked at closely for each move that may be made: the most pressed come first, and where none of them gains none
+LOOKS_A_MOVE = 6
+"""Sequences that are looked at closely for each move that may be made. The most urgent come first: where none of them gains, none
 will."""
 
-WORTH = 2.0
-LEAST_S = 1.0
-"""A move must save so many times what its prefill takes, and seconds beyond that: it takes a round trip or two."""
+MIN_RETURN = 2.0
+"""A move must save at least so many times the seconds that its prefill takes."""
+
+MIN_SAVED_S = 1.0
+"""Seconds that a move must save beyond that: it takes a round trip or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +45,25 @@ class Running:
     context: float
     """tokens that it holds, prompt included"""
     expected_tokens: float
-    """that it will probably still make"""
+    """tokens that it will probably still make"""
     need: float = 0.0
-    """as `Request.need`"""
+    """as `WaitingSequence.need`"""
     waiting: bool = False
-    """for a place in its node's memory: it makes nothing"""
+    """it waits for a place in its node's memory, and makes nothing"""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
+    """A running sequence goes from `source` to `target`."""
+
     request_id: str
     source: str
     target: str
-    reason: str
-    """"waits" or "slow" """
+    reason: Literal["waits", "slow"]
 
 
 def balance(nodes: Iterable[NodeView], running: Sequence[Running], most: int) -> list[Move]:
-    """At most `most` moves, the most urgent first."""
+    """At most `most` moves, the most urgent first. `running`: what nodes hold, as of the last look."""
     usable = [n for n in nodes if n.live and n.capacity > 0]
     places = NodeTable(usable)
     index = {n.peer: i for i, n in enumerate(usable)}
@@ -71,17 +76,17 @@ def balance(nodes: Iterable[NodeView], running: Sequence[Running], most: int) ->
     pace, best = places.pace(0), np.max(np.where(takes, places.pace(1), 0.0), initial=0.0)
     looked = 0
     for r in sorted(those, key=lambda r: (not r.waiting, -r.need, -r.expected_tokens, r.request_id)):
-        if len(moves) >= most or looked >= LOOKS * most:
+        if len(moves) >= most or looked >= LOOKS_A_MOVE * most:
             break
         i = index[r.peer]
         have = 0.0 if r.waiting else pace[i]
-        if best < FASTER * have:  # at once: of most nodes nothing is to be moved
+        if best < MIN_SPEEDUP * have:  # at once: of most nodes nothing is to be moved
             continue
         looked += 1
         after = np.where(_takes(places, r, takes), places.pace(1, r.context), 0.0)
         after[i] = 0.0
         t = int(np.argmax(after))
-        if after[t] < max(FASTER * have, 1e-9) or not _pays(places, r, have, after[t], t):
+        if after[t] < max(MIN_SPEEDUP * have, 1e-9) or not _pays(places, r, have, after[t], t):
             continue
         needs[i].remove(r.need)
         needs.setdefault(t, []).append(r.need)
@@ -103,4 +108,4 @@ def _pays(places: NodeTable, r: Running, have: float, after: float, target: int)
     if have <= 0:
         return True
     saved = r.expected_tokens / have - r.expected_tokens / after
-    return bool(saved >= LEAST_S + WORTH * PREFILL * r.context / places.alone(r.context)[target])
+    return bool(saved >= MIN_SAVED_S + MIN_RETURN * PREFILL_STEPS * r.context / places.alone(r.context)[target])

@@ -1,8 +1,8 @@
-"""The nodes as one table: what each could take, what it would gain, how fast its sequences would be. Pure; numbers, no
-decisions' order.
+"""The nodes as one table: what each could take, what it would gain, how fast its sequences would be. Pure; it decides nothing.
 
 Columns over the nodes, so that one look at ten thousand of them is a few vector operations. Must not know groups, ledgers or
-the network. """
+the network.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ a slot frees, so a round trip to the learner idles no slot. More would only queu
 (RLBoost's delayed dispatch, arXiv 2510.19225)."""
 
 SPEED_RANGE = (0.25, 4.0)
-"""A node whose throughput is not known yet counts by its rate per sequence, at most so far from the median: short samples
+"""A node whose throughput is not fitted yet counts by its rate per sequence over the median, within these bounds: short samples
 mislead."""
 
 FILL = 0.95
-"""Share of a node's KV memory, where it says how large that is, up to which it gets more."""
+"""Share of a node's KV memory up to which it gets more sequences, where it says how large its memory is."""
 
-REACH = 0.45
-"""What sequences need of a node counts up to this share of the pace that one alone would have there: a node is never emptied
-for one."""
+MAX_NEED = 0.45
+"""What an urgent sequence needs counts at most as this share of the pace that it would have alone on the node: a node is never
+emptied for one sequence."""
 
-SHARED = 0.3
-"""As REACH, towards a sequence that is as pressed as those there."""
+MAX_SHARED_NEED = 0.3
+"""The same share where the sequence that comes is as urgent as those that are there: they must share."""
 
 SAME = 0.01
-"""Gains that differ by less are equal, and the emptier node is taken."""
+"""Gains that differ by less than this share count as equal, and the emptier node is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class NodeView:
     """installed and serving"""
     running: int
     waiting: int
-    """sent to it and not yet decoding"""
+    """sequences sent to it and not yet decoding"""
     capacity: int
     """sequences it can decode at once"""
     tokens_per_s: float = 0.0
@@ -66,10 +66,11 @@ class NodeView:
     room: float = 0.0
     """tokens of KV that it can hold; 0 when it does not say"""
     need: float = 0.0
-    """tokens per second that the most pressed of its sequences needs (`Request.need`)"""
+    """tokens per second that the most pressed of its sequences needs (`WaitingSequence.need`)"""
 
     @property
     def load(self) -> int:
+        """Sequences with it."""
         return self.running + self.waiting
 
 
@@ -88,7 +89,7 @@ def peak(context: ArrayLike, growth: ArrayLike) -> np.ndarray:
 
 
 def oversubscribed(node: NodeView) -> int:
-    """Sequences the node may hold, running and waiting."""
+    """Most sequences that the node may hold, running and waiting."""
     return node.capacity + max(1, math.ceil(node.capacity * OVERSUBSCRIPTION))
 
 
@@ -133,7 +134,7 @@ class NodeTable:
         self.growth = column(n.growth for n in nodes)
         self._room = column(n.room * FILL if n.room else np.inf for n in nodes)
         known = np.array([n.model is not None for n in nodes], bool)
-        self.fastest = float(np.max(REACH * self.alone(0.0)[known], initial=0.0))
+        self.fastest = float(np.max(MAX_NEED * self.alone(0.0)[known], initial=0.0))
         """tokens per second: no sequence can need more than it could be given. 0, and so no need, while no node's speed is
         known"""
         self.need = np.minimum(column(n.need for n in nodes), self.fastest)
@@ -157,14 +158,14 @@ class NodeTable:
     def harmless(self, context: float, growth: float, need: float) -> np.ndarray:
         """bool: which one sequence more, that needs so many tokens per second, would not slow too far for those there."""
         # What is as pressed as they are shares with them; what is not must leave them their pace.
-        reach = np.where(need >= self.need / 2, SHARED, REACH) if need > 0 else REACH
+        reach = np.where(need >= self.need / 2, MAX_SHARED_NEED, MAX_NEED) if need > 0 else MAX_NEED
         return self.pace(1, context) >= np.minimum(self.need, reach * self.alone(context + growth / 2))
 
     def count(self, context: float, growth: float, pace: bool) -> np.ndarray:
         """int64: how many new sequences like this each has places for; with `pace`, without slowing what is pressed there."""
         most = self._fit(context, growth)
         if pace:
-            target = np.minimum(self.need, REACH * self.alone(context))
+            target = np.minimum(self.need, MAX_NEED * self.alone(context))
             with np.errstate(divide="ignore", invalid="ignore"):
                 spare = 1.0 / target - self._k4 - self._k1 * self.context
                 each = self._k1 * context

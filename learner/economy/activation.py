@@ -1,4 +1,4 @@
-"""Which nodes work, and why: the cheapest that are enough, kept in peace. Pure: told the time, gives a decision.
+"""Which nodes are active, and why: the cheapest that are enough, changed rarely. Pure: told the time, gives a decision.
 
 ECHO-2 (arXiv 2602.02192): the cheapest workers per unit of throughput that satisfy the capacity rule with a margin, release
 above a higher mark after a dwell, replacement on loss, T_bcast(A) evaluated again. What is ours: the cheapest set is solved
@@ -34,19 +34,23 @@ from learner.economy.standby import Standby
 
 __all__ = ["ACTIVE", "ASLEEP", "WARM", "Activation", "Candidate", "Change", "Decision", "Rules"]
 
-MUCH = 0.8
-"""Of what is required: less than that is no dip of an estimate."""
+DIP_SHARE = 0.8
+"""A supply under this share of what is required is more than the dip of an estimate: nodes are added at once."""
 
-SHORTLY = 0.25
-"""Of a dwell, that a smaller lack must last."""
+LACK_DWELLS = 0.25
+"""Dwells that a smaller lack must last before nodes are added."""
 
-TAKEN_BACK, CALMEST = 20, 16
-"""A node added so many dwells or less after a release shows that it was too much; dwells of a release grow up to so many
-times."""
+REGRET_DWELLS = 20
+"""A node that has to be added within so many dwells after a release shows that the release was too much."""
+
+MAX_CALM = 16
+"""After such a release the next one must be called for twice as long, and up to so many dwells."""
 
 
 @dataclass
 class Activation:
+    """Decides again and again, and remembers for how long reasons hold."""
+
     rules: Rules = field(default_factory=Rules)
     _since: dict[str, float] = field(default_factory=dict, init=False, repr=False)
     """when each active node became so"""
@@ -63,7 +67,7 @@ class Activation:
     _in_hand_until: float = -math.inf
     _spent: bool = False
     _barred: set[str] = field(default_factory=set, init=False, repr=False)
-    """those that cost something, when the budget is spent"""
+    """nodes that cost something, when the budget is spent"""
     _why: dict[str, str] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -73,8 +77,9 @@ class Activation:
         self, now: float, demand: Demand | None, candidates: Iterable[Candidate], spread: Spread, spent_usd: float = 0.0, *,
         surplus: bool = False,
     ) -> Decision:  # fmt: skip
-        """`spread(peers)`: seconds that a version takes to reach all of them. To be called every few seconds, and when a node
-        left."""
+        """What is to be active now. `demand` is None before the first step; `spread(peers)`: seconds that a version takes to
+        reach all of them; `spent_usd`: by the whole run; `surplus`: work is held back, since the learner could not use more. To
+        be called every few seconds, and when a node left."""
         pool = {c.peer: c for c in candidates}
         self._why = {}
         lost = self._look(now, pool)
@@ -157,7 +162,7 @@ class Activation:
         self._in_hand_until = now + view.demand.train_s if surplus and view.demand is not None else self._in_hand_until
         able = {p for p in view.pool if p in active or (view.value(p) > 0 and self._may(now, p))}
         level = mark * (1 if (full := now < self._in_hand_until) else 1 + self.rules.margin)
-        short = self._lasts(now, "short", have < mark * (1 - EXACT), SHORTLY) or have < MUCH * mark
+        short = self._lasts(now, "short", have < mark * (1 - EXACT), LACK_DWELLS) or have < DIP_SHARE * mark
         lacks_margin = self._lasts(now, "margin", have < level * (1 - EXACT))
         if view.unreachable(active) and active:
             # Perhaps it is only that some of these are reached too late.
@@ -167,8 +172,8 @@ class Activation:
                 self._say(chosen ^ active, "a version reaches these in time")
                 return chosen
         if (lost and have < level) or ((short or lacks_margin) and not surplus):
-            if not lost and now - self._released < TAKEN_BACK * self.rules.dwell_s:
-                self._calm, self._released = min(2 * self._calm, CALMEST), -math.inf
+            if not lost and now - self._released < REGRET_DWELLS * self.rules.dwell_s:
+                self._calm, self._released = min(2 * self._calm, MAX_CALM), -math.inf
             return self._add(now, view, active, able, lost, mark)
         stays = self._release(now, view, active, full)
         return stays if stays != active else self._swap(now, view, active, able, mark)
@@ -272,7 +277,7 @@ class Activation:
             return c.download >= slowest or view.required(active | {c.peer}) <= enough * (1 + EXACT)
 
         for peer in self.exploration.begin(now, unknown, len(active), room, harmless):
-            self._why[peer] = f"unknown: tried for up to ${self.exploration.trials[peer][2]:.3f}"
+            self._why[peer] = f"unknown: tried for up to ${self.exploration.trials[peer].usd:.3f}"
 
     # ---- what is said
 

@@ -15,17 +15,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Advice:
+    """How many more nodes to ask for, and why."""
+
     more: int
     step_s: float
-    """that a step would take with them"""
+    """seconds that a step would take with them"""
     why: str
+    """for people"""
 
 
 def more_nodes(
     generate_s: float, train_s: float, nodes: int, *, node_usd_per_hour: float = 0.0, learner_usd_per_hour: float = 0.0,
     most: float = math.inf,
 ) -> Advice:  # fmt: skip
-    """A step is generated in `generate_s` by `nodes` alike, and trained in `train_s`; at `most` so many more can be had."""
+    """A step is generated in `generate_s` seconds by `nodes` equal nodes, and trained in `train_s`; at most `most` more can be
+    had."""
     if nodes <= 0:
         ask = 1 if most >= 1 else 0
         return Advice(ask, math.inf, "there is no node: what one is worth shows when there is" if ask else "no room for a node")

@@ -1,7 +1,7 @@
-"""What it costs: each node's time by its state, and the bytes sent to it. Pure: told what happened, and when.
+"""What the run costs: each node's time by its state, and the bytes sent to it. Pure: told what happened, and when.
 
-An account a node, by name, so that one that leaves and returns goes on with its own. Time is charged up to each event, at
-what applied until then; an event that comes with an earlier time changes what applies from now on, and charges nothing twice.
+Each node has an account, by name, so one that leaves and returns goes on with its own. Time is charged up to each event at the
+price that applied until then. An event with an earlier time changes what applies from now on, and charges nothing twice.
 What the learner itself costs is an account like any other. Must not know why a node is active.
 """
 
@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 GB = 1e9
-"""Bytes; egress is priced so."""
+"""Bytes of a GB, as egress is priced."""
 
 ACTIVE = "active"
+"""The state in which a node costs its full price; in any other it costs its idle price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,8 @@ class _Account:
 
 @dataclass
 class Bill:
+    """All accounts."""
+
     _accounts: dict[str, _Account] = field(default_factory=dict, init=False, repr=False)
     _now: float = field(default=-math.inf, init=False, repr=False)
     """the latest time that it was told"""
@@ -80,36 +83,37 @@ class Bill:
     def state(
         self, peer: str, now: float, state: str, usd_per_hour: float, idle_usd_per_hour: float = 0.0, usd_per_gb: float = 0.0
     ) -> None:
-        """From now on it is "active", or anything else: there, and idle. Saying so again changes nothing."""
+        """From now on a node is "active", or in any other state idle, at these prices in $. Saying so again changes nothing."""
         account = self._account(peer, now)
         account.charge(self._now)
         account.state, account.usd_per_hour = state, usd_per_hour
         account.idle_usd_per_hour, account.usd_per_gb = idle_usd_per_hour, usd_per_gb
 
     def left(self, peer: str, now: float) -> None:
+        """A node is gone, and costs nothing from now on."""
         account = self._account(peer, now)
         account.charge(self._now)
         account.state, account.counter = "", 0.0
 
     def egress(self, peer: str, sent: float) -> None:
-        """So many bytes more were sent to it."""
+        """So many more bytes were sent to a node, or by the learner."""
         account = self._account(peer)
         account.egress += sent
         account.usd += sent / GB * account.usd_per_gb
 
     def counted(self, peer: str, total: float) -> None:
-        """Its connection has counted so many bytes. A smaller number than before: a new connection, which began at 0."""
+        """A node's connection has counted so many bytes. A smaller number than before is a new connection, which began at 0."""
         account = self._account(peer)
         new = total - account.counter if total >= account.counter else total
         account.counter = total
         self.egress(peer, new)
 
     def accepted(self, peer: str, tokens: float) -> None:
-        """Below zero: taken back."""
+        """So many of a node's tokens were accepted; below zero, taken back."""
         self._account(peer).tokens += tokens
 
     def step(self, step: int, now: float) -> StepBill:
-        """A step of the learner ended: all that was spent and is in no bill yet is in this one."""
+        """A step of the learner ended: its bill is all that was spent and is in no bill yet."""
         self._until(now)
         nodes = {}
         for peer, account in self._accounts.items():

@@ -17,7 +17,7 @@ Spread = Callable[[Collection[str]], float]
 
 
 class View:
-    """Of one decision."""
+    """The candidates of one decision."""
 
     def __init__(self, pool: dict[str, Candidate], spread: Spread, demand: Demand | None, rules: Rules) -> None:
         self.pool, self.rules = pool, rules
@@ -29,19 +29,23 @@ class View:
         self.rules_said = f"with S={self.demand.staleness}, kappa={self.demand.kappa}" if self.demand else ""
 
     def value(self, peer: str) -> float:
+        """Tokens per second that a node is credited with."""
         return self._value[peer]
 
     def supply(self, peers: Iterable[str]) -> float:
+        """Tokens per second that these make together."""
         return math.fsum(self._value[p] for p in peers)
 
     def price(self, peers: Iterable[str]) -> float:
+        """$ an hour of these when active."""
         return math.fsum(self.pool[p].usd_per_hour for p in peers)
 
     def idle(self) -> float:
-        """If none were active."""
+        """$ an hour if none were active."""
         return self._idle
 
     def extra(self, peers: Iterable[str]) -> float:
+        """$ an hour that these cost more when active than idle."""
         return math.fsum(self.pool[p].usd_per_hour - self.pool[p].idle_usd_per_hour for p in peers)
 
     def fits(self, cap: float, active: Collection[str], more: Iterable[str], first: Collection[str] = ()) -> set[str]:
@@ -59,6 +63,7 @@ class View:
         return self.pool[peer].usd_per_hour > 0 or self.pool[peer].version_usd > 0
 
     def dear(self, peer: str) -> float:
+        """$ an hour for each token per second."""
         value = self._value[peer]
         return self.pool[peer].usd_per_hour / value if value > 0 else math.inf
 
@@ -70,12 +75,14 @@ class View:
         return self._seen[1]
 
     def required(self, peers: Collection[str]) -> float:
+        """Tokens per second that the capacity rule asks of this set; inf when no capacity suffices."""
         return required(self.demand, self.spread(peers), overlap=self.rules.overlap) if self.demand else math.inf
 
     def unreachable(self, peers: Collection[str]) -> bool:
         return self.required(peers) == math.inf
 
     def aim(self, peers: Collection[str]) -> float:
+        """`required`, or the best in reach where no capacity suffices."""
         assert self.demand is not None
         return within_reach(self.demand, self.spread(peers), overlap=self.rules.overlap)
 

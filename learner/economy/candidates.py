@@ -1,4 +1,4 @@
-"""What activation is told of nodes, by what rules it decides, and what it says. Values only.
+"""What activation is told of nodes, its rules, and its decisions. Values only.
 
 Must not know how a decision comes about (`activation`), nor how rates are measured (`rates`).
 """
@@ -18,52 +18,54 @@ ASLEEP: State = "asleep"
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A node that is there. One that has left is simply not named any more."""
+    """A node that is there. One that has left is not named any more."""
 
     peer: str
     usd_per_hour: float
-    """while it is active"""
+    """price while it is active"""
     rate: Estimate
     state: State = ASLEEP
-    """what was last decided of it, done or not: "active", "warm" (gets versions, makes nothing) or "asleep" """
+    """what was last decided of it, done or not"""
     ready: bool = False
     """it serves a version that is current enough; until then an active one is a joiner, and counts for nothing"""
     idle_usd_per_hour: float = 0.0
-    """while it is not active: what it costs to have it"""
+    """price while it is not active"""
     catch_up_s: float = math.inf
-    """from being activated until it is ready; inf: nobody knows"""
+    """seconds from being activated until it is ready; inf: nobody knows"""
     download: float = math.inf
-    """bytes per second"""
+    """bytes per second of its downlink"""
     version_usd: float = 0.0
-    """egress of one version to it"""
+    """$ of egress for one version to it"""
     catch_up_usd: float = 0.0
-    """egress of what it must download when it comes back"""
+    """$ of egress for what it must download when it comes back"""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
+    """What activation goes by; mostly [activation] of the configuration."""
+
     margin: float = 0.1
-    """active nodes make so much more than is required (eps)"""
+    """active nodes make this share more than is required (ECHO-2's epsilon, arXiv 2602.02192)"""
     release: float = 0.25
-    """nodes go only while those that stay make so much more"""
+    """nodes are released only while those that stay make this share more than is required"""
     dwell_s: float = 120.0
-    """a reason to release, swap or top up must hold without a break for so long, and a node was active for as long"""
+    """seconds for which a reason to release, swap or top up must hold without a break, and a node must have been active"""
     swap_share: float = 0.1
-    """another set must be cheaper by so much"""
+    """share by which another set must be cheaper for a swap"""
     explore_share: float = 0.05
-    """of what is spent, that may go to nodes of which nothing is known"""
+    """share of the spending that may go to nodes of unknown speed"""
     explore_s: float = 120.0
-    """a node is tried for so long, once it is ready"""
+    """seconds that a node is tried, once it is ready"""
     join_s: float = 300.0
-    """a joiner that is not ready by then (or after twice the time it was thought to take) is given up for a while"""
+    """seconds after which a joiner that is not ready is given up for a while (or twice the time that it was thought to take)"""
     max_usd_per_hour: float = math.inf
     budget_usd: float = math.inf
     drain_s: float = 20.0
-    """nodes that are told to stop cost for so long more: the budget is kept free of that"""
+    """seconds that nodes still cost after they were told to stop; the budget is kept free of that"""
     z: float = 1.0
-    """standard deviations by which a rate is thought lower than its mean"""
+    """standard deviations that are taken off a rate's mean to be careful"""
     overlap: bool = True
-    """nodes go on while they receive (`demand`)"""
+    """nodes generate while they receive a version (`demand`)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +86,11 @@ class Decision:
     required: float
     """tokens per second, without margin; inf before the first step, or when no capacity suffices"""
     supply: float
-    """of active nodes that are ready, by lower bounds"""
+    """tokens per second of active nodes that are ready, by lower bounds"""
     coming: float
-    """of those that still catch up"""
+    """tokens per second of active nodes that still catch up"""
     usd_per_hour: float
-    """of all candidates, in these states"""
+    """price of all candidates in these states"""
     spread_s: float
     short_by: float
     """tokens per second that supply lacks now; 0 before the first step"""

@@ -5,10 +5,9 @@ ECHO-2 (arXiv 2602.02192, the condition that its text states in words; R = token
     serial    kappa*R / mu + spread <= kappa*train        a node makes nothing while it receives and installs
     overlap   mu >= R / train  and  spread <= kappa*train   it goes on with the old version, and that is still inside S
 
-"Still inside S" is a premise there. Here it follows from when work is reserved (StaleFlow's bound,
-`learner.rollouts.ledger`): what is
-reserved at v is for steps v .. v+S. Versions come every kappa steps; so the steps v+S-kappa+1 .. v+S can only be made after v
-is installed, the first of them S-kappa+1 steps after v was published, and for the k-th of them
+"Still inside S" is a premise there. Here it follows from when work is reserved (StaleFlow's bound, `learner.rollouts.ledger`):
+what is reserved at v is for steps v .. v+S. Versions come every kappa steps; so the steps v+S-kappa+1 .. v+S can only be made
+after v is installed, the first of them S-kappa+1 steps after v was published, and for the k-th of them
 
     window    spread + generation + k*R / mu <= (S-kappa+k) * train       k = 1 .. kappa
 
@@ -25,14 +24,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-FULL = 0.8
-"""Of the time between publications that dissemination may take when we choose: one slow version must not meet the next."""
+UPLINK_SHARE = 0.8
+"""Share of the time between two publications that a dissemination may take where we choose kappa: a slow version must not meet
+the next."""
 
 SERIAL_FACTOR = 2.0
-"""Nodes that stop while they install: kappa is chosen so that this many times what a step takes is enough capacity."""
+"""Where nodes stop while they install, kappa is chosen so that this many times the tokens per second of a step are enough."""
 
 REACH = 1.1
-"""Where no capacity suffices: enough to be within this factor of what endless capacity would give."""
+"""Where no capacity suffices, we aim at the least with which a step takes at most this many times what it would with endless
+capacity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +43,13 @@ class Demand:
     tokens: float
     """accepted completion tokens that a step takes"""
     train_s: float
-    """of a step of a learner that never waits"""
+    """seconds of a step of a learner that never waits"""
     staleness: int
-    """S: a step trains on what was reserved at most so many versions before"""
+    """the bound S: a step trains on what was reserved at most so many versions before"""
     kappa: int
     """steps between publications"""
     generation_s: float = 0.0
-    """from a group's reservation until it is accepted, on the nodes as they are"""
+    """seconds from a group's reservation until it is accepted, on the nodes as they are"""
 
     def __post_init__(self) -> None:
         if self.staleness < 0 or self.kappa < 1:
@@ -56,12 +57,13 @@ class Demand:
 
     @property
     def known(self) -> bool:
-        """Before the first step nobody knows what one takes: that is no demand of nothing."""
+        """False before the first step, when nobody knows what a step takes. That is not a demand of nothing."""
         return self.tokens > 0 and 0 < self.train_s < math.inf
 
 
 def required(demand: Demand, spread_s: float, *, overlap: bool = True) -> float:
-    """Tokens per second that keep the learner from waiting; inf when no capacity does."""
+    """Tokens per second that keep the learner from waiting; inf when no capacity does. `spread_s`: seconds that a version takes
+    to all nodes; `overlap`: nodes generate meanwhile."""
     if demand.tokens <= 0:
         return 0.0
     d, lag = demand, spread_s + demand.generation_s
@@ -121,13 +123,13 @@ def choose_kappa(staleness: int, train_s: float, spread_s: float, generation_s: 
 
     - at most S-1 (at least 1): a version must be everywhere, and have made something, while what its predecessor made can still
       be used (ECHO-2's default is S-1 itself);
-    - a version is through before the next is published (`FULL`), else they queue up at the learner's uplink;
+    - a version is through before the next is published (`UPLINK_SHARE`), else they queue up at the learner's uplink;
     - a larger kappa does not always help: it takes from the window (see above) what it gives to dissemination.
 
     So it is the smallest with which a step takes least, for nodes that are just fast enough. """
     def takes(kappa: int) -> float:
         demand = Demand(1.0, train_s, staleness, kappa, generation_s)
-        return period(demand, (1.0 if overlap else SERIAL_FACTOR) / train_s, spread_s / FULL, overlap=overlap)
+        return period(demand, (1.0 if overlap else SERIAL_FACTOR) / train_s, spread_s / UPLINK_SHARE, overlap=overlap)
 
     choices = range(1, max(1, staleness - 1) + 1)
     if train_s <= 0:
@@ -138,19 +140,20 @@ def choose_kappa(staleness: int, train_s: float, spread_s: float, generation_s: 
 
 @dataclass(frozen=True, slots=True)
 class Slack:
-    """The largest stall-free value of each knob with the others as they are. Below zero: not even nothing would do."""
+    """The largest value of each knob with which the learner does not wait, the others as they are. Below zero: not even 0 would
+    do."""
 
     holds: bool
-    """the rule, as things are"""
+    """whether the capacity rule holds as things are"""
     spread_s: float
     kappa: int
-    """0: none"""
+    """0: no kappa would do"""
     tokens: float
     generation_s: float
     supply: float
-    """the smallest, tokens per second; inf: none"""
+    """the smallest one, in tokens per second; inf: none would do"""
     sentences: tuple[str, ...]
-    """for people"""
+    """the same for people"""
 
 
 def slack(demand: Demand, supply: float, spread_s: float, *, overlap: bool = True) -> Slack:

@@ -1,4 +1,4 @@
-"""The pool as the head runs it: what nodes cost and make, who generates, what a step cost. Pure; told the time.
+"""The pool as the head runs it: what nodes cost and make, which generate, what a step cost. Pure; told the time.
 
 Joins capacity model, rates, activation and bill (the rooms beside this) from what a head sees of its nodes and its trainer. Must
 not know the network, the ledger or how a node is told.
@@ -22,12 +22,14 @@ from learner.economy.priced_nodes import FREE, PricedNode, Seen
 from learner.economy.rates import Estimate, NodeRates
 from p2p.protocol.prices import Activate, State, Terms
 
-STEPS = 7
-"""Times and tokens of a step are medians over so many: an evaluation now and then must not count."""
+KEPT_STEPS = 7
+"""Latest steps whose times and tokens are kept; medians of them count, so that an evaluation now and then does not."""
 
 DECIDE_S = 1.0
-SAID = 20
-"""Changes that are kept for people."""
+"""Least seconds between two decisions."""
+
+KEPT_CHANGES = 20
+"""Latest changes that the status page shows."""
 
 
 @dataclass
@@ -49,7 +51,7 @@ class Pool:
     """that a group takes when nothing is in its way (`learner.rollouts.durations`); the caller keeps it up to date"""
     bill: Bill = field(default_factory=Bill, init=False)
     decision: Decision | None = field(default=None, init=False)
-    changes: deque[str] = field(default_factory=lambda: deque(maxlen=SAID), init=False)
+    changes: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_CHANGES), init=False)
     _members: dict[str, PricedNode] = field(default_factory=dict, init=False)
     _rates: NodeRates = field(default_factory=NodeRates, init=False)
     _activation: Activation = field(init=False)
@@ -60,10 +62,10 @@ class Pool:
     """the learner's step under way"""
     _waited: float = field(default=0.0, init=False)
     _tokens: int = field(default=0, init=False)
-    _steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=STEPS), init=False)
+    _steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS), init=False)
     """(seconds of work, tokens trained on)"""
-    _waits: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS), init=False)
-    _costs: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=STEPS), init=False)
+    _waits: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS), init=False)
+    _costs: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS), init=False)
     """(dollars, tokens) of the last steps"""
     _step: int = field(default=0, init=False)
     _learner_s: float = field(default=0.0, init=False)
@@ -103,7 +105,7 @@ class Pool:
         return told
 
     def received(self, peer: str, from_peers: int) -> None:
-        """It got so many bytes of a version from other nodes, by its own word."""
+        """A node says that it got so many bytes of a version from other nodes."""
         self._received += from_peers
         if m := self._members.get(peer):
             m.received += from_peers
@@ -113,7 +115,7 @@ class Pool:
             self.bill.left(peer, now)
 
     def accepted(self, peer: str, tokens: int) -> None:
-        """So many of its tokens were taken."""
+        """So many of a node's tokens were accepted."""
         m = self._members.get(peer)
         if m is not None and tokens:
             m.accepted += tokens
@@ -128,16 +130,16 @@ class Pool:
 
     @property
     def priced(self) -> bool:
-        """Whether anybody costs something."""
+        """Whether any node costs something."""
         return any(m.costs for m in self._members.values())
 
     @property
     def known(self) -> bool:
-        """Whether all that generate have done so for long enough: until then they seem to make too little."""
+        """Whether all active nodes have worked long enough to be known: until then they seem to make too little."""
         return all(self._rates.estimate(p).known for p, m in self._members.items() if m.state == "active" and m.ready)
 
     def active(self, peer: str) -> bool:
-        """Whether it is to be given work."""
+        """Whether a node is to be given work."""
         m = self._members.get(peer)
         return m is not None and m.state == "active"
 

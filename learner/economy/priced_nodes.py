@@ -7,35 +7,36 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from learner.economy.rates import Estimate
 from p2p.protocol.prices import State, Terms
 
 SAMPLE_S = 3.0
-"""Over so long a node's tokens are counted as one observation."""
+"""Seconds over which a node's tokens are counted as one observation."""
 
-SPREADS = 5
-"""How long versions take to reach a node is the median of so many."""
+KEPT_SPREADS = 5
+"""Versions whose times to reach a node are kept; the median counts."""
 
-FULL = 0.9
-"""A node that holds this share of its capacity has all the work that it can take."""
+FULL_SHARE = 0.9
+"""A node that holds this share of its capacity counts as having all the work that it can take."""
 
-PROMISE = 0.8
-"""What is believed of the rate that a node's fitted throughput promises for more sequences than it has had. Where capacity is
-ample nobody is ever full, and what nodes deliver only adds up to what the learner takes: without such a word of what they could
-do, none could ever be let go."""
+PREDICTED_SHARE = 0.8
+"""Share of the predicted throughput that a node is credited with for more sequences than it has had. Where capacity is ample no
+node is ever full, and what nodes deliver only adds up to what the learner takes: without the prediction none could be let go."""
 
-REACH = 2.0
-"""And at most so many times what it has delivered: a fit says little of loads far from those it has seen. Those that stay when
-one is let go deliver more, and so on, until they are full."""
+MAX_EXTRAPOLATION = 2.0
+"""A node is credited with at most so many times the measured rate: a fit says little of loads far from those it has seen. When a
+node is let go the others deliver more, and so on, until they are full."""
 
-MOSTLY = 0.5
-"""A node that was full so much of the time is judged by what it delivered, and by nothing else."""
+MOSTLY_FULL = 0.5
+"""A node that was full for this share of its recent samples is judged by what it delivered alone."""
 
-LATELY = 0.1
-"""Weight of a sample in how full a node was of late."""
+FULLNESS_WEIGHT = 0.1
+"""Weight of the latest sample in the share of samples in which a node was full: some ten samples count."""
 
 FREE = Terms(0.0)
+"""Terms of a node that costs nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +51,23 @@ class Seen:
     sent_bytes: int = 0
     """payload of the chunks that it sent since it started"""
     full_rate: float = 0.0
-    """tokens per second that its fitted throughput promises for all its capacity; 0: not known"""
+    """tokens per second that its fitted throughput predicts for all its capacity; 0: not known"""
+
+
+class Sample(NamedTuple):
+    """One observation of a node's rate."""
+
+    seconds: float
+    accepted: int
+    """tokens"""
+    busy: bool
+    """it had all the work it could take throughout"""
 
 
 @dataclass
 class PricedNode:
+    """A node of the pool."""
+
     name: str
     terms: Terms = FREE
     state: State = "active"
@@ -77,13 +90,13 @@ class PricedNode:
     offered: bool = False
     """it has said what it costs"""
     hired: bool = False
-    """it was asked to generate, or its price is our own word: from then on its idle time costs, too"""
+    """it was asked to generate, or its price is set in the configuration: from then on its idle time costs as well"""
     received: int = 0
     """bytes that it says came from other nodes"""
     sent: int = 0
     sent_before: int | None = None
-    """what its count of bytes began with: it may be older than the link"""
-    spreads: deque[float] = field(default_factory=lambda: deque(maxlen=SPREADS))
+    """its count of bytes when it joined: the node may be older than the link"""
+    spreads: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_SPREADS))
 
     @property
     def costs(self) -> bool:
@@ -99,31 +112,32 @@ class PricedNode:
         return self.terms.idle_usd_per_hour if self.hired else 0.0
 
     def counted(self, sent_bytes: int, others_received: int) -> int:
-        """Bytes that it has sent since it joined: by its own word, as far as others got any, and never fewer than before."""
+        """Bytes that it has sent since it joined. Its count is self-reported, so it counts at most for what others say they
+        received, and never falls."""
         if self.sent_before is None:
             self.sent_before = sent_bytes
         self.sent = max(self.sent, min(sent_bytes - self.sent_before, others_received))
         return self.sent
 
-    def look(self, s: Seen, now: float) -> tuple[float, int, bool] | None:
-        """(seconds, tokens accepted, whether it had all the work it could take) of a sample of its rate, when one is over."""
+    def look(self, s: Seen, now: float) -> Sample | None:
+        """A sample of its rate, when one is over and the node was generating."""
         if s.ready and not self.ready:
             self.ready_at = now
             self.caught_up_s = self.caught_up_s or max(now - self.joined, 1e-3)
         self.ready, self.full_rate = s.ready, s.full_rate
-        full = s.ready and self.state == "active" and s.load >= FULL * s.capacity > 0
+        full = s.ready and self.state == "active" and s.load >= FULL_SHARE * s.capacity > 0
         self.busy = self.busy and full
         if now - self.sampled < SAMPLE_S:
             return None
-        sample = (now - self.sampled, self.accepted, self.busy) if s.ready and self.state == "active" else None
+        sample = Sample(now - self.sampled, self.accepted, self.busy) if s.ready and self.state == "active" else None
         if sample is not None:
-            self.fullness += LATELY * (self.busy - self.fullness)
+            self.fullness += FULLNESS_WEIGHT * (self.busy - self.fullness)
         self.accepted, self.sampled, self.busy = 0, now, full
         return sample
 
     def estimate(self, delivered: Estimate) -> Estimate:
-        """What it makes, or would if it had all the work that it can take, having `delivered` that."""
-        promised = min(PROMISE * self.full_rate, REACH * delivered.mean) if self.fullness < MOSTLY else 0.0
-        if promised <= delivered.mean:
+        """Its rate if it had all the work that it can take; `delivered`: the rate that was measured."""
+        credit = min(PREDICTED_SHARE * self.full_rate, MAX_EXTRAPOLATION * delivered.mean)
+        if self.fullness >= MOSTLY_FULL or credit <= delivered.mean:
             return delivered
-        return Estimate(promised, max(delivered.sd, (1 - PROMISE) * promised), delivered.known)
+        return Estimate(credit, max(delivered.sd, (1 - PREDICTED_SHARE) * credit), delivered.known)

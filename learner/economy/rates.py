@@ -7,8 +7,8 @@ the field:
 - **A node that is short of work** shows what it was given, not what it can do. Taken at its word it looks slow, so more nodes
   are activated, so each gets less work. So such a time says "at least": its mean is a lower bound, and never lowers anything.
 - **Tokens come in lumps**, and some are taken back later (`accepted` may be negative then): short intervals are put together.
-- **One odd interval** (a lost link, a clock that jumped) counts as far off as is usual; three in a row on one side are news:
-  then the node has changed, and what it was before is forgotten.
+- **One odd interval** (a lost link, a clock that jumped) counts as an outlier at the most; three in a row on one side show that
+  the node has changed, and what it was before is forgotten.
 
 Must not know prices, nor what made a token acceptable.
 """
@@ -20,50 +20,54 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 CHUNK_S = 5.0
-"""Shorter intervals are put together up to here: a few sequences' batches of tokens, so that lumps even out."""
+"""Seconds of a chunk. Shorter intervals are put together until they are as long, so that batches of tokens even out."""
 
 HALF_LIFE_S = 1800.0
-"""What was seen so long ago counts half: sequences grow longer as the policy learns, and machines warm up."""
+"""Seconds after which an observation counts half: sequences grow longer as the policy learns, and machines warm up."""
 
 KNOWN_S = 30.0
-"""Of work, until a node is known."""
+"""Seconds of work after which a node's rate counts as known: six chunks."""
 
-ODD = 4.0
-"""Standard deviations from the mean beyond which a chunk counts only so far."""
+OUTLIER_SDS = 4.0
+"""A chunk further from the mean than so many standard deviations is an outlier, and counts as if it were just so far."""
 
-NEWS = 3
-"""Odd chunks in a row on one side that make a change."""
+CHANGE_CHUNKS = 3
+"""Outliers in a row on one side that show that the node has changed."""
 
-USUAL = 0.1
-"""Scatter of a chunk, as a share of the mean, that is thought the least, and what is believed before there are two."""
+USUAL_SCATTER = 0.1
+"""Standard deviation of a chunk, as a share of the mean, that is assumed before there are two, and at the least."""
 
-BELIEVED = 8
-"""Chunks until their own scatter decides what is odd."""
+OUTLIER_CHUNKS = 8
+"""Chunks that are needed before a further one can be an outlier of them."""
 
-LEAST_CHUNKS, LEAST_SD = 4, 2.0
-"""Of a time short of work, until it counts as a bound, and how far below its mean that lies: it is the best of many such."""
+BOUND_CHUNKS, BOUND_SDS = 4, 2.0
+"""Chunks without enough work after which their mean is a lower bound of the rate, and the standard deviations that are taken off
+it. The bound is the best of many such means, so it must be a careful one."""
 
-YIELD = 0.2
-"""Of what such a bound is above the mean of times with work, with each further chunk of those: it may be of better days."""
+BOUND_DECAY = 0.2
+"""Share by which each chunk with enough work brings the bound towards their mean, where it is above: the bound may be out of
+date."""
 
-UNSURE = 0.5
-"""Standard deviation of a node of an unknown kind, as a share of what the known ones make."""
+UNKNOWN_SD = 0.5
+"""Standard deviation of a node of an unknown kind, as a share of the mean of the known nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Tokens per second. Unknown and 0: nobody knows anything of it."""
+    """A rate in tokens per second, and how sure it is. Not `known` and 0: nothing is known at all."""
 
     mean: float = 0.0
     sd: float = 0.0
-    """of the mean, not of what is seen from moment to moment"""
+    """standard deviation of the mean, not of single observations"""
     known: bool = False
     """it has worked long enough; else this is only what others of its kind make"""
 
     def lower(self, z: float) -> float:
+        """`z` standard deviations below the mean."""
         return max(0.0, self.mean - z * self.sd)
 
     def upper(self, z: float) -> float:
+        """`z` standard deviations above the mean."""
         return max(0.0, self.mean + z * self.sd)
 
 
@@ -77,7 +81,7 @@ class _Moments:
     total: float = 0.0
     of_squares: float = 0.0
     odd: list[tuple[float, float]] = field(default_factory=list)
-    """(value, weight) of the latest chunks, as long as all are odd on one side"""
+    """(value, weight) of the latest chunks, as long as all are outliers on one side"""
 
     def fade(self, factor: float) -> None:
         self.weight *= factor
@@ -87,13 +91,13 @@ class _Moments:
 
     def add(self, value: float, weight: float) -> None:
         side = 0.0
-        if self.count >= BELIEVED and self.mean > 0:
-            far = ODD * max(self.scatter, USUAL * self.mean)
+        if self.count >= OUTLIER_CHUNKS and self.mean > 0:
+            far = OUTLIER_SDS * max(self.scatter, USUAL_SCATTER * self.mean)
             side = math.copysign(1.0, value - self.mean) if abs(value - self.mean) > far else 0.0
         if side and self.odd and (self.odd[-1][0] - self.mean) * side < 0:
             self.odd = []
         self.odd = [*self.odd, (value, weight)] if side else []
-        if len(self.odd) >= NEWS:
+        if len(self.odd) >= CHANGE_CHUNKS:
             chunks, self.odd = self.odd, []
             self.weight = self.squares = self.total = self.of_squares = 0.0
             for chunk in chunks:
@@ -121,7 +125,7 @@ class _Moments:
         """Standard deviation of a chunk, with one of the usual as if it had been seen."""
         n = self.count
         seen = max(0.0, self.of_squares / self.weight - self.mean**2) * n if self.weight > 0 else 0.0
-        return math.sqrt((seen + (USUAL * self.mean) ** 2) / n) if n > 0 else 0.0
+        return math.sqrt((seen + (USUAL_SCATTER * self.mean) ** 2) / n) if n > 0 else 0.0
 
     @property
     def sd(self) -> float:
@@ -134,12 +138,12 @@ class NodeRate:
 
     prior: Estimate | None = None
     worked_s: float = field(default=0.0, init=False)
-    """how long it was watched, with all the work it could take and without"""
+    """seconds that it was watched, with all the work it could take and without"""
     _full: _Moments = field(default_factory=_Moments, init=False, repr=False)
-    """of times in which it had all the work that it could take"""
+    """chunks in which it had all the work that it could take"""
     _short: _Moments = field(default_factory=_Moments, init=False, repr=False)
     _least: float = field(default=0.0, init=False, repr=False)
-    """what it did when it was short of work"""
+    """lower bound of the rate, from chunks in which it was short of work; 0 before there is one"""
     _chunk: dict[bool, tuple[float, float]] = field(default_factory=dict, init=False, repr=False)
     """busy -> (seconds, tokens) not yet long enough"""
     _now: float = field(default=-math.inf, init=False, repr=False)
@@ -160,33 +164,19 @@ class NodeRate:
             self._chunk[busy] = length, tokens
         elif busy:
             self._full.add(tokens / length, length)
-            self._least -= YIELD * max(0.0, self._least - self._full.mean)
+            self._least -= BOUND_DECAY * max(0.0, self._least - self._full.mean)
         else:
             self._short.add(tokens / length, length)
-            if self._short.count >= LEAST_CHUNKS - 0.5:
-                self._least = max(self._least, self._short.mean - LEAST_SD * self._short.sd)
-
-    @property
-    def mean(self) -> float:
-        return self.estimate.mean
-
-    @property
-    def sd(self) -> float:
-        return self.estimate.sd
+            if self._short.count >= BOUND_CHUNKS - 0.5:
+                self._least = max(self._least, self._short.mean - BOUND_SDS * self._short.sd)
 
     @property
     def known(self) -> bool:
         return self.worked_s >= KNOWN_S
 
-    def lower(self, z: float) -> float:
-        return self.estimate.lower(z)
-
-    def upper(self, z: float) -> float:
-        return self.estimate.upper(z)
-
     @property
     def estimate(self) -> Estimate:
-        """What it did when it had work, joined with the prior; at least what it did when it was short of work."""
+        """Its rate when it has work, joined with the prior as the inverse of their variances; at least its lower bound."""
         mean, sd = self._full.mean, self._full.sd
         if self.prior is not None and 0 < self.prior.sd < math.inf:
             if sd == math.inf:
@@ -196,24 +186,23 @@ class NodeRate:
                 trust = self.prior.sd**2 / (self.prior.sd**2 + sd**2)
                 mean, sd = trust * mean + (1 - trust) * self.prior.mean, math.sqrt(trust) * sd
         if self._least > mean:  # the bound has its doubt taken off already
-            mean, sd = self._least, min(sd, USUAL * self._least)
+            mean, sd = self._least, min(sd, USUAL_SCATTER * self._least)
         return Estimate(max(0.0, mean), sd if sd < math.inf else 0.0, self.known)
 
 
 def prior_of(estimates: Iterable[Estimate]) -> Estimate:
-    """What to expect of a node, from known ones like it: their mean, and how far they are apart. With one or two: not too
-    sure."""
+    """What to expect of a node, from known ones like it: their mean and scatter, wide while they are one or two."""
     means = [e.mean for e in estimates if e.known]
     if not means:
         return Estimate()
     mean = math.fsum(means) / len(means)
     apart = math.fsum((m - mean) ** 2 for m in means)
-    return Estimate(mean, math.sqrt((apart + (UNSURE * mean) ** 2) / len(means)))
+    return Estimate(mean, math.sqrt((apart + (UNKNOWN_SD * mean) ** 2) / len(means)))
 
 
 @dataclass
 class NodeRates:
-    """All nodes that ever were, by name: one that returns is known."""
+    """All nodes that ever were here, by name: one that returns is known."""
 
     _rates: dict[str, NodeRate] = field(default_factory=dict, init=False, repr=False)
     _kinds: dict[str, str] = field(default_factory=dict, init=False, repr=False)
@@ -226,7 +215,8 @@ class NodeRates:
         self._priors.clear()
 
     def estimate(self, peer: str, kind: str = "") -> Estimate:
-        """Of a node that has not worked long enough: what the known ones of its kind make, or all of them."""
+        """A node's rate. For one that has not worked long enough it leans on the known nodes of its kind, or on all known
+        nodes."""
         rate = self._rates.get(peer)
         if rate is not None and rate.known:
             return rate.estimate
@@ -250,4 +240,4 @@ class NodeRates:
             return self._priors[kind]
         # Of another kind: what the others make says little.
         of_all = self._priors[""]
-        return Estimate(of_all.mean, max(of_all.sd, UNSURE * of_all.mean))
+        return Estimate(of_all.mean, max(of_all.sd, UNKNOWN_SD * of_all.mean))

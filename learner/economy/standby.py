@@ -15,39 +15,41 @@ from learner.economy.candidates import ASLEEP, WARM, Candidate
 from p2p.protocol.prices import State
 
 PRIOR_S = 3600.0
-"""Before any has left: as if one had, in an hour of the fleet."""
+"""Seconds in which one departure is assumed before any was seen."""
 
-MIND = 1.5
-"""The other state must be so many times cheaper, for a node to change between the two."""
+HYSTERESIS = 1.5
+"""A node changes between warm and asleep only where the other state is so many times cheaper."""
 
 
 @dataclass
 class Standby:
+    """Counts departures, and places the nodes that are not active."""
+
     departures: int = field(default=0, init=False)
     _watched_s: float = field(default=0.0, init=False, repr=False)
     _now: float = field(default=-math.inf, init=False, repr=False)
 
     def proceed(self, now: float, departures: int) -> None:
-        """So many active nodes left since the last time."""
+        """Time passes until `now`; so many active nodes left since the last call."""
         if self._now > -math.inf:
             self._watched_s += max(0.0, now - self._now)
         self._now = max(now, self._now)
         self.departures += departures
 
     def needed_in_s(self, k: int) -> float:
-        """Until the k-th spare is, the first being 1."""
+        """Seconds until the k-th spare node is needed, the first being 1."""
         return k * (self._watched_s + PRIOR_S) / (self.departures + 1)
 
     def choose(self, spares: Sequence[Candidate], version_s: float, known: frozenset[str] | set[str]) -> dict[str, State]:
         """Peer -> "warm" or "asleep", for those that are not active, the first to be called first; a version comes every
         `version_s`. `known` were placed before, and change only for a good reason."""
-        out = {}
+        out: dict[str, State] = {}
         for k, c in enumerate(spares, 1):
             versions = self.needed_in_s(k) / version_s if version_s > 0 else math.inf
             stay = c.version_usd * versions if c.version_usd > 0 else 0.0
             if c.peer not in known or c.state not in (WARM, ASLEEP):
                 mind = 1.0
             else:
-                mind = MIND if c.state == WARM else 1 / MIND
+                mind = HYSTERESIS if c.state == WARM else 1 / HYSTERESIS
             out[c.peer] = WARM if stay <= c.catch_up_usd * mind else ASLEEP
         return out

@@ -17,16 +17,18 @@ from learner.economy.local_rollout import LocalRollout
 
 @dataclass
 class Turns:
+    """Told what happens, it says whose turn it is."""
+
     local_rollout: LocalRollout
     on: bool = field(default=False, init=False)
-    """the engine's turn"""
+    """it is the engine's turn"""
     why: str = field(default="", init=False)
     generated_s: float = field(default=0.0, init=False)
-    """of this step"""
+    """seconds of this step that the engine generated"""
     waited_s: float = field(default=0.0, init=False)
-    """that the trainer waited in this step for groups, when it was its turn"""
+    """seconds that the trainer waited in this step for groups, when it was its turn"""
     remote_wait_s: float = field(default=0.0, init=False)
-    """that a remote node waited in this step for the learner, in the mean"""
+    """mean seconds that a remote node waited in this step for the learner"""
     _until: float = field(default=-math.inf, init=False)
     _looked: float | None = field(default=None, init=False)
     _nodes: frozenset[str] = field(default=frozenset(), init=False)

@@ -1,122 +1,113 @@
-"""Every setting of the trainer process. Must not know torch: configuration is read and checked without it."""
+"""Every setting of the trainer process. Must not know torch: configuration is read and checked without it.
+
+`TrainerSection` is the table [trainer] of a configuration. `TrainerConfig` is what the trainer process reads from trainer.json:
+the same, and the settings that follow from the other tables.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from p2p.errors import UsageError
+from pydantic import Field, field_validator
 
-SEEDS = (-(1 << 63), (1 << 63) - 1)
-"""What every random generator takes."""
-_RANGES: dict[str, tuple[float, float]] = {
-    **{name: (0, math.inf) for name in (
-        "steps", "max_staleness", "lr_ramp", "weight_decay", "grad_clip", "clip_high", "kl_coef", "eval_every", "eval_size",
-        "threads",
-    )},
-    **{name: (1, math.inf) for name in (
-        "checkpoint_every", "checkpoint_keep", "max_new_tokens", "micro_batch_tokens", "micro_batch_groups",
-    )},
-    "clip_low": (0, 1),
-    "seed": SEEDS, "task_seed": SEEDS,
-}  # fmt: skip
-"""Setting -> smallest and largest value that makes sense. A negative grad_clip would train the other way round."""
+from learner.section import Section
+
+MIN_SEED, MAX_SEED = -(1 << 63), (1 << 63) - 1
+"""Seeds are signed 64-bit integers: every random generator that we use takes those."""
+
+Seed = Annotated[int, Field(ge=MIN_SEED, le=MAX_SEED)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-@dataclass(frozen=True)
-class TrainerConfig:
-    model: str
-    """folder or hub id of the base model"""
-    checkpoint_dir: str
-    task: str = "reverse"
-    """for evaluation only: training data comes through the client"""
-    task_seed: int = 0
-    task_options: dict[str, Any] = field(default_factory=dict)
-    task_allow_unconfined: bool = False
+class TrainerSection(Section):
+    """The optimizer, the objective, evaluation and checkpoints."""
 
-    steps: int = 200
-    served_dtype: str = "bfloat16"
-    max_staleness: int = 2
-    """steps between a trajectory's oldest span and the step that consumes it; checked again here"""
+    steps: int = Field(default=200, ge=0)
+    """Optimizer steps of the whole run."""
+    served_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Type of the weights that are published to nodes. The trainer's own weights are float32."""
 
-    lr: float = 3e-4
-    lr_ramp: int = 5
-    """steps of linear ramp to `lr`"""
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.0
-    grad_clip: float = 1.0
-    """largest global gradient norm; 0 turns clipping off"""
+    lr: float = Field(default=3e-4, gt=0)
+    """Learning rate of AdamW. The default suits the small models of the demo; 1e-6 is usual from 1B parameters on."""
+    lr_ramp: int = Field(default=5, ge=0)
+    """Steps over which the learning rate rises linearly to `lr`; it is constant afterwards."""
+    betas: list[Beta] = Field(default=[0.9, 0.95], min_length=2, max_length=2)
+    """AdamW's decay rates of the first and second moment of the gradient."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW's decoupled weight decay."""
+    grad_clip: float = Field(default=1.0, ge=0)
+    """Largest global norm of the gradient; a longer one is scaled down to it. 0 turns clipping off."""
 
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    tis_cap: float = 2.0
-    proximal: str = "behaviour"
-    """"behaviour": clip pi / mu; "trainer": decoupled, weighted by min(pi / mu, tis_cap)"""
-    aggregate: str = "token"
+    clip_low: float = Field(default=0.2, ge=0, le=1)
+    """The probability ratio of a token is clipped at 1 - `clip_low` from below (PPO, arXiv 1707.06347)."""
+    clip_high: float = Field(default=0.28, ge=0)
+    """The ratio is clipped at 1 + `clip_high` from above. More than `clip_low` lets unlikely tokens grow (clip-higher, DAPO,
+    arXiv 2503.14476)."""
+    tis_cap: float = Field(default=2.0, gt=0)
+    """Largest importance weight pi / mu of a token, mu being the policy that sampled it (truncated importance sampling)."""
+    proximal: Literal["behaviour", "trainer"] = "behaviour"
+    """Policy that the clip is measured from. "behaviour": the one that sampled the token, so the clip sees staleness.
+    "trainer": the trainer's own at the start of the step, and staleness becomes a weight of at most `tis_cap` (decoupled
+    objective, AReaL, arXiv 2505.24298)."""
+    aggregate: Literal["token", "sequence", "constant"] = "token"
+    """How token losses are averaged. "token": over all tokens of the step (DAPO, arXiv 2503.14476). "sequence": over each
+    completion, then over completions (GRPO, arXiv 2402.03300). "constant": sums divided by `rollout.max_new_tokens`, then over
+    completions (Dr. GRPO, arXiv 2503.20783)."""
     scale_advantages: bool = True
-    """divide by the group's standard deviation (False: Dr.GRPO)"""
-    kl_coef: float = 0.0
-    """against the base model, kept in memory beside the masters when > 0"""
+    """Divide a group's advantages by the standard deviation of its rewards (GRPO). False leaves them (Dr. GRPO)."""
+    kl_coef: float = Field(default=0.0, ge=0)
+    """Weight of the KL divergence from the base model. Above 0 the base model is kept in memory as well."""
 
-    temperature: float = 1.0
-    """the rollouts'; behaviour logprobs are of the distribution at this temperature"""
-    max_new_tokens: int = 16
-    micro_batch_tokens: int = 4096
-    """padded tokens of one forward: bounds the memory of activations and logits"""
-    micro_batch_groups: int = 4
-    """forwards are cut anew every so many groups of a step (`learner.trainer.packing.Packer`)"""
-
+    micro_batch_tokens: int = Field(default=4096, ge=1)
+    """Padded tokens of one forward pass. It bounds the memory of activations and logits."""
     share_prompts: bool = True
-    """run a prompt that a group repeats once per forward, where the model's cache allows it"""
+    """Run a prompt that several completions share once per forward pass, where the model's cache allows it."""
 
-    eval_every: int = 0
-    """0: only before the first and after the last step"""
-    eval_size: int = 64
-    checkpoint_every: int = 1
-    """steps between checkpoints; a step is committed only with a checkpoint that contains it"""
-    checkpoint_keep: int = 2
-    """2: the newest, and the one before in case the crash came between save and commit"""
+    eval_every: int = Field(default=0, ge=0)
+    """Steps between evaluations on held-out prompts. 0 evaluates before the first and after the last step only."""
+    eval_size: int = Field(default=64, ge=0)
+    """Held-out prompts of an evaluation. 0 turns evaluation off."""
+    checkpoint_every: int = Field(default=1, ge=1)
+    """Steps between checkpoints. A step is committed only with a checkpoint that contains it, so a crash loses at most so many
+    steps."""
+    checkpoint_keep: int = Field(default=2, ge=1)
+    """Checkpoints that are kept. With 2 there is still one when a crash comes between saving and committing the newest."""
 
-    seed: int = 0
+    seed: Seed = 0
+    """Seed of the trainer's random generators."""
     device: str = "auto"
-    threads: int = 0
-    """torch threads; 0 leaves torch's own choice"""
+    """Device of the trainer: auto, cpu, cuda, cuda:N or mps. "auto" takes a GPU if there is one."""
+    threads: int = Field(default=0, ge=0)
+    """CPU threads of torch. 0 leaves torch's own choice."""
 
-    def __post_init__(self) -> None:
-        for name, (low, high) in _RANGES.items():
-            value = getattr(self, name)
-            if not (low <= value <= high and value != math.inf):  # NaN is in no range
-                bound = f"below {low:g}" if value < low else f"above {high:g}" if value > high else "not a finite number"
-                raise UsageError(f"trainer.{name} = {value} is {bound}")
-        for name in ("lr", "temperature", "tis_cap"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise UsageError(f"trainer.{name} = {getattr(self, name)} is not a finite number above 0")
-        for beta in self.betas:
-            if not 0 <= beta < 1:
-                raise UsageError(f"trainer.betas = {list(self.betas)}: {beta} is not within 0 <= beta < 1")
-        for name, known in (
-            ("served_dtype", ("bfloat16", "float32")),
-            ("aggregate", ("token", "sequence", "constant")),
-            ("proximal", ("trainer", "behaviour")),
-        ):
-            if getattr(self, name) not in known:
-                raise UsageError(f"trainer.{name} = {getattr(self, name)!r} is not one of {', '.join(known)}")
-
-        if self.device.partition(":")[0] not in ("auto", "cpu", "cuda", "mps"):
-            raise UsageError(f"trainer.device = {self.device!r} is not auto, cpu, cuda or mps")
-
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
+    @field_validator("device")
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> TrainerConfig:
-        """Inverse of `to_dict` (JSON lists become tuples). UsageError on an unknown key."""
-        known = {f.name for f in dataclasses.fields(cls)}
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise UsageError(f"unknown trainer setting {unknown[0]!r}; known: {', '.join(sorted(known))}")
-        settings: dict[str, Any] = {k: tuple(v) if k == "betas" else v for k, v in values.items()}
-        return cls(**settings)
+    def _known(cls, device: str) -> str:
+        if device.partition(":")[0] not in ("auto", "cpu", "cuda", "mps"):
+            raise ValueError(f"{device!r} is not auto, cpu, cuda or mps")
+        return device
+
+
+class TrainerConfig(TrainerSection):
+    """What the trainer process is told: its own table, and what follows from the others (`LearnerConfig.trainer_config`)."""
+
+    model: str
+    """Folder or hub id of the base model."""
+    checkpoint_dir: str
+    """Folder of the checkpoints."""
+    task: str = "reverse"
+    """Name of the task, for evaluation only: training data comes from the head."""
+    task_seed: Seed = 0
+    """Seed of the task's prompts."""
+    task_options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the task."""
+    task_allow_unconfined: bool = False
+    """Score answers that are run as code even where they cannot be confined."""
+    max_staleness: int = Field(default=2, ge=0)
+    """Learner steps between the oldest token of a completion and the step that trains on it. The trainer checks it again."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature of the rollouts. Log probabilities are those of the distribution at this temperature."""
+    max_new_tokens: int = Field(default=16, ge=1)
+    """Most tokens of a completion."""
+    micro_batch_groups: int = Field(default=4, ge=1)
+    """Groups of a step that are cut into forward passes together (`learner.trainer.packing.Packer`)."""

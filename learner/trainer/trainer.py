@@ -19,6 +19,7 @@ import torch
 from learner.client.port import TrainerClient
 from learner.rewards.scoring import Scorer
 from learner.rollouts.outcomes import TRUNCATED
+from learner.section import check_section
 from learner.tasks.port import Prompt, Task
 from learner.tasks.registry import make_task
 from learner.trainer.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
@@ -72,7 +73,7 @@ class PolicyTrainer:
             kl_coef=config.kl_coef,
         )
         self.optimizer = torch.optim.AdamW(
-            model.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
+            model.parameters(), lr=config.lr, betas=tuple(config.betas), weight_decay=config.weight_decay, fused=True
         )
         self._reset()
 
@@ -235,7 +236,7 @@ def run_trainer(client: TrainerClient, config: TrainerConfig) -> None:
         stepped = time.perf_counter()
         if step % config.checkpoint_every == 0 or step == config.steps:
             folder = save_checkpoint(
-                root, step, model, trainer.optimizer, epoch=start.epoch, config=config.to_dict()
+                root, step, model, trainer.optimizer, epoch=start.epoch, config=config.model_dump()
             )
             client.commit(step, folder)
             prune_checkpoints(root, config.checkpoint_keep, step)
@@ -325,7 +326,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Of the process, so here: near-zero gradients otherwise slow AdamW several times over on CPUs.
     torch.set_flush_denormal(True)
     try:
-        config = TrainerConfig.from_dict(json.loads((run_dir / "trainer.json").read_text()))
+        config = check_section(TrainerConfig, json.loads((run_dir / "trainer.json").read_text()), "trainer.json")
         run_trainer(LearnerClient.connect(run_dir), config)
     except UsageError as error:
         print(f"trainer: {error}", file=sys.stderr)

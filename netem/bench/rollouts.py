@@ -51,7 +51,9 @@ class WorkloadCase:
 
 
 def cases(seed: int) -> dict[str, WorkloadCase]:
-    spot = preemptible(AMPLE, 900.0, 150.0, 48 * 3600.0, seed, steady=["H100-SXM"])
+    spot = preemptible(
+        AMPLE, mean_up_s=900.0, mean_down_s=150.0, horizon_s=48 * 3600.0, seed=seed, steady=["H100-SXM"]
+    )
     found = (
         WorkloadCase("skewed", SKEWED, AMPLE, "a long tail, up to 20,000 tokens; a fleet with capacity to spare"),
         WorkloadCase("tight", SKEWED, TIGHT, "the same with little to spare"),

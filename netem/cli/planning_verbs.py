@@ -13,26 +13,27 @@ if TYPE_CHECKING:
 
 
 def add_verbs(verbs: Any, verb: AddVerb) -> None:
-    what = "what a run would cost, on simulated time: a fleet with prices, a model, a learner; or the papers' settings"
+    what = "simulate what a run would cost: a fleet with prices, a model and a learner, or the setting of a paper"
     p = verb("simulate", _simulate, what, verbs)
-    p.add_argument("scenario", nargs="?", metavar="SCENARIO.toml", type=Path)
-    p.add_argument("--preset", metavar="NAME", help="a paper's setting, beside ours (- lists them)")
-    p.add_argument("--explain", action="store_true", help="with --preset: where each of its numbers is from; runs nothing")
-    p.add_argument("--steps", type=int, metavar="N", help="of the learner, instead of the scenario's")
-    p.add_argument("--seed", type=int, metavar="N", help="instead of the scenario's")
+    p.add_argument("scenario", nargs="?", metavar="SCENARIO.toml", type=Path, help="file with fleet, model and learner")
+    p.add_argument("--preset", metavar="NAME", help="run the setting of a paper, its system beside ours (- lists them)")
+    p.add_argument("--explain", action="store_true", help="with --preset: say where each of its numbers is from, and run nothing")
+    p.add_argument("--steps", type=int, metavar="N", help="learner steps, instead of the scenario's")
+    p.add_argument("--seed", type=int, metavar="N", help="seed, instead of the scenario's")
     p.add_argument("--plot", type=Path, metavar="FILE", help="write a plot (PNG, SVG or PDF)")
-    p.add_argument("--no-knobs", action="store_true", help="without what would change the answer")
-    p.add_argument("--jobs", type=int, metavar="N", help="processes at once (default: one a core)")
-    what = "the cheapest set of nodes for a step time, and the expected bill"
+    p.add_argument("--no-knobs", action="store_true", help="leave out the runs that show what would change the answer")
+    p.add_argument("--jobs", type=int, metavar="N", help="processes that run at once (default: one for each core)")
+    what = "find the cheapest set of nodes for a step time, and the expected bill"
     p = verb("plan", _plan, what, verbs)
-    p.add_argument("fleet", metavar="FLEET.csv", type=Path)
+    p.add_argument("fleet", metavar="FLEET.csv", type=Path, help="file with the kinds of node that can be had")
     p.add_argument("--step-time", type=float, required=True, metavar="S", help="seconds that a learner step may take")
-    p.add_argument("--scenario", type=Path, metavar="FILE", help="what is not said of the fleet: model, lengths, learner, rules")
-    p.add_argument("--groups", type=int, metavar="N", help="a step takes (default 128)")
+    p.add_argument("--scenario", type=Path, metavar="FILE",
+                   help="file with model, lengths, learner and rules (default: an 8B model's)")
+    p.add_argument("--groups", type=int, metavar="N", help="groups of a step (default 128)")
     p.add_argument("--samples", type=int, metavar="N", help="completions of a group (default 16)")
-    p.add_argument("--median-length", type=float, metavar="TOKENS", help="of a completion (default 2600)")
-    p.add_argument("--staleness", type=int, metavar="S", help="bound, in learner steps (default 3)")
-    p.add_argument("--max-usd-per-hour", type=float, metavar="USD", help="for nodes")
+    p.add_argument("--median-length", type=float, metavar="TOKENS", help="median tokens of a completion (default 2600)")
+    p.add_argument("--staleness", type=int, metavar="S", help="bound in learner steps (default 3)")
+    p.add_argument("--max-usd-per-hour", type=float, metavar="USD", help="most dollars an hour for nodes")
 
 
 def _simulate(args: argparse.Namespace) -> dict[str, Any]:

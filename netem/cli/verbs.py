@@ -24,115 +24,134 @@ class AddVerb(Protocol):
 
 def add_verbs(verbs: Any, verb: AddVerb) -> None:
     """`verbs`: argparse's subparsers of the whole command."""
-    what = "an emulated wide-area network on this machine, to run programs in (needs root)"
+    what = "emulate a wide-area network on this machine, to run programs in (needs root)"
     netem = verbs.add_parser("netem", help=what, description=what, allow_abbrev=False)
     actions = netem.add_subparsers(dest="action", required=True, metavar="up|exec|down|run")
     p = verb("up", _netem_up, "bring a profile's network up", actions)
-    p.add_argument("profile", metavar="PROFILE.toml", type=Path)
+    p.add_argument("profile", metavar="PROFILE.toml", type=Path, help="file with the hosts and links of the network")
     _add_backend(p)
     p = verb("exec", _netem_exec, "run a command on one of its hosts", actions)
-    p.add_argument("network", metavar="NETWORK", help="its name, or its profile's file")
-    p.add_argument("host", metavar="HOST")
-    p.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...")
+    p.add_argument("network", metavar="NETWORK", help="name of the network, or its profile's file")
+    p.add_argument("host", metavar="HOST", help="name of a host of the network")
+    p.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="command to run there, with its arguments")
     p = verb("down", _netem_down, "take a network down", actions)
-    p.add_argument("network", metavar="NETWORK", help="its name, or its profile's file")
+    p.add_argument("network", metavar="NETWORK", help="name of the network, or its profile's file")
     p = verb("run", _netem_run, "run a scenario (network, payload, faults) and say whether what it requires holds", actions)
     p.add_argument("scenario", metavar="SCENARIO", help="a file, or the name of one that comes with shoal (- lists them)")
     _add_backend(p)
 
-    what = "measurements"
+    what = "measure Shoal, and others beside it"
     bench = verbs.add_parser("bench", help=what, description=what, allow_abbrev=False)
     actions = bench.add_subparsers(dest="action", required=True, metavar="NAME")
-    what = "our broadcast against star, chain, tree, shardcast and libtorrent on the same emulated links (needs root)"
+    what = "compare our broadcast with star, chain, tree, shardcast and libtorrent on the same emulated links (needs root)"
     p = verb("broadcast", _bench_broadcast, what, actions)
-    p.add_argument("--scenario", action="extend", nargs="+", metavar="NAME_OR_FILE", help="default: the README's five")
-    p.add_argument("--policies", metavar="A,B", help="default: all")
-    p.add_argument("--repeat", type=int, default=3, metavar="N", help="of shoal, shardcast and libtorrent (default 3)")
-    p.add_argument("--mtu", type=int, metavar="N", help="instead of the scenarios' own")
+    p.add_argument("--scenario", action="extend", nargs="+", metavar="NAME_OR_FILE",
+                   help="scenarios to run (default: the README's five)")
+    p.add_argument("--policies", metavar="A,B", help="systems to compare (default: all)")
+    p.add_argument("--repeat", type=int, default=3, metavar="N", help="runs of shoal, shardcast and libtorrent (default 3)")
+    p.add_argument("--mtu", type=int, metavar="N", help="MTU of all links, instead of the scenarios'")
     _add_backend(p)
     p.add_argument("--plot", type=Path, metavar="FILE", help="write a plot (PNG, SVG or PDF)")
     p.add_argument("--markdown", type=Path, metavar="FILE", help="write a Markdown table")
-    what = "the delta codec against PULSE's format, XOR, LEB128 and zipnn, on updates of models that really train"
+    what = "compare the delta codec with PULSE's format, XOR, LEB128 and zipnn, on updates of models that really train"
     p = verb("codec", _bench_codec, what, actions)
-    p.add_argument("--cases", metavar="A,B", help="default: all (minilm-..., demo, 8b-layer)")
-    p.add_argument("--codecs", metavar="A,B", help="default: all")
-    what = "two checkpoints instead: what the second costs for who has the first"
+    p.add_argument("--cases", metavar="A,B", help="updates to encode (default: all of minilm-..., demo, 8b-layer)")
+    p.add_argument("--codecs", metavar="A,B", help="codecs to compare (default: all)")
+    what = "instead of the cases: bytes of the second checkpoint for a node that has the first"
     p.add_argument("--pair", nargs=2, type=Path, metavar=("OLD.safetensors", "NEW.safetensors"), help=what)
-    what = "does the learner wait where the capacity model says so: real nodes, paced engines, emulated links (needs root)"
+    what = "check that the learner waits where the capacity model says so: real nodes, paced engines, emulated links (needs root)"
     p = verb("capacity", _bench_capacity, what, actions)
-    p.add_argument("--factors", default="1.15,0.8", metavar="A,B", help="what nodes make over what is needed (default 1.15,0.8)")
-    p.add_argument("--steps", type=int, default=30, metavar="N", help="of the learner, six of them not counted (default 30)")
-    p.add_argument("--nodes", type=int, default=4, metavar="N", help="default 4")
-    p.add_argument("--staleness", type=int, default=3, metavar="S", help="default 3")
-    what = "the learner has an engine of its own, which makes so many times what it needs, and takes turns with the trainer"
-    p.add_argument("--own", type=float, default=0.0, metavar="X", help=what)
-    what = "nodes come and go: there for S seconds in the mean, away for half of that"
+    p.add_argument("--factors", default="1.15,0.8", metavar="A,B",
+                   help="tokens per second of the nodes over what the learner needs, a run each (default 1.15,0.8)")
+    p.add_argument("--steps", type=int, default=30, metavar="N", help="learner steps, of which six are not counted (default 30)")
+    p.add_argument("--nodes", type=int, default=4, metavar="N", help="number of nodes (default 4)")
+    p.add_argument("--staleness", type=int, default=3, metavar="S", help="bound in learner steps (default 3)")
+    what = "give the learner a local engine that makes X times what it needs and takes turns with the trainer (default 0: none)"
+    p.add_argument("--local-engine", type=float, default=0.0, metavar="X", help=what)
+    what = "let nodes come and go: there for S seconds in the mean, away for half of that (default 0: they stay)"
     p.add_argument("--spot", type=float, default=0.0, metavar="S", help=what)
-    p.add_argument("--seed", type=int, default=0, metavar="N", help="of when (default 0)")
-    p.add_argument("--link", default="home-cable", metavar="NAME", help="of all hosts (default home-cable)")
+    p.add_argument("--seed", type=int, default=0, metavar="N", help="seed of comings and goings (default 0)")
+    p.add_argument("--link", default="home-cable", metavar="NAME", help="access link of all hosts (default home-cable)")
     _add_backend(p)
-    p.add_argument("--folder", type=Path, metavar="DIR", help="where files go (default: where temporary files go)")
-    p = verb("chaos", _bench_chaos, "nodes and learner of a real run killed with SIGKILL: what it cost", actions)
-    p.add_argument("--steps", type=int, default=24, metavar="N", help="of the learner (default 24)")
-    p.add_argument("--nodes", type=int, default=3, metavar="N", help="default 3")
-    p.add_argument("--node-kills", type=int, default=6, metavar="N", help="default 6")
-    p.add_argument("--learner-kills", type=int, default=2, metavar="N", help="default 2")
-    p.add_argument("--engine-kills", type=int, default=0, metavar="N", help="of engines, whose nodes stay (default 0)")
-    p.add_argument("--engine", default="transformers", metavar="KIND", help="of all nodes (default transformers)")
+    _add_folder(p)
+    p = verb("chaos", _bench_chaos, "kill nodes and learner of a real run with SIGKILL, and say what it cost", actions)
+    p.add_argument("--steps", type=int, default=24, metavar="N", help="learner steps (default 24)")
+    p.add_argument("--nodes", type=int, default=3, metavar="N", help="number of nodes (default 3)")
+    p.add_argument("--node-kills", type=int, default=6, metavar="N", help="kills of nodes (default 6)")
+    p.add_argument("--learner-kills", type=int, default=2, metavar="N", help="kills of the learner (default 2)")
+    p.add_argument("--engine-kills", type=int, default=0, metavar="N", help="kills of engines, whose nodes stay (default 0)")
+    p.add_argument("--engine", default="transformers", metavar="KIND", help="engine of all nodes (default transformers)")
     p.add_argument("--engine-python", metavar="PATH", help="the Python of the engine's environment (default: this one)")
-    p.add_argument("--seed", type=int, default=0, metavar="N", help="of the kills (default 0)")
-    p.add_argument("--temperature", type=float, default=1.0, metavar="T", help="default 1; 0.0001 is as good as greedy")
-    p.add_argument("--train", action="store_true", help="the weights change from step to step (default: frozen)")
-    p.add_argument("--compare", action="store_true", help="completions beside those of a second run, which nothing disturbs")
-    p.add_argument("--folder", type=Path, metavar="DIR", help="where files go (default: where temporary files go)")
-    what = "a node's engine beside vLLM's own: pauses for new weights, by size of the model, and tokens a second"
+    p.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the kills (default 0)")
+    p.add_argument("--temperature", type=float, default=1.0, metavar="T",
+                   help="sampling temperature (default 1; 0.0001 is as good as greedy)")
+    p.add_argument("--train", action="store_true", help="change the weights from step to step (default: frozen)")
+    p.add_argument("--compare", action="store_true",
+                   help="compare completions with those of a second run, which nothing disturbs")
+    _add_folder(p)
+    what = "compare a node's engine with vLLM itself: pauses for new weights by size of the model, and tokens per second"
     p = verb("engine", _bench_engine, what, actions)
-    p.add_argument("--engine", default="vllm", choices=["vllm", "transformers"], help="default vllm")
+    p.add_argument("--engine", default="vllm", choices=["vllm", "transformers"], help="engine to compare (default vllm)")
     p.add_argument("--engine-python", default="", metavar="PATH", help="as for shoal node")
-    p.add_argument("--rounds", type=int, default=5, metavar="N", help="turns that each is measured (default 5)")
-    p.add_argument("--pauses", type=int, default=5, metavar="N", help="updates in a turn (default 5)")
-    p.add_argument("--pause", default="0.45m", metavar="MODEL", help="whose pauses are compared ('' for none; default 0.45m)")
+    p.add_argument("--rounds", type=int, default=5, metavar="N", help="turns in which each is measured (default 5)")
+    p.add_argument("--pauses", type=int, default=5, metavar="N", help="weight updates in a turn (default 5)")
+    p.add_argument("--pause", default="0.45m", metavar="MODEL",
+                   help="model whose pauses are compared ('' for none; default 0.45m)")
     p.add_argument("--sizes", default="0.45m,2m,10m,57m", metavar="A,B",
                    help="models whose updates are measured (default 0.45m to 57m; also 270m, 0.6b, 1.2b)")
     p.add_argument("--throughput", default="0.45m,57m", metavar="A,B", help="models whose tokens are counted (default 0.45m,57m)")
-    p.add_argument("--prompts", type=int, default=64, metavar="N", help="of a turn (default 64)")
+    p.add_argument("--prompts", type=int, default=64, metavar="N", help="prompts of a turn (default 64)")
     p.add_argument("--new", type=int, default=0, metavar="TOKENS",
-                   help="made for each prompt of 40 (default 512, or 64 from 20 M parameters on)")
-    p.add_argument("--running", type=int, default=32, metavar="N", help="sequences at once (default 32)")
-    p.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="default float32")
-    p.add_argument("--folder", type=Path, metavar="DIR", help="where files go (default: where temporary files go)")
-    what = "does the head keep up with many nodes that stream tokens, on one core (two processes over loopback)"
+                   help="tokens made for each prompt of 40 tokens (default 512, or 64 from 20 M parameters on)")
+    p.add_argument("--running", type=int, default=32, metavar="N", help="sequences that run at once (default 32)")
+    p.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"],
+                   help="type that the engine computes in (default float32)")
+    _add_folder(p)
+    what = "check that the head keeps up with many nodes that stream tokens, on one core (two processes over loopback)"
     p = verb("head", _bench_head, what, actions)
-    p.add_argument("--nodes", type=int, default=1000, metavar="N", help="default 1000")
-    p.add_argument("--rate", type=float, default=50.0, metavar="TOKENS", help="a second from each node (default 50)")
-    p.add_argument("--seconds", type=float, default=20.0, metavar="S", help="of measured traffic (default 20)")
-    p.add_argument("--sequences", type=int, default=4, metavar="N", help="at once on each node (default 4)")
-    p.add_argument("--length", type=float, default=400.0, metavar="TOKENS", help="mean completion (default 400)")
+    p.add_argument("--nodes", type=int, default=1000, metavar="N", help="number of nodes (default 1000)")
+    p.add_argument("--rate", type=float, default=50.0, metavar="TOKENS", help="tokens per second from each node (default 50)")
+    p.add_argument("--seconds", type=float, default=20.0, metavar="S", help="seconds that are measured (default 20)")
+    p.add_argument("--sequences", type=int, default=4, metavar="N", help="sequences at once on each node (default 4)")
+    p.add_argument("--length", type=float, default=400.0, metavar="TOKENS", help="mean tokens of a completion (default 400)")
     p.add_argument("--flush", type=float, default=0.25, metavar="S",
-                   help="how long tokens wait on a node for company (default 0.25; 0: every step by itself)")
-    p.add_argument("--folder", type=Path, metavar="DIR", help="where files go (default: where temporary files go)")
-    p = verb("memory", _bench_memory, "memory that a source and a node take for one large version (over loopback)", actions)
-    p.add_argument("--payload", default="1 GiB", metavar="SIZE", help="default 1 GiB")
-    p.add_argument("--folder", type=Path, metavar="DIR", help="where files go (default: where temporary files go)")
-    what = "rollouts on simulated fleets: ours beside synchronous, one step off, AReaL's, ROLL's and StaleFlow's"
+                   help="seconds that a node gathers tokens before it sends them (default 0.25; 0 sends every step by itself)")
+    _add_folder(p)
+    what = "measure the memory that a source and a node take for one large version (over loopback)"
+    p = verb("memory", _bench_memory, what, actions)
+    p.add_argument("--payload", default="1 GiB", metavar="SIZE", help="size of the version (default 1 GiB)")
+    _add_folder(p)
+    what = "compare rollouts on simulated fleets: ours, synchronous, one step off, AReaL's, ROLL's and StaleFlow's"
     p = verb("rollouts", _bench_rollouts, what, actions)
-    p.add_argument("--workloads", metavar="A,B", help="default: all (skewed, tight, scarce, even, spot)")
-    p.add_argument("--policies", metavar="A,B", help="default: all")
-    p.add_argument("--staleness", type=int, default=3, metavar="S", help="bound, in learner steps (default 3)")
-    p.add_argument("--steps", type=int, default=20, metavar="N", help="of the learner, the first 4 not counted (default 20)")
-    p.add_argument("--seed", type=int, default=0, metavar="N", help="of lengths and preemptions (default 0)")
-    p.add_argument("--no-ablations", action="store_true", help="without ours with strategies switched off")
-    p.add_argument("--real", action="store_true", help="also a short run of real processes, as `shoal bench chaos` does")
-    what = "one sparse update of a large model through everything, stage by stage (real processes over loopback)"
+    p.add_argument("--workloads", metavar="A,B", help="workloads to run (default: all of skewed, tight, scarce, even, spot)")
+    p.add_argument("--policies", metavar="A,B", help="systems to compare (default: all)")
+    p.add_argument("--staleness", type=int, default=3, metavar="S", help="bound in learner steps (default 3)")
+    p.add_argument("--steps", type=int, default=20, metavar="N",
+                   help="learner steps, of which the first 4 are not counted (default 20)")
+    p.add_argument("--seed", type=int, default=0, metavar="N", help="seed of lengths and preemptions (default 0)")
+    p.add_argument("--no-ablations", action="store_true", help="leave out our variants with strategies switched off")
+    p.add_argument("--real", action="store_true", help="add a short run of real processes, as `shoal bench chaos` does")
+    what = "time one sparse update of a large model, stage by stage (real processes over loopback)"
     p = verb("update", _bench_update, what, actions)
-    p.add_argument("--layers", type=int, default=4, metavar="N", help="of an 8B model's shapes, 0.44 GB each (default 4)")
-    p.add_argument("--nodes", type=int, default=2, metavar="N", help="default 2")
-    p.add_argument("--changed", type=float, default=0.01, metavar="SHARE", help="of all values (default 0.01)")
-    p.add_argument("--folder", type=Path, metavar="DIR", help="where files go (default: where temporary files go)")
+    p.add_argument("--layers", type=int, default=4, metavar="N",
+                   help="layers with an 8B model's shapes, 0.44 GB each (default 4)")
+    p.add_argument("--nodes", type=int, default=2, metavar="N", help="number of nodes (default 2)")
+    p.add_argument("--changed", type=float, default=0.01, metavar="SHARE", help="share of all values that change (default 0.01)")
+    _add_folder(p)
+
+
+def _say(line: str) -> None:
+    """Tell of progress."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _add_folder(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--folder", type=Path, metavar="DIR",
+                     help="folder for the files of the run (default: the system's temporary one)")
 
 
 def _add_backend(sub: argparse.ArgumentParser) -> None:
-    what = "what emulates the links: the kernel's tc netem, or a switch in user space (default: tc where the kernel has it)"
+    what = "how links are emulated: by the kernel's tc netem, or a switch in user space (default: tc where the kernel has it)"
     sub.add_argument("--backend", choices=["auto", "tc", "switch"], default="auto", help=what)
 
 
@@ -183,7 +202,7 @@ def _netem_run(args: argparse.Namespace) -> dict[str, Any]:
             print("\n".join(builtin_scenarios()))
         return {"ok": True, "scenarios": builtin_scenarios()}
     scenario = find_scenario(args.scenario)
-    result = run_scenario(scenario, lambda line: print(line, file=sys.stderr, flush=True), args.backend)
+    result = run_scenario(scenario, _say, args.backend)
     if not args.json:
         print_trial(result, Console(width=None if sys.stdout.isatty() else 110))
     return result
@@ -200,8 +219,7 @@ def _bench_broadcast(args: argparse.Namespace) -> dict[str, Any]:
             args.where = file
             file.parent.mkdir(parents=True, exist_ok=True)
             file.touch()
-    say = lambda line: print(line, file=sys.stderr, flush=True)
-    result = bench(names, policies, args.repeat, args.mtu, say, args.backend)
+    result = bench(names, policies, args.repeat, args.mtu, _say, args.backend)
     print_bench(result)
     if args.markdown is not None:
         write_markdown(result, args.markdown)
@@ -213,11 +231,8 @@ def _bench_broadcast(args: argparse.Namespace) -> dict[str, Any]:
 def _bench_codec(args: argparse.Namespace) -> dict[str, Any]:
     from netem.bench.codec.bench import CODECS, bench_codec, print_codec
 
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
     cases, codecs = (text.split(",") if text else () for text in (args.cases, args.codecs))
-    result = bench_codec(cases, codecs or CODECS, tuple(args.pair) if args.pair else None, say)
+    result = bench_codec(cases, codecs or CODECS, tuple(args.pair) if args.pair else None, _say)
     print_codec(result)
     return result
 
@@ -232,10 +247,10 @@ def _bench_capacity(args: argparse.Namespace) -> dict[str, Any]:
     except ValueError:
         raise UsageError(f"--factors: {args.factors!r} is not a list of numbers") from None
     case = CapacityCase(
-        1.0, args.nodes, args.steps, staleness=args.staleness, link=args.link, spot_up_s=args.spot, seed=args.seed,
-        values=1_000_000 if args.spot else 8_000_000, own=args.own,
+        factor=1.0, nodes=args.nodes, steps=args.steps, staleness=args.staleness, link=args.link, spot_up_s=args.spot,
+        seed=args.seed, values=1_000_000 if args.spot else 8_000_000, local_engine=args.local_engine,
     )  # fmt: skip
-    return bench_capacity(factors, case, args.backend, args.folder, lambda line: print(line, file=sys.stderr, flush=True))
+    return bench_capacity(factors, case, args.backend, args.folder, _say)
 
 
 def _bench_chaos(args: argparse.Namespace) -> dict[str, Any]:
@@ -248,8 +263,7 @@ def _bench_chaos(args: argparse.Namespace) -> dict[str, Any]:
         args.seed, args.steps, args.nodes, args.node_kills, args.learner_kills, not args.train, args.temperature,
         args.engine_kills, engine,
     )  # fmt: skip
-    say = lambda line: print(line, file=sys.stderr, flush=True)
-    result = bench_chaos(settings, args.compare, args.folder, say)
+    result = bench_chaos(settings, args.compare, args.folder, _say)
     if not args.json:
         print(describe(result))
     return result
@@ -260,13 +274,12 @@ def _bench_engine(args: argparse.Namespace) -> dict[str, Any]:
     from netem.bench.engine.table import describe
 
     args.where = args.folder
-    say = lambda line: print(line, file=sys.stderr, flush=True)
     sizes, throughput = (tuple(filter(None, text.split(","))) for text in (args.sizes, args.throughput))
     bench = EngineBench(
         args.engine, args.engine_python or sys.executable, args.rounds, args.pauses, throughput, sizes, args.prompts, 40,
         args.new, args.running, args.dtype, args.pause,
     )  # fmt: skip
-    result = bench_engine(bench, args.folder, say)
+    result = bench_engine(bench, args.folder, _say)
     if not args.json:
         print(describe(result))
     return result
@@ -276,9 +289,8 @@ def _bench_head(args: argparse.Namespace) -> dict[str, Any]:
     from netem.bench.head.bench import HeadBench, bench_head, describe
 
     args.where = args.folder
-    say = lambda line: print(line, file=sys.stderr, flush=True)
     bench = HeadBench(args.nodes, args.rate, args.seconds, args.sequences, args.length, args.flush)
-    result = bench_head(bench, args.folder, say)
+    result = bench_head(bench, args.folder, _say)
     if not args.json:
         print(describe(result))
     return result
@@ -301,14 +313,13 @@ def _bench_rollouts(args: argparse.Namespace) -> dict[str, Any]:
     settings = settings_of(args.staleness, args.steps, args.seed)
     names = args.workloads.split(",") if args.workloads else list(cases(args.seed))
     policies = args.policies.split(",") if args.policies else list(POLICIES)
-    say = lambda line: print(line, file=sys.stderr, flush=True)
-    result = bench_rollouts(names, policies, settings, not args.no_ablations, len(os.sched_getaffinity(0)), say)
+    result = bench_rollouts(names, policies, settings, not args.no_ablations, len(os.sched_getaffinity(0)), _say)
     print_rollouts(result)
     if args.real:
         from netem.bench.chaos.bench import bench_chaos, describe
         from netem.bench.chaos.run import ChaosSettings
 
-        result["real"] = bench_chaos(ChaosSettings(seed=args.seed), False, None, say)
+        result["real"] = bench_chaos(ChaosSettings(seed=args.seed), False, None, _say)
         result["ok"] = result["ok"] and result["real"]["ok"]
         print(describe(result["real"]), file=sys.stderr)
     return result
@@ -318,8 +329,7 @@ def _bench_update(args: argparse.Namespace) -> dict[str, Any]:
     from netem.bench.update import bench_update, describe
 
     args.where = args.folder
-    say = lambda line: print(line, file=sys.stderr, flush=True)
-    result = bench_update(args.layers, args.nodes, args.changed, args.folder, say)
+    result = bench_update(args.layers, args.nodes, args.changed, args.folder, _say)
     if not args.json:
         print(describe(result))
     return result

@@ -14,9 +14,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from learner.config import read_toml
+from learner.section import Section, check_section, read_toml
 from netem.networks.bound import profile_bound
 from netem.networks.faults import (
     Continue,
@@ -192,11 +192,7 @@ KINDS: dict[str, Any] = {
 """Faults that say no more than when and where."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class _Fault(_Section):
+class _Fault(Section):
     at: float = Field(ge=0)
 
 
@@ -227,7 +223,7 @@ class _Outage(_Fault):
         return Outage(at=self.at, seconds=self.seconds, host=self.host)
 
 
-class _Require(_Section):
+class _Require(Section):
     ratio: float | None = Field(default=None, ge=1)
     slack_s: float = Field(default=0.0, ge=0)
     complete: Literal["all"] | list[str] = "all"
@@ -237,7 +233,7 @@ class _Require(_Section):
     named: list[str] | None = None
 
 
-class _File(_Section):
+class _File(Section):
     name: str = Field(default="", pattern=r"^[a-z0-9-]{0,40}$")
     profile: str | dict[str, Any]
     payload: int | str
@@ -280,13 +276,7 @@ def load_scenario(file: str | Path) -> Scenario:
 
 def build_scenario(values: dict[str, Any], source: str, name: str = "scenario", folder: Path = Path()) -> Scenario:
     """A scenario from plain values; its profile's path is relative to `folder`. UsageError names `source` and the wrong key."""
-    try:
-        file = _File.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(p) for p in first["loc"] if p not in (*KINDS, "rate", "outage"))
-        what = "unknown key" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
-        raise UsageError(f"{source}: {key}: {what}" if key else f"{source}: {what}") from None
+    file = check_section(_File, values, source, leave_out=(*KINDS, "rate", "outage"))
     name = file.name or name
     if isinstance(file.profile, str):
         profile = load_profile(folder / file.profile)

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from learner.config import read_toml
+from learner.section import Section, check_section, read_toml
 from p2p.errors import UsageError
 
 LEARNER = "learner"
@@ -133,11 +133,7 @@ def _no_host(name: str) -> Host:
 # --- the file ------------------------------------------------------------------------------------------------------------
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class _Access(_Section):
+class _Access(Section):
     """A preset, then what differs from it; without a preset, at least both rates."""
 
     preset: str | None = None
@@ -190,7 +186,7 @@ class _Nodes(_Access):
         return self
 
 
-class _File(_Section):
+class _File(Section):
     name: str = ""
     mtu: int = Field(default=1500, ge=576, le=65_000)
     congestion: Literal["cubic", "bbr", "reno"] = "cubic"
@@ -209,13 +205,7 @@ def load_profile(file: str | Path) -> Profile:
 
 def build_profile(values: dict[str, Any], source: str, name: str = "profile") -> Profile:
     """A profile from plain values, rates scaled as it says. UsageError names `source` and the first wrong key."""
-    try:
-        file = _File.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(p) for p in first["loc"])
-        what = "unknown key" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
-        raise UsageError(f"{source}: {key}: {what}") from None
+    file = check_section(_File, values, source)
     hosts = [Host(LEARNER, file.learner.access(), file.learner.site)]
     hosts += [host for group in file.nodes for host in _hosts(group, alone=len(file.nodes) > 1)]
     _check(source, hosts, file.sites)

@@ -1,7 +1,9 @@
-"""Who of a simulated fleet is there, who is active and why, and what that costs: production's Activation, Rates and Bill.
+"""Which nodes of a simulated fleet are there, which are active and why, and what that costs: production's Activation, NodeRates
+and Bill.
 
-Both simulators keep one. It is told who comes and goes and what was made; it says who is to generate. Must not know groups or
-sequences. """
+Both simulators keep one. It is told which nodes come and go and what they made, and says which are to generate. Nodes are
+numbers: places in the list that it was given. Must not know groups or sequences.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,11 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
 from learner.economy.activation import Activation, Candidate, Decision, Rules
 from learner.economy.bill import Bill
+from learner.economy.candidates import ASLEEP
 from learner.economy.demand import Demand, choose_kappa
 from learner.economy.rates import Estimate, NodeRates
 from netem.planning.cost_scenario import CostScenario
@@ -21,33 +25,48 @@ from netem.planning.priced_fleet import EngineKind, FleetNode
 from p2p.protocol.prices import State
 
 LEARNER = "learner"
+"""Name of the learner's own account in the bill."""
 
 KNOWN_SD = 0.1
-"""Of a kind's rate, when it is known from earlier runs."""
+"""Standard deviation of a kind's rate that is known from earlier runs, as a share of the rate."""
 
-SENT = 1.05
-"""Copies of a version that the learner itself sends; nodes relay the others (docs/design/broadcast.md)."""
+COPIES_SENT = 1.05
+"""Copies of a version that the learner itself sends where nodes relay: about one where its uplink is scarce (see
+docs/design/broadcast.md)."""
 
 GENERATION_WEIGHT = 0.02
-"""Of the last group in how long a group is thought to take."""
+"""Weight of the latest group in the mean time that a group takes: some fifty groups count."""
+
+TOKENS_WEIGHT = 0.2
+"""Weight of the latest step in the mean number of tokens that a step takes: some five steps count."""
+
+
+class Charged(NamedTuple):
+    """What an account of the bill stands at."""
+
+    active_hours: float
+    usd: float
 
 
 class Autoscaler:
+    """The activation of a simulated fleet, fed by a simulator."""
+
     def __init__(
         self, scenario: CostScenario, nodes: Sequence[FleetNode], engines: Sequence[EngineKind], full: Sequence[float]
     ) -> None:
-        """`full`: tokens per second of a full node, by row."""
+        """`engines` and `full`, tokens per second of a full node, are by row of the fleet."""
         self.scenario, self.nodes, self.engines, self.full = scenario, nodes, engines, full
         a, file = scenario.file.activation, scenario.file
         self.rules = Rules(
             margin=a.margin, release=a.release, dwell_s=a.dwell_s, explore_share=a.explore_share,
             max_usd_per_hour=a.max_usd_per_hour or math.inf, budget_usd=a.budget_usd or math.inf, overlap=file.policy.overlap,
         )  # fmt: skip
-        self.activation, self.rates, self.bill, self.spread = Activation(self.rules), NodeRates(), Bill(), Dissemination(scenario)
+        self.activation, self.rates, self.bill = Activation(self.rules), NodeRates(), Bill()
+        self.dissemination = Dissemination(scenario)
         self.index = {node.name: i for i, node in enumerate(nodes)}
         self.here: dict[int, float] = {}
-        """who is there, since when"""
-        self.state: list[State] = ["asleep"] * len(nodes)
+        """node -> since when it is there"""
+        self.state: list[State] = [ASLEEP] * len(nodes)
         self.ready_at = [math.inf] * len(nodes)
         self.active_by_row: Counter[int] = Counter()
         self.changes: list[Counter[str]] = [Counter() for _ in scenario.rows]
@@ -59,7 +78,7 @@ class Autoscaler:
         self.kappa = file.policy.kappa or max(1, file.policy.staleness - 1)
         self._made: dict[int, float] = {}
         self._fresh: list[int] = []
-        """came since the last decision"""
+        """nodes that came since the last decision"""
         self._looked = 0.0
         self._there: list[float] = [0.0] * len(scenario.rows)
         self.bill.state(LEARNER, 0.0, "active", file.learner.usd_per_hour, usd_per_gb=a.egress_usd_per_gb)
@@ -67,12 +86,14 @@ class Autoscaler:
     # ---- what happens
 
     def came(self, i: int, now: float) -> None:
+        """Node `i` is there from now on, asleep."""
         self.here[i] = now
         self._fresh.append(i)
         self.ready_at[i] = math.inf
         self._set(i, "asleep", now)
 
     def left(self, i: int, now: float) -> None:
+        """Node `i` is gone."""
         self._there[self.nodes[i].row] += now - self.here.pop(i)
         if self.state[i] == "active":
             self.active_by_row[self.nodes[i].row] -= 1
@@ -87,14 +108,19 @@ class Autoscaler:
         self.generation_s += weight * (seconds - self.generation_s)
 
     def trained(self, tokens: float) -> None:
-        """A step was taken on so many."""
-        self.tokens_a_step += 0.2 * (tokens - self.tokens_a_step)
+        """A step was taken on so many tokens."""
+        self.tokens_a_step += TOKENS_WEIGHT * (tokens - self.tokens_a_step)
 
     def published(self) -> None:
-        copies = SENT if self.spread.relayed else self.active_by_row.total()
+        """The learner sent a version: its egress is charged."""
+        copies = COPIES_SENT if self.dissemination.relayed else self.active_by_row.total()
         self.bill.egress(LEARNER, int(copies * self.bytes_a_version))
 
     # ---- what it says
+
+    def generates(self, i: int, now: float) -> bool:
+        """Whether node `i` is there, active, and has caught up."""
+        return i in self.here and self.state[i] == "active" and self.ready_at[i] <= now + 1e-6
 
     @property
     def demand(self) -> Demand:
@@ -102,12 +128,14 @@ class Autoscaler:
         return Demand(self.tokens_a_step, learner.train_s + learner.update_s, policy.staleness, self.kappa, self.generation_s)
 
     def spread_of(self, peers: Collection[str]) -> float:
-        return self.spread.last(Counter(self.nodes[self.index[p]].row for p in peers))
+        return self.dissemination.last(Counter(self.nodes[self.index[p]].row for p in peers))
 
     def spread_now(self) -> float:
-        return self.spread.last(self.active_by_row)
+        """Seconds that a version takes to all active nodes."""
+        return self.dissemination.last(self.active_by_row)
 
     def choose_kappa(self) -> int:
+        """Steps between publications: as the scenario says, or else as the capacity model says now."""
         policy, demand = self.scenario.file.policy, self.demand
         if not policy.kappa:
             self.kappa = choose_kappa(
@@ -118,7 +146,8 @@ class Autoscaler:
     def decide(
         self, now: float, made: Callable[[int], float], busy: Callable[[int], bool], *, surplus: bool = False
     ) -> list[tuple[int, bool]]:
-        """(node, whether it is active from now on), those that change. `made`: tokens that a node has made so far."""
+        """(node, whether it is active from now on) of those that change. `made(i)`: tokens that node `i` has made so far;
+        `busy(i)`: it has all the work that it can take; `surplus`: work is held back, since the learner could not use more."""
         activation = self.scenario.file.activation
         if activation.all:
             new, self._fresh = [i for i in self._fresh if i in self.here and self.state[i] != "active"], []
@@ -156,24 +185,24 @@ class Autoscaler:
                 self.changes[self.nodes[self.index[change.peer]].row][f"{change.to}: {why}"] += 1
         return out
 
-    def paid(self, now: float, since: dict[str, tuple[float, float]] | None = None) -> dict[str, Paid]:
-        """By kind, less what `mark` said at the beginning of what counts."""
+    def paid(self, now: float, since: dict[str, Charged]) -> dict[str, Paid]:
+        """What each kind was paid and was active, less what `mark` said when counting began."""
         rows = self.scenario.rows
         out = {row.kind: Paid(nodes=row.count, changes=self.changes[i]) for i, row in enumerate(rows)}
-        for name, (hours, usd) in self.mark(now).items():
-            if name not in self.index:
-                continue
-            paid = out[rows[self.nodes[self.index[name]].row].kind]
-            before = (since or {}).get(name, (0.0, 0.0))
-            paid.active_hours += hours - before[0]
-            paid.usd += usd - before[1]
+        for name, charged in self.mark(now).items():
+            if name in self.index:
+                paid = out[rows[self.nodes[self.index[name]].row].kind]
+                before = since.get(name, Charged(0.0, 0.0))
+                paid.active_hours += charged.active_hours - before.active_hours
+                paid.usd += charged.usd - before.usd
         return out
 
-    def mark(self, now: float) -> dict[str, tuple[float, float]]:
-        """Peer -> (hours active, dollars), the learner among them, egress in the dollars."""
-        return {row.peer: (row.active_s / 3600, row.usd) for row in self.bill.rows(now)}
+    def mark(self, now: float) -> dict[str, Charged]:
+        """What every account stands at, the learner's among them; dollars include egress."""
+        return {row.peer: Charged(row.active_s / 3600, row.usd) for row in self.bill.rows(now)}
 
     def there_hours(self, now: float) -> list[float]:
+        """Node hours that each row of the fleet was there, active or not."""
         hours = list(self._there)
         for i, since in self.here.items():
             hours[self.nodes[i].row] += now - since
@@ -190,7 +219,7 @@ class Autoscaler:
     def _wake(self, i: int, now: float) -> None:
         """It receives versions from now on; a fleet that is there at the beginning has the first one."""
         if math.isinf(self.ready_at[i]):
-            self.ready_at[i] = now + (self.spread.catch_up(self.nodes[i].row, self.whole) if now > 0 else 0.0)
+            self.ready_at[i] = now + (self.dissemination.catch_up(self.nodes[i].row, self.whole) if now > 0 else 0.0)
 
     def _set(self, i: int, state: State, now: float) -> None:
         row = self.scenario.rows[self.nodes[i].row]
@@ -217,7 +246,7 @@ class Autoscaler:
             estimate = Estimate(full, KNOWN_SD * full, True)
         return Candidate(
             node.name, row.usd_per_hour, estimate, self.state[i], self.ready_at[i] <= now,
-            idle_usd_per_hour=row.idle_usd_per_hour or 0.0, catch_up_s=self.spread.catch_up(node.row, self.whole),
+            idle_usd_per_hour=row.idle_usd_per_hour or 0.0, catch_up_s=self.dissemination.catch_up(node.row, self.whole),
             download=1e6 * row.down_mbit / 8,
         )  # fmt: skip
 

@@ -8,67 +8,60 @@ from collections import deque
 from collections.abc import Sequence as Many
 
 from netem.planning.cost_scenario import PolicySection
-from netem.planning.local_engine import Priced, Seeder
+from netem.planning.local_engine import Priced, RLBoostTurns
 from netem.rollout_sim.engine import Sequence, SimEngine
 from netem.rollout_sim.other_systems import Buffer, OneStepOff, Synchronous, has_place
 from netem.rollout_sim.sim import OpenedGroup
 
 LONG_SHARE = 0.2
-"""Of the prompts, StreamRL takes the longest predicted for long."""
+"""Share of a step's prompts, those predicted longest, that StreamRL treats as long (arXiv 2504.15930)."""
 
 LONG_LENGTH, REGULAR_LENGTH = 2.1, 0.7
-"""Of those and of the others, over the mean: what a lognormal with a spread of 0.6 to 0.8 and a good ranker come to."""
+"""Mean length of the long prompts' completions and of the others', over the mean of all. A lognormal with a spread of 0.6 to 0.8
+and a good ranker come to these."""
 
-FLAT = 0.3
-"""RLBoost's B: where one sequence more adds less than this share of what the first one makes."""
+FLATTENING = 0.3
+"""RLBoost's B (arXiv 2510.19225) is the batch at which throughput flattens: here, where one sequence more adds less than this
+share of what the first one makes."""
+
+TYPICAL_CONTEXT = 2000
+"""Tokens of context for each sequence in that estimate of B."""
+
+MOST_PASSED = 64
+"""Sequences that are passed over, for want of an engine with their version, before a search of the queue ends: the rest of the
+queue is likely to want the same versions."""
 
 
-class Colocated(Synchronous, Priced):
-    """verl on the learner's own GPUs: generate with all of them, then train with all of them. Its data parallel workers have
+class Colocated(Priced, Synchronous):
+    """verl on the learner's GPUs: generate with all of them, then train with all of them. Its data parallel workers have
     equal parts of the batch, whole groups, from the beginning. """
-
-    def __init__(self, settings: PolicySection) -> None:
-        self.settings = settings
 
     def start(self) -> None:
         super().start()
         sim = self.priced
-        if sim.own_kind:
-            for name in sim.own:
-                sim._add(name, sim.own_kind, 0)
+        if sim.local_kind:
+            for name in sim.local_engines:
+                sim._add(name, sim.local_kind, 0)
 
     def spread(self) -> None:
         sim = self.priced
-        if not sim.own:
+        if not sim.local_engines:
             _spread(self, self.queue)
             return
         while self.queue:
             sequence = self.queue.popleft()
-            sim.place(sequence, sim.own[sequence.group % sim.workload.groups * len(sim.own) // sim.workload.groups])
-
-    def finished(self, prompt: OpenedGroup) -> None:
-        super().finished(prompt)
-        self.priced.ended(prompt)
+            place = sequence.group % sim.workload.groups * len(sim.local_engines) // sim.workload.groups
+            sim.place(sequence, sim.local_engines[place])
 
 
-class CentralOneStepOff(OneStepOff, Priced):
+class CentralOneStepOff(Priced, OneStepOff):
     """Centralised and asynchronous by one step, without streaming."""
 
-    def __init__(self, settings: PolicySection) -> None:
-        self.settings = settings
 
-    def finished(self, prompt: OpenedGroup) -> None:
-        super().finished(prompt)
-        self.priced.ended(prompt)
-
-
-class Echo2(Buffer, Priced):
+class Echo2(Priced, Buffer):
     """A versioned buffer: what is older than S is not admissible. A version every kappa steps."""
 
     name = "echo2"
-
-    def __init__(self, settings: PolicySection) -> None:
-        self.settings = settings
 
     def start(self) -> None:
         super().start()
@@ -77,10 +70,6 @@ class Echo2(Buffer, Priced):
     def spread(self) -> None:
         _spread(self, self.queue, None, self.held)
 
-    def finished(self, prompt: OpenedGroup) -> None:
-        super().finished(prompt)
-        self.priced.ended(prompt)
-
     def tick(self) -> None:
         super().tick()
         sim = self.priced
@@ -88,19 +77,19 @@ class Echo2(Buffer, Priced):
             sim.kept_back = True
 
 
-class RLBoost(Synchronous, Priced):
+class RLBoost(Priced, Synchronous):
     """Synchronous and on-policy: the reserved GPUs generate for T_seed, then train on what has come while the pool goes on."""
 
     name = "rlboost"
     streams = True
 
     def __init__(self, settings: PolicySection) -> None:
-        self.settings = settings
+        super().__init__(settings)
         self.keeps_tokens = settings.migration
 
     def start(self) -> None:
         super().start()
-        self.seeder = Seeder(self.priced, self.settings)
+        self.turns = RLBoostTurns(self.priced, self.settings)
 
     def refill(self) -> None:
         sim = self.sim
@@ -108,7 +97,7 @@ class RLBoost(Synchronous, Priced):
             for _ in range(sim.workload.groups):
                 self.open(sim.step)
             self.batches += 1
-            self.seeder.begin()
+            self.turns.begin()
 
     def tick(self) -> None:
         super().tick()
@@ -139,24 +128,16 @@ class RLBoost(Synchronous, Priced):
     def spread(self) -> None:
         _spread(self, self.queue)
 
-    def finished(self, prompt: OpenedGroup) -> None:
-        super().finished(prompt)
-        self.priced.ended(prompt)
-
     def stepped(self, step: int, taken: Many[OpenedGroup]) -> None:
         super().stepped(step, taken)
-        self.seeder.remote_wait_s = max(0.0, self.sim.now - self.last)
-        self.seeder.stepped(holds=False)
+        self.turns.stepped(max(0.0, self.sim.now - self.last))
 
 
-class StreamRL(OneStepOff, Priced):
+class StreamRL(Priced, OneStepOff):
     """Asynchronous by one step, streaming; the prompts that are predicted longest have engines of their own at a small batch."""
 
     name = "streamrl"
     streams = True
-
-    def __init__(self, settings: PolicySection) -> None:
-        self.settings = settings
 
     def start(self) -> None:
         super().start()
@@ -188,13 +169,11 @@ class StreamRL(OneStepOff, Priced):
         _spread(self, self.long, self.for_long, LONG_LENGTH * self.mean)
         _spread(self, self.queue, set(self.sim.engines) - self.for_long, REGULAR_LENGTH * self.mean)
 
-    def finished(self, prompt: OpenedGroup) -> None:
-        super().finished(prompt)
-        self.priced.ended(prompt)
-
 
 def split(engines: Many[SimEngine], long: int, regular: int, mean: float) -> int:
-    """How many engines the long ones get: the split whose slower side is fastest (PTL(bs) * L * ceil(M / bs) for each side)."""
+    """How many of the engines serve the `long` longest sequences, the others serving the `regular` ones: the split whose slower
+    side is fastest. A side takes PTL(bs) * L * ceil(M / bs) seconds for M sequences of L tokens at batch size bs (StreamRL,
+    arXiv 2504.15930). `mean`: tokens of a completion."""
     best, found, e = math.inf, 1, engines[0]
     for n in range(1, len(engines)):
         sides = []
@@ -208,14 +187,15 @@ def split(engines: Many[SimEngine], long: int, regular: int, mean: float) -> int
 
 
 def flat(engine: SimEngine) -> int:
-    """Sequences from which on one more adds little."""
-    first = engine.model.gain(0, 0, 2000)
-    return next((n for n in range(1, engine.limit) if engine.model.gain(n, 2000 * n, 2000) < FLAT * first), engine.limit)
+    """How many sequences an engine runs when its throughput flattens (`FLATTENING`)."""
+    first = engine.model.gain(0, 0, TYPICAL_CONTEXT)
+    adds = lambda n: engine.model.gain(n, TYPICAL_CONTEXT * n, TYPICAL_CONTEXT)
+    return next((n for n in range(1, engine.limit) if adds(n) < FLATTENING * first), engine.limit)
 
 
 def _spread(policy: Priced, queue: deque[Sequence], names: set[str] | None = None, held: float = 0.0) -> None:
-    """From the queue to the emptiest engines that serve what the sequences are of, or newer. `held`: tokens of context for each
-    that an engine's memory is to have."""
+    """Hand sequences from the queue to the emptiest engines (those called `names`, or all) that serve the sequences' version or a
+    newer one. `held`: tokens of KV that an engine must have for each sequence it runs."""
     sim = policy.priced
     free = {n: sim.touch(n) for n in sim.engines if names is None or n in names}
     place = lambda e: has_place(e, sim.workload.prompt) and len(e.running) * held < e.room
@@ -227,7 +207,7 @@ def _spread(policy: Priced, queue: deque[Sequence], names: set[str] | None = Non
         able = [n for n in free if sim.serves[n] >= least]
         if not able:
             passed.append(sequence)
-            if len(passed) > 64:
+            if len(passed) > MOST_PASSED:
                 break
             continue
         name = min(able, key=lambda n: free[n].context / free[n].room)

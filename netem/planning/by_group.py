@@ -1,30 +1,33 @@
-"""The simulator for large fleets: group by group. A node is a server of whole groups by its kind's throughput model; who may
-begin what is production's Ledger, who is active production's Activation.
+"""The simulator for large fleets: group by group. A node is a server of whole groups by its kind's throughput model; production's
+Ledger says what may begin, production's Activation which nodes are active.
 
 A full node runs so many groups at once that as many sequences run as its memory takes, in the mean over a group's life; a group
 takes its longest member's tokens at the pace that a sequence then has. So a full node makes the tokens per second that its
 throughput model says, and groups end out of order with the long tail that the lengths have. What it lacks beside the
 sequence-level simulator (netem.rollout_sim): members of a group on several nodes (so a group moves whole to where it is faster),
-and the learner's own engines. A lost node's groups go on elsewhere with what they have (`policy.migration`).
+and local engines. A lost node's groups go on elsewhere with what they have (`policy.migration`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
-import numpy as np
-
+from netem.planning.account import Account
 from netem.planning.cost_scenario import CostScenario
-from netem.planning.group_nodes import LONGEST_S, GroupNodes
+from netem.planning.group_nodes import MAX_SIMULATED_S, GroupNodes
 from netem.planning.outcome import Result
 from p2p.errors import ShoalError
 
-AT_ONCE = 0.01
-"""Of the active nodes: when so many are lost, who replaces them is decided at once, and not at the next regular look."""
+LOST_SHARE = 0.01
+"""When this share of the active nodes is lost, their replacement is decided at once and not at the next regular decision. For one
+node of ten thousand a decision is not worth its computing time."""
 
 
 class GroupSimulation(GroupNodes):
+    """The learner's side, and the run. `tell` is called with the number of steps done."""
+
     def __init__(self, scenario: CostScenario, tell: Callable[[int], None] = lambda step: None) -> None:
         super().__init__(scenario)
         self.tell = tell
@@ -33,26 +36,25 @@ class GroupSimulation(GroupNodes):
         self._surplus = False
         self._gone = 0
         """active nodes that were lost since the last decision"""
-        self._marks: list[tuple[float, float, float]] = []
-        self._ages: list[Counter[int]] = []
-        self._stepped: list[float] = []
-        self._spreads: list[float] = []
-        self._mark: tuple[dict, list[float], float, list[float]] | None = None
-        for i, node in enumerate(self.places):
+        self.account = Account(scenario, self.autoscaler)
+        self._made_before = 0.0
+        """tokens of groups that ended in the warm-up"""
+        for i, node in enumerate(self.fleet_nodes):
             for start, end in node.there:
                 if start < self.horizon:
-                    self.at(start, lambda i=i: self._come(i))  # type: ignore[misc]
+                    self.at(start, partial(self._come, i))
                     if end < self.horizon:
-                        self.at(end, lambda i=i: self._go(i))  # type: ignore[misc]
+                        self.at(end, partial(self._go, i))
 
     # ---- running
 
     def run(self) -> Result:
+        """Run to the end. ShoalError when nothing more happens before it."""
         file = self.scenario.file
         self.at(0.0, self._decide)
         self.at(0.0, self.balance)
         while self.step < file.steps:
-            if not self.events or self.now > LONGEST_S:
+            if not self.events or self.now > MAX_SIMULATED_S:
                 raise ShoalError(f"{self.step} steps in {self.now:.0f} simulated seconds, then nothing more: {self._why()}")
             self.next()
         return self._result()
@@ -60,29 +62,29 @@ class GroupSimulation(GroupNodes):
     # ---- nodes
 
     def _come(self, i: int) -> None:
-        self.crew.came(i, self.now)
+        self.autoscaler.came(i, self.now)
         if self.now > 0 and self.scenario.file.activation.all:
             self._decide(again=False)
 
     def _go(self, i: int) -> None:
         was_on = self.nodes[i].on
         self.off(i, flushed=False)
-        self.crew.left(i, self.now)
+        self.autoscaler.left(i, self.now)
         self._gone += was_on
-        if self._gone >= max(1.0, AT_ONCE * self.crew.active_by_row.total()):
+        if self._gone >= max(1.0, LOST_SHARE * self.autoscaler.active_by_row.total()):
             self._decide(again=False)
 
     # ---- the learner
 
     def arrived(self) -> None:
-        """It is trained on at once, after those before it."""
+        """A group of the current step is there. It is trained on after those before it, without a pause."""
         self._current += 1
-        self._trained_until = max(self._trained_until, self.now) + self.w.train_s / self.w.groups
-        if self._current == self.w.groups:
-            self.at(self._trained_until + self.w.update_s, self._updated)
+        self._trained_until = max(self._trained_until, self.now) + self.workload.train_s / self.workload.groups
+        if self._current == self.workload.groups:
+            self.at(self._trained_until + self.workload.update_s, self._updated)
 
     def waits_for(self) -> bool:
-        return self._current < self.w.groups
+        return self._current < self.workload.groups
 
     def look(self) -> None:
         for _ in range(len(self.ledger.occupied(self.step)) - self._current):
@@ -94,30 +96,29 @@ class GroupSimulation(GroupNodes):
         ages = Counter(self.step - versions[g] for g in taken)
         self.ledger.consume(self.step)
         tokens = sum(self.tokens.pop(g) for g in taken)
-        self.crew.trained(tokens)
-        self._ages.append(ages)
-        self._stepped.append(tokens)
+        self.autoscaler.trained(tokens)
         self.step += 1
-        self._marks.append((self.now, self.finished_tokens, self.lost))
+        self.account.stepped(self.now, ages, tokens)
         self.tell(self.step)
         if self.step == self.scenario.file.warm:
-            self._mark = self.crew.mark(self.now), self.crew.there_hours(self.now), self.now, [n.made for n in self.nodes]
+            self._made_before = self.finished_tokens
+            self.account.begin(self.now, [node.made for node in self.nodes])
         self._trained_until = self.now
         self._current = 0
         self.look()
-        if self.step - self.version >= self.crew.choose_kappa():
+        if self.step - self.version >= self.autoscaler.choose_kappa():
             self._publish()
         self.feed()
 
     def _publish(self) -> None:
         self.version = version = self.step
-        self.crew.published()
-        common = self.crew.spread.common(self.crew.active_by_row)
-        self._spreads.append(self.crew.spread_now())
+        self.autoscaler.published()
+        common = self.autoscaler.dissemination.common(self.autoscaler.active_by_row)
+        self.account.spreads.append(self.autoscaler.spread_now())
         for row in range(len(self.serves)):
-            spread = self.crew.spread.of(row, common)
+            spread = self.autoscaler.dissemination.of(row, common)
             held = 0.0 if self.scenario.file.policy.overlap else spread
-            self.at(self.now + spread, lambda row=row, held=held: self._install(row, version, held))  # type: ignore[misc]
+            self.at(self.now + spread, partial(self._install, row, version, held))
 
     def _install(self, row: int, version: int, held_s: float) -> None:
         if version <= self.serves[row]:
@@ -136,17 +137,16 @@ class GroupSimulation(GroupNodes):
 
         surplus, self.refused, self._gone = self.refused, False, 0
         self._surplus = surplus
-        for i, active in self.crew.decide(self.now, made, self._busy, surplus=surplus):
+        for i, active in self.autoscaler.decide(self.now, made, self._busy, surplus=surplus):
             if active:
-                self.at(max(self.now, self.crew.ready_at[i]), lambda i=i: self._ready(i))  # type: ignore[misc]
+                self.at(max(self.now, self.autoscaler.ready_at[i]), partial(self._ready, i))
             else:
                 self.off(i, flushed=True)
         if again and (not self.scenario.file.activation.all):
             self.at(self.now + self.scenario.file.activation.every_s, self._decide)
 
     def _ready(self, i: int) -> None:
-        there = i in self.crew.here and self.crew.state[i] == "active" and self.crew.ready_at[i] <= self.now + 1e-6
-        if there and not self.nodes[i].on:
+        if self.autoscaler.generates(i, self.now) and not self.nodes[i].on:
             self.on(i)
 
     def _busy(self, i: int) -> bool:
@@ -157,35 +157,17 @@ class GroupSimulation(GroupNodes):
     # ---- what came of it
 
     def _why(self) -> str:
-        decision = self.crew.decision
+        decision = self.autoscaler.decision
         on = sum(node.on for node in self.nodes)
         return (decision.blocked if decision is not None and decision.blocked else "") or f"{on} nodes generate"
 
     def _result(self) -> Result:
-        file, crew, warm = self.scenario.file, self.crew, self.scenario.file.warm
-        assert self._mark is not None
-        before, there, t0, made = self._mark
-        took = self.now - t0
-        _, m0, _ = self._marks[warm - 1]
-        steps = self.step - warm
-        ages: Counter[int] = sum(self._ages[warm:], Counter())
-        kinds = crew.paid(self.now, before)
-        for row, (a, b) in zip(self.scenario.rows, zip(there, crew.there_hours(self.now), strict=True), strict=True):
-            kinds[row.kind].there_hours = b - a
-        for i, node in enumerate(self.nodes):
+        for node in self.nodes:
             self.advance(node)
-            kinds[self.scenario.rows[node.row].kind].tokens += node.made - made[i]
-        usd_learner = file.learner.usd_per_hour * took / 3600
-        trained, bound = sum(self._stepped[warm:]), self.w.train_s + self.w.update_s
-        at = [t for t, _, _ in self._marks]
-        decision = crew.decision
-        after = crew.mark(self.now)
-        return Result(
-            "groups", file.policy.name, steps, took, bound * steps / took, bound * steps / took, trained, self.w.groups * steps,
-            usd_learner, sum(p.usd for p in kinds.values()), max(0.0, after["learner"][1] - before["learner"][1] - usd_learner),
-            {age: n / sum(ages.values()) for age, n in ages.items()}, crew.kappa,
-            float(np.mean(self._spreads)) if self._spreads else 0.0, (self.finished_tokens + self.lost - m0) / trained, self.lost,
-            kinds, decision.blocked if decision else "", decision.required if decision else 0.0,
-            decision.supply if decision else 0.0, 0.0,
-            [{"step": i + 1, "step_s": b - a} for i, (a, b) in enumerate(zip([0.0, *at], at, strict=False))],
+        steps = self.step - self.scenario.file.warm
+        took = self.now - self.account.ended[self.scenario.file.warm - 1]
+        return self.account.result(
+            self.now, [node.made for node in self.nodes], detail="groups",
+            busy=(self.workload.train_s + self.workload.update_s) * steps / took,
+            made_a_token=(self.finished_tokens + self.lost - self._made_before) / self.account.trained, lost=self.lost,
         )  # fmt: skip

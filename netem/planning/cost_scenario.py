@@ -1,8 +1,9 @@
 """A scenario of `shoal simulate`: a fleet with prices, a model, lengths, a learner, a policy. TOML in, frozen values out.
 
-Strict: a key that is not known is refused by name. Pure but for reading the files that it names. A **preset** is a scenario with
-`[[systems]]` to compare (each sets some keys anew), what was `[[published]]` of them, and `[[assumptions]]`: where each number
-is from. `[[cases]]` repeat all that with other keys. Must not know simulators. """
+Strict: an unknown key is refused by name. Pure, but for reading the files that a scenario names. A **preset** is a scenario with
+`[[systems]]` to compare (each sets some keys anew), what was `[[published]]` of them, and `[[assumptions]]`, which say where each
+number is from. `[[cases]]` repeat all that with other keys. Must not know simulators.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from learner.config import read_toml
+from learner.section import Section, check_section, read_toml
 from netem.planning.priced_fleet import NodeKind, rows_of_csv
 from netem.rollout_sim.fleet import MEMORY_SHARE, Served
 from netem.rollout_sim.workload import Workload
@@ -22,114 +23,144 @@ from p2p.errors import UsageError
 
 FOLDER = Path(__file__).parent / "presets"
 
-POLICIES = ("shoal", "synchronous", "one-step-off", "echo2", "rlboost", "streamrl")
 
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+Metric = Literal["saving", "efficiency", "throughput"]
+PolicyName = Literal["shoal", "synchronous", "one-step-off", "echo2", "rlboost", "streamrl"]
 
 
 class FleetSection(Section):
+    """The nodes: rows here, or in a CSV."""
+
     file: str = ""
-    """CSV, beside the scenario: kind, count, usd_per_hour and what else a row of `nodes` has"""
+    """CSV beside the scenario, with a column for each key of `nodes` that is used."""
     nodes: list[NodeKind] = Field(default_factory=list)
+    """Kinds of node."""
 
 
 class ModelSection(Section):
+    """The model that is served and trained."""
+
     name: str = "Qwen3-8B"
+    """Name, for tables."""
     parameters: float = Field(default=8.2e9, gt=0)
+    """Number of parameters."""
     kv_bytes: float = Field(default=147_456.0, gt=0)
-    """of a token of context"""
+    """Bytes of keys and values of one token of context."""
 
     def served(self) -> Served:
         return Served(self.name, self.parameters, self.kv_bytes)
 
 
 class LengthsSection(Section):
-    """Of completions, in tokens: lognormal about each prompt's own mean."""
+    """Lengths of completions in tokens: lognormal about each prompt's own mean."""
 
     median: float = Field(default=2600.0, ge=8)
+    """Median length in tokens."""
     between: float = Field(default=0.8, ge=0, le=3)
-    """standard deviation of the log lengths, of prompts"""
+    """Standard deviation of the prompts' mean log lengths."""
     within: float = Field(default=0.6, ge=0, le=3)
-    """of one prompt's completions"""
+    """Standard deviation of the log lengths of one prompt's completions."""
     most: int = Field(default=20_000, ge=8)
+    """Longest completion in tokens; longer ones are cut."""
     prompt: int = Field(default=300, ge=1)
+    """Tokens of a prompt."""
     told: float = Field(default=0.5, ge=0, le=1)
-    """correlation of a prompt's mean with what can be seen of the prompt"""
+    """Correlation of a prompt's mean log length with the feature of it that a length predictor sees."""
 
 
 class LearnerSection(Section):
+    """What the learner trains on and how long it takes, and its GPUs if it generates with them."""
+
     train_s: float = Field(default=230.0, gt=0)
-    """a step's groups, without waiting"""
+    """Seconds of training for one step's groups, without waiting."""
     update_s: float = Field(default=6.0, ge=0)
-    """from the last gradient to the version handed out"""
+    """Seconds from the last gradient to the version being handed out."""
     groups: int = Field(default=128, ge=1)
+    """Groups of a step."""
     samples: int = Field(default=16, ge=1)
+    """Completions of a group."""
     usd_per_hour: float = Field(default=0.0, ge=0)
+    """Price of the learner's machine in $ an hour."""
     up_mbit: float = Field(default=1000.0, gt=0)
+    """Uplink in Mbit/s."""
     gpu: str = ""
-    """of its own engines: it may generate with them ("seeding") while it does not train"""
+    """GPU of its local engines, which generate while it does not train. "" is no local engine."""
     gpus: int = Field(default=8, ge=1)
+    """Number of those GPUs."""
     per_engine: int = Field(default=1, ge=1)
-    """GPUs of one engine"""
+    """GPUs of one local engine."""
     memory_share: float = Field(default=MEMORY_SHARE, gt=0, le=1)
-    """of its GPUs' memory that its own engines use, weights and KV: less where the trainer keeps some"""
+    """Share of those GPUs' memory that the local engines use for weights and KV: less where the trainer keeps some."""
 
 
 class DeltaSection(Section):
+    """What a version weighs, and how it gets to the nodes."""
+
     bytes: float = Field(default=0.0, ge=0)
-    """of a version; 0: by `density`"""
+    """Bytes of a version. 0 computes them from `density`."""
     density: float = Field(default=0.01, gt=0, le=1)
-    """share of the values that a step changes"""
+    """Share of the values that a step changes."""
     bytes_a_change: float = Field(default=2.0, gt=0)
+    """Bytes that a changed value takes."""
     overhead: float = Field(default=1.1, ge=1)
-    """time of a dissemination over the fluid bound"""
+    """Time of a dissemination over its fluid bound."""
     latency_s: float = Field(default=1.0, ge=0)
+    """Seconds that are added to each dissemination."""
     install_s: float = Field(default=2.0, ge=0)
+    """Seconds that a node takes to install a version."""
     relayed: bool = True
-    """nodes hand a version on as they receive it; else the learner sends it to each"""
+    """Nodes hand a version on while they receive it. Otherwise the learner sends it to each."""
     recompute: bool = True
-    """running sequences' KV is made anew under a new version"""
+    """Running sequences' keys and values are computed anew under a new version."""
 
     def size(self, parameters: float) -> float:
         return self.bytes or self.density * parameters * self.bytes_a_change
 
 
 class PolicySection(Section):
-    name: Literal["shoal", "synchronous", "one-step-off", "echo2", "rlboost", "streamrl"] = "shoal"
+    """How rollouts are run."""
+
+    name: PolicyName = "shoal"
+    """Which system."""
     staleness: int = Field(default=3, ge=0, le=64)
+    """Bound S, in learner steps."""
     kappa: int = Field(default=0, ge=0, le=64)
-    """steps between publications; 0: by the capacity model"""
+    """Steps between publications. 0 follows the capacity model."""
     overlap: bool = True
-    """nodes generate while they receive a version"""
+    """Nodes generate while they receive a version."""
     migration: bool = True
-    """a lost node's sequences go on elsewhere with their tokens"""
-    seeding: bool = True
-    """the learner's own engines generate while the pool is under the rule (needs learner.gpu)"""
+    """A lost node's sequences go on elsewhere with their tokens."""
+    local_engine: bool = True
+    """The local engines generate while the nodes are under the capacity rule (needs `learner.gpu`)."""
     memory: bool = True
-    """the seeding controller remembers what each number of nodes needed"""
-    seconds: float = Field(default=0.0, ge=0)
-    """with rlboost: a fixed time of seeding instead of the controller's"""
+    """The controller of the local engines' turns remembers what each number of nodes needed."""
+    turn_s: float = Field(default=0.0, ge=0)
+    """With rlboost: a fixed turn of the local engines in seconds. 0 leaves it to the controller."""
 
 
 class SimulatedActivationSection(Section):
+    """Which nodes are active, as [activation] of a learner's configuration."""
+
     all: bool = False
-    """everybody who is there is active, whatever it costs"""
+    """Every node that is there is active, whatever it costs."""
     margin: float = Field(default=0.1, ge=0, le=10)
+    """Capacity beyond the need that is kept active, as a share of the need."""
     release: float = Field(default=0.25, ge=0, le=10)
+    """A node is let go only when the others make this share more than the need."""
     dwell_s: float = Field(default=300.0, ge=0)
+    """Seconds for which a reason to let a node go must hold."""
     explore_share: float = Field(default=0.05, ge=0, le=1)
+    """Share of the spending that may go to nodes whose speed is not known."""
     known: bool = True
-    """rates of kinds are known beforehand to 10 %, from earlier runs; else each node is to be tried"""
+    """Rates of kinds are known beforehand to 10 %, from earlier runs. Otherwise each node has to be tried."""
     max_usd_per_hour: float = Field(default=0.0, ge=0)
-    """of nodes; 0: no limit"""
+    """Most $ an hour for nodes. 0 is no limit."""
     budget_usd: float = Field(default=0.0, ge=0)
-    """of the run, learner aside; 0: no limit"""
+    """Most $ for the nodes of the whole run. 0 is no limit."""
     egress_usd_per_gb: float = Field(default=0.0, ge=0)
-    """of what the learner sends"""
+    """Price in $ of 10^9 bytes that the learner sends."""
     every_s: float = Field(default=60.0, gt=0)
-    """between decisions; a loss calls for one at once"""
+    """Seconds between decisions. A loss calls for one at once."""
 
     @model_validator(mode="after")
     def _marks(self) -> SimulatedActivationSection:
@@ -139,47 +170,75 @@ class SimulatedActivationSection(Section):
 
 
 class SystemSection(Section):
+    """A system that a preset compares."""
+
     name: str
+    """Name, for tables."""
     role: Literal["baseline", "paper", "ours", "ablation"]
+    """What it is in the comparison."""
     set: dict[str, Any] = Field(default_factory=dict)
+    """Keys of the scenario that it sets anew."""
 
 
 class PublishedSection(Section):
+    """A number that a paper reports."""
+
     what: str
-    metric: Literal["saving", "efficiency", "throughput"]
-    """saving: 1 - $/step of `of` over that of `against`; efficiency: steps a dollar of `of` over those of `against`, less 1;
-    throughput: steps an hour of `of` over those of `against`, less 1"""
+    """What the number is."""
+    metric: Metric
+    """"saving": 1 less $ a step of `of` over that of `against`. "efficiency": steps a $ of `of` over those of `against`, less 1.
+    "throughput": steps an hour of `of` over those of `against`, less 1."""
     low: float
+    """Lowest published value."""
     high: float
+    """Highest published value."""
     case: str = ""
+    """The case that it was published for. "" is all."""
     of: str = "paper"
+    """The system that it is about: a name, or a role that one system has."""
     against: str = "baseline"
-    """a system's name, or a role that one system has"""
+    """The system that it is compared with, likewise."""
     within: float = Field(default=0.05, ge=0)
+    """How far off the simulated value may be to count as the same."""
 
 
 class AssumptionSection(Section):
+    """Where a number of a preset is from."""
+
     key: str
+    """The dotted key that it stands at."""
     kind: Literal["published", "derived", "assumed", "fitted"]
+    """How it was come by."""
     why: str
+    """The source or the reason."""
     tries: list[float] = Field(default_factory=list)
-    """other values, to see what hangs on it"""
+    """Other values that are run as well, to see what hangs on it."""
 
 
 class CaseSection(Section):
+    """A variant of a preset, for which all systems are run."""
+
     name: str
+    """Name, for tables."""
     set: dict[str, Any] = Field(default_factory=dict)
+    """Keys of the scenario that it sets anew."""
 
 
 class File(Section):
+    """A scenario's file."""
+
     name: str = ""
+    """Name. "" is the file's."""
     what: str = ""
+    """One line on what is compared."""
     detail: Literal["auto", "sequences", "groups"] = "auto"
-    """auto: sequence by sequence up to AUTO_NODES nodes, group by group beyond"""
+    """Simulator: sequence by sequence, or group by group. "auto" takes groups beyond `netem.planning.runner.AUTO_NODES` nodes."""
     steps: int = Field(default=40, ge=2, le=100_000)
+    """Learner steps."""
     warm: int = Field(default=4, ge=1)
-    """steps that are not counted"""
+    """Steps at the beginning that are not counted."""
     seed: int = Field(default=0, ge=0)
+    """Seed of lengths, comings and goings."""
     fleet: FleetSection = FleetSection()
     model: ModelSection = ModelSection()
     lengths: LengthsSection = LengthsSection()
@@ -201,7 +260,7 @@ class CostScenario:
     rows: tuple[NodeKind, ...]
     folder: Path
     values: Mapping[str, Any]
-    """as read, for `changed`"""
+    """as read from the file, for `changed`"""
     source: str
 
     @property
@@ -216,8 +275,9 @@ class CostScenario:
     def workload(self) -> Workload:
         lengths, learner = self.file.lengths, self.file.learner
         return Workload(
-            self.name, lengths.median, lengths.between, lengths.within, lengths.most, lengths.prompt, lengths.told,
-            learner.groups, learner.samples, learner.train_s, learner.update_s,
+            name=self.name, median=lengths.median, between=lengths.between, within=lengths.within, most=lengths.most,
+            prompt=lengths.prompt, told=lengths.told, groups=learner.groups, samples=learner.samples, train_s=learner.train_s,
+            update_s=learner.update_s,
         )  # fmt: skip
 
     @property
@@ -225,10 +285,11 @@ class CostScenario:
         return self.file.delta.size(self.file.model.parameters)
 
     def changed(self, overrides: Mapping[str, Any]) -> CostScenario:
-        """The same with other values: nested tables, lists replaced whole."""
+        """The same scenario with other values. Tables are merged, lists replaced whole. UsageError for wrong values."""
         return build_scenario(_merged(self.values, overrides), self.source, self.folder)
 
     def with_value(self, key: str, value: Any) -> CostScenario:
+        """The same scenario with one dotted key set; a number in the key is a place in a list."""
         values = copy.deepcopy(dict(self.values))
         found: Any = values
         *path, last = key.split(".")
@@ -238,15 +299,15 @@ class CostScenario:
         return build_scenario(values, self.source, self.folder)
 
     def value(self, key: str) -> Any:
-        """What a dotted key stands at; None where it has none (a row of the fleet, say)."""
+        """The value at a dotted key; None where there is none (a row that the fleet does not have, say)."""
         found: Any = self.file
         for name in key.split("."):
             found = found[int(name)] if isinstance(found, list) and name.isdigit() else getattr(found, name, None)
-        return found.model_dump() if isinstance(found, BaseModel) else found
+        return found.model_dump() if isinstance(found, Section) else found
 
 
 def load_scenario(path: str | Path) -> CostScenario:
-    """UsageError, one line that names the key, for anything wrong."""
+    """Read a scenario's file. UsageError, one line that names the key, for anything wrong."""
     path = Path(path)
     return build_scenario(read_toml(path, "scenario"), str(path), path.parent)
 
@@ -263,16 +324,11 @@ def preset_names() -> list[str]:
 
 
 def build_scenario(values: Mapping[str, Any], source: str, folder: Path) -> CostScenario:
-    try:
-        file = File.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(p) for p in first["loc"])
-        what = "unknown key" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
-        raise UsageError(f"{source}: {key}: {what}") from None
+    """A scenario from plain values; files that it names are in `folder`. UsageError names `source` and the wrong key."""
+    file = check_section(File, values, source)
     rows = [*(rows_of_csv(folder / file.fleet.file) if file.fleet.file else []), *file.fleet.nodes]
     if not rows and not file.learner.gpu:
-        raise UsageError(f"{source}: fleet: no nodes, and the learner has no engine of its own (learner.gpu)")
+        raise UsageError(f"{source}: fleet: no nodes, and the learner has no local engine (learner.gpu)")
     names = [row.kind for row in rows]
     twice = next((n for n in names if names.count(n) > 1), None)
     if twice is not None:

@@ -1,7 +1,8 @@
 """How long a version takes to reach nodes of a kind. Pure: the fluid bound (netem.networks.bound), per kind.
 
-No node waits for another one's slow downlink: what is common is the learner's uplink and everybody's together, what is its own
-is the downlink. """
+Nodes share the learner's uplink and, where they relay, all uplinks together; each has its own downlink. So no node waits for
+another's slow downlink.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from netem.planning.priced_fleet import NodeKind
 
 
 class Dissemination:
-    """Of a scenario's versions to its rows."""
+    """Of a scenario's versions to the rows of its fleet."""
 
     def __init__(self, scenario: CostScenario) -> None:
         delta = scenario.file.delta
@@ -23,7 +24,7 @@ class Dissemination:
         self.overhead, self.fixed = delta.overhead, delta.latency_s + delta.install_s
 
     def common(self, active: Mapping[int, int]) -> float:
-        """Seconds by the uplinks; `active`: row -> nodes."""
+        """Seconds that the uplinks take for all active nodes; `active`: row -> how many. 0 for none."""
         nodes = sum(active.values())
         if not nodes:
             return 0.0
@@ -33,14 +34,14 @@ class Dissemination:
         return max(self.bits / self.source, nodes * self.bits / up)
 
     def of(self, row: int, common: float) -> float:
-        """Seconds from publication until a node of the row serves it."""
+        """Seconds from publication until a node of the row serves the version; `common`: what `common()` said."""
         return max(common, self.bits / (1e6 * self.rows[row].down_mbit)) * self.overhead + self.fixed
 
     def last(self, active: Mapping[int, int]) -> float:
-        """Until the last of them serves it: T_bcast(A). 0 of none."""
+        """Seconds until the last active node serves the version, ECHO-2's T_bcast(A) (arXiv 2602.02192). 0 for none."""
         common = self.common(active)
         return max((self.of(i, common) for i, n in active.items() if n), default=0.0)
 
     def catch_up(self, row: int, whole_bytes: float) -> float:
-        """Of a node that has nothing, to a whole model."""
+        """Seconds that a node of the row, which has nothing, takes to fetch a model of `whole_bytes` and install it."""
         return 8.0 * whole_bytes / (1e6 * self.rows[row].down_mbit) * self.overhead + self.fixed

@@ -1,6 +1,8 @@
-"""The nodes of the group-level simulator: who works on which group, until when. What they take is Ledger's to grant.
+"""The nodes of the group-level simulator: which node works on which group, until when. The ledger says what they may take.
 
-Each node's clock counts the tokens that a running sequence makes; events are a heap. The learner's side is in `groups`. """
+Each node's clock counts the tokens that one running sequence makes, so groups end in the order of their clocks whatever the pace;
+events are a heap. The learner's side is in `by_group`.
+"""
 
 from __future__ import annotations
 
@@ -17,78 +19,88 @@ from netem.planning.group_server import BLOCK, SQUEEZED, DrawnLengths, Servers, 
 from netem.planning.priced_fleet import nodes_of
 from node.serving.batcher import FLUSH_S
 
-LOOKS = 20
-"""In a step that never waits, at what it waits for."""
+BALANCES_A_STEP = 20
+"""Times that groups are moved in a step that never waits. What the learner waits for must move while it still helps."""
 
-MOVES = 256
-"""At once."""
+MOST_MOVES = 256
+"""Groups that are looked at for a move at one time. It bounds the computing time; the next look follows soon."""
 
-LOOKED_AT = 32
-"""Nodes, drawn at random, where a group may be squeezed in."""
+SAMPLED_NODES = 32
+"""Nodes, drawn at random, that are looked at for one on which a group may be squeezed in. Looking at all of ten thousand would
+take too long."""
 
-MUCH = 0.7
-"""Of the time that a group would still take, it moves for."""
+WORTHWHILE_SHARE = 0.7
+"""A group moves only where it takes at most this share of the time that it would still take: a move costs a prefill."""
 
-LEAST_S = 20.0
-"""Sooner done, it moves for."""
+LEAST_SAVED_S = 20.0
+"""A group moves only where it ends at least so many seconds sooner."""
 
-LONGEST_S = 60 * 86_400.0
+HORIZON_STEPS = 20.0
+"""Comings and goings are drawn for a run in which every step takes this many times the learner's own time."""
+
+MAX_SIMULATED_S = 60 * 86_400.0
+"""Simulated seconds, 60 days, after which a run counts as stuck."""
 
 
 class GroupNodes:
-    """The learner's side says: `arrived` (a group of the current step has come), `look` (groups may have come into the current
-    buffer otherwise), `waits_for` (groups of the current step are missing)."""
+    """A subclass is the learner's side. It says what `arrived`, `look` and `waits_for` do."""
 
     def __init__(self, scenario: CostScenario) -> None:
         self.scenario = scenario
         file = scenario.file
-        self.w = scenario.workload
+        self.workload = scenario.workload
         self.lengths = DrawnLengths(scenario)
         _, sample = self.lengths.block(2 * BLOCK)
         model = file.model.served()
         engines = [row.engine(model) for row in scenario.rows]
-        self.kinds = [Servers.of(engine, sample, self.w.prompt, self.w.samples) for engine in engines]
-        self.horizon = min(LONGEST_S, 20.0 * file.steps * (self.w.train_s + self.w.update_s))
-        self.places = nodes_of(scenario.rows, scenario.folder, self.horizon, file.seed)
-        self.crew = Autoscaler(scenario, self.places, engines, [kind.full for kind in self.kinds])
-        self.nodes = [SimNode(node.row) for node in self.places]
+        self.kinds = [Servers.of(engine, sample, self.workload.prompt, self.workload.samples) for engine in engines]
+        self.horizon = min(MAX_SIMULATED_S, HORIZON_STEPS * file.steps * (self.workload.train_s + self.workload.update_s))
+        self.fleet_nodes = nodes_of(scenario.rows, scenario.folder, self.horizon, file.seed)
+        self.autoscaler = Autoscaler(scenario, self.fleet_nodes, engines, [kind.full for kind in self.kinds])
+        self.nodes = [SimNode(node.row) for node in self.fleet_nodes]
         self.ledger = Ledger(file.policy.staleness, file.learner.groups, 0)
         self.now, self.step = 0.0, 0
         self.serves = [0] * len(scenario.rows)
         """row -> version"""
         self.debts = [0.0] * len(scenario.rows)
-        """seconds that every running group of the row was held up, in all"""
+        """row -> seconds for which versions have held up everything that runs there, in all"""
         self.tokens: dict[int, float] = {}
-        """group -> tokens, finished"""
+        """group -> its tokens, of groups that have ended and were not trained on"""
         self.finished_tokens = self.lost = 0.0
         self.moved = 0
         self.refused = False
-        """the ledger had no room for somebody since this was last set back"""
+        """the ledger had no room for a node since this was last set back"""
         self._offers: list[list[deque[int]]] = [[deque() for _ in range(kind.slots)] for kind in self.kinds]
-        """row -> groups under way -> nodes that had so many when they were put there, with room for more"""
+        """row -> number of groups -> nodes that had so many when they were put there; entries that no longer hold are dropped
+        late"""
         self._orphans: deque[tuple[int, SimGroup]] = deque()
         self.events: list[tuple[float, int, int, int]] = []
-        """(at, count, stamp, node), or an action: (at, count, -1, its number)"""
+        """heap of (time, count, stamp, node): the node's next group ends, unless its stamp has changed. An action is (time,
+        count, -1, its number); counts keep equal times in order"""
         self._actions: dict[int, Callable[[], None]] = {}
         self._count = self._opened = 0
         self._rng = np.random.default_rng((file.seed, 78))
 
     def arrived(self) -> None:
+        """A group of the current step has ended."""
         raise NotImplementedError
 
     def look(self) -> None:
+        """Groups may have come into the current step's buffer without ending now."""
         raise NotImplementedError
 
     def waits_for(self) -> bool:
+        """Whether groups of the current step are missing."""
         raise NotImplementedError
 
     def at(self, when: float, action: Callable[[], None]) -> None:
+        """Do something at a simulated time."""
         self._count += 1
         self._actions[self._count] = action
         heapq.heappush(self.events, (when, self._count, -1, self._count))
 
     def next(self) -> None:
-        """Let the next thing happen."""
+        """Go to the next event and let it happen."""
         self.now, _, stamp, i = heapq.heappop(self.events)
         if stamp < 0:
             self._actions.pop(i)()
@@ -96,13 +108,14 @@ class GroupNodes:
             self._due(i)
 
     def on(self, i: int) -> None:
+        """Node `i` generates from now on."""
         node = self.nodes[i]
         node.on, node.at, node.stall, node.paid = True, self.now, 0.0, self.debts[node.row]
         self._offers[node.row][0].append(i)
         self.feed()
 
     def off(self, i: int, *, flushed: bool) -> None:
-        """Its groups wait for others. `flushed`: it hands over its last tokens."""
+        """Node `i` stops; its groups wait for others. `flushed`: it hands over its last tokens, so none is lost."""
         node = self.nodes[i]
         node.stamp += 1
         if not node.on:
@@ -138,6 +151,7 @@ class GroupNodes:
                 tried.add(self.nodes[i].row)
 
     def _best(self, without: set[int]) -> int | None:
+        """The node, of rows not in `without`, whose tokens per second grow most by one more group."""
         best, found = -1.0, None
         for row, offers in enumerate(self._offers):
             if row in without:
@@ -152,7 +166,7 @@ class GroupNodes:
         return found
 
     def _next(self, i: int) -> bool:
-        """One more group for a node: one that waits, or a new one. False when there is none for its version."""
+        """Give a node one more group: one that waits, or a new one. False when there is none for its version."""
         node = self.nodes[i]
         version = self.serves[node.row]
         for k, (_, waiting) in enumerate(self._orphans):
@@ -174,7 +188,7 @@ class GroupNodes:
         return True
 
     def _loaded(self, i: int) -> None:
-        """Its load has changed: offer what room it has, and say when its next group ends."""
+        """A node's load has changed: offer what room it has, and say when its next group ends."""
         node = self.nodes[i]
         busy = len(node.groups)
         kind = self.kinds[node.row]
@@ -187,10 +201,10 @@ class GroupNodes:
             heapq.heappush(self.events, (when, self._count, node.stamp, i))
 
     def balance(self) -> None:
-        """As production does it with sequences: what the current step waits for moves to where it is much faster."""
-        self.at(self.now + (self.w.train_s + self.w.update_s) / LOOKS, self.balance)
-        where = {g: i for i in self.crew.here for g in self.nodes[i].groups} if self.waits_for() else {}
-        for group_id in self.ledger.blockers()[:MOVES] if where else ():
+        """Move groups that the current step waits for to where they are much faster, as production does with sequences."""
+        self.at(self.now + (self.workload.train_s + self.workload.update_s) / BALANCES_A_STEP, self.balance)
+        where = {g: i for i in self.autoscaler.here for g in self.nodes[i].groups} if self.waits_for() else {}
+        for group_id in self.ledger.blockers()[:MOST_MOVES] if where else ():
             i, target = where.get(group_id), self._fastest()
             if i is None or target is None or target == i:
                 continue
@@ -200,7 +214,7 @@ class GroupNodes:
             left = group.end - node.clock
             here = left / self.kinds[node.row].paces[len(node.groups)]
             there = left / self.kinds[other.row].paces[len(other.groups) + 1]
-            if there > MUCH * here or here - there < LEAST_S or group.version > self.serves[other.row]:
+            if there > WORTHWHILE_SHARE * here or here - there < LEAST_SAVED_S or group.version > self.serves[other.row]:
                 continue
             del node.groups[group_id]
             node.ends = [end for end in node.ends if end[1] != group_id]
@@ -216,14 +230,14 @@ class GroupNodes:
         self.feed()
 
     def _fastest(self) -> int | None:
-        """Where one more group would be fastest."""
+        """The node on which one more group would be fastest."""
         best, found = 0.0, None
         for row, offers in enumerate(self._offers):
             for busy, nodes in enumerate(offers):
                 self._drop(nodes, busy)
                 if nodes and self.kinds[row].paces[busy + 1] > best:
                     best, found = self.kinds[row].paces[busy + 1], nodes[0]
-        for i in self._rng.integers(len(self.nodes), size=LOOKED_AT).tolist():  # a full one may yet be faster
+        for i in self._rng.integers(len(self.nodes), size=SAMPLED_NODES).tolist():  # a full one may yet be faster
             node = self.nodes[i]
             kind, busy = self.kinds[node.row], len(node.groups) + 1
             if node.on and busy <= kind.slots + SQUEEZED and kind.paces[busy] > best:
@@ -231,10 +245,12 @@ class GroupNodes:
         return found
 
     def _drop(self, nodes: deque[int], busy: int) -> None:
+        """Take offers that no longer hold from the front."""
         while nodes and not (self.nodes[nodes[0]].on and len(self.nodes[nodes[0]].groups) == busy):
             nodes.popleft()
 
     def advance(self, node: SimNode) -> None:
+        """Bring a node's clock and count of tokens to the present."""
         if not node.on:
             return
         left = self.now - node.at
@@ -252,7 +268,7 @@ class GroupNodes:
             node.made += left * kind.rates[busy]
 
     def _due(self, i: int) -> None:
-        """A group of it should have ended, unless it was held up since that was said."""
+        """A group of node `i` should have ended, unless the node was held up since that was said."""
         node = self.nodes[i]
         self.advance(node)
         ended = False
@@ -261,7 +277,7 @@ class GroupNodes:
             group = node.groups.pop(group_id)
             self.finished_tokens += group.tokens
             self.tokens[group_id] = group.tokens
-            self.crew.generated(self.now - group.since)
+            self.autoscaler.generated(self.now - group.since)
             if self.ledger.occupy(group_id, group.version) == self.step:
                 self.arrived()
             ended = True

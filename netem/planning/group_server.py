@@ -1,10 +1,11 @@
-"""What the group-level simulator knows of lengths and of kinds of node: a node as a server of whole groups. Pure."""
+"""The group-level simulator's view of lengths and of kinds of node: a node is a server of whole groups. Pure."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,28 +13,38 @@ from netem.planning.cost_scenario import CostScenario
 from netem.planning.priced_fleet import EngineKind
 
 SQUEEZED = 2
-"""Groups beyond its slots that a node takes when they are in a hurry; all there get slower."""
+"""Groups beyond its slots that a node takes when they are in a hurry; all groups there get slower."""
 
 BLOCK = 4096
-"""Groups whose lengths are drawn at once."""
+"""Groups whose lengths are drawn at one time: numpy is fast on many."""
+
+
+class GroupLengths(NamedTuple):
+    """Tokens of one group."""
+
+    longest: float
+    """of its longest member"""
+    tokens: float
+    """of all members"""
 
 
 class DrawnLengths:
-    """(longest member, tokens) of one group after the other."""
+    """Lengths of one group after the other, from the scenario's seed."""
 
     def __init__(self, scenario: CostScenario) -> None:
         self.workload = scenario.workload
         self._rng = np.random.default_rng((scenario.file.seed, 77))
         self._left: list[tuple[float, float]] = []
 
-    def draw(self) -> tuple[float, float]:
+    def draw(self) -> GroupLengths:
+        """The next group's."""
         if not self._left:
             self._left = self.block(BLOCK)[0].tolist()
-        longest, tokens = self._left.pop()
-        return longest, tokens
+        return GroupLengths(*self._left.pop())
 
     def block(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """([longest, tokens] a group, all lengths)"""
+        """`count` groups: an array (groups, 2) of the longest member and the sum, and one (groups, samples) of all lengths, in
+        tokens."""
         w = self.workload
         means = math.log(w.median) + w.between * self._rng.standard_normal(count)
         logs = means[:, None] + w.within * self._rng.standard_normal((count, w.samples))
@@ -43,23 +54,24 @@ class DrawnLengths:
 
 @dataclass(frozen=True)
 class Servers:
-    """A kind as a server of groups."""
+    """A kind of node as a server of groups."""
 
     slots: int
+    """groups that a full node runs at once"""
     full: float
-    """tokens per second"""
+    """tokens per second that a full node makes"""
     paces: tuple[float, ...]
     """tokens per second that a group's longest member makes, by groups under way"""
     rates: tuple[float, ...]
     """tokens per second that it makes, by groups under way"""
     gains: tuple[float, ...]
-    """what one group more adds to that"""
+    """tokens per second that one group more adds, by groups under way"""
     recompute_s: float
-    """of the KV of everything that runs"""
+    """seconds that it takes to compute the keys and values of everything that runs on a full node"""
 
     @classmethod
     def of(cls, engine: EngineKind, lengths: np.ndarray, prompt: int, samples: int) -> Servers:
-        """`lengths`: an array of (groups, samples)."""
+        """`engine` on a workload whose lengths are an array of (groups, samples); `prompt`: tokens of a prompt."""
         held = prompt + float((lengths**2).sum() / lengths.sum()) / 2
         sequences, full = engine.full(held)
         at_once = samples * float(lengths.mean() / lengths.max(axis=1).mean())
@@ -73,17 +85,17 @@ class Servers:
 
 @dataclass(slots=True)
 class SimGroup:
-    """Under way."""
+    """A group under way, or one that waits for a node."""
 
     version: int
     since: float
-    """reserved"""
+    """when it was reserved"""
     longest: float
-    """tokens that its longest member still makes, when it began on its node"""
+    """tokens that its longest member still had to make when it began on its node"""
     tokens: float
-    """of all its members"""
+    """tokens of all its members"""
     end: float = 0.0
-    """on its node's clock"""
+    """when it ends, on its node's clock"""
 
 
 @dataclass(slots=True)
@@ -96,11 +108,13 @@ class SimNode:
     """heap of (clock, group)"""
     on: bool = False
     stamp: int = 0
-    """of the one event that counts"""
+    """number of the one event of this node that counts"""
     clock: float = 0.0
     at: float = 0.0
+    """time up to which the clock and `made` are right"""
     stall: float = 0.0
-    """seconds until it decodes again"""
+    """seconds until it decodes again, a version holding it up"""
     paid: float = 0.0
-    """of its row's stalls, what it has taken notice of"""
+    """seconds of its row's debts that it has taken notice of"""
     made: float = 0.0
+    """tokens made so far"""

@@ -1,78 +1,90 @@
-"""What policies on a priced fleet share: the simulation with prices, and when the learner's own engines generate."""
+"""What policies on a priced fleet share: the simulation with prices, and when the learner's local engines generate."""
 
 from __future__ import annotations
 
-from learner.economy.local_rollout import LocalRollout
+from learner.economy.local_rollout import FLOOR_S, LocalRollout
 from learner.economy.turns import Turns
 from netem.planning.by_sequence import PricedSimulation
 from netem.planning.cost_scenario import PolicySection
-from netem.rollout_sim.sim import RolloutPolicy
+from netem.rollout_sim.sim import OpenedGroup, RolloutPolicy
 
 ALONE_S = 5.0
-"""Between two looks whether a node came, while the learner generates alone."""
+"""Seconds between two looks whether a node came, while the local engines are the only ones that generate. RLBoost's shortest
+turn is as long."""
 
 
 class Priced(RolloutPolicy):
-    """What all have: their own sections, and a simulation with prices."""
+    """A policy on a fleet with prices: it has settings, and tells the simulation which groups have ended.
+
+    To be named before the policy that it is mixed into.
+    """
 
     settings: PolicySection
+
+    def __init__(self, settings: PolicySection) -> None:
+        self.settings = settings
 
     @property
     def priced(self) -> PricedSimulation:
         assert isinstance(self.sim, PricedSimulation)
         return self.sim
 
+    def finished(self, prompt: OpenedGroup) -> None:
+        super().finished(prompt)
+        self.priced.ended(prompt)
 
-class Seeder:
-    """RLBoost's: begins a step's seeding with the step, ends it when its time has passed, at least 5 s."""
+
+class RLBoostTurns:
+    """RLBoost's (arXiv 2510.19225): the local engines generate at the beginning of a step, for as long as its controller says
+    and at least 5 s."""
 
     def __init__(self, sim: PricedSimulation, settings: PolicySection) -> None:
         self.sim, self.settings = sim, settings
-        self.controller = LocalRollout(floor_s=5.0)
-        self.seconds = settings.seconds or 5.0
-        self.remote_wait_s = 0.0
-        self.last_remote = 0.0
-        self.nodes: list[int] = []
-        self._began = self._seeded = 0.0
+        self.controller = LocalRollout(floor_s=FLOOR_S)
+        self.turn_s = settings.turn_s or FLOOR_S
+        self._nodes = 0
+        """remote nodes at the beginning of the step"""
+        self._began = self._generated_s = 0.0
         self._turn = 0
 
     def begin(self) -> None:
+        """A step begins."""
         sim = self.sim
-        self._began, self._seeded, self.remote_wait_s, self.nodes = sim.now, 0.0, 0.0, [len(sim.remote)]
+        self._began, self._generated_s, self._nodes = sim.now, 0.0, len(sim.remote)
         self._turn += 1
-        if not sim.own or (not self.settings.seeding and sim.remote):
-            sim.generated_s.append(0.0)
-            return
-        if self.seconds > 0 or not sim.remote:
-            sim.seed(True)
+        able = sim.local_engines and (self.settings.local_engine or not sim.remote)
+        if able and (self.turn_s > 0 or not sim.remote):
+            sim.take_turn(True)
             turn = self._turn
-            sim.after(max(self.seconds, ALONE_S), lambda: self._end(turn))
+            sim.after(max(self.turn_s, ALONE_S), lambda: self._end(turn))
         else:
             sim.generated_s.append(0.0)
 
     def _end(self, turn: int) -> None:
         sim = self.sim
-        if turn != self._turn or not sim.seeding:
+        if turn != self._turn or not sim.local_turn:
             return
         if not sim.remote and not sim.policy.complete(sim.step):  # alone: nobody else would go on
             sim.after(ALONE_S, lambda: self._end(turn))
             return
-        self._seeded = sim.now - self._began
-        sim.generated_s.append(self._seeded)
-        sim.seed(False)
+        self._generated_s = sim.now - self._began
+        sim.generated_s.append(self._generated_s)
+        sim.take_turn(False)
 
-    def stepped(self, *, holds: bool) -> None:
+    def stepped(self, remote_wait_s: float) -> None:
+        """A step ended, in which the remote nodes waited so long for the learner."""
         sim, w = self.sim, self.sim.workload
         took = sim.now - self._began
-        self.nodes.append(len(sim.remote))
-        if self.settings.seconds or not self.settings.seeding:
+        if self.settings.turn_s or not self.settings.local_engine:
             return
-        waited = max(0.0, took - self._seeded - w.train_s - w.update_s)
-        nodes, changed = self.nodes[-1] if self.settings.memory else 0, len(set(self.nodes)) > 1
-        self.seconds = self.controller.stepped(waited, self.remote_wait_s, nodes, holds=holds, changed=changed)
+        waited = max(0.0, took - self._generated_s - w.train_s - w.update_s)
+        nodes = len(sim.remote)
+        self.turn_s = self.controller.stepped(
+            waited, remote_wait_s, nodes if self.settings.memory else 0, changed=self._nodes != nodes
+        )
 
 
-class OwnEngines:
+class ProductionTurns:
     """Ours: production's `Turns` on simulated time, looked at when a step begins, when a turn should end, and at every tick."""
 
     def __init__(self, sim: PricedSimulation, settings: PolicySection) -> None:
@@ -80,6 +92,7 @@ class OwnEngines:
         self._began = 0.0
 
     def begin(self) -> None:
+        """A step begins."""
         sim = self.sim
         self._began = sim.now
         self.turns.begin(sim.now, sim.remote)
@@ -88,19 +101,21 @@ class OwnEngines:
             sim.after(self.turns.local_rollout.turn_s, self.look)
 
     def look(self, *, back: bool = False, idle: float = 0.0) -> None:
-        """`back`: work is held back; `idle`: share of the remote nodes that have room meanwhile."""
+        """`back`: work is held back, since the learner could not use more; `idle`: share of the remote nodes that have room
+        meanwhile."""
         sim = self.sim
-        if not sim.own or (not self.settings.seeding and sim.remote):
+        if not sim.local_engines or (not self.settings.local_engine and sim.remote):
             return
-        busy = any(e.running or e.waiting for e in map(sim.touch, sim.own)) if sim.seeding else False
+        busy = any(e.running or e.waiting for e in map(sim.touch, sim.local_engines)) if sim.local_turn else False
         on = self.turns.look(
             sim.now, able=True, remote=sim.remote, whole=sim.policy.complete(sim.step), plenty=back and not busy,
             waits=not sim.training, idle=idle,
         )  # fmt: skip
-        if on != sim.seeding:
-            sim.seed(on)
+        if on != sim.local_turn:
+            sim.take_turn(on)
 
     def stepped(self, *, holds: bool) -> None:
+        """A step ended; `holds`: the remote nodes meet the capacity rule."""
         sim, w, turns = self.sim, self.sim.workload, self.turns
         self.look()
         sim.generated_s.append(turns.generated_s)

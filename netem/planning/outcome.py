@@ -1,23 +1,28 @@
-"""What a simulated run came to: the same for both simulators. Plain values."""
+"""The result of a simulated run: the same for both simulators. Plain values."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+from netem.planning.cost_scenario import PolicyName
 
 
 @dataclass
 class Paid:
-    """What a kind of node did and cost, over the steps that count."""
+    """What the nodes of one kind did and cost over the steps that count."""
 
     nodes: int = 0
+    """of this kind, there or not"""
     active_hours: float = 0.0
+    """node hours"""
     there_hours: float = 0.0
+    """node hours, active or not"""
     usd: float = 0.0
     tokens: float = 0.0
     changes: Counter[str] = field(default_factory=Counter)
-    """(to, why) with numbers taken out -> how often"""
+    """"state: reason", with # for numbers -> how often activation decided so"""
 
     def as_dict(self, hours: float) -> dict[str, Any]:
         return {
@@ -30,18 +35,19 @@ class Paid:
 
 @dataclass
 class Result:
-    """Over the steps that count."""
+    """All numbers are over the steps that count, those after the warm-up."""
 
-    detail: str
-    policy: str
+    detail: Literal["sequences", "groups"]
+    """the simulator"""
+    policy: PolicyName
     steps: int
     seconds: float
     busy: float
     """share of the time in which the learner worked"""
     bound: float
-    """steps an hour over those of a learner that never waits"""
+    """steps an hour, as a share of those of a learner that never waits"""
     tokens: float
-    """trained on"""
+    """tokens trained on"""
     groups: int
     usd_learner: float
     usd_nodes: float
@@ -50,21 +56,22 @@ class Result:
     """age in steps -> share of the groups"""
     kappa: int
     spread_s: float
-    """of a version to the active set, in the mean"""
+    """mean seconds that a version took to all active nodes"""
     made: float
-    """tokens generated for each that was trained on"""
+    """tokens generated for each token trained on"""
     lost: float
     """tokens that were thrown away with lost nodes"""
     kinds: dict[str, Paid]
     blocked: str = ""
-    """what activation said last"""
+    """why activation last could not have more, if so"""
     required: float = 0.0
-    """tokens per second that the rule asks for (as decided last)"""
+    """tokens per second that the capacity rule asks for, by the last decision"""
     supply: float = 0.0
-    seed_s: float = 0.0
-    """of the learner's own engines, a step"""
+    """tokens per second of the active nodes, by the last decision"""
+    local_engine_s: float = 0.0
+    """mean seconds of the local engines' turns, a step"""
     series: list[dict[str, float]] = field(default_factory=list)
-    """a row a step"""
+    """one row for each step, the warm-up's too"""
 
     @property
     def usd(self) -> float:
@@ -92,6 +99,6 @@ class Result:
             "usd_nodes": self.usd_nodes, "usd_egress": self.usd_egress, "kappa": self.kappa, "spread_s": self.spread_s,
             "staleness": {str(age): share for age, share in sorted(self.staleness.items())}, "made": self.made,
             "lost_tokens": self.lost, "required_tokens_per_s": self.required, "supply_tokens_per_s": self.supply,
-            "blocked": self.blocked, "seed_s": self.seed_s,
+            "blocked": self.blocked, "local_engine_s": self.local_engine_s,
             "kinds": {name: paid.as_dict(hours) for name, paid in self.kinds.items()}, "series": self.series,
         }  # fmt: skip

@@ -1,6 +1,7 @@
 """`shoal plan`: the cheapest set of a fleet for a step time, and its bill, by the capacity model. No simulation.
 
-A kind that comes and goes counts by the share of the time in which its row says it is there, in its rate and in its price. """
+A kind that comes and goes counts with the share of the time that it is there, both in its rate and in its price.
+"""
 
 from __future__ import annotations
 
@@ -18,23 +19,28 @@ from netem.planning.dissemination import Dissemination
 from netem.planning.priced_fleet import rows_of_csv
 from p2p.errors import UsageError
 
-MOST_NODES = 20_000
+MAX_NODES = 20_000
+"""Most nodes of a fleet that a plan is made for. It bounds the time that finding the cheapest set takes."""
 
 
 def plan(scenario: CostScenario, step_s: float) -> dict[str, Any]:
-    """`step_s`: what a step may take; it replaces the scenario's train_s + update_s. Refusals are sentences, and ok is false."""
+    """What `shoal plan --json` prints: the cheapest nodes with which a step takes `step_s` seconds, and the bill. `step_s`
+    replaces the scenario's train_s + update_s. Where no set will do, "ok" is false and "sentences" say why. UsageError for a
+    `step_s` or a fleet out of range."""
     if not 0 < step_s < math.inf:
         raise UsageError(f"--step-time {step_s}: a number of seconds above 0")
-    if scenario.nodes > MOST_NODES:
-        raise UsageError(f"{scenario.source}: {scenario.nodes:,} nodes, at most {MOST_NODES:,}")
+    if scenario.nodes > MAX_NODES:
+        raise UsageError(f"{scenario.source}: {scenario.nodes:,} nodes, at most {MAX_NODES:,}")
     file, rows, spread = scenario.file, scenario.rows, Dissemination(scenario)
     activation, w = file.activation, scenario.workload
     held, model = held_of(scenario), file.model.served()
     of = [i for i, row in enumerate(rows) for _ in range(row.count)]
-    full = [row.engine(model) for row in rows]
-    rates_by_row = [engine.full(held)[1] * row.share_there for engine, row in zip(full, rows, strict=True)]
+    engines = [row.engine(model) for row in rows]
+    full = [engine.full(held) for engine in engines]
+    rates_by_row = [one.tokens_per_s * row.share_there for one, row in zip(full, rows, strict=True)]
     rates, prices = [rates_by_row[i] for i in of], [rows[i].usd_per_hour * rows[i].share_there for i in of]
-    longest = w.most / min((1 / e.model.step_s(n, n * held) for e, (n, _) in ((e, e.full(held)) for e in full)), default=1.0)
+    paces = [e.model.pace(one.sequences, one.sequences * held) for e, one in zip(engines, full, strict=True)]
+    longest = w.most / min(paces, default=1.0)
     tokens = w.mean_length() * w.groups * w.samples
     everyone = spread.last(Counter(of))
     policy = file.policy
@@ -94,13 +100,13 @@ def plan(scenario: CostScenario, step_s: float) -> dict[str, Any]:
 
 
 def scenario_of_fleet(fleet: Path, settings: dict[str, Any]) -> CostScenario:
-    """A scenario of a CSV and flags."""
+    """A scenario of a fleet's CSV and of settings by section, the flags of `shoal plan`."""
     rows_of_csv(fleet)  # before anything else, for its words
     return build_scenario({"fleet": {"file": fleet.name}, **settings}, str(fleet), fleet.parent)
 
 
 def with_fleet(scenario: CostScenario, fleet: Path) -> CostScenario:
-    """The same setting on another fleet."""
+    """The same scenario with another fleet's CSV."""
     return replace(scenario.changed({"fleet": {"file": str(fleet.absolute()), "nodes": []}}), source=str(fleet))
 
 

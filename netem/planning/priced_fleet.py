@@ -1,8 +1,8 @@
 """The fleet of a scenario or of `shoal plan`: kinds with prices, rates, links and availability. A CSV or rows in, nodes out.
 
-A node's speed is the roofline's of its GPUs (netem.rollout_sim.fleet), or a number of tokens per second that was measured.
-When it
-is there: always, by exponential times up and down, or as many of its kind as a trace file says. """
+A node's speed follows from the data sheet of its GPUs (netem.rollout_sim.fleet), or is a measured number of tokens per second.
+Nodes are always there, or come and go by exponential times, or as many of a kind are there as a trace file says.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from learner.dispatch.throughput import Throughput
+from learner.section import Section, check_section
 from netem.networks.availability import balanced_stays
 from netem.rollout_sim.fleet import KINDS, MEMORY_SHARE, Kind, Served
 from p2p.errors import UsageError
@@ -26,37 +28,40 @@ GPUS = {
     "H20": Kind("H20", 4.0e12, 148e12, 96e9),
     "RTX5090": Kind("RTX5090", 1.79e12, 209e12, 32e9),
 }
-"""By data sheets: bytes/s, dense bf16 operations/s, bytes."""
+"""GPUs by name, with the numbers of their data sheets: memory bandwidth, dense bf16 operations a second, memory."""
 
 TENSOR_SHARE = 0.85
-"""Of the sum of its GPUs that an engine over several of them reaches (guess: all-reduces over NVLink)."""
+"""Share of its GPUs' summed speed that an engine over several of them reaches. A guess: all-reduces over NVLink take the rest."""
 
-LIMIT = 256
-"""Sequences at once, a GPU."""
+SEQUENCES_A_GPU = 256
+"""Most sequences that an engine runs at once for each of its GPUs; vLLM's usual max_num_seqs."""
 
 
-class NodeKind(BaseModel):
-    """One kind of node."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+class NodeKind(Section):
+    """One kind of node: its price, speed, links and availability."""
 
     kind: str = Field(min_length=1)
+    """Name of the kind."""
     count: int = Field(default=1, ge=1, le=100_000)
+    """Nodes of this kind."""
     usd_per_hour: float = Field(ge=0)
-    """active"""
+    """Price in $ an hour while a node is active."""
     idle_usd_per_hour: float | None = Field(default=None, ge=0)
-    """kept warm or asleep while it is not needed; unless said 0: what is not needed is not rented"""
+    """Price in $ an hour while a node is warm or asleep. Unless given it is 0: what is not needed is not rented."""
     gpu: str = ""
+    """GPU, by the name of its data sheet."""
     gpus: int = Field(default=1, ge=1)
-    """of one engine"""
+    """GPUs of a node; they are one engine."""
     tokens_per_s: float = Field(default=0.0, ge=0)
-    """of a full node, instead of `gpu`"""
+    """Measured tokens per second of a full node, instead of `gpu`."""
     sequences: int = Field(default=32, ge=1)
-    """at once, with tokens_per_s"""
+    """With `tokens_per_s`: sequences that a node runs at once."""
     down_mbit: float = Field(default=1000.0, gt=0)
+    """Downlink in Mbit/s."""
     up_mbit: float = Field(default=200.0, ge=0)
+    """Uplink in Mbit/s."""
     availability: str = "always"
-    """always | exponential UP_S DOWN_S | trace FILE"""
+    """When nodes are there: "always", "exponential UP_S DOWN_S" (mean seconds there and away), or "trace FILE"."""
 
     @model_validator(mode="after")
     def _speed(self) -> NodeKind:
@@ -73,7 +78,7 @@ class NodeKind(BaseModel):
 
     @property
     def share_there(self) -> float:
-        """Of the time, in the mean, as far as the row says it (a trace: 1)."""
+        """Share of the time that a node is there in the mean. 1 for a trace, whose mean the row does not say."""
         word, *rest = self.availability.split()
         return float(rest[0]) / (float(rest[0]) + float(rest[1])) if word == "exponential" else 1.0
 
@@ -82,6 +87,14 @@ class NodeKind(BaseModel):
             rate = self.tokens_per_s / self.sequences
             return EngineKind(Throughput(0.0, 1.0 / rate, 0.0, 0.0), 0.0, 1 << 40, self.sequences)
         return engine_of(self.gpu, self.gpus, model)
+
+
+class FullEngine(NamedTuple):
+    """An engine that never lacks work."""
+
+    sequences: int
+    """that run at once"""
+    tokens_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +108,15 @@ class EngineKind:
     limit: int
     """sequences"""
 
-    def full(self, held: float) -> tuple[int, float]:
-        """(sequences that run at once, tokens per second) when it never lacks work; `held`: tokens of context a sequence."""
+    def full(self, held: float) -> FullEngine:
+        """What it does when it never lacks work; `held`: tokens of context of a sequence."""
         n = max(1, min(self.limit, int(self.room / held)))
-        return n, self.model.rate(n, n * held)
+        return FullEngine(n, self.model.rate(n, n * held))
 
 
 def engine_of(gpu: str, gpus: int, model: Served, memory_share: float = MEMORY_SHARE) -> EngineKind:
-    """UsageError when the model does not fit."""
+    """An engine over `gpus` GPUs of a kind that may use `memory_share` of their memory. UsageError for an unknown GPU, and when
+    the model does not fit."""
     if gpu not in GPUS:
         raise UsageError(f"no GPU {gpu!r}: {', '.join(GPUS)}")
     one, share = GPUS[gpu], gpus * (TENSOR_SHARE if gpus > 1 else 1.0)
@@ -111,7 +125,7 @@ def engine_of(gpu: str, gpus: int, model: Served, memory_share: float = MEMORY_S
     room = kind.context(model)
     if room < 1000:
         raise UsageError(f"{model.name} does not fit into {gpus} x {gpu}: {room} tokens of KV beside its weights")
-    return EngineKind(kind.throughput(model), kind.prefill_s(model), room, LIMIT * gpus)
+    return EngineKind(kind.throughput(model), kind.prefill_s(model), room, SEQUENCES_A_GPU * gpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +155,7 @@ def nodes_of(rows: Sequence[NodeKind], folder: Path, horizon_s: float, seed: int
 
 
 def rows_of_csv(path: Path) -> list[NodeKind]:
-    """UsageError names the file, the line and the column."""
+    """The kinds of node in a CSV. UsageError names the file, the row and the column."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -162,19 +176,14 @@ def rows_of_csv(path: Path) -> list[NodeKind]:
                 values[name.strip()] = float(cell) if name.strip() in numbers else int(cell) if _counts(name.strip()) else cell
             except ValueError:
                 raise UsageError(f"{where}: {name.strip()}: {cell!r} is no number") from None
-        try:
-            rows.append(NodeKind.model_validate(values))
-        except ValidationError as error:
-            first = error.errors()[0]
-            what = "unknown column" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
-            raise UsageError(": ".join([where, *(str(p) for p in first["loc"]), what])) from None
+        rows.append(check_section(NodeKind, values, where, unknown="unknown column"))
     if not rows:
         raise UsageError(f"fleet {path}: no rows")
     return rows
 
 
 def read_trace(path: Path) -> list[tuple[float, int]]:
-    """A CSV of `seconds,nodes`: from then on so many are there."""
+    """(second, nodes there from then on) from a CSV of `seconds,nodes`. UsageError names the file."""
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip() and line.strip()[0] != "#"]
         steps = [(float(a), int(b)) for a, b in (line.split(",") for line in lines if not line.startswith("seconds"))]

@@ -1,4 +1,4 @@
-"""What `shoal simulate` and `shoal plan` print and plot. Must not know how it was found."""
+"""What `shoal simulate` and `shoal plan` print and plot. Must not know how results come about."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.table import Table
 from netem.plots import BLUE, GREEN, GREY, ORANGE
 
 WIDTH = 130
-"""Of tables that go to no terminal."""
+"""Characters of a table that does not go to a terminal."""
 
 
 def console() -> Console:
@@ -57,14 +57,14 @@ def print_preset(result: dict[str, Any]) -> None:
     out = console()
     out.print(f"{result['name']}: {result['what']}", markup=False, highlight=False)
     for case in result["cases"]:
-        heads = ("system", "step s", "busy", "$/step", "$/Mtokens", "nodes", "seeding s", "staleness")
+        heads = ("system", "step s", "busy", "$/step", "$/Mtokens", "nodes", "local engine s", "staleness")
         table = _table(case["name"] or "systems", heads)
         for row in case["systems"]:
             active = sum(k["mean_active"] for k in row["kinds"].values())
             table.add_row(
                 f"{row['name']} ({row['role']})", f"{row['step_s']:.1f}", f"{row['learner_busy']:.1%}",
                 f"{row['usd_per_step']:.3f}", f"{row['usd_per_million_tokens']:.3f}", f"{active:.1f}",
-                f"{row['seed_s']:.0f}", max(row["staleness"], key=int),
+                f"{row['local_engine_s']:.0f}", max(row["staleness"], key=int),
             )  # fmt: skip
         out.print(table)
         if case["ours_saves"]:

@@ -1,4 +1,5 @@
-"""Runs a scenario or a preset, and what would change the answer. Returns what --json prints; progress by a callback."""
+"""Runs a scenario or a preset, and what would change the answer. Returns what `shoal simulate --json` prints; callbacks tell of
+progress."""
 
 from __future__ import annotations
 
@@ -6,26 +7,28 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from multiprocessing import get_context
-from typing import Any
+from typing import Any, Literal
 
 from netem.planning.by_group import GroupSimulation
 from netem.planning.by_sequence import PricedSimulation
-from netem.planning.cost_scenario import CostScenario, PublishedSection, SystemSection
+from netem.planning.cost_scenario import CostScenario, Metric, PublishedSection, SystemSection
 from netem.planning.outcome import Result
 from netem.planning.policies import policy_of
 from p2p.errors import UsageError
 
 AUTO_NODES = 100
-"""Up to so many nodes a scenario runs sequence by sequence: beyond it takes minutes."""
+"""A scenario of up to so many nodes runs sequence by sequence, a larger one group by group: by sequences it would take
+minutes."""
 
-SHORT = 16
-"""Steps of a run that is only to say what a knob does."""
+KNOB_STEPS = 16
+"""Learner steps of a run that only shows what one knob changes."""
 
 Tell = Callable[[int], None]
+"""Hears how many learner steps are done."""
 
 
-def detail_of(scenario: CostScenario) -> str:
-    """UsageError for what the group-level simulator cannot show."""
+def detail_of(scenario: CostScenario) -> Literal["sequences", "groups"]:
+    """The simulator for a scenario. UsageError where it asks for groups and the group-level simulator cannot show it."""
     file = scenario.file
     plain = file.policy.name == "shoal" and not file.learner.gpu
     if file.detail == "groups" and not plain:
@@ -36,13 +39,14 @@ def detail_of(scenario: CostScenario) -> str:
 
 
 def run_once(scenario: CostScenario, tell: Tell = lambda step: None) -> Result:
+    """One run with the scenario's seed."""
     if detail_of(scenario) == "groups":
         return GroupSimulation(scenario, tell).run()
     return PricedSimulation(scenario, policy_of(scenario.file.policy), tell).result()
 
 
 def simulate(scenario: CostScenario, tell: Tell, knobs: bool, jobs: int) -> dict[str, Any]:
-    """`tell` is called with the number of steps done."""
+    """Run a scenario and, with `knobs`, what would change the answer, in `jobs` processes."""
     result = run_once(scenario, tell)
     out = {"ok": True, "name": scenario.name, "nodes": scenario.nodes, **result.as_dict()}
     out["delta_bytes"], out["bound"] = scenario.delta_bytes, scenario.file.policy.staleness
@@ -55,6 +59,7 @@ def simulate(scenario: CostScenario, tell: Tell, knobs: bool, jobs: int) -> dict
 
 
 def knobs_of(scenario: CostScenario, kappa: int) -> list[tuple[str, CostScenario]]:
+    """(what is changed, the scenario with it); `kappa`: steps between publications in the unchanged one."""
     file, rows = scenario.file, scenario.rows
 
     def fleet(**factors: float) -> CostScenario:
@@ -83,7 +88,7 @@ def knobs_of(scenario: CostScenario, kappa: int) -> list[tuple[str, CostScenario
 
 def what_would_change(scenario: CostScenario, jobs: int) -> list[dict[str, Any]]:
     """Short runs, group by group, each beside one of the scenario as it is."""
-    short = scenario.changed({"learner": {"gpu": ""}, "detail": "groups", "steps": min(scenario.file.steps, SHORT)})
+    short = scenario.changed({"learner": {"gpu": ""}, "detail": "groups", "steps": min(scenario.file.steps, KNOB_STEPS)})
     base = run_once(short)
     work = knobs_of(short, base.kappa)
     results = _several([s for _, s in work], jobs)
@@ -107,7 +112,8 @@ def _several(scenarios: Sequence[CostScenario], jobs: int) -> list[Result]:
 
 
 def run_preset(scenario: CostScenario, say: Callable[[str], None], tries: bool, jobs: int) -> dict[str, Any]:
-    """Every system of every case; what was published beside what came of it; what hangs on fitted numbers."""
+    """Run every system of every case: what was published beside what was simulated and, with `tries`, what hangs on fitted
+    numbers. `say` hears a line for each run."""
     file = scenario.file
     cases = [(case.name, scenario.changed(case.set)) for case in file.cases] or [("", scenario)]
     work = [(case, system, base.changed(system.set)) for case, base in cases for system in file.systems]
@@ -133,7 +139,7 @@ def run_preset(scenario: CostScenario, say: Callable[[str], None], tries: bool, 
 
 
 def explained(scenario: CostScenario) -> list[dict[str, Any]]:
-    """Every assumption beside the number that it stands at."""
+    """Every assumption, with the value at its key."""
     return [
         {"key": a.key, "value": scenario.value(a.key), "kind": a.kind, "why": a.why} for a in scenario.file.assumptions
     ]  # fmt: skip
@@ -155,7 +161,8 @@ def _named(systems: Sequence[SystemSection], what: str) -> str:
     return next((s.name for s in systems if what in (s.name, s.role)), what)
 
 
-def measure(metric: str, of: Result, against: Result) -> float:
+def measure(metric: Metric, of: Result, against: Result) -> float:
+    """A metric of `PublishedSection` of one result over another."""
     if metric == "saving":
         return 1 - of.usd_per_step / against.usd_per_step
     if metric == "efficiency":

@@ -1,4 +1,5 @@
-"""Spot traces by published statistics, where the original is not to be had: births and deaths, and the mean as published. Pure.
+"""Traces of spot nodes from published statistics, where the original cannot be had: births and deaths with the published mean.
+Pure.
 
     python -m netem.planning.traces MEAN MOST UP_S SECONDS SEED > trace.csv
 """
@@ -10,14 +11,18 @@ import sys
 import numpy as np
 
 PART_S = 5000.0
-"""The mean holds in each part of so many seconds: whoever looks at a few hours of the trace sees it."""
+"""Seconds of a part of the trace. The mean holds in each part, so that a few hours of the trace show it as well."""
 
-NEAR = 0.03
-"""Of the asked mean, that a part's may be off; others are drawn anew."""
+TOLERANCE = 0.03
+"""A part whose mean differs from the asked one by more than this share is drawn anew."""
+
+MAX_DRAWS = 100_000
+"""Draws of one part before it is given up: then the asked mean is out of reach."""
 
 
 def spot_trace(mean: float, most: int, up_s: float, seconds: float, seed: int) -> list[tuple[float, int]]:
-    """(second, nodes there from then on): each of `most` nodes stays `up_s` in the mean and returns so that `mean` are there."""
+    """(second, nodes there from then on), for `seconds` seconds. Each of `most` nodes stays `up_s` seconds in the mean and
+    returns at the rate with which `mean` nodes are there. ValueError when no such trace is found."""
     rng = np.random.default_rng(seed)
     trace = [(0.0, round(mean))]
     for start in np.arange(0.0, seconds, PART_S).tolist():
@@ -29,7 +34,7 @@ def _part(
     mean: float, most: int, up_s: float, start: float, end: float, before: int, rng: np.random.Generator
 ) -> list[tuple[float, int]]:
     back = mean / (most - mean) / up_s
-    for _ in range(100_000):
+    for _ in range(MAX_DRAWS):
         at, count, total = start, before, 0.0
         part: list[tuple[float, int]] = []
         while at < end:
@@ -40,7 +45,7 @@ def _part(
             count += -1 if rng.random() < count / up_s / rate else 1
             if at < end:
                 part.append((round(at, 1), count))
-        if abs(total / (end - start) / mean - 1) < NEAR:
+        if abs(total / (end - start) / mean - 1) < TOLERANCE:
             return part
     raise ValueError(f"no trace from {start} to {end} s has a mean of {mean} of {most}")
 

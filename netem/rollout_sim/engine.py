@@ -2,7 +2,8 @@
 
 All sequences that run make one token a step, so one clock, in tokens, serves them all: a sequence that joins at clock c with r
 tokens to make ends at c + r. Between two events n is fixed and the context grows by n a step, so the time for any number of
-steps is a quadratic, and no step is simulated by itself. """
+steps is a quadratic, and no step is simulated by itself.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from learner.dispatch.throughput import Throughput
 
 FILL = 0.95
-"""Share of the KV memory up to which sequences are let in; beyond it what runs goes on growing."""
+"""Share of the KV memory up to which sequences are let in. What runs may grow beyond it, until the memory is full."""
 
 
 @dataclass(eq=False, slots=True)
@@ -23,20 +24,25 @@ class Sequence:
 
     group: int
     member: int
+    """its number in the group"""
     prompt: int
+    """tokens of its prompt"""
     length: int
-    """tokens that it will make: known to the engine alone"""
+    """tokens that it will make; only the engine knows"""
     made: float = 0.0
-    """kept; what the engine has made since it joined comes on top"""
+    """tokens made when it last joined or left an engine; what its engine made since then comes on top"""
     oldest: int = -1
     """version of its first token"""
     node: str = ""
+    """the engine that has it; "" while it waits for one"""
     attempt: int = 0
+    """times that it was taken from a node or lost with one"""
     joined: float = 0.0
-    """the engine's clock then"""
+    """the engine's clock when it began to run there"""
     runs: bool = False
+    """it is being decoded; otherwise it waits for memory or a place"""
     cached: bool = False
-    """its prompt was read for another member of the group"""
+    """its prompt was read for another member of the group, so only its own tokens are prefilled"""
 
     key: tuple[int, int] = (0, 0)
     """(group, member)"""
@@ -47,15 +53,20 @@ class Sequence:
 
 @dataclass
 class SimEngine:
-    """`limit` sequences at once, `room` tokens of KV."""
+    """Told the time (`advance`), it says when its next event is (`next_at`) and what that is (`settle`)."""
 
     name: str
     model: Throughput
     prefill_s: float
+    """seconds of prefill a token"""
     room: int
+    """tokens of KV that fit"""
     limit: int
+    """most sequences at once"""
     at: float = 0.0
+    """time up to which everything below is right"""
     clock: float = 0.0
+    """tokens that a sequence which always ran would have made"""
     context: float = 0.0
     """tokens of KV that what runs holds"""
     debt: float = 0.0
@@ -66,7 +77,9 @@ class SimEngine:
     total: float = 0.0
     """tokens made in all"""
     preempted: int = 0
+    """times that a running sequence was put back for want of memory"""
     _ends: list[tuple[float, int, Sequence]] = field(default_factory=list)
+    """heap of (clock at the end, order of joining, sequence); entries of sequences that left are dropped late"""
     _count: int = 0
     _prompts: dict[int, int] = field(default_factory=dict)
     """group -> members here, whose prompt is read once"""
@@ -122,6 +135,7 @@ class SimEngine:
         return ended
 
     def add(self, sequence: Sequence, cached: bool = False) -> None:
+        """Give it a sequence (`advance` first). `cached`: its prompt was read here before."""
         sequence.node, sequence.cached = self.name, cached or self._prompts.get(sequence.group, 0) > 0
         self._prompts[sequence.group] = self._prompts.get(sequence.group, 0) + 1
         self.waiting.append(sequence)
@@ -149,6 +163,7 @@ class SimEngine:
         return held
 
     def made(self, sequence: Sequence) -> float:
+        """Tokens that a sequence of this engine has made so far."""
         return sequence.made + (self.clock - sequence.joined if sequence.runs else 0.0)
 
     # ---- inside

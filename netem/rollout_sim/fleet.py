@@ -1,8 +1,9 @@
-"""Which engines there are in a simulated pool, how fast, and when they are there. Pure.
+"""The engines of a simulated pool: how fast they are, and when they are there. Pure.
 
 An engine's coefficients follow from two published numbers of its GPU (memory bandwidth and dense bf16 operations) and of the
 model (parameters, bytes of KV a token), by the roofline: a decoding step reads the weights or computes on them, and reads the
-context. """
+context.
+"""
 
 from __future__ import annotations
 
@@ -15,31 +16,34 @@ from learner.dispatch.throughput import Throughput
 from netem.networks.availability import balanced_stays
 
 BANDWIDTH_SHARE = 0.7
-"""Of the data sheet's, that decoding kernels reach."""
+"""Share of the data sheet's memory bandwidth that decoding kernels reach. Assumed; good kernels reach 0.6 to 0.8."""
 
 DECODE_SHARE = 0.5
+"""Share of the data sheet's dense operations that decoding reaches where it is bound by them. Assumed."""
+
 PREFILL_SHARE = 0.5
-"""Of the data sheet's operations."""
+"""Share of the data sheet's dense operations that prefill reaches. Assumed."""
 
 OVERHEAD_S = 0.004
-"""Of each step: scheduling, sampling, launches."""
+"""Seconds of each decoding step for scheduling, sampling and launches. Assumed."""
 
 MEMORY_SHARE = 0.9
-"""Of a GPU's memory that the engine uses, weights and KV."""
+"""Share of a GPU's memory that the engine uses for weights and KV: vLLM's default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model as engines hold it: bf16."""
+    """A model as engines hold it, in bf16."""
 
     name: str
     parameters: float
+    """number of parameters"""
     kv_bytes: float
-    """of one token of context"""
+    """bytes of keys and values of one token of context"""
 
 
 QWEN3_8B = Served("Qwen3-8B", 8.2e9, 2 * 36 * 8 * 128 * 2)
-"""36 layers, 8 KV heads of 128, keys and values, bf16: its published config."""
+"""From its published config: 36 layers, 8 KV heads of 128 values, keys and values, 2 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +52,20 @@ class Kind:
 
     name: str
     bandwidth: float
-    """bytes/s"""
+    """of its memory, bytes per second"""
     operations: float
-    """dense bf16/s"""
+    """dense bf16 operations per second"""
     memory: float
-    """bytes"""
+    """bytes of memory"""
 
     def throughput(self, model: Served) -> Throughput:
+        """Coefficients of a decoding step, by the roofline."""
         read = self.bandwidth * BANDWIDTH_SHARE
         weights = 2 * model.parameters
         return Throughput(model.kv_bytes / read, weights / read, weights / (self.operations * DECODE_SHARE), OVERHEAD_S)
 
     def prefill_s(self, model: Served) -> float:
-        """Seconds a token of prompt."""
+        """Seconds of prefill a token."""
         return 2 * model.parameters / (self.operations * PREFILL_SHARE)
 
     def context(self, model: Served) -> int:
@@ -77,11 +82,12 @@ KINDS = {
         Kind("RTX4090", 1.008e12, 165e12, 24e9),
     )
 }
+"""GPUs of the benchmark's fleets, with the numbers of their data sheets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """One node: its kind, and the intervals (seconds) in which it is there."""
+    """One node: its kind, and the intervals (from, to) in simulated seconds in which it is there."""
 
     name: str
     kind: Kind
@@ -89,14 +95,14 @@ class Seat:
 
 
 def fleet(counts: dict[str, int]) -> tuple[Seat, ...]:
-    """So many of each kind, always there."""
+    """So many nodes of each kind of `KINDS`, always there."""
     return tuple(Seat(f"{name}-{i}", KINDS[name]) for name, count in counts.items() for i in range(count))
 
 
 def preemptible(
-    seats: Sequence[Seat], mean_up_s: float, mean_down_s: float, horizon_s: float, seed: int, steady: Sequence[str] = ()
+    seats: Sequence[Seat], *, mean_up_s: float, mean_down_s: float, horizon_s: float, seed: int, steady: Sequence[str] = ()
 ) -> tuple[Seat, ...]:
-    """The same seats coming and going: exponential times there and away (`steady` kinds stay)."""
+    """The same nodes coming and going until `horizon_s`, with exponential times there and away. Kinds named in `steady` stay."""
     rng = np.random.default_rng(seed)
     out = []
     for seat in seats:

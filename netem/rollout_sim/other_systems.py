@@ -1,8 +1,9 @@
-"""How others run rollouts, by their papers, on the same engines: synchronous, one step off, a quota, a buffer.
+"""How other systems run rollouts, by their papers, on the same engines: synchronous, one step off, a quota, a buffer.
 
-Each is given what its paper leaves open in its favour: sequences go to the node with the most free memory, one after another as
-places come free, none is tied to a node beforehand. A node's loss costs its sequences their tokens: none of the four says
-otherwise. """
+What a paper leaves open is decided in its favour: sequences go to the node with the most free memory, one after another as
+places come free, and none is tied to a node beforehand. The sequences of a lost node lose their tokens, since none of the four
+papers says otherwise.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +26,13 @@ class Queued(RolloutPolicy):
         self.spread()
 
     def refill(self) -> None:
-        """Open what may be opened."""
+        """Open the groups that may be opened now."""
 
     def open(self, version: int) -> None:
         self.queue.extend(self.sim.open(version).members)
 
     def spread(self) -> None:
+        """Hand the queue to the engines with the most free memory."""
         free = {name: self.sim.touch(name) for name in self.sim.engines}
         free = {name: engine for name, engine in free.items() if has_place(engine, self.sim.workload.prompt)}
         while self.queue and free:
@@ -54,6 +56,7 @@ class Queued(RolloutPolicy):
 
 
 def has_place(engine: SimEngine, context: float) -> bool:
+    """Whether an engine would run one more sequence that holds `context` tokens at once."""
     return not engine.waiting and len(engine.running) < engine.limit and engine.context + context <= FILL * engine.room
 
 

@@ -1,8 +1,7 @@
-"""Shoal on simulated time: production's ledger, dispatcher, balancer and outlook, told what a head is told."""
+"""Shoal on simulated time: production's ledger, dispatcher, balancer and forecast, told what a head is told."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
@@ -15,15 +14,16 @@ from netem.rollout_sim.staleflow import Bounded
 from p2p.version import Version
 
 REPORT_TICKS = 5
-"""Between two reports of an engine's rate."""
+"""Ticks between two reports of an engine's rate: a node reports every few seconds."""
 
 LOOK_TICKS = 10
-"""Between two looks at everything outstanding."""
+"""Ticks between two looks at everything outstanding, after which sequences are moved: as often as production looks."""
 
-MOVES = 128
-"""at once"""
+MOST_MOVES = 128
+"""Sequences that are moved at most after one look."""
 
 ALL = Strategies()
+"""The strategies that production has on."""
 
 
 @dataclass
@@ -39,13 +39,15 @@ class _Watched:
 
 @dataclass
 class Shoal(Bounded):
+    """Production's decisions, with parts that can be switched off to see what each is worth."""
+
     strategies: Strategies = ALL
     migration: bool = True
     """a lost node's sequences keep their tokens"""
     streaming: bool = True
+    """the learner begins before a step's groups are all there"""
     label: str = "shoal"
-    whys: Counter[str] = field(default_factory=Counter)
-    """moves by reason"""
+    """name in tables"""
     _watched: dict[str, _Watched] = field(default_factory=dict)
     _ticks: int = 0
 
@@ -53,8 +55,8 @@ class Shoal(Bounded):
         super().start()
         self.name, self.streams, self.keeps_tokens = self.label, self.streaming, self.migration
         self.dispatcher = Dispatcher(self.sim.workload.samples, self.strategies)
-        self.outlook = Forecast(self.sim.workload.most, self.sim.settings.staleness)
-        self.outlook.stepped(self.sim.now)
+        self.forecast = Forecast(self.sim.workload.most, self.sim.settings.staleness)
+        self.forecast.stepped(self.sim.now)
 
     def tick(self) -> None:
         if self._ticks % LOOK_TICKS == 0:
@@ -68,11 +70,11 @@ class Shoal(Bounded):
 
     def finished(self, prompt: OpenedGroup) -> None:
         super().finished(prompt)
-        self.outlook.ended(prompt.task_index, prompt.feature, [m.length for m in prompt.members])
+        self.forecast.ended(prompt.task_index, prompt.feature, [m.length for m in prompt.members])
 
     def stepped(self, step: int, taken: Many[OpenedGroup]) -> None:
         super().stepped(step, taken)
-        self.outlook.stepped(self.sim.now)
+        self.forecast.stepped(self.sim.now)
 
     # ---- inside
 
@@ -81,11 +83,11 @@ class Shoal(Bounded):
             waiting = {_name(s): s for s in self.pending.values()}
             asked = {name: self._request(s) for name, s in waiting.items()}
             views = [self._view(name) for name in self.sim.engines]
-            prompt, usual = self.sim.workload.prompt, self.outlook.usual
+            prompt, usual = self.sim.workload.prompt, self.forecast.usual
             plan = self.dispatcher.choose(views, asked.values(), lambda v: self.ledger.room(v.step), prompt, usual)
             for name, node in plan.assign:
                 self.sim.place(waiting.pop(name), node)
-                self.outlook.put(node, asked[name])
+                self.forecast.put(node, asked[name])
             self.pending = {s.key: s for s in waiting.values()}
             opened = [self.reserve(o.version.step) for o in plan.open for _ in range(o.groups)]
             if not any(opened):
@@ -93,10 +95,8 @@ class Shoal(Bounded):
 
     def _view(self, name: str) -> NodeView:
         e = self.sim.touch(name)
-        known = self.outlook.view(
-            NodeView(name, Version(1, self.sim.serves[name]), len(e.running), len(e.waiting), e.limit, room=e.room)
-        )
-        return known
+        seen = NodeView(name, Version(1, self.sim.serves[name]), len(e.running), len(e.waiting), e.limit, room=e.room)
+        return self.forecast.view(seen)
 
     def _request(self, s: Sequence) -> WaitingSequence:
         prompt = self.sim.groups[s.group]
@@ -104,12 +104,12 @@ class Shoal(Bounded):
         plain = WaitingSequence(
             _name(s), s.group, version, version, int(s.made), attempt=s.attempt, prompt_tokens=s.prompt
         )  # fmt: skip
-        return self.outlook.request(plain, s.key, self.sim.now, self.sim.step, prompt.task_index, prompt.feature)
+        return self.forecast.request(plain, s.key, self.sim.now, self.sim.step, prompt.task_index, prompt.feature)
 
     def _look(self) -> None:
         for name in self.sim.engines:
             self.sim.touch(name)
-        self.outlook.look(self.sim.now, self.sim.step, (self._state(p) for p in self.sim.groups.values() if p.left))
+        self.forecast.look(self.sim.now, self.sim.step, (self._state(p) for p in self.sim.groups.values() if p.left))
 
     def _state(self, prompt: OpenedGroup) -> GroupState:
         version = Version(1, prompt.version)
@@ -129,14 +129,13 @@ class Shoal(Bounded):
             then = self._watched.get(name)
             if then is not None and not then.debt and not e.debt and then.running == len(e.running):
                 rate = (e.total - then.total) / (self.sim.now - then.at)
-                self.outlook.observe(name, then.running, rate, (then.context + e.context) / 2)
+                self.forecast.observe(name, then.running, rate, (then.context + e.context) / 2)
             self._watched[name] = _Watched(self.sim.now, e.total, len(e.running), e.context, e.debt)
 
     def _balance(self) -> None:
-        for move in balance([self._view(name) for name in self.sim.engines], self.outlook.running, MOVES):
+        for move in balance([self._view(name) for name in self.sim.engines], self.forecast.running, MOST_MOVES):
             group, member = map(int, move.request_id.split("."))
             s = self.sim.groups[group].members[member]
-            self.whys[move.reason] += 1
             self.sim.moved += 1
             self.sim.take(s)
             self.sim.place(s, move.target)

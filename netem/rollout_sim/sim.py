@@ -1,7 +1,9 @@
-"""A learner and a pool of engines on simulated time. Pure; what is generated when and where is a policy's (`policies`, `ours`).
+"""A learner and a pool of engines on simulated time. Pure; a policy (`ours`, `staleflow`, `other_systems`) decides what is
+generated when and where.
 
 The learner works on a step's groups one after another (streaming: as they come; else once all are there), updates, hands the
-version out; nodes serve it `spread_s` later. Everything a policy does takes no time of its own. """
+version out; nodes serve it `spread_s` later. What a policy does takes no time of its own.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,13 @@ from node.serving.batcher import FLUSH_S
 from p2p.errors import ShoalError
 
 JOIN_S = 30.0
-"""From a node's coming until it serves the current version."""
+"""Seconds from a node's coming until it serves the current version: it fetches the model first."""
 
 TICK_S = 1.0
+"""Simulated seconds between two calls of a policy's `tick`."""
 
-LONGEST_S = 14 * 86_400.0
-"""A run that takes longer is a policy that waits for ever."""
+MAX_SIMULATED_S = 14 * 86_400.0
+"""Simulated seconds, 14 days, after which a policy counts as stuck."""
 
 
 @dataclass(eq=False, slots=True)
@@ -33,25 +36,32 @@ class OpenedGroup:
 
     group_id: int
     task_index: int
+    """number of its prompt"""
     feature: float
+    """what a length predictor sees of the prompt"""
     version: int
-    """it was opened at"""
+    """version that it was opened at"""
     members: list[Sequence]
     left: int
     """members that have not ended"""
 
     @property
     def oldest(self) -> int:
+        """The version of its oldest token."""
         return min(m.oldest for m in self.members)
 
 
 @dataclass(frozen=True, slots=True)
 class SimSettings:
+    """What a run is made of, beside workload and fleet."""
+
     staleness: int = 3
+    """the bound S, in learner steps"""
     steps: int = 16
     warm: int = 4
-    """steps that are not counted"""
+    """steps at the beginning that are not counted"""
     seed: int = 0
+    """of the workload"""
     limit: int = 256
     """sequences an engine runs at once"""
     recompute: bool = True
@@ -60,47 +70,51 @@ class SimSettings:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one run, over the steps that count."""
+    """The result of one run, over the steps that count."""
 
     policy: str
     steps_per_hour: float
     tokens_per_s: float
-    """trained on"""
+    """tokens trained on, a second"""
     idle: float
     """share of the time in which the learner waited"""
     learner_bound: float
-    """steps per hour over those of a learner that never waits"""
+    """steps per hour, as a share of those of a learner that never waits"""
     staleness_max: int
     staleness_mean: float
-    """over trajectories: the consuming step less the version of the oldest token"""
+    """mean over trajectories of the consuming step less the version of the oldest token"""
     made: float
-    """tokens generated for each that was trained on"""
+    """tokens generated for each token trained on"""
     lost: float
     """tokens that nodes took with them when they went"""
     held: float
-    """tokens that those nodes' sequences had"""
+    """tokens that those nodes' sequences had made"""
     moved: int
     """sequences moved between living nodes"""
     aborted: int
-    """groups"""
+    """groups given up"""
     mean_length: float
-    """of what was trained on"""
+    """tokens of a completion that was trained on"""
 
 
 class RolloutPolicy:
     """What a way of running rollouts decides. `sim` is set before `start`."""
 
     name = "policy"
+    """name in tables"""
     streams = False
     """whether the learner begins before a step's groups are all there"""
     updates_in_flight = True
+    """whether a running sequence's KV is computed anew when its node takes a version"""
     keeps_tokens = False
     """whether a lost node's sequences go on elsewhere with their tokens"""
     sim: RolloutSimulation
 
-    def start(self) -> None: ...
+    def start(self) -> None:
+        """Called once, at time 0."""
 
-    def tick(self) -> None: ...
+    def tick(self) -> None:
+        """Called every `tick_s` simulated seconds."""
 
     def finished(self, prompt: OpenedGroup) -> None:
         """All its members have ended."""
@@ -110,13 +124,14 @@ class RolloutPolicy:
         raise NotImplementedError
 
     def complete(self, step: int) -> bool:
+        """Whether the step's groups are all there."""
         return len(self.batch(step)) >= self.sim.workload.groups
 
     def stepped(self, step: int, taken: Many[OpenedGroup]) -> None:
         """The learner took its step on these; `step` steps are done."""
 
     def served(self, version: int) -> None:
-        """Nodes serve it now."""
+        """Nodes serve the version now."""
 
     def returned(self, sequences: Many[Sequence]) -> None:
         """Nodes went away, or gave these back: they wait again."""
@@ -125,6 +140,8 @@ class RolloutPolicy:
 
 @dataclass
 class RolloutSimulation:
+    """One run: `run` it once."""
+
     seats: Many[Seat]
     workload: Workload
     policy: RolloutPolicy
@@ -134,7 +151,7 @@ class RolloutSimulation:
     now: float = 0.0
     step: int = 0
     version: int = 0
-    """that nodes serve"""
+    """newest version that nodes serve"""
     engines: dict[str, SimEngine] = field(default_factory=dict)
     serves: dict[str, int] = field(default_factory=dict)
     """engine -> the version it serves"""
@@ -159,6 +176,7 @@ class RolloutSimulation:
     # ---- running
 
     def run(self) -> Outcome:
+        """Run to the last step. ShoalError when the policy is stuck."""
         self.policy.sim = self
         for seat in self.seats:
             for start, end in seat.there:
@@ -170,7 +188,7 @@ class RolloutSimulation:
         self.after(0.0, self.policy.start)
         self.after(0.0, self._tick)
         while self.step < self.settings.steps:
-            if self.now > LONGEST_S:
+            if self.now > MAX_SIMULATED_S:
                 raise ShoalError(f"{self.policy.name} did {self.step} steps in {self.now:.0f} s: it is stuck")
             at, _, action = heapq.heappop(self._events)
             assert at >= self.now - 1e-6, (at, self.now)
@@ -179,6 +197,7 @@ class RolloutSimulation:
         return self._outcome()
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """Do something so many simulated seconds from now."""
         self._count += 1
         heapq.heappush(self._events, (self.now + seconds, self._count, action))
 
@@ -200,6 +219,7 @@ class RolloutSimulation:
         return prompt
 
     def place(self, sequence: Sequence, node: str) -> None:
+        """Give a waiting sequence to a node."""
         engine = self.touch(node)
         if sequence.oldest < 0:
             sequence.oldest = self.serves[node]
@@ -207,7 +227,7 @@ class RolloutSimulation:
         self._arm(engine)
 
     def take(self, sequence: Sequence) -> None:
-        """From its node, with its tokens."""
+        """Take a sequence from its node, with its tokens."""
         engine = self.touch(sequence.node)
         engine.remove(sequence)
         sequence.node = ""
@@ -215,6 +235,7 @@ class RolloutSimulation:
         self._arm(engine)
 
     def abort(self, prompt: OpenedGroup) -> None:
+        """Give a group up."""
         for sequence in prompt.members:
             if sequence.node:
                 self.take(sequence)
@@ -222,12 +243,13 @@ class RolloutSimulation:
         self.aborted += 1
 
     def touch(self, node: str) -> SimEngine:
+        """A node's engine, brought to the present."""
         engine = self.engines[node]
         self._catch_up(engine)
         return engine
 
     def look(self) -> None:
-        """The learner looks whether there is something to do."""
+        """Let the learner begin with the next group, if it is idle and there is one."""
         if self._busy:
             return
         groups = self.workload.groups
@@ -286,7 +308,7 @@ class RolloutSimulation:
         self.engines[seat.name], self.serves[seat.name] = engine, self.version
 
     def _down(self, name: str, flushed: bool = False) -> None:
-        """It is lost; `flushed`: it handed over all that it had."""
+        """A node is lost; `flushed`: it handed over all tokens that it had."""
         self._catch_up(self.engines[name])
         engine = self.engines.pop(name)
         del self.serves[name]
@@ -342,7 +364,8 @@ class RolloutSimulation:
         took = t1 - t0
         bound = self.workload.train_s + self.workload.update_s
         return Outcome(
-            self.policy.name, 3600 * steps / took, trained / took, 1 - (w1 - w0) / took, bound * steps / took, max(ages),
-            fmean(ages), (m1 - m0) / trained, self.lost, self.held, self.moved, self.aborted,
-            trained / (steps * self.workload.groups * self.workload.samples),
+            policy=self.policy.name, steps_per_hour=3600 * steps / took, tokens_per_s=trained / took,
+            idle=1 - (w1 - w0) / took, learner_bound=bound * steps / took, staleness_max=max(ages), staleness_mean=fmean(ages),
+            made=(m1 - m0) / trained, lost=self.lost, held=self.held, moved=self.moved, aborted=self.aborted,
+            mean_length=trained / (steps * self.workload.groups * self.workload.samples),
         )  # fmt: skip

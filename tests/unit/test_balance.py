@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.dispatch.migration import FASTER, Running, balance
+from learner.dispatch.migration import MIN_SPEEDUP, Running, balance
 from learner.dispatch.node_table import NodeView
 from netem.rollout_sim.fleet import KINDS, QWEN3_8B
 from p2p.version import Version
@@ -78,4 +78,4 @@ def test_every_plan(kinds: list[tuple[str, bool]], held: list[tuple[int, float, 
         source, target, r = views[moves[0].source], views[moves[0].target], by_name[moves[0].request_id]
         assert source.model is not None and target.model is not None
         after = target.model.pace(target.load + 1, target.context + r.context)
-        assert after >= FASTER * source.model.pace(source.load, source.context) * 0.999
+        assert after >= MIN_SPEEDUP * source.model.pace(source.load, source.context) * 0.999

@@ -85,7 +85,7 @@ def test_the_same_seed_is_the_same_run() -> None:
 
 
 def test_a_lost_node_keeps_its_tokens_only_with_migration() -> None:
-    seats = preemptible(FLEET, 120.0, 40.0, 36_000.0, 3, steady=["H100-SXM"])
+    seats = preemptible(FLEET, mean_up_s=120.0, mean_down_s=40.0, horizon_s=36_000.0, seed=3, steady=["H100-SXM"])
     kept = RolloutSimulation(seats, SMALL, Shoal(), SHORT).run()
     lost = RolloutSimulation(seats, SMALL, Shoal(migration=False), SHORT).run()
     assert kept.held > 0 and lost.held > 0
@@ -95,12 +95,13 @@ def test_a_lost_node_keeps_its_tokens_only_with_migration() -> None:
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_nobody_is_stuck_when_nodes_come_and_go(name: str) -> None:
-    seats = preemptible(fleet({"L40S": 4}), 300.0, 60.0, 360_000.0, 5)  # some stay for less than joining takes
+    # Some stay for less than joining takes.
+    seats = preemptible(fleet({"L40S": 4}), mean_up_s=300.0, mean_down_s=60.0, horizon_s=360_000.0, seed=5)
     outcome = RolloutSimulation(seats, SMALL, POLICIES[name](), replace(SHORT, steps=5)).run()
     assert outcome.held > 0 and outcome.learner_bound > 0
 
 
 def test_the_fleet_of_a_trace_is_there_as_often_as_it_says() -> None:
-    seats = preemptible(fleet({"L40S": 200}), 900.0, 300.0, 36_000.0, 0)
+    seats = preemptible(fleet({"L40S": 200}), mean_up_s=900.0, mean_down_s=300.0, horizon_s=36_000.0, seed=0)
     share = sum(min(b, 36_000.0) - a for s in seats for a, b in s.there) / (200 * 36_000.0)
     assert abs(share - 0.75) < 0.03

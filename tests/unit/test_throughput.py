@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.dispatch.throughput import LEAST, SAMPLES, Fit, Throughput, fit
+from learner.dispatch.throughput import KEPT_OBSERVATIONS, MIN_OBSERVATIONS, Fit, Throughput, fit
 from netem.rollout_sim.fleet import KINDS, QWEN3_8B
 
 
@@ -40,7 +43,7 @@ def test_where_a_batch_begins_to_cost() -> None:
 
 def test_a_fit_waits_and_forgets_evenly() -> None:
     one = Fit()
-    for k in range(LEAST - 1):
+    for k in range(MIN_OBSERVATIONS - 1):
         one.observe(1 + k, 1000.0 * (k + 1), 50.0)
         one.observe(0, 10.0, 50.0)
         one.observe(3, 10.0, 0.0)  # says nothing
@@ -48,7 +51,7 @@ def test_a_fit_waits_and_forgets_evenly() -> None:
     for _ in range(1000):
         one.observe(1, 1000.0, 50.0)  # an idle night must not push out what was seen under load
     one.observe(30, 90_000.0, 600.0)
-    assert one.model is not None and len(one._seen) <= SAMPLES
+    assert one.model is not None and len(one._seen) <= KEPT_OBSERVATIONS
     assert abs(one.model.step_s(30, 90_000) - 0.05) < 0.01
 
 
@@ -58,3 +61,29 @@ def test_what_cannot_be_is_not_believed() -> None:
         for running in (1, 2, 4, 8, 16):
             one.observe(running, 1000.0 * running, claim)
         assert one.model is None
+
+
+OTHER_PROCESSORS = (
+    {"OPENBLAS_CORETYPE": "Prescott"},
+    {"OPENBLAS_CORETYPE": "Haswell"},
+    {"NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR"},
+)
+"""Environments in which numpy computes as on a processor without the newest vector instructions."""
+
+
+def test_a_fit_is_the_same_to_the_last_bit_on_every_processor() -> None:
+    """Exact reports leave many knees that fit equally well: which one is taken must not hang on how a kernel adds up."""
+    program = (
+        "from learner.dispatch.throughput import fit\n"
+        "from netem.rollout_sim.fleet import KINDS, QWEN3_8B\n"
+        "for kind in KINDS.values():\n"
+        "    model = kind.throughput(QWEN3_8B)\n"
+        "    print(fit([(n, 2500 * n, model.step_s(n, 2500 * n)) for n in range(3, 60)]))\n"
+    )
+    said = {
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", program], env={**os.environ, **processor}, capture_output=True, check=True
+        ).stdout
+        for processor in ({}, *OTHER_PROCESSORS)
+    }
+    assert len(said) == 1

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.client.port import ResumeInfo
+from learner.section import check_section
 from learner.tasks.prompting import decode_completion, encode_prompt
 from learner.tasks.registry import make_task
 from learner.trainer.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
@@ -66,8 +67,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config(folder: Path, root: Path, **changes: Any) -> TrainerConfig:
-    base = TrainerConfig(model=str(folder), checkpoint_dir=str(root), device="cpu", threads=1, steps=3, eval_size=4)
-    return dataclasses.replace(base, **{"max_new_tokens": 8, **changes})
+    base = {"device": "cpu", "threads": 1, "steps": 3, "eval_size": 4, "max_new_tokens": 8}
+    return TrainerConfig(model=str(folder), checkpoint_dir=str(root), **{**base, **changes})
 
 
 def gradients(folder: Path, cut: list[list[Group]], **changes: Any) -> list[torch.Tensor]:
@@ -474,7 +475,7 @@ def test_warm_up_teaches_and_random_models_have_the_size(folder: Path, tmp_path:
 
 def test_config_round_trips_and_refuses() -> None:
     cfg = TrainerConfig(model="m", checkpoint_dir="c", task_options={"digits": 4})
-    assert TrainerConfig.from_dict(json.loads(json.dumps(cfg.to_dict()))) == cfg
-    for bad, match in (({"nope": 1}, "nope"), ({"lr": 0.0}, "lr"), ({"aggregate": "x"}, "token"), ({"steps": -1}, "s")):
+    assert check_section(TrainerConfig, json.loads(cfg.model_dump_json()), "trainer.json") == cfg
+    for bad, match in (({"nope": 1}, "nope"), ({"lr": 0.0}, "lr"), ({"aggregate": "x"}, "token"), ({"steps": -1}, "steps")):
         with pytest.raises(UsageError, match=match):
-            TrainerConfig.from_dict({**cfg.to_dict(), **bad})
+            check_section(TrainerConfig, {**cfg.model_dump(), **bad}, "trainer.json")

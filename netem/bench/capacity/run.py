@@ -35,17 +35,18 @@ MODEL_BUILDER = "netem.demo.tiny_model"
 TRAINER = "netem.bench.capacity.paced"
 """The module of a trainer that takes the time that it is told."""
 
-LONGEST = 96
-"""tokens of a completion"""
+MAX_NEW_TOKENS = 96
+"""Most tokens of a completion: short, so that steps are."""
 
-USUAL = 41.0
-"""Tokens of one in the mean: the scripted engine stops with one in 48, or at LONGEST."""
+MEAN_TOKENS = 41.0
+"""Mean tokens of a completion: the fake engine ends one with probability 1/48 at each token, or at MAX_NEW_TOKENS."""
 
 FLOOR_S = 0.1
-"""Of a turn of the learner's local engine: steps are short here."""
+"""Shortest turn of the learner's local engine in seconds: steps are short here."""
 
 PORT = 4001
-"""Where everybody listens: each has a host of its own."""
+"""TCP port of every host: each has an address of its own."""
+
 
 END_S = 10.0
 """How long nodes may take to hand over and leave when the run is over."""
@@ -72,34 +73,34 @@ class CapacityCase:
     spot_up_s: float = 0.0
     """nodes come and go: there for so long in the mean, and away for half of it; 0: they stay"""
     seed: int = 0
-    own: float = 0.0
-    """what the learner's local engine makes in its turns, over what the learner needs; 0: it has none"""
+    local_engine: float = 0.0
+    """tokens per second of the learner's local engine in its turns, over what the learner needs; 0: it has none"""
 
     def __post_init__(self) -> None:
         if not self.factor > 0 or min(self.nodes, self.groups, self.samples, self.rows) < 1 or not 1 <= self.warm < self.steps:
             raise UsageError("factor, nodes: above 0; steps: more than the six that do not count")
-        if not 0 <= self.own < float("inf"):
-            raise UsageError(f"--own: {self.own:g} is not how fast an engine is; 0 for none")
+        if not 0 <= self.local_engine < float("inf"):
+            raise UsageError(f"--local-engine: {self.local_engine:g} is not how fast an engine is; 0 for none")
 
     @property
     def needed(self) -> float:
-        """Tokens per second."""
-        return self.groups * self.samples * USUAL / self.train_s
+        """Tokens per second that the learner consumes when it never waits."""
+        return self.groups * self.samples * MEAN_TOKENS / self.train_s
 
     @property
     def step_s(self) -> float:
-        """Of an engine's decoding step, one token for each of its sequences."""
+        """Seconds of an engine's decoding step, one token for each of its sequences."""
         return self.nodes * self.rows / (self.factor * self.needed)
 
     def foretold(self, supply: float, train_s: float) -> float:
         """The share of its time that the trainer leaves the device to the learner's local engine, when turns are as long as they
         have to be: what nodes make in a step, and that engine in its turn, is what the step takes."""
-        turn = max(0.0, (self.needed * self.train_s - supply * train_s) / (supply + self.own * self.needed))
+        turn = max(0.0, (self.needed * self.train_s - supply * train_s) / (supply + self.local_engine * self.needed))
         return turn / (train_s + turn)
 
     @property
     def horizon_s(self) -> float:
-        """Longer than it takes."""
+        """Seconds after which a run is given up; longer than it takes."""
         return 120.0 + 4 * self.steps * self.train_s / min(1.0, self.factor)
 
 
@@ -115,13 +116,13 @@ class Run:
         values: dict[str, Any] = {
             "run_dir": str(self.run_dir), "model": str(model), "external_trainer": True,
             "rollout": {"max_staleness": case.staleness, "groups_per_step": case.groups, "samples": case.samples,
-                        "max_new_tokens": LONGEST, "micro_batch_groups": 1},
+                        "max_new_tokens": MAX_NEW_TOKENS, "micro_batch_groups": 1},
             "swarm": {"listen": [f"/ip4/{net.addresses[LEARNER]}/tcp/{PORT}"]},
             "trainer": {"steps": case.steps},
         }  # fmt: skip
-        if case.own:
+        if case.local_engine:
             rows = case.groups * case.samples // 2
-            step_s = {"step_s": rows / (case.own * case.needed)}
+            step_s = {"step_s": rows / (case.local_engine * case.needed)}
             values["local_engine"] = {"engine": "fake", "capacity": rows, "engine_set": step_s, "floor_s": FLOOR_S}
         (root / "learner.toml").write_text(dump_toml(build_config(values, "bench").model_dump()))
 
@@ -182,7 +183,7 @@ def account(case: CapacityCase, lines: Sequence[dict[str, Any]]) -> dict[str, An
     of = lambda key: median(line[f"pool/{key}"] for line in lines)
     predicted = mean(line["pool/stall_predicted"] for line in lines[1:])
     turns = {}
-    if case.own:
+    if case.local_engine:
         predicted = case.foretold(of("supply_tokens_per_s"), of("train_s"))
         keys = "seconds", "trainer_wait_s", "remote_wait_s"
         turns = {key: mean(line[f"local_engine/{key}"] for line in lines[1:]) for key in keys}
@@ -228,7 +229,7 @@ def _as_foretold(r: dict[str, Any]) -> bool:
     count as waiting."""
     if r["spot_up_s"]:
         return r["waited"] < 0.1
-    return r["waited"] < 0.03 if r["factor"] >= 1 and not r["own"] else abs(r["waited"] - r["predicted"]) < 0.05
+    return r["waited"] < 0.03 if r["factor"] >= 1 and not r["local_engine"] else abs(r["waited"] - r["predicted"]) < 0.05
 
 
 def describe_one(r: dict[str, Any]) -> str:
@@ -239,7 +240,7 @@ def describe_one(r: dict[str, Any]) -> str:
         f"a step {r['step_s']:.2f} s"
         + (
             f"; its local engine's turn {r['seconds']:.2f} s a step, then the trainer waited {r['trainer_wait_s']:.2f} s and "
-            f"nodes {r['remote_wait_s']:.2f} s" if r["own"] else ""
+            f"nodes {r['remote_wait_s']:.2f} s" if r["local_engine"] else ""
         )
         + (f"; {r['left']} nodes left with notice, {r['killed']} were killed" if r["spot_up_s"] else "")
     )

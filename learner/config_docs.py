@@ -1,0 +1,113 @@
+"""What every setting of a learner is, read off the fields of `LearnerConfig`: rows for programs, Markdown for people. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from annotated_types import Ge, Le, MinLen
+from pydantic.fields import FieldInfo
+
+from learner.config import LearnerConfig
+from learner.section import Section
+from learner.trainer.settings import MAX_SEED, MIN_SEED
+
+INTRO = """\
+# Configuration
+
+<!-- Made by `shoal config docs`, from the fields in learner/config.py and learner/trainer/settings.py. -->
+
+`shoal learner CONFIG.toml` reads these settings. Each can be given as a flag as well, which wins over the file:
+`--rollout.max_staleness 3`. Unknown keys and values out of range are refused, with the file and the key named.
+`shoal learner CONFIG.toml --dry-run` prints the configuration with all defaults.
+"""
+
+REQUIRED = "required"
+"""Stands for the default of a key that has none."""
+
+TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", Any: "any value"}
+"""TOML's name of a Python type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One key of the configuration file."""
+
+    key: str
+    """dotted, as a flag has it"""
+    type: str
+    """in words, with its range"""
+    default: str
+    """as JSON, which for these values is TOML too; REQUIRED where there is none"""
+    what: str
+    """its description, one paragraph"""
+
+
+@dataclass(frozen=True, slots=True)
+class SectionDocs:
+    """One table of the configuration file."""
+
+    name: str
+    """"" for the keys that stand above all tables"""
+    what: str
+    """its description, one paragraph"""
+    settings: tuple[Setting, ...]
+
+
+def sections() -> Iterator[SectionDocs]:
+    """All tables, in the order of the file."""
+    yield SectionDocs("", _paragraph(LearnerConfig.__doc__), tuple(_settings("", LearnerConfig)))
+    for name, info in LearnerConfig.model_fields.items():
+        if _is_section(info):
+            kind: Any = info.annotation
+            yield SectionDocs(name, _paragraph(kind.__doc__), tuple(_settings(f"{name}.", kind)))
+
+
+def markdown() -> str:
+    """docs/configuration.md."""
+    lines = [INTRO]
+    for section in sections():
+        lines += [f"## [{section.name}]" if section.name else "## Top level", "", section.what, ""]
+        lines += ["| Key | Type | Default | What it is |", "|---|---|---|---|"]
+        for one in section.settings:
+            default = one.default if one.default == REQUIRED else f"`{one.default}`"
+            cells = (cell.replace("|", "\\|") for cell in (f"`{one.key}`", one.type, default, one.what))
+            lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _settings(prefix: str, section: type[Section]) -> Iterator[Setting]:
+    for name, info in section.model_fields.items():
+        if not _is_section(info):
+            default = REQUIRED if info.is_required() else json.dumps(info.get_default(call_default_factory=True))
+            yield Setting(prefix + name, _type(info.annotation, info.metadata), default, _paragraph(info.description))
+
+
+def _is_section(info: FieldInfo) -> bool:
+    return isinstance(info.annotation, type) and issubclass(info.annotation, Section)
+
+
+def _type(kind: Any, bounds: Sequence[Any] = (), s: str = "") -> str:
+    """A type in words: "integer ≥ 0, ≤ 64", "list of strings". `s` is the plural's ending."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return ", ".join(f"`{json.dumps(value)}`" for value in inner)
+    if origin is list:
+        sizes = {bound.min_length if isinstance(bound, MinLen) else bound.max_length for bound in bounds}
+        return f"list{s} of {f'{sizes.pop()} ' if len(bounds) == 2 else ''}{_type(inner[0], (), 's')}"
+    if origin is dict:
+        return f"table{s}" if inner[1] is Any else f"table{s} of {_type(inner[1], (), 's')}"
+    if origin is Annotated:
+        return _type(inner[0], inner[1].metadata, s)
+    if bounds == [Ge(MIN_SEED), Le(MAX_SEED)]:
+        return f"integer{s} of 64 bits"
+    signs = ("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<")
+    ranges = [f" {sign} {getattr(bound, name)}" for bound in bounds for name, sign in signs if hasattr(bound, name)]
+    return TYPES[kind] + s + ",".join(ranges)
+
+
+def _paragraph(text: str | None) -> str:
+    return " ".join((text or "").split())
