@@ -1,6 +1,6 @@
 """Whom the head tells each node to link with: everybody, or in a large swarm, or one with sites, its neighbours in the grid.
 
-The head's half of `broadcast.groups`. Must not know manifests, nor who dials whom (`peering`).
+The head's half of `peer_groups`. Must not know manifests, nor who dials whom (`peering`).
 """
 
 from __future__ import annotations
