@@ -19,7 +19,6 @@ from netem.networks.profile import Profile
 from netem.simulator.cores import Cores, Machine
 from netem.simulator.flows import FlowNetwork
 from netem.simulator.peer import SimPeer
-from netem.simulator.sim_pump import Loop
 from netem.simulator.wire import SimVersion
 from p2p.broadcast.exchange_core import TICK_S
 from p2p.broadcast.peer_groups import Grid
@@ -55,7 +54,7 @@ class SimResult:
     """that the simulation dealt with"""
 
 
-class BroadcastSimulation(Loop):
+class BroadcastSimulation:
     """Peers, the network between them, and the time. `round` may be called again and again."""
 
     def __init__(

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 from math import floor, inf
-from typing import Any
 
 from netem.networks.profile import Host
 from netem.simulator.flows import Arrival
-from netem.simulator.sim_pump import Loop, SimPump
+from netem.simulator.sim_pump import Bulk, Loop, SimPump
 from netem.simulator.wire import HEAD, RUN, SimVersion
 from p2p.broadcast.exchange_core import TICK_S, ExchangeCore
 from p2p.channel.port import Channel
@@ -121,16 +120,16 @@ class SimPeer(ExchangeCore):
 
     def receive(self, arrival: Arrival) -> None:
         """What the network brought. Chunks are verified one after another, and acted on then."""
-        if isinstance(arrival.tag, tuple):
+        if isinstance(arrival.tag, Bulk):
             self.loop.at(self.loop.worked(self.name), self._on_chunk, arrival.source, arrival.tag)
         else:
             self._inbox.take(arrival.source, arrival.tag)
 
-    def _on_chunk(self, source: str, tag: Any) -> None:
+    def _on_chunk(self, source: str, bulk: Bulk) -> None:
         if not self.alive:
             return
-        proof, chunk = tag
-        for parts in proof:
+        chunk = bulk.chunk
+        for parts in bulk.proof:
             self._inbox.take(source, parts)
         spread = self.spreads.get(chunk.mid)
         held = 0 if spread is None else len(spread.session.held)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from math import inf
+from typing import NamedTuple, Protocol
 
 from netem.networks.profile import Host
 from netem.simulator.flows import FlowNetwork
@@ -22,11 +23,16 @@ from p2p.protocol.versions import Chunk, Parts
 CHANNEL_ROOM = QUEUE_LIMIT + 64 * KIB
 """Bytes that a channel takes before they leave: its queue, and what the kernel takes (UNSENT of the libp2p adapter)."""
 
-BulkTag = tuple[list[Parts], Chunk]
-"""What one message over a bulk channel brings: a chunk, and ahead of it the parts that prove it."""
+
+class Bulk(NamedTuple):
+    """What a simulated bulk channel carries at once."""
+
+    proof: list[Parts]
+    """manifest parts that leave ahead of the chunk"""
+    chunk: Chunk
 
 
-class Loop:
+class Loop(Protocol):
     """What a peer needs of the simulation around it."""
 
     network: FlowNetwork
@@ -36,19 +42,15 @@ class Loop:
 
     def at(self, time: float, action: Callable[..., object], *arguments: object) -> None:
         """Call `action` at that time."""
-        raise NotImplementedError
 
     def worked(self, host: str) -> float:
         """When the host will have done the work of a chunk that came now."""
-        raise NotImplementedError
 
     def queueing(self, host: str) -> float:
         """Seconds that a packet waits in front of the host's uplink now."""
-        raise NotImplementedError
 
     def completed(self, host: str) -> None:
         """The host holds every chunk, for the first time."""
-        raise NotImplementedError
 
 
 class SimPump(PumpCore):
@@ -155,7 +157,7 @@ class SimPump(PumpCore):
         if waiting and waiting + size > CHANNEL_ROOM and waiting * self._unsent(now) + size > CHANNEL_ROOM:
             return False
         message = Chunk(manifest.mid, job.chunk, job.duty, zeros(payload))
-        network.send(now, name, peer.name, size, (self.proof(peer, job), message))
+        network.send(now, name, peer.name, size, Bulk(self.proof(peer, job), message))
         if not network.backlog(now, name, peer.name):
             return False  # nobody is there any more: nothing will move until that is noticed
         self.handed += size

@@ -1,7 +1,7 @@
 """The deterministic simulator: a broadcast over a profile's network, with production's own sessions, policies and uplinks.
 
 No clock, no threads, randomness from a seed (when each peer ticks, and who knows whom where not everybody does). Here is
-what can be asked of it; the loop over rounds and faults is in `simloop`, what a peer does in `simpeer`. Must not know how a
+what can be asked of it; the loop over rounds and faults is in `loop`, what a peer does in `peer`. Must not know how a
 policy decides.
 
 What an emulated round has and this does not: packets (so jitter, loss, queues that overflow, TCP's search for a rate and

@@ -16,7 +16,7 @@ from p2p.broadcast.peer_groups import PeerPlaces
 from p2p.broadcast.policies.registry import DEFAULT
 from p2p.broadcast.pump_core import PumpCore
 from p2p.broadcast.session import Session
-from p2p.broadcast.transfer import ASK_PARTS_S, Chunks, Neighbour, Traffic, Transfer, bitmap, haves
+from p2p.broadcast.transfer import ASK_PARTS_MAX_S, Chunks, Neighbour, Traffic, Transfer, bitmap, haves
 from p2p.channel.port import Channel
 from p2p.errors import Refusal
 from p2p.protocol.versions import Follow, GetParts, Parts, Subscribe, Want
@@ -248,7 +248,7 @@ class ExchangeCore:
             target = self.head if self.head in self.peers else (holders[0] if holders else None)
             if target is not None:
                 self.peers[target].post(GetParts(spread.manifest.mid))
-                spread.ask_parts_after = min(2 * spread.ask_parts_after, ASK_PARTS_S[1])
+                spread.ask_parts_after = min(2 * spread.ask_parts_after, ASK_PARTS_MAX_S)
         spread.asked_parts_at = now
 
     def _open(self, manifest: Manifest, *, wanted: bool) -> Transfer:

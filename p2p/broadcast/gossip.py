@@ -8,25 +8,36 @@ listen to a thousand), and each peer tells its own group more often than the oth
 from __future__ import annotations
 
 from collections.abc import Container
+from typing import NamedTuple
 
 from p2p.broadcast.peer_groups import MESH, PeerPlaces
 from p2p.broadcast.session import Session
 
 GOSSIP_S = 0.25
-"""How often news is announced to everyone but the source. A message costs more than the chunk it names: to more than MESH
-neighbours it goes less often."""
+"""Seconds between two announcements of news to everyone but the source. A message costs more than the chunk it names, so to more
+than MESH neighbours news goes less often."""
 
 FAR_NEWS = 4
-"""Peers of other groups hear so many times less often."""
+"""Peers of other groups hear this many times less often."""
 
 QUIET_NEWS_S = 2.0
-"""How often a peer that is no witness tells the source what it holds."""
+"""Seconds between two times that a peer that is no witness tells the source what it holds."""
 
 ANSWER_AFTER = 8
-"""Chunks of one peer that are not acknowledged before the next gossip; more are, so that its window never closes."""
+"""Chunks of one peer that may wait for the next announcement. With more, that peer is told at once, so that its window never
+closes."""
+
+
+class News(NamedTuple):
+    """What is to be told now: that these chunks are held here."""
+
+    peers: list[str]
+    chunks: list[int]
 
 
 class Gossip:
+    """What one peer has not told the others yet, of one manifest."""
+
     def __init__(self) -> None:
         self._for_source: list[int] = []
         self._near: list[int] = []
@@ -47,15 +58,15 @@ class Gossip:
             return []
         return self._unanswered.pop(sender)
 
-    def due(self, session: Session, now: float, linked: Container[str]) -> list[tuple[list[str], list[int]]]:
-        """(peers, chunks to tell them of), some 20 times a second. `linked`: those that can be told anything."""
+    def due(self, session: Session, now: float, linked: Container[str]) -> list[News]:
+        """Whom to tell of which chunks; to be called some 20 times a second. `linked`: those that can be told anything."""
         places, source, complete = session.places, session.source, session.complete
-        out: list[tuple[list[str], list[int]]] = []
+        out: list[News] = []
         news = session.news()
         if source is not None and source in linked:
             self._for_source += news
             if self._for_source and (_at_once(places) or complete or now >= self._source_at):
-                out.append(([source], self._for_source))
+                out.append(News([source], self._for_source))
                 self._for_source, self._source_at = [], now + QUIET_NEWS_S
                 if not _at_once(places):
                     self._unanswered.pop(source, None)
@@ -75,9 +86,9 @@ class Gossip:
             self._far, self._far_at = [], now + GOSSIP_S * FAR_NEWS
         return out
 
-    def _tell(self, peers: list[str], chunks: list[int], out: list[tuple[list[str], list[int]]]) -> None:
+    def _tell(self, peers: list[str], chunks: list[int], out: list[News]) -> None:
         if peers:
-            out.append((peers, chunks))
+            out.append(News(peers, chunks))
         for peer in peers:
             self._unanswered.pop(peer, None)
 

@@ -180,7 +180,7 @@ class Inbox:
             chunks = spread.manifest.add(part, self._head_key)
             spread.session.learn(chunks, self._now())
             if chunks:
-                spread.ask_parts_after = ASK_PARTS_S[0]
+                spread.ask_parts_after = ASK_PARTS_S
             if spread.manifest.whole and spread.manifest.seal is not None:
                 spread.session.close(spread.manifest.seal.chunks)
             spread.wake()

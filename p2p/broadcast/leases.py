@@ -29,42 +29,44 @@ FIRST_WANTS = 2
 every round trip."""
 
 MAX_WANTS_PER_PEER = 8
+"""Outstanding pulls from one peer: few enough not to bury it."""
 MAX_WANTS = 32
-"""Outstanding pulls. A joiner fills its downlink from several peers without burying one of them."""
+"""Outstanding pulls from all peers together: a joiner fills its downlink from several of them."""
 
 UNRELIABLE_AFTER = 3
+"""Leases broken in a row after which a peer is distrusted."""
 DISTRUST_S = 10 * LEASE_S
-"""After so many leases broken in a row a peer is not asked for so long, or until a chunk comes from it: one that only
-withholds would otherwise cost a lease for every few chunks that it claims to have."""
+"""Seconds for which such a peer is not asked, unless a chunk comes from it before. One that only withholds would otherwise cost a
+lease for every few chunks that it claims to have."""
 
 MAX_SCAN = 2048
-"""Missing chunks looked at in vain before the rest waits for the next look: a version may have 10^5 of them."""
+"""Missing chunks that are looked at in vain before the rest waits for the next look: a version may have 10^5 of them."""
 
 LOOK_S = 0.25
-"""With many suppliers, and nothing asked of any, what may be overdue is looked for so often."""
+"""Seconds between two looks for what may be overdue, where there are more than MESH suppliers and nothing is asked of any."""
 
 SOURCE_AFTER_S = 0.6
-"""Pull from the source itself only after so long without a pushed chunk from it: relays may just be slow to start."""
+"""Seconds without a pushed chunk from the source before the source itself is asked: relays may just be slow to start."""
 
 SILENT_GAPS = 3.0
-"""A distributor is silent when nothing has come from it for so many times its usual pause, beyond the patience."""
+"""A distributor is silent when nothing has come from it for the patience and this many times its usual pause."""
 
 MAX_SLACK_S = 2 * LEASE_S
-"""What a slow link may add to the patience with a distributor and with the source."""
+"""The most seconds that a slow link may add to the patience with a distributor and with the source."""
 
 MAX_CHUNK_S = 2 * LEASE_S
-"""A longer time between two chunks is a pause, not the pace of a link."""
+"""Seconds. A longer time between two chunks is a pause, not the pace of a link."""
 
 MAX_WAIT_S = 5 * LEASE_S
-"""The longest wait for one chunk that counts: 32 chunks at 7 Mbit/s, or 5 at 1 Mbit/s."""
+"""The longest wait for one chunk that counts, in seconds: that of 32 chunks at 7 Mbit/s, or of 5 at 1 Mbit/s."""
 
 MAX_BACKOFF = 4
-"""Leases double, up to so many times LEASE_S, while not a single chunk has come since the last ones ran out: the link may
-be slower than anything that was measured yet."""
+"""Leases double, up to this many times LEASE_S, while not a single chunk has come since the last ones ran out: the link may be
+slower than anything that was measured yet."""
 
 STEAL_BEYOND = 24
-"""Of what a distributor still has to push here, the first so many are left to it while the downlink is busy: they are on
-their way or will be before they could come from elsewhere."""
+"""Chunks. Of what a distributor still has to push here, this many are left to it while the downlink is busy: they are on their
+way, or will be before they could come from elsewhere."""
 
 
 class ArrivalPace:

@@ -37,11 +37,15 @@ BURST = 1.25
 
 @dataclass
 class _Task:
-    """What serves one neighbour."""
+    """What serves one neighbour, and what was last read off its connection."""
 
     scope: trio.CancelScope
     given: trio.Event = field(default_factory=trio.Event)
     """set when the neighbour has a job"""
+    acked: int | None = None
+    """bytes that its system had acknowledged; None before the first look"""
+    resent: int = 0
+    """bytes that had been sent once more"""
 
 
 class Pump(PumpCore):
@@ -60,9 +64,9 @@ class Pump(PumpCore):
         self._recent_bytes = 0
         self._wake = trio.Event()
         self._tasks: dict[Neighbour, _Task] = {}
-        self._acked: dict[str, int] = {}
+        self._measured = False
+        """some connection has been looked at: there is something to pace by"""
         self._delivered = self._resent = 0
-        self._resent_by: dict[str, int] = {}
 
     def wake(self) -> None:
         self._wake.set()
@@ -78,7 +82,7 @@ class Pump(PumpCore):
         """Hands out chunks, oldest version first (later deltas build on it), for ever."""
         while True:
             self._wake = trio.Event()
-            pause = self.pause(self._now()) if self._acked else 0.0  # without a word of the path, nothing to pace by
+            pause = self.pause(self._now()) if self._measured else 0.0
             if pause:
                 await trio.sleep(pause)
                 continue
@@ -93,8 +97,6 @@ class Pump(PumpCore):
         """Send the jobs of one neighbour, until its bulk channel closes or it is dropped."""
         if peer.gone:
             return
-        self._acked.pop(peer.name, None)
-        self._resent_by.pop(peer.name, None)
         with trio.CancelScope() as scope:
             task = self._tasks[peer] = _Task(scope)
             self.enter(peer)
@@ -143,23 +145,24 @@ class Pump(PumpCore):
     def measure(self) -> None:
         queueing: float | None = None
         now = self._now()
-        for name, peer in self.order.items():
+        for peer, task in self._tasks.items():
             path = peer.bulk.path() if now < peer.measured_until else None
             if path is None:
                 continue
             if path.unacked or peer.job is not None:
                 peer.measured_until = now + MEASURED_S
-            before = self._acked.get(name, path.delivered)
-            # A new connection counts from its first look; what was guessed of pieces out of order may be corrected down.
-            gained = max(0, path.delivered - before)
-            self._acked[name] = max(before, path.delivered)
+            if task.acked is None:  # a new connection counts from its first look
+                task.acked, task.resent, self._measured = path.delivered, path.resent, True
+            # What was guessed of pieces out of order may be corrected down.
+            gained = max(0, path.delivered - task.acked)
+            task.acked += gained
             self._delivered += gained
-            self._resent += max(0, path.resent - self._resent_by.get(name, path.resent))
-            self._resent_by[name] = path.resent
+            self._resent += max(0, path.resent - task.resent)
+            task.resent = path.resent
             if gained or path.unacked:
                 waits = max(0.0, path.rtt_s - path.min_rtt_s)
                 queueing = waits if queueing is None else min(queueing, waits)
-        if self._acked:
+        if self._measured:
             self.uplink.observe(now, self._delivered, queueing, self._resent)
             pace = self.uplink.pace
             for peer in self.order.values():

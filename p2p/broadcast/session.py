@@ -35,7 +35,8 @@ RESEND_AFTER_S, RESEND_MAX_S = 2 * LEASE_S, 16 * LEASE_S
 the second. A peer that loses a chunk so often uses up our uplink, but its disk may have room again some day."""
 
 LAG_S = 2.0
-"""A peer that holds less than the middle one did so long ago lags: it is served after the others, and distributes nothing."""
+"""Seconds. A peer lags that holds less than the middle one held this long ago. It is served after the others, and distributes
+nothing."""
 
 LAG_PEERS, LAG_TICK_S = 12, 0.05
 """Who lags is looked at so much less often for every so many peers: all have to be counted for it."""

@@ -24,8 +24,8 @@ PARTS_PER_MESSAGE = 512 * KIB
 HAVE_BATCH = 32_768
 """Chunk numbers in one Have, below the limit on list lengths; an anchor of a large model has more chunks than that."""
 
-ASK_PARTS_S = (1.0, 8.0)
-"""From one request for missing records to the next: doubled each time up to the second, while nothing comes."""
+ASK_PARTS_S, ASK_PARTS_MAX_S = 1.0, 8.0
+"""Seconds from one request for missing records to the next: the first, doubled each time up to the second while nothing comes."""
 
 
 class Chunks(Protocol):
@@ -66,7 +66,7 @@ class Transfer:
     """called once each at the next change"""
     news: Gossip = field(default_factory=Gossip)
     asked_parts_at: float = -1e9
-    ask_parts_after: float = ASK_PARTS_S[0]
+    ask_parts_after: float = ASK_PARTS_S
 
     def wake(self) -> None:
         """A chunk or a part came, or the manifest was dropped."""

@@ -17,63 +17,65 @@ from dataclasses import dataclass
 from p2p.limits import KIB
 
 SAMPLE_S = 1.0
-"""Delivery is measured over so long: acknowledgements that waited come in bursts, and the most of several short measurements
-is far more than the rate (at 0.5 s by 10 to 40 %)."""
+"""Seconds over which delivery is measured. Acknowledgements that waited come in bursts, and the most of several short
+measurements is far more than the rate (at 0.5 s by 10 to 40 %)."""
 
 START_SAMPLE_S = 0.2
-"""While the rate is still searched for, over so long."""
+"""The same while the rate is still searched for: shorter, so that the search is over soon."""
 
 FORGET_S = 10.0
-"""The most that was delivered counts for so long of busy time; then a link that became slower is believed."""
+"""Seconds of busy time for which the most that was delivered counts. Then a link that became slower is believed."""
 
 LEAST_QUEUE_S, MOST_QUEUE_S = 0.04, 0.08
-"""Queueing that is aimed for: enough that the uplink never runs dry, too little to drop packets or delay control messages.
-Between the two nothing is corrected: acknowledgements wait in front of the other side's uplink, which aims for the same, and
-who corrects for that queue as well as its own ends up with none of its own, and less than its rate."""
+"""Seconds of queueing that are aimed for: enough that the uplink never runs dry, too little to drop packets or delay control
+messages. Between the two nothing is corrected. Acknowledgements wait in front of the other side's uplink too, which aims for the
+same: who corrects for that queue as well as its own ends up with none of its own, and less than its rate."""
 
 CORRECT_S = 0.2
-"""A queue that is off its target is brought there in so long."""
+"""Seconds in which a queue that is off its target is brought there."""
 
 MIN_FACTOR, MAX_FACTOR = 0.6, 1.1
+"""The pace as a part of the known rate, at the least and at the most, while a queue is corrected."""
 
 PROBE_EVERY_S, PROBE_S, PROBE_FACTOR = 2.5, 0.3, 1.15
 """How often more than the known rate is tried, for how long, and how much more."""
 
 START_RATE = 1.25e6
+"""Bytes/s that an uplink of which nothing is known is taken for."""
 START_FACTOR = 2.0
-"""An uplink of which nothing is known is tried with twice this many bytes/s, then with twice what was delivered."""
+"""The search tries this many times START_RATE, then this many times what was delivered."""
 
 GROWTH, ROUNDS = 1.2, 3
-"""The search ends when delivery has not grown by so much for so many samples, or packets queue."""
+"""The search ends when delivery has not grown by the factor GROWTH for ROUNDS samples, or when packets queue."""
 
 FULL_QUEUE_S = 0.08
-"""Queueing that ends the search at once."""
+"""Seconds of queueing that end the search at once."""
 
 LOST, LOST_BYTES = 0.1, 64 * KIB
 """So much sent again in START_SAMPLE_S, of what was delivered and at the least: queues overflow. That ends the search also of
 who has little to send, a relay of short versions, who would drown its own packets with every one of them otherwise."""
 
 DRY_S = 0.02
-"""Having nothing to send for less is no idleness: packets still wait in front of the uplink."""
+"""Seconds. Having nothing to send for less is no idleness: packets still wait in front of the uplink."""
 
 LAG_S = 0.1
-"""After an idle time so long passes until acknowledgements come as fast as packets leave."""
+"""Seconds from the end of an idle time until acknowledgements come as fast as packets leave."""
 
 STEADY_S = 0.5
-"""The most that was delivered in so long is what the search has found; in START_SAMPLE_S one burst counts for half of it."""
+"""Seconds. What the search has found is the most that was delivered in this time; in START_SAMPLE_S one burst counts for half."""
 
 PAUSE_S, RESUME_FACTOR = 0.5, 1.25
 """A search that is not over when there has been nothing to send for so long, between short versions, goes on from what was
 steadily delivered, with so much more: twice what a burst was would drown the next version's packets."""
 
 COLLAPSE = 0.7
-"""Delivery below so much of the known rate, with a queue building up, is a link that became slower: not waited out."""
+"""Delivery below this part of the known rate, while a queue builds up, is a link that became slower. It is believed at once."""
 
 MIN_RATE = 8_000.0
 """Bytes/s that are always tried: a link that is out for a while must be found again."""
 
 BURST_S = 0.03
-"""What may leave at once after a pause of the process: a timer that fires late must not cost rate."""
+"""Seconds of pace that may leave at once after a pause of the process: a timer that fires late must not cost rate."""
 
 
 @dataclass(frozen=True, slots=True)

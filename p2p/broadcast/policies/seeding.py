@@ -18,45 +18,47 @@ from p2p.broadcast.policies.port import Policy, Push, ReceiverView, Relieved
 from p2p.broadcast.policies.queues import Queues
 
 BACKLOG_S = 1.2
-"""Work that a distributor is given ahead. Less leaves uplinks idle while news travels, more leaves the slow ones at work
-alone in the end."""
+"""Seconds of work that a distributor is given ahead. With less, uplinks are idle while news travels. With more, the slow ones are
+at work alone in the end."""
 
 FIRST_WINDOW, MIN_WINDOW = 4.0, 2.0
-"""Chunks out at a distributor of which nothing is known yet; and at the least."""
+"""Chunks out at once at a distributor of which nothing is known yet, and at the least at any."""
 
 TAKE_OVER_S = 0.05
-"""Taken over is only what its distributor comes to so much later than it can be told: anything sooner may be on its way."""
+"""Seconds. The source takes over only what its distributor would begin at least this long after it can be told: anything sooner
+may be on its way."""
 
 BEGUN_S, AHEAD = 0.3, 2.0
-"""What its distributor is at already is taken over when that would take it longer than the first, and the second times as long as
-the source."""
+"""A chunk that its distributor has begun is taken over only if the rest would take the distributor longer than the first
+(seconds), and longer than the second times what it would take the source."""
 
 MAX_TRANSIT_S = 2.0
-"""The longest way to a distributor that its window makes up for."""
+"""The longest way to a distributor, in seconds, that its window makes up for."""
 
 HELP_AFTER_S = 0.3
-"""The source sends each chunk once, and nothing else, for so long: a version that is everywhere by then is not worth more of the
-learner's egress, which costs money."""
+"""Seconds from the first chunk on in which the source sends each chunk once and nothing else. A version that is everywhere by
+then is not worth more of the learner's egress, which costs money."""
 
 STRAGGLERS = 4
-"""A chunk is spread when all but one in so many have it: the last word may come from a peer whose own uplink is full."""
+"""A chunk counts as spread when all but one in this many peers have it: the last word may come from a peer whose own uplink is
+full."""
 
 OUTSTANDING = 1.5
-"""Chunks that some peer still lacks, spread ones included, for each chunk of the window: more and it is a slow connection that
+"""Chunks that some peer still lacks, spread ones included, for each chunk of the window. With more, it is a slow connection that
 holds them up, not a late word."""
 
 OWN_WAITING = 4
-"""The source takes no other chunk to distribute itself while so many wait for one peer: that peer, often one that is seeded much,
-would get them last of all."""
+"""The source takes no further chunk to distribute itself while this many wait for one peer. That peer, often one that is seeded
+much, would get them last of all."""
 
 RATE_S = 0.5
-"""The pace of a distributor is measured over so long."""
+"""Seconds over which the pace of a distributor is measured."""
 
 OVERDUE_S = 3.0
-"""A chunk that has not reached everybody after so long (and three times what is usual) is sent by the source itself."""
+"""Seconds. The source itself sends a chunk that has not reached everybody after this time and after three times what is usual."""
 
 SPARED_S = 2.0
-"""A distributor with an overdue chunk is given no other for so long, doubled each time."""
+"""Seconds for which a distributor with an overdue chunk is given no other. Doubled each time."""
 
 
 @dataclass(slots=True)
