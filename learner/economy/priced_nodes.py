@@ -54,7 +54,7 @@ class Seen:
     """tokens per second that its fitted throughput predicts for all its capacity; 0: not known"""
 
 
-class Sample(NamedTuple):
+class RateSample(NamedTuple):
     """One observation of a node's rate."""
 
     seconds: float
@@ -119,7 +119,7 @@ class PricedNode:
         self.sent = max(self.sent, min(sent_bytes - self.sent_before, others_received))
         return self.sent
 
-    def look(self, s: Seen, now: float) -> Sample | None:
+    def look(self, s: Seen, now: float) -> RateSample | None:
         """A sample of its rate, when one is over and the node was generating."""
         if s.ready and not self.ready:
             self.ready_at = now
@@ -129,7 +129,7 @@ class PricedNode:
         self.busy = self.busy and full
         if now - self.sampled < SAMPLE_S:
             return None
-        sample = Sample(now - self.sampled, self.accepted, self.busy) if s.ready and self.state == "active" else None
+        sample = RateSample(now - self.sampled, self.accepted, self.busy) if s.ready and self.state == "active" else None
         if sample is not None:
             self.fullness += FULLNESS_WEIGHT * (self.busy - self.fullness)
         self.accepted, self.sampled, self.busy = 0, now, full

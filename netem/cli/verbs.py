@@ -260,8 +260,8 @@ def _bench_chaos(args: argparse.Namespace) -> dict[str, Any]:
     args.where = args.folder
     engine = ("--engine", args.engine, *(("--engine-python", args.engine_python) if args.engine_python else ()))
     settings = ChaosSettings(
-        args.seed, args.steps, args.nodes, args.node_kills, args.learner_kills, not args.train, args.temperature,
-        args.engine_kills, engine,
+        seed=args.seed, steps=args.steps, nodes=args.nodes, node_kills=args.node_kills, learner_kills=args.learner_kills,
+        frozen=not args.train, temperature=args.temperature, engine_kills=args.engine_kills, engine=engine,
     )  # fmt: skip
     result = bench_chaos(settings, args.compare, args.folder, _say)
     if not args.json:
@@ -276,8 +276,9 @@ def _bench_engine(args: argparse.Namespace) -> dict[str, Any]:
     args.where = args.folder
     sizes, throughput = (tuple(filter(None, text.split(","))) for text in (args.sizes, args.throughput))
     bench = EngineBench(
-        args.engine, args.engine_python or sys.executable, args.rounds, args.pauses, throughput, sizes, args.prompts, 40,
-        args.new, args.running, args.dtype, args.pause,
+        engine=args.engine, python=args.engine_python or sys.executable, rounds=args.rounds, pauses=args.pauses,
+        throughput=throughput, sizes=sizes, count=args.prompts, length=40, new=args.new, running=args.running,
+        dtype=args.dtype, pause_model=args.pause,
     )  # fmt: skip
     result = bench_engine(bench, args.folder, _say)
     if not args.json:
@@ -289,7 +290,9 @@ def _bench_head(args: argparse.Namespace) -> dict[str, Any]:
     from netem.bench.head.bench import HeadBench, bench_head, describe
 
     args.where = args.folder
-    bench = HeadBench(args.nodes, args.rate, args.seconds, args.sequences, args.length, args.flush)
+    bench = HeadBench(
+        nodes=args.nodes, rate=args.rate, seconds=args.seconds, sequences=args.sequences, length=args.length, flush_s=args.flush
+    )
     result = bench_head(bench, args.folder, _say)
     if not args.json:
         print(describe(result))

@@ -46,25 +46,25 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "
 MAX_PAYLOAD = 1 << 40
 
 
-@dataclass(frozen=True, slots=True)
-class Require:
-    """What must come of it. None: nothing is asked."""
+class Require(Section):
+    """What must come of a scenario. None asks for nothing."""
 
-    ratio: float | None = None
-    """the median of the warm rounds takes at most so many times T* ..."""
-    slack_s: float = 0.0
-    """... and so many seconds"""
-    complete: tuple[str, ...] | None = None
-    """hosts that must have it all; all that are neither killed, stopped for good nor turned against the others, unless said"""
-    source_share: float | None = None
-    """the source sends at most so many times the payload"""
-    joiner_share: float | None = None
-    """of the payload, a late host has at most this share from the source"""
-    site_share: float | None = None
-    """hosts of one site together have at most so many times the payload from hosts that are not at it"""
-    named: tuple[str, ...] | None = None
-    """hosts that are convicted of a wrong chunk: reported to the source, and dropped by all that a round waits for. Nobody else
-    may be named"""
+    ratio: float | None = Field(default=None, ge=1)
+    """The median of the warm rounds takes at most so many times T*, and `slack_s`."""
+    slack_s: float = Field(default=0.0, ge=0)
+    """Seconds beyond `ratio` times T*."""
+    complete: Literal["all"] | list[str] = "all"
+    """Hosts that must have the whole payload. "all" are those that are neither killed, stopped for good nor turned against the
+    others."""
+    source_share: float | None = Field(default=None, gt=0)
+    """The source sends at most so many times the payload."""
+    joiner_share: float | None = Field(default=None, gt=0, le=1)
+    """A late host has at most this share of the payload from the source."""
+    site_share: float | None = Field(default=None, ge=1)
+    """The hosts of one site together have at most so many times the payload from hosts that are not at it."""
+    named: list[str] | None = None
+    """Hosts that are convicted of a wrong chunk: reported to the source, and dropped by all that a round waits for. No other host
+    may be named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,8 @@ class Scenario:
     @property
     def required(self) -> tuple[str, ...]:
         """Hosts that a round waits for."""
-        if self.require.complete is not None:
-            return self.require.complete
+        if isinstance(self.require.complete, list):
+            return tuple(self.require.complete)
         return tuple(h.name for h in self.profile.hosts[1:] if h.name not in excused(self.faults))
 
     @property
@@ -223,16 +223,6 @@ class _Outage(_Fault):
         return Outage(at=self.at, seconds=self.seconds, host=self.host)
 
 
-class _Require(Section):
-    ratio: float | None = Field(default=None, ge=1)
-    slack_s: float = Field(default=0.0, ge=0)
-    complete: Literal["all"] | list[str] = "all"
-    source_share: float | None = Field(default=None, gt=0)
-    joiner_share: float | None = Field(default=None, gt=0, le=1)
-    site_share: float | None = Field(default=None, ge=1)
-    named: list[str] | None = None
-
-
 class _File(Section):
     name: str = Field(default="", pattern=r"^[a-z0-9-]{0,40}$")
     profile: str | dict[str, Any]
@@ -243,7 +233,7 @@ class _File(Section):
     seed: int = Field(default=0, ge=0)
     mesh: int = Field(default=MESH, ge=2, le=MESH)
     faults: list[Annotated[_Hosts | _Rate | _Outage, Field(discriminator="kind")]] = Field(default_factory=list)
-    require: _Require = Field(default_factory=_Require)
+    require: Require = Field(default_factory=Require)
 
     @model_validator(mode="after")
     def _one_round(self) -> _File:
@@ -284,17 +274,15 @@ def build_scenario(values: dict[str, Any], source: str, name: str = "scenario", 
         profile = build_profile(file.profile, f"{source}: profile", name)
     faults = tuple(in_order([f.fault() for f in file.faults]))
     _check_faults(source, faults, {h.name for h in profile.hosts})
-    complete = None if isinstance(file.require.complete, str) else tuple(file.require.complete)
-    for host in complete or ():
+    require = file.require
+    for host in require.complete if isinstance(require.complete, list) else ():
         if host == LEARNER or host not in {h.name for h in profile.hosts}:
             raise UsageError(f"{source}: require.complete: no node {host!r}")
         if host in excused(faults):
             raise UsageError(f"{source}: require.complete: {host} is killed, stopped or turned")
-    named = None if file.require.named is None else tuple(file.require.named)
-    for host in named or ():
+    for host in require.named or ():
         if not any(isinstance(fault, Corrupt) and fault.host == host for fault in faults):
             raise UsageError(f"{source}: require.named: {host} corrupts nothing")
-    require = Require(**{**file.require.model_dump(), "complete": complete, "named": named})
     size = payload_size(file.payload, source)
     if require.site_share is not None and not profile.sites:
         raise UsageError(f"{source}: require.site_share: no host is at a site")

@@ -161,21 +161,13 @@ def rows_of_csv(path: Path) -> list[NodeKind]:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"fleet {path}: {getattr(error, 'strerror', None) or error}") from None
     reader = csv.DictReader(line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#"))
-    numbers = {name for name, field in NodeKind.model_fields.items() if field.annotation in (float, float | None)}
     rows = []
     for number, line in enumerate(reader, start=1):
         where = f"fleet {path}, row {number}"
         if None in line or None in line.values():
             raise UsageError(f"{where}: {len(reader.fieldnames or ())} columns are named, and it has more or fewer")
-        values: dict[str, object] = {}
-        for name, cell in line.items():
-            cell = cell.strip()
-            if not cell:
-                continue
-            try:
-                values[name.strip()] = float(cell) if name.strip() in numbers else int(cell) if _counts(name.strip()) else cell
-            except ValueError:
-                raise UsageError(f"{where}: {name.strip()}: {cell!r} is no number") from None
+        cells = {name.strip(): cell.strip() for name, cell in line.items()}
+        values = {name: _number(where, name, cell) for name, cell in cells.items() if cell}
         rows.append(check_section(NodeKind, values, where, unknown="unknown column"))
     if not rows:
         raise UsageError(f"fleet {path}: no rows")
@@ -215,6 +207,11 @@ def _positive(text: str) -> bool:
         return False
 
 
-def _counts(name: str) -> bool:
-    field = NodeKind.model_fields.get(name)
-    return field is not None and field.annotation is int
+def _number(where: str, column: str, cell: str) -> object:
+    """A cell as its column has it: a number, or text."""
+    field = NodeKind.model_fields.get(column)
+    kind = field.annotation if field is not None else str
+    try:
+        return int(cell) if kind is int else float(cell) if kind in (float, float | None) else cell
+    except ValueError:
+        raise UsageError(f"{where}: {column}: {cell!r} is no number") from None
