@@ -3,7 +3,7 @@
 Must not know sockets or engines. Both ends are this program on one machine, so the checks here catch a mixed-up
 installation or a broken pipe, not an adversary; lengths are still checked before anything is allocated.
 
-    frame = length u32 little-endian | msgpack [kind, ...]
+    frame = length u32 little-endian | one msgpack value, an extension whose code says which message it is
 
 Arguments and results are whatever the methods of `EngineCore` take and give, so their types do not follow from the message:
 each value names its own by an extension code. The events, which are nearly all of the traffic, are one typed list.
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from node.engine.port import CommitResult, EngineStats, StateFile
 from p2p.errors import Refusal
 from p2p.layout import Layout
 from p2p.protocol.rollout import Generate, TokenEvent
-from p2p.protocol.wire import encode_struct
+from p2p.protocol.wire import Record, encode_struct
 from p2p.version import Version
 
 MAX_LOCAL_FRAME = 64 << 20
@@ -34,8 +33,7 @@ MAX_LOCAL_FRAME = 64 << 20
 _LENGTH = struct.Struct("<I")
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Record, frozen=True):
     """Agent to child: run `method` of the engine core."""
 
     id: int
@@ -43,42 +41,40 @@ class Call:
     args: tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Credit:
+class Credit(Record, frozen=True):
     """Agent to child: `batches` more of the event batches that the child sent were taken."""
 
     batches: int
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Record, frozen=True):
+    """What the call returned."""
+
     id: int
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
-class CallRefused:
+class CallRefused(Record, frozen=True):
     """The call raised this Refusal."""
 
     id: int
     refusal: Refusal
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Record, frozen=True):
     """The call raised something else; the child goes on."""
 
     id: int
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Events:
+class Events(Record, frozen=True):
+    """What one step made."""
+
     events: list[TokenEvent]
 
 
-@dataclass(frozen=True, slots=True)
-class Farewell:
+class Farewell(Record, frozen=True):
     """The child ends because of this; the last message."""
 
     text: str
@@ -86,14 +82,16 @@ class Farewell:
 
 Message = Call | Credit | Reply | CallRefused | Failed | Events | Farewell
 
-_PATH, _STATE, _GENERATE, _FLOATS = range(1, 5)
-"""Extension codes of the values with a form of their own that may stand anywhere inside arguments and results."""
+_PATH, _LAYOUT, _REFUSAL, _WIDE, _FLOATS = range(1, 6)
+"""Extension codes of the values that have a form of their own on the wire."""
 
-_EVENTS = 5
-_TYPED: dict[int, Any] = {_EVENTS: list[TokenEvent], 6: Version, 7: EngineStats, 8: CommitResult}
-"""Extension code -> type, of those that msgspec writes and checks."""
+_TYPED: dict[int, Any] = dict(enumerate((Credit, Failed, Farewell, Events, Version, EngineStats, CommitResult), 16))
+"""Extension code -> type, of those that msgspec writes, reads and checks."""
 
-_CODES = {kind: code for code, kind in _TYPED.items() if isinstance(kind, type)}
+_OPEN: dict[int, Any] = dict(enumerate((Call, Reply, CallRefused, Generate, StateFile), 32))
+"""Extension code -> type, of those whose fields may be extensions again."""
+
+_CODES = {kind: code for code, kind in (_TYPED | _OPEN).items()}
 _READERS = {code: msgspec.msgpack.Decoder(kind).decode for code, kind in _TYPED.items()}
 
 
@@ -106,34 +104,40 @@ def _unpack(data: bytes) -> Any:
 
 
 def _to_ext(value: Any) -> msgpack.ExtType:
-    if type(value) in _CODES:
-        return msgpack.ExtType(_CODES[type(value)], encode_struct(value))
-    if isinstance(value, Path):
-        return msgpack.ExtType(_PATH, str(value).encode())
-    if isinstance(value, StateFile):
-        return msgpack.ExtType(_STATE, _pack([value.path, value.layout.to_wire(), value.version, value.changed]))
-    if isinstance(value, Generate):
-        g = value
-        fields = [g.request_id, g.prompt_ids, g.max_new_tokens, g.stop_ids, str(g.seed), g.min_version]
-        return msgpack.ExtType(_GENERATE, _pack([*fields, g.temperature, g.top_p, g.prefix_ids, g.exact_version]))
-    if isinstance(value, np.ndarray):
-        return msgpack.ExtType(_FLOATS, value.astype("<f4").tobytes())
+    code = _CODES.get(type(value), 0)
+    if code in _TYPED:
+        return msgpack.ExtType(code, encode_struct(value))
+    if code in _OPEN:
+        return msgpack.ExtType(code, _pack([getattr(value, name) for name in _OPEN[code].__match_args__]))
+    match value:
+        case Path():
+            return msgpack.ExtType(_PATH, str(value).encode())
+        case Layout():
+            return msgpack.ExtType(_LAYOUT, _pack(value.to_wire()))
+        case Refusal() as r:
+            return msgpack.ExtType(_REFUSAL, _pack([r.reason, r.peer, r.version, r.chunk, r.fatal, r.cause]))
+        case int():  # a seed may be wider than msgpack's integers
+            return msgpack.ExtType(_WIDE, str(value).encode())
+        case np.ndarray():
+            return msgpack.ExtType(_FLOATS, value.astype("<f4").tobytes())
     raise TypeError(f"{type(value).__name__} does not cross to the engine process")
 
 
 def _from_ext(code: int, data: bytes) -> Any:
     if code in _READERS:
         return _READERS[code](data)
+    if code in _OPEN:
+        kind, values = _OPEN[code], _unpack(data)
+        return msgspec.convert(values, kind) if issubclass(kind, Record) else kind(*values)
     if code == _PATH:
         return Path(data.decode())
-    if code == _STATE:
-        path, table, version, changed = _unpack(data)
-        layout = Layout.from_wire([[name, dtype, list(shape)] for name, dtype, shape in table])
-        return StateFile(path, layout, version, changed)
-    if code == _GENERATE:
-        fields = list(_unpack(data))
-        fields[4] = int(fields[4])  # text on the wire: a seed may be wider than msgpack's integers
-        return Generate(*fields)
+    if code == _LAYOUT:
+        return Layout.from_wire([[name, dtype, list(shape)] for name, dtype, shape in _unpack(data)])
+    if code == _REFUSAL:
+        reason, peer, version, chunk, fatal, cause = _unpack(data)
+        return Refusal(reason, peer=peer, version=version, chunk=chunk, fatal=fatal, cause=cause)
+    if code == _WIDE:
+        return int(data)
     if code == _FLOATS:
         return np.frombuffer(data, "<f4")
     raise ValueError(f"unknown extension {code}")
@@ -141,23 +145,7 @@ def _from_ext(code: int, data: bytes) -> Any:
 
 def encode(message: Message) -> bytes:
     """One frame. ValueError when it is over MAX_LOCAL_FRAME, TypeError on a value that has no wire form."""
-    body: list[Any]
-    match message:
-        case Call(id, method, args):
-            body = ["call", id, method, args]
-        case Credit(batches):
-            body = ["credit", batches]
-        case Reply(id, value):
-            body = ["reply", id, value]
-        case CallRefused(id, r):
-            body = ["refused", id, r.reason, r.peer, r.version, r.chunk, r.fatal, r.cause]
-        case Failed(id, text):
-            body = ["failed", id, text]
-        case Events(events):
-            body = ["events", msgpack.ExtType(_EVENTS, encode_struct(events))]
-        case Farewell(text):
-            body = ["farewell", text]
-    data = _pack(body)
+    data = _pack(message)
     if len(data) > MAX_LOCAL_FRAME:
         raise ValueError(f"message of {len(data)} bytes is over {MAX_LOCAL_FRAME}")
     return _LENGTH.pack(len(data)) + data
@@ -167,24 +155,11 @@ def decode(data: bytes) -> Message:
     """The message in one frame's body. ValueError, and nothing else, on any other bytes."""
     try:
         found = _unpack(data)
-    except (TypeError, IndexError, RecursionError, msgpack.UnpackException, Refusal) as error:
+    except (TypeError, RecursionError, msgpack.UnpackException, Refusal) as error:
         raise ValueError(f"not a message of the engine protocol: {type(error).__name__}: {error}"[:300]) from error
-    match found:
-        case ("events", [*events]):
-            return Events(events)
-        case ("call", int(id), str(method), tuple(args)):
-            return Call(id, method, args)
-        case ("credit", int(batches)):
-            return Credit(batches)
-        case ("reply", int(id), value):
-            return Reply(id, value)
-        case ("refused", int(id), reason, peer, version, chunk, fatal, cause):
-            return CallRefused(id, Refusal(reason, peer=peer, version=version, chunk=chunk, fatal=fatal, cause=cause))
-        case ("failed", int(id), str(text)):
-            return Failed(id, text)
-        case ("farewell", str(text)):
-            return Farewell(text)
-    raise ValueError("not a message of the engine protocol")
+    if not isinstance(found, Message):
+        raise ValueError(f"not a message of the engine protocol: {type(found).__name__}")
+    return found
 
 
 class Decoder:

@@ -87,9 +87,12 @@ def read(body: bytes) -> None:
 @given(st.binary(max_size=120))
 @example(b"\x91" * 10_000)
 @example(b"\xc7\xff\x01")
-@example(msgpack.packb(["events", msgpack.ExtType(5, b"\x91\x91\x01")]))
-@example(msgpack.packb(["call", 1, "add", [msgpack.ExtType(3, msgpack.packb(["r"]))]]))
-@example(msgpack.packb(["call", 1, "load", [msgpack.ExtType(2, msgpack.packb(["/x", [["w", "what", [1]]], None, None]))]]))
+@example(msgpack.packb(msgpack.ExtType(19, b"\x91\x91\x01")))  # events that are none
+@example(msgpack.packb(msgpack.ExtType(32, msgpack.packb([1, 2, 3]))))  # a call whose method is a number
+@example(msgpack.packb(msgpack.ExtType(34, msgpack.packb([1, "no"]))))  # a refusal that is none
+@example(msgpack.packb(msgpack.ExtType(35, msgpack.packb(["r"]))))  # a request that is too short
+@example(msgpack.packb(msgpack.ExtType(2, msgpack.packb([["w", "what", [1]]]))))  # a table with a dtype that there is not
+@example(msgpack.packb(msgpack.ExtType(4, b"nine")))
 def test_arbitrary_bytes_are_a_message_or_a_value_error(body: bytes) -> None:
     read(body)
 
