@@ -31,7 +31,6 @@ class Seeder:
         self.controller = LocalRollout(floor_s=5.0)
         self.seconds = settings.seconds or 5.0
         self.remote_wait_s = 0.0
-        self.last_remote = 0.0
         self.nodes: list[int] = []
         self._began = self._seeded = 0.0
         self._turn = 0
