@@ -2,9 +2,9 @@
 what it cost.
 
 Every process writes down the tokens it makes, sends or accepts (`netem.bench.chaos.tapped`). When the learner is dead, its
-journal is
-copied before anybody touches it: what it had accepted and not journaled is what the next one has made again. The model's weights
-are random and, unless asked otherwise, frozen, so that completions can be compared with those of a run that nothing disturbs.
+journal is copied before anybody touches it: what it had accepted and not journaled is what the next one has made again.
+The weights are random and, unless asked otherwise, frozen, so that completions can be compared with those of a run that nothing
+disturbs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What a node's engine is measured against, in a process of the engine's environment: `python rival.py KIND SETTINGS(JSON)`.
+"""What a node's engine is measured against, in a process of the engine's environment:
+`python -P vllm_alone.py KIND SETTINGS(JSON)`.
 
 KIND "offline": vLLM's `LLM.generate`; "async": vLLM's `AsyncLLM` in its own process layout; "core": our adapter alone.
 One JSON object a line comes in (what to do), one goes out (what was measured). Everything else that is printed goes to stderr.
