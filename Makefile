@@ -4,6 +4,10 @@
 # make test         lint, types, import rule, all tests that need no GPU (PYTEST_ARGS="tests/unit ..." for some of them)
 # make test-vllm    set up .venv-vllm (vLLM for the CPU), then the conformance suite with it
 # make lint, make types, make layout, make setup, make clean
+JOBS ?= $(shell nproc)
+# Unit and swarm tests are pure or on a mock clock, so they share the cores. Real processes and networks have deadlines: one at a time.
+PARALLEL := -n $(JOBS) --maxprocesses 8 --dist worksteal
+SLOWEST := --durations=15 --durations-min=1
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,21 +18,19 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 ARGS ?=
 PYTEST_ARGS ?=
-JOBS ?= $(shell nproc)
-# Unit and swarm tests are pure or on a mock clock, so they share the cores. Real processes and networks have deadlines: one at a time.
-PARALLEL := -n $(JOBS) --maxprocesses 8 --dist worksteal
-SLOWEST := --durations=15 --durations-min=1
 
-.PHONY: help demo demo-sparse check test test-vllm lint types setup clean check-build
-
-help:
-	@sed -n 's/^# \(make .*\)/\1/p' $(firstword $(MAKEFILE_LIST))
+.PHONY: demo demo-sparse test test-vllm lint types setup clean check-build
 
 demo: $(STAMP)
 	@$(BIN)/shoal demo $(ARGS)
 
 demo-sparse: $(STAMP)
 	@$(BIN)/shoal demo --recipe sparse $(ARGS)
+
+.PHONY: help check
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' $(firstword $(MAKEFILE_LIST))
 
 check: lint types
 	$(BIN)/python -m pytest $(PARALLEL) $(SLOWEST) -m 'not slow' tests/unit
