@@ -3,7 +3,7 @@
 # make check        lint, types, the unit tests that are not marked slow: before each commit
 # make test         lint, types, import rule, all tests that need no GPU (PYTEST_ARGS="tests/unit ..." for some of them)
 # make test-vllm    set up .venv-vllm (vLLM for the CPU), then the conformance suite with it
-# make lint, make types, make setup, make clean
+# make lint, make types, make layout, make setup, make clean
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
