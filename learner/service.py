@@ -209,7 +209,7 @@ async def _run(
         async with trio.open_nursery() as nursery:
             calm_gc()
             await nursery.start(head.run)
-            await nursery.start(serve_trainer, run_dir, head.desk)
+            await nursery.start(serve_trainer, run_dir, head.trainer_requests.answer, head.trainer_requests.on_gone)
             write_whole(run_dir / "status.json", json.dumps({"port": port, "pid": os.getpid()}))
             if announce is not None:
                 announce("ready", {"ticket": ticket, "status_port": port, "run": head.run_id, "run_dir": str(run_dir)})

@@ -1,7 +1,7 @@
 """Messages between the head and its trainer, over a Unix socket in the run directory. Must not know torch or trio.
 
-Small messages only: micro-batches, tensor tables and chunks go through files. One request at a time; the head answers
-every request, and sends `Wait` every few seconds while an answer is not ready, so silence always means trouble.
+Small messages only: micro-batches, tensor tables and chunks go through files. One request at a time; the head answers every
+request but `SegmentDone`, and sends `Wait` every few seconds while an answer is not ready, so silence always means trouble.
 """
 
 from __future__ import annotations
@@ -15,8 +15,13 @@ from pathlib import Path
 from p2p.protocol.wire import message
 
 SOCKET = "trainer.sock"
+"""The socket's name in the run directory."""
+
 HEARTBEAT_S = 2.0
+"""How often the head says that it is still busy with an answer."""
+
 SILENCE_S = 30.0
+"""A head that has said nothing for so long counts as gone: it missed some fifteen heartbeats."""
 
 
 @message("t.resume")
@@ -78,6 +83,9 @@ class Begun:
 @message("t.segment")
 @dataclass(frozen=True, slots=True)
 class SegmentDone:
+    """Segment `index` is in the store: `size` bytes, in chunks whose BLAKE3 `digests` (32 bytes each) are joined. `changed` of
+    its `words` differ from the base. Not answered, so that the trainer encodes on; a refusal answers what it asks next."""
+
     mid: bytes
     index: int
     size: int

@@ -94,9 +94,9 @@ def _kinds(prices: np.ndarray, rates: np.ndarray) -> _Kinds:
 
 
 def cheapest(prices: Sequence[float], rates: Sequence[float], required: float, *, nodes_limit: int = 10_000) -> Cover:
-    """The cheapest set whose rates come to `required`; all nodes of any rate when even they do not. The search looks at no more than
-    `nodes_limit` branches: past that the set is sound, and `proven` says whether it is known to be near the cheapest. With 0 it is
-    ECHO-2's: by price over rate, and without what is then too much.
+    """The cheapest set whose rates come to `required`; all nodes of any rate when even they do not. The search looks at no more
+    than `nodes_limit` branches: past that the set is sound, and `proven` says whether it is known to be near the cheapest. With 0
+    it is ECHO-2's: by price over rate, and without what is then too much.
 
     ValueError for a price below zero."""
     price, rate = np.asarray(prices, float), np.asarray(rates, float)

@@ -106,19 +106,16 @@ class Head:
         self.gone: dict[str, dict[str, Any]] = {}
         self.reports: list[str] = []
         self.keeper = PoolKeeper(config, run_dir, self.nodes, self.send, now)
-        self.desk = TrainerRequests(self)
-        self.step = 0
-        self.steps = config.trainer_config().steps
+        self.trainer_requests = TrainerRequests(self, config.trainer_config().steps)
         self.started = now()
         self._counted: tuple[float, float, JournalTally | None] = (0.0, 0.0, None)
         self.final_nodes: dict[str, dict[str, Any]] = {}
         """the nodes as they were when the run ended"""
         self.final_pool: dict[str, Any] = {}
         self.provider: Provider | None = None
-        self.finished = trio.Event()
+        self.finished, self.trainer_gone = self.trainer_requests.finished, self.trainer_requests.trainer_gone
         self._moved = trio.Event()
         """set, and replaced, when a node reports or goes"""
-        self.trainer_gone = trio.Event()
         self._fault: sqlite3.Error | None = None
         self._faulted = trio.Event()
 
@@ -303,6 +300,11 @@ class Head:
             case _:
                 await self._on_refusal(link.peer, Refusal(f"a node does not send {type(message).__name__}", fatal=True))
 
+    def tell_catalog(self) -> None:
+        """To every node: for the epoch's first version, which those who are here wait for."""
+        for node in self.nodes.values():
+            self.send_catalog(node.link)
+
     def send_catalog(self, link: Link) -> None:
         catalog = self.publisher.catalog()
         if catalog is not None:
@@ -379,12 +381,12 @@ class Head:
     def status(self) -> dict[str, Any]:
         """Everything `shoal status` shows, as plain values."""
         self.publisher.count_traffic()
-        tally = self._tally()
+        tally, trainer = self._tally(), self.trainer_requests
         live = {p: self._describe(n) for p, n in self.nodes.items()}
         nodes = self.final_nodes or live
         return {
-            "run": self.run_id, "epoch": self.epoch, "pid": os.getpid(), "trainer_pid": self.desk.trainer_pid,
-            "step": self.step, "steps": self.steps, "seconds": self.now() - self.started,
+            "run": self.run_id, "epoch": self.epoch, "pid": os.getpid(), "trainer_pid": trainer.trainer_pid,
+            "step": trainer.step, "steps": trainer.steps, "seconds": self.now() - self.started,
             "version": str(self.publisher.current) if self.publisher.current else None,
             "nodes": [*nodes.values(), *(g for p, g in self.gone.items() if p not in nodes)],
             "max_staleness": self.config.rollout.max_staleness,
@@ -402,7 +404,7 @@ class Head:
             "local_engine": self.local_engine.status() if self.local_engine is not None else {},
             "redundancy": self.rollouts.redundancy.status() if self.rollouts else {},
             **self.publisher.history.summary(),
-            "metrics": self.desk.latest,
-            "evals": {str(step): value for step, value in self.desk.evals.items()},
+            "metrics": trainer.latest,
+            "evals": {str(step): value for step, value in trainer.evals.items()},
             "reports": self.reports[-10:],
         }  # fmt: skip

@@ -168,7 +168,7 @@ async def train(bench: Bench, steps: int, seen: dict[int, tuple[Group, ...]]) ->
     """The trainer's part up to `steps`; `seen` gets the groups of each committed step."""
     for step in range(bench.version.step, steps):
         groups = await bench.batch(step, 60)
-        await bench.head.desk.on_commit(CommitStep(step + 1, f"c{step + 1}"))
+        bench.head.trainer_requests.on_commit(CommitStep(step + 1, f"c{step + 1}"))
         seen[step] = groups
         await publish(bench.head, step + 1)
         bench.version = Version(bench.head.epoch, step + 1)

@@ -43,14 +43,14 @@ async def say(node: Node, request: GenerateRequest, count: int) -> None:
 
 async def take_step(bench: Bench, step: int, groups: tuple[Group, ...]) -> None:
     assert len(groups) == 2
-    await bench.head.desk.on_commit(CommitStep(step + 1, f"c{step + 1}"))
+    bench.head.trainer_requests.on_commit(CommitStep(step + 1, f"c{step + 1}"))
     await publish(bench.head, step + 1)
     bench.version = Version(bench.head.epoch, step + 1)
 
 
 async def logged(bench: Bench, step: int) -> dict[str, object]:
-    await bench.head.desk.on_log(Log(step, "{}"))
-    return bench.head.desk.latest
+    bench.head.trainer_requests.on_log(Log(step, "{}"))
+    return bench.head.trainer_requests.latest
 
 
 async def test_the_groups_that_end_first_make_the_step_and_the_other_comes_again(tmp_path, autojump_clock) -> None:

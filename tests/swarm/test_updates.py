@@ -162,11 +162,11 @@ async def test_a_head_that_goes_holds_no_version_back(tmp_path, autojump_clock) 
 async def publish(head: Head, step: int, state: FlatState, old: FlatState | None) -> None:
     """As the trainer does."""
     kind, base = ("anchor", None) if old is None else ("delta", step - 1)
-    begun = await head.desk.on_begin(Begin(step, kind, base, "layout"))
+    begun = head.trainer_requests.on_begin(Begin(step, kind, base, "layout"))
     segment_bytes = head.config.swarm.segment_bytes
     for s in encode_version(state, old, head.store, segment_bytes=segment_bytes, chunk_bytes=begun.chunk_bytes):
-        await head.desk.on_segment(SegmentDone(begun.mid, s.index, s.size, b"".join(s.digests), s.changed, s.words))
-    await head.desk.on_seal(SealVersion(begun.mid, b"".join(state.tensor_digests()), state.digest(), 0.0))
+        head.publisher.segment(SegmentDone(begun.mid, s.index, s.size, b"".join(s.digests), s.changed, s.words))
+    head.trainer_requests.on_seal(SealVersion(begun.mid, b"".join(state.tensor_digests()), state.digest(), 0.0))
 
 
 async def agent(
@@ -208,7 +208,7 @@ async def test_both_bounds_hold_whatever_a_new_version_does_to_what_runs(tmp_pat
                 assert [s.version for s in t.spans] == sorted({s.version for s in t.spans})
                 spans.append(len(t.spans))
             old, state = state, changed_state(state, step + 2)
-            await head.desk.on_commit(CommitStep(step + 1, ""))
+            head.trainer_requests.on_commit(CommitStep(step + 1, ""))
             await publish(head, step + 1, state, old)
         assert head.rollouts is not None and head.rollouts.max_staleness_seen <= staleness
         check_books(head)

@@ -128,11 +128,11 @@ async def _publish(head: Head, model: Model) -> None:
     """The first version, whole."""
     (head.run_dir / "layout").write_bytes(msgpack.packb(model.layout.to_wire()))
     state = FlatState.open(model.states[0], model.layout)
-    begun = await head.desk.on_begin(Begin(0, "anchor", None, "layout"))
+    begun = head.trainer_requests.on_begin(Begin(0, "anchor", None, "layout"))
     segment_bytes = head.config.swarm.segment_bytes
     for s in encode_version(state, None, head.store, segment_bytes=segment_bytes, chunk_bytes=begun.chunk_bytes):
-        await head.desk.on_segment(SegmentDone(begun.mid, s.index, s.size, b"".join(s.digests), s.changed, s.words))
-    await head.desk.on_seal(SealVersion(begun.mid, b"".join(state.tensor_digests()), state.digest(), 0.0))
+        head.publisher.segment(SegmentDone(begun.mid, s.index, s.size, b"".join(s.digests), s.changed, s.words))
+    head.trainer_requests.on_seal(SealVersion(begun.mid, b"".join(state.tensor_digests()), state.digest(), 0.0))
 
 
 @asynccontextmanager

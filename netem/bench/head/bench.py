@@ -133,7 +133,8 @@ async def _run(bench: HeadBench, folder: Path, say: Callable[[str], None]) -> di
                 await _until(lambda: board["busy"] >= at_work, JOIN_S, process, "every node to be at work")
                 result = await _measure(bench, head, board, meter, process, say)
             tally = head.journal.counts().trajectories
-            result |= {"joined_s": joined_s, "steps": head.step, "lost": tally.lost, "refusals": len(head.reports)}
+            result |= {"joined_s": joined_s, "steps": head.trainer_requests.step}
+            result |= {"lost": tally.lost, "refusals": len(head.reports)}
             result["ok"] = result["cpu_per_s"] < 1 and not tally.lost and not head.reports
             nursery.cancel_scope.cancel()
     return result
@@ -171,7 +172,7 @@ async def _measure(
     bench: HeadBench, head: Head, board: Board, meter: Meter, process: subprocess.Popen[bytes], say: Callable[[str], None]
 ) -> dict[str, Any]:
     began = time.monotonic()
-    while head.step < 1:
+    while head.trainer_requests.step < 1:
         if time.monotonic() - began > WARM_S:
             say("the first step's groups were not there in time: measuring before they are")
             break
