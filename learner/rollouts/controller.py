@@ -24,7 +24,7 @@ from learner.rollouts.group import first_attempt
 from learner.rollouts.group_spec import GroupSpec, RolloutSettings, make_work
 from learner.rollouts.ledger import Ledger
 from learner.rollouts.ledger import NoRoom as NoRoom
-from learner.rollouts.outcomes import Accepted, Cancel, EventRefused, FinishedGroup, GroupAborted, Requeued
+from learner.rollouts.outcomes import Accepted, EventRefused, GroupAborted, Requeued, WholeGroup
 from learner.rollouts.recovery import plan_resume
 from learner.rollouts.redundancy import Patience, Redundancy, to_cut
 from learner.rollouts.stalls import StallWatch
@@ -101,13 +101,13 @@ class Rollouts:
         self._consumed: list[int] = []
         self._stalls = StallWatch(settings.stall_s)
         self.redundancy = Redundancy(journal.surplus_tasks() if settings.extra_groups else set())
-        self._scoring: dict[int, FinishedGroup] = {}
+        self._scoring: dict[int, Group] = {}
         """groups that wait for their reward"""
         self.durations = Durations()
         self._awaited: int | None = None
         """the step that the trainer waits for"""
         self._patience = Patience(settings.truncate_stuck_s)
-        self._score_in, self._score_out = trio.open_memory_channel[FinishedGroup](SCORE_QUEUE)
+        self._score_in, self._score_out = trio.open_memory_channel[Group](SCORE_QUEUE)
         self._changed = trio.Event()
         self._dispatch_due = trio.Event()
         self.ledger = self._resume()
@@ -279,8 +279,8 @@ class Rollouts:
             match outcome:
                 case Accepted():
                     accepted += outcome.tokens
-                    if outcome.finished is not None:
-                        self._whole(outcome.finished, outcome.cancel)
+                    if outcome.whole is not None:
+                        self._whole(outcome.whole)
                 case EventRefused():
                     self._report(peer, outcome.refusal)
                 case Requeued():
@@ -338,12 +338,13 @@ class Rollouts:
         for peer, request_id in pairs:
             self._send(peer, Abort((request_id,)))
 
-    def _whole(self, group: FinishedGroup, cancel: Cancel = ()) -> None:
-        """It waits for its reward now; `cancel` is what nodes still do for members that it did not need."""
+    def _whole(self, whole: WholeGroup) -> None:
+        """Its group waits for its reward now, and nodes stop what they do for members that it did not need."""
+        group = whole.group
         self._scoring[group.group_id] = group
         self.durations.whole(group.group_id)
-        self.redundancy.surplus_members(group.surplus)
-        self._cancel(cancel)
+        self.redundancy.surplus_members(whole.surplus)
+        self._cancel(whole.cancel)
         self._score_in.send_nowait(group)
 
     # --- what is too much, and what takes too long ---------------------------------------------------------------------
@@ -369,7 +370,7 @@ class Rollouts:
                 else:
                     whole = self._scoring.pop(group_id)
                     task_index = whole.task_index
-                    self.redundancy.surplus_group(task_index, [len(s.ids) for s in whole.samples], ())
+                    self.redundancy.surplus_group(task_index, [len(t.completion_ids) for t in whole.trajectories], ())
                     self.collector.unwritten.drop(group_id)
                 self._retry.append(task_index)
 
@@ -380,7 +381,7 @@ class Rollouts:
             return
         cut = to_cut(self.ledger, self.collector, self.steering.outlook.lengths)
         for group_id in cut:
-            self._whole(*self.collector.cut(group_id))
+            self._whole(self.collector.cut(group_id))
         if cut:
             log.info("step %d has waited too long: groups %s are cut where they are", self.ledger.step, cut)
             self.need_dispatch()
@@ -396,8 +397,8 @@ class Rollouts:
 
     async def score_finished(self) -> None:
         """Rewards, off the event loop (a task may take milliseconds an answer), then into the ledger."""
-        async for finished in self._score_out:
-            self._rewarded(await self._in_thread(self._score, finished))
+        async for group in self._score_out:
+            self._rewarded(await self._in_thread(self._score, group))
 
     def _rewarded(self, group: Group) -> None:
         # What was cut counts with what it had: too little, but what takes long would not be heard of at all without.
@@ -405,8 +406,8 @@ class Rollouts:
         self.steering.outlook.ended(group.task_index, float(len(group.trajectories[0].prompt_ids)), lengths)
         if self._scoring.pop(group.group_id, None) is None:
             return  # surplus by now: others filled its buffer while it waited for its reward
-        if not self.settings.keep_equal and len({t.reward for t in group.trajectories}) == 1:
-            # Nothing to learn from: relative to their group none of them is better. A new group takes its room.
+        if not self.settings.keep_equal and group.equal:
+            # A new group takes its room.
             self.ledger.abort([group.group_id], "equal")
             self.journal.record_aborted([group.group_id], "equal")
             self.collector.unwritten.drop(group.group_id)
@@ -423,11 +424,10 @@ class Rollouts:
         self._wake()
         self.need_dispatch()
 
-    def _score(self, finished: FinishedGroup) -> Group:
-        prompt = self._task.prompt(finished.task_index)
-        return finished.rewarded(
-            [self._scorer.score(prompt, decode_completion(self._tokenizer, sample.ids)) for sample in finished.samples]
-        )
+    def _score(self, group: Group) -> Group:
+        prompt = self._task.prompt(group.task_index)
+        answers = [decode_completion(self._tokenizer, t.completion_ids) for t in group.trajectories]
+        return group.scored([self._scorer.score(prompt, answer) for answer in answers])
 
     # --- the trainer -------------------------------------------------------------------------------------------------
 

@@ -433,18 +433,18 @@ class World:
             finished = self.rollouts._score_out.receive_nowait()
         except trio.WouldBlock:
             return
-        for sample in finished.samples:
+        for sample in finished.trajectories:
             versions = [span.version for span in sample.spans for _ in range(span.start, span.stop)]
-            for position, (token, logprob, version) in enumerate(zip(sample.ids, sample.logprobs, versions, strict=True)):
+            made = list(zip(sample.completion_ids, sample.logprobs, versions, strict=True))
+            for position, (token, logprob, version) in enumerate(made):
                 assert version not in self.dead, "a token of lost weights"
                 assert (token, logprob) == draw(sample.seed, position, version.step), "a token that nobody drew"
             assert [s.start for s in sample.spans] == [0, *(s.stop for s in sample.spans[:-1])]
-            made = list(zip(sample.ids, sample.logprobs, versions, strict=True))
             assert ended(made, self.settings.sampling.max_new_tokens) == (sample.finish != "truncated") and made
             self.truncated += sample.finish == "truncated"
         booked = self.disk.groups[finished.group_id]
         seeds = [mix(7, booked.task_index, finished.group_id, member) for member in range(len(booked.written))]
-        members = [seeds.index(sample.seed) for sample in finished.samples]
+        members = [seeds.index(sample.seed) for sample in finished.trajectories]
         assert members == sorted(set(members)) and len(members) == booked.samples
         self.rollouts._rewarded(self.rollouts._score(finished))
 

@@ -293,7 +293,10 @@ class Run:
         rollouts = self.rollouts
         rollouts.collector.abort_group(group_id)
         span = Span(Version(1, step), 0, 1)
-        group = Group(group_id, group_id, (Trajectory((1,), (2,), (-1.0,), (span,), 1.0, "stop", "n", 0),))
+        only = Trajectory(
+            prompt_ids=(1,), completion_ids=(2,), logprobs=(-1.0,), spans=(span,), reward=1.0, finish="stop", node="n", seed=0
+        )
+        group = Group(group_id, group_id, (only,))
         rollouts.journal.record_finished(group)
         rollouts.ledger.occupy(group_id, step)
         rollouts.finished[group_id] = group
