@@ -184,7 +184,7 @@ async def run_learner(
                 settings, journal, task, tokenizer, vocabulary, epoch=head.epoch, send=head.send,
                 nodes=head.node_views, report=head.report, scorer=scorer, in_thread=in_thread,
             )  # fmt: skip
-            head.rollouts.stop_at(trainer_config.steps)
+            head.rollouts.buffers.stop_at(trainer_config.steps)
             if config.local_engine.engine:
                 own = run_dir / LOCAL_ENGINE
                 own.mkdir(exist_ok=True)

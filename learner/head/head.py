@@ -137,7 +137,7 @@ class Head:
         async with trio.open_nursery() as nursery:
             await nursery.start(self.sources.run)
             await nursery.start(self.peering.run)
-            nursery.start_soon(self.rollouts.score_finished)
+            nursery.start_soon(self.rollouts.buffers.score_whole)
             nursery.start_soon(self.rollouts.keep_dispatched)
             nursery.start_soon(self.rollouts.keep_balanced)
             nursery.start_soon(self.rollouts.tokens.run)
@@ -173,7 +173,7 @@ class Head:
                 for peer in self.ready_rollouts.take_from_stalled(self.now()):
                     if peer in self.nodes:
                         self.nodes[peer].back_off(self.now())
-            self.ready_rollouts.truncate_stuck(self.now())
+            self.ready_rollouts.buffers.truncate_stuck(self.now())
             self.keeper.tick(self.ready_rollouts)
             if self.local_engine is not None:
                 self.local_engine.look(self.ready_rollouts)
@@ -390,7 +390,7 @@ class Head:
             "version": str(self.publisher.current) if self.publisher.current else None,
             "nodes": [*nodes.values(), *(g for p, g in self.gone.items() if p not in nodes)],
             "max_staleness": self.config.rollout.max_staleness,
-            "max_staleness_seen": self.rollouts.max_staleness_seen if self.rollouts else 0,
+            "max_staleness_seen": self.rollouts.buffers.max_staleness_seen if self.rollouts else 0,
             "trajectories": {
                 "reserved": tally.reserved, "consumed": tally.consumed, "aborted": tally.aborted,
                 "outstanding": tally.outstanding + tally.finished, "lost": tally.lost,
@@ -402,7 +402,7 @@ class Head:
             },
             "pool": self.final_pool or self._pool(),
             "local_engine": self.local_engine.status() if self.local_engine is not None else {},
-            "redundancy": self.rollouts.redundancy.status() if self.rollouts else {},
+            "redundancy": self.rollouts.buffers.redundancy.status() if self.rollouts else {},
             **self.publisher.history.summary(),
             "metrics": trainer.latest,
             "evals": {str(step): value for step, value in trainer.evals.items()},

@@ -147,7 +147,7 @@ class TrainerRequests:
         return IsDue(message.step >= self.steps or self._parts.keeper.pool.due(message.step, published))
 
     def on_begin(self, message: Begin) -> Begun:
-        self._parts.ready_rollouts.advance(message.step)
+        self._parts.ready_rollouts.buffers.advance(message.step)
         return Begun(*self._parts.publisher.begin(message))
 
     def on_seal(self, message: SealVersion) -> None:
@@ -168,12 +168,12 @@ class TrainerRequests:
         if not message.seen:
             pool.stepped(message.step, began)
             if engine is not None:
-                rollouts.advance(message.step)
+                rollouts.buffers.advance(message.step)
                 engine.begin(rollouts)
         if engine is not None:
             groups, last = await engine.next_groups(rollouts, message.step, message.seen)
         else:
-            groups, last = await rollouts.next_groups(message.step, message.seen)
+            groups, last = await rollouts.buffers.next_groups(message.step, message.seen)
         pool.waited(parts.now() - began, sum(len(t.completion_ids) for g in groups for t in g.trajectories))
         self._batch_files += 1
         name = f"batches/{parts.epoch}-{message.step}-{self._batch_files}.msgpack"
@@ -183,22 +183,21 @@ class TrainerRequests:
         return Batch(name, last, parts.config.rollout.groups_per_step)
 
     def on_commit(self, message: CommitStep) -> None:
-        self._parts.ready_rollouts.commit(message.step, message.checkpoint)
+        self._parts.ready_rollouts.buffers.commit(message.step, message.checkpoint)
         self.step = message.step
         self._parts.keeper.keep()
 
     def on_discard(self, message: Discard) -> None:
         self._parts.report("trainer", Refusal(f"step {message.step}: {message.reason}"))
-        self._parts.ready_rollouts.discard(message.group_ids)
+        self._parts.ready_rollouts.buffers.discard(message.group_ids)
 
     def on_log(self, message: Log) -> None:
         parts, rollouts, publisher = self._parts, self._parts.ready_rollouts, self._parts.publisher
         trained: dict[str, Any] = json.loads(message.metrics)
         publisher.count_traffic()
         network = network_metrics(publisher.history, list(parts.nodes.values()), publisher.current)
-        network["off_policy/dropped"] = rollouts.dropped
-        if rollouts.redundant:
-            network |= rollouts.redundancy.metrics()
+        if rollouts.buffers.redundant:
+            network |= rollouts.buffers.redundancy.metrics()
         network |= parts.keeper.pool.metrics(parts.now())
         network |= parts.local_engine.last if parts.local_engine is not None else {}
         self.latest = {"step": message.step, "epoch": parts.epoch, "time": parts.wall(), **trained, **network}

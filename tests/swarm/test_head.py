@@ -299,8 +299,8 @@ class Run:
         group = Group(group_id, group_id, (only,))
         rollouts.journal.record_finished(group)
         rollouts.ledger.occupy(group_id, step)
-        rollouts.finished[group_id] = group
-        rollouts._wake()
+        rollouts.buffers.finished[group_id] = group
+        rollouts.buffers.wake()
 
 
 async def test_an_abort_that_completes_a_buffer_wakes_the_trainer(tmp_path, autojump_clock) -> None:
@@ -322,7 +322,7 @@ async def test_an_abort_that_completes_a_buffer_wakes_the_trainer(tmp_path, auto
                     got: list[object] = []
 
                     async def trainer(rollouts=rollouts, step=ledger.step, got=got) -> None:
-                        got.append(await rollouts.next_groups(step, 0))
+                        got.append(await rollouts.buffers.next_groups(step, 0))
 
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(trainer)
@@ -335,7 +335,7 @@ async def test_an_abort_that_completes_a_buffer_wakes_the_trainer(tmp_path, auto
                         completed += bool(got)
                         nursery.cancel_scope.cancel()
                 elif ledger.ready(ledger.step):
-                    rollouts.advance(ledger.step + 1)
+                    rollouts.buffers.advance(ledger.step + 1)
     assert completed > 3
 
 

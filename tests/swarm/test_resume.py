@@ -137,7 +137,7 @@ async def test_what_had_its_last_token_and_no_reward_yet_gets_it(tmp_path, autoj
             gone.append(args)
             await trio.sleep_forever()
 
-        bench.head.rollouts._in_thread = never
+        bench.head.rollouts.buffers.in_thread = never
         await bench.join(to_the_end, capacity=8)
         await bench.until(lambda: bool(gone))
         await trio.sleep(2 * JOURNAL_S)

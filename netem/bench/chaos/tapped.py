@@ -32,7 +32,7 @@ import trio
 
 from learner.journal.journal import Journal
 from learner.journal.records import Piece, Unwritten
-from learner.rollouts.controller import Rollouts
+from learner.rollouts.buffers import StepGroups, TrainingBuffers
 from learner.trajectory import Group, pack_groups
 from node.agent import Agent
 from node.engine.port import Engine
@@ -57,14 +57,14 @@ def held(path: Path, step: int) -> bool:
 
 def hold(path: Path) -> None:
     """From here on this process's learner hands out no groups of a step that `path` withholds."""
-    next_groups = Rollouts.next_groups
+    next_groups = TrainingBuffers.next_groups
 
-    async def once_free(self: Rollouts, step: int, seen: int) -> tuple[tuple[Group, ...], bool]:
+    async def once_free(self: TrainingBuffers, step: int, seen: int) -> StepGroups:
         while held(path, step):  # noqa: ASYNC110
             await trio.sleep(0.1)
         return await next_groups(self, step, seen)
 
-    Rollouts.next_groups = once_free  # type: ignore[method-assign]
+    TrainingBuffers.next_groups = once_free  # type: ignore[method-assign]
 
 
 def tap(log: int) -> None:

@@ -98,9 +98,9 @@ class BenchHead:
         self._accepted, self._first = 0, 0.0
         before = self._cpu_s()
         want = self._rounds * self._count
-        self._rollouts.stop_at(self._rounds)
+        self._rollouts.buffers.stop_at(self._rounds)
         self._rollouts.need_dispatch()
-        await self.until(lambda: len(self._rollouts.finished) >= want, "every completion")
+        await self.until(lambda: len(self._rollouts.buffers.finished) >= want, "every completion")
         if self._head.reports:
             raise ShoalError(f"the head refused tokens of the bench's node: {self._head.reports[0]}")
         cpu_s = {name: after - before[name] for name, after in self._cpu_s().items()}
@@ -153,7 +153,7 @@ async def open_swarm(
                 RandomPrompts(length, model.vocabulary), model.vocabulary, epoch=head.epoch, send=head.send,
                 nodes=head.node_views, report=head.report,
             )  # fmt: skip
-            head.rollouts.stop_at(0)
+            head.rollouts.buffers.stop_at(0)
             calm_gc()
             await nursery.start(head.run)
             head.publisher.offer_descriptor(pack_descriptor(model.folder))

@@ -216,7 +216,7 @@ def _held(head: Head) -> int:
     """Tokens that the head holds, of unfinished sequences and of finished groups that no step took."""
     assert head.rollouts is not None
     unfinished = sum(sum(held.values()) for held in head.rollouts.collector.progress().values())
-    return unfinished + sum(len(t.completion_ids) for g in head.rollouts.finished.values() for t in g.trajectories)
+    return unfinished + sum(len(t.completion_ids) for g in head.rollouts.buffers.finished.values() for t in g.trajectories)
 
 
 def _times(spread: dict[str, float]) -> str:
