@@ -18,6 +18,7 @@ import trio
 
 from node.engine.port import EngineDied
 from node.install.base_model import BaseModel
+from node.install.engine_slot import EngineSlot
 from node.install.installer import Installer
 from node.install.shadow import Shadow
 from node.serving.serving import EngineFactory, Serving
@@ -108,11 +109,9 @@ class Agent:
             me=identity.peer_id, run=s.ticket.run, head=s.ticket.head, head_key=self.peering.gate.head_key, store=self.store,
             is_source=False, now=trio.current_time, wall=wall, on_refusal=self._on_refusal,
         )  # fmt: skip
-        self.serving = Serving(self.shadow, engine_factory, self._to_head, self._send_status)
-        self.serving.installer = self.installer = Installer(
-            self.exchange, self.shadow, s.directory / "model", in_thread, self._on_installed, s.base_model,
-            self.serving.before_commit,
-        )  # fmt: skip
+        self.slot = EngineSlot(self.shadow, s.directory / "model", in_thread)
+        self.serving = Serving(self.slot, engine_factory, self._to_head, self._send_status)
+        self.installer = Installer(self.exchange, self.slot, in_thread, self._on_installed, s.base_model)
         self._done = trio.Event()
         self._done_reason = ""
         self._may_go = trio.Event()
@@ -298,7 +297,7 @@ class Agent:
             except EngineDied:
                 pass  # _keep_engine reports it
         self._to_head(NodeStatus(
-            ready=self.serving.ready and self.shadow.version is not None, version=self.installer.serving or Version(0, 0),
+            ready=self.serving.ready and self.shadow.version is not None, version=self.slot.serving or Version(0, 0),
             running=running, waiting=waiting, capacity=self.settings.capacity, tokens=self.serving.tokens, tokens_per_s=rate,
             pid=os.getpid(), rss_bytes=psutil.Process().memory_info().rss, updating=self.serving.updating,
             sent_bytes=self.exchange.sent_bytes, kv_tokens=kv_tokens,

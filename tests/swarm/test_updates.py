@@ -141,7 +141,7 @@ async def test_an_engine_that_dies_holds_no_version_back(tmp_path, autojump_cloc
         node.engine.kill("the GPU fell off")
         await head.until_installed([node.peer], V2)
         await head.until(lambda: head.status[node.peer].ready and not head.status[node.peer].updating)
-        assert node.agent.installer.serving == V2 and node.agent.shadow.digest == second.digest()
+        assert node.agent.slot.serving == V2 and node.agent.shadow.digest == second.digest()
         head.ask(node.peer, "b", finish_s=600)
         await head.until(lambda: "b" in head.completions and bool(head.completions["b"].finish))
 
@@ -154,7 +154,7 @@ async def test_a_head_that_goes_holds_no_version_back(tmp_path, autojump_clock) 
         await head.until(lambda: head.status[node.peer].updating)
         await swarm.kill_head()
         with trio.fail_after(60):
-            while node.agent.installer.serving != V2:
+            while node.agent.slot.serving != V2:
                 await trio.sleep(0.1)
         assert not node.agent.serving.updating
 

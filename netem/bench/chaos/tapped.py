@@ -36,7 +36,7 @@ from learner.rollouts.buffers import StepGroups, TrainingBuffers
 from learner.trajectory import Group, pack_groups
 from node.agent import Agent
 from node.engine.port import Engine
-from node.install.installer import Installer
+from node.install.engine_slot import EngineSlot
 from node.serving.batcher import TokenBatcher
 from p2p.broadcast.pump import Pump
 from p2p.broadcast.transfer import Neighbour, Transfer
@@ -71,7 +71,7 @@ def tap(log: int) -> None:
     """From here on this process writes its tokens down."""
     add, record_finished, to_head = Unwritten.add, Journal.record_finished, Agent._to_head
     record_tokens, take = Journal.record_tokens, TokenBatcher.add
-    attach, send_chunk = Installer.attach, Pump._send
+    attach, send_chunk = EngineSlot.attach, Pump._send
 
     def write(*values: object) -> None:
         os.write(log, (json.dumps(values) + "\n").encode())
@@ -86,7 +86,7 @@ def tap(log: int) -> None:
                 write("sent", run.request_id, run.start, len(run.ids) // 4)
         to_head(self, message)
 
-    async def attached(self: Installer, engine: Engine) -> None:
+    async def attached(self: EngineSlot, engine: Engine) -> None:
         await attach(self, engine)
         write("attached", str(self.serving), time.monotonic())
 
@@ -111,7 +111,7 @@ def tap(log: int) -> None:
         record_finished(self, group)
 
     TokenBatcher.add, Agent._to_head = made, sent  # type: ignore[method-assign]
-    Installer.attach, Pump._send = attached, relayed  # type: ignore[method-assign]
+    EngineSlot.attach, Pump._send = attached, relayed  # type: ignore[method-assign]
     Unwritten.add, Journal.record_tokens, Journal.record_finished = accepted, journaled, finished  # type: ignore[method-assign]
 
 
