@@ -20,7 +20,7 @@ from learner.tasks.prompting import encode_prompt
 ALL_STRATEGIES = Strategies()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSettings:
     max_staleness: int
     groups_per_step: int

@@ -210,7 +210,8 @@ class World:
     ) -> None:  # fmt: skip
         self.folder, self.every = folder, every
         self.settings = RolloutSettings(
-            staleness, groups_per_step, samples, 7, Sampling(length, (STOP,)), micro_batch_groups=99,
+            max_staleness=staleness, groups_per_step=groups_per_step, samples=samples, seed=7,
+            sampling=Sampling(length, (STOP,)), micro_batch_groups=99,
             extra_groups=extra_groups, extra_samples=extra_samples, truncate_stuck_s=2.0 * truncate,
         )  # fmt: skip
         self.waited = self.truncated = 0

@@ -165,7 +165,10 @@ async def open_head(
     with Journal.open(run_dir / "journal.sqlite", RUN) as journal:
         async with switch.network(HEAD.peer_id) as network, trio.open_nursery() as nursery:
             head = Head(config, RUN, run_dir, HEAD, network, journal, wall=wall)
-            settings = RolloutSettings(staleness, 2, 2, 0, Sampling(max_new_tokens, (STOP,)), 99, STALL_S, finish_s)
+            settings = RolloutSettings(
+                max_staleness=staleness, groups_per_step=2, samples=2, seed=0, sampling=Sampling(max_new_tokens, (STOP,)),
+                micro_batch_groups=99, stall_s=STALL_S, finish_s=finish_s,
+            )  # fmt: skip
             settings = replace(settings, **more)
             head.rollouts = Rollouts(
                 settings, journal, make_task("reverse"), Tokenizer(), 10, epoch=head.epoch, send=head.send,
@@ -276,7 +279,11 @@ class Run:
     """Rollouts without nodes: groups are opened, finished and aborted by hand."""
 
     def __init__(self, journal: Journal, staleness: int = 2, groups: int = 2, **more: Any) -> None:
-        settings = replace(RolloutSettings(staleness, groups, 1, 0, Sampling(4, (STOP,)), 99), **more)
+        settings = RolloutSettings(
+            max_staleness=staleness, groups_per_step=groups, samples=1, seed=0, sampling=Sampling(4, (STOP,)),
+            micro_batch_groups=99,
+        )  # fmt: skip
+        settings = replace(settings, **more)
         self.rollouts = Rollouts(
             settings, journal, make_task("reverse"), Tokenizer(), 10, epoch=journal.new_epoch(),
             send=lambda *_: None, nodes=lambda: [], report=lambda *_: None, in_thread=inline,

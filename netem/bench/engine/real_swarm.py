@@ -149,7 +149,11 @@ async def open_swarm(
         async with open_libp2p_network(identity, ["/ip4/127.0.0.1/tcp/0"]) as network, trio.open_nursery() as nursery:
             head = Head(config, RUN, folder, identity, network, journal)
             head.rollouts = Rollouts(
-                RolloutSettings(STEPS, count, 1, 0, Sampling(new, ()), count), journal, Numbered(),
+                RolloutSettings(
+                    max_staleness=STEPS, groups_per_step=count, samples=1, seed=0, sampling=Sampling(new, ()),
+                    micro_batch_groups=count,
+                ),
+                journal, Numbered(),
                 RandomPrompts(length, model.vocabulary), model.vocabulary, epoch=head.epoch, send=head.send,
                 nodes=head.node_views, report=head.report,
             )  # fmt: skip

@@ -107,7 +107,8 @@ async def _run(bench: HeadBench, folder: Path, say: Callable[[str], None]) -> di
         async with open_libp2p_network(identity, ["/ip4/127.0.0.1/tcp/0"]) as network, trio.open_nursery() as nursery:
             head = Head(config, RUN, folder, identity, network, journal)
             settings = RolloutSettings(
-                bench.staleness, GROUPS, SAMPLES, bench.seed, Sampling(int(16 * bench.length), (STOP,)), 4,
+                max_staleness=bench.staleness, groups_per_step=GROUPS, samples=SAMPLES, seed=bench.seed,
+                sampling=Sampling(int(16 * bench.length), (STOP,)), micro_batch_groups=4,
             )  # fmt: skip
             head.rollouts = Rollouts(
                 settings, journal, make_task("reverse"), FakeTokenizer(), VOCABULARY, epoch=head.epoch, send=head.send,
