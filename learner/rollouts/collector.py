@@ -1,7 +1,9 @@
 """Gathers the tokens of every outstanding trajectory, whichever nodes they come from.
 
+One room although it is long: every method changes the same books (who holds which attempt of what), and they must agree.
+
 Pure: no clock, network, ledger, reward or tokenizer. Events in (`tokens`, `declined`, `node_lost`), outcomes out. What a group
-and its members are, and what their requests are called, is in `members`.
+and its members are, and what their requests are called, is in `group`.
 
 A trajectory is a member of a group. It is worked on by at most one node at a time; each hand-over is a new **attempt**, so
 tokens of an earlier attempt that are still under way are recognised and ignored. What a node sent before it was lost stays: the

@@ -1,5 +1,6 @@
 """The staleness ledger: no group is generated unless there is room to train on it in time.
 
+One room although it is long: half of it is the proof, and every method keeps the one invariant that the proof is about.
 Pure: no clock, disk, network, trajectory contents or epochs (steps are plain ints; a new epoch restores a new ledger).
 
 The protocol is StaleFlow's (arXiv 2601.12784, section 3): one buffer per future learner step, reserve at dispatch,
