@@ -37,7 +37,7 @@ def group_loss(model: torch.nn.Module, group: Group, temperature: float) -> tupl
     """(sum over the group's sequences of their mean policy loss, mean importance weight). One forward: they share a prompt, and
     under causal attention no token sees the padding behind it."""
     device, prompt = next(model.parameters()).device, group.trajectories[0].prompt_ids
-    rewards = torch.tensor([t.reward for t in group.trajectories])
+    rewards = torch.tensor(group.rewards)
     advantages = ((rewards - rewards.mean()) / (rewards.std() + 1e-4)).to(device)  # [G]
     tokens = pad([torch.tensor(t.completion_ids) for t in group.trajectories]).to(device)  # [G, T]
     behaviour = pad([torch.tensor(t.logprobs) for t in group.trajectories]).to(device)
@@ -95,7 +95,7 @@ def train(run_dir: Path, lr: float) -> None:
                 loss, ratio = group_loss(model, group, temperature)
                 # How many groups the step will have is known from the start, so the mean is, too.
                 (loss / (batch.total * len(group.trajectories))).backward()
-                rewards += [t.reward for t in group.trajectories]
+                rewards += group.rewards
                 ratios.append(ratio)
         norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
         optimizer.step()

@@ -1,6 +1,6 @@
 """`shoal learner`: prepares the run directory, starts head and trainer, and brings both to a good end.
 
-Thin shell. Must not know torch; the tokenizer is the one thing it takes from transformers.
+Thin shell. Must not know torch.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from learner.head.head import Head
 from learner.head.provider import Provider
 from learner.head.trainer_server import serve_trainer
 from learner.journal.journal import CommittedStep, Journal
+from learner.model_folder import open_model_folder
 from learner.rewards.scoring import Scorer
 from learner.rollouts.controller import Rollouts
 from learner.rollouts.group_spec import RolloutSettings
 from learner.rollouts.outcomes import Sampling
 from learner.status.server import serve_status
-from learner.tasks.prompting import stop_ids
 from learner.tasks.registry import make_task
 from p2p.errors import UsageError
 from p2p.files import write_whole
 from p2p.identity import Identity
 from p2p.membership.admission import make_ticket
-from p2p.protocol.descriptor import FILES, pack_descriptor
+from p2p.protocol.descriptor import pack_descriptor
 
 log = logging.getLogger("shoal.learner")
 
@@ -91,40 +91,6 @@ def check_work_left(run_dir: Path, last: CommittedStep | None, steps: int) -> No
         raise UsageError(f"nothing left to do: step {last.step} of {steps} is committed and the run has ended")
 
 
-def find_model(model: str) -> Path:
-    """The local folder of a model: as given, or a hub id's config and tokenizer (weights are the trainer's business)."""
-    path = Path(model)
-    if path.is_dir():
-        return path
-    if model.startswith((".", "/", "~")) or model.count("/") > 1:
-        raise UsageError(f"no model folder {model}")
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(model, allow_patterns=list(FILES)))
-    except Exception as error:
-        raise UsageError(
-            f"{model} is neither a local folder nor a model on the hub: {_first_line(error)}"
-        ) from None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def vocab_size(folder: Path) -> int:
-    """Number of token ids the model knows."""
-    try:
-        values = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
-        raise UsageError(f"{folder} has no config.json that can be read: not a model folder") from None
-    text = values.get("text_config") if isinstance(values, dict) else None
-    size = next((v["vocab_size"] for v in (values, text) if isinstance(v, dict) and v.get("vocab_size")), None)
-    if not isinstance(size, int):
-        raise UsageError(f"{folder}/config.json names no vocab_size")
-    return size
-
-
 def _listen(run_dir: Path, config: LearnerConfig) -> list[str]:
     """Where to listen: as configured the first time, on the very same ports after that (tickets name them)."""
     kept = run_dir / "listen.json"
@@ -149,12 +115,9 @@ async def run_learner(
     (it can be resumed)."""
     from p2p.channel.libp2p import open_libp2p_network
 
-    folder = find_model(config.model)
-    vocabulary = vocab_size(folder)
-    tokenizer, stops = _tokenizer(folder)
+    model = open_model_folder(config.model)
     task = make_task(config.task.name, config.task.seed, dict(config.task.options))
     trainer_config = config.trainer_config()
-    rollout = config.rollout
     with ExitStack() as held:
         scorer = held.enter_context(Scorer(task, allow_unconfined=config.task.allow_unconfined))
         run, run_dir = prepare_run(config, resume=resume)
@@ -171,33 +134,37 @@ async def run_learner(
         async with open_libp2p_network(identity, listen) as network:
             _keep_ports(run_dir, listen, list(network.addresses))
             head = Head(config=config, run=run, run_dir=run_dir, identity=identity, network=network, journal=journal)
-            settings = RolloutSettings(
-                rollout.max_staleness, rollout.groups_per_step, rollout.samples, config.seed,
-                Sampling(rollout.max_new_tokens, stops, rollout.temperature, rollout.top_p), rollout.micro_batch_groups,
-                rollout.stall_s, rollout.finish_s if rollout.on_update == "finish" else 0.0,
-                config.dispatch.strategies(), rollout.equal_groups == "train",
-                rollout.extra_groups, rollout.extra_samples, rollout.truncate_stuck_s,
-            )  # fmt: skip
             # Abandoned: the scorer's end, which follows, ends it. (mypy sees trio-typing's stubs, older than trio.)
             in_thread: Any = partial(trio.to_thread.run_sync, abandon_on_cancel=True)  # type: ignore[call-arg]
             head.rollouts = Rollouts(
-                settings, journal, task, tokenizer, vocabulary, epoch=head.epoch, send=head.send,
-                nodes=head.node_views, report=head.report, scorer=scorer, in_thread=in_thread,
+                _rollout_settings(config, model.stop_ids), journal, task, model.tokenizer, model.vocab_size, epoch=head.epoch,
+                send=head.send, nodes=head.node_views, report=head.report, scorer=scorer, in_thread=in_thread,
             )  # fmt: skip
-            head.rollouts.stop_at(trainer_config.steps)
+            head.rollouts.buffers.stop_at(trainer_config.steps)
             if config.local_engine.engine:
                 own = run_dir / LOCAL_ENGINE
                 own.mkdir(exist_ok=True)
                 head.expect_local_engine(Identity.load_or_create(own / "node.key").peer_id)
                 near = tuple(reversed(network.addresses))  # loopback is the last
                 (own / "ticket.txt").write_text(make_ticket(identity, run, near).encode() + "\n")
-            head.publisher.offer_descriptor(pack_descriptor(folder))
+            head.publisher.offer_descriptor(pack_descriptor(model.path))
             addresses = tuple(config.swarm.announce) or tuple(network.addresses)
             ticket = make_ticket(identity, run, addresses).encode()
             (run_dir / "ticket.txt").write_text(ticket + "\n")
             a = config.activation
             head.provider = Provider(head.keeper.pool.advice, run, ticket, a.ask_command, a.ask_url, a.ask_every_s)
             return await _run(config, head, run_dir, ticket, announce)
+
+
+def _rollout_settings(config: LearnerConfig, stop_ids: tuple[int, ...]) -> RolloutSettings:
+    r = config.rollout
+    return RolloutSettings(
+        max_staleness=r.max_staleness, groups_per_step=r.groups_per_step, samples=r.samples, seed=config.seed,
+        sampling=Sampling(r.max_new_tokens, stop_ids, r.temperature, r.top_p), micro_batch_groups=r.micro_batch_groups,
+        stall_s=r.stall_s, finish_s=r.finish_s if r.on_update == "finish" else 0.0, strategies=config.dispatch.strategies(),
+        keep_equal=r.equal_groups == "train", extra_groups=r.extra_groups, extra_samples=r.extra_samples,
+        truncate_stuck_s=r.truncate_stuck_s,
+    )  # fmt: skip
 
 
 async def _run(
@@ -209,7 +176,7 @@ async def _run(
         async with trio.open_nursery() as nursery:
             calm_gc()
             await nursery.start(head.run)
-            await nursery.start(serve_trainer, run_dir, head.desk)
+            await nursery.start(serve_trainer, run_dir, head.trainer_requests.answer, head.trainer_requests.on_gone)
             write_whole(run_dir / "status.json", json.dumps({"port": port, "pid": os.getpid()}))
             if announce is not None:
                 announce("ready", {"ticket": ticket, "status_port": port, "run": head.run_id, "run_dir": str(run_dir)})
@@ -226,22 +193,3 @@ async def _run(
             nursery.cancel_scope.cancel()
     return result
 
-
-def _tokenizer(folder: Path) -> tuple[Any, tuple[int, ...]]:
-    from transformers import AutoTokenizer
-
-    # transformers makes up an empty tokenizer for a known architecture rather than say that there is none.
-    if not any(any(folder.glob(pattern)) for pattern in ("tokenizer*", "vocab*", "*.model", "*.tiktoken")):
-        raise UsageError(f"{folder} has no tokenizer")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder))
-    except Exception as error:
-        raise UsageError(f"{folder} has no tokenizer that loads: {_first_line(error)}") from None
-    generation = folder / "generation_config.json"
-    eos = None
-    if generation.exists():
-        try:
-            eos = json.loads(generation.read_text()).get("eos_token_id")
-        except (OSError, ValueError, AttributeError):
-            raise UsageError(f"{generation} cannot be read: not a model folder") from None
-    return tokenizer, stop_ids(tokenizer, eos)

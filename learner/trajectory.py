@@ -1,19 +1,30 @@
-"""Trajectories and groups as the learner holds them. Must not know torch, the network or the ledger."""
+"""Trajectories and groups as the learner holds them, from their last token to the trainer. Must not know torch, the network or
+the ledger."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import msgpack
 
+from learner.tasks.port import Score
 from p2p.protocol.rollout import Span
 from p2p.version import Version
 
+TRUNCATED: Literal["truncated"] = "truncated"
+"""How a sequence ended that would have gone on: the learner cut it where it was, because a step waited for it. A word of its own,
+since neither the answer nor the token budget was at its end; no node may say it."""
 
-@dataclass(frozen=True, slots=True)
+Finish = Literal["stop", "length", "truncated"]
+"""How a trajectory ended: with a stop token, with its token budget, or as TRUNCATED (`rollout.truncate_stuck_s`), which a trainer
+may mask."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """One finished sample of a group, as the trainer sees it."""
+    """One sample of a group that has ended. Once it was scored it has a reward; only then it goes to journal and trainer."""
 
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
@@ -21,12 +32,12 @@ class Trajectory:
     """behaviour log probability of each completion token (nats)"""
     spans: tuple[Span, ...]
     """cover [0, len(completion_ids)) in order, versions never going back"""
-    reward: float
-    finish: str
-    """"stop", "length", or "truncated": cut by the learner where it was (`rollout.truncate_stuck_s`); a trainer may mask it"""
+    finish: Finish
     node: str
     """peer id of the node that made the last token"""
     seed: int
+    reward: float | None = None
+    """None: not scored yet"""
     exact: bool = False
     """the task's own notion of fully right, for `reward_first/last` style reports"""
 
@@ -49,6 +60,24 @@ class Group:
         """The group's version: the oldest over its members' spans (StaleFlow, section 3)."""
         return min(t.oldest for t in self.trajectories)
 
+    @property
+    def rewards(self) -> list[float]:
+        """One a trajectory, in order. ValueError when one was not scored."""
+        rewards = [t.reward for t in self.trajectories if t.reward is not None]
+        if len(rewards) < len(self.trajectories):
+            raise ValueError(f"group {self.group_id} is not scored")
+        return rewards
+
+    @property
+    def equal(self) -> bool:
+        """Whether all have the same reward: then none is better than its group, and there is nothing to learn from."""
+        return len(set(self.rewards)) == 1
+
+    def scored(self, scores: Sequence[Score]) -> Group:
+        """The group with one score a trajectory, in order."""
+        rewarded = (replace(t, reward=s.reward, exact=s.exact) for t, s in zip(self.trajectories, scores, strict=True))
+        return replace(self, trajectories=tuple(rewarded))
+
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
@@ -63,34 +92,16 @@ class MicroBatch:
     last: bool
     total: int = 0
     """groups the whole step will hold, so that the loss can be normalised before all of them are here"""
-    extra: dict[str, Any] = field(default_factory=dict)
 
 
-def pack_groups(groups: tuple[Group, ...]) -> bytes:
-    """msgpack, for the journal and for micro-batch files."""
-    return msgpack.packb(
-        [
-            [
-                g.group_id,
-                g.task_index,
-                [
-                    [
-                        list(t.prompt_ids),
-                        list(t.completion_ids),
-                        list(t.logprobs),
-                        [[s.version.epoch, s.version.step, s.start, s.stop] for s in t.spans],
-                        t.reward,
-                        t.finish,
-                        t.node,
-                        t.seed,
-                        t.exact,
-                    ]
-                    for t in g.trajectories
-                ],
-            ]
-            for g in groups
-        ]
-    )
+def pack_groups(groups: Sequence[Group]) -> bytes:
+    """Scored groups as msgpack, for the journal and for micro-batch files."""
+    return msgpack.packb([[g.group_id, g.task_index, [_packed(t) for t in g.trajectories]] for g in groups])
+
+
+def _packed(t: Trajectory) -> list[object]:
+    spans = [[s.version.epoch, s.version.step, s.start, s.stop] for s in t.spans]
+    return [t.prompt_ids, t.completion_ids, t.logprobs, spans, t.reward, t.finish, t.node, t.seed, t.exact]
 
 
 def unpack_groups(data: bytes) -> tuple[Group, ...]:
@@ -101,18 +112,12 @@ def unpack_groups(data: bytes) -> tuple[Group, ...]:
             task_index,
             tuple(
                 Trajectory(
-                    tuple(prompt),
-                    tuple(completion),
-                    tuple(logprobs),
-                    tuple(Span(Version(e, s), a, b) for e, s, a, b in spans),
-                    reward,
-                    finish,
-                    node,
-                    seed,
-                    exact,
+                    prompt_ids=tuple(prompt), completion_ids=tuple(completion), logprobs=tuple(logprobs),
+                    spans=tuple(Span(Version(epoch, step), start, stop) for epoch, step, start, stop in spans),
+                    finish=finish, node=node, seed=seed, reward=reward, exact=exact,
                 )
                 for prompt, completion, logprobs, spans, reward, finish, node, seed, exact in trajectories
             ),
         )
         for group_id, task_index, trajectories in msgpack.unpackb(data)
-    )
+    )  # fmt: skip

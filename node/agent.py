@@ -18,6 +18,7 @@ import trio
 
 from node.engine.port import EngineDied
 from node.install.base_model import BaseModel
+from node.install.engine_slot import EngineSlot
 from node.install.installer import Installer
 from node.install.shadow import Shadow
 from node.serving.serving import EngineFactory, Serving
@@ -88,14 +89,12 @@ class Agent(SwarmOwner):
         s.directory.mkdir(parents=True, exist_ok=True)
         self.store = ChunkStore(s.directory / "chunks", s.store_limit)
         self.shadow = Shadow.open(s.directory / "shadow", s.ticket.run)
+        self.slot = EngineSlot(self.shadow, s.directory / "model", in_thread)
         self.swarm = Swarm(
             network, identity, self.store, FollowerRole(s.ticket, dialable=s.dialable, site=s.site), self, name=s.name, wall=wall
         )
-        self.serving = Serving(self.shadow, engine_factory, self._to_head, self._send_status)
-        self.serving.installer = self.installer = Installer(
-            exchange=self.swarm.exchange, shadow=self.shadow, model_dir=s.directory / "model", in_thread=in_thread,
-            on_installed=self._on_installed, base_model=s.base_model, before_commit=self.serving.before_commit,
-        )  # fmt: skip
+        self.serving = Serving(self.slot, engine_factory, self._to_head, self._send_status)
+        self.installer = Installer(self.swarm.exchange, self.slot, in_thread, self._on_installed, s.base_model)
         self._done = trio.Event()
         self._done_reason = ""
         self._may_go = trio.Event()
@@ -217,7 +216,7 @@ class Agent(SwarmOwner):
             except EngineDied:
                 pass  # _keep_engine reports it
         self._to_head(NodeStatus(
-            ready=self.serving.ready and self.shadow.version is not None, version=self.installer.serving or Version(0, 0),
+            ready=self.serving.ready and self.shadow.version is not None, version=self.slot.serving or Version(0, 0),
             running=running, waiting=waiting, capacity=self.settings.capacity, tokens=self.serving.tokens, tokens_per_s=rate,
             pid=os.getpid(), rss_bytes=psutil.Process().memory_info().rss, updating=self.serving.updating,
             sent_bytes=self.swarm.sent_bytes, kv_tokens=kv_tokens,

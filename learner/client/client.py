@@ -293,7 +293,9 @@ class LearnerClient:
             chunk_bytes=begun.chunk_bytes, threads=len(os.sched_getaffinity(0)), changes=changes,
         )  # fmt: skip
         for s in segments:
-            self._ask(SegmentDone(begun.mid, s.index, s.size, b"".join(s.digests), s.changed, s.words), Ok)
+            self._tell(
+                SegmentDone(begun.mid, s.index, size=s.size, digests=b"".join(s.digests), changed=s.changed, words=s.words)
+            )
         self.stages.setdefault("encode", time.perf_counter() - started)
         digests = state.tensor_digests()
         spent = time.perf_counter() - started
@@ -302,10 +304,19 @@ class LearnerClient:
         self._ask(SealVersion(begun.mid, b"".join(digests), digest, spent), Ok)
         return Reference(Version(self._start.epoch, step), digest, state)
 
-    def _ask(self, request: object, expect: type[Answer]) -> Answer:
+    def _tell(self, message: object) -> None:
+        """Send what the head does not answer (`SegmentDone`)."""
+        data = encode(message)
         try:
-            data = encode(request)
             self._sock.sendall(struct.pack(">I", len(data)) + data)
+        except TimeoutError:
+            raise HeadGone(f"the head has not taken {type(message).__name__} for {SILENCE_S:.0f} s") from None
+        except OSError as error:
+            raise HeadGone(f"the head is gone: {error}") from None
+
+    def _ask(self, request: object, expect: type[Answer]) -> Answer:
+        self._tell(request)
+        try:
             while True:
                 (size,) = struct.unpack(">I", self._read(4))
                 if size > MAX_FRAME:

@@ -1,7 +1,7 @@
 """Messages between the head and its trainer, over a Unix socket in the run directory. Must not know torch or trio.
 
-Small messages only: micro-batches, tensor tables and chunks go through files. One request at a time; the head answers
-every request, and sends `Wait` every few seconds while an answer is not ready, so silence always means trouble.
+Small messages only: micro-batches, tensor tables and chunks go through files. One request at a time; the head answers every
+request but `SegmentDone`, and sends `Wait` every few seconds while an answer is not ready, so silence always means trouble.
 """
 
 from __future__ import annotations
@@ -69,6 +69,9 @@ class Begun(Message, frozen=True, tag="t.begun"):
 
 
 class SegmentDone(Message, frozen=True, tag="t.segment"):
+    """Segment `index` is in the store: `size` bytes, in chunks whose BLAKE3 `digests` (32 bytes each) are joined. `changed` of
+    its `words` differ from the base. Not answered, so that the trainer encodes on; a refusal answers what it asks next."""
+
     mid: Digest
     index: Count
     size: Count

@@ -46,9 +46,3 @@ class LocalRollout:
             seconds = self.memory[nodes]
         self._nodes, self.turn_s = nodes, seconds
         return seconds
-
-
-def wanted(remote_s: float, turn_s: float, train_s: float, nodes: int, reserved: int = 1) -> float:
-    """RLBoost's N_prem: nodes that would do what remote ones (`remote_s` of a step, each) and the reserved ones (seeding) do
-    now, in the time that training takes. `reserved` in units of a node's worth."""
-    return (remote_s * nodes + turn_s * reserved) / train_s if train_s > 0 else math.inf

@@ -85,19 +85,16 @@ class Head(SwarmOwner):
         self.gone: dict[str, dict[str, Any]] = {}
         self.reports: list[str] = []
         self.keeper = PoolKeeper(config, run_dir, self.nodes, self.send, now)
-        self.desk = TrainerRequests(self)
-        self.step = 0
-        self.steps = config.trainer_config().steps
+        self.trainer_requests = TrainerRequests(self, config.trainer_config().steps)
         self.started = now()
         self._counted: tuple[float, float, JournalTally | None] = (0.0, 0.0, None)
         self.final_nodes: dict[str, dict[str, Any]] = {}
         """the nodes as they were when the run ended"""
         self.final_pool: dict[str, Any] = {}
         self.provider: Provider | None = None
-        self.finished = trio.Event()
+        self.finished, self.trainer_gone = self.trainer_requests.finished, self.trainer_requests.trainer_gone
         self._moved = trio.Event()
         """set, and replaced, when a node reports or goes"""
-        self.trainer_gone = trio.Event()
         self._fault: sqlite3.Error | None = None
         self._faulted = trio.Event()
 
@@ -112,7 +109,7 @@ class Head(SwarmOwner):
         assert self.rollouts is not None
         async with trio.open_nursery() as nursery:
             await nursery.start(self.swarm.run)
-            nursery.start_soon(self.rollouts.score_finished)
+            nursery.start_soon(self.rollouts.buffers.score_whole)
             nursery.start_soon(self.rollouts.keep_dispatched)
             nursery.start_soon(self.rollouts.keep_balanced)
             nursery.start_soon(self.rollouts.tokens.run)
@@ -147,7 +144,7 @@ class Head(SwarmOwner):
                 for peer in self.ready_rollouts.take_from_stalled(self.now()):
                     if peer in self.nodes:
                         self.nodes[peer].back_off(self.now())
-            self.ready_rollouts.truncate_stuck(self.now())
+            self.ready_rollouts.buffers.truncate_stuck(self.now())
             self.keeper.tick(self.ready_rollouts)
             if self.local_engine is not None:
                 self.local_engine.look(self.ready_rollouts)
@@ -257,6 +254,11 @@ class Head(SwarmOwner):
             case _:
                 raise Refusal(f"a node does not send {type(message).__name__}", fatal=True)
 
+    def tell_catalog(self) -> None:
+        """To every node: for the epoch's first version, which those who are here wait for."""
+        for node in self.nodes.values():
+            self.send_catalog(node.link)
+
     def send_catalog(self, link: Link) -> None:
         """Tell the node of `link` what it may fetch."""
         self.swarm.send_catalog(link)
@@ -332,16 +334,16 @@ class Head(SwarmOwner):
     def status(self) -> dict[str, Any]:
         """Everything `shoal status` shows, as plain values."""
         self.publisher.count_traffic()
-        tally = self._tally()
+        tally, trainer = self._tally(), self.trainer_requests
         live = {p: self._describe(n) for p, n in self.nodes.items()}
         nodes = self.final_nodes or live
         return {
-            "run": self.run_id, "epoch": self.epoch, "pid": os.getpid(), "trainer_pid": self.desk.trainer_pid,
-            "step": self.step, "steps": self.steps, "seconds": self.now() - self.started,
+            "run": self.run_id, "epoch": self.epoch, "pid": os.getpid(), "trainer_pid": trainer.trainer_pid,
+            "step": trainer.step, "steps": trainer.steps, "seconds": self.now() - self.started,
             "version": str(self.publisher.current) if self.publisher.current else None,
             "nodes": [*nodes.values(), *(g for p, g in self.gone.items() if p not in nodes)],
             "max_staleness": self.config.rollout.max_staleness,
-            "max_staleness_seen": self.rollouts.max_staleness_seen if self.rollouts else 0,
+            "max_staleness_seen": self.rollouts.buffers.max_staleness_seen if self.rollouts else 0,
             "trajectories": {
                 "reserved": tally.reserved, "consumed": tally.consumed, "aborted": tally.aborted,
                 "outstanding": tally.outstanding + tally.finished, "lost": tally.lost,
@@ -353,9 +355,9 @@ class Head(SwarmOwner):
             },
             "pool": self.final_pool or self._pool(),
             "local_engine": self.local_engine.status() if self.local_engine is not None else {},
-            "redundancy": self.rollouts.redundancy.status() if self.rollouts else {},
+            "redundancy": self.rollouts.buffers.redundancy.status() if self.rollouts else {},
             **self.publisher.history.summary(),
-            "metrics": self.desk.latest,
-            "evals": {str(step): value for step, value in self.desk.evals.items()},
+            "metrics": trainer.latest,
+            "evals": {str(step): value for step, value in trainer.evals.items()},
             "reports": self.reports[-10:],
         }  # fmt: skip

@@ -17,8 +17,8 @@ from learner.economy.local_rollout import LocalRollout
 from learner.economy.pool import Pool
 from learner.economy.turns import Turns
 from learner.head.node_state import NodeState
+from learner.rollouts.buffers import StepGroups
 from learner.rollouts.controller import Rollouts
-from learner.trajectory import Group
 from p2p.protocol.generation import Interrupt
 from p2p.protocol.prices import Activate
 
@@ -65,13 +65,13 @@ class LocalEngine:
         self._begun = True
         turns.begin(self._now(), self._remote(rollouts))
 
-    async def next_groups(self, rollouts: Rollouts, step: int, seen: int) -> tuple[tuple[Group, ...], bool]:
-        """As `Rollouts.next_groups`, with the device free for the trainer when it returns."""
+    async def next_groups(self, rollouts: Rollouts, step: int, seen: int) -> StepGroups:
+        """As `TrainingBuffers.next_groups`, with the device free for the trainer when it returns."""
         await self._free(rollouts)
         began, seeded = self._now(), self.turns.generated_s
         self._waits = True
         try:
-            found = await rollouts.next_groups(step, seen)
+            found = await rollouts.buffers.next_groups(step, seen)
         finally:
             self._waits = False
         self.turns.waited(max(0.0, self._now() - began - (self.turns.generated_s - seeded)))

@@ -1,13 +1,17 @@
-"""What the head does for its trainer: hands it batches, takes its versions, keeps what it committed and what it says.
+"""What the head answers its trainer: hands it batches, takes its versions, keeps what it committed and what it says.
 
-One trainer an epoch. Must not know sockets (`trainer_port`) or torch; what the answers rest on is the head's.
+One trainer an epoch. Must not know sockets (`trainer_server`) or torch; what the answers rest on is the head's (`RunParts`).
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import trio
 
 from learner.client.messages import (
     Batch,
@@ -16,125 +20,187 @@ from learner.client.messages import (
     CommitStep,
     Discard,
     Due,
+    Error,
     Finish,
     IsDue,
     Log,
     NextBatch,
+    Ok,
     Resume,
     SealVersion,
     SegmentDone,
     Start,
 )  # fmt: skip
+from learner.config import LearnerConfig
+from learner.head.local_engine import LocalEngine
 from learner.head.metrics import MetricsLog, network_metrics
-from learner.head.trainer_server import TrainerHandler
+from learner.head.node_state import NodeState
+from learner.head.pool_keeper import PoolKeeper
+from learner.journal.journal import Journal
+from learner.publish.publisher import Publisher
+from learner.rollouts.controller import Rollouts
 from learner.trajectory import pack_groups
 from p2p.errors import Refusal, ShoalError
-
-if TYPE_CHECKING:
-    from learner.head.head import Head
 
 log = logging.getLogger("shoal.head")
 
 
-class TrainerRequests(TrainerHandler):
-    def __init__(self, head: Head) -> None:
-        self._head = head
-        self.metrics = MetricsLog(head.run_dir)
+class RunParts(Protocol):
+    """The parts of a run that answers to its trainer rest on, as the head holds them."""
+
+    config: LearnerConfig
+    run_dir: Path
+    epoch: int
+    journal: Journal
+    publisher: Publisher
+    keeper: PoolKeeper
+    local_engine: LocalEngine | None
+    now: Callable[[], float]
+    wall: Callable[[], float]
+
+    @property
+    def nodes(self) -> Mapping[str, NodeState]: ...
+
+    @property
+    def ready_rollouts(self) -> Rollouts:
+        """ShoalError while there are none yet."""
+        ...
+
+    def tell_catalog(self) -> None:
+        """Send every node what the publisher offers."""
+        ...
+
+    def still_follows(self, node: NodeState) -> bool:
+        """Whether this node goes on taking versions."""
+        ...
+
+    def report(self, peer: str, refusal: Refusal) -> None:
+        """Say once what went wrong, and keep it for the status page."""
+        ...
+
+
+class TrainerRequests:
+    """The answers to one epoch's trainer, and how far it has come. `steps` is how many it is to take."""
+
+    def __init__(self, parts: RunParts, steps: int) -> None:
+        self._parts, self.steps = parts, steps
+        self.metrics = MetricsLog(parts.run_dir)
+        self.step = 0
+        """the last that was committed"""
+        self.finished, self.trainer_gone = trio.Event(), trio.Event()
         self.trainer_pid = 0
+        """0: no trainer came yet"""
         self.latest: dict[str, Any] = {}
         self.evals: dict[int, float] = {}
         """step -> held-out exact match"""
         self._batch_files = 0
 
-    async def on_resume(self, message: Resume) -> Start:
-        head = self._head
+    async def answer(self, request: object) -> object:
+        """The answer to any message of the trainer's; takes as long as it takes. ShoalError: refused, and its text says why."""
+        match request:
+            case Resume():
+                return self.on_resume(request)
+            case Due():
+                return self.on_due(request)
+            case Begin():
+                return self.on_begin(request)
+            case NextBatch():
+                return await self.on_next(request)
+            case SegmentDone():
+                self._parts.publisher.segment(request)
+            case SealVersion():
+                self.on_seal(request)
+            case CommitStep():
+                self.on_commit(request)
+            case Discard():
+                self.on_discard(request)
+            case Log():
+                self.on_log(request)
+            case Finish():
+                self.finished.set()
+            case _:
+                return Error(f"unexpected {type(request).__name__}")
+        return Ok()
+
+    def on_gone(self, reason: str) -> None:
+        """The connection that `answer` served is over."""
+        if not self.finished.is_set() and self.trainer_pid:
+            log.error("the trainer is gone: %s", reason)
+            self.trainer_gone.set()
+
+    def on_resume(self, message: Resume) -> Start:
         if self.trainer_pid:
             # A second trainer of one epoch would train on groups the first has taken: only a new epoch fences it.
             raise ShoalError("this epoch had its trainer already; start the learner again with --resume")
         self.trainer_pid = message.pid
-        last = head.journal.last_commit()
-        head.step = last.step if last else 0
-        swarm = head.config.swarm
+        last = self._parts.journal.last_commit()
+        self.step = last.step if last else 0
+        swarm = self._parts.config.swarm
         return Start(
-            head.epoch, head.step, last.checkpoint if last else "", swarm.segment_bytes, swarm.anchor_every, swarm.squash_every
+            self._parts.epoch, self.step, checkpoint=last.checkpoint if last else "", segment_bytes=swarm.segment_bytes,
+            anchor_every=swarm.anchor_every, squash_every=swarm.squash_every,
         )  # fmt: skip
 
-    async def on_due(self, message: Due) -> IsDue:
-        head = self._head
-        current = head.publisher.current
-        published = current.step if current is not None and current.epoch == head.epoch else None
-        return IsDue(message.step >= head.steps or head.keeper.pool.due(message.step, published))
+    def on_due(self, message: Due) -> IsDue:
+        current = self._parts.publisher.current
+        published = current.step if current is not None and current.epoch == self._parts.epoch else None
+        return IsDue(message.step >= self.steps or self._parts.keeper.pool.due(message.step, published))
 
-    async def on_begin(self, message: Begin) -> Begun:
-        head = self._head
-        head.ready_rollouts.advance(message.step)
-        return Begun(*head.publisher.begin(message))
+    def on_begin(self, message: Begin) -> Begun:
+        self._parts.ready_rollouts.buffers.advance(message.step)
+        return Begun(*self._parts.publisher.begin(message))
 
-    async def on_segment(self, message: SegmentDone) -> None:
-        self._head.publisher.segment(message)
-
-    async def on_seal(self, message: SealVersion) -> None:
-        head = self._head
-        published = head.publisher.seal(message)
+    def on_seal(self, message: SealVersion) -> None:
+        parts, rollouts, publisher = self._parts, self._parts.ready_rollouts, self._parts.publisher
+        published = publisher.seal(message)
         base = str(published.base) if published.base is not None else ""
-        head.journal.record_version(published.version, published.kind, published.mid.hex(), base, published.size)
-        head.ready_rollouts.published(published.version)
-        if head.publisher.history.begun == 1:  # the epoch's first anchor: those who wait for it hear of it now
-            for node in head.nodes.values():
-                head.send_catalog(node.link)
+        parts.journal.record_version(published.version, published.kind, published.mid.hex(), base, published.size)
+        rollouts.published(published.version)
+        if publisher.history.begun == 1:  # the epoch's first anchor: those who wait for it hear of it now
+            parts.tell_catalog()
         # Here, while the trainer waits for this answer: it must not be writing a chunk that is being dropped.
-        head.publisher.prune(node.reading_from or node.version for node in head.nodes.values() if head.still_follows(node))
-        head.ready_rollouts.need_dispatch()
+        publisher.prune(node.reading_from or node.version for node in parts.nodes.values() if parts.still_follows(node))
+        rollouts.need_dispatch()
 
     async def on_next(self, message: NextBatch) -> Batch:
-        head = self._head
-        began, pool, rollouts = head.now(), head.keeper.pool, head.ready_rollouts
+        parts, engine = self._parts, self._parts.local_engine
+        began, pool, rollouts = parts.now(), parts.keeper.pool, parts.ready_rollouts
         if not message.seen:
             pool.stepped(message.step, began)
-            if head.local_engine is not None:
-                rollouts.advance(message.step)
-                head.local_engine.begin(rollouts)
-        source = head.local_engine.next_groups(rollouts, message.step, message.seen) if head.local_engine is not None else None
-        groups, last = await (source or rollouts.next_groups(message.step, message.seen))
-        pool.waited(head.now() - began, sum(len(t.completion_ids) for g in groups for t in g.trajectories))
+            if engine is not None:
+                rollouts.buffers.advance(message.step)
+                engine.begin(rollouts)
+        if engine is not None:
+            groups, last = await engine.next_groups(rollouts, message.step, message.seen)
+        else:
+            groups, last = await rollouts.buffers.next_groups(message.step, message.seen)
+        pool.waited(parts.now() - began, sum(len(t.completion_ids) for g in groups for t in g.trajectories))
         self._batch_files += 1
-        name = f"batches/{head.epoch}-{message.step}-{self._batch_files}.msgpack"
-        path = head.run_dir / name
+        name = f"batches/{parts.epoch}-{message.step}-{self._batch_files}.msgpack"
+        path = parts.run_dir / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(pack_groups(groups))
-        return Batch(name, last, head.config.rollout.groups_per_step)
+        return Batch(name, last, parts.config.rollout.groups_per_step)
 
-    async def on_commit(self, message: CommitStep) -> None:
-        head = self._head
-        head.ready_rollouts.commit(message.step, message.checkpoint)
-        head.step = message.step
-        head.keeper.keep()
+    def on_commit(self, message: CommitStep) -> None:
+        self._parts.ready_rollouts.buffers.commit(message.step, message.checkpoint)
+        self.step = message.step
+        self._parts.keeper.keep()
 
-    async def on_discard(self, message: Discard) -> None:
-        head = self._head
-        head.report("trainer", Refusal(f"step {message.step}: {message.reason}"))
-        head.ready_rollouts.discard(message.group_ids)
+    def on_discard(self, message: Discard) -> None:
+        self._parts.report("trainer", Refusal(f"step {message.step}: {message.reason}"))
+        self._parts.ready_rollouts.buffers.discard(message.group_ids)
 
-    async def on_log(self, message: Log) -> None:
-        head = self._head
+    def on_log(self, message: Log) -> None:
+        parts, rollouts, publisher = self._parts, self._parts.ready_rollouts, self._parts.publisher
         trained: dict[str, Any] = json.loads(message.metrics)
-        head.publisher.count_traffic()
-        network = network_metrics(head.publisher.history, list(head.nodes.values()), head.publisher.current)
-        network["off_policy/dropped"] = head.ready_rollouts.dropped
-        if head.ready_rollouts.redundant:
-            network |= head.ready_rollouts.redundancy.metrics()
-        network |= head.keeper.pool.metrics(head.now())
-        network |= head.local_engine.last if head.local_engine is not None else {}
-        self.latest = {"step": message.step, "epoch": head.epoch, "time": head.wall(), **trained, **network}
+        publisher.count_traffic()
+        network = network_metrics(publisher.history, list(parts.nodes.values()), publisher.current)
+        if rollouts.buffers.redundant:
+            network |= rollouts.buffers.redundancy.metrics()
+        network |= parts.keeper.pool.metrics(parts.now())
+        network |= parts.local_engine.last if parts.local_engine is not None else {}
+        self.latest = {"step": message.step, "epoch": parts.epoch, "time": parts.wall(), **trained, **network}
         if "eval/exact/mean" in trained:
             self.evals[message.step] = trained["eval/exact/mean"]
         self.metrics.write(self.latest)
-
-    async def on_finish(self, message: Finish) -> None:
-        self._head.finished.set()
-
-    async def on_trainer_gone(self, reason: str) -> None:
-        head = self._head
-        if not head.finished.is_set() and self.trainer_pid:
-            log.error("the trainer is gone: %s", reason)
-            head.trainer_gone.set()

@@ -1,6 +1,6 @@
 """The head's side of the trainer's socket: accepts one trainer at a time and answers it. Must not know torch.
 
-Thin shell: what the answers are is the handler's business (`TrainerHandler`, implemented by the head).
+Thin shell: what the answers are is its caller's business (`trainer_requests`).
 """
 
 from __future__ import annotations
@@ -9,34 +9,13 @@ import logging
 import os
 import socket as stdsocket
 import struct
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from learner.client.messages import (
-    HEARTBEAT_S,
-    SOCKET,
-    Batch,
-    Begin,
-    Begun,
-    CommitStep,
-    Discard,
-    Due,
-    Error,
-    Finish,
-    IsDue,
-    Log,
-    NextBatch,
-    Ok,
-    Resume,
-    SealVersion,
-    SegmentDone,
-    Start,
-    Wait,
-    decode,
-    socket_path,
-)  # fmt: skip
+from learner.client.messages import HEARTBEAT_S, SOCKET, Error, SegmentDone, Wait, decode, socket_path
 from p2p.errors import Refusal, ShoalError
 from p2p.limits import MAX_FRAME
 from p2p.protocol.wire import encode
@@ -44,46 +23,16 @@ from p2p.protocol.wire import encode
 log = logging.getLogger("shoal.trainer_port")
 
 
-class TrainerHandler:
-    """What the head does for its trainer. A ShoalError raised here reaches the trainer as its text."""
-
-    async def on_resume(self, message: Resume) -> Start:
-        raise NotImplementedError
-
-    async def on_due(self, message: Due) -> IsDue:
-        raise NotImplementedError
-
-    async def on_begin(self, message: Begin) -> Begun:
-        raise NotImplementedError
-
-    async def on_segment(self, message: SegmentDone) -> None:
-        raise NotImplementedError
-
-    async def on_seal(self, message: SealVersion) -> None:
-        raise NotImplementedError
-
-    async def on_next(self, message: NextBatch) -> Batch:
-        """May wait for as long as it takes; the port keeps the trainer patient."""
-        raise NotImplementedError
-
-    async def on_commit(self, message: CommitStep) -> None:
-        raise NotImplementedError
-
-    async def on_discard(self, message: Discard) -> None:
-        raise NotImplementedError
-
-    async def on_log(self, message: Log) -> None:
-        raise NotImplementedError
-
-    async def on_finish(self, message: Finish) -> None:
-        raise NotImplementedError
-
-    async def on_trainer_gone(self, reason: str) -> None:
-        raise NotImplementedError
+Answer = Callable[[object], Awaitable[object]]
+"""The answer to one message of the trainer's. It may take as long as it takes: the server keeps the trainer patient. A ShoalError
+raised here reaches the trainer as its text."""
 
 
-async def serve_trainer(run_dir: Path, handler: TrainerHandler, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
-    """Listen on the run directory's socket and serve one trainer after another, never two at once."""
+async def serve_trainer(
+    run_dir: Path, answer: Answer, on_gone: Callable[[str], None], *, task_status: Any = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Listen on the run directory's socket and serve one trainer after another, never two at once. `on_gone(reason)` hears when a
+    connection ends."""
     (run_dir / SOCKET).unlink(missing_ok=True)
     listener = trio.socket.socket(stdsocket.AF_UNIX, stdsocket.SOCK_STREAM)
     with socket_path(run_dir) as name:
@@ -98,14 +47,16 @@ async def serve_trainer(run_dir: Path, handler: TrainerHandler, *, task_status: 
             reason = "it closed the connection"
             try:
                 async with stream:
-                    await _serve(stream, handler)
+                    await _serve(stream, answer)
             except* (trio.BrokenResourceError, trio.ClosedResourceError, Refusal) as group:
                 reason = f"{type(group.exceptions[0]).__name__}: {group.exceptions[0]}"
-            await handler.on_trainer_gone(reason)
+            on_gone(reason)
 
 
-async def _serve(stream: trio.SocketStream, handler: TrainerHandler) -> None:
+async def _serve(stream: trio.SocketStream, answer: Answer) -> None:
+    """Answer every request but `SegmentDone`: when one of these is refused, so is the next request, with the same words."""
     buffer = bytearray()
+    refused: Error | None = None
     while True:
         while len(buffer) < 4 or len(buffer) < 4 + struct.unpack_from(">I", buffer)[0]:
             piece = await stream.receive_some()
@@ -117,12 +68,16 @@ async def _serve(stream: trio.SocketStream, handler: TrainerHandler) -> None:
         (size,) = struct.unpack_from(">I", buffer)
         request = decode(bytes(buffer[4 : 4 + size]))
         del buffer[: 4 + size]
-        answer = await _answer(stream, handler, request)
-        await _send(stream, answer)
+        answered = refused or await _answered(stream, answer, request)
+        if isinstance(request, SegmentDone):
+            refused = answered if isinstance(answered, Error) else None
+        else:
+            refused = None
+            await _send(stream, answered)
 
 
-async def _answer(stream: trio.SocketStream, handler: TrainerHandler, request: object) -> object:
-    answer: object = Error("no answer")
+async def _answered(stream: trio.SocketStream, answer: Answer, request: object) -> object:
+    answered: object = Error("no answer")
 
     async def heartbeat() -> None:
         while True:
@@ -133,39 +88,12 @@ async def _answer(stream: trio.SocketStream, handler: TrainerHandler, request: o
     async with trio.open_nursery() as nursery:
         nursery.start_soon(heartbeat)
         try:
-            answer = await _dispatch(handler, request)
+            answered = await answer(request)
         except ShoalError as error:
             log.error("trainer's %s: %s", type(request).__name__, error)
-            answer = Error(str(error)[:2000])
+            answered = Error(str(error)[:2000])
         nursery.cancel_scope.cancel()
-    return answer
-
-
-async def _dispatch(handler: TrainerHandler, request: object) -> object:
-    match request:
-        case Resume():
-            return await handler.on_resume(request)
-        case Due():
-            return await handler.on_due(request)
-        case Begin():
-            return await handler.on_begin(request)
-        case NextBatch():
-            return await handler.on_next(request)
-        case SegmentDone():
-            await handler.on_segment(request)
-        case SealVersion():
-            await handler.on_seal(request)
-        case CommitStep():
-            await handler.on_commit(request)
-        case Discard():
-            await handler.on_discard(request)
-        case Log():
-            await handler.on_log(request)
-        case Finish():
-            await handler.on_finish(request)
-        case _:
-            return Error(f"unexpected {type(request).__name__}")
-    return Ok()
+    return answered
 
 
 async def _send(stream: trio.SocketStream, message: object) -> None:

@@ -79,19 +79,14 @@ class UnfinishedGroup:
 
 @dataclass(slots=True)
 class _UnwrittenRun:
+    """A piece while it grows."""
+
     start: int
+    stop: int
     version: Version
     node: str
     ids: list[bytes]
     logprobs: list[bytes]
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """Of one trajectory."""
-
-    runs: list[_UnwrittenRun]
-    tokens: int = 0
 
 
 class Unwritten:
@@ -100,39 +95,39 @@ class Unwritten:
 
     def __init__(self) -> None:
         self.tokens = self.longest = 0
-        self._groups: dict[int, dict[int, _Waiting]] = {}
+        self._groups: dict[int, dict[int, list[_UnwrittenRun]]] = {}
+        """group -> member -> what waits of it, in order and without gaps"""
 
     def add(self, group_id: int, member: int, node: str, start: int, version: Version, ids: bytes, logprobs: bytes) -> None:
         """Tokens that were accepted, as in a `Piece`. Those of one trajectory follow each other without a gap."""
-        members = self._groups.get(group_id)
-        if members is None:
-            members = self._groups[group_id] = {}
-        waiting = members.get(member)
-        if waiting is None:
-            waiting = members[member] = _Waiting([_UnwrittenRun(start, version, node, [ids], [logprobs])])
-        else:
-            last = waiting.runs[-1]
-            if last.version == version and last.node == node:
-                last.ids.append(ids)
-                last.logprobs.append(logprobs)
-            else:
-                waiting.runs.append(_UnwrittenRun(start, version, node, [ids], [logprobs]))
+        runs = self._groups.setdefault(group_id, {}).setdefault(member, [])
         count = len(ids) // 4
-        waiting.tokens += count
+        if runs and runs[-1].version == version and runs[-1].node == node:
+            last = runs[-1]
+            last.stop += count
+            last.ids.append(ids)
+            last.logprobs.append(logprobs)
+        else:
+            runs.append(_UnwrittenRun(start, start + count, version, node, ids=[ids], logprobs=[logprobs]))
         self.tokens += count
-        self.longest = max(self.longest, waiting.tokens)
+        self.longest = max(self.longest, _tokens(runs))
 
     def drop(self, group_id: int) -> None:
         """The group is over: the journal has it whole, or needs it no more."""
-        self.tokens -= sum(waiting.tokens for waiting in self._groups.pop(group_id, {}).values())
+        self.tokens -= sum(map(_tokens, self._groups.pop(group_id, {}).values()))
 
     def take(self) -> list[Piece]:
         """Everything that waits, joined where it follows on, in order of group, member and start; nothing waits then."""
         out = [
             Piece(group_id, member, run.start, run.version, b"".join(run.ids), b"".join(run.logprobs), run.node)
             for group_id, members in sorted(self._groups.items())
-            for member, waiting in sorted(members.items())
-            for run in waiting.runs
+            for member, runs in sorted(members.items())
+            for run in runs
         ]
         self._groups, self.tokens, self.longest = {}, 0, 0
         return out
+
+
+def _tokens(runs: list[_UnwrittenRun]) -> int:
+    """Of one trajectory: they follow each other."""
+    return runs[-1].stop - runs[0].start

@@ -1,7 +1,9 @@
 """Gathers the tokens of every outstanding trajectory, whichever nodes they come from.
 
+One room although it is long: every method changes the same books (who holds which attempt of what), and they must agree.
+
 Pure: no clock, network, ledger, reward or tokenizer. Events in (`tokens`, `declined`, `node_lost`), outcomes out. What a group
-and its members are, and what their requests are called, is in `members`.
+and its members are, and what their requests are called, is in `group`.
 
 A trajectory is a member of a group. It is worked on by at most one node at a time; each hand-over is a new **attempt**, so
 tokens of an earlier attempt that are still under way are recognised and ignored. What a node sent before it was lost stays: the
@@ -23,25 +25,24 @@ from collections.abc import Iterator, Sequence
 from learner.dispatch.dispatcher import WaitingSequence
 from learner.dispatch.forecast import GroupState, MemberState
 from learner.journal.records import Piece, Unwritten
-from learner.rollouts.group import MIN_LOGPROB, end, fault, generate, has_ended, parse_request
+from learner.rollouts.group import MIN_LOGPROB, end, fault, generate, has_ended, parse_request, trajectory
 from learner.rollouts.group import RunningGroup as _Group
 from learner.rollouts.group import RunningSample as _Member
 from learner.rollouts.group import min_version as _min_version
 from learner.rollouts.group import request_name as _name
 from learner.rollouts.outcomes import (
-    TRUNCATED,
     Accepted,
     Cancel,
     EventRefused,
-    FinishedGroup,
     GroupAborted,
     Ignored,
     Outcome,
     Requeued,
-    Sample,
     Sampling,
     Standing,
+    WholeGroup,
 )
+from learner.trajectory import TRUNCATED, Group
 from p2p.errors import Refusal
 from p2p.protocol.rollout import MAX_LOGPROB, Generate, TokenEvent
 from p2p.version import Version
@@ -128,7 +129,7 @@ class Collector:
         members: Sequence[Sequence[Piece]],
         *,
         extra: int = 0,
-    ) -> FinishedGroup | None:
+    ) -> WholeGroup | None:
         """Go on with a group of an earlier epoch, each member from the last token that the journal has of it. The group
         itself when every member (all but `extra`) had ended: then nothing is left to generate.
 
@@ -166,7 +167,7 @@ class Collector:
             )
             for group in self._groups.values()
             for index, member in enumerate(group.members)
-            if not member.node and not member.completion.finish
+            if not member.node and not member.finish
         ]
 
     def assign(self, request_id: str, node: str) -> Generate:
@@ -176,16 +177,12 @@ class Collector:
         self._by_node.setdefault(node, set()).add((group.group_id, index))
         return generate(group, index, member)
 
-    def to_generate(self, request_id: str) -> Generate:
-        """The request as a node would get it: seed and sampling as in every attempt, the tokens so far as a prefix."""
-        return generate(*self._waiting(request_id))
-
     def states(self) -> Iterator[GroupState]:
         """Every unfinished group, for the outlook. A prompt's own length is its feature."""
         for group in self._groups.values():
             members = [
                 MemberState(
-                    len(m.completion.ids), bool(m.completion.finish), m.node, _name(group.group_id, index, m.attempt),
+                    len(m.completion.ids), bool(m.finish), m.node, _name(group.group_id, index, m.attempt),
                     _min_version(group, m), stays=group.exact_version is not None,
                 )
                 for index, m in enumerate(group.members)
@@ -218,8 +215,8 @@ class Collector:
         group = self._groups.get(group_id)
         if group is None:
             return None
-        ended = tuple(len(m.completion.ids) for m in group.members if m.completion.finish)
-        running = tuple(len(m.completion.ids) for m in group.members if not m.completion.finish)
+        ended = tuple(len(m.completion.ids) for m in group.members if m.finish)
+        running = tuple(len(m.completion.ids) for m in group.members if not m.finish)
         return Standing(ended, running, group.needed - len(ended))
 
     @property
@@ -279,7 +276,7 @@ class Collector:
         if index >= len(group.members) or attempt > group.members[index].attempt:
             return EventRefused(self._refuse(node, event, f"request {event.request_id} was never made"))
         member = group.members[index]
-        if attempt < member.attempt or member.completion.finish:
+        if attempt < member.attempt or member.finish:
             return Ignored(event.request_id)
         if member.node != node:
             return EventRefused(self._refuse(node, event, f"request {event.request_id} is not with this node"))
@@ -300,8 +297,7 @@ class Collector:
             self.tokens_by_node[node] = self.tokens_by_node.get(node, 0) + count
             self.unwritten.add(group_id, index, node, event.start, event.version, event.packed_ids, event.packed_logprobs)
         if has_ended(group, member):
-            whole = self._finish(group, index)
-            return Accepted(event.request_id, count, whole, self._let_go(group) if whole is not None else ())
+            return Accepted(event.request_id, count, self._finish(group, index))
         if event.finish == "interrupt":
             old = self._release(group, index)
             return Requeued(_name(group_id, index, member.attempt), old, None, count)
@@ -344,23 +340,23 @@ class Collector:
         self.unwritten.drop(group_id)
         return self._let_go(group)
 
-    def cut(self, group_id: int) -> tuple[FinishedGroup, Cancel]:
+    def cut(self, group_id: int) -> WholeGroup:
         """End a group where it stands: as many of its unfinished members as it needs, those that have made most, end as
-        TRUNCATED. The group, and the (node, request id) that still work on it.
+        TRUNCATED.
 
         KeyError when it is not outstanding; ValueError, and nothing changed, when too few members have a token
         (`Standing.longest`). The journal need not know: after a crash what it has of the group goes on.
         """
         group = self._groups[group_id]
-        missing = group.needed - sum(bool(m.completion.finish) for m in group.members)
-        begun = [m for m in group.members if m.completion.ids and not m.completion.finish]
+        missing = group.needed - sum(bool(m.finish) for m in group.members)
+        begun = [m for m in group.members if m.completion.ids and not m.finish]
         if len(begun) < missing:
             raise ValueError(f"group {group_id} needs {missing} more members, and {len(begun)} have a token")
         for member in sorted(begun, key=lambda m: -len(m.completion.ids))[:missing]:
-            member.completion.finish = TRUNCATED
+            member.finish = TRUNCATED
         whole = self._whole(group)
         assert whole is not None
-        return whole, self._let_go(group)
+        return whole
 
     # ---- inside
 
@@ -398,7 +394,7 @@ class Collector:
                 self._by_node[member.node].discard((group.group_id, index))
         return tuple(cancel)
 
-    def _finish(self, group: _Group, index: int) -> FinishedGroup | None:
+    def _finish(self, group: _Group, index: int) -> WholeGroup | None:
         member = group.members[index]
         end(group, member)
         self._by_node[member.node].discard((group.group_id, index))
@@ -406,30 +402,17 @@ class Collector:
         member.node = ""
         return self._whole(group)
 
-    def _whole(self, group: _Group) -> FinishedGroup | None:
+    def _whole(self, group: _Group) -> WholeGroup | None:
         """The group, which leaves the collector, once as many members as it needs have ended. Its last tokens stay in `unwritten`
         until the journal has it as finished: it may wait long for its reward."""
-        ended = [m for m in group.members if m.completion.finish]
+        ended = [m for m in group.members if m.finish]
         if len(ended) < group.needed:
             return None
         del self._groups[group.group_id]
-        return FinishedGroup(
-            group.group_id,
-            group.task_index,
-            group.version,
-            group.prompt_ids,
-            tuple(
-                Sample(
-                    tuple(m.completion.ids),
-                    tuple(m.completion.logprobs),
-                    tuple(m.completion.spans),
-                    m.completion.finish,
-                    m.last_node,
-                    m.seed,
-                )
-                for m in ended
-            ),
-            tuple(len(m.completion.ids) for m in group.members if not m.completion.finish),
+        return WholeGroup(
+            Group(group.group_id, group.task_index, tuple(trajectory(group, m) for m in ended)),
+            tuple(len(m.completion.ids) for m in group.members if not m.finish),
+            self._let_go(group),
         )
 
     def _current(self, key: tuple[int, int]) -> str:
@@ -440,6 +423,6 @@ class Collector:
         group = self._groups.get(where[0]) if where else None
         if where and group and where[1] < len(group.members):
             member = group.members[where[1]]
-            if member.attempt == where[2] and not member.node and not member.completion.finish:
+            if member.attempt == where[2] and not member.node and not member.finish:
                 return group, where[1], member
         raise KeyError(f"request {request_id} does not wait for a node")

@@ -11,6 +11,7 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 
 from learner.rollouts.outcomes import Sampling
+from learner.trajectory import Finish, Trajectory
 from p2p.protocol.rollout import FINISH_REASONS, Completion, Generate, TokenEvent
 from p2p.version import Version
 
@@ -30,6 +31,8 @@ def first_attempt(epoch: int) -> int:
 class RunningSample:
     seed: int
     completion: Completion = field(default_factory=Completion)
+    finish: Finish | None = None
+    """None: it goes on"""
     attempt: int = 0
     node: str = ""
     """who works on it; "" when it waits or is finished"""
@@ -86,7 +89,17 @@ def has_ended(group: RunningGroup, member: RunningSample) -> bool:
 
 def end(group: RunningGroup, member: RunningSample) -> None:
     """Its tokens show that it has ended (`has_ended`): say how."""
-    member.completion.finish = "stop" if member.completion.ids[-1] in group.sampling.stop_ids else "length"
+    member.finish = "stop" if member.completion.ids[-1] in group.sampling.stop_ids else "length"
+
+
+def trajectory(group: RunningGroup, member: RunningSample) -> Trajectory:
+    """What a member that has ended comes to."""
+    made = member.completion
+    assert member.finish is not None
+    return Trajectory(
+        prompt_ids=group.prompt_ids, completion_ids=tuple(made.ids), logprobs=tuple(made.logprobs), spans=tuple(made.spans),
+        finish=member.finish, node=member.last_node, seed=member.seed,
+    )  # fmt: skip
 
 
 def generate(group: RunningGroup, index: int, member: RunningSample) -> Generate:

@@ -20,7 +20,7 @@ from learner.tasks.prompting import encode_prompt
 ALL_STRATEGIES = Strategies()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSettings:
     max_staleness: int
     groups_per_step: int
@@ -41,7 +41,7 @@ class RolloutSettings:
     extra_samples: int = 0
     """members of a group beyond `samples`; it is whole with those that end first"""
     truncate_stuck_s: float = 0.0
-    """after so long, what alone keeps the trainer waiting is cut where it is; 0: never"""
+    """truncate sequences that alone have kept the trainer waiting for so many seconds; 0: never"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class GroupSpec:
     recipe: int
 
 
-def make_work(
+def make_spec(
     settings: RolloutSettings, task: Task, tokenizer: Any, vocab_size: int, task_index: int, group_id: int, samples: int,
     extra: int = 0,
 ) -> GroupSpec:  # fmt: skip

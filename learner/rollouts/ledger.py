@@ -1,5 +1,6 @@
 """The staleness ledger: no group is generated unless there is room to train on it in time.
 
+One room although it is long: half of it is the proof, and every method keeps the one invariant that the proof is about.
 Pure: no clock, disk, network, trajectory contents or epochs (steps are plain ints; a new epoch restores a new ledger).
 
 The protocol is StaleFlow's (arXiv 2601.12784, section 3): one buffer per future learner step, reserve at dispatch,
@@ -49,7 +50,7 @@ forward. So t fills. What stays outside: nodes whose weights are older than t - 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 
@@ -443,10 +444,3 @@ class Ledger:
                 if entry[1] <= b:
                     return later, entry
         return None
-
-
-def check_staleness(step: int, oldest_steps: Collection[int], max_staleness: int) -> None:
-    """The trainer's own check of the invariant, so that a bug in the ledger cannot train on stale data unseen."""
-    for oldest in oldest_steps:
-        if not 0 <= step - oldest <= max_staleness:
-            raise StalenessViolation(f"a group of version {oldest} at step {step}, S={max_staleness}")

@@ -1,22 +1,14 @@
-"""What the collector is asked for and what it answers: sampling settings, finished groups, the outcome of one event.
+"""What the collector is asked for and what it answers: sampling settings, whole groups, the outcome of one event.
 
 Plain values. Must not know nodes, the ledger or rewards' meaning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from learner.tasks.port import Score
-from learner.trajectory import Group, Trajectory
+from learner.trajectory import Group
 from p2p.errors import Refusal
-from p2p.protocol.rollout import Span
-from p2p.version import Version
-
-TRUNCATED = "truncated"
-"""How a sequence ended that would have gone on: the learner cut it where it was, because a step waited for it. A word of its own,
-since neither the answer nor the token budget was at its end; no node may say it."""
 
 Cancel = tuple[tuple[str, str], ...]
 """(node, request id) that must stop"""
@@ -31,57 +23,23 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One finished member of a group, not rewarded yet."""
+class WholeGroup:
+    """A group that has as many members as it needs, and so leaves the collector. None of its trajectories is scored yet."""
 
-    ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    spans: tuple[Span, ...]
-    finish: str
-    """"stop", "length" or TRUNCATED"""
-    node: str
-    """who made the last token"""
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedGroup:
-    group_id: int
-    task_index: int
-    version: Version
-    """the version it was reserved at"""
-    prompt_ids: tuple[int, ...]
-    samples: tuple[Sample, ...]
+    group: Group
     surplus: tuple[int, ...] = ()
     """tokens of each member that was not needed any more, as far as it had come"""
-
-    @property
-    def oldest(self) -> Version:
-        return min(span.version for sample in self.samples for span in sample.spans)
-
-    def rewarded(self, scores: Sequence[Score]) -> Group:
-        """The group as the trainer takes it, with one score a sample in order."""
-        return Group(
-            self.group_id,
-            self.task_index,
-            tuple(
-                Trajectory(
-                    self.prompt_ids, s.ids, s.logprobs, s.spans, score.reward, s.finish, s.node, s.seed, score.exact
-                )
-                for s, score in zip(self.samples, scores, strict=True)
-            ),
-        )
+    cancel: Cancel = ()
+    """what nodes still do for members that it did not need"""
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """Tokens were appended; `tokens` of them. `finished` is the group when this was its last token, and `cancel` then what nodes
-    still do for members that it did not need."""
+    """Tokens were appended; `tokens` of them. `whole` is the group when this was the last token that it needed."""
 
     request_id: str
     tokens: int
-    finished: FinishedGroup | None = None
-    cancel: Cancel = ()
+    whole: WholeGroup | None = None
 
 
 @dataclass(frozen=True, slots=True)

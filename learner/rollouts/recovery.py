@@ -1,4 +1,4 @@
-"""What a learner that starts again may still train on. Pure; must not know SQLite, checkpoints or the ledger's buffers.
+"""What a learner that starts again may still train on, and which of it has a place. Pure; must not know SQLite or checkpoints.
 
 A version (e, s) is a **survivor** when the weights it names are on the path that led to the last commit: s is at most
 the step from which epoch e + 1 started (for the newest epoch: the last commit's step), and at least the step from which
@@ -13,10 +13,12 @@ the new epoch is past it, whether versions are compared by step or as (epoch, st
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from learner.journal.records import UnfinishedGroup
+from learner.journal.journal import SURPLUS
+from learner.journal.records import ReservedGroup, UnfinishedGroup
+from learner.rollouts.ledger import Ledger
 from learner.trajectory import Group
 from p2p.version import Version
 
@@ -84,3 +86,39 @@ def plan_resume(
             members.append(pieces)
         go_on.append(replace(left, members=tuple(members)))
     return ResumePlan(tuple(keep), tuple(go_on), tuple(cut), {reason: tuple(ids) for reason, ids in abort.items() if ids})
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOver:
+    """What a crash left that has a place in this epoch's buffers, and what has none."""
+
+    ledger: Ledger
+    finished: dict[int, Group]
+    """group id -> rewarded group"""
+    go_on: list[UnfinishedGroup]
+    surplus: list[UnfinishedGroup]
+    """the crash came between a full buffer and their abort"""
+    abort: dict[str, list[int]]
+    """reason -> group ids, the surplus among them"""
+
+
+def place(
+    plan: ResumePlan, step: int, same_recipe: Callable[[ReservedGroup], bool], *, max_staleness: int, groups_per_step: int,
+    extra_groups: int,
+) -> LeftOver:  # fmt: skip
+    """The ledger at `step` with what `plan` keeps. A group goes on only where `same_recipe` says that this epoch would make the
+    same of it: its prompt, seeds and sampling."""
+    go_on = [g for g in plan.go_on if same_recipe(g.group)]
+    ledger, misfits = Ledger.restore(
+        max_staleness, groups_per_step, step,
+        finished=[(g.group_id, g.oldest.step) for g in plan.keep],
+        reserved=[(g.group_id, g.group.version.step) for g in go_on],
+        extra_groups=extra_groups,
+    )  # fmt: skip
+    surplus = [g for g in go_on if g.group_id in misfits] if extra_groups else []
+    abort = {reason: list(ids) for reason, ids in plan.abort.items()}
+    abort["restart"] = [g.group_id for g in plan.go_on if not same_recipe(g.group)]
+    abort[SURPLUS] = [g.group_id for g in surplus]
+    abort.setdefault("stale", []).extend(group_id for group_id in misfits if group_id not in abort[SURPLUS])
+    finished = {g.group_id: g for g in plan.keep if g.group_id not in misfits}
+    return LeftOver(ledger, finished, [g for g in go_on if g.group_id not in misfits], surplus, abort)

@@ -15,8 +15,7 @@ from typing import Any
 from learner.dispatch.lengths import Lengths
 from learner.rollouts.collector import Collector
 from learner.rollouts.ledger import Ledger, Surplus
-from learner.rollouts.outcomes import TRUNCATED
-from learner.trajectory import Group
+from learner.trajectory import TRUNCATED, Group
 
 
 @dataclass

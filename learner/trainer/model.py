@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from learner.model_folder import first_line
 from p2p.errors import UsageError
 
 SERVED_DTYPES: dict[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -56,10 +57,6 @@ def load_model(source: str | Path, device: str = "auto") -> tuple[nn.Module, Any
     model.to(pick_device(device))
     model.eval()
     return model, tokenizer
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def named_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -78,7 +78,7 @@ def rows_of(groups: Sequence[Group], scale: bool) -> list[ForwardRow]:
         for group in groups
         for trajectory, advantage in zip(
             group.trajectories,
-            group_advantages([t.reward for t in group.trajectories], scale=scale),
+            group_advantages(group.rewards, scale=scale),
             strict=True,
         )
     ]

@@ -18,7 +18,6 @@ import torch
 
 from learner.client.port import TrainerClient
 from learner.rewards.scoring import Scorer
-from learner.rollouts.outcomes import TRUNCATED
 from learner.section import check_section
 from learner.tasks.port import Prompt, Task
 from learner.tasks.registry import make_task
@@ -29,7 +28,7 @@ from learner.trainer.losses import LossOptions, merge_stats, policy_loss, report
 from learner.trainer.model import completion_logprobs, load_model, served_tensors
 from learner.trainer.packing import BadBatch, ForwardRow, Packer, check_group, rows_of
 from learner.trainer.settings import TrainerConfig
-from learner.trajectory import Group
+from learner.trajectory import TRUNCATED, Group
 from p2p.errors import ShoalError, UsageError
 from p2p.version import Version
 
@@ -169,10 +168,10 @@ class PolicyTrainer:
 def group_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
     """Rewards, lengths and ages of the step's groups."""
     trajectories = [t for g in groups for t in g.trajectories]
-    rewards = torch.tensor([t.reward for t in trajectories], dtype=torch.float64)
+    rewards = torch.tensor([reward for g in groups for reward in g.rewards], dtype=torch.float64)
     lengths = [len(t.completion_ids) for t in trajectories]
     ages = [step - min(s.version.step for s in t.spans) for t in trajectories]
-    flat = sum(len({t.reward for t in g.trajectories}) == 1 for g in groups)
+    flat = sum(g.equal for g in groups)
     n = len(trajectories)
     return {
         "reward/mean": float(rewards.mean()),

@@ -56,7 +56,7 @@ class ScriptedSettings:
     max_context: int = 4096
     max_running: int = 64
     step_s: float = 0.0
-    """real seconds each step sleeps; for virtual time use InlineEngine's own"""
+    """real seconds that each step sleeps"""
     check_files: bool = True
     """whether load and stage insist on a state file of the layout's length"""
     kv_tokens: int = 0

@@ -1,8 +1,8 @@
 """The Engine port, in its two halves. Must not know peers, manifests or the learner.
 
 `EngineCore` is synchronous and lives in the engine's own child process; adapters (transformers, vLLM, scripted fake)
-implement it. `Engine` is the agent's asynchronous view of one: `EngineProcess` (a child process behind a socket) or
-`InlineEngine` (a core stepped inside trio, for tests on a mock clock).
+implement it. `Engine` is the agent's asynchronous view of one: `EngineProcess` (a child process behind a socket), or in tests a
+core that is stepped inside trio, on a mock clock.
 """
 
 from __future__ import annotations

@@ -10,25 +10,22 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import trio
 
-from node.engine.port import CommitResult, Engine, EngineDied, StateFile
+from node.engine.port import CommitResult, EngineDied
 from node.install.base_model import BaseModel
 from node.install.decoding import decode_as_they_come
-from node.install.shadow import Shadow, Staging
+from node.install.engine_slot import EngineSlot
+from node.install.plan import InstallPlan
 from p2p.broadcast.exchange import Exchange
 from p2p.codec import decode_segment
 from p2p.errors import Refusal, ShoalError
 from p2p.protocol.descriptor import TENSOR, unpack_descriptor
 from p2p.protocol.versions import Catalog, CatalogEntry, GetCatalog, Installed
 from p2p.version import Version
-from p2p.weights.catalog import plan_catch_up
 from p2p.weights.manifest import Manifest
 from p2p.weights.state import FlatState, state_digest
 
@@ -57,43 +54,27 @@ CATALOG_ASK_S = 5.0
 class Installer:
     """One node's way from version to version.
 
-    `in_thread(fn, *args)` runs blocking work (decode, digests, disk) off the event loop. `on_installed` hears every
-    version that serves. `before_commit(version)` is entered when everything is ready for the engine to take a version, which
-    it does inside.
+    `in_thread(fn, *args)` runs blocking work (decode, digests, disk) off the event loop. `on_installed` hears every version that
+    serves. `slot` takes each version that is whole into the engine, if there is one, and into the shadow.
     """
 
     def __init__(
         self,
         exchange: Exchange,
-        shadow: Shadow,
-        model_dir: Path,
+        slot: EngineSlot,
         in_thread: Callable[..., Awaitable[Any]],
         on_installed: Callable[[Installed], Awaitable[None]],
         base_model: BaseModel | None = None,
-        before_commit: Callable[[Version], AbstractAsyncContextManager[object]] = lambda _: nullcontext(),
     ) -> None:
-        self._exchange, self.shadow, self.model_dir = exchange, shadow, model_dir
+        self._exchange, self.shadow, self._slot = exchange, slot.shadow, slot
         self._in_thread, self._on_installed, self._base_model = in_thread, on_installed, base_model
-        self._before_commit = before_commit
-        self.serving: Version | None = None
-        """the version the engine runs; None while there is no engine"""
-        self._entries: dict[bytes, CatalogEntry] = {}
-        self._current: Version | None = None
-        self._bad: set[bytes] = set()
-        """given up for now: tried again when nothing else leads on"""
-        self._stranded: set[bytes] = set()
-        """deltas whose base is not ours and not to be had, said once each"""
+        self._plan = InstallPlan()
         self._kept: list[bytes] = []
         self._descriptor_done = False
-        self._engine: Engine | None = None
-        self._engine_holds: bytes | None = None
-        """state digest of the engine's own weights; None: not known, so it must copy all of the next state"""
-        self._engine_lock = trio.Lock()
         self._wake = trio.Event()
-        self._servable = trio.Event()
         self._asleep = False
         exchange.on_header, exchange.on_full = self._consider, self._free
-        exchange.floor = shadow.version
+        exchange.floor = self.shadow.version
 
     # --- what there is to install ------------------------------------------------------------------------------------
 
@@ -104,17 +85,13 @@ class Installer:
             for mid, spread in list(self._exchange.spreads.items()):
                 if spread.manifest.version.epoch < epoch:
                     self._forget(mid)
-            self._entries = {m: e for m, e in self._entries.items() if e.version.epoch >= epoch}
-            self._current = None
+            self._plan.new_epoch(epoch)
 
     def set_catalog(self, catalog: Catalog) -> None:
         """What the head retains, and which version is current. From here on new deltas are followed."""
-        known = {e.mid: e for e in catalog.entries if e.version.epoch >= self._exchange.min_epoch}
-        live = {m: e for m, e in self._entries.items() if m in self._exchange.spreads and m not in known}
-        self._entries = {**live, **known}
-        self._advance(catalog.current)
+        self._plan.set_catalog(catalog, self._exchange.min_epoch, self._exchange.spreads.keys())
         self._exchange.follow(not self._asleep)
-        self._poke()
+        self._wake.set()
 
     def sleep(self) -> None:
         """Take no version after the one under way, until `wake`."""
@@ -126,44 +103,16 @@ class Installer:
         if self._asleep:
             self._asleep = False
             self._ask_catalog()
-            self._poke()
+            self._wake.set()
 
     def _consider(self, manifest: Manifest) -> bool:
         """A header arrived: remember it; take part at once in deltas, which this node follows."""
         if self._asleep:
             return False  # the head says all of it again when this node wakes
-        h = manifest.header
-        known = self._entries.get(manifest.mid)
-        if known is None and h.kind == "delta":
-            self._entries[manifest.mid] = CatalogEntry(manifest.mid, h.kind, h.version, h.base, h.base_digest, b"", 0)
-            self._advance(h.version)
-            self._poke()
-            return True
-        return False
-
-    def _advance(self, version: Version) -> None:
-        if self._current is None or version > self._current:
-            self._current = version
-
-    def _poke(self) -> None:
-        self._wake.set()
-
-    # --- the engine --------------------------------------------------------------------------------------------------
-
-    async def wait_servable(self) -> None:
-        """Until the descriptor and a first version are here, so that an engine can start."""
-        await self._servable.wait()
-
-    async def attach(self, engine: Engine) -> None:
-        """Load `engine` with the held version; from here on it is updated in place."""
-        async with self._engine_lock:
-            await engine.load(self.model_dir, self.shadow.state_file())
-            self._engine, self._engine_holds, self.serving = engine, self.shadow.digest, self.shadow.version
-        log.info("engine serves version %s", self.serving)
-
-    def detach(self) -> None:
-        """The engine is gone; versions go on being installed into the shadow."""
-        self._engine, self._engine_holds, self.serving = None, None, None
+        fresh = self._plan.consider(manifest.mid, manifest.header)
+        if fresh:
+            self._wake.set()
+        return fresh
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
@@ -175,10 +124,12 @@ class Installer:
             entry = self._next()
             if entry is None:
                 await self._refuse_stranded()
-                if self._behind() and trio.current_time() - last_ask > CATALOG_ASK_S:
+                behind = not self._asleep and self._plan.behind(self.shadow.version)
+                if behind and trio.current_time() - last_ask > CATALOG_ASK_S:
                     last_ask = trio.current_time()
-                    log.info("no known chain leads from %s to %s; asking for the catalog", self.shadow.version, self._current)
-                    self._bad.clear()
+                    held, wanted = self.shadow.version, self._plan.current
+                    log.info("no known chain leads from %s to %s; asking for the catalog", held, wanted)
+                    self._plan.bad.clear()
                     self._ask_catalog()
                 with trio.move_on_after(REPLAN_S):
                     await self._wake.wait()
@@ -194,12 +145,12 @@ class Installer:
             except (ShoalError, EngineDied, OSError, RuntimeError) as error:
                 log.error("version %s not installed: %s (keeping %s)", entry.version, error, self.shadow.version)
                 # What came of it stays; another way is tried first.
-                self._bad.add(entry.mid)
+                self._plan.bad.add(entry.mid)
                 await trio.sleep(REPLAN_S)
 
     async def _begin_with_base_model(self) -> None:
         """Hold the base model that this node was given, as a version before all others: the catalog may have a way from there."""
-        base, anchors = self._base_model, [e for e in self._entries.values() if e.kind == "anchor"]
+        base, anchors = self._base_model, self._plan.anchors()
         if base is None or not self._descriptor_done or not anchors:
             return
         self._base_model = None  # one try: whatever goes wrong, there is the anchor
@@ -214,17 +165,11 @@ class Installer:
         except (trio.TooSlowError, ShoalError, OSError) as error:
             log.error("cannot begin with the base model: %s", error or f"no manifest came within {HEADER_S:.0f} s")
             return
-        held = self.shadow.digest
-        leads = any(held in (e.base_digest, e.state_digest) for e in self._entries.values())
+        leads = self._plan.leads_on_from(self.shadow.digest)
         log.log(
             logging.INFO if leads else logging.WARNING, "base model in %s is %s", base.folder,
             "what this run began with: only the difference is downloaded" if leads else "not what this run began with",
         )  # fmt: skip
-
-    def _behind(self) -> bool:
-        if self._asleep:
-            return False
-        return self._current is not None and (self.shadow.version is None or self.shadow.version < self._current)
 
     def _ask_catalog(self) -> None:
         head = self._exchange.peers.get(self._exchange.head)
@@ -232,36 +177,17 @@ class Installer:
             head.post(GetCatalog())
 
     def _next(self) -> CatalogEntry | None:
-        """The next manifest on the cheapest path; relabels the held state where the target has the same bits."""
-        usable = [e for m, e in self._entries.items() if m not in self._bad]
+        """What to install next, if anything."""
         if not self._descriptor_done:
-            return next((e for e in usable if e.kind == "descriptor"), None)
-        if self._current is None or self._asleep:
-            return None
-        held = self.shadow.version
-        # What is not past the held version cannot be begun, so no path leads over it.
-        usable = [e for e in usable if e.kind != "descriptor" and (held is None or e.version > held)]
-        targets = {e.version for e in usable}
-        # The newest that can be reached: a broken link in a chain must not hold back the versions before it.
-        for target in sorted(targets, reverse=True):
-            path = plan_catch_up(usable, target, held, self.shadow.digest)
-            if path:
-                return path[0]
-            same = [e for e in usable if e.version == target and e.state_digest and e.state_digest == self.shadow.digest]
-            if path == [] and same:
-                return CatalogEntry(same[0].mid, "same", target, None, b"", same[0].state_digest, 0)
-        return None
+            return self._plan.descriptor()
+        return None if self._asleep else self._plan.next(self.shadow.version, self.shadow.digest)
 
     async def _refuse_stranded(self) -> None:
         """Say of every delta that cannot be installed here, since its base is unknown, that it is refused."""
         held = self.shadow.version
         if held is None or self._asleep:
             return
-        known = {e.version for e in self._entries.values() if e.version > held}
-        for mid, e in self._entries.items():
-            if e.kind != "delta" or e.version <= held or e.base in known or mid in self._stranded | self._bad:
-                continue
-            self._stranded.add(mid)
+        for e in self._plan.stranded(held):
             base, digest = f"version {e.base} ({e.base_digest.hex()[:16]})", (self.shadow.digest or b"").hex()[:16]
             reason = f"unknown base: delta is against {base}, held is version {held} ({digest})"
             refusal = Refusal(reason, peer=self._exchange.head, version=e.version)
@@ -269,7 +195,7 @@ class Installer:
             await self._exchange.report(self._exchange.head, refusal)
 
     async def _give_up(self, entry: CatalogEntry, refusal: Refusal) -> None:
-        self._bad.add(entry.mid)
+        self._plan.bad.add(entry.mid)
         self._forget(entry.mid)
         await self._exchange.report(self._exchange.head, refusal.at(version=entry.version))
 
@@ -295,7 +221,7 @@ class Installer:
             await self._exchange.manifest(mid)
         if mid not in self._exchange.spreads:
             # The head has pruned it, or is away: drop the stale entry and look at a fresh catalog.
-            self._entries.pop(mid, None)
+            self._plan.drop(mid)
             self._ask_catalog()
             raise ShoalError(f"manifest {mid.hex()[:12]} is not to be had any more")
         manifest = self._exchange.spreads[mid].manifest
@@ -327,17 +253,19 @@ class Installer:
             raise Refusal("the model descriptor does not hash to its seal", version=manifest.version)
         if TENSOR not in state.layout.by_name:
             raise Refusal("the model descriptor holds no descriptor", version=manifest.version)
-        unpack_descriptor(np.asarray(state.tensor(TENSOR)).tobytes(), self.model_dir)
+        unpack_descriptor(np.asarray(state.tensor(TENSOR)).tobytes(), self._slot.model_dir)
         self._descriptor_done = True
-        self._entries.pop(manifest.mid, None)
+        self._plan.drop(manifest.mid)
         log.info("model descriptor is here")
         if self.shadow.version is not None and self.shadow.version > BEFORE_ALL:
-            self._servable.set()
+            self._slot.servable.set()
 
     async def _install(self, entry: CatalogEntry) -> None:
         started = trio.current_time()
-        if entry.kind == "same":
-            await self._relabel(entry)
+        if entry.kind == "same":  # a learner that resumed: nothing to download
+            relabelled = await self._slot.relabel(entry.version, entry.state_digest)
+            log.info("held state is version %s already", entry.version)
+            await self._announce(relabelled, entry.state_digest)
             return
         manifest = await self._receive(entry)
         traffic = self._exchange.spreads[manifest.mid].traffic
@@ -351,59 +279,30 @@ class Installer:
             sealed = await self._watched(manifest.mid, lambda: self._exchange.sealed(manifest.mid))
             state = await self._in_thread(staging.finish, sealed.seal.tensor_digests, sealed.seal.state_digest)
             transfer_s = trio.current_time() - started
-            result = await self._commit(staging, state)
+            result = await self._slot.commit(staging, state)
         except BaseException:
             staging.discard()
             raise
         self._keep(manifest.mid)
-        await self._announce(result, sealed.seal.state_digest, transfer_s, traffic.from_head, traffic.from_peers)
+        await self._announce(
+            result, sealed.seal.state_digest, transfer_s=transfer_s, from_head=traffic.from_head, from_peers=traffic.from_peers
+        )
 
-    async def _commit(self, staging: Staging, state: StateFile) -> CommitResult:
-        """Engine first, shadow second. If the engine cannot, both stay. If only the shadow cannot (a full disk), the
-        engine is ahead of it until the next commit, which then copies everything."""
-        async with self._engine_lock:
-            result = CommitResult(state.version, 0.0, 0.0)
-            if self._engine is not None:
-                assert staging.held is not None
-                result = await self._into_engine(self._engine, state, staging.held.digest)
-            await self._in_thread(self.shadow.commit, staging)
-            if self._engine is not None:
-                self.serving = state.version
-        return result
-
-    async def _into_engine(self, engine: Engine, state: StateFile, digest: bytes) -> CommitResult:
-        """Swap `state`, which has `digest`, into the engine. What changed is told against the held state, so it is
-        only believed while the engine holds that one too."""
-        if self._engine_holds is None or self._engine_holds != self.shadow.digest:
-            state = replace(state, changed=None)
-        self._engine_holds = None
-        await engine.stage(state)
-        async with self._before_commit(state.version):
-            result = await engine.commit()
-        if self._engine is engine:  # else it died meanwhile, and another one may have been loaded
-            self._engine_holds = digest
-        return result
-
-    async def _relabel(self, entry: CatalogEntry) -> None:
-        """The target has the very bits that are held (a learner that resumed): nothing to download."""
-        async with self._engine_lock:
-            self.shadow.adopt(entry.version, entry.state_digest)
-            result = CommitResult(entry.version, 0.0, 0.0)
-            if self._engine is not None:
-                held = replace(self.shadow.state_file(), changed=())
-                result = await self._into_engine(self._engine, held, entry.state_digest)
-                self.serving = entry.version
-        log.info("held state is version %s already", entry.version)
-        await self._announce(result, entry.state_digest, 0.0, 0, 0)
-
-    async def _announce(self, result: CommitResult, digest: bytes, transfer_s: float, head: int, peers: int) -> None:
+    async def _announce(
+        self, result: CommitResult, digest: bytes, *, transfer_s: float = 0.0, from_head: int = 0, from_peers: int = 0
+    ) -> None:
         self._exchange.floor = self.shadow.version
-        self._servable.set()
-        await self._on_installed(Installed(result.version, digest, result.pause_s, result.apply_s, transfer_s, head, peers))
+        self._slot.servable.set()
+        await self._on_installed(
+            Installed(
+                result.version, digest, pause_s=result.pause_s, apply_s=result.apply_s, transfer_s=transfer_s,
+                bytes_from_head=from_head, bytes_from_peers=from_peers,
+            )
+        )  # fmt: skip
 
     def _keep(self, mid: bytes) -> None:
         """An installed manifest goes on being relayed for a while, then makes room."""
-        self._entries.pop(mid, None)
+        self._plan.drop(mid)
         if mid in self._exchange.spreads:  # a new epoch may have swept it away meanwhile
             self._kept.append(mid)
         if self.shadow.version is not None:
@@ -417,6 +316,5 @@ class Installer:
             m = spread.manifest
             if m.header.kind != "descriptor" and m.version <= version and mid != but and mid not in self._kept:
                 self._forget(mid)
-                self._entries.pop(mid, None)
-        self._stranded &= self._entries.keys()
-        self._bad &= self._entries.keys()
+                self._plan.drop(mid)
+        self._plan.forget_dropped()

@@ -40,7 +40,7 @@ DISK_MARGIN = 64 * MIB
 
 
 class Shadow:
-    """At most one held state, one staging, and (until the next `begin`) the state held before.
+    """At most one held state and one staging.
 
     Methods are called from one thread at a time; `Staging.write` may run in several threads beside each other.
     """
@@ -49,7 +49,6 @@ class Shadow:
         """Use `Shadow.open`."""
         self.directory, self.run = directory, run
         self._held: HeldState | None = None
-        self._previous: HeldState | None = None
         self._staging: Staging | None = None
 
     @classmethod
@@ -103,8 +102,7 @@ class Shadow:
         *,
         segment_bytes: int = DEFAULT_SEGMENT,
     ) -> Staging:
-        """Make room for `version`, cut into `layout.segments(segment_bytes)`; drops an earlier staging and the state
-        that `rollback` would have brought back.
+        """Make room for `version`, cut into `layout.segments(segment_bytes)`; drops an earlier staging.
 
         kind is "anchor" (no base) or one of DELTAS (its base's digest must be the one held). Refusal, before anything is
         dropped, on another base, another tensor table, a version not past the held one, or too little disk.
@@ -124,7 +122,6 @@ class Shadow:
         self._check_disk(slot, layout, version)
         if self._staging:
             self._staging.discard()
-        self._previous = None
         self._remove(slot)
         try:
             state = FlatState.create(self._state_path(slot), layout, reserve=True)
@@ -146,13 +143,12 @@ class Shadow:
         sync(self.directory)
         # A read-only mapping from here on: nothing can write to the state that is served.
         held = replace(staging.held, state=FlatState.open(self._state_path(staging.slot), staging.state.layout))
-        previous = self._held
         try:
             self._save(held)
         finally:
             if self._held is held:
                 staging.close()
-                self._previous, self._staging = previous, None
+                self._staging = None
 
     def fill(self, version: Version, layout: Layout, write: Callable[[FlatState], None]) -> None:
         """Hold, durably, a state that did not come from the swarm: `write` is handed it, all zero. Refusal as `begin`; whatever
@@ -168,18 +164,6 @@ class Shadow:
             raise
         staging.held = HeldState(staging.slot, version, state_digest(layout, digests), digests, staging.state)
         self.commit(staging)
-
-    def rollback(self) -> None:
-        """Hold the version before the last commit again, durably. RuntimeError when there was none or a `begin` came
-        since. The newer one is then what another `rollback` brings back."""
-        if self._previous is None:
-            raise RuntimeError(f"shadow in {self.directory} has no version to go back to")
-        current, target = self._held, self._previous
-        try:
-            self._save(target)
-        finally:
-            if self._held is target:
-                self._previous = current
 
     def adopt(self, version: Version, digest: bytes) -> None:
         """Call the held state `version`, durably: a resumed learner announces the same bits under its new epoch.

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import trio
 
 from node.engine.port import Engine, EngineDied
-from node.install.installer import Installer
-from node.install.shadow import Shadow
+from node.install.engine_slot import EngineSlot
 from node.serving.batcher import TokenBatcher
 from p2p.errors import Refusal, UsageError, first_of
 from p2p.protocol.generation import GenerateRequest, Rejected
@@ -42,14 +41,14 @@ class HeldRequest:
 
 
 class Serving:
-    """`say(message)` reaches the head, `report()` tells it how this node is; `installer` is set by the owner first."""
-
-    installer: Installer
+    """`slot` brings the engine to each version; `say(message)` reaches the head, `report()` tells it how this node is."""
 
     def __init__(
-        self, shadow: Shadow, engine_factory: EngineFactory, say: Callable[[object], None], report: Callable[[], Awaitable[None]]
-    ) -> None:
-        self._shadow, self._engine_factory, self._say, self._report = shadow, engine_factory, say, report
+        self, slot: EngineSlot, engine_factory: EngineFactory, say: Callable[[object], None],
+        report: Callable[[], Awaitable[None]],
+    ) -> None:  # fmt: skip
+        self._slot, self._engine_factory, self._say, self._report = slot, engine_factory, say, report
+        slot.before_commit = self.before_commit
         self.engine: Engine | None = None
         self.assigned: dict[str, HeldRequest] = {}
         self.released = trio.Event()
@@ -71,7 +70,7 @@ class Serving:
                 nursery.start_soon(self._assign_one, wire, finish_s)
 
     async def _assign_one(self, wire: GenerateRequest, finish_s: float) -> None:
-        version = self._shadow.version or Version(0, 0)
+        version = self._slot.shadow.version or Version(0, 0)
         engine = self.engine
         if self.draining:
             self._say(Rejected(wire.request_id, version, "this node leaves", retryable=True, cause=DRAINING))
@@ -79,7 +78,7 @@ class Serving:
         if engine is None or not self.ready:
             self._say(Rejected(wire.request_id, version, "no engine serves yet", retryable=True))
             return
-        if self.updating and wire.exact_version != self.installer.serving:
+        if self.updating and wire.exact_version != self._slot.serving:
             reason = "this node finishes what it runs before it commits a newer version"
             self._say(Rejected(wire.request_id, version, reason, retryable=True, cause=UPDATING))
             return
@@ -146,12 +145,12 @@ class Serving:
 
     async def keep_engine(self) -> None:
         """Start the engine once there is something to serve; restart it, at the current version, when it dies."""
-        await self.installer.wait_servable()
+        await self._slot.servable.wait()
         while True:
             reason = ""
             try:
                 async with self._engine_factory() as engine:
-                    await self.installer.attach(engine)
+                    await self._slot.attach(engine)
                     self.engine, self.ready = engine, True
                     await self._report()
                     await self._pump(engine)
@@ -162,9 +161,9 @@ class Serving:
                 raise UsageError(f"the engine cannot run this model: {first_of(group)}") from None
             finally:
                 self.engine, self.ready = None, False
-                self.installer.detach()
+                self._slot.detach()
             log.error("the engine died: %s", reason)
-            version = self._shadow.version or Version(0, 0)
+            version = self._slot.shadow.version or Version(0, 0)
             # Not retryable for free: one of these may be what killed it, and would go on to kill every other engine.
             for request_id in list(self.assigned):
                 self._say(Rejected(request_id, version, f"engine died: {reason}"[:500], retryable=False))

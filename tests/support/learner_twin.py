@@ -210,7 +210,8 @@ class World:
     ) -> None:  # fmt: skip
         self.folder, self.every = folder, every
         self.settings = RolloutSettings(
-            staleness, groups_per_step, samples, 7, Sampling(length, (STOP,)), micro_batch_groups=99,
+            max_staleness=staleness, groups_per_step=groups_per_step, samples=samples, seed=7,
+            sampling=Sampling(length, (STOP,)), micro_batch_groups=99,
             extra_groups=extra_groups, extra_samples=extra_samples, truncate_stuck_s=2.0 * truncate,
         )  # fmt: skip
         self.waited = self.truncated = 0
@@ -308,7 +309,7 @@ class World:
 
     def _check_resume(self, expected: tuple[Any, ...], accepted: dict[tuple[int, int], int]) -> None:
         unfinished, finished, orphaned = expected
-        assert set(self.rollouts.finished) == finished
+        assert set(self.rollouts.buffers.finished) == finished
         assert all(self.disk.groups[g].state == "orphaned" for g in orphaned)
         waiting = self._waiting_for_reward()
         groups = self.rollouts.collector._groups
@@ -338,7 +339,7 @@ class World:
         return {g for g, booked in self.disk.groups.items() if booked.state == "reserved" and booked.version.epoch == self.epoch}
 
     def _waiting_for_reward(self) -> set[int]:
-        waiting = {f.group_id for f in self.rollouts._score_out._state.data}
+        waiting = {f.group_id for f in self.rollouts.buffers.to_score._state.data}
         return {g for g in waiting if self.disk.groups[g].state != "surplus"}
 
     # --- nodes -------------------------------------------------------------------------------------------------------
@@ -430,48 +431,48 @@ class World:
 
     def reward(self) -> None:
         try:
-            finished = self.rollouts._score_out.receive_nowait()
+            finished = self.rollouts.buffers.to_score.receive_nowait()
         except trio.WouldBlock:
             return
-        for sample in finished.samples:
+        for sample in finished.trajectories:
             versions = [span.version for span in sample.spans for _ in range(span.start, span.stop)]
-            for position, (token, logprob, version) in enumerate(zip(sample.ids, sample.logprobs, versions, strict=True)):
+            made = list(zip(sample.completion_ids, sample.logprobs, versions, strict=True))
+            for position, (token, logprob, version) in enumerate(made):
                 assert version not in self.dead, "a token of lost weights"
                 assert (token, logprob) == draw(sample.seed, position, version.step), "a token that nobody drew"
             assert [s.start for s in sample.spans] == [0, *(s.stop for s in sample.spans[:-1])]
-            made = list(zip(sample.ids, sample.logprobs, versions, strict=True))
             assert ended(made, self.settings.sampling.max_new_tokens) == (sample.finish != "truncated") and made
             self.truncated += sample.finish == "truncated"
         booked = self.disk.groups[finished.group_id]
         seeds = [mix(7, booked.task_index, finished.group_id, member) for member in range(len(booked.written))]
-        members = [seeds.index(sample.seed) for sample in finished.samples]
+        members = [seeds.index(sample.seed) for sample in finished.trajectories]
         assert members == sorted(set(members)) and len(members) == booked.samples
-        self.rollouts._rewarded(self.rollouts._score(finished))
+        self.rollouts.buffers.rewarded(self.rollouts.buffers.score(finished))
 
     def train(self) -> None:
         """The trainer takes the step, if its buffer is complete, commits when it is time to, and publishes."""
         rollouts = self.rollouts
         if not rollouts.ledger.ready(self.step):
             return
-        groups = [rollouts.finished[g] for g in rollouts.ledger.occupied(self.step)]
+        groups = [rollouts.buffers.finished[g] for g in rollouts.ledger.occupied(self.step)]
         for group in groups:
             check_group(group, Version(self.epoch, self.step), self.settings.max_staleness)
             assert group.group_id not in self.disk.consumed and group.group_id not in self.uncommitted
         self.uncommitted += [g.group_id for g in groups]
         self.step += 1
         if self.step % self.every == 0:
-            rollouts.commit(self.step, f"c{self.step}")
+            rollouts.buffers.commit(self.step, f"c{self.step}")
             assert all(self.disk.consumed[g] == self.step for g in self.uncommitted)
             self.uncommitted = []
         else:
-            rollouts.advance(self.step)
+            rollouts.buffers.advance(self.step)
         self._publish()
 
     def wait(self) -> None:
         """A second in which the trainer waits, and the head looks what for."""
         self.waited += 1
-        self.rollouts._awaited = self.step
-        self.rollouts.truncate_stuck(float(self.waited))
+        self.rollouts.buffers.awaited = self.step
+        self.rollouts.buffers.truncate_stuck(float(self.waited))
 
     def run(self, rng: random.Random, turns: int) -> None:
         """A while as it mostly goes: nodes are there, work, install, and what they say arrives in order."""
@@ -504,11 +505,11 @@ class World:
         assert counts.groups.consumed == states.count("consumed") == len(self.disk.consumed)
         assert set(counts.groups.aborted) <= {"orphaned", "failures"} | ({"surplus"} if self.settings.extra_groups else set())
         assert self.rollouts.ledger.surplus() is None
-        again = {b.task_index for b in self.disk.groups.values() if b.state != "surplus"} | set(self.rollouts._retry)
+        again = {b.task_index for b in self.disk.groups.values() if b.state != "surplus"} | set(self.rollouts.buffers.retry)
         assert all(b.task_index in again for b in self.disk.groups.values()), "a prompt was passed over"
         open_now = set(self.rollouts.collector.outstanding) | self._waiting_for_reward()
         assert open_now == {g for g, b in self.disk.groups.items() if b.state == "reserved"}
-        assert ledger.outstanding == len(open_now) + sum(g not in self.uncommitted for g in self.rollouts.finished)
+        assert ledger.outstanding == len(open_now) + sum(g not in self.uncommitted for g in self.rollouts.buffers.finished)
         assert all(0 <= self.disk.consumed[g] - 1 - self.disk.groups[g].version.step for g in self.disk.consumed)
 
     def drain(self) -> None:

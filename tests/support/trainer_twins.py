@@ -29,7 +29,12 @@ def make_group(
         ids = tuple(int(x) for x in rng.integers(3, vocab, rng.integers(1, 9)))
         logprobs = tuple(float(x) for x in -rng.uniform(2.0, 5.0, len(ids)))
         spans = (Span(version, 0, len(ids)),)
-        trajectories.append(Trajectory(prompt, ids, logprobs, spans, float(rng.random()), "stop", "node", i))
+        trajectories.append(
+            Trajectory(
+                prompt_ids=prompt, completion_ids=ids, logprobs=logprobs, spans=spans,
+                reward=float(rng.random()), finish="stop", node="node", seed=i,
+            )
+        )  # fmt: skip
     return Group(group_id, group_id, tuple(trajectories))
 
 
@@ -52,7 +57,10 @@ def step_groups(
             spans = (Span(Version(epoch, max(0, step - g % 2)), 0, len(completion)),)
             logprobs = tuple(float(x) for x in -rng.uniform(0.5, 3.0, len(completion)))
             trajectories.append(
-                Trajectory(ids, completion, logprobs, spans, score.reward, "stop", "node", i, score.exact)
+                Trajectory(
+                    prompt_ids=ids, completion_ids=completion, logprobs=logprobs, spans=spans,
+                    reward=score.reward, finish="stop", node="node", seed=i, exact=score.exact,
+                )
             )
         made.append(Group(index, index, tuple(trajectories)))
     return made

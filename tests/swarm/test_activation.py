@@ -115,9 +115,10 @@ async def test_the_trainer_is_told_when_a_version_is_due(tmp_path, autojump_cloc
         await bench.join(good)
         for step in range(3):
             await bench.batch(step, 60)
-            await bench.head.desk.on_commit(CommitStep(step + 1, str(tmp_path)))
+            bench.head.trainer_requests.on_commit(CommitStep(step + 1, str(tmp_path)))
         head = bench.head
-        assert [(await head.desk.on_due(Due(step))).due for step in (1, 2, 3, head.steps)] == [False, True, True, True]
+        requests = head.trainer_requests
+        assert [requests.on_due(Due(step)).due for step in (1, 2, 3, requests.steps)] == [False, True, True, True]
 
 
 async def test_prices_that_are_none_are_refused(tmp_path, autojump_clock) -> None:

@@ -13,7 +13,7 @@ def assert_serves(nodes, version: Version, state) -> None:
     for node in nodes:
         assert node.agent.shadow.version == version
         assert node.agent.shadow.digest == state.digest()
-        assert node.agent.installer.serving == version
+        assert node.agent.slot.serving == version
 
 
 async def test_nodes_relay_so_that_a_scarce_uplink_of_the_source_carries_each_byte_about_once(

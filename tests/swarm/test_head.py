@@ -129,7 +129,7 @@ class Bench:
         groups: list[Group] = []
         with trio.fail_after(seconds):
             while True:
-                answer = await self.head.desk.on_next(NextBatch(step, len(groups)))
+                answer = await self.head.trainer_requests.on_next(NextBatch(step, len(groups)))
                 groups += unpack_groups((self.head.run_dir / answer.file).read_bytes())
                 if answer.last:
                     return tuple(groups)
@@ -143,11 +143,11 @@ class Bench:
 async def publish(head: Head, step: int) -> None:
     state = make_state(1)
     (head.run_dir / "layout").write_bytes(msgpack.packb(LAYOUT.to_wire()))
-    begun = await head.desk.on_begin(Begin(step, "anchor", None, "layout"))
+    begun = head.trainer_requests.on_begin(Begin(step, "anchor", None, "layout"))
     mid, segment_bytes = begun.mid, head.config.swarm.segment_bytes
     for s in encode_version(state, None, head.store, segment_bytes=segment_bytes, chunk_bytes=begun.chunk_bytes):
-        await head.desk.on_segment(SegmentDone(mid, s.index, s.size, b"".join(s.digests), s.changed, s.words))
-    await head.desk.on_seal(SealVersion(mid, b"".join(state.tensor_digests()), state.digest(), 0.0))
+        head.publisher.segment(SegmentDone(mid, s.index, s.size, b"".join(s.digests), s.changed, s.words))
+    head.trainer_requests.on_seal(SealVersion(mid, b"".join(state.tensor_digests()), state.digest(), 0.0))
 
 
 @asynccontextmanager
@@ -166,7 +166,10 @@ async def open_head(
     with Journal.open(run_dir / "journal.sqlite", RUN) as journal:
         async with switch.network(HEAD.peer_id) as network, trio.open_nursery() as nursery:
             head = Head(config=config, run=RUN, run_dir=run_dir, identity=HEAD, network=network, journal=journal, wall=wall)
-            settings = RolloutSettings(staleness, 2, 2, 0, Sampling(max_new_tokens, (STOP,)), 99, STALL_S, finish_s)
+            settings = RolloutSettings(
+                max_staleness=staleness, groups_per_step=2, samples=2, seed=0, sampling=Sampling(max_new_tokens, (STOP,)),
+                micro_batch_groups=99, stall_s=STALL_S, finish_s=finish_s,
+            )  # fmt: skip
             settings = replace(settings, **more)
             head.rollouts = Rollouts(
                 settings, journal, make_task("reverse"), Tokenizer(), 10, epoch=head.epoch, send=head.send,
@@ -214,7 +217,7 @@ async def test_one_withheld_sequence_does_not_hold_up_training(tmp_path, autojum
         for step in range(400):
             await bench.batch(step, 12 * STALL_S)
             await trio.sleep(1)  # the trainer trains
-            await bench.head.desk.on_commit(CommitStep(step + 1, ""))
+            bench.head.trainer_requests.on_commit(CommitStep(step + 1, ""))
             await publish(bench.head, step + 1)
             for node in nodes:
                 node.version = Version(1, step + 1)
@@ -277,7 +280,11 @@ class Run:
     """Rollouts without nodes: groups are opened, finished and aborted by hand."""
 
     def __init__(self, journal: Journal, staleness: int = 2, groups: int = 2, **more: Any) -> None:
-        settings = replace(RolloutSettings(staleness, groups, 1, 0, Sampling(4, (STOP,)), 99), **more)
+        settings = RolloutSettings(
+            max_staleness=staleness, groups_per_step=groups, samples=1, seed=0, sampling=Sampling(4, (STOP,)),
+            micro_batch_groups=99,
+        )  # fmt: skip
+        settings = replace(settings, **more)
         self.rollouts = Rollouts(
             settings, journal, make_task("reverse"), Tokenizer(), 10, epoch=journal.new_epoch(),
             send=lambda *_: None, nodes=lambda: [], report=lambda *_: None, in_thread=inline,
@@ -294,11 +301,14 @@ class Run:
         rollouts = self.rollouts
         rollouts.collector.abort_group(group_id)
         span = Span(Version(1, step), 0, 1)
-        group = Group(group_id, group_id, (Trajectory((1,), (2,), (-1.0,), (span,), 1.0, "stop", "n", 0),))
+        only = Trajectory(
+            prompt_ids=(1,), completion_ids=(2,), logprobs=(-1.0,), spans=(span,), reward=1.0, finish="stop", node="n", seed=0
+        )
+        group = Group(group_id, group_id, (only,))
         rollouts.journal.record_finished(group)
         rollouts.ledger.occupy(group_id, step)
-        rollouts.finished[group_id] = group
-        rollouts._wake()
+        rollouts.buffers.finished[group_id] = group
+        rollouts.buffers.wake()
 
 
 async def test_an_abort_that_completes_a_buffer_wakes_the_trainer(tmp_path, autojump_clock) -> None:
@@ -320,7 +330,7 @@ async def test_an_abort_that_completes_a_buffer_wakes_the_trainer(tmp_path, auto
                     got: list[object] = []
 
                     async def trainer(rollouts=rollouts, step=ledger.step, got=got) -> None:
-                        got.append(await rollouts.next_groups(step, 0))
+                        got.append(await rollouts.buffers.next_groups(step, 0))
 
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(trainer)
@@ -333,7 +343,7 @@ async def test_an_abort_that_completes_a_buffer_wakes_the_trainer(tmp_path, auto
                         completed += bool(got)
                         nursery.cancel_scope.cancel()
                 elif ledger.ready(ledger.step):
-                    rollouts.advance(ledger.step + 1)
+                    rollouts.buffers.advance(ledger.step + 1)
     assert completed > 3
 
 
@@ -342,7 +352,7 @@ async def test_groups_that_the_trainer_failed_on_are_not_given_out_again(tmp_pat
         await bench.join(good)
         groups = await bench.batch(0, 30)
         ids = tuple(g.group_id for g in groups)
-        await bench.head.desk.on_discard(Discard(0, ids, "gradient norm is nan"))
+        bench.head.trainer_requests.on_discard(Discard(0, ids, "gradient norm is nan"))
         assert any("gradient norm is nan" in text for text in bench.head.reports)
         assert bench.head.status()["trajectories"]["aborted"] == {"diverged": 4}
         check_books(bench.head)
@@ -356,21 +366,18 @@ async def test_groups_that_the_trainer_failed_on_are_not_given_out_again(tmp_pat
 async def test_a_trainer_out_of_step_is_refused_and_changes_nothing(tmp_path, autojump_clock) -> None:
     async with open_head(tmp_path / "run") as bench:
         head = bench.head
-        for ask in (
-            lambda: head.desk.on_next(NextBatch(1, 0)), lambda: head.desk.on_commit(CommitStep(1, "")),
-            lambda: head.desk.on_begin(Begin(2, "anchor", None, "layout")),
-        ):  # fmt: skip
+        for request in (NextBatch(1, 0), CommitStep(1, ""), Begin(2, "anchor", None, "layout")):
             with pytest.raises(ShoalError, match="out of order: the run stands at step 0, whose groups are not all"):
-                await ask()
+                await head.trainer_requests.answer(request)
         await bench.join(good)
         assert len(await bench.batch(0, 30)) == 2
         with pytest.raises(ShoalError, match="step 2 is out of order: the run stands at step 0, whose groups are all"):
-            await head.desk.on_next(NextBatch(2, 0))
-        await head.desk.on_commit(CommitStep(1, ""))
+            await head.trainer_requests.on_next(NextBatch(2, 0))
+        head.trainer_requests.on_commit(CommitStep(1, ""))
         with pytest.raises(ShoalError, match="commit of step 1 comes after that of step 1"):
-            await head.desk.on_commit(CommitStep(1, ""))
+            head.trainer_requests.on_commit(CommitStep(1, ""))
         with pytest.raises(ShoalError, match="step 0 is out of order: the run stands at step 1"):
-            await head.desk.on_next(NextBatch(0, 0))
+            await head.trainer_requests.on_next(NextBatch(0, 0))
         assert len(await bench.batch(1, 3 * STALL_S)) == 2
         check_books(head)
 

@@ -36,7 +36,7 @@ async def test_alone_it_makes_whole_steps_and_leaves_the_device_to_the_trainer(t
             asked = len(own.requests)
             await trio.sleep(20)  # the trainer trains
             assert len(own.requests) == asked and orders(own)[-1] == ("warm", "the trainer's turn")
-            await bench.head.desk.on_commit(CommitStep(step + 1, ""))
+            bench.head.trainer_requests.on_commit(CommitStep(step + 1, ""))
             await publish(bench.head, step + 1)
             own.version = Version(1, step + 1)
         status = bench.head.status()

@@ -137,7 +137,7 @@ async def test_what_had_its_last_token_and_no_reward_yet_gets_it(tmp_path, autoj
             gone.append(args)
             await trio.sleep_forever()
 
-        bench.head.rollouts._in_thread = never
+        bench.head.rollouts.buffers.in_thread = never
         await bench.join(to_the_end, capacity=8)
         await bench.until(lambda: bool(gone))
         await trio.sleep(2 * JOURNAL_S)
@@ -168,7 +168,7 @@ async def train(bench: Bench, steps: int, seen: dict[int, tuple[Group, ...]]) ->
     """The trainer's part up to `steps`; `seen` gets the groups of each committed step."""
     for step in range(bench.version.step, steps):
         groups = await bench.batch(step, 60)
-        await bench.head.desk.on_commit(CommitStep(step + 1, f"c{step + 1}"))
+        bench.head.trainer_requests.on_commit(CommitStep(step + 1, f"c{step + 1}"))
         seen[step] = groups
         await publish(bench.head, step + 1)
         bench.version = Version(bench.head.epoch, step + 1)

@@ -43,14 +43,14 @@ async def say(node: Node, request: GenerateRequest, count: int) -> None:
 
 async def take_step(bench: Bench, step: int, groups: tuple[Group, ...]) -> None:
     assert len(groups) == 2
-    await bench.head.desk.on_commit(CommitStep(step + 1, f"c{step + 1}"))
+    bench.head.trainer_requests.on_commit(CommitStep(step + 1, f"c{step + 1}"))
     await publish(bench.head, step + 1)
     bench.version = Version(bench.head.epoch, step + 1)
 
 
 async def logged(bench: Bench, step: int) -> dict[str, object]:
-    await bench.head.desk.on_log(Log(step, "{}"))
-    return bench.head.desk.latest
+    bench.head.trainer_requests.on_log(Log(step, "{}"))
+    return bench.head.trainer_requests.latest
 
 
 async def test_the_groups_that_end_first_make_the_step_and_the_other_comes_again(tmp_path, autojump_clock) -> None:
@@ -83,7 +83,7 @@ async def test_the_groups_that_end_first_make_the_step_and_the_other_comes_again
         # Every step opens three groups and takes two.
         assert (await logged(bench, 1))["redundancy/surplus_groups"] == 1
         assert bench.head.status()["redundancy"]["surplus_groups"] == 2
-        assert set(bench.head.journal.tasks_to_retry()) == bench.head.rollouts.redundancy.spared != {0}
+        assert set(bench.head.journal.tasks_to_retry()) == bench.head.rollouts.buffers.redundancy.spared != {0}
         check_books(bench.head)
 
 
@@ -174,7 +174,7 @@ async def test_the_last_step_is_not_waited_for_for_ever(tmp_path, autojump_clock
         await say(node, request, 2)
 
     async with open_head(tmp_path / "run", staleness=3, max_new_tokens=50, truncate_stuck_s=5.0) as bench:
-        bench.head.rollouts.stop_at(1)
+        bench.head.rollouts.buffers.stop_at(1)
         await bench.join(two_tokens, capacity=16)
         groups = await bench.batch(0, 30)
         assert all(t.finish == "truncated" for g in groups for t in g.trajectories)
@@ -188,7 +188,7 @@ async def test_a_learner_that_died_before_it_aborted_the_surplus_does_so_when_it
     settings = {"staleness": 0, "max_new_tokens": 50, "extra_groups": 1}
     async with open_head(tmp_path / "run", **settings) as bench:
         rollouts = bench.head.rollouts
-        rollouts._drop_surplus = lambda: None  # type: ignore[method-assign]  # it dies first
+        rollouts.buffers.drop_surplus = lambda: None  # type: ignore[method-assign]  # it dies first
         await bench.join(all_but_one_group, capacity=8)
         await bench.until(lambda: rollouts.ledger.ready(0))
         await trio.sleep(2 * JOURNAL_S)
@@ -197,7 +197,7 @@ async def test_a_learner_that_died_before_it_aborted_the_surplus_does_so_when_it
         assert bench.head.status()["trajectories"]["aborted"] == {"surplus": 2}
         assert bench.head.status()["redundancy"]["surplus_tokens"] == 4
         groups = await bench.batch(0, 5)  # no node is there
-        assert {g.group_id for g in groups} == {1, 2} and bench.head.rollouts.redundancy.spared == {0}
+        assert {g.group_id for g in groups} == {1, 2} and bench.head.rollouts.buffers.redundancy.spared == {0}
         await take_step(bench, 0, groups)
         await bench.join(good, capacity=8)
         assert 0 in {g.task_index for g in await bench.batch(1, 20)}
@@ -214,7 +214,7 @@ async def test_finished_groups_move_forward_when_a_learner_comes_back_and_what_t
         run.open(0)
         run.open(0)
         run.finish(1, 0)
-        run.rollouts.commit(1, "c1")
+        run.rollouts.buffers.commit(1, "c1")
         run.open(1)
         run.open(1)
         run.finish(2, 1)  # and it dies before it looks for surplus
@@ -223,22 +223,22 @@ async def test_finished_groups_move_forward_when_a_learner_comes_back_and_what_t
         rollouts = Run(journal, **settings).rollouts
         assert rollouts.ledger.ready(1) and rollouts.ledger.surplus() is None
         assert rollouts.collector.outstanding == (3,) and journal.counts().groups.aborted == {"surplus": 1}
-        assert rollouts._retry == [0] and list(journal.tasks_to_retry()) == [0]
+        assert rollouts.buffers.retry == [0] and list(journal.tasks_to_retry()) == [0]
 
 
 async def test_a_group_that_is_surplus_while_it_waits_for_its_reward_is_forgotten(tmp_path, autojump_clock) -> None:
     """Its last tokens too: the journal takes none of a group that was aborted."""
     async with open_head(tmp_path / "run", staleness=0, max_new_tokens=50, extra_groups=1) as bench:
         rollouts, waiting = bench.head.rollouts, trio.Event()
-        score = rollouts._in_thread
+        score = rollouts.buffers.in_thread
 
         async def later(*args: Any) -> object:
             await waiting.wait()
             return await score(*args)
 
-        rollouts._in_thread = later
+        rollouts.buffers.in_thread = later
         await bench.join(good, capacity=8)
-        await bench.until(lambda: len(rollouts._scoring) == 3)
+        await bench.until(lambda: len(rollouts.buffers.scoring) == 3)
         unwritten = rollouts.collector.unwritten
         rollouts.tokens.write = lambda: None  # type: ignore[method-assign]
         for group_id in range(3):
@@ -248,7 +248,7 @@ async def test_a_group_that_is_surplus_while_it_waits_for_its_reward_is_forgotte
         await bench.until(lambda: bench.head.journal.counts().groups.aborted == {"surplus": 1})
         assert unwritten.tokens == 0
         await trio.sleep(1)
-        assert rollouts._scoring == {} and bench.head.status()["redundancy"]["surplus_tokens"] == 4
+        assert rollouts.buffers.scoring == {} and bench.head.status()["redundancy"]["surplus_tokens"] == 4
         check_books(bench.head)
 
 
@@ -261,9 +261,9 @@ async def test_a_group_whose_members_had_ended_is_whole_after_a_crash(tmp_path, 
 
     settings = {"staleness": 0, "max_new_tokens": 50, "extra_samples": 1}
     async with open_head(tmp_path / "run", **settings) as bench:
-        bench.head.rollouts._in_thread = never
+        bench.head.rollouts.buffers.in_thread = never
         await bench.join(all_but_the_first, capacity=8)
-        await bench.until(lambda: len(bench.head.rollouts._scoring) == 2)
+        await bench.until(lambda: len(bench.head.rollouts.buffers.scoring) == 2)
         await trio.sleep(2 * JOURNAL_S)
     # It may even come back with other settings: a group's own numbers count.
     async with open_head(tmp_path / "run", staleness=0, max_new_tokens=50) as bench:
@@ -282,10 +282,10 @@ async def test_a_group_that_was_cut_and_not_rewarded_goes_on_after_a_crash(tmp_p
 
     settings = {"staleness": 0, "max_new_tokens": 50, "truncate_stuck_s": 2.0}
     async with open_head(tmp_path / "run", **settings) as bench:
-        bench.head.rollouts._in_thread = never
+        bench.head.rollouts.buffers.in_thread = never
         await bench.join(two_tokens, capacity=8)
         bench.nursery.start_soon(bench.batch, 0, 60.0)
-        await bench.until(lambda: len(bench.head.rollouts._scoring) == 2)
+        await bench.until(lambda: len(bench.head.rollouts.buffers.scoring) == 2)
         await trio.sleep(2 * JOURNAL_S)
     async with open_head(tmp_path / "run", **settings) as bench:
         assert bench.head.status()["resumed"] == {"groups": 2, "tokens": 8}

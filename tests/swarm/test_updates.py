@@ -13,7 +13,6 @@ from learner.client.messages import Begin, CommitStep, SealVersion, SegmentDone
 from learner.head.head import Head
 from node.agent import Agent, NodeSettings
 from node.engine.fake import ScriptedCore, ScriptedSettings
-from node.engine.inline import InlineEngine, open_inline_engine
 from p2p.limits import MIB
 from p2p.membership.admission import make_ticket
 from p2p.protocol.rollout import BEHIND, PAST, UPDATING, Span
@@ -32,6 +31,7 @@ from tests.support.harness import (
     open_swarm,
     wall,
 )
+from tests.support.inline_engine import InlineEngine, open_inline_engine
 from tests.swarm.test_head import HEAD, Bench, check_books, open_head
 
 V1, V2, V3 = Version(1, 1), Version(1, 2), Version(1, 3)
@@ -141,7 +141,7 @@ async def test_an_engine_that_dies_holds_no_version_back(tmp_path, autojump_cloc
         node.engine.kill("the GPU fell off")
         await head.until_installed([node.peer], V2)
         await head.until(lambda: head.status[node.peer].ready and not head.status[node.peer].updating)
-        assert node.agent.installer.serving == V2 and node.agent.shadow.digest == second.digest()
+        assert node.agent.slot.serving == V2 and node.agent.shadow.digest == second.digest()
         head.ask(node.peer, "b", finish_s=600)
         await head.until(lambda: "b" in head.completions and bool(head.completions["b"].finish))
 
@@ -154,7 +154,7 @@ async def test_a_head_that_goes_holds_no_version_back(tmp_path, autojump_clock) 
         await head.until(lambda: head.status[node.peer].updating)
         await swarm.kill_head()
         with trio.fail_after(60):
-            while node.agent.installer.serving != V2:
+            while node.agent.slot.serving != V2:
                 await trio.sleep(0.1)
         assert not node.agent.serving.updating
 
@@ -162,11 +162,11 @@ async def test_a_head_that_goes_holds_no_version_back(tmp_path, autojump_clock) 
 async def publish(head: Head, step: int, state: FlatState, old: FlatState | None) -> None:
     """As the trainer does."""
     kind, base = ("anchor", None) if old is None else ("delta", step - 1)
-    begun = await head.desk.on_begin(Begin(step, kind, base, "layout"))
+    begun = head.trainer_requests.on_begin(Begin(step, kind, base, "layout"))
     segment_bytes = head.config.swarm.segment_bytes
     for s in encode_version(state, old, head.store, segment_bytes=segment_bytes, chunk_bytes=begun.chunk_bytes):
-        await head.desk.on_segment(SegmentDone(begun.mid, s.index, s.size, b"".join(s.digests), s.changed, s.words))
-    await head.desk.on_seal(SealVersion(begun.mid, b"".join(state.tensor_digests()), state.digest(), 0.0))
+        head.publisher.segment(SegmentDone(begun.mid, s.index, s.size, b"".join(s.digests), s.changed, s.words))
+    head.trainer_requests.on_seal(SealVersion(begun.mid, b"".join(state.tensor_digests()), state.digest(), 0.0))
 
 
 async def agent(
@@ -208,9 +208,9 @@ async def test_both_bounds_hold_whatever_a_new_version_does_to_what_runs(tmp_pat
                 assert [s.version for s in t.spans] == sorted({s.version for s in t.spans})
                 spans.append(len(t.spans))
             old, state = state, changed_state(state, step + 2)
-            await head.desk.on_commit(CommitStep(step + 1, ""))
+            head.trainer_requests.on_commit(CommitStep(step + 1, ""))
             await publish(head, step + 1, state, old)
-        assert head.rollouts is not None and head.rollouts.max_staleness_seen <= staleness
+        assert head.rollouts is not None and head.rollouts.buffers.max_staleness_seen <= staleness
         check_books(head)
         assert not head.status()["trajectories"]["aborted"] and not head.reports
         several = sum(n > 1 for n in spans)

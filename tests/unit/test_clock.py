@@ -100,7 +100,10 @@ def test_the_journal_goes_by_steps_and_epochs_and_never_by_its_times(tmp_path: P
                 journal.record_node("peer", "n", 1, 1)
                 clock.now += jump
                 journal.record_tokens([Piece(g, 0, 0, version, bytes(8), bytes(8), "peer") for g in ids])
-                t = Trajectory((1,), (0, 0), (0.0, 0.0), (Span(version, 0, 2),), 1.0, "stop", "peer", 7)
+                t = Trajectory(
+                    prompt_ids=(1,), completion_ids=(0, 0), logprobs=(0.0, 0.0), spans=(Span(version, 0, 2),),
+                    reward=1.0, finish="stop", node="peer", seed=7,
+                )
                 journal.record_finished(Group(ids[0], life, (t,)))
                 journal.record_node("peer", "n", 1, 1)
                 journal.commit(step + 1, f"c{step + 1}", ids[:1])

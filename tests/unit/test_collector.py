@@ -11,8 +11,9 @@ import pytest
 from learner.journal.records import Piece
 from learner.rollouts.collector import Collector
 from learner.rollouts.group import ATTEMPTS, first_attempt
-from learner.rollouts.outcomes import Accepted, EventRefused, FinishedGroup, GroupAborted, Ignored, Requeued, Sampling
+from learner.rollouts.outcomes import Accepted, EventRefused, GroupAborted, Ignored, Requeued, Sampling, WholeGroup
 from learner.tasks.port import Score
+from learner.trajectory import Group
 from p2p.protocol.rollout import Span, TokenEvent
 from p2p.version import Version
 
@@ -47,15 +48,15 @@ def test_a_group_finishes_with_its_last_member() -> None:
     assert collector.tokens("a", tokens("3.0.0", 0, [1, STOP], finish="stop")) == Accepted("3.0.0", 2)
     assert collector.tokens("b", tokens("3.1.0", 0, [1, 2], V5)) == Accepted("3.1.0", 2)
     done = collector.tokens("b", tokens("3.1.0", 2, [3, 4], V6, "length"))
-    assert isinstance(done, Accepted) and done.finished is not None
-    group = done.finished
-    assert (group.group_id, group.task_index, group.version, group.oldest) == (3, 30, V5, V5)
-    assert [(s.ids, s.finish, s.node, s.seed) for s in group.samples] == [
+    assert isinstance(done, Accepted) and done.whole is not None
+    group = done.whole.group
+    assert (group.group_id, group.task_index, group.oldest) == (3, 30, V5)
+    assert [(s.completion_ids, s.finish, s.node, s.seed) for s in group.trajectories] == [
         ((1, STOP), "stop", "a", 100),
         ((1, 2, 3, 4), "length", "b", 101),
     ]
-    assert group.samples[1].spans == (Span(V5, 0, 2), Span(V6, 2, 4))
-    scored = group.rewarded([Score(1.0, True), Score(0.0, False)])
+    assert group.trajectories[1].spans == (Span(V5, 0, 2), Span(V6, 2, 4))
+    scored = group.scored([Score(1.0, True), Score(0.0, False)])
     assert [t.reward for t in scored.trajectories] == [1.0, 0.0] and scored.trajectories[0].exact
     assert collector.outstanding == () and collector.working("b") == []
     assert collector.tokens_by_node == {"a": 2, "b": 4}
@@ -107,7 +108,7 @@ def test_a_lost_node_costs_a_prefill_and_no_token() -> None:
     assert (again.prefix_ids, again.seed, again.min_version, again.max_new_tokens) == ((1, 2), 100, V6, 4)
     assert collector.tokens("a", tokens("3.0.0", 2, [7], V6)) == Ignored("3.0.0")  # still under way when it died
     done = collector.tokens("b", tokens("3.0.1", 2, [STOP], V6, "stop"))
-    assert isinstance(done, Accepted) and done.finished and done.finished.samples[0].ids == (1, 2, STOP)
+    assert isinstance(done, Accepted) and done.whole and done.whole.group.trajectories[0].completion_ids == (1, 2, STOP)
     assert collector.node_lost("nobody") == []
 
 
@@ -136,7 +137,7 @@ def test_what_was_accepted_waits_for_the_journal_joined_where_it_follows() -> No
     assert collector.unwritten.tokens == 0 and collector.unwritten.take() == []
 
 
-def resumed(*members: list[Piece], epoch: int = 2) -> tuple[Collector, FinishedGroup | None]:
+def resumed(*members: list[Piece], epoch: int = 2) -> tuple[Collector, WholeGroup | None]:
     """A collector of a later epoch that takes up group 3 of epoch 1."""
     collector = Collector(vocab_size=10, first_group=7, first_attempt=first_attempt(epoch))
     collector.published(Version(epoch, 6))
@@ -168,11 +169,12 @@ def test_a_restarted_learner_goes_on_from_the_last_journaled_token() -> None:
     collector.tokens("d", tokens(first.request_id, 2, [3, 4], new))
     collector.assign(second.request_id, "d")
     done = collector.tokens("d", tokens(second.request_id, 0, [STOP], new))
-    assert isinstance(done, Accepted) and done.finished is not None
-    one, two, three = done.finished.samples
-    assert one.ids == (1, 2, 3, 4) and one.logprobs == (-0.5,) * 4 and one.node == "d" and one.finish == "length"
-    assert one.spans == (Span(V5, 0, 1), Span(V6, 1, 2), Span(new, 2, 4)) and done.finished.oldest == V5
-    assert two.ids == (STOP,) and (three.ids, three.node, three.finish, three.seed) == ((1, STOP), "c", "stop", 102)
+    assert isinstance(done, Accepted) and done.whole is not None
+    one, two, three = done.whole.group.trajectories
+    assert one.completion_ids == (1, 2, 3, 4) and one.logprobs == (-0.5,) * 4 and one.node == "d" and one.finish == "length"
+    assert one.spans == (Span(V5, 0, 1), Span(V6, 1, 2), Span(new, 2, 4)) and done.whole.group.oldest == V5
+    assert two.completion_ids == (STOP,) and three.completion_ids == (1, STOP)
+    assert (three.node, three.finish, three.seed) == ("c", "stop", 102)
     assert [p.start for p in collector.unwritten.take()] == [2, 0]
     fresh = collector.open_group(9, 0, [1], new, [1], Sampling(4, (STOP,)))
     assert fresh == (f"9.0.{ATTEMPTS}",) and collector.pending()[0].attempt == 0
@@ -180,7 +182,7 @@ def test_a_restarted_learner_goes_on_from_the_last_journaled_token() -> None:
 
 def test_a_group_whose_every_member_had_ended_is_whole_at_once() -> None:
     collector, whole = resumed(journaled(0, (0, [1, 2, 3, 4], V5, "a")), journaled(1, (0, [STOP], V6, "b")))
-    assert whole is not None and [s.finish for s in whole.samples] == ["length", "stop"]
+    assert whole is not None and [s.finish for s in whole.group.trajectories] == ["length", "stop"]
     assert collector.outstanding == () and collector.pending() == []
 
 
@@ -226,7 +228,7 @@ def test_a_node_that_dies_before_its_last_event_costs_nothing() -> None:
     collector = opened()
     collector.assign("3.0.0", "a")
     done = collector.tokens("a", tokens("3.0.0", 0, [1, STOP]))  # no finish yet
-    assert isinstance(done, Accepted) and done.finished and done.finished.samples[0].finish == "stop"
+    assert isinstance(done, Accepted) and done.whole and done.whole.group.trajectories[0].finish == "stop"
     assert collector.tokens("a", tokens("3.0.0", 2, [], finish="stop")) == Ignored("3.0.0")
     assert collector.node_lost("a") == []
 
@@ -236,7 +238,7 @@ def test_an_interrupted_trajectory_goes_on_elsewhere() -> None:
     collector.assign("3.0.0", "a")
     got = collector.tokens("a", tokens("3.0.0", 0, [1], finish="interrupt"))
     assert got == Requeued("3.0.1", ("a", "3.0.0"), None, 1)
-    assert collector.to_generate("3.0.1").prefix_ids == (1,)
+    assert collector.assign("3.0.1", "b").prefix_ids == (1,)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +334,7 @@ def test_wrong_calls_are_named() -> None:
     with pytest.raises(KeyError):
         collector.assign("3.0.0", "b")
     with pytest.raises(KeyError):
-        collector.to_generate("3.0.1")
+        collector.assign("3.0.1", "b")
     assert collector.abort_group(3) == (("a", "3.0.0"),)
     with pytest.raises(KeyError):
         collector.abort_group(3)
@@ -355,7 +357,7 @@ def test_whatever_happens_each_group_finishes_whole_and_once(seed: int) -> None:
         collector.open_group(g, g, [1], V5, seeds, Sampling(length, (STOP,)))
     running: dict[str, tuple[str, int, int]] = {}  # request id -> node, seed, position
     old: list[tuple[str, TokenEvent]] = []
-    done: dict[int, FinishedGroup] = {}
+    done: dict[int, Group] = {}
     newest = V5
     for _ in range(20_000):
         if len(done) == groups:
@@ -399,13 +401,13 @@ def test_whatever_happens_each_group_finishes_whole_and_once(seed: int) -> None:
                 del running[request_id]
             else:
                 running[request_id] = (node, member_seed, position + count)
-            if got.finished:
-                assert got.finished.group_id not in done
-                done[got.finished.group_id] = got.finished
+            if got.whole:
+                assert got.whole.group.group_id not in done
+                done[got.whole.group.group_id] = got.whole.group
     assert sorted(done) == list(range(groups)) and collector.pending() == []
     for group in done.values():
-        for sample in group.samples:
-            assert sample.ids == tuple(true_token(sample.seed, i) for i in range(length))
+        for sample in group.trajectories:
+            assert sample.completion_ids == tuple(true_token(sample.seed, i) for i in range(length))
             assert [s.start for s in sample.spans] == [0, *[s.stop for s in sample.spans[:-1]]]
             assert sample.spans[-1].stop == length
     assert sum(collector.tokens_by_node.values()) == groups * samples * length

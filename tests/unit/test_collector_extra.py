@@ -8,7 +8,7 @@ import pytest
 from learner.journal.records import Piece
 from learner.rollouts.collector import Collector
 from learner.rollouts.group import ATTEMPTS, first_attempt
-from learner.rollouts.outcomes import Accepted, FinishedGroup, Ignored, Sampling, Standing
+from learner.rollouts.outcomes import Accepted, Ignored, Sampling, Standing, WholeGroup
 from p2p.protocol.rollout import Span, TokenEvent
 from p2p.version import Version
 
@@ -31,9 +31,9 @@ def opened(members: int, extra: int = 0, limit: int = 8) -> Collector:
     return collector
 
 
-def whole(outcome: object) -> FinishedGroup:
-    assert isinstance(outcome, Accepted) and outcome.finished is not None
-    return outcome.finished
+def whole(outcome: object) -> WholeGroup:
+    assert isinstance(outcome, Accepted) and outcome.whole is not None
+    return outcome.whole
 
 
 def test_a_group_is_whole_with_the_members_that_end_first_in_order_of_member() -> None:
@@ -43,10 +43,11 @@ def test_a_group_is_whole_with_the_members_that_end_first_in_order_of_member() -
     assert collector.standing(3) == Standing((2,), (3, 0, 0), 1)
     collector.tokens("c", tokens("3.2.0", 0, [4]))
     done = collector.tokens("b", tokens("3.1.0", 0, [STOP]))
-    group = whole(done)
-    assert [(s.seed, s.ids, s.finish) for s in group.samples] == [(101, (STOP,), "stop"), (103, (1, STOP), "stop")]
-    assert group.surplus == (3, 1)
-    assert isinstance(done, Accepted) and set(done.cancel) == {("a", "3.0.0"), ("c", "3.2.0")}
+    got = whole(done)
+    kept = got.group.trajectories
+    assert [(t.seed, t.completion_ids, t.finish) for t in kept] == [(101, (STOP,), "stop"), (103, (1, STOP), "stop")]
+    assert got.surplus == (3, 1)
+    assert isinstance(done, Accepted) and set(got.cancel) == {("a", "3.0.0"), ("c", "3.2.0")}
     assert collector.standing(3) is None and collector.outstanding == () and collector.pending() == []
     assert all(not collector.working(node) for node in "abcd") and collector._held == {}
     # What is still under way from those that were not needed is nobody's fault.
@@ -60,7 +61,7 @@ def test_a_member_that_waits_for_a_node_need_not_be_cancelled() -> None:
     collector.node_lost("b")
     collector.tokens("a", tokens("3.0.0", 0, [STOP]))
     done = collector.tokens("c", tokens("3.2.0", 0, [STOP]))
-    assert [s.seed for s in whole(done).samples] == [100, 102] and isinstance(done, Accepted) and done.cancel == ()
+    assert [s.seed for s in whole(done).group.trajectories] == [100, 102] and whole(done).cancel == ()
 
 
 def test_a_group_must_need_someone() -> None:
@@ -81,12 +82,12 @@ def test_a_cut_group_ends_with_what_its_members_have() -> None:
     assert collector.working("a") == ["3.0.0"]  # nothing has changed
     collector.tokens("c", tokens("3.2.0", 0, [7], V6))
     assert collector.standing(3) == Standing((1,), (4, 1), 2)
-    group, cancel = collector.cut(3)
-    assert [(s.ids, s.finish, s.node) for s in group.samples] == [
+    got = collector.cut(3)
+    assert [(s.completion_ids, s.finish, s.node) for s in got.group.trajectories] == [
         ((1, 2, 3, 4), "truncated", "a"), ((STOP,), "stop", "b"), ((7,), "truncated", "c"),
     ]  # fmt: skip
-    assert group.samples[0].spans == (Span(V5, 0, 3), Span(V6, 3, 4)) and group.oldest == V5
-    assert set(cancel) == {("a", "3.0.0"), ("c", "3.2.0")} and group.surplus == ()
+    assert got.group.trajectories[0].spans == (Span(V5, 0, 3), Span(V6, 3, 4)) and got.group.oldest == V5
+    assert set(got.cancel) == {("a", "3.0.0"), ("c", "3.2.0")} and got.surplus == ()
     assert collector.tokens("a", tokens("3.0.0", 4, [5], V6)) == Ignored("3.0.0")
     assert collector.outstanding == () and collector.unwritten.tokens == 6  # until the journal has it as finished
     with pytest.raises(KeyError):
@@ -100,9 +101,9 @@ def test_of_members_beyond_need_those_that_have_made_most_are_cut_and_the_others
     collector.tokens("d", tokens("3.3.0", 0, [STOP]))
     stands = collector.standing(3)
     assert stands == Standing((1,), (1, 5, 3, 0), 2) and stands.longest == (5, 3) and stands.tokens == 10
-    group, cancel = collector.cut(3)
-    assert [(s.seed, s.finish) for s in group.samples] == [(101, "truncated"), (102, "truncated"), (103, "stop")]
-    assert group.surplus == (1, 0) and len(cancel) == 4
+    got = collector.cut(3)
+    assert [(s.seed, s.finish) for s in got.group.trajectories] == [(101, "truncated"), (102, "truncated"), (103, "stop")]
+    assert got.surplus == (1, 0) and len(got.cancel) == 4
 
 
 def test_no_node_may_say_that_it_truncated() -> None:
@@ -112,7 +113,7 @@ def test_no_node_may_say_that_it_truncated() -> None:
     assert collector.failures_by_node == {"a": 1} and not isinstance(out, Accepted)
 
 
-def resumed(*members: list[int], extra: int) -> tuple[Collector, FinishedGroup | None]:
+def resumed(*members: list[int], extra: int) -> tuple[Collector, WholeGroup | None]:
     """A collector of epoch 2 that takes up group 3 of epoch 1."""
     collector = Collector(vocab_size=10, first_group=7, first_attempt=first_attempt(2))
     collector.published(Version(2, 5))
@@ -125,18 +126,18 @@ def resumed(*members: list[int], extra: int) -> tuple[Collector, FinishedGroup |
 
 
 def test_a_restored_group_is_whole_when_as_many_as_it_needs_had_ended() -> None:
-    collector, group = resumed([1], [STOP], [], [1, 2, 3, 4], extra=2)
-    assert group is not None and [(s.seed, s.finish) for s in group.samples] == [(101, "stop"), (103, "length")]
-    assert group.surplus == (1, 0) and collector.outstanding == () and collector.pending() == []
+    collector, got = resumed([1], [STOP], [], [1, 2, 3, 4], extra=2)
+    assert got is not None and [(s.seed, s.finish) for s in got.group.trajectories] == [(101, "stop"), (103, "length")]
+    assert got.surplus == (1, 0) and collector.outstanding == () and collector.pending() == []
 
 
 def test_a_restored_group_goes_on_with_all_its_members() -> None:
-    collector, group = resumed([1], [STOP], [], [1, 2], extra=2)
-    assert group is None
+    collector, got = resumed([1], [STOP], [], [1, 2], extra=2)
+    assert got is None
     names = [r.request_id for r in collector.pending()]
     assert names == [f"3.{m}.{ATTEMPTS + 1}" for m in (0, 2, 3)]
     collector.assign(names[1], "z")
     collector.assign(names[0], "y")
     done = collector.tokens("z", tokens(names[1], 0, [STOP], Version(2, 5)))
-    assert [s.seed for s in whole(done).samples] == [101, 102] and isinstance(done, Accepted)
-    assert done.cancel == (("y", names[0]),)
+    got = whole(done)
+    assert [s.seed for s in got.group.trajectories] == [101, 102] and got.cancel == (("y", names[0]),)

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from learner.economy.cover import Cover, cheapest, consistent, greedy
+from learner.economy.cover import Cover, cheapest, consistent
 
 prices = st.one_of(st.floats(0, 5), st.sampled_from([0.0, 0.5, 1.0, 2.0]))
 nodes = st.lists(st.tuples(prices, st.one_of(st.floats(0.001, 100), st.sampled_from([0.0, 10.0, 40.0]))), max_size=14)
@@ -22,6 +22,11 @@ nodes = st.lists(st.tuples(prices, st.one_of(st.floats(0.001, 100), st.sampled_f
 
 def split(fleet: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
     return [p for p, _ in fleet], [r for _, r in fleet]
+
+
+def greedy(prices: list[float], rates: list[float], required: float) -> Cover:
+    """What the search begins with."""
+    return cheapest(prices, rates, required, nodes_limit=0)
 
 
 def is_sound(cover: Cover, fleet: list[tuple[float, float]], required: float) -> bool:

@@ -30,7 +30,10 @@ START = Version(1, 0)
 
 
 def finished(group_id: int, version: Version = START, samples: int = 2) -> Group:
-    one = Trajectory((1, 2), (3, 4), (-0.25, -0.5), (Span(version, 0, 2),), 1.0, "stop", "node", 7, True)
+    one = Trajectory(
+        prompt_ids=(1, 2), completion_ids=(3, 4), logprobs=(-0.25, -0.5), spans=(Span(version, 0, 2),),
+        reward=1.0, finish="stop", node="node", seed=7, exact=True,
+    )
     return Group(group_id, group_id, (one,) * samples)
 
 

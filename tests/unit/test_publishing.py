@@ -48,12 +48,14 @@ class Head(LearnerClient):
             version = Version(self.start.epoch, request.step)
             self.made.append(Made(request.kind, version, base, request.base_digest, b"", []))
             return Begun(b"m", 512)
-        if isinstance(request, SegmentDone):
-            digests = [request.digests[i : i + 32] for i in range(0, len(request.digests), 32)]
-            self.made[-1].segments.append(b"".join(self._store.path(d).read_bytes() for d in digests))
         if isinstance(request, SealVersion):
             self.made[-1].digest = request.state_digest
         return Ok()
+
+    def _tell(self, message: Any) -> None:
+        assert isinstance(message, SegmentDone)
+        digests = [message.digests[i : i + 32] for i in range(0, len(message.digests), 32)]
+        self.made[-1].segments.append(b"".join(self._store.path(d).read_bytes() for d in digests))
 
     def publish_state(self, step: int, state: FlatState) -> None:
         self.publish(step, {t.name: (t.dtype, state.tensor(t.name).copy()) for t in LAYOUT.tensors})

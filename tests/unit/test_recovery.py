@@ -15,7 +15,10 @@ from p2p.version import Version
 def group(group_id: int, *versions: tuple[int, int]) -> Group:
     spans = tuple(Span(Version(*v), i, i + 1) for i, v in enumerate(versions))
     n = len(versions)
-    whole = Trajectory((1,), (2,) * n, (-0.5,) * n, spans, 0.0, "stop", "node", 7)
+    whole = Trajectory(
+        prompt_ids=(1,), completion_ids=(2,) * n, logprobs=(-0.5,) * n, spans=spans,
+        reward=0.0, finish="stop", node="node", seed=7,
+    )
     return Group(group_id, group_id, (whole,))
 
 

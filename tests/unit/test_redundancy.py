@@ -7,10 +7,10 @@ import numpy as np
 from learner.dispatch.lengths import Lengths
 from learner.rollouts.collector import Collector
 from learner.rollouts.ledger import Ledger, Surplus
-from learner.rollouts.outcomes import TRUNCATED, Sampling
+from learner.rollouts.outcomes import Sampling
 from learner.rollouts.redundancy import Patience, Redundancy, to_cut
 from learner.status.view import cut_short
-from learner.trajectory import Group, Trajectory
+from learner.trajectory import TRUNCATED, Finish, Group, Trajectory
 from p2p.protocol.rollout import Span, TokenEvent
 from p2p.version import Version
 
@@ -89,8 +89,11 @@ def test_patience_is_for_one_step_without_a_break() -> None:
 
 
 def test_the_account() -> None:
-    def trajectory(length: int, finish: str) -> Trajectory:
-        return Trajectory((1,), (2,) * length, (-1.0,) * length, (Span(V5, 0, length),), 0.0, finish, "n", 0)
+    def trajectory(length: int, finish: Finish) -> Trajectory:
+        return Trajectory(
+            prompt_ids=(1,), completion_ids=(2,) * length, logprobs=(-1.0,) * length, spans=(Span(V5, 0, length),),
+            reward=0.0, finish=finish, node="n", seed=0,
+        )
 
     redundancy = Redundancy()
     assert redundancy.metrics() == {

@@ -120,6 +120,7 @@ def test_a_wrong_base_or_an_old_version_is_refused_and_nothing_is_lost(tmp_path:
         shadow.begin(Version(1, 2), "delta", LAYOUT, Version(1, 1), state_of(1).digest())
     shadow.commit(stage(shadow, 1, None))
     shadow.commit(stage(shadow, 2, 1))
+    kept = stage(shadow, 3, 2)
     with pytest.raises(Refusal, match=r"unknown base: delta is against version 1\.3 .* holds version 1\.2") as refused:
         shadow.begin(Version(1, 4), "delta", LAYOUT, Version(1, 3), state_of(3).digest())
     assert refused.value.version == Version(1, 4)
@@ -132,8 +133,8 @@ def test_a_wrong_base_or_an_old_version_is_refused_and_nothing_is_lost(tmp_path:
         shadow.begin(Version(1, 4), "delta", other, Version(1, 2), shadow.digest)
     with pytest.raises(ValueError, match="anchor, delta or cumulative"):
         shadow.begin(Version(1, 4), "xor", LAYOUT)
-    shadow.rollback()  # none of these refusals was a begin
-    assert_holds(shadow, 1)
+    shadow.commit(kept)  # none of these refusals was a begin
+    assert_holds(shadow, 3)
 
 
 def test_segments_come_once_in_any_order_and_all_of_them(tmp_path: Path) -> None:
@@ -237,21 +238,6 @@ def test_discard_leaves_the_held_version_and_no_file(tmp_path: Path) -> None:
     assert_holds(shadow, 2)
 
 
-def test_rollback_until_the_next_begin(tmp_path: Path) -> None:
-    shadow = holding(tmp_path, 1)
-    with pytest.raises(RuntimeError, match="no version to go back to"):
-        shadow.rollback()
-    shadow.commit(stage(shadow, 2, 1))
-    shadow.rollback()
-    assert_holds(shadow, 1)
-    assert_holds(Shadow.open(tmp_path, RUN), 1)
-    shadow.commit(stage(shadow, 3, 1))
-    shadow.begin(Version(1, 4), "delta", LAYOUT, Version(1, 3), shadow.digest)
-    with pytest.raises(RuntimeError, match="no version to go back to"):
-        shadow.rollback()
-    assert_holds(shadow, 3)
-
-
 def test_adopt_only_the_same_bits(tmp_path: Path) -> None:
     shadow = Shadow.open(tmp_path, RUN)
     with pytest.raises(Refusal, match="cannot adopt"):
@@ -277,9 +263,6 @@ def test_a_new_layout_comes_as_an_anchor(tmp_path: Path) -> None:
     assert staging.finish(new.tensor_digests(), new.digest()).changed is None
     shadow.commit(staging)
     assert shadow.layout == layout
-    shadow.rollback()
-    assert_holds(shadow, 1)
-    shadow.rollback()
     assert Shadow.open(tmp_path, RUN).layout == layout
 
 
@@ -341,13 +324,12 @@ def test_damage_is_never_trusted(what: str, tmp_path: Path, caplog: pytest.LogCa
 
 def test_a_full_disk_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shadow = holding(tmp_path, 1)
-    shadow.commit(stage(shadow, 2, 1))
+    kept = stage(shadow, 2, 1)
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
         with pytest.raises(Refusal, match="do not fit"):
-            stage(shadow, 3, 2)
-    shadow.rollback()  # refused before anything was dropped
-    shadow.rollback()
+            stage(shadow, 3, 1)
+    shadow.commit(kept)  # refused before anything was dropped
 
     def full(fd: int, offset: int, length: int) -> None:
         raise OSError(28, "no space left")
@@ -514,31 +496,27 @@ def test_segments_decode_in_many_threads(tmp_path: Path) -> None:
 def test_any_history_holds_exactly_what_was_committed(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Random begins, writes, wrong bases, drops, rollbacks and restarts against a model of two integers."""
+    """Random begins, writes, wrong bases, drops and restarts against a model of two integers."""
     directory = tmp_path_factory.mktemp("s")
-    shadow, held, previous, newest = Shadow.open(directory, RUN), 0, 0, 0
-    actions = st.sampled_from(["anchor", "delta", "wrong", "half", "discard", "rollback", "reopen"])
+    shadow, held, newest = Shadow.open(directory, RUN), 0, 0
+    actions = st.sampled_from(["anchor", "delta", "wrong", "half", "discard", "reopen"])
     for action in data.draw(st.lists(actions, max_size=12)):
         newest += 1
         if action == "anchor" or (action == "delta" and held):
             shadow.commit(stage(shadow, newest, held if action == "delta" else None))
-            held, previous = newest, held
+            held = newest
         elif action == "wrong":
             with pytest.raises(Refusal, match="unknown base"):
                 stage(shadow, newest, newest + 1)
         elif action in ("half", "discard"):
             staging = shadow.begin(Version(1, newest), "anchor", LAYOUT, segment_bytes=CUT)
-            previous = 0
             staging.write(staging.segments[1], payloads(state_of(newest), None)[1])
             with pytest.raises(Refusal, match="missing"):
                 staging.finish(state_of(newest).tensor_digests(), state_of(newest).digest())
             if action == "discard":
                 staging.discard()
-        elif action == "rollback" and previous:
-            shadow.rollback()
-            held, previous = previous, held
         elif action == "reopen":
-            shadow, previous = Shadow.open(directory, RUN), 0
+            shadow = Shadow.open(directory, RUN)
         if held:
             assert_holds(shadow, held)
         else:

@@ -178,7 +178,11 @@ def test_forwards_cost_no_more_than_any_other_cut(sizes: list[int], budget: int)
 def sized_row(group_id: int, size: int) -> ForwardRow:
     """A row of `size` tokens, one of them the prompt."""
     spans = (Span(Version(1, 0), 0, size - 1),)
-    return ForwardRow(group_id, Trajectory((1,), (2,) * (size - 1), (-1.0,) * (size - 1), spans, 0.0, "stop", "n", 0), 1.0)
+    trajectory = Trajectory(
+        prompt_ids=(1,), completion_ids=(2,) * (size - 1), logprobs=(-1.0,) * (size - 1), spans=spans,
+        reward=0.0, finish="stop", node="n", seed=0,
+    )  # fmt: skip
+    return ForwardRow(group_id, trajectory, 1.0)
 
 
 def test_groups_of_equal_rewards_count_but_do_not_push(folder: Path) -> None:
@@ -305,7 +309,13 @@ def test_a_run_commits_before_it_publishes_and_reports(folder: Path, tmp_path: P
 
 def test_what_the_learner_cut_is_told_from_what_used_up_its_budget() -> None:
     ends = ("stop", "length", "truncated", "stop")
-    members = tuple(Trajectory((1,), (2,), (-1.0,), (Span(Version(1, 0), 0, 1),), 1.0, finish, "n", 0) for finish in ends)
+    members = tuple(
+        Trajectory(
+            prompt_ids=(1,), completion_ids=(2,), logprobs=(-1.0,), spans=(Span(Version(1, 0), 0, 1),),
+            reward=1.0, finish=finish, node="n", seed=0,
+        )
+        for finish in ends
+    )  # fmt: skip
     metrics = group_metrics(unpack_groups(pack_groups((Group(0, 0, members),))), 0)
     assert metrics["completions/clipped_ratio"] == 0.5 and metrics["completions/truncated_ratio"] == 0.25
 

@@ -32,11 +32,11 @@ import trio
 
 from learner.journal.journal import Journal
 from learner.journal.records import Piece, Unwritten
-from learner.rollouts.controller import Rollouts
+from learner.rollouts.buffers import StepGroups, TrainingBuffers
 from learner.trajectory import Group, pack_groups
 from node.agent import Agent
 from node.engine.port import Engine
-from node.install.installer import Installer
+from node.install.engine_slot import EngineSlot
 from node.serving.batcher import TokenBatcher
 from p2p.broadcast.pump import Pump
 from p2p.broadcast.transfer import Job, Neighbour
@@ -57,21 +57,21 @@ def held(path: Path, step: int) -> bool:
 
 def hold(path: Path) -> None:
     """From here on this process's learner hands out no groups of a step that `path` withholds."""
-    next_groups = Rollouts.next_groups
+    next_groups = TrainingBuffers.next_groups
 
-    async def once_free(self: Rollouts, step: int, seen: int) -> tuple[tuple[Group, ...], bool]:
+    async def once_free(self: TrainingBuffers, step: int, seen: int) -> StepGroups:
         while held(path, step):  # noqa: ASYNC110
             await trio.sleep(0.1)
         return await next_groups(self, step, seen)
 
-    Rollouts.next_groups = once_free  # type: ignore[method-assign]
+    TrainingBuffers.next_groups = once_free  # type: ignore[method-assign]
 
 
 def tap(log: int) -> None:
     """From here on this process writes its tokens down."""
     add, record_finished, to_head = Unwritten.add, Journal.record_finished, Agent._to_head
     record_tokens, take = Journal.record_tokens, TokenBatcher.add
-    attach, send_chunk = Installer.attach, Pump._send
+    attach, send_chunk = EngineSlot.attach, Pump._send
 
     def write(*values: object) -> None:
         os.write(log, (json.dumps(values) + "\n").encode())
@@ -86,7 +86,7 @@ def tap(log: int) -> None:
                 write("sent", run.request_id, run.start, run.count)
         to_head(self, message)
 
-    async def attached(self: Installer, engine: Engine) -> None:
+    async def attached(self: EngineSlot, engine: Engine) -> None:
         await attach(self, engine)
         write("attached", str(self.serving), time.monotonic())
 
@@ -111,7 +111,7 @@ def tap(log: int) -> None:
         record_finished(self, group)
 
     TokenBatcher.add, Agent._to_head = made, sent  # type: ignore[method-assign]
-    Installer.attach, Pump._send = attached, relayed  # type: ignore[method-assign]
+    EngineSlot.attach, Pump._send = attached, relayed  # type: ignore[method-assign]
     Unwritten.add, Journal.record_tokens, Journal.record_finished = accepted, journaled, finished  # type: ignore[method-assign]
 
 

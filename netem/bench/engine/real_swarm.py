@@ -97,9 +97,9 @@ class BenchHead:
         self._accepted, self._first = 0, 0.0
         before = self._cpu_s()
         want = self._rounds * self._count
-        self._rollouts.stop_at(self._rounds)
+        self._rollouts.buffers.stop_at(self._rounds)
         self._rollouts.need_dispatch()
-        await self.until(lambda: len(self._rollouts.finished) >= want, "every completion")
+        await self.until(lambda: len(self._rollouts.buffers.finished) >= want, "every completion")
         if self._head.reports:
             raise ShoalError(f"the head refused tokens of the bench's node: {self._head.reports[0]}")
         cpu_s = {name: after - before[name] for name, after in self._cpu_s().items()}
@@ -128,11 +128,11 @@ async def _publish(head: Head, model: Model) -> None:
     """The first version, whole."""
     (head.run_dir / "layout").write_bytes(msgpack.packb(model.layout.to_wire()))
     state = FlatState.open(model.states[0], model.layout)
-    begun = await head.desk.on_begin(Begin(0, "anchor", None, "layout"))
+    begun = head.trainer_requests.on_begin(Begin(0, "anchor", None, "layout"))
     segment_bytes = head.config.swarm.segment_bytes
     for s in encode_version(state, None, head.store, segment_bytes=segment_bytes, chunk_bytes=begun.chunk_bytes):
-        await head.desk.on_segment(SegmentDone(begun.mid, s.index, s.size, b"".join(s.digests), s.changed, s.words))
-    await head.desk.on_seal(SealVersion(begun.mid, b"".join(state.tensor_digests()), state.digest(), 0.0))
+        head.publisher.segment(SegmentDone(begun.mid, s.index, s.size, b"".join(s.digests), s.changed, s.words))
+    head.trainer_requests.on_seal(SealVersion(begun.mid, b"".join(state.tensor_digests()), state.digest(), 0.0))
 
 
 @asynccontextmanager
@@ -149,11 +149,15 @@ async def open_swarm(
         async with open_libp2p_network(identity, ["/ip4/127.0.0.1/tcp/0"]) as network, trio.open_nursery() as nursery:
             head = Head(config=config, run=RUN, run_dir=folder, identity=identity, network=network, journal=journal)
             head.rollouts = Rollouts(
-                RolloutSettings(STEPS, count, 1, 0, Sampling(new, ()), count), journal, Numbered(),
+                RolloutSettings(
+                    max_staleness=STEPS, groups_per_step=count, samples=1, seed=0, sampling=Sampling(new, ()),
+                    micro_batch_groups=count,
+                ),
+                journal, Numbered(),
                 RandomPrompts(length, model.vocabulary), model.vocabulary, epoch=head.epoch, send=head.send,
                 nodes=head.node_views, report=head.report,
             )  # fmt: skip
-            head.rollouts.stop_at(0)
+            head.rollouts.buffers.stop_at(0)
             calm_gc()
             await nursery.start(head.run)
             head.publisher.offer_descriptor(pack_descriptor(model.folder))

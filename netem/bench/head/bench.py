@@ -112,7 +112,8 @@ async def _run(bench: HeadBench, folder: Path, say: Callable[[str], None]) -> di
         async with open_libp2p_network(identity, ["/ip4/127.0.0.1/tcp/0"]) as network, trio.open_nursery() as nursery:
             head = Head(config=config, run=RUN, run_dir=folder, identity=identity, network=network, journal=journal)
             settings = RolloutSettings(
-                bench.staleness, GROUPS, SAMPLES, bench.seed, Sampling(int(16 * bench.length), (STOP,)), 4,
+                max_staleness=bench.staleness, groups_per_step=GROUPS, samples=SAMPLES, seed=bench.seed,
+                sampling=Sampling(int(16 * bench.length), (STOP,)), micro_batch_groups=4,
             )  # fmt: skip
             head.rollouts = Rollouts(
                 settings, journal, make_task("reverse"), FakeTokenizer(), VOCABULARY, epoch=head.epoch, send=head.send,
@@ -138,7 +139,8 @@ async def _run(bench: HeadBench, folder: Path, say: Callable[[str], None]) -> di
                 await _until(lambda: board["busy"] >= at_work, JOIN_S, process, "every node to be at work")
                 result = await _measure(bench, head, board, meter, process, say)
             tally = head.journal.counts().trajectories
-            result |= {"joined_s": joined_s, "steps": head.step, "lost": tally.lost, "refusals": len(head.reports)}
+            result |= {"joined_s": joined_s, "steps": head.trainer_requests.step}
+            result |= {"lost": tally.lost, "refusals": len(head.reports)}
             result["ok"] = result["cpu_per_s"] < 1 and not tally.lost and not head.reports
             nursery.cancel_scope.cancel()
     return result
@@ -176,7 +178,7 @@ async def _measure(
     bench: HeadBench, head: Head, board: Board, meter: Meter, process: subprocess.Popen[bytes], say: Callable[[str], None]
 ) -> dict[str, Any]:
     began = time.monotonic()
-    while head.step < 1:
+    while head.trainer_requests.step < 1:
         if time.monotonic() - began > WARM_S:
             say("the first step's groups were not there in time: measuring before they are")
             break
@@ -220,7 +222,7 @@ def _held(head: Head) -> int:
     """Tokens that the head holds, of unfinished sequences and of finished groups that no step took."""
     assert head.rollouts is not None
     unfinished = sum(sum(held.values()) for held in head.rollouts.collector.progress().values())
-    return unfinished + sum(len(t.completion_ids) for g in head.rollouts.finished.values() for t in g.trajectories)
+    return unfinished + sum(len(t.completion_ids) for g in head.rollouts.buffers.finished.values() for t in g.trajectories)
 
 
 def _times(spread: dict[str, float]) -> str:

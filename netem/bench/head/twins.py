@@ -43,11 +43,11 @@ class Trainer:
         while True:
             seen, last = 0, False
             while not last:
-                groups, last = await self._head.ready_rollouts.next_groups(step, seen)
+                groups, last = await self._head.ready_rollouts.buffers.next_groups(step, seen)
                 seen += len(groups)
-            await self._head.desk.on_next(NextBatch(step, seen))
+            await self._head.trainer_requests.on_next(NextBatch(step, seen))
             step += 1
-            await self._head.desk.on_commit(CommitStep(step, ""))
+            self._head.trainer_requests.on_commit(CommitStep(step, ""))
             await self.publish(step)
 
     async def publish(self, step: int) -> None:
@@ -55,11 +55,11 @@ class Trainer:
         rng = np.random.default_rng(step)
         words = new.tensor("weights")
         words[...] = rng.integers(0, np.iinfo(words.dtype).max, size=words.shape, dtype=words.dtype)
-        begun = await head.desk.on_begin(Begin(step, "delta" if step else "anchor", step - 1 if step else None, "layout"))
+        begun = head.trainer_requests.on_begin(Begin(step, "delta" if step else "anchor", step - 1 if step else None, "layout"))
         base = self._state if step else None
         for s in encode_version(new, base, head.store, segment_bytes=64 * KIB, chunk_bytes=begun.chunk_bytes):
-            await head.desk.on_segment(SegmentDone(begun.mid, s.index, s.size, b"".join(s.digests), s.changed, s.words))
+            head.publisher.segment(SegmentDone(begun.mid, s.index, s.size, b"".join(s.digests), s.changed, s.words))
         digest_path(str(head.run_dir / "board")).write_bytes(new.digest())
-        await head.desk.on_seal(SealVersion(begun.mid, b"".join(new.tensor_digests()), new.digest(), 0.0))
+        head.trainer_requests.on_seal(SealVersion(begun.mid, b"".join(new.tensor_digests()), new.digest(), 0.0))
         self._state = new
         self._board["epoch"], self._board["step"] = head.epoch, step

@@ -1,0 +1,93 @@
+"""A model's folder as Hugging Face lays it out, read without its weights: where it is, how many token ids, which tokenizer.
+
+Must not know torch, runs or nodes.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from learner.tasks.prompting import stop_ids
+from p2p.errors import UsageError
+from p2p.protocol.descriptor import FILES
+
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
+"""A folder with none of these has no tokenizer; transformers would make up an empty one for a known architecture."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """What rollouts need of a model."""
+
+    path: Path
+    vocab_size: int
+    """number of token ids that the model knows"""
+    tokenizer: Any
+    """transformers' own"""
+    stop_ids: tuple[int, ...]
+    """tokens that end an answer"""
+
+
+def open_model_folder(model: str) -> ModelFolder:
+    """`model` is a folder, or a hub id, of which config and tokenizer are fetched: weights are the trainer's business. UsageError
+    in one line when it is no model or lacks one of them."""
+    path = _find(model)
+    size = _vocab_size(path)
+    tokenizer = _tokenizer(path)
+    return ModelFolder(path, size, tokenizer, stop_ids(tokenizer, _eos(path)))
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, without the pages that may follow."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _find(model: str) -> Path:
+    path = Path(model)
+    if path.is_dir():
+        return path
+    if model.startswith((".", "/", "~")) or model.count("/") > 1:
+        raise UsageError(f"no model folder {model}")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=list(FILES)))
+    except Exception as error:
+        raise UsageError(f"{model} is neither a local folder nor a model on the hub: {first_line(error)}") from None
+
+
+def _vocab_size(folder: Path) -> int:
+    try:
+        values = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        raise UsageError(f"{folder} has no config.json that can be read: not a model folder") from None
+    text = values.get("text_config") if isinstance(values, dict) else None
+    size = next((v["vocab_size"] for v in (values, text) if isinstance(v, dict) and v.get("vocab_size")), None)
+    if not isinstance(size, int):
+        raise UsageError(f"{folder}/config.json names no vocab_size")
+    return size
+
+
+def _tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    if not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
+        raise UsageError(f"{folder} has no tokenizer")
+    try:
+        return AutoTokenizer.from_pretrained(str(folder))
+    except Exception as error:
+        raise UsageError(f"{folder} has no tokenizer that loads: {first_line(error)}") from None
+
+
+def _eos(folder: Path) -> Any:
+    """What generation_config.json says ends an answer: an id, a list of ids, or None."""
+    generation = folder / "generation_config.json"
+    if not generation.exists():
+        return None
+    try:
+        return json.loads(generation.read_text()).get("eos_token_id")
+    except (OSError, ValueError, AttributeError):
+        raise UsageError(f"{generation} cannot be read: not a model folder") from None
