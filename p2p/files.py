@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Writing files so that a reader sees the whole text or none of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace a file at once: a reader, and whoever comes after a crash, finds the old text or the new one."""
+    """Replace a file in one step: a reader, during the write or after a crash, finds the whole old text or the whole new one."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text)
     os.replace(temporary, path)

@@ -1,4 +1,4 @@
-"""Numbers to tokens and back: a token says about how large a number is, raw bits beside it say which.
+"""Numbers to tokens: a token says about how large a number is, raw bits beside it say which one it is.
 
 Below DIRECT a number is its own token; above, each octave has four tokens. So few tokens, whose frequencies are worth
 learning, carry all that a smooth distribution has to tell, and the bits within a token are as good as random. Must not know
@@ -10,14 +10,12 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from p2p.errors import Refusal
-
 DIRECT = 8
-
-MAX_NUMBER = (1 << 32) - 1
+"""Numbers below this are their own token: the smallest numbers are the most frequent, and a quarter of an octave below 8 would be
+less than one number."""
 
 TOKENS = DIRECT + 4 * 29
-"""Of numbers up to MAX_NUMBER."""
+"""How many tokens there are: DIRECT, and four for each of the 29 octaves from 8 up to 2**32, more than any rank or step needs."""
 
 
 def _ladder() -> tuple[np.ndarray, np.ndarray]:
@@ -34,7 +32,7 @@ FIRST, RAW_BITS = _ladder()
 
 
 def tokens_of(numbers: np.ndarray) -> np.ndarray:
-    """uint8 [n] for `numbers` (unsigned or signed integers [n], 0 to MAX_NUMBER)."""
+    """uint8 [n] for `numbers` (unsigned or signed integers [n], 0 to 2**32 - 1)."""
     tokens = np.empty(len(numbers), np.uint8)
     _tokens_of(numbers, tokens)
     return tokens
@@ -47,29 +45,14 @@ def write_raw(numbers: np.ndarray, tokens: np.ndarray) -> bytes:
     return out.tobytes()
 
 
-def read_raw(body: memoryview, at: int, tokens: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, int]:
-    """(numbers, where their raw bits ended) from tokens and the raw bits beside them. Refusal when there are too few or a
-    number is larger than `dtype` holds."""
-    if len(tokens) and int(tokens.max()) >= TOKENS:
-        raise Refusal(f"token {int(tokens.max())} of {TOKENS}")
-    stop = at + raw_bytes(tokens)
-    if stop > len(body):
-        raise Refusal(f"payload ends {stop - len(body)} bytes before its raw bits do")
-    numbers = np.empty(len(tokens), np.uint32)
-    if not _read_raw(np.frombuffer(body[at:stop], np.uint8), tokens, FIRST, RAW_BITS, numbers):
-        raise Refusal("raw bits have something in their padding")
-    if len(numbers) and int(numbers.max()) > np.iinfo(dtype).max:
-        raise Refusal(f"number {int(numbers.max())} is more than a word holds")
-    return numbers, stop
-
-
 def raw_bytes(tokens: np.ndarray) -> int:
-    """How long the raw bits beside `tokens` (each below TOKENS) are."""
+    """Bytes that the raw bits beside `tokens` (uint8 [n], each below TOKENS) take."""
     return (int(histogram(tokens)[:TOKENS] @ RAW_BITS) + 7) // 8
 
 
 def histogram(values: np.ndarray) -> np.ndarray:
-    """int64 [256]: how often each value occurs in `values` (uint8 [n]). As numpy's bincount, which takes eight bytes for each."""
+    """int64 [256]: how often each value occurs in `values` (uint8 [n]). It does what numpy's bincount does, which first makes an
+    int64 of every value."""
     counts = np.zeros((4, 256), np.int64)
     _histogram(values, counts)
     return counts.sum(axis=0)
@@ -117,23 +100,3 @@ def _write_raw(numbers, tokens, first, widths, out):  # type: ignore[no-untyped-
                 at += 1
     if count:
         out[at] = held & np.uint64(255)
-
-
-@njit(nogil=True, cache=True)
-def _read_raw(raw, tokens, first, widths, numbers):  # type: ignore[no-untyped-def]
-    held = np.uint64(0)
-    count, at = 0, 0
-    for i in range(len(tokens)):
-        token = tokens[i]
-        if token < DIRECT:
-            numbers[i] = token
-        else:
-            width = widths[token]
-            while count < width:
-                held |= np.uint64(raw[at]) << np.uint64(count)
-                at += 1
-                count += 8
-            numbers[i] = first[token] + np.int64(held & ((np.uint64(1) << np.uint64(width)) - np.uint64(1)))
-            held >>= np.uint64(width)
-            count -= width
-    return held == np.uint64(0)

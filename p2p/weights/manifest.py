@@ -264,7 +264,7 @@ class Manifest:
         if not all(isinstance(x, bytes) for x in (joined, state, rec)):
             raise ValueError("a field is of the wrong type")
         tensors = tuple(joined[i : i + 16] for i in range(0, len(joined), 16))
-        seal = Seal(n, chunks, size, tensors, state, rec)
+        seal = Seal(n, chunks, size, tensor_digests=tensors, state_digest=state, records_digest=rec)
         if self.seal is not None:
             if self.seal != seal:
                 raise Refusal("two signed seals: the head equivocates", version=self.version)
@@ -371,6 +371,6 @@ def open_header(part: bytes, *, head_key: bytes, run: str, min_epoch: int, now: 
     if h_kind == "descriptor" and table.nbytes > GIB:
         raise Refusal("descriptor is too large", version=version)
     header = Header(
-        h_run, version, h_kind, base_version, base_digest, codec, segment_bytes, chunk_bytes, created, expires, table
+        h_run, version, h_kind, base=base_version, base_digest=base_digest, codec=codec, segment_bytes=segment_bytes, chunk_bytes=chunk_bytes, created=created, expires=expires, layout=table
     )  # fmt: skip
     return Manifest(mid_of(body), header, part)
