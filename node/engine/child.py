@@ -1,9 +1,9 @@
 """The engine's own process: `python -m node.engine.child FD KIND SETTINGS`. Must not know trio, peers or versions.
 
 A plain loop over one inherited socket: take the commands that have arrived (waiting for one when there is nothing to
-decode), make a step, send its events. At most EVENT_WINDOW event batches are under way to an agent that has not taken
-them; then it decodes no further but still answers commands. It ends with its agent: on the socket's end of file, or by
-the kernel's hand (Linux).
+decode), make a step, send its events. When the agent has EVENT_WINDOW event batches that it has not taken, the process
+decodes no further but still answers commands. It ends with its agent: on the socket's end of file, or killed by the kernel
+(Linux).
 """
 
 from __future__ import annotations
@@ -24,14 +24,18 @@ from node.engine.port import EngineBroken, EngineCore
 from p2p.errors import Refusal
 
 EVENT_WINDOW = 64
-"""Event batches (one a step) sent and not yet taken: a fifth of a second at the fastest step measured, 3 ms."""
+"""Event batches, one for each step, that may be sent and not yet taken: 0.2 s at the fastest step measured, 3 ms."""
 
 _PR_SET_PDEATHSIG = 1
+"""The request of prctl(2) that has the kernel send a signal when the parent dies."""
+
 _METHODS = frozenset({"load", "add", "interrupt", "abort", "stage", "commit", "score", "stats"})
+"""Methods of EngineCore that the agent may call."""
 
 
 def make_core(kind: str, settings: dict[str, Any]) -> EngineCore:
-    """A core from plain settings. ValueError or TypeError on what it does not know."""
+    """A core of the engine `kind`, from plain settings (JSON). ValueError for an unknown kind, TypeError for an unknown
+    setting."""
     settings = dict(settings)
     threads = settings.pop("threads", 1)
     if kind == "fake":
@@ -106,14 +110,14 @@ class EngineChild:
             self.send(CallRefused(call.id, refusal))
             return
         except EngineBroken:
-            raise  # it must not serve another token
+            raise  # the core must not make another token
         except Exception as error:
             traceback.print_exc()
             kind = "" if type(error) is RuntimeError else f"{type(error).__name__}: "
             self.send(Failed(call.id, f"{kind}{error}"))
             return
         if call.method == "interrupt":
-            self._send_events(value)  # before the reply, so that who awaits it finds them already on their way
+            self._send_events(value)  # before the reply: whoever awaits the reply finds them sent
             value = None
         self.send(Reply(call.id, value))
 

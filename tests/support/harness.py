@@ -20,7 +20,6 @@ from learner.client.messages import Begin, SealVersion, SegmentDone
 from learner.publish.publisher import Published, Publisher
 from node.agent import Agent, NodeSettings
 from node.engine.fake import ScriptedCore, ScriptedSettings
-from node.engine.inline import InlineEngine, open_inline_engine
 from node.install.base_model import BaseModel
 from p2p.broadcast.exchange import Exchange
 from p2p.broadcast.peer_groups import MESH
@@ -50,6 +49,7 @@ from p2p.version import Version
 from p2p.weights.encode import encode_version
 from p2p.weights.state import FlatState
 from p2p.weights.store import ChunkStore
+from tests.support.inline_engine import InlineEngine, open_inline_engine
 
 RUN = "run-under-test"
 WALL = 1_800_000_000.0

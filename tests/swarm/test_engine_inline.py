@@ -9,12 +9,12 @@ import trio
 import trio.testing
 
 from node.engine.fake import Faults, ScriptedCore, ScriptedSettings
-from node.engine.inline import BUFFER, InlineEngine, open_inline_engine
 from node.engine.port import EngineDied, StateFile
 from p2p.errors import Refusal
 from p2p.layout import Layout
 from p2p.protocol.rollout import Completion, Generate, Span
 from p2p.version import Version
+from tests.support.inline_engine import BUFFER, InlineEngine, open_inline_engine
 
 V0, V1 = Version(0, 0), Version(0, 1)
 

@@ -13,7 +13,6 @@ from learner.client.messages import Begin, CommitStep, SealVersion, SegmentDone
 from learner.head.head import Head
 from node.agent import Agent, NodeSettings
 from node.engine.fake import ScriptedCore, ScriptedSettings
-from node.engine.inline import InlineEngine, open_inline_engine
 from p2p.limits import MIB
 from p2p.membership.admission import make_ticket
 from p2p.protocol.rollout import BEHIND, PAST, UPDATING, Span
@@ -32,6 +31,7 @@ from tests.support.harness import (
     open_swarm,
     wall,
 )
+from tests.support.inline_engine import InlineEngine, open_inline_engine
 from tests.swarm.test_head import HEAD, Bench, check_books, open_head
 
 V1, V2, V3 = Version(1, 1), Version(1, 2), Version(1, 3)
