@@ -1,25 +1,24 @@
-"""The fluid limit of a broadcast, which every measurement is given as a multiple of. Pure numbers.
+"""The fluid bound T* of a broadcast; every measurement is given as a multiple of it. Pure numbers.
 
 Kumar and Ross, "Peer-assisted file distribution: the minimum distribution time" (2006): with an uplink u_s at the source
 and receivers with uplinks u_i and downlinks d_i, no schedule is faster than
 
     T* = max( M / u_s,  M / min d_i,  N M / (u_s + sum u_i) )
 
-and fluid depth-2 trees reach it: the source cuts the stream into sub-streams, one a receiver, who repeats it to all
-others, and sends what is left of its uplink to all of them itself. Latency is not in it.
+and fluid depth-2 trees reach it: the source sends each receiver a sub-stream, which that receiver repeats to all others, and
+sends the rest to all of them itself. The bound leaves latency out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from netem.networks.profile import LEARNER, Profile
 
 
 def fluid_bound(payload_bits: float, source_up: float, uplinks: Sequence[float], downlinks: Sequence[float]) -> float:
-    """T* in seconds; rates in bit/s, one of each a receiver. ValueError without receivers or with a rate of 0 where it
-    would take for ever."""
+    """T* in seconds; rates in bit/s, an uplink and a downlink for each receiver. ValueError without receivers, and when a rate of
+    0 would make the broadcast endless."""
     if not uplinks or len(uplinks) != len(downlinks):
         raise ValueError(f"{len(uplinks)} uplinks and {len(downlinks)} downlinks")
     if source_up <= 0 or min(downlinks) <= 0 or min(uplinks) < 0:
@@ -32,31 +31,9 @@ def best_rate(source_up: float, uplinks: Sequence[float], downlinks: Sequence[fl
     return min(source_up, min(downlinks), (source_up + sum(uplinks)) / len(uplinks))
 
 
-@dataclass(frozen=True, slots=True)
-class Streams:
-    """A fluid schedule that reaches the bound: rates in bit/s."""
-
-    repeated: tuple[float, ...]
-    """what the source sends to receiver i, and i on to every other receiver"""
-    direct: float
-    """what the source sends to every receiver itself"""
-
-
-def fluid_streams(source_up: float, uplinks: Sequence[float], downlinks: Sequence[float]) -> Streams:
-    """Sub-streams whose sum is `best_rate`. With one receiver everything is direct."""
-    n, rate = len(uplinks), best_rate(source_up, uplinks, downlinks)
-    if n == 1:
-        return Streams((0.0,), rate)
-    # Receivers can repeat sum(u)/(n-1) among them; beyond that the source must send n copies.
-    repeatable = min(rate, sum(uplinks) / (n - 1))
-    total = sum(uplinks)
-    repeated = tuple(repeatable * u / total if total else 0.0 for u in uplinks)
-    return Streams(repeated, rate - repeatable)
-
-
 def profile_bound(profile: Profile, payload_bytes: int) -> float:
-    """T* of a broadcast from the learner to every node of `profile`. A site's hosts are one to the WAN, with the sum of their
-    rates; over its LAN each has what any of them has, at the LAN's rate."""
+    """T* in seconds of a broadcast from the learner to every node of `profile`. The hosts of a site count as one receiver with
+    the sum of their rates; over the site's LAN each gets what any of them has, at the LAN's rate."""
     bits, source_up = 8.0 * payload_bytes, 0.0
     up: dict[str, float] = {}
     down: dict[str, float] = {}

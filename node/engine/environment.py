@@ -87,8 +87,8 @@ def survey(python: str = sys.executable, *, device: bool = False) -> Environment
         last = (asked.stderr.strip().splitlines() or ["it said nothing"])[-1]
         return Environment(python, "", {}, error=f"{python} is no Python that answers: {last[:200]}")
     devices = tuple((name, size) for name, size in said["devices"])
-    memory, error = said["memory"], said.get("error", "")
-    return Environment(python, said["python"], said["packages"], devices=devices, memory=memory, error=error)
+    memory, fault = said["memory"], said.get("error", "")
+    return Environment(python, said["python"], said["packages"], devices=devices, memory=memory, error=fault)
 
 
 def missing(kind: str, found: Environment) -> str:

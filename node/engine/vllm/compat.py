@@ -26,8 +26,8 @@ LOAD_FORMAT = "shoal-state"
 """The name under which `node.engine.vllm.weights` registers its loader."""
 
 FREED_BYTES = 1 << 30
-"""Bytes: the largest block that the allocator keeps for later, and the most that it keeps at the heap's end. 1 GiB holds the
-logits of a batch and a packed layer of the models measured."""
+"""Bytes: the largest block that the allocator keeps for later, and the most that it keeps at the heap's end. 1 GiB is well
+above the logits of a batch or a packed layer."""
 
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",  # the model folder is all there is
