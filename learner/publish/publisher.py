@@ -47,7 +47,7 @@ FIRST_DELTA = 32
 percent of the weights."""
 
 
-class Begun(NamedTuple):
+class BegunManifest(NamedTuple):
     """A manifest whose header was offered."""
 
     mid: bytes
@@ -105,7 +105,7 @@ class Publisher:
         tensor_digests = state.tensor_digests()
         self._seal(signer, tensor_digests, state_digest(layout, tensor_digests), announce=False)
 
-    def begin(self, message: Begin) -> Begun:
+    def begin(self, message: Begin) -> BegunManifest:
         """Sign and offer the header of a version that the trainer is about to encode. ShoalError for a delta against a version
         that was not published in this epoch."""
         version = Version(self.epoch, message.step)
@@ -119,7 +119,7 @@ class Publisher:
         layout = self._layout(message.layout_file)
         # Anchors and cumulative deltas are fetched by those who need one; a delta goes to everybody who follows.
         signer = self._open(message.kind, version, base, base_digest, layout, announce=message.kind == "delta")
-        return Begun(signer.mid, signer.header.chunk_bytes)
+        return BegunManifest(signer.mid, signer.header.chunk_bytes)
 
     def _chunk_bytes(self, kind: str, layout: Layout) -> int:
         """Bytes of a chunk. The header leaves before anything is encoded, so the size is guessed: that of the last version of its

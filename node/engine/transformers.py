@@ -307,6 +307,7 @@ class TransformersCore(EngineCore):
         return logp.gather(-1, ids[0, -n:, None])[:, 0].float().cpu().numpy()
 
     def stats(self) -> EngineStats:
+        """See `EngineCore.stats`."""
         kv_bytes = self._kv.nbytes if self._kv is not None else 0
         rate = self._rate.per_second(self._clock())
         running, waiting, version = len(self._rows), len(self._waiting), self._version
