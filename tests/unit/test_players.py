@@ -91,7 +91,7 @@ def test_options() -> None:
 PLAYER = """
 import sys
 from blake3 import blake3
-from netem.contest.players.events import Player, Traffic, serve
+from netem.contest.players.events import Player, RoundTraffic, serve
 class Both(Player):
     "A source and a node in one: verifies what it prepared."
     def __init__(self, role): self.ready = None; print("a library says hello")
@@ -100,7 +100,7 @@ class Both(Player):
         if command.extra != {"extra": [1]}: raise ValueError("lost")
     def publish(self, round): self.ready = blake3(self.payload).hexdigest()
     def poll(self): ready, self.ready = self.ready, None; return ready
-    def traffic(self): return Traffic(1, 2, 3)
+    def traffic(self): return RoundTraffic(1, 2, 3)
     def close(self): print('a library says goodbye')
 sys.exit(serve(sys.argv, Both))
 """
