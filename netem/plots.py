@@ -5,23 +5,47 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#8a4f9e", "#6b7785"
 """Okabe and Ito's palette: told apart also by readers who do not see red and green."""
 
 SIZE = (8.4, 3.6)
 DPI = 120
+"""Inches, width and height, and dots for each inch: 1008 by 432 pixels."""
+
 SMOOTH_FROM = 30
-"""Steps from which a curve gets a moving average: with fewer there is nothing to average."""
+"""Steps from which a curve gets a moving average; shorter ones show every point instead."""
 
 Row = Mapping[str, Any]
-Plot = tuple[Path, str, str]
-"""File, title, caption."""
+
+
+class Plot(NamedTuple):
+    """One plot that was drawn."""
+
+    file: Path
+    title: str
+    caption: str
+
+
+class Points(NamedTuple):
+    """A curve's points."""
+
+    x: list[int]
+    y: list[float]
+
+
+class ByteUnit(NamedTuple):
+    """A unit for sizes on an axis."""
+
+    size: float
+    """bytes of one unit"""
+    name: str
 
 
 def draw_plots(lines: Sequence[Row], rows: Sequence[Row], folder: Path, bound: int | None = None) -> list[Plot]:
-    """Every plot there is data for. `lines` are all of metrics.jsonl, `rows` one a step (see report.surviving)."""
+    """Draw every plot that `rows` have data for, into `folder`. `lines`: all of metrics.jsonl; `rows`: one line for each step
+    (see `netem.demo.report.surviving`); `bound`: the bound of staleness, in steps."""
     folder.mkdir(parents=True, exist_ok=True)
     starts = epoch_starts(lines)
     drawn = (
@@ -47,10 +71,11 @@ def epoch_starts(lines: Sequence[Row]) -> dict[int, int]:
     return {epoch: step for epoch, step in first.items() if epoch != min(first)}
 
 
-def column(rows: Sequence[Row], key: str, scale: float = 1.0, at: str = "step") -> tuple[list[int], list[float]]:
-    """(x, y) of the rows that hold `key`, a later row replacing an earlier one at the same x."""
+def column(rows: Sequence[Row], key: str, scale: float = 1.0, at: str = "step") -> Points:
+    """The points (row[at], row[key] * scale) of the rows that have both, sorted; a later row replaces an earlier one at the same
+    x."""
     points = {row[at]: row[key] * scale for row in rows if isinstance(row.get(key), (int, float)) and at in row}
-    return sorted(points), [points[x] for x in sorted(points)]
+    return Points(sorted(points), [points[x] for x in sorted(points)])
 
 
 def moving_mean(values: Sequence[float], width: int) -> list[float]:
@@ -58,12 +83,12 @@ def moving_mean(values: Sequence[float], width: int) -> list[float]:
     return [sum(values[max(0, i + 1 - width) : i + 1]) / min(width, i + 1) for i in range(len(values))]
 
 
-def byte_unit(largest: float) -> tuple[float, str]:
-    """Divisor and name of the unit in which `largest` is a handy number."""
+def byte_unit(largest: float) -> ByteUnit:
+    """The largest binary unit of which `largest` bytes are one or more."""
     for size, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if largest >= size:
-            return size, name
-    return 1, "bytes"
+            return ByteUnit(size, name)
+    return ByteUnit(1, "bytes")
 
 
 @contextmanager
@@ -121,7 +146,7 @@ def _learning(rows: Sequence[Row], starts: Mapping[int, int], path: Path) -> Plo
         values = [*exact[1], *reward[1], *held_out[1]]
         if min(values) >= 0 and max(values) <= 1:
             ax.set_ylim(0, 1.02)
-    return path, title, "Sampled answers are those trained on, held-out problems are never trained on."
+    return Plot(path, title, "Sampled answers are those trained on, held-out problems are never trained on.")
 
 
 def _traffic(rows: Sequence[Row], starts: Mapping[int, int], path: Path) -> Plot | None:
@@ -144,7 +169,7 @@ def _traffic(rows: Sequence[Row], starts: Mapping[int, int], path: Path) -> Plot
             ax.plot(size[0], [v / divisor for v in size[1]], color="black", linestyle="none", marker="_",
                     markersize=12 if len(steps) <= 40 else 4, label="the delta itself")  # fmt: skip
         ax.set_ylim(bottom=0)
-    return path, title, "Where the learner's part meets the mark, it sent each version once and the nodes did the rest."
+    return Plot(path, title, "Where the learner's part meets the mark, it sent each version once and the nodes did the rest.")
 
 
 def _broadcast(rows: Sequence[Row], starts: Mapping[int, int], path: Path) -> Plot | None:
@@ -167,7 +192,7 @@ def _broadcast(rows: Sequence[Row], starts: Mapping[int, int], path: Path) -> Pl
             ax.set_yscale("log")
         else:
             ax.set_ylim(bottom=0)
-    return path, title, "Nodes go on decoding while a version arrives; the pause is what its installation costs them."
+    return Plot(path, title, "Nodes go on decoding while a version arrives; the pause is what its installation costs them.")
 
 
 def _staleness(rows: Sequence[Row], starts: Mapping[int, int], path: Path, bound: int | None) -> Plot | None:
@@ -184,7 +209,7 @@ def _staleness(rows: Sequence[Row], starts: Mapping[int, int], path: Path, bound
             ax.axhline(bound, color="black", linestyle="--", linewidth=1.1, label=f"bound ({bound})")
         ax.set_ylim(-0.08, max([*mean[1], *largest[1], bound or 0, 1]) * 1.12)
         ax.yaxis.get_major_locator().set_params(integer=True)
-    return path, title, "Counted from the version that made a trajectory's first token to the step that trained on it."
+    return Plot(path, title, "Counted from the version that made a trajectory's first token to the step that trained on it.")
 
 
 def _step_time(rows: Sequence[Row], starts: Mapping[int, int], path: Path) -> Plot | None:
@@ -213,7 +238,7 @@ def _step_time(rows: Sequence[Row], starts: Mapping[int, int], path: Path) -> Pl
                 if total > 2 * ordinary:
                     ax.annotate(f"{total:.0f} s", (step, 0.995), xycoords=("data", "axes fraction"), ha="left",
                                 va="top", fontsize=8, xytext=(5, 0), textcoords="offset points")  # fmt: skip
-    return path, title, "From one optimizer step to the next, as the trainer measures it; evaluations are not in it."
+    return Plot(path, title, "From one optimizer step to the next, as the trainer measures it; evaluations are not in it.")
 
 
 def _mismatch(rows: Sequence[Row], starts: Mapping[int, int], path: Path) -> Plot | None:
@@ -225,7 +250,7 @@ def _mismatch(rows: Sequence[Row], starts: Mapping[int, int], path: Path) -> Plo
         _curve(ax, *mean, "mean", BLUE)
         if min(mean[1]) > 0 and max(mean[1]) > 30 * min(mean[1]):
             ax.set_yscale("log")
-    return path, title, "Staleness raises it; so do numerical differences between the nodes' engines and the trainer."
+    return Plot(path, title, "Staleness raises it; so do numerical differences between the nodes' engines and the trainer.")
 
 
 def _capacity(rows: Sequence[Row], starts: Mapping[int, int], path: Path) -> Plot | None:
@@ -238,7 +263,7 @@ def _capacity(rows: Sequence[Row], starts: Mapping[int, int], path: Path) -> Plo
         if made[0]:
             _curve(ax, *made, "made, or could be", BLUE)
         ax.set_ylim(0, 2.5 * sorted([*needed[1], *made[1]])[int(0.9 * (len(needed[1]) + len(made[1]) - 1))] or 1)
-    return path, title, "By what was measured of steps, dissemination and nodes; until a node is known it counts for nothing."
+    return Plot(path, title, "From measured steps, dissemination and nodes; a node that is not measured yet counts for nothing.")
 
 
 def _cost(rows: Sequence[Row], starts: Mapping[int, int], path: Path) -> Plot | None:
@@ -249,4 +274,4 @@ def _cost(rows: Sequence[Row], starts: Mapping[int, int], path: Path) -> Plot | 
     with _axes(path, title, "optimizer step", "US dollars so far", starts) as ax:
         ax.plot(*total, color=GREEN, linewidth=1.8, label="all nodes,\nand the learner's\nmachine if it has a price")
         ax.set_ylim(bottom=0)
-    return path, title, "Nodes cost what they say an hour, or what the config says of them, while they generate."
+    return Plot(path, title, "Nodes cost what they say an hour, or what the config says of them, while they generate.")

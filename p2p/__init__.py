@@ -1,4 +1,4 @@
-"""The swarm: identity, channels, wire protocol, manifests, chunks, weight codec, broadcast scheduler.
+"""The swarm: identity, channels, wire protocol, membership, manifests and chunks of weights, their codec, the broadcast.
 
 Must not know: reinforcement learning, engines, torch modules. It handles bytes, numpy bit views, peers, versions.
 """

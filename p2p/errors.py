@@ -17,8 +17,8 @@ class Refusal(ShoalError):
     """Something a peer sent is not accepted; what was held before stays whole.
 
     `peer` is the peer id as text ("" when local), `version` and `chunk` are what the refused bytes claimed to be,
-    `fatal` says whether the connection to that peer must be dropped, `cause` is a word for whoever acts on the refusal, where
-    one is agreed on (`p2p.protocol.rollout.CAUSES`).
+    `fatal` says whether the connection to that peer must be dropped, `cause` is one of `p2p.protocol.rollout.CAUSES` where the
+    peer is to act on the refusal, else "".
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Refusal(ShoalError):
         return f"refused: peer={peer} version={version} chunk={chunk}: {self.reason}"
 
     def at(self, *, peer: str = "", version: Version | None = None, chunk: int | None = None) -> Refusal:
-        """The same refusal with what was unknown further down filled in."""
+        """The same refusal; `peer`, `version` and `chunk` fill in what was unknown where it was raised."""
         return Refusal(
             self.reason,
             peer=self.peer or peer,
@@ -58,7 +58,7 @@ class ChannelClosed(ShoalError):
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came: to be met as Ctrl-C is."""
+    """SIGTERM came. Programs end on it as they do on Ctrl-C."""
 
 
 def first_of(error: BaseException) -> BaseException:

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Writing files so that a reader sees the whole text or none of it."""
 
 from __future__ import annotations
 

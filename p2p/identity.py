@@ -19,8 +19,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from p2p.errors import UsageError
 
 KEY_BYTES, SEED_BYTES, SIGNATURE_BYTES = 32, 32, 64
+"""Bytes of an Ed25519 public key, of the seed of a secret key, and of a signature (RFC 8032)."""
+
 PEER_ID_PREFIX = bytes.fromhex("002408011220")
-"""identity multihash, 36 bytes long; protobuf field 1 = Ed25519, field 2 = 32 bytes"""
+"""What comes before the key in a peer id: identity multihash of 36 bytes; protobuf field 1 = Ed25519, field 2 = 32 bytes."""
 
 MAX_PEER_ID = 64
 """Characters; an Ed25519 peer id has 52. Base58 is quadratic to decode, so longer text is refused unread."""
@@ -38,7 +40,7 @@ class Identity:
 
     @classmethod
     def from_seed(cls, seed: bytes) -> Identity:
-        """ValueError unless `seed` is 32 bytes."""
+        """The identity of a seed. ValueError unless `seed` is 32 bytes."""
         if len(seed) != SEED_BYTES:
             raise ValueError(f"a seed is {SEED_BYTES} bytes, not {len(seed)}")
         public = Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
@@ -82,14 +84,15 @@ def verify(public_key: bytes, domain: bytes, body: bytes, signature: bytes) -> b
 
 
 def peer_id_of(public_key: bytes) -> str:
-    """ValueError unless `public_key` is 32 bytes."""
+    """The peer id, as base58 text, of a raw public key. ValueError unless `public_key` is 32 bytes."""
     if len(public_key) != KEY_BYTES:
         raise ValueError(f"a public key is {KEY_BYTES} bytes, not {len(public_key)}")
     return base58.b58encode(PEER_ID_PREFIX + public_key).decode()
 
 
 def public_key_of(peer_id: str) -> bytes:
-    """The 32 raw bytes. ValueError when `peer_id` is not the canonical text of an Ed25519 peer id."""
+    """The 32 raw bytes of the public key that a peer id holds. ValueError when `peer_id` is not the canonical text of an Ed25519
+    peer id."""
     if not peer_id or len(peer_id) > MAX_PEER_ID or not peer_id.isascii():
         raise ValueError(f"not an Ed25519 peer id: {peer_id[:MAX_PEER_ID]!r}")
     try:

@@ -1,9 +1,10 @@
-"""Every constant of the swarm in one place, each with its reason. Sizes are bytes, times are seconds."""
+"""The limits that peers must agree on or be protected by, each with its reason. Sizes are bytes, times are seconds."""
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+"""Bytes of a kibibyte, a mebibyte and a gibibyte."""
 
 PROTOCOL_VERSION = 8
-"""Spoken in the first message; a peer with another number is refused with both numbers in the reason."""
+"""Sent in the first message; a peer with another number is refused, and the reason names both."""
 
 MAX_FRAME = 1 * MIB + 64 * KIB
 """One framed message, header excluded. Checked before allocation, so a peer cannot make us allocate more. The longest
@@ -17,7 +18,7 @@ CHANNEL_WINDOW = 4 * MIB
 Covers 400 Mbit/s at 80 ms; keeps us under yamux's 5 s without-window failure since the receiver always drains."""
 
 GREETING_WINDOW = 128 * KIB
-"""The same, of a channel whose peer has not been admitted: its hello, a ticket of 64 KiB included."""
+"""Bytes outstanding on a channel whose peer has not been admitted yet: enough for its hello, with a ticket of 64 KiB."""
 
 MAX_SEGMENT = 64 * MIB
 """Raw bytes of state one segment may cover: bounds the decoder's working memory."""
@@ -29,10 +30,13 @@ MAX_STATE = 256 * GIB
 """Total state a manifest may describe: 32B in fp32 is 128 GiB."""
 
 MAX_TENSORS = 65_536
+"""Tensors of a state: their 16-byte digests, 1 MiB together, are sealed in one frame."""
+
 MAX_TENSOR_NAME = 512
+"""Characters of a tensor's name: a bound on memory, well above the names of Hugging Face models."""
 
 MAX_TABLE = 16 * MIB
-"""A tensor table once decompressed: MAX_TENSORS rows of 256 bytes. Names repeat so much that it travels in a frame."""
+"""Bytes of a decompressed tensor table: MAX_TENSORS rows of 256 bytes. Names repeat so much that it fits a frame compressed."""
 
 MAX_SEGMENT_CHUNKS = 16_384
 """Chunks of one segment at its raw size: their digests, twice as many for a segment that grew, are one signed record,
@@ -42,16 +46,17 @@ MAX_DESCRIPTOR = 64 * MIB
 """Config, tokenizer and chat template of a model: the largest public tokenizers are near 35 MB."""
 
 MAX_PEERS = 10_000
-"""Entries in a roster."""
+"""Entries of a roster; a longer one is refused. A bound on what a roster can make a peer hold, not a size that was measured."""
 
 MAX_CONNECTIONS = 4096
-"""Of one host: far above a swarm's degree, below what file descriptors allow. At it, new connections are refused."""
+"""Connections of one host: far above a swarm's degree, below what file descriptors allow. A host that has so many refuses
+more."""
 
 WRITE_PROGRESS_S = 20.0
-"""A writer that moves no byte for so long closes its connection (cancelling a libp2p write would corrupt it)."""
+"""A connection on which no byte could be written for so long is closed (to cancel a libp2p write would corrupt it)."""
 
 KEEPALIVE_S = 5.0
-"""A channel with nothing to say sends an empty frame so often, so silence means trouble."""
+"""An idle channel sends an empty frame this often, so silence means trouble."""
 
 SILENCE_S = 20.0
 """A channel that heard nothing for so long is closed: four keepalives lost."""
@@ -60,7 +65,7 @@ CREDIT_PROGRESS_S = 60.0
 """A peer that is sent nothing more for want of credit, and gives none back for so long, has stopped reading."""
 
 HANDSHAKE_S = 15.0
-"""From an open stream to an accepted handshake."""
+"""A handshake that is not accepted so long after its stream was opened has failed."""
 
 LEASE_S = 2.0
 """A wanted chunk is asked of another peer when its holder has sent nothing for so long, and about twice its usual delay."""

@@ -1,6 +1,6 @@
-"""What was published and what became of it: the recent manifests one by one, all of them in sums. Must not know sockets.
+"""The account of published manifests: recent ones one by one, older ones as sums. Must not know sockets.
 
-A run has 10^5 versions and hundreds of nodes; what is kept must not grow with either.
+A run has 10^5 versions and hundreds of nodes; the memory of this account must not grow with either.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from p2p.version import Version
 
 RECENT = 256
-"""Manifests kept one by one: more than a straggler can be behind, so that what still happens to them is counted."""
+"""Manifests kept one by one: more than a straggler can be behind, so that traffic and installs of all live ones are counted."""
 
 
 @dataclass
@@ -81,20 +81,21 @@ class PublishedVersions:
         self._anchor_bytes = 0
 
     def add(self, published: Published) -> None:
+        """Enter a manifest that was begun; the oldest ones beyond the limit become sums."""
         self.begun += 1
         self.recent.append(published)
         while len(self.recent) > self._limit and self._done(self.recent[0]):
             self._sums.add(self.recent.pop(0))
 
     def seal(self, published: Published) -> None:
-        """It is whole. An anchor beside a delta of the same version is not another version."""
+        """Note that a manifest is sealed. An anchor and a delta of the same version count as one version."""
         if self._newest is None or published.version > self._newest:
             self._versions, self._newest = self._versions + 1, published.version
         if published.kind == "anchor":
             self._anchor_bytes = published.size
 
     def find(self, version: Version) -> Published | None:
-        """The manifest that `version` was published with, while it is recent; those that came beside it are for joiners."""
+        """The first manifest of `version`, while it is recent: later ones of the same version are for joiners. None otherwise."""
         return next((p for p in self.recent if p.version == version), None)
 
     @property

@@ -1,4 +1,4 @@
-"""The head's side of publishing: signs what the trainer encodes, offers it to the swarm, keeps what joiners may need.
+"""The head's side of publishing: it signs versions that the trainer encodes, offers them to the swarm, keeps those joiners need.
 
 Must not know rollouts, rewards or torch. The trainer computes digests, the head signs; the chunks are already in the
 store, which both share.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgpack
 
@@ -29,17 +30,27 @@ from p2p.weights.state import FlatState, state_digest
 log = logging.getLogger("shoal.publisher")
 
 LIFETIME_S = 30 * 24 * 3600
-"""A version's expiry: longer than any run pauses, short enough that a leaked chunk cache ages out. The model descriptor
-is signed once an epoch, every joiner needs it, and it lives as long as a manifest may."""
+"""Seconds until a version's manifest expires: longer than a run is paused, short enough that a copied chunk cache becomes
+useless. The model descriptor is signed once an epoch and every joiner needs it, so it expires after MAX_LIFETIME_S."""
 
 STRAGGLER_STEPS = 64
-"""A node further behind than this is not waited for: it will take an anchor."""
+"""Optimizer steps: manifests are not kept for a node that is further behind than this; it will fetch an anchor."""
 
 DIGESTS = 4096
-"""Versions whose state digest is remembered, to check what nodes say they installed."""
+"""Versions whose state digest is remembered, to check the digests that nodes report: 32 bytes each, far beyond any straggler."""
 
 FIRST_DELTA = 32
-"""A run's first delta is taken to be so many times smaller than the state: RL at small learning rates changes a few percent."""
+"""The size of a run's first delta is guessed as the state's size divided by this: RL at small learning rates changes a few
+percent of the weights."""
+
+
+class BegunManifest(NamedTuple):
+    """A manifest whose header was offered."""
+
+    mid: bytes
+    """the manifest's id"""
+    chunk_bytes: int
+    """bytes of its chunks"""
 
 
 class Publisher:
@@ -84,9 +95,9 @@ class Publisher:
         tensor_digests = state.tensor_digests()
         self._seal(signer, tensor_digests, state_digest(layout, tensor_digests), announce=False)
 
-    def begin(self, message: Begin) -> tuple[bytes, int]:
-        """A version is about to come from the trainer; its header leaves at once. Returns the manifest's id and the bytes of
-        its chunks."""
+    def begin(self, message: Begin) -> BegunManifest:
+        """Sign and offer the header of a version that the trainer is about to encode. ShoalError for a delta against a version
+        that was not published in this epoch."""
         version = Version(self.epoch, message.step)
         base = None if message.base is None else Version(message.base_epoch or self.epoch, message.base)
         base_digest = message.base_digest
@@ -98,14 +109,17 @@ class Publisher:
         layout = self._layout(message.layout_file)
         # Anchors and cumulative deltas are fetched by those who need one; a delta goes to everybody who follows.
         signer = self._open(message.kind, version, base, base_digest, layout, announce=message.kind == "delta")
-        return signer.mid, signer.header.chunk_bytes
+        return BegunManifest(signer.mid, signer.header.chunk_bytes)
 
     def _chunk_bytes(self, kind: str, layout: Layout) -> int:
-        """The header leaves before anything is encoded, so what a version will have is guessed: what the last of its kind had."""
+        """Bytes of a chunk. The header leaves before anything is encoded, so the size is guessed: that of the last version of its
+        kind."""
         guess = layout.nbytes // FIRST_DELTA if kind in DELTAS else layout.nbytes
         return self.chunk_bytes or chunk_bytes_for(self._sizes.get(kind, guess))
 
     def segment(self, message: SegmentDone) -> None:
+        """Sign and offer the record of a segment whose chunks the trainer has stored. ShoalError for a manifest that was not
+        begun."""
         signer = self._signer(message.mid)
         digests = tuple(message.digests[i : i + 32] for i in range(0, len(message.digests), 32))
         published = self._by_mid[message.mid]
@@ -114,7 +128,8 @@ class Publisher:
         self._segment(signer, message.index, message.size, digests, announce=published.kind == "delta")
 
     def seal(self, message: SealVersion) -> Published:
-        """The version is whole: it is the current one from here on."""
+        """Sign and offer the seal of a version; from here on it is the current one. ShoalError when it was published before with
+        another state."""
         signer = self._signer(message.mid)
         published = self._by_mid[message.mid]
         published.encode_s = message.encode_s
@@ -181,21 +196,25 @@ class Publisher:
     # --- keeping -----------------------------------------------------------------------------------------------------
 
     def catalog(self) -> Catalog | None:
-        """What a joiner may fetch; None before the epoch's first version is whole."""
+        """The manifests that a joiner may fetch; None before the epoch's first version is sealed."""
         if self.current is None:
             return None
         entries = [
-            CatalogEntry(p.mid, p.kind, p.version, p.base, p.base_digest, p.state_digest, p.size if p.sealed else 0)
+            CatalogEntry(
+                p.mid, p.kind, p.version,
+                base=p.base, base_digest=p.base_digest, state_digest=p.state_digest, size=p.size if p.sealed else 0,
+            )
             for p in self._by_mid.values()
             if p.kind == "delta" or p.sealed
-        ]
+        ]  # fmt: skip
         return Catalog(self.current, tuple(entries))
 
     def state_digest(self, version: Version) -> bytes | None:
         return self._digests.get(version)
 
     def installed(self, peer: str, version: Version, peer_bytes: int) -> float | None:
-        """`peer` reports that it serves `version`; how long after its beginning, when it is recent."""
+        """`peer` reports that it serves `version`, with `peer_bytes` of it from other nodes. Returns the seconds from the
+        version's header to this report; None for a version that is no longer recent."""
         published = self.history.find(version)
         if published is None:
             return None
@@ -203,7 +222,7 @@ class Publisher:
         return published.installed.setdefault(peer, self._now() - published.began)
 
     def count_traffic(self) -> None:
-        """Bring `Published.sent` up to date."""
+        """Update `Published.sent` of every manifest that is kept."""
         for mid, published in self._by_mid.items():
             spread = self._swarm.spreads.get(mid)
             if spread is not None:

@@ -1,1 +1,1 @@
-"""What a run says of itself while it runs, for people and for Prometheus."""
+"""The status of a running learner, for people and for Prometheus."""

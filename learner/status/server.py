@@ -14,7 +14,7 @@ from p2p.errors import UsageError
 
 @contextmanager
 def serve_status(port: int, snapshot: Callable[[], dict[str, Any]]) -> Iterator[int]:
-    """Serve `snapshot()` from a thread until the block ends; yields the port. UsageError when it is taken."""
+    """Serve `snapshot()` from a thread until the block ends; yields the port. UsageError when the port is taken."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,4 +1,4 @@
-"""`shoal status`: what a learner says of itself, laid out for a person. Must not know the head or the journal."""
+"""`shoal status`: the status of a run as tables for people. Must not know the head or the journal."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rich.text import Text
 from p2p.errors import UsageError
 
 TIMEOUT_S = 5.0
-"""The page is built in the head's own loop: a head that needs longer is stuck, or is not there."""
+"""Seconds that a head has to answer: the page is built in its own loop, so one that needs longer is stuck or has ended."""
 
 WIDTH = 120
 """Columns when the output is a file or a pipe, where there is no terminal to ask."""
 
 
 def fetch_status(run_dir: Path) -> dict[str, Any]:
-    """What the learner of `run_dir` answers now, or its last word when it has finished: then with "finished": True.
+    """The status that the learner of `run_dir` gives now ("finished": False), or the summary it left ("finished": True).
 
     UsageError, one line, when there is no run, when its learner is not running and left no summary, or when no answer
     comes within TIMEOUT_S.
@@ -121,7 +121,7 @@ def print_status(status: Mapping[str, Any], console: Console | None = None) -> N
 
 
 def run_table(status: Mapping[str, Any]) -> Table:
-    """Two columns: what, how much."""
+    """The run's numbers, as a table of two columns: name and value."""
     metrics = status.get("metrics") or {}
     tally = status.get("trajectories") or {}
     aborted = ", ".join(f"{n} {reason}" for reason, n in (tally.get("aborted") or {}).items())
@@ -165,7 +165,7 @@ def run_table(status: Mapping[str, Any]) -> Table:
 
 
 def cut_short(redundancy: Mapping[str, Any]) -> str:
-    """What was aborted or truncated because others came first, beside what was kept; "" when nothing was."""
+    """Sequences that were aborted or truncated because enough others were done; "" when there were none."""
     if not redundancy.get("surplus_sequences") and not redundancy.get("truncated"):
         return ""
     return (
@@ -181,7 +181,7 @@ def dollars(usd: float) -> str:
 
 
 def capacity(pool: Mapping[str, Any]) -> str:
-    """What the learner needs, what the active nodes make, and what stands in the way; "" while it is not known."""
+    """Tokens/s that the learner needs and that active nodes make, and why there are not more nodes; "" while it is not known."""
     if not pool.get("required_tokens_per_s"):
         return ""
     text = (
@@ -206,7 +206,7 @@ def local_engine(own: Mapping[str, Any]) -> str:
 
 
 def spent(pool: Mapping[str, Any]) -> str:
-    """Money; "" where nothing costs anything."""
+    """Dollars spent so far, and now per hour; "" where nothing costs anything."""
     if not pool.get("spent_usd") and not pool.get("usd_per_hour"):
         return ""
     text = f"{dollars(pool['spent_usd'])}, now {dollars(pool['usd_per_hour'])}/h"

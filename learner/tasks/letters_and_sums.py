@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from learner.tasks.port import Prompt, Score, Task
 from p2p.errors import UsageError
 
 HELD_OUT_CLASSES = 16
-"""One problem in so many is held out: enough left to train on, enough to measure with."""
+"""One problem in 16 is held out: few enough to leave most for training, enough to measure with."""
 
 
 def draw(seed: int, *key: object) -> int:
@@ -26,14 +27,21 @@ def is_held_out(text: str) -> bool:
     return hashlib.blake2b(text.encode(), digest_size=4, person=b"held-out").digest()[0] % HELD_OUT_CLASSES == 0
 
 
+class Problem(NamedTuple):
+    """One problem as text."""
+
+    text: str
+    answer: str
+
+
 class TextTask(Task):
     """A prompt with one right answer. Reward: 0.5 if exact + 0.5 * the fraction of the answer's positions right."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
-    def problem(self, bits: int) -> tuple[str, str]:
-        """(prompt text, answer) from 64 uniform bits."""
+    def problem(self, bits: int) -> Problem:
+        """The problem made from 64 uniform bits."""
         raise NotImplementedError
 
     def prompt(self, index: int) -> Prompt:
@@ -51,6 +59,7 @@ class TextTask(Task):
             attempt += 1
 
     def score(self, prompt: Prompt, completion: str) -> Score:
+        """See `Task.score`; the class says how the reward is made."""
         right: str = prompt.entry
         exact = completion == right
         places = sum(a == b for a, b in zip(completion, right, strict=False))
@@ -71,9 +80,9 @@ class ReverseTask(TextTask):
         super().__init__(seed)
         self.digits = digits
 
-    def problem(self, bits: int) -> tuple[str, str]:
+    def problem(self, bits: int) -> Problem:
         digits = f"{bits % 10**self.digits:0{self.digits}d}"
-        return f"{digits}>", digits[::-1]
+        return Problem(f"{digits}>", digits[::-1])
 
     def characters(self) -> Sequence[str]:
         return tuple("0123456789>")
@@ -90,9 +99,9 @@ class AddTask(TextTask):
         super().__init__(seed)
         self.digits = digits
 
-    def problem(self, bits: int) -> tuple[str, str]:
+    def problem(self, bits: int) -> Problem:
         a, b = bits % 10**self.digits, (bits >> 32) % 10**self.digits
-        return f"{a}+{b}=", str(a + b)
+        return Problem(f"{a}+{b}=", str(a + b))
 
     def characters(self) -> Sequence[str]:
         return tuple("0123456789+=")

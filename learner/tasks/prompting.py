@@ -1,4 +1,4 @@
-"""From a task's prompt to token ids and back: the one place that head, evaluation and warm-up share.
+"""From a task's prompt to token ids and back; head, evaluation and warm-up share these functions.
 
 Must not know torch or models; the tokenizer is any Hugging Face tokenizer.
 """
@@ -13,8 +13,7 @@ from p2p.errors import UsageError
 
 
 def encode_prompt(tokenizer: Any, prompt: Prompt) -> tuple[int, ...]:
-    """Token ids of what the model reads. A chat prompt goes through the tokenizer's chat template. UsageError where it
-    has none."""
+    """The token ids of a prompt. A chat prompt goes through the tokenizer's chat template; UsageError when it has none."""
     if not prompt.chat:
         return tuple(tokenizer.encode(prompt.text, add_special_tokens=False))
     if not tokenizer.chat_template:

@@ -19,11 +19,14 @@ from learner.tasks.port import Confined, Prompt, Score, Task
 from p2p.errors import UsageError
 
 SIZE = 1 << 20
-"""Nominal length. Some data sets build a table of this length when created (8 MB): a bound, not a budget."""
+"""Problems of a data set unless the options say otherwise: a bound, since indices wrap at it. Some data sets build a table of
+this length when they are made (8 MB)."""
 
 HELD_OUT_OFFSET = 1 << 30
+"""Generator seeds between the two streams: far more than SIZE, so that no training index reaches a held-out problem."""
 
 _EVALUATORS = {"eval", "exec", "compile", "__import__", "sympify", "parse_expr", "simplify", "S"}
+"""Names of functions, Python's and sympy's, that run a string as code."""
 
 
 class ReasoningGymTask(Task):
@@ -62,6 +65,7 @@ class ReasoningGymTask(Task):
         return Prompt(index, entry["question"], entry, self.chat, held_out=True)
 
     def score(self, prompt: Prompt, completion: str) -> Score:
+        """See `Task.score`: the data set's own score, cut to 0..1; 0 where its scorer raises."""
         dataset = self._held_out if prompt.held_out else self._train
         answer = self._extract(completion) or completion.strip()
         try:

@@ -1,4 +1,4 @@
-"""Tasks by name. The one place that knows them all."""
+"""Tasks by name; the only module that knows all of them."""
 
 from __future__ import annotations
 

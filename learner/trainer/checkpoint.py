@@ -2,7 +2,7 @@
 
 Must not know the ledger or the network. No pickle: tensors are safetensors, the rest is JSON. The folder is written
 under a temporary name, every file synced, then renamed, then its parent synced: when `save_checkpoint` returns, a
-transaction may name the folder.
+transaction of the journal may name the folder.
 """
 
 from __future__ import annotations
@@ -24,10 +24,13 @@ from p2p.errors import UsageError
 from p2p.files import sync
 
 FORMAT = 1
+"""Number of the folder's form, written to meta.json: a checkpoint with another number is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointMeta:
+    """What meta.json says of a checkpoint."""
+
     step: int
     epoch: int
     config: dict[str, Any]

@@ -1,8 +1,7 @@
 """What changed between two states, found where the weights are: the torch twin of `p2p.codec.classes.find`, for a GPU.
 
-Gives the same `Changes`, so the payloads are the same bytes (`learner.trainer.device_weights` publishes them). Only they
-leave the device: some 6
-bytes for each changed word in place of all words. Must not know how changes are written.
+It gives the same `Changes`, so the payloads are the same bytes (`learner.trainer.device_weights` publishes them). Only changes
+leave the device: some 6 bytes for each changed word, in place of all words. Must not know how changes are written.
 """
 
 from __future__ import annotations
@@ -14,10 +13,11 @@ from p2p.codec.classes import CLASSES, SHIFT, Changes
 from p2p.layout import WORD
 
 BLOCK = 1024
-"""Words whose classes are counted together; a changed word is then placed within its block by comparing."""
+"""Words whose classes are counted together. The rank of a changed word within its block is then found by comparing them all, so a
+larger block takes more comparisons and a smaller one more counts."""
 
 AT_ONCE = 1 << 16
-"""Changed words placed at once: that takes BLOCK bytes of the device's memory for each."""
+"""Changed words whose ranks are found at once: that takes BLOCK bytes of the device's memory for each, 64 MiB together."""
 
 
 @torch.no_grad()

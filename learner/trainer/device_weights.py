@@ -1,7 +1,7 @@
-"""Weights on a GPU as the client publishes them: cast, and what changed found, where they are. Must not know sockets or chunks.
+"""Weights on a GPU as the client publishes them: cast and compared on the device. Must not know sockets or chunks.
 
-Only what changed leaves the device, some 6 bytes a changed word; the state that was taken last stays there to compare with
-(2 bytes a parameter, for bf16).
+Only changes leave the device, some 6 bytes for each changed word. The state that was taken last stays on the device for the
+next comparison (2 bytes for each parameter, for bf16).
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class DeviceWeights:
 
     @torch.no_grad()
     def take(self, segment: Segment) -> Changes | np.ndarray:
+        """The changes of a segment since it was last taken, or all of its words (uN [n]): the first time, and where too many
+        changed."""
         new, old = self._words(segment), self._taken.pop(segment.start, None)
         changes = None
         if old is not None and segment.itemsize in (1, 2, 4):

@@ -1,6 +1,6 @@
 """A trained model as an ordinary Hugging Face folder. Must not know versions or the network.
 
-torch is imported when there is something to export, so that bad input is answered at once.
+torch is imported only when there is something to export, so that wrong input is refused without waiting for it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import shutil
 import sqlite3
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from p2p.errors import UsageError
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 ATTEMPTS = 5
-"""A running learner drops a checkpoint two commits later: reading one may have to start again with a newer one."""
+"""Tries to read the last checkpoint: a running learner deletes one after a few commits, so reading may start again with a
+newer."""
 
 
 def export_run(run_dir: Path, out: Path) -> dict[str, Any]:
@@ -64,9 +65,17 @@ def export_run(run_dir: Path, out: Path) -> dict[str, Any]:
     return {"ok": True, "step": step, "folder": str(out)}
 
 
-def last_commit(run_dir: Path) -> tuple[int, Path]:
-    """(step, checkpoint folder) from the run's journal, opened read-only: a learner may be writing it. UsageError when
-    there is none, or nothing is committed."""
+class Commit(NamedTuple):
+    """One commit of a run."""
+
+    step: int
+    checkpoint: Path
+    """its folder"""
+
+
+def last_commit(run_dir: Path) -> Commit:
+    """The newest commit in the run's journal, which is opened read-only, since a learner may be writing it. UsageError when there
+    is no journal, or nothing is committed."""
     journal = run_dir / "journal.sqlite"
     if not journal.is_file():
         raise UsageError(f"{run_dir}: nothing is committed yet")
@@ -83,7 +92,7 @@ def last_commit(run_dir: Path) -> tuple[int, Path]:
     checkpoint = Path(row[1])
     # A run directory that was moved has its checkpoints with it.
     moved = run_dir / "checkpoints" / checkpoint.name
-    return int(row[0]), checkpoint if checkpoint.is_dir() else moved
+    return Commit(int(row[0]), checkpoint if checkpoint.is_dir() else moved)
 
 
 def _load_weights(model: nn.Module, checkpoint: Path) -> None:

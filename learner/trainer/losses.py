@@ -20,29 +20,36 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-AGGREGATES = ("token", "sequence", "constant")
-PROXIMALS = ("trainer", "behaviour")
+Aggregate = Literal["token", "sequence", "constant"]
+"""token: mean over the step's tokens (DAPO). sequence: mean over sequences of their token means (GRPO). constant: token sums /
+max_tokens, mean over sequences (Dr.GRPO)."""
+
+Proximal = Literal["trainer", "behaviour"]
+"""The policy from which the clip measures: the trainer's at the start of the step (decoupled), or the one that generated."""
+
+AGGREGATES: tuple[Aggregate, ...] = get_args(Aggregate)
+PROXIMALS: tuple[Proximal, ...] = get_args(Proximal)
 
 MAX_LOG_RATIO = 20.0
-"""Log ratios count at most so much: one token with exp(100) would drown, or turn to NaN, the whole step."""
+"""Nats: log ratios are cut to this size, since one token with exp(100) would outweigh the step or make it NaN."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossOptions:
+    """The choices of the loss. ValueError for an unknown aggregate or proximal policy."""
+
     clip_low: float = 0.2
     clip_high: float = 0.28
     """DAPO's asymmetric bounds of the ratio: [1 - clip_low, 1 + clip_high]"""
     tis_cap: float = 2.0
     """truncated importance sampling: the largest weight pi / mu that a token gets, whichever policy the clip is from"""
-    proximal: str = "trainer"
-    """which policy the clip is measured from: "trainer" (decoupled) or "behaviour" """
-    aggregate: str = "token"
-    """"token": mean over the step's tokens (DAPO); "sequence": mean over sequences of their token means (GRPO);
-    "constant": token sums / max_tokens, mean over sequences (Dr.GRPO)"""
+    proximal: Proximal = "trainer"
+    aggregate: Aggregate = "token"
     max_tokens: int = 1
     """the constant of "constant": the completion budget"""
     kl_coef: float = 0.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,10 +16,13 @@ from torch import Tensor, nn
 
 from learner.model_folder import first_line
 from p2p.errors import UsageError
+from p2p.layout import WORD
 
 SERVED_DTYPES: dict[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+"""Dtypes in which floating tensors may be served to nodes."""
+
 INT_VIEW = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_WORD = {n: np.dtype(f"<u{n}") for n in (1, 2, 4, 8)}
+"""Bytes of a value -> the integer dtype of torch that views its bits."""
 
 ServedTensors = dict[str, tuple[str, np.ndarray]]
 """name -> (dtype name, unsigned integer bits in the tensor's shape)"""
@@ -32,9 +35,16 @@ def pick_device(name: str = "auto") -> torch.device:
     return torch.device(name)
 
 
-def load_model(source: str | Path, device: str = "auto") -> tuple[nn.Module, Any]:
-    """(model, tokenizer) from a local folder or a hub id, fp32, with dropout off: the policy that is trained must be the one
-    that generated.
+class LoadedModel(NamedTuple):
+    """A causal LM with its tokenizer."""
+
+    model: nn.Module
+    tokenizer: Any
+
+
+def load_model(source: str | Path, device: str = "auto") -> LoadedModel:
+    """Load from a local folder or a hub id, in fp32 and with dropout off: the policy that is trained must be the one that
+    generated.
 
     Only safetensors weights and only architectures that transformers itself knows: nothing a model ships is executed.
     UsageError, in one line, for a folder without config.json, an unknown architecture or a missing model.
@@ -56,7 +66,7 @@ def load_model(source: str | Path, device: str = "auto") -> tuple[nn.Module, Any
         raise UsageError(f"cannot load model {source}: {first_line(error)}") from error
     model.to(pick_device(device))
     model.eval()
-    return model, tokenizer
+    return LoadedModel(model, tokenizer)
 
 
 def named_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -85,7 +95,7 @@ def served_tensors(model: nn.Module, dtype: str = "bfloat16") -> ServedTensors:
             value = value.to(SERVED_DTYPES[dtype])
         value = value.contiguous().cpu()
         size = value.element_size()
-        bits = value.view(INT_VIEW[size]).numpy().view(_WORD[size])
+        bits = value.view(INT_VIEW[size]).numpy().view(WORD[size])
         served[name] = (str(value.dtype).removeprefix("torch."), bits)
     return served
 
@@ -99,6 +109,17 @@ def pad_right(rows: list[list[int]] | list[tuple[int, ...]], pad: int, device: t
     return torch.from_numpy(block).to(device)
 
 
+class CompletionLogprobs(NamedTuple):
+    """Log probabilities of completions, left-aligned; T is the longest completion."""
+
+    logprobs: Tensor
+    """float32 [B, T]; 0 at padding"""
+    mask: Tensor
+    """bool [B, T], True at completion tokens"""
+    entropy: Tensor | None
+    """float32 [B, T] in nats, 0 at padding; None unless it was asked for"""
+
+
 def completion_logprobs(
     model: nn.Module,
     prompts: list[tuple[int, ...]],
@@ -107,12 +128,12 @@ def completion_logprobs(
     temperature: float = 1.0,
     entropy: bool = False,
     share_prompts: bool = False,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(logprobs [B, T] float32, mask [B, T] bool, entropy [B, T] or None), T the longest completion, left-aligned.
+) -> CompletionLogprobs:
+    """The model's log probability of each completion token, with gradient.
 
     One forward over right-padded rows. No attention mask is needed: under causal attention a real token never sees
     the padding behind it, and without a mask the fused causal kernel runs. The last completion token predicts nothing
-    and is not fed. logprobs are of softmax(logits / temperature); 0 stands at padding, where the mask is False.
+    and is not fed. The probabilities are softmax(logits / temperature).
 
     `share_prompts`: where rows repeat their prompts (groups do), run each prompt once and let its rows attend to the
     same keys and values; gradients flow through them. Equal up to float32 rounding; 1.7 times faster where prompts are
@@ -132,11 +153,11 @@ def completion_logprobs(
     logprobs = log_softmax.gather(2, targets[:, :, None]).squeeze(2)  # [B, T]
     logprobs = torch.where(mask, logprobs, torch.zeros_like(logprobs))
     if not entropy:
-        return logprobs, mask, None
+        return CompletionLogprobs(logprobs, mask, None)
     with torch.no_grad():
         detached = log_softmax.detach()
         spread = -(detached.exp() * detached).sum(dim=-1)
-    return logprobs, mask, torch.where(mask, spread, torch.zeros_like(spread))
+    return CompletionLogprobs(logprobs, mask, torch.where(mask, spread, torch.zeros_like(spread)))
 
 
 def _plain_logits(model: nn.Module, prompts: list[tuple[int, ...]], completions: list[tuple[int, ...]]) -> Tensor:
@@ -159,8 +180,9 @@ def _plain_logits(model: nn.Module, prompts: list[tuple[int, ...]], completions:
 def _shared_logits(
     model: nn.Module, prompts: list[tuple[int, ...]], completions: list[tuple[int, ...]]
 ) -> Tensor | None:
-    """As `_plain_logits`, every distinct prompt run once. None where it cannot: prompts of several lengths (they would
-    need padding inside the sequence), of one token, all distinct, or a model whose cache is more than keys and values.
+    """What `_plain_logits` gives, with every distinct prompt run once. None where that does not apply: prompts of several lengths
+    (they would need padding inside the sequence) or of one token, few that repeat, or a model whose cache is more than keys
+    and values.
     """
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer

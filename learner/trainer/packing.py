@@ -1,4 +1,4 @@
-"""Groups on their way into a step: checked, then cut into forwards. Pure; must not know torch or the network."""
+"""Groups are checked and cut into forwards. Pure; must not know torch or the network."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from p2p.errors import ShoalError
 from p2p.version import Version
 
 WORTH_IT = 0.25
-"""A cut that would fill less of one forward waits for more groups: tiny forwards cost their overhead and nothing else."""
+"""Share of one forward: pending rows that fill less wait for more groups, since a tiny forward is nearly all overhead."""
 
 FORWARD_COST = 0.125
-"""Of a budget: what one more forward must save in padding. With it, steps of long-tailed lengths took a fifth less time than
-with the fewest forwards."""
+"""Share of the token budget that one more forward must save in padding. With it, steps of long-tailed lengths took a fifth less
+time than with the fewest forwards."""
 
 HALF_FULL = 0.5
-"""The last forward of a cut, when it fills less, waits: rows that come later fill it up."""
+"""Share of one forward: the last forward of a cut waits when it fills less, so that later rows fill it up."""
 
 
 class BadBatch(ShoalError):

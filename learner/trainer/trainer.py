@@ -1,7 +1,7 @@
 """The trainer process: micro-batches in, optimizer steps, checkpoints and versions out.
 
-Must not know nodes, chunks or sockets: all of that is behind TrainerClient. Between two optimizer steps it does the
-minimum in the order that survives a crash anywhere: save, commit, publish.
+Must not know nodes, chunks or sockets, which are behind TrainerClient. After an optimizer step it saves, commits and publishes,
+in this order, so that a crash at any point leaves a run that can go on.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -38,7 +38,7 @@ class TrainingDiverged(ShoalError):
 
 
 def learning_rate(config: TrainerConfig, step: int) -> float:
-    """Linear ramp, then constant; a function of the step alone, so that a resumed run follows the same curve."""
+    """The learning rate of a step: a linear ramp, then constant. It depends on the step alone, so a resumed run has the same."""
     return config.lr * min(1.0, (step + 1) / max(config.lr_ramp, 1))
 
 
@@ -66,7 +66,7 @@ class PolicyTrainer:
             clip_low=config.clip_low,
             clip_high=config.clip_high,
             tis_cap=config.tis_cap,
-            proximal=config.proximal,
+            proximal=config.proximal,  # LossOptions checks both
             aggregate=config.aggregate,
             max_tokens=config.max_new_tokens,
             kl_coef=config.kl_coef,
@@ -224,7 +224,7 @@ def run_trainer(client: TrainerClient, config: TrainerConfig) -> None:
         began = time.perf_counter()
         handed: list[int] = []
         try:
-            groups, waited = consume(client, trainer, step, start.epoch, config, handed)
+            groups, waited = consume(client, trainer, step, epoch=start.epoch, config=config, handed=handed)
             updating = time.perf_counter()
             metrics = trainer.step(step)
         except (BadBatch, TrainingDiverged) as error:
@@ -257,11 +257,19 @@ def run_trainer(client: TrainerClient, config: TrainerConfig) -> None:
     client.finish()
 
 
+class Consumed(NamedTuple):
+    """The groups of one step."""
+
+    groups: list[Group]
+    waited_s: float
+    """seconds spent waiting for them"""
+
+
 def consume(
     client: TrainerClient, trainer: PolicyTrainer, step: int, epoch: int, config: TrainerConfig, handed: list[int]
-) -> tuple[list[Group], float]:
-    """Forward and backward over the step's micro-batches as they come; (groups, seconds spent waiting for them).
-    `handed` is filled with the ids of what came, whatever becomes of it.
+) -> Consumed:
+    """Forward and backward over the step's micro-batches as they come. `handed` gets the ids of all groups that came, also when
+    an exception ends it.
 
     BadBatch when a group breaks the staleness bound or comes twice, when a micro-batch is of another step, or when the
     stream ends before its last one.
@@ -296,12 +304,13 @@ def consume(
         waiting = time.perf_counter()
     if not complete:
         raise BadBatch(f"step {step}: the stream of micro-batches ended after {len(groups)} groups, before its last")
-    return groups, waited
+    return Consumed(groups, waited)
 
 
 def eval_metrics(
     model: Any, tokenizer: Any, task: Task, held_out: Sequence[Prompt], config: TrainerConfig
 ) -> dict[str, float]:
+    """Metrics of an evaluation on `held_out`, with the seconds it took."""
     began = time.perf_counter()
     with Scorer(task, allow_unconfined=config.task_allow_unconfined) as scorer:
         result = evaluate(model, tokenizer, scorer.score, held_out, config.max_new_tokens)

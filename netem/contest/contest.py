@@ -1,7 +1,7 @@
-"""A broadcast measured: one player on each host of an emulated network, rounds of one payload each.
+"""Measured broadcasts: one player on each host of an emulated network, and in each round one payload.
 
-`run_contest` is the shell: network, processes, deadlines. What a round's events amount to is `Round`, pure. Must not know what
-any player does with its network. Times count from the source's `published` to each node's `verified`.
+`run_contest` is the shell: network, processes, deadlines. `Round` is pure and turns a round's events into its result. Must not
+know what any player does with its network. Times count from the source's `published` to each node's `verified`.
 """
 
 from __future__ import annotations
@@ -34,27 +34,30 @@ from netem.networks.faults import (
 from netem.networks.profile import LEARNER, Profile
 
 ANSWER_S = 60.0
-"""For making a payload, a torrent, connections; not for a broadcast, which has the caller's cut."""
+"""Seconds that players have to make a payload, a torrent or connections. A broadcast has the caller's `cut_s` instead."""
+
 COPIES = 4
-"""Of the payload that a player may hold on disk at once: this round's and the last, whole and in pieces."""
+"""Copies of the payload that a player may have on disk at once: this round's and the last one's, whole and in pieces."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
+    """What was measured in one round."""
+
     published_at: float
-    """CLOCK_MONOTONIC"""
+    """seconds of CLOCK_MONOTONIC"""
     verified: dict[str, float]
-    """node -> seconds after that, of all that got there"""
+    """node -> seconds from the publication to its verified payload; nodes that did not finish are missing"""
     source_bytes: int
-    """of payload that the source sent"""
+    """bytes of payload that the source sent"""
     duplicate_bytes: int
-    """of payload that nodes received in vain, all together"""
+    """bytes of payload that nodes received in vain, all nodes together"""
     cpu_s: float
-    """of all players, children included"""
+    """processor seconds of all players, their children included"""
     cut_off: bool
-    """nodes are missing because the time was up"""
+    """whether the time was up before all nodes had the payload"""
     failures: tuple[str, ...] = ()
-    """what went wrong, "HOST: why"; no more rounds are run then, nor after a cut"""
+    """what failed, each as "HOST: why"; after a failure or a cut no more rounds are run"""
     late_s: float = 0.0
     """the latest that the emulator handed over a packet: above a few ms the machine was too slow for this network"""
     dropped: int = 0
@@ -62,32 +65,32 @@ class RoundResult:
     congestion: str = ""
     """TCP congestion control in force on the hosts; a player may choose another for its own connections"""
     backend: str = ""
-    """what the links were emulated by, "tc" or "switch"; late_s is known of the switch only"""
+    """the back end that emulated the links, "tc" or "switch"; only the switch measures late_s"""
     joined: dict[str, float] = field(default_factory=dict)
     """late host -> seconds after the publication at which its player was up"""
     from_source: dict[str, int] = field(default_factory=dict)
-    """host -> bytes it had from the source itself, of players that say so"""
+    """host -> bytes that it had from the source itself; only of players that report it"""
     whence: dict[str, dict[str, int]] = field(default_factory=dict)
-    """node -> host -> bytes that the node had from it, duplicates too, of players that say so"""
+    """node -> host -> bytes that the node had from that host, duplicates included; only of players that report it"""
     named: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """host -> nodes that refused something it sent"""
     reported: tuple[str, ...] = ()
-    """hosts that the source refused, or was told of"""
+    """hosts that the source refused, or that a node reported to it"""
     shunned: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """host -> nodes that have dropped it and keep away from it"""
     faults: tuple[Fault, ...] = ()
-    """those that were brought about before the round was over"""
+    """faults that were caused before the round was over"""
 
     @property
     def seconds(self) -> float:
-        """Until the last node had it; infinite if one never did."""
+        """Seconds until the last node had the payload; infinite if one never had it."""
         return float("inf") if self.cut_off or self.failures else max(self.verified.values())
 
 
 class Round:
-    """What is known of one round. Feed it every event; pure.
+    """The state of one round, from its players' events; pure.
 
-    It is over when `nodes` have the payload; what `others` achieve by then is noted as well.
+    The round is over when all `nodes` have the payload. The times of `others` that have it by then are kept too.
     """
 
     def __init__(self, number: int, nodes: Collection[str], source: str, digest: str, others: Collection[str] = ()) -> None:
@@ -100,7 +103,7 @@ class Round:
         self.failures: list[str] = []
 
     def take(self, host: str, event: Event | None) -> None:
-        """An event of a player; None says that the player is gone. What belongs to another round is dropped."""
+        """Take an event of a player; None says that the player has ended. Events of other rounds are dropped."""
         if host in self._gone:
             pass
         elif event is None or event.get("event") == "failed":
@@ -120,12 +123,12 @@ class Round:
             self._accounts[host] = event
 
     def lose(self, host: str) -> None:
-        """`host` was killed on purpose: nothing of it counts any more, its end neither."""
+        """`host` is about to be killed on purpose: its events, and its end, no longer count."""
         self._gone.add(host)
 
     @property
     def whole(self) -> bool:
-        """Nothing more to wait for: everyone has the payload, or someone failed."""
+        """Whether the round is over: all nodes have the payload, or a player failed."""
         return bool(self.failures) or (self._published is not None and self._verified.keys() >= self._nodes)
 
     @property
@@ -137,15 +140,15 @@ class Round:
         return self._published
 
     def result(self, **network: Any) -> RoundResult:
-        """As far as it went."""
+        """The result so far; `network` are the fields of RoundResult that the shell knows."""
         began = self._published
         return RoundResult(
             began if began is not None else float("nan"),
             {host: at - began for host, at in sorted(self._verified.items())} if began is not None else {},
             int(self._accounts.get(self._source, {}).get("sent", 0)),
-            sum(int(a["duplicates"]) for host, a in self._accounts.items() if host != self._source),
-            sum(float(a["cpu_s"]) for a in self._accounts.values()),
-            not self.failures and not self.whole, tuple(self.failures),
+            duplicate_bytes=sum(int(a["duplicates"]) for host, a in self._accounts.items() if host != self._source),
+            cpu_s=sum(float(a["cpu_s"]) for a in self._accounts.values()),
+            cut_off=not self.failures and not self.whole, failures=tuple(self.failures),
             from_source={h: int(a["from_source"]) for h, a in self._accounts.items() if "from_source" in a},
             whence={h: a["whence"] for h, a in self._accounts.items() if "whence" in a and h != self._source},
             named=self._by_whom(lambda account: (host for host, _ in account.get("reports", ()))),
@@ -153,9 +156,8 @@ class Round:
             shunned=self._by_whom(lambda account: account.get("shuns", ())), **network,
         )  # fmt: skip
 
-
     def _by_whom(self, whom: Callable[[Event], Iterable[str]]) -> dict[str, tuple[str, ...]]:
-        """host -> the nodes in whose account it is."""
+        """host -> the nodes for whose account `whom` gives it."""
         out: dict[str, set[str]] = {}
         for node, account in self._accounts.items():
             for host in whom(account) if node != self._source else ():
@@ -179,22 +181,26 @@ def run_contest(
 ) -> list[RoundResult]:
     """`rounds` broadcasts of `payload_bytes` from the learner to all nodes of `profile`; a round is cut off after `cut_s`.
 
-    `faults` meet the last round, which waits for `required` only (all that can finish, unless said); killed hosts, late ones and
-    whoever is not required are no part of its account. Fewer results than rounds when one was cut off or failed: what its
-    players still send would be in the next one's way. UsageError or ShoalError, one line, when network or players do not come
-    up. Blocks; nothing is left behind.
+    `faults` happen in the last round, which waits for the hosts of `required` only (None: all that can finish); other hosts are
+    left out of its account. There are fewer results than rounds when one was cut off or failed, since traffic that its players
+    still send would disturb the next round. UsageError or ShoalError when network or players do not come up. Blocks until all
+    processes and namespaces are removed.
     """
     results: list[RoundResult] = []
     copies = COPIES * payload_bytes * len(profile.hosts)
     late = list(joiners(faults))
     with underlay(profile, backend) as network, open_folder(copies) as folder:
         sites = {host.name: host.site for host in profile.hosts}
-        with open_players(network, player_argv, folder, options or {}, late, sites) as players:
+        with open_players(network, player_argv, folder, options=options or {}, late=late, sites=sites) as players:
             for number in range(1, rounds + 1):
                 trouble = None
                 if number == rounds and faults:
                     trouble = _Trouble(network, players, profile, faults)
-                results.append(_run_round(network, players, number, payload_bytes, seed + number, cut_s, trouble, required))
+                result = _run_round(
+                    network, players, number,
+                    size=payload_bytes, seed=seed + number, cut_s=cut_s, trouble=trouble, required=required,
+                )  # fmt: skip
+                results.append(result)
                 on_result(results[-1])
                 if results[-1].cut_off or results[-1].failures:
                     break
@@ -237,7 +243,7 @@ def _run_round(
 
 
 class _Trouble:
-    """Brings faults about when their time has come."""
+    """Causes faults when their time has come."""
 
     def __init__(self, network: Underlay, players: Players, profile: Profile, faults: Sequence[Fault]) -> None:
         self._network, self._players, self._profile = network, players, profile
@@ -247,7 +253,7 @@ class _Trouble:
         self.late, self.excused = joiners(faults), excused(faults)
 
     def begin(self, state: Round, expect: Expect) -> None:
-        """The clock runs from here on: when the source was told, a moment before it says that it has published."""
+        """Start the clock of the faults: the source was told to publish, and will say so in a moment."""
         self._state, self._expect, self._began = state, expect, time.monotonic()
 
     @property
@@ -255,14 +261,14 @@ class _Trouble:
         return self._began + self._waiting[0].at if self._waiting else float("inf")
 
     def act(self) -> None:
-        """What is due."""
+        """Cause all faults that are due."""
         while time.monotonic() >= self.next_at:
             fault = self._waiting.popleft()
             self._bring_about(fault)
             self._done.append(fault)
 
     def heard(self, host: str, event: Event | None) -> None:
-        """A late player that is up is told what to expect, like everyone before it."""
+        """Tell a late player that has come up what to expect, as the others were told before the round."""
         if event is not None and event["event"] == "ready" and host in self.late:
             self._up_at[host] = time.monotonic()
             self._players.tell([host], self._expect)

@@ -1,4 +1,4 @@
-"""A scenario: a network, a payload, a policy, faults at given times, and what must come of it.
+"""A scenario: a network, a payload, a policy, faults at given times, and the requirements on the result.
 
 Pure: TOML text or values in, frozen values out, and a verdict over results. Must not know processes, clocks or namespaces.
 Those that come with Shoal are files in netem/scenarios.
@@ -42,8 +42,13 @@ if TYPE_CHECKING:
     from netem.contest.contest import RoundResult
 
 FOLDER = Path(__file__).parent / "scenarios"
+"""The scenarios that come with Shoal."""
+
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+"""Unit of a payload's size -> bytes."""
+
 MAX_PAYLOAD = 1 << 40
+"""Bytes of a payload, at most: above any model's weights, so that a slip of a unit is refused."""
 
 
 class Require(Section):
@@ -69,19 +74,21 @@ class Require(Section):
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
+    """One scenario, checked."""
+
     name: str
     profile: Profile
     payload_bytes: int
     policy: str
     rounds: int
-    """those that count; with faults the one that they meet"""
+    """rounds that count; with faults there is one, in which they happen"""
     warm_up: int
-    """rounds before those: the first after joining finds cold streams and no rates remembered"""
+    """rounds before those that count: the first one after joining has cold TCP streams and knows no rates"""
     seed: int
     faults: tuple[Fault, ...]
     require: Require
     mesh: int = MESH
-    """beyond so many nodes they are linked in groups (default policy)"""
+    """with more nodes than this they are linked in groups (default policy only)"""
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -92,12 +99,12 @@ class Scenario:
 
     @property
     def t_star(self) -> float:
-        """The fluid bound of a round that counts, in seconds, faults included."""
+        """T* in seconds, faults included, of a round that counts."""
         return bound_under(self.profile, self.payload_bytes, self.faults, self.required)
 
     @property
     def t_star_calm(self) -> float:
-        """Without faults: that of a warm-up round."""
+        """T* in seconds without faults, which is that of a warm-up round."""
         late = joiners(self.faults)
         there = tuple(h for h in self.profile.hosts if h.name not in late)
         return profile_bound(replace(self.profile, hosts=there), self.payload_bytes)
@@ -107,7 +114,7 @@ class Scenario:
 
 
 def judge(scenario: Scenario, results: Sequence[RoundResult]) -> list[str]:
-    """What does not hold, one sentence each, of the results of all rounds, warm-up included."""
+    """The requirements that do not hold, one sentence each; `results` are of all rounds, warm-up included."""
     wrong = [f"round {i}: {failure}" for i, r in enumerate(results, start=1) for failure in r.failures]
     wrong += [f"round {i} was cut off" for i, r in enumerate(results, start=1) if r.cut_off]
     counted, require = results[scenario.warm_up :], scenario.require
@@ -148,7 +155,7 @@ def _crossed_too_much(limit: float, scenario: Scenario, result: RoundResult) -> 
 
 
 def crossed(scenario: Scenario, result: RoundResult) -> dict[str, float]:
-    """site -> how many times the payload its hosts had from elsewhere, those that are in the account."""
+    """site -> bytes that its hosts had from hosts elsewhere, as a multiple of the payload; only of hosts that report it."""
     site_of = {host.name: host.site for host in scenario.profile.hosts}
     came = dict.fromkeys((site for site in site_of.values() if site and site != scenario.profile.learner.site), 0)
     for host, whence in result.whence.items():
@@ -158,7 +165,7 @@ def crossed(scenario: Scenario, result: RoundResult) -> dict[str, float]:
 
 
 def _misnamed(named: Collection[str], required: Collection[str], result: RoundResult) -> list[str]:
-    """What is wrong with who was named, and by whom."""
+    """The violations of `Require.named`, one sentence each."""
     wrong = [f"{host} was named, and did nothing" for host in sorted({*result.named, *result.reported} - {*named})]
     for host in named:
         if host not in result.named:
@@ -172,8 +179,8 @@ def _misnamed(named: Collection[str], required: Collection[str], result: RoundRe
 
 
 def finish(scenario: Scenario, result: RoundResult) -> float:
-    """Seconds until the last of those that a round waits for had it; infinite if one never did. A late host's time counts from
-    its player's start-up being over, put on the time at which it was started."""
+    """Seconds until the last host that a round waits for had the payload; infinite if one never had it. For a late host the
+    seconds that its player took to start are left out."""
     late, times = joiners(scenario.faults), []
     for host in scenario.required:
         at = result.verified.get(host, float("inf"))
@@ -189,7 +196,7 @@ def finish(scenario: Scenario, result: RoundResult) -> float:
 KINDS: dict[str, Any] = {
     "kill": Kill, "stop": Stop, "cont": Continue, "join": Join, "corrupt": Corrupt, "withhold": Withhold,
 }  # fmt: skip
-"""Faults that say no more than when and where."""
+"""Kinds of faults that have only a time and a host."""
 
 
 class _Fault(Section):
@@ -248,7 +255,7 @@ def builtin_scenarios() -> list[str]:
 
 
 def find_scenario(name_or_file: str) -> Scenario:
-    """A file, or one that comes with Shoal. UsageError, one line, for neither."""
+    """The scenario in a file, or the one of that name that comes with Shoal. UsageError when there is neither."""
     if name_or_file in builtin_scenarios():
         return load_scenario(FOLDER / f"{name_or_file}.toml")
     path = Path(name_or_file)
@@ -286,7 +293,10 @@ def build_scenario(values: dict[str, Any], source: str, name: str = "scenario", 
     size = payload_size(file.payload, source)
     if require.site_share is not None and not profile.sites:
         raise UsageError(f"{source}: require.site_share: no host is at a site")
-    scenario = Scenario(name, profile, size, file.policy, file.rounds, file.warm_up, file.seed, faults, require, file.mesh)
+    scenario = Scenario(
+        name, profile, size, policy=file.policy, rounds=file.rounds, warm_up=file.warm_up, seed=file.seed,
+        faults=faults, require=require, mesh=file.mesh,
+    )  # fmt: skip
     if not scenario.required:
         raise UsageError(f"{source}: require.complete: nobody")
     if not isfinite(scenario.t_star):

@@ -18,13 +18,15 @@ from netem.emulation.backends import AUTO, choose
 
 CUT = 5.0
 CUT_SLACK_S = 20.0
-"""A round is cut off after CUT T* and this: a scenario is to fail by its predicate, a hang to end."""
+"""A round is cut off after CUT times T* and CUT_SLACK_S seconds: late enough that a slow round fails by the scenario's
+requirement, early enough that a hang ends."""
 
 
 def run_scenario(
     scenario: Scenario, on_round: Callable[[str], None] = lambda line: None, backend: str = AUTO
 ) -> dict[str, Any]:
-    """What `shoal netem run --json` prints. UsageError or ShoalError when network or players do not come up. Blocks."""
+    """Run a scenario; returns what `shoal netem run --json` prints. `on_round` gets a line after each round. UsageError or
+    ShoalError when network or players do not come up. Blocks."""
     said = 0
     chosen, why = choose(backend, scenario.profile)
     if why:
@@ -38,8 +40,9 @@ def run_scenario(
 
     cut_s = CUT * max(scenario.t_star, scenario.t_star_calm) + CUT_SLACK_S
     results = run_contest(
-        scenario.profile, peer_argv(scenario.policy), scenario.payload_bytes, scenario.warm_up + scenario.rounds, scenario.seed,
-        cut_s, player_options(scenario.policy, scenario.profile, scenario.payload_bytes, scenario.mesh), faults=scenario.faults,
+        scenario.profile, peer_argv(scenario.policy), scenario.payload_bytes,
+        rounds=scenario.warm_up + scenario.rounds, seed=scenario.seed, cut_s=cut_s, faults=scenario.faults,
+        options=player_options(scenario.policy, scenario.profile, scenario.payload_bytes, scenario.mesh),
         required=scenario.required if scenario.faults else None, backend=chosen, on_result=tell,
     )  # fmt: skip
     wrong = judge(scenario, results)
@@ -58,7 +61,7 @@ def run_scenario(
 
 
 def round_values(scenario: Scenario, result: RoundResult, number: int) -> dict[str, Any]:
-    """One round as JSON, `number` from 1. A round that someone did not finish has no t_max."""
+    """One round as JSON; `number` counts from 1. A round that was cut off or failed has no t_max."""
     cold = number <= scenario.warm_up
     whole = not (result.cut_off or result.failures)
     t_star = scenario.t_star_calm if cold else scenario.t_star
@@ -76,6 +79,7 @@ def round_values(scenario: Scenario, result: RoundResult, number: int) -> dict[s
 
 
 def describe(values: dict[str, Any]) -> str:
+    """One line for people about a round, from `round_values`."""
     if values["t_max"] is None:
         return "; ".join(values["failures"]) or "cut off"
     late = f", the emulator {values['late_ms']:.0f} ms late" if values["late_ms"] > 10 else ""
@@ -83,6 +87,7 @@ def describe(values: dict[str, Any]) -> str:
 
 
 def print_trial(result: dict[str, Any], console: Console) -> None:
+    """Print what `run_scenario` returned: a table of rounds, who was named, and whether the requirements hold."""
     scale = "" if result["scale"] == 1 else f", rates times {result['scale']:g}"
     title = (
         f"{result['name']}: {result['nodes']} nodes, {result['payload_bytes']:,} bytes, policy {result['policy']}, T* "

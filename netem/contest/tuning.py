@@ -1,6 +1,7 @@
-"""How each contestant is configured for a network: the peers as well as we can, and from rates that nobody would know.
+"""How each contestant is configured for a network.
 
-Pure but for what the kernel offers. Shoal itself is told no rate, only the profile's congestion control.
+The other systems get the best settings we found, from rates that a user would not know. Shoal itself is told no rate, only the
+profile's congestion control. Pure, except that it reads which congestion controls the kernel has.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from netem.contest.players.events import need
 from netem.networks.profile import LEARNER, Profile
 from p2p.broadcast.peer_groups import MESH
 from p2p.errors import UsageError
+from p2p.limits import MIB
 
 AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
-MIB = 1 << 20
-
 FAST = 50e6
-"""bit/s at the source, from which shardcast does better with fewer, larger requests (netem/contest/players/shard.py)."""
+"""bit/s at the source above which shardcast is faster with fewer, larger requests (see `netem.contest.players.shard`)."""
 
 
 def player_options(peer: str, profile: Profile, payload_bytes: int, mesh: int = MESH) -> dict[str, Any]:
-    """`mesh`: beyond so many nodes ours are linked in groups; the plain policies need everybody linked to everybody."""
+    """Options for the players of `peer`. `mesh`: with more nodes than this, Shoal's nodes are linked in groups; its plain
+    policies need all nodes linked to all others, and ignore it."""
     if is_ours(peer):
         congestion = {"congestion": profile.congestion} if profile.congestion in _available() else {}
         return congestion | ({"mesh": mesh} if peer == "shoal" and mesh != MESH else {})
@@ -34,12 +35,13 @@ def player_options(peer: str, profile: Profile, payload_bytes: int, mesh: int = 
 
 
 def congestion_in_force(peer: str, profile: Profile, on_hosts: str) -> str:
-    """Of the connections of `peer`, where the hosts' own is `on_hosts`: only Shoal's player can choose."""
+    """TCP congestion control of the connections of `peer`: `on_hosts`, that of the hosts, unless it is Shoal's player, which can
+    choose."""
     return str(player_options(peer, profile, 1).get("congestion", on_hosts)) if is_ours(peer) else on_hosts
 
 
 def missing(peer: str) -> str | None:
-    """Why `peer` cannot be played on this machine, with the remedy."""
+    """Why `peer` cannot be played on this machine, with the remedy; None when it can."""
     try:
         if not is_ours(peer):
             need(peer)
@@ -58,15 +60,17 @@ def _available() -> Sequence[str]:
 
 
 def shardcast_options(profile: Profile, payload_bytes: int) -> dict[str, Any]:
-    """The best tree for its rates, and shards small enough for a small version to go through it in a pipeline."""
+    """Options for shardcast: the best tree for the profile's rates, and shards so small that a small payload still is a
+    pipeline."""
     large = profile.learner.access.up > FAST
     shard = min(4 * MIB if large else MIB, max(MIB // 8, payload_bytes // 16))
     return {"upstream": best_tree(profile), "shard_bytes": shard, "concurrent": 1 if large else 2}
 
 
 def best_tree(profile: Profile) -> dict[str, list[str]]:
-    """host -> the one host it downloads from. Of all trees one with the highest rate at which every edge can run at once,
-    a parent's uplink being shared equally; among those, strong uplinks near the source.
+    """host -> [the host it downloads from]: a tree with the highest rate at which all edges can run at once, a parent's uplink
+    being shared equally. Among such trees it takes one with strong uplinks near the source. ValueError when uplinks of 0 allow
+    none.
 
     A rate r is possible if sum floor(u / r) >= N, for then hosts can be attached in order of their uplinks. Candidates are the
     shares u / k of an uplink and the slowest downlink.

@@ -1,4 +1,4 @@
-"""The two ways to have a profile's network on this machine, behind one port: `tc` where the kernel has netem, else the switch.
+"""The two back ends that emulate a profile's network on this machine: `tc` where the kernel has netem, else our own switch.
 
 Thin shell. A `Backend` is owned by one process, whose main thread is in `run`; the rest may be called from any thread.
 """
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from netem.emulation.fabric import Fabric
 from netem.emulation.namespaces import Place, check_namespaces, check_possible, congestion_in, places
@@ -27,11 +28,11 @@ BACKENDS = (AUTO, TC, SWITCH)
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """What a network saw since it was last asked."""
+    """How well the emulation kept up, and what it dropped, since the last call of `Backend.weather`."""
 
     late_s: float
-    """the latest hand-over's lateness: more than a few milliseconds mean that the machine, not the profile, was measured. 0 of
-    `tc`, which does not say"""
+    """seconds that the latest packet was handed over too late: more than a few milliseconds mean that the machine was measured
+    and not the profile. Always 0 with `tc`, which does not say"""
     dropped: int
     """packets that found a queue full"""
     lost: int
@@ -39,30 +40,39 @@ class Weather:
 
 
 class Backend:
-    """A network that is up, gone with the `with` that made it."""
+    """A network that is up, until the `with` block that made it ends."""
 
     name: str
     places: dict[str, Place]
     namespaces: list[str]
-    """all that were made"""
+    """all namespaces that were made for it"""
 
     def run(self, stop: Callable[[], bool]) -> None:
-        """Do what a network does, until `stop()` says so."""
+        """Move packets and change rates until `stop()` is true."""
         raise NotImplementedError
 
     def weather(self) -> Weather:
-        """Since the last call."""
+        """Counts since the last call."""
         raise NotImplementedError
 
     def set_rates(self, host: str, up: float, down: float, seconds: float | None) -> None:
-        """bit/s from now on, or for so long; 0 is an outage. KeyError for no host."""
+        """Set the rates of `host`'s access link, in bit/s, from now on or for `seconds`; 0 is an outage. KeyError for an unknown
+        host."""
         raise NotImplementedError
 
 
-def choose(asked: str, *profiles: Profile) -> tuple[str, str]:
-    """(the back end for these profiles, one line to say when it is not the one that was hoped for, "" otherwise). "auto" takes tc
-    only where it can do everything; asked for by name it need only do what the profiles need. UsageError where that, or with
-    "auto" both, cannot be had."""
+class ChosenBackend(NamedTuple):
+    """A back end that can run on this machine."""
+
+    name: str
+    """TC or SWITCH"""
+    note: str
+    """why it is not tc, in one line for people; "" otherwise"""
+
+
+def choose(asked: str, *profiles: Profile) -> ChosenBackend:
+    """The back end for these profiles. "auto" takes tc only where the kernel has all of it; a tc that is asked for by name need
+    only do what the profiles need. UsageError for an unknown name, and where the back end asked for cannot run."""
     if asked not in BACKENDS:
         raise UsageError(f"no back end {asked!r}: {', '.join(BACKENDS)}")
     all_of_it = asked == AUTO or not profiles or any(needs_netem(profile) for profile in profiles)
@@ -71,12 +81,13 @@ def choose(asked: str, *profiles: Profile) -> tuple[str, str]:
         raise UsageError(f"back end tc: {why}")
     if asked == SWITCH or why:
         check_possible()
-        return SWITCH, f"back end switch (user space), not tc: {why}" if why else ""
-    return TC, ""
+        return ChosenBackend(SWITCH, f"back end switch (user space), not tc: {why}" if why else "")
+    return ChosenBackend(TC, "")
 
 
 def why_not_tc(*, netem: bool = True) -> str:
-    """"" where `tc` can do it all. Tried out on a namespace of its own: modules may be loaded only when they are asked for."""
+    """Why `tc` cannot be used on this machine; "" when it can. It is tried out in a namespace of its own, since the kernel may
+    load a module only when it is asked for. `netem`: whether delay, jitter or loss are needed."""
     check_namespaces()
     if shutil.which("tc") is None:
         return "the program tc is missing: apt-get install iproute2"
@@ -98,7 +109,7 @@ def why_not_tc(*, netem: bool = True) -> str:
 
 @contextmanager
 def open_backend(name: str, profile: Profile, prefix: str) -> Iterator[Backend]:
-    """Bring `profile` up by TC or SWITCH, in namespaces called PREFIX-HOST and alike. UsageError where it cannot be made."""
+    """Bring `profile` up by TC or SWITCH, in namespaces whose names begin with `prefix`. UsageError where that fails."""
     if name == TC:
         with _open_tc(profile, prefix) as backend:
             yield backend
@@ -109,7 +120,7 @@ def open_backend(name: str, profile: Profile, prefix: str) -> Iterator[Backend]:
 
 
 class SwitchBackend(Backend):
-    """A TUN device a host, and our own switch between them."""
+    """A TUN device for each host, and our own switch between them."""
 
     name = SWITCH
 
@@ -124,6 +135,7 @@ class SwitchBackend(Backend):
         self._switch.run(stop)
 
     def weather(self) -> Weather:
+        """See `Backend.weather`."""
         late, self._switch.late = self._switch.late, 0.0
         pipes = [*self._fabric.up.values(), *self._fabric.down.values()]
         before, self._seen = self._seen, (sum(p.overflowed for p in pipes), sum(p.lost for p in pipes))
@@ -138,7 +150,7 @@ def _set_rates(host: str, up: float, down: float, seconds: float | None, fabric:
 
 
 class TcBackend(Backend):
-    """The kernel's own queues; what is left to do is to change rates in time."""
+    """The kernel's own queues; this process only changes their rates over time."""
 
     name = TC
 
@@ -161,6 +173,7 @@ class TcBackend(Backend):
         return Weather(0.0, self._seen[0] - before[0], self._seen[1] - before[1])
 
     def set_rates(self, host: str, up: float, down: float, seconds: float | None) -> None:
+        """See `Backend.set_rates`."""
         now = self._now() - self._began
         with self._lock:
             self._rates[host].set(now, up, down, None if seconds is None else now + seconds)
@@ -194,7 +207,7 @@ def _open_tc(profile: Profile, prefix: str) -> Iterator[Backend]:
 
 
 def remove(namespaces: Sequence[str]) -> None:
-    """Those that are there; devices go with them."""
+    """Delete those of `namespaces` that exist, and their devices with them."""
     for namespace in namespaces:
         subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
 

@@ -1,7 +1,7 @@
 """An emulated network that stays up between commands: `shoal netem up`, `exec`, `down`. Thin shell.
 
-`up` starts a process of its own that owns namespaces, devices and back end, and says in a state file where the hosts are;
-they are gone when it ends, whichever way, but for a SIGKILL: then the next `up` or `down` clears away what it left.
+`up` starts a process of its own that owns namespaces, devices and back end, and lists the hosts in a state file. They are removed
+when that process ends. After a SIGKILL they remain, and the next `up` or `down` removes them.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ OWNER = "netem.emulation.background"
 """This module, as the program that owns a network."""
 
 STATE = Path("/run/shoal-netem")
-"""State files and logs of the networks that are up: gone with a reboot, as the networks are."""
+"""Where the state file of each network lies that is up."""
 
 START_S = 60.0
-"""Until the network is up: namespaces and devices are made one after the other, some 50 ms for each host."""
+"""Seconds that a network has to come up: each host takes some twenty calls of ip and tc."""
 
 END_S = 20.0
-"""How long the owner may take to clear everything away."""
+"""Seconds that a network has to go down after SIGTERM."""
 
 
 def up(file: Path, backend: str = AUTO) -> dict[str, Any]:
-    """Bring a profile's network up; its state, and a `note` where another back end was hoped for. UsageError when it is up
-    already or cannot be made."""
+    """Bring a profile's network up. Returns its state (as in the state file), and as `note` why the back end is not tc, or "".
+    UsageError when it is up already or cannot be made; ShoalError when it does not come up."""
     check_namespaces()
     profile = load_profile(file)
     path = _state_path(profile.name)
@@ -64,7 +64,8 @@ def up(file: Path, backend: str = AUTO) -> dict[str, Any]:
 
 
 def down(name: str) -> dict[str, Any]:
-    """Take a network down. UsageError when there is none of that name (or of that profile file)."""
+    """Take a network down, by its name or its profile's file; returns its name and hosts. UsageError when no such network is
+    up."""
     path = _find(name)
     state = _read(path)
     if _alive(state):
@@ -79,7 +80,7 @@ def down(name: str) -> dict[str, Any]:
 
 
 def command(name: str, host: str, argv: Sequence[str]) -> list[str]:
-    """What runs `argv` on `host` of the network. UsageError for an unknown host or a network that is not up."""
+    """The command that runs `argv` on `host` of the network. UsageError for an unknown host or a network that is not up."""
     path = _find(name)
     state = _read(path)
     if not _alive(state):
@@ -90,7 +91,7 @@ def command(name: str, host: str, argv: Sequence[str]) -> list[str]:
 
 
 def _find(name: str) -> Path:
-    """By the network's name, or by its profile's file."""
+    """The state file of a network, by its name or its profile's file. UsageError when it is not up."""
     path = _state_path(load_profile(name).name if Path(name).is_file() else name)
     if not path.exists():
         raise UsageError(f"no network {name} is up (start one with: shoal netem up PROFILE.toml)")
@@ -125,7 +126,7 @@ def _alive(state: dict[str, Any]) -> bool:
 
 
 def _clear(path: Path) -> None:
-    """Remove what a killed owner left."""
+    """Remove the namespaces and the state file of an owner that was killed."""
     if not path.exists():
         return
     state = _read(path)
@@ -135,7 +136,7 @@ def _clear(path: Path) -> None:
 
 
 def _own(profile: Profile, path: Path, name: str) -> None:
-    """The owner's life: until SIGTERM."""
+    """The owner's main: bring the network up, write the state file, run until SIGTERM."""
     over: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: over.append(number))
     with open_backend(name, profile, f"shoal-{profile.name}") as backend:

@@ -1,4 +1,4 @@
-"""Packets through a profile's network: when, and whether, each arrives. Pure: times are passed in, randomness is seeded.
+"""Packets through a profile's network: whether and when each one arrives. Pure: times are passed in, randomness is seeded.
 
 Every back end that moves packets itself, and every test of one, runs on this; the simulator uses its pipes. Must not know
 sockets, namespaces or what is in a packet.
@@ -54,7 +54,7 @@ class Pipe:
             return None
         done = self._serialised(start, 8.0 * size)
         if done is None:
-            self.overflowed += 1  # an outage without an end
+            self.overflowed += 1  # an outage that does not end
             return None
         self._busy_until = done
         wobble = self._random.gauss(0.0, self._jitter) if self._jitter else 0.0
@@ -63,8 +63,8 @@ class Pipe:
         return self._last_arrival
 
     def set_rate(self, now: float, rate: float, until: float | None = None) -> None:
-        """From `now` on the rate is `rate` (0: an outage), whatever the steps say; with `until` only until then. What was
-        offered before leaves as it would have: at most the queue."""
+        """Set the rate from `now` on (0: an outage), in place of the steps; with `until` only until then. Packets that were
+        offered before, at most a full queue, leave as they would have."""
         after: list[tuple[float, float]] = []
         if until is not None:
             after = [(until, self._rate_at(until)), *(step for step in self._steps if step[0] > until)]
@@ -74,7 +74,8 @@ class Pipe:
         return next((rate for since, rate in reversed(self._steps) if since <= at), self._rate)
 
     def _serialised(self, at: float, bits: float) -> float | None:
-        """When `bits` that start at `at` have gone out, over all changes of the rate."""
+        """The time at which `bits` that start at `at` have left, over all changes of the rate; None in an outage that does not
+        end."""
         if not self._steps:
             return at + bits / self._rate
         while True:
@@ -117,14 +118,14 @@ class Fabric:
         self._count = 0
 
     def push(self, now: float, source: str, target: str, size: int, packet: object) -> bool:
-        """`size` bytes on the wire. False when it was lost or dropped on the uplink. KeyError for an unknown host."""
+        """Send a packet of `size` bytes. False when it was lost or dropped on the uplink. KeyError for an unknown host."""
         if target not in self._hosts:
             raise KeyError(f"no host {target!r}")
         pipe = self._lan[source, "up"] if self._local(source, target) else self.up[source]
         at = pipe.offer(now, size)
         if at is None:
             return False
-        self._schedule(at, False, source, target, size, packet)
+        self._schedule(at, False, source, target=target, size=size, packet=packet)
         return True
 
     def due(self, now: float) -> list[Delivery]:
@@ -138,11 +139,12 @@ class Fabric:
             pipe = self._lan[target, "down"] if self._local(source, target) else self.down[target]
             then = pipe.offer(at, size)
             if then is not None:
-                self._schedule(then, True, source, target, size, packet)
+                self._schedule(then, True, source, target=target, size=size, packet=packet)
         return out
 
     def set_rates(self, now: float, host: str, up: float, down: float, seconds: float | None = None) -> None:
-        """`host`'s access link (not its site's LAN) has these rates from now on, or for so long. KeyError for an unknown host."""
+        """Set the rates of `host`'s access link (not of its site's LAN), in bit/s, from now on or for `seconds`. KeyError for an
+        unknown host."""
         until = None if seconds is None else now + seconds
         self.up[host].set_rate(now, up, until)
         self.down[host].set_rate(now, down, until)

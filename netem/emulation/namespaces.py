@@ -1,6 +1,6 @@
-"""One network namespace a host, each with a TUN device whose packets are ours. Linux, root; nothing but loopback outside.
+"""One network namespace for each host, each with a TUN device whose packets our switch moves. Needs Linux and root.
 
-Must not know rates or delays: what a packet does between two devices is the switch's business.
+Must not know rates or delays: the switch delays packets between two devices.
 """
 
 from __future__ import annotations
@@ -20,18 +20,27 @@ from pathlib import Path
 from p2p.errors import UsageError
 
 DEVICE = "shoal0"
+"""Name of the TUN device in every namespace."""
+
 NETWORK = ipaddress.ip_network("10.77.0.0/16")
+"""Addresses of hosts, in the order of the profile."""
+
 QUEUE = 4096
 """Packets that a device holds for the switch: 6 MB at 1500 bytes, a few milliseconds of a busy switch."""
 
 _TUNSETIFF = 0x400454CA
+"""The ioctl that makes a TUN device (linux/if_tun.h)."""
+
 _IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
+"""Its flags: IP packets, without a header before each (linux/if_tun.h)."""
+
 _CLONE_NEWNET = 0x40000000
+"""Says to setns(2) that the namespace is one of networks (linux/sched.h)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a host's programs run."""
+    """The namespace in which a host's programs run."""
 
     name: str
     namespace: str
@@ -47,7 +56,7 @@ class Place:
 
 
 def check_namespaces() -> None:
-    """UsageError, one line, where namespaces cannot be had."""
+    """UsageError where namespaces cannot be made: not root, or no program ip."""
     if os.geteuid() != 0:
         raise UsageError("network emulation needs root (namespaces and TUN devices)")
     if shutil.which("ip") is None:
@@ -55,7 +64,7 @@ def check_namespaces() -> None:
 
 
 def check_possible() -> None:
-    """UsageError, one line, where namespaces or TUN devices cannot be had."""
+    """UsageError where namespaces or TUN devices cannot be made."""
     check_namespaces()
     if not Path("/dev/net/tun").exists():
         raise UsageError("network emulation needs /dev/net/tun, which this system lacks")
@@ -63,7 +72,7 @@ def check_possible() -> None:
 
 @contextmanager
 def places(names: Sequence[str], *, mtu: int, prefix: str, congestion: str = "") -> Iterator[dict[str, Place]]:
-    """A namespace called PREFIX-NAME for each host, gone at the end. UsageError where they cannot be made."""
+    """A namespace called PREFIX-NAME for each of `names`, removed when the block ends. UsageError where they cannot be made."""
     check_possible()
     if len(names) > NETWORK.num_addresses - 2:
         raise UsageError(f"{len(names)} hosts: at most {NETWORK.num_addresses - 2}")
@@ -94,7 +103,7 @@ def _ip(*arguments: str) -> None:
 
 
 def congestion_in(namespace: str, wanted: str) -> str:
-    """Ask for a congestion control ("" for none in particular); the one that is in force then."""
+    """Set the TCP congestion control of a namespace ("" leaves it); returns the one in force then, since a kernel may refuse."""
     file = "/proc/sys/net/ipv4/tcp_congestion_control"
     script = f'[ -z "$1" ] || echo "$1" 2>/dev/null > {file}; cat {file}'
     command = ["ip", "netns", "exec", namespace, "sh", "-c", script, "sh", wanted]
@@ -102,8 +111,8 @@ def congestion_in(namespace: str, wanted: str) -> str:
 
 
 def _tun_in(namespace: str) -> int:
-    """A TUN device made in `namespace`, for a process that stays where it is. For a process of one thread that matters:
-    only the calling thread goes there and back."""
+    """The descriptor of a TUN device made in `namespace`. The calling thread enters the namespace and comes back; other threads
+    of the process stay where they are."""
     libc = ctypes.CDLL(None, use_errno=True)
     here = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     there = os.open(f"/run/netns/{namespace}", os.O_RDONLY | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""The user-space switch: reads packets from every host's TUN device and hands them on when the fabric says.
+"""The user-space switch: reads packets from every host's TUN device and hands each one on when it is due by the fabric.
 
 One thread, one loop. Must not know how devices came to be, or what is in a packet beyond its destination.
 """
@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping
 from netem.emulation.fabric import Fabric
 
 BATCH = 64
-"""Packets read from one device before the others get their turn."""
+"""Packets read from one device before the next device's turn, so that one busy host cannot starve the others."""
 
 IDLE_S = 0.05
-"""How often `stop` is looked at while nothing happens."""
+"""Seconds between two looks at `stop` while nothing happens; a network ends within that."""
 
 
 class Switch:
@@ -36,14 +36,15 @@ class Switch:
         self._calls: deque[Callable[[Fabric, float], None]] = deque()
         self.strays = 0
         self.late = 0.0
-        """seconds that the latest hand-over was late at most: what the emulation adds to a delay"""
+        """seconds that the latest hand-over was late, at most, since this was last set to 0: what the emulation adds to a
+        delay"""
 
     def call(self, change: Callable[[Fabric, float], None]) -> None:
-        """From any thread: have `change(fabric, now)` called by the one that owns the fabric, within IDLE_S."""
+        """Have the switch's thread call `change(fabric, now)` within IDLE_S. May be called from any thread."""
         self._calls.append(change)
 
     def run(self, stop: Callable[[], bool]) -> None:
-        """Until `stop()` says so. OSError when a device is gone."""
+        """Move packets until `stop()` is true. OSError when a device is gone."""
         poll = select.epoll()
         try:
             for fd in self._by_fd:

@@ -1,6 +1,6 @@
-"""A profile's network by the kernel's own means: the commands that make it of veth pairs and `tc` htb, netem and bfifo.
+"""The commands that build a profile's network from veth pairs and the kernel's own queues (`tc`: htb, netem, bfifo).
 
-Pure: a profile in, lists of words out, and what `tc -s -j` says back into numbers. Must not know processes: `backends` runs it.
+Pure: a profile in, lists of words out; the output of `tc -s -j` in, numbers out. Must not know processes: `backends` runs them.
 
 A host has a namespace, and so does the gateway in front of it, as at home: host -- gateway -- core. The uplink is shaped as it
 leaves the gateway, the downlink as it leaves the core, each by a chain
@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from netem.emulation.namespaces import DEVICE, NETWORK
 from netem.networks.profile import Access, Profile, Step
@@ -28,13 +29,13 @@ ETHERNET = 14
 """Bytes of a frame beside its IP packet. The kernel counts them; a profile's rates, and the switch, do not."""
 
 BURST_S = 0.001
-"""A link may send so long a time's bytes at once: finer than any timer that can be late."""
+"""Seconds of a link's rate that it may send at once: shorter than the lateness of any timer here."""
 
 NETEM_PACKETS = 50_000
-"""netem's own limit, never met: what is on its way is not a queue."""
+"""Packets that netem may hold: a limit that is never reached, since packets under way are no queue."""
 
 ORDERED = "100gbit"
-"""With any rate of its own netem keeps packets in order under jitter; with this one it does nothing else."""
+"""A rate for netem. With any rate it keeps packets in order under jitter; this one is so high that it has no other effect."""
 
 WAN, LAN = "10", "20"
 """Minor numbers of the htb classes."""
@@ -45,7 +46,7 @@ LAN_GATEWAY, GATEWAY, CORE = "169.254.1.1", "169.254.2.1", "169.254.2.2"
 
 @dataclass(frozen=True, slots=True)
 class ShapedLink:
-    """One direction of a host's way: which device in which namespace is shaped."""
+    """One direction of a host's link: the device that is shaped, and its namespace."""
 
     namespace: str
     device: str
@@ -83,7 +84,7 @@ class NetworkPlan:
         return [self.core, *(self.namespace(h) for h in hosts), *(self.gateway(h) for h in hosts)]
 
     def neighbours(self, host: str) -> list[str]:
-        """Addresses of the others on its site's LAN."""
+        """Addresses of the other hosts on its site's LAN."""
         site = self.profile.host(host).site
         return [self.address(h.name) for h in self.profile.hosts if site and h.site == site and h.name != host]
 
@@ -92,12 +93,13 @@ class NetworkPlan:
 
 
 def needs_netem(profile: Profile) -> bool:
-    """Without delay, jitter and loss anywhere it does not."""
+    """Whether any link of the profile has delay, jitter or loss, which only netem gives."""
     return any(_has_netem(access) for access in (*(h.access for h in profile.hosts), *profile.sites.values()))
 
 
 def up_commands(plan: NetworkPlan) -> list[Command]:
-    """All that makes the network, in order. What goes wrong half-way is undone by deleting `plan.namespaces`."""
+    """The commands that make the network, in order. To undo them, also half-way, delete `plan.namespaces`. UsageError for more
+    hosts than there are addresses."""
     if len(plan.profile.hosts) > NETWORK.num_addresses - 2:
         raise UsageError(f"{len(plan.profile.hosts)} hosts: at most {NETWORK.num_addresses - 2}")
     out = [*(["ip", "netns", "add", name] for name in plan.namespaces), _forwards(plan.core)]
@@ -120,24 +122,33 @@ def up_commands(plan: NetworkPlan) -> list[Command]:
 
 
 def rate_commands(plan: NetworkPlan, host: str, up: float, down: float) -> list[Command]:
-    """The host's access link has these rates (bit/s) from now on. With 0 its queue takes nothing: what is in it goes on at the
-    rate that was, and no token is owed when the outage is over."""
+    """The commands that set the rates (bit/s) of the host's access link. With a rate of 0 its queue takes no packets; those in it
+    leave at the old rate, and the htb class owes nothing when the outage is over."""
     access, out = plan.profile.host(host).access, list[Command]()
     for link, rate in ((plan.uplink(host), up), (plan.downlink(host), down)):
         if rate > 0:
             out.append(_class(link, "change", WAN, rate, plan.profile.mtu))
-        out.append(_queue(link, "change", WAN, access, rate, plan.profile.mtu))
+        out.append(_queue(link, "change", WAN, access=access, rate=rate, mtu=plan.profile.mtu))
     return out
 
 
 def stats_commands(plan: NetworkPlan) -> list[Command]:
-    """One for each namespace with shaped devices; `dropped_and_lost` reads what they print."""
+    """The commands that print the counters of all shaped links, for `dropped_and_lost`."""
     shaped = [plan.core, *(plan.gateway(h.name) for h in plan.profile.hosts)]
     return [["tc", "-n", name, "-s", "-j", "qdisc", "show"] for name in shaped]
 
 
-def dropped_and_lost(outputs: Iterable[str]) -> tuple[int, int]:
-    """(packets that found a queue full, packets that netem's loss took). netem counts its child's drops as its own as well."""
+class Losses(NamedTuple):
+    """Packets that did not arrive, since the network came up."""
+
+    dropped: int
+    """packets that found a queue full"""
+    lost: int
+    """packets that netem's loss took"""
+
+
+def dropped_and_lost(outputs: Iterable[str]) -> Losses:
+    """The counters in the output of `stats_commands`. netem counts the drops of the queue below it as its own too."""
     dropped = lost = 0
     for qdisc in (q for text in outputs for q in json.loads(text or "[]")):
         drops = qdisc.get("drops", 0)
@@ -146,21 +157,21 @@ def dropped_and_lost(outputs: Iterable[str]) -> tuple[int, int]:
         elif qdisc.get("kind") == "bfifo":
             dropped += drops
             lost -= drops if qdisc.get("parent") in (f"{WAN}1:1", f"{LAN}1:1") else 0
-    return dropped, lost
+    return Losses(dropped, lost)
 
 
 # --- wires ---------------------------------------------------------------------------------------------------------------
 
 
 def _wired(plan: NetworkPlan, host: str, number: int) -> list[Command]:
-    """host -- gateway -- core, and the routes both ways."""
+    """The commands that connect host, gateway and core, with the routes both ways."""
     here, gateway, core, mtu = plan.namespace(host), plan.gateway(host), plan.core, str(plan.profile.mtu)
     address, far = plan.address(host), plan.downlink(host).device
     near_mac, far_mac = (f"02:53:48:{side:02x}:{number >> 8:02x}:{number & 255:02x}" for side in (1, 2))
     return [
         _ip(here, "link", "set", "lo", "up"),
         _ip(here, "link", "add", DEVICE, "mtu", mtu, "type", "veth", "peer", "name", "lan", "mtu", mtu, "netns", gateway),
-        # One packet is one packet: a queue in bytes and a loss by the packet mean nothing of 64 KiB at a time.
+        # No segmentation offload: with packets of 64 KiB neither a queue in bytes nor a loss for each packet would mean anything.
         _ip(here, "link", "set", DEVICE, "gso_max_segs", "1", "up"),
         _ip(gateway, "link", "set", "lan", "up"),
         _ip(gateway, "link", "add", "wan", "mtu", mtu, "address", near_mac, "type", "veth", "peer", "name", far, "mtu", mtu,
@@ -197,11 +208,11 @@ def _tc(link: ShapedLink, what: str, action: str, *words: str) -> Command:
 
 
 def _chain(link: ShapedLink, minor: str, access: Access, rate: float, mtu: int) -> list[Command]:
-    """htb class, netem if there is anything for it to do, and the queue."""
+    """The commands for one link: htb class, netem if the link has delay, jitter or loss, and the queue."""
     out = [_class(link, "add", minor, rate, mtu)]
     if _has_netem(access):
         out.append(_tc(link, "qdisc", "add", "parent", f"1:{minor}", "handle", f"{minor}1:", "netem", *netem_words(access)))
-    return [*out, _queue(link, "add", minor, access, rate, mtu)]
+    return [*out, _queue(link, "add", minor, access=access, rate=rate, mtu=mtu)]
 
 
 def _has_netem(access: Access) -> bool:
@@ -216,14 +227,15 @@ def _class(link: ShapedLink, action: str, minor: str, rate: float, mtu: int) -> 
 
 
 def _queue(link: ShapedLink, action: str, minor: str, access: Access, rate: float, mtu: int) -> Command:
-    """As the fabric's pipe: a packet is taken while no more than `queue` seconds of others are ahead of it."""
+    """The command for a link's queue. It takes a packet while at most `queue` seconds of others are ahead, as `fabric.Pipe`
+    does."""
     limit = round(rate * access.queue / 8) + mtu if rate > 0 else 1
     parent = f"{minor}1:1" if _has_netem(access) else f"1:{minor}"
     return _tc(link, "qdisc", action, "parent", parent, "handle", f"{minor}2:", "bfifo", "limit", str(limit))
 
 
 def netem_words(access: Access) -> list[str]:
-    """Options of one netem: half of what two hosts are apart, normally distributed jitter that keeps the order, loss."""
+    """The options of netem for one end of a path: its delay, normally distributed jitter that keeps the order, loss."""
     words = ["limit", str(NETEM_PACKETS), "delay", _ms(access.delay)]
     if access.jitter > 0:
         words += [_ms(access.jitter), "distribution", "normal", "rate", ORDERED]
@@ -239,21 +251,29 @@ def _ms(seconds: float) -> str:
 # --- rates over time -----------------------------------------------------------------------------------------------------
 
 
+class UpDown(NamedTuple):
+    """The rates of a link, in bit/s."""
+
+    up: float
+    down: float
+
+
 class LinkRates:
-    """Of one host's access link: its own, its trace's steps, and what was set since. Times are seconds since it came up."""
+    """The rates of one host's access link over time: its own, those of its trace, and those set since. Times are seconds since
+    the network came up."""
 
     def __init__(self, up: float, down: float, steps: Iterable[Step] = ()) -> None:
         self._steps = [Step(float("-inf"), up, down), *steps]
 
     def set(self, now: float, up: float, down: float, until: float | None = None) -> None:
-        """From now on, or until then and afterwards what would have been."""
+        """Set the rates (bit/s) from `now` on; with `until` only until then, and afterwards those that would have been."""
         later = [] if until is None else [s for s in self._steps if s.at > until]
         back = [] if until is None else [Step(until, *self.at(until))]
         self._steps = [*(s for s in self._steps if s.at <= now), Step(now, up, down), *back, *later]
 
-    def at(self, now: float) -> tuple[float, float]:
-        """(up, down) in bit/s."""
+    def at(self, now: float) -> UpDown:
+        """The rates at a time."""
         step = next(s for s in reversed(self._steps) if s.at <= now)
-        return step.up, step.down
+        return UpDown(step.up, step.down)
 
 

@@ -1,7 +1,7 @@
-"""A profile's network for as long as a `with` lasts: namespaces, devices and back end in a child process of their own.
+"""A profile's network for the length of a `with` block: namespaces, devices and back end in a child process of their own.
 
-The child owns all of it and ends when its stdin does, with all that runs on its hosts: nothing is left when this process is
-killed. Thin shell.
+The child owns all of them. It ends when its stdin does, and kills all programs on its hosts, so that nothing is left when this
+process is killed. Thin shell.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ OWNER = "netem.emulation.underlay"
 """This module, as the program that owns a network."""
 
 START_S = 60.0
-"""Until the network is up: namespaces and devices are made one after the other, some 50 ms for each host."""
+"""Seconds that a network has to come up: each host takes some twenty calls of ip and tc."""
 
 NICE = -10
-"""The switch is the wire: it must not queue for a processor behind the programs on its hosts."""
+"""Priority of the switch: it is the wire, and must not wait for a processor behind the programs on its hosts."""
 
 ANSWER_S = 5.0
-"""How long the owner may take to answer a question: far more than the few system calls that one costs it."""
+"""Seconds that the child has to answer a question; it only sets rates or reads counters."""
 
 END_S = 20.0
-"""How long the owner may take to clear everything away."""
+"""Seconds that the child has to kill programs and remove namespaces; then it is killed."""
 
 
 class Underlay:
-    """Of a network that is up. Made by `underlay`."""
+    """A network that is up. Made by `underlay`."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], hosts: dict[str, tuple[str, str]], congestion: str, backend: str
@@ -51,22 +51,23 @@ class Underlay:
         self.congestion = congestion
         """TCP congestion control in force, which may not be the one asked for"""
         self.backend = backend
-        """what it was brought up by, tc or switch"""
+        """the back end that runs it, tc or switch"""
 
     @property
     def addresses(self) -> dict[str, str]:
         return {name: address for name, (address, _) in self._hosts.items()}
 
     def command(self, host: str, argv: Sequence[str]) -> list[str]:
-        """What runs `argv` on `host`. KeyError for an unknown one."""
+        """The command that runs `argv` on `host`. KeyError for an unknown host."""
         return ["ip", "netns", "exec", self._hosts[host][1], *argv]
 
     def weather(self) -> Weather:
-        """Since the last call. ShoalError when the network is gone."""
+        """Counts since the last call. ShoalError when the network is gone."""
         return Weather(**self._ask({}))
 
     def set_rates(self, host: str, up: float, down: float, seconds: float | None = None) -> None:
-        """`host`'s access link has these rates (bit/s, 0: an outage) from now on, or for so long. KeyError for no host."""
+        """Set the rates (bit/s, 0: an outage) of `host`'s access link from now on or for `seconds`. KeyError for an unknown
+        host."""
         if host not in self._hosts:
             raise KeyError(host)
         self._ask({"rates": [host, up, down, seconds]})
@@ -83,7 +84,7 @@ class Underlay:
 
 @contextmanager
 def underlay(profile: Profile, backend: str = AUTO) -> Iterator[Underlay]:
-    """Bring `profile` up by that back end. UsageError or ShoalError, one line, when that cannot be done."""
+    """Bring `profile` up by that back end. UsageError or ShoalError when that cannot be done."""
     backend, _ = choose(backend, profile)
     command = python_command(OWNER, backend, TypeAdapter(Profile).dump_json(profile).decode())
     # When we are killed it ends by the end of its input: a signal would leave it no time to clear everything away.
@@ -102,7 +103,8 @@ def underlay(profile: Profile, backend: str = AUTO) -> Iterator[Underlay]:
 
 
 def _answer(process: subprocess.Popen[bytes], wait_s: float) -> dict:
-    """The child's next line. It says nothing unasked, so lines never queue up behind one another."""
+    """The child's next line. The child writes only answers, so lines never queue up. ShoalError when none comes within
+    `wait_s`."""
     assert process.stdout is not None
     deadline, line = time.monotonic() + wait_s, b""
     while not line.endswith(b"\n"):
@@ -130,7 +132,7 @@ def _own(profile: Profile, name: str) -> None:
 
 
 def _kill_in(namespace: str) -> None:
-    """Whatever still runs there: programs that outlive whoever started them would keep the namespace alive, unseen."""
+    """Kill all programs of a namespace: one that outlives the process that started it would keep the namespace alive."""
     found = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False)
     for pid in found.stdout.split():
         with suppress(ProcessLookupError):
@@ -138,7 +140,7 @@ def _kill_in(namespace: str) -> None:
 
 
 def _attend(backend: Backend, over: threading.Event) -> None:
-    """Answer each line on stdin; its end is the network's."""
+    """Answer each line on stdin; at its end the network ends."""
     while line := sys.stdin.readline():
         question = json.loads(line)
         if "rates" in question:

@@ -1,1 +1,1 @@
-"""What a network is: hosts, links, faults, comings and goings, and the bound of a broadcast on it. Pure."""
+"""Descriptions of networks: hosts, links, faults, availability of nodes, and the bound of a broadcast. Pure."""

@@ -1,7 +1,7 @@
-"""When nodes are there and when away: alternating random times. Pure; the random numbers are the caller's.
+"""When nodes are present and when away: alternating random times. Pure; the random numbers are the caller's.
 
-One for the simulators (`stays`, in the long run's balance from the beginning) and for real processes (`spot_moves`: all there at
-the beginning, none gone before it can have joined).
+`balanced_stays` is for the simulators: from the beginning a node is away with its long-run probability. `spot_moves` is for real
+processes: all nodes are present at the beginning, and none leaves before it can have joined.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 
 SHORTEST = 0.2
-"""Of the mean, in `spot_moves`: a node that is gone before it has joined says nothing."""
+"""Shortest time in `spot_moves`, as a share of the mean: a node that leaves before it has joined would measure nothing."""
 
 
 def stays(
     up_s: float, down_s: float, horizon_s: float, draw: Callable[[float], float], at: float = 0.0
 ) -> list[tuple[float, float]]:
-    """The (from, until) in which one node is there, the first from `at`, as long as they begin before `horizon_s`. `draw` makes
-    a time of its mean."""
+    """The (from, until) spans in seconds during which one node is present. The first begins at `at`, the last before `horizon_s`.
+    `draw(mean)` gives a random time with that mean."""
     there = []
     while at < horizon_s:
         until = at + draw(up_s)
@@ -30,7 +30,7 @@ def stays(
 
 
 def balanced_stays(up_s: float, down_s: float, horizon_s: float, rng: np.random.Generator) -> list[tuple[float, float]]:
-    """`stays` of exponential times, with a first look at any moment: the node may be away then."""
+    """`stays` with exponential times, of a process that began long ago: the node may be away at time 0."""
     away = rng.random() > up_s / (up_s + down_s)
     draw = lambda mean: float(rng.exponential(mean))
     return stays(up_s, down_s, horizon_s, draw, draw(down_s) if away else 0.0)
@@ -43,12 +43,12 @@ class FleetChange:
     seat: int
     comes: bool
     notice: bool = False
-    """it goes with a SIGTERM beforehand, as clouds send it; else at once"""
+    """whether it gets a SIGTERM before it is killed, as clouds send it"""
 
 
 def spot_moves(seats: int, up_s: float, down_s: float, horizon_s: float, seed: int) -> list[FleetChange]:
-    """Comings and goings in order of time, all there at the beginning: exponential times above SHORTEST. Every other departure
-    of a seat has notice."""
+    """Arrivals and departures of `seats` nodes in order of time. All are present at the beginning; times are exponential above
+    SHORTEST of their mean. Every other departure of a seat has notice."""
     moves = []
     for seat in range(seats):
         rng = random.Random(f"{seed}.{seat}")

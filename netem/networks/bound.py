@@ -1,12 +1,12 @@
-"""The fluid limit of a broadcast, which every measurement is given as a multiple of. Pure numbers.
+"""The fluid bound T* of a broadcast; every measurement is given as a multiple of it. Pure numbers.
 
 Kumar and Ross, "Peer-assisted file distribution: the minimum distribution time" (2006): with an uplink u_s at the source
 and receivers with uplinks u_i and downlinks d_i, no schedule is faster than
 
     T* = max( M / u_s,  M / min d_i,  N M / (u_s + sum u_i) )
 
-and fluid depth-2 trees reach it: the source cuts the stream into sub-streams, one a receiver, who repeats it to all
-others, and sends what is left of its uplink to all of them itself. Latency is not in it.
+and fluid depth-2 trees reach it: the source sends each receiver a sub-stream, which that receiver repeats to all others, and
+sends the rest to all of them itself. The bound leaves latency out.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from netem.networks.profile import LEARNER, Profile
 
 
 def fluid_bound(payload_bits: float, source_up: float, uplinks: Sequence[float], downlinks: Sequence[float]) -> float:
-    """T* in seconds; rates in bit/s, one of each a receiver. ValueError without receivers or with a rate of 0 where it
-    would take for ever."""
+    """T* in seconds; rates in bit/s, an uplink and a downlink for each receiver. ValueError without receivers, and when a rate of
+    0 would make the broadcast endless."""
     if not uplinks or len(uplinks) != len(downlinks):
         raise ValueError(f"{len(uplinks)} uplinks and {len(downlinks)} downlinks")
     if source_up <= 0 or min(downlinks) <= 0 or min(uplinks) < 0:
@@ -32,8 +32,8 @@ def best_rate(source_up: float, uplinks: Sequence[float], downlinks: Sequence[fl
 
 
 def profile_bound(profile: Profile, payload_bytes: int) -> float:
-    """T* of a broadcast from the learner to every node of `profile`. A site's hosts are one to the WAN, with the sum of their
-    rates; over its LAN each has what any of them has, at the LAN's rate."""
+    """T* in seconds of a broadcast from the learner to every node of `profile`. The hosts of a site count as one receiver with
+    the sum of their rates; over the site's LAN each gets what any of them has, at the LAN's rate."""
     bits, source_up = 8.0 * payload_bytes, 0.0
     up: dict[str, float] = {}
     down: dict[str, float] = {}

@@ -1,6 +1,6 @@
-"""What goes wrong in a measured broadcast, and the bound of what is left. Pure values and numbers.
+"""The faults of a measured broadcast, and its bound T* under them. Pure values and numbers.
 
-Times are in seconds from the publication, rates in bit/s. Must not know processes or how a fault is brought about.
+Times are in seconds from the publication, rates in bit/s. Must not know processes, nor how a fault is caused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continue:
-    """It goes on."""
+    """The host's stopped program goes on (SIGCONT)."""
 
     at: float
     host: str
@@ -48,7 +48,7 @@ class SetRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
-    """Nothing goes out or comes in for so long, at one host or, without one, at all."""
+    """For `seconds` no packet leaves or reaches the host; without a host, none of all hosts."""
 
     at: float
     seconds: float
@@ -73,7 +73,7 @@ class Corrupt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Withhold:
-    """From then on the host sends no chunk any more. It goes on taking them, what is seeded there too, and announcing them."""
+    """From then on the host sends no chunk any more, not even those seeded to it. It still receives and announces chunks."""
 
     at: float
     host: str
@@ -81,7 +81,7 @@ class Withhold:
 
 Fault = Kill | Stop | Continue | SetRates | Outage | Join | Corrupt | Withhold
 Turn = Corrupt | Withhold
-"""The host's program turns against the others, of its own accord and for good."""
+"""Faults in which the host's program cheats the others, for good."""
 
 
 def in_order(faults: Sequence[Fault]) -> list[Fault]:
@@ -89,7 +89,7 @@ def in_order(faults: Sequence[Fault]) -> list[Fault]:
 
 
 def excused(faults: Sequence[Fault]) -> set[str]:
-    """Hosts that nobody waits for: killed, stopped for good, or turned against the others."""
+    """Hosts that a round does not wait for: killed, stopped for good, or cheating."""
     out: set[str] = set()
     for fault in in_order(faults):
         if isinstance(fault, Kill | Stop | Turn):
@@ -100,12 +100,13 @@ def excused(faults: Sequence[Fault]) -> set[str]:
 
 
 def joiners(faults: Sequence[Fault]) -> dict[str, float]:
-    """Hosts that come late, and when."""
+    """Late hosts -> seconds after the publication at which each one joins."""
     return {fault.host: fault.at for fault in faults if isinstance(fault, Join)}
 
 
 def bound_under(profile: Profile, payload_bytes: int, faults: Sequence[Fault], required: Collection[str]) -> float:
-    """T* with faults: the fluid rate (`bound.best_rate`) integrated over the rates in force, until `required` have it all.
+    """T* with faults, in seconds: the fluid rate (`bound.best_rate`) integrated over the rates in force, until the hosts of
+    `required` have the payload.
 
     Until a fault meets it, a host that is not required is fed like the others; after that it only lends its uplink, if it has
     one left. A joiner needs from its start at least what its downlink and all uplinks together take; that it joined does not
@@ -134,7 +135,7 @@ def bound_under(profile: Profile, payload_bytes: int, faults: Sequence[Fault], r
 
 
 def _changes(faults: Sequence[Fault]) -> list[tuple[float, Fault, bool]]:
-    """When, what, and whether it begins (an outage also ends)."""
+    """(time, fault, whether it begins) in order of time; an outage also ends."""
     out: list[tuple[float, Fault, bool]] = [(fault.at, fault, True) for fault in faults]
     out += [(fault.at + fault.seconds, fault, False) for fault in faults if isinstance(fault, Outage)]
     return sorted(out, key=lambda change: change[0])
@@ -160,7 +161,7 @@ class _State:
     def apply(self, change: tuple[float, Fault, bool]) -> None:
         _, fault, begins = change
         match fault:
-            case Kill() | Stop() | Corrupt() | Withhold():  # one that turns might as well be gone: its uplink is
+            case Kill() | Stop() | Corrupt() | Withhold():  # a host that cheats counts as gone: its uplink is of no use
                 self._halted.add(fault.host)
             case Continue():
                 self._halted.discard(fault.host)

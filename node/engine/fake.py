@@ -1,4 +1,4 @@
-"""A scripted engine without torch: tokens from a hash, faults on order. For tests of agents, heads and processes.
+"""A scripted engine without torch: tokens from a hash, faults as they are asked for. For tests of agents, heads and processes.
 
 Must not know models. The token at completion position i is a pure function of (prompt, seed, i, version), so a test
 can say what any engine at any version must have produced.
@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -23,13 +24,20 @@ from p2p.protocol.rollout import Generate, TokenEvent
 from p2p.version import Version
 
 
+class ScriptedToken(NamedTuple):
+    """One token of the script."""
+
+    id: int
+    logprob: float
+
+
 def scripted_token(
     prompt_ids: Sequence[int], seed: int, position: int, version: Version, vocab: int
-) -> tuple[int, float]:
-    """The (token id, log probability) a ScriptedCore makes there."""
+) -> ScriptedToken:
+    """The token that a ScriptedCore makes at completion `position`."""
     text = f"{tuple(prompt_ids)}|{seed}|{position}|{version}".encode()
     word = xxhash.xxh3_64_intdigest(text)
-    return word % vocab, -float(np.float32((word >> 32) / 2**32 * 4 + 1e-3))
+    return ScriptedToken(word % vocab, -float(np.float32((word >> 32) / 2**32 * 4 + 1e-3)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,7 @@ class ScriptedSettings:
     check_files: bool = True
     """whether load and stage insist on a state file of the layout's length"""
     kv_tokens: int = 0
-    """what it says that it can hold; it does not keep to it"""
+    """tokens of keys and values that `stats` reports as its room; nothing enforces it"""
     faults: Faults = field(default_factory=Faults)
 
 
@@ -82,6 +90,7 @@ class ScriptedCore(EngineCore):
         self._tokens = 0
 
     def load(self, model_dir: Path, state: StateFile) -> None:
+        """See `EngineCore.load`; the model folder is not read."""
         self._check_file(state)
         self._layout, self._version, self._staged = state.layout, state.version, None
         self.abort()
@@ -95,6 +104,7 @@ class ScriptedCore(EngineCore):
             raise Refusal(f"state file of {have} bytes, its layout needs {state.layout.nbytes}", version=state.version)
 
     def add(self, request: Generate) -> None:
+        """See `EngineCore.add`."""
         check_request(
             request,
             serving=self._version,
@@ -110,6 +120,7 @@ class ScriptedCore(EngineCore):
         return bool(self._held or self._ended)
 
     def step(self) -> list[TokenEvent]:
+        """See `EngineCore.step`. RuntimeError, or a call that never returns, where `faults` ask for it."""
         events, self._ended = self._ended, []
         if not self._held:
             return events
@@ -157,6 +168,7 @@ class ScriptedCore(EngineCore):
         return list(gone.values())
 
     def stage(self, state: StateFile) -> None:
+        """See `EngineCore.stage`. Refusal when the state has other tensors, or where `faults` ask for it."""
         self._staged = None
         if self.faults.stage_error:
             raise Refusal(self.faults.stage_error, version=state.version)
@@ -169,6 +181,7 @@ class ScriptedCore(EngineCore):
         self._staged = state
 
     def commit(self) -> CommitResult:
+        """See `EngineCore.commit`; `faults` may make it fail."""
         if self._staged is None:
             raise RuntimeError("nothing is staged")
         staged, self._staged = self._staged, None
@@ -183,7 +196,7 @@ class ScriptedCore(EngineCore):
         return CommitResult(staged.version, 0.0, 0.0)
 
     def score(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], temperature: float = 1.0) -> np.ndarray:
-        """Of the script at seed 0: a token it would not have made scores -20."""
+        """See `EngineCore.score`: the script at seed 0, in which a token that it would not have made scores -20."""
         check_tokens(prompt_ids, self.settings.vocab_size, "prompt to score")
         check_tokens(completion_ids, self.settings.vocab_size, "completion to score")
         vocab, version = self.settings.vocab_size, self._version
@@ -193,8 +206,9 @@ class ScriptedCore(EngineCore):
 
     def stats(self) -> EngineStats:
         return EngineStats(
-            len(self._rows), len(self._waiting), self._tokens, 0.0, 0, self._version, self.settings.kv_tokens
-        )
+            len(self._rows), len(self._waiting), self._tokens,
+            tokens_per_s=0.0, kv_bytes=0, version=self._version, kv_tokens=self.settings.kv_tokens,
+        )  # fmt: skip
 
     def close(self) -> None:
         self.abort()

@@ -7,7 +7,7 @@ duplicates (a tied weight once, under the name that call gives) and the persiste
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from p2p.layout import Layout
 
 
 def state_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The tensors that make up the model's state, by name; the model's own storage, not copies."""
+    """Name -> each tensor of the model's state; they share the model's own storage."""
     tensors: dict[str, torch.Tensor] = {name: p.detach() for name, p in model.named_parameters(remove_duplicate=True)}
     persistent = model.state_dict(keep_vars=True)
     tensors.update({n: b for n, b in model.named_buffers(remove_duplicate=True) if n in persistent})
@@ -31,11 +31,36 @@ def state_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def context_length(config: Any, asked: int) -> int:
-    """Tokens a sequence may have: `asked`, at most what the model was made for. Refusal when neither says."""
+    """Tokens that a sequence may have: `asked`, but at most the model's own context; 0 asks for all of it. Refusal when neither
+    the configuration nor `asked` gives a number."""
     room = int(getattr(config.get_text_config(), "max_position_embeddings", 0) or 0)
     if not room and not asked:
         raise Refusal(f"{config.model_type} does not say how long its context is: set max_context")
     return min(asked or room, room or asked)
+
+
+def compute_dtype(state: StateFile, asked: str, *, on_cpu: bool) -> str:
+    """Name of the dtype to compute in: `asked`; for "auto" float32 on a CPU, else the floating dtype of most of the state's
+    bytes."""
+    if asked != "auto":
+        return asked
+    if on_cpu:
+        return "float32"
+    sizes: dict[str, int] = {}
+    for spec in state.layout.tensors:
+        if spec.dtype in ("float32", "bfloat16", "float16"):
+            sizes[spec.dtype] = sizes.get(spec.dtype, 0) + spec.nbytes
+    return max(sizes, key=lambda d: sizes[d]) if sizes else "float32"
+
+
+def changed_names(state: StateFile, known: Collection[str]) -> tuple[str, ...]:
+    """The tensors that installing `state` must write: those it names as changed, or all `known` ones. Refusal for an unknown
+    name."""
+    names = tuple(known) if state.changed is None else tuple(state.changed)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise Refusal(f"changed tensor {unknown[0]!r} is not in the state", version=state.version)
+    return names
 
 
 def load_config(model_dir: Path, max_context: int) -> Any:
@@ -144,7 +169,7 @@ class MappedState:
 
 @torch.no_grad()
 def fill_new(tensors: dict[str, torch.Tensor], source: MappedState) -> None:
-    """Fill a model that nobody uses yet, with no copy kept."""
+    """Fill a model that nobody uses yet; the old values are not kept."""
     for name, target in tensors.items():
         target.copy_(source.tensor(name))
 

@@ -7,7 +7,7 @@ and are masked, so its next token goes to column W at position W - pads[i].
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -77,11 +77,18 @@ def _widen(tensor: torch.Tensor, columns: int) -> torch.Tensor:
     return pad_tensor(tensor, (0, 0, columns, 0)) if columns else tensor
 
 
+class Prefilled(NamedTuple):
+    """Whole sequences run through the model."""
+
+    kv: KVRows
+    logits: torch.Tensor
+    """[n, vocab]: what follows the last token of each sequence"""
+
+
 def prefill(
     model: torch.nn.Module, config: Any, sequences: Sequence[Sequence[int]], device: torch.device
-) -> tuple[KVRows, torch.Tensor]:
-    """Run whole sequences (token ids, none empty) at once. Returns their cache and the logits [n, vocab] that
-    follow each one's last token."""
+) -> Prefilled:
+    """Run whole sequences (token ids, none empty) at once, padded on the left to the longest."""
     lengths = np.array([len(s) for s in sequences], dtype=np.int64)
     width = int(lengths.max())
     pads = width - lengths
@@ -99,4 +106,4 @@ def prefill(
         use_cache=True,
         logits_to_keep=1,
     )
-    return KVRows(cache, pads), out.logits[:, -1]
+    return Prefilled(KVRows(cache, pads), out.logits[:, -1])

@@ -48,7 +48,7 @@ class EngineStats:
     kv_bytes: int
     version: Version
     kv_tokens: int = 0
-    """tokens whose keys and values it can hold at once, over all its sequences; 0 where memory sets no bound that it knows"""
+    """tokens whose keys and values the engine can hold at once, over all sequences; 0 where it knows of no bound"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ class EngineCore:
 
     def add(self, request: Generate) -> None:
         """Accept a sequence. Refusal with cause BEHIND when the engine's version < request.min_version or exact_version, with
-        cause PAST when it is newer than exact_version; Refusal when the
-        prompt is empty, over the context length, holds a token id outside the vocabulary, or the id is in use."""
+        cause PAST when it is newer than exact_version. Refusal without a cause when the prompt is empty, over the context length
+        or holds a token id outside the vocabulary, or when the request id is in use."""
         raise NotImplementedError
 
     def step(self) -> list[TokenEvent]:
@@ -100,11 +100,10 @@ class EngineCore:
 
     def commit(self) -> CommitResult:
         """Put the staged weights in place, between two tokens. Running sequences go on: tokens from here on carry the new
-        version, their KV is recomputed under the new weights (exact) unless the adapter was set to keep it. Those that asked for
-        another version exactly end with "interrupt": here, where nothing can come between check and decode; the next `step`
-        returns their events.
+        version, and their keys and values are recomputed under the new weights (exact) unless the adapter was set to keep them.
+        Sequences that ask for another version exactly end here with "interrupt"; the next `step` returns their events.
         RuntimeError when nothing is staged. On any failure the old weights serve on and the stage is dropped; EngineBroken when
-        not even that is sure."""
+        the adapter cannot be sure of that."""
         raise NotImplementedError
 
     def score(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], temperature: float = 1.0) -> np.ndarray:

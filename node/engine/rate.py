@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 RATE_WINDOW_S = 5.0
-"""Span of the reported tokens/s: long enough to smooth a prefill, short enough to see a throttled GPU."""
+"""Seconds that the reported tokens/s are a mean over: long enough to smooth a prefill, short enough to see a throttled GPU."""
 
 
 class TokenRate:
@@ -17,6 +17,7 @@ class TokenRate:
         self._recent: deque[tuple[float, int]] = deque()
 
     def add(self, now: float, made: int) -> None:
+        """Count a step that made `made` tokens, at `now`, which must not fall."""
         self.tokens += made
         self._recent.append((now, made))
         while now - self._recent[0][0] > RATE_WINDOW_S:

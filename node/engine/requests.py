@@ -1,4 +1,4 @@
-"""What every adapter asks of a request before it accepts it. Must not know torch, caches or processes."""
+"""The checks that every engine makes before it accepts a request. Must not know torch, caches or processes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def completion_limit(request: Generate, max_context: int) -> int:
 
 
 def finish_before_start(request: Generate, max_context: int) -> str:
-    """The finish of a request that needs no token at all ("" for one that does)."""
+    """The finish ("stop" or "length") of a request whose prefix is already complete; "" for one that needs a token."""
     if request.prefix_ids and request.prefix_ids[-1] in request.stop_ids:
         return "stop"
     return "length" if len(request.prefix_ids) >= completion_limit(request, max_context) else ""

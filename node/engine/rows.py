@@ -1,13 +1,14 @@
-"""The bookkeeping of running sequences, without a tensor of the model: limits, stop tokens, positions, events.
+"""The bookkeeping of an engine's sequences, without a tensor of the model: limits, stop tokens, positions, events.
 
-Must not know caches, models or processes. What happens per token is one numpy expression over all rows; what is per
-row is only the event itself.
+Must not know caches, models or processes. The work for each token is done by numpy over all rows at once; only the events are
+made row by row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,8 +36,16 @@ class EngineRow:
 
 
 def pinned_elsewhere(held: Mapping[str, EngineRow], version: Version) -> list[str]:
-    """The requests that may not go on once `version` is in place: they want another one exactly."""
+    """The requests that must end once `version` is installed, because they ask for another version exactly."""
     return [name for name, row in held.items() if row.request.exact_version not in (None, version)]
+
+
+class Advanced(NamedTuple):
+    """What one token for every row led to."""
+
+    events: list[TokenEvent]
+    going: np.ndarray
+    """int64: the indices of the rows that go on"""
 
 
 class Rows:
@@ -66,11 +75,10 @@ class Rows:
     def select(self, index: np.ndarray) -> None:
         self._index([self.rows[i] for i in index])
 
-    def advance(self, ids: np.ndarray, logprobs: np.ndarray, version: Version) -> tuple[list[TokenEvent], np.ndarray]:
+    def advance(self, ids: np.ndarray, logprobs: np.ndarray, version: Version) -> Advanced:
         """Append one drawn token to every row: ids int64 [n], logprobs float32 [n].
 
-        Returns the events, and the indices (int64) of the rows that go on. A row whose log probability is not a
-        number ends with "error" and without the token.
+        A row whose log probability is not a number ends with "error" and without the token.
         """
         stopped = (self._stops == ids[:, None]).any(axis=1)
         full = self.positions + 1 >= self._limits
@@ -89,4 +97,4 @@ class Rows:
             row.ids.append(token)
             events.append(TokenEvent.of(row.request.request_id, start, (token,), logprobs[i : i + 1], version, finish))
         self.positions += 1
-        return events, np.flatnonzero(~over)
+        return Advanced(events, np.flatnonzero(~over))

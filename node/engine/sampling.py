@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+"""The increment of SplitMix64: 2**64 divided by the golden ratio, made odd."""
+
 _MASK = (1 << 64) - 1
+"""The lowest 64 bits, to which a seed is cut."""
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
@@ -92,29 +96,37 @@ def log_probs(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     return logp - torch.logsumexp(logp, dim=-1, keepdim=True)
 
 
-def sample(logits: torch.Tensor, params: SamplingParams, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+class Drawn(NamedTuple):
+    """One token for each row."""
+
+    ids: np.ndarray
+    """int64 [n]"""
+    logprobs: np.ndarray
+    """float32 [n]: the log probability of each under `log_probs`"""
+
+
+def sample(logits: torch.Tensor, params: SamplingParams, positions: np.ndarray) -> Drawn:
     """Draw one token per row of logits [n, vocab] at completion `positions` int64 [n].
 
-    Returns token ids int64 [n] and their log probabilities float32 [n] under `log_probs`. A token of probability
-    zero is never drawn. A row whose logits are not numbers gets a log probability that is not finite.
+    A token of probability zero is never drawn. A row whose logits are not numbers gets a log probability that is not finite.
     """
     logp = log_probs(logits, params)
     ids = _read_off(logp, torch.from_numpy(uniforms(params.keys, positions)).to(logp.device)[:, None])
     if params.greedy is not None:
         ids = torch.where(params.greedy, logits.argmax(-1), ids)
     chosen = logp.gather(-1, ids[:, None])[:, 0]
-    return ids.cpu().numpy(), chosen.to(torch.float32).cpu().numpy()
+    return Drawn(ids.cpu().numpy(), chosen.to(torch.float32).cpu().numpy())
 
 
 def _read_off(logp: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     """int64 [n]: each row's first token, of a probability above zero, at which the cumulative distribution passes u [n, 1]."""
     p = logp.exp()
     if p.device.type == "cpu":
-        # One after the other, so monotone, and it rises only where p > 0: a binary search finds that same token, and the time of
-        # a wide vocabulary goes into exponentials alone.
+        # A CPU sums one value after the other, so the sum is monotone and rises only where p > 0: a binary search finds the same
+        # token, and for a wide vocabulary only the exponentials take time.
         cdf = p.cumsum_(-1)
         ids = torch.searchsorted(cdf, u * cdf[:, -1:], right=True)[:, 0]
-        missed = ids == cdf.shape[-1]  # rounded up to all there is; or not numbers
+        missed = ids == cdf.shape[-1]  # u rounded up to the whole sum, or logits that are not numbers
         if not missed.any():
             return ids
         p = logp.exp()

@@ -18,7 +18,9 @@ import torch
 from node.engine.flat_model import (
     MappedState,
     build_model,
+    changed_names,
     check_layout,
+    compute_dtype,
     context_length,
     fill,
     fill_new,
@@ -64,12 +66,13 @@ class TransformersCore(EngineCore):
         self._last_step: float | None = None
 
     def load(self, model_dir: Path, state: StateFile) -> None:
+        """See `EngineCore.load`. Refusal also when the settings ask for cuda and torch sees no CUDA device."""
         settings = self.settings
         use_cuda = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
         if use_cuda and not torch.cuda.is_available():
             raise Refusal("the engine is set to cuda and torch sees no CUDA device")
         device = torch.device("cuda" if use_cuda else "cpu")
-        dtype = self._compute_dtype(state, device)
+        dtype = getattr(torch, compute_dtype(state, settings.dtype, on_cpu=not use_cuda))
         config = load_config(model_dir, settings.max_context)
         model = build_model(config, device=device, dtype=dtype, attention=settings.attention)
         tensors = state_tensors(model)
@@ -82,24 +85,13 @@ class TransformersCore(EngineCore):
         self._staged = None
         self._forget_all()
 
-    def _compute_dtype(self, state: StateFile, device: torch.device) -> torch.dtype:
-        if self.settings.dtype != "auto":
-            return getattr(torch, self.settings.dtype)
-        if device.type == "cpu":
-            return torch.float32
-        sizes: dict[torch.dtype, int] = {}
-        for spec in state.layout.tensors:
-            dtype = getattr(torch, spec.dtype)
-            if dtype in (torch.float32, torch.bfloat16, torch.float16):
-                sizes[dtype] = sizes.get(dtype, 0) + spec.nbytes
-        return max(sizes, key=lambda d: sizes[d]) if sizes else torch.float32
-
     def _loaded(self) -> torch.nn.Module:
         if self._model is None:
             raise RuntimeError("no model is loaded")
         return self._model
 
     def add(self, request: Generate) -> None:
+        """See `EngineCore.add`."""
         self._loaded()
         check_request(
             request, serving=self._version, vocab_size=self._vocab, max_context=self._max_context, in_use=self._held
@@ -113,6 +105,7 @@ class TransformersCore(EngineCore):
 
     @torch.inference_mode()
     def step(self) -> list[TokenEvent]:
+        """See `EngineCore.step`: a decode of the running rows, then the admission of waiting ones."""
         events, self._ended = self._ended, []
         if not self._held:
             return events
@@ -122,8 +115,8 @@ class TransformersCore(EngineCore):
             logits = self._kv.decode(model, torch.from_numpy(self._next_ids).to(self._device))
             ids, logprobs = sample(logits, self._params, self._rows.positions)
             self._advance(ids, logprobs, events)
-        # After the decode: whoever is admitted gets the first token from the prefill's logits, so each row that runs
-        # makes exactly one token in this step.
+        # After the decode: an admitted row gets its first token from the prefill's logits, so each running row makes exactly one
+        # token in this step.
         self._admit(model, events)
         made = sum(len(e.ids) for e in events)
         now = self._clock()
@@ -234,16 +227,15 @@ class TransformersCore(EngineCore):
         self._ended = []
 
     def stage(self, state: StateFile) -> None:
+        """See `EngineCore.stage`. Refusal when the state has other tensors than the model."""
         self._loaded()
         self._staged = None
         check_layout(state.layout, self._tensors)
-        names = tuple(self._tensors) if state.changed is None else state.changed
-        unknown = [name for name in names if name not in self._tensors]
-        if unknown:
-            raise Refusal(f"changed tensor {unknown[0]!r} is not in the state", version=state.version)
+        names = changed_names(state, self._tensors)
         self._staged = MappedState(state), names
 
     def commit(self) -> CommitResult:
+        """See `EngineCore.commit`."""
         if self._staged is None:
             raise RuntimeError("nothing is staged")
         model = self._loaded()
@@ -300,6 +292,7 @@ class TransformersCore(EngineCore):
 
     @torch.inference_mode()
     def score(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], temperature: float = 1.0) -> np.ndarray:
+        """See `EngineCore.score`."""
         model = self._loaded()
         if not prompt_ids or len(prompt_ids) + len(completion_ids) > self._max_context:
             raise Refusal(f"cannot score {len(prompt_ids)}+{len(completion_ids)} tokens in {self._max_context}")
@@ -314,9 +307,11 @@ class TransformersCore(EngineCore):
         return logp.gather(-1, ids[0, -n:, None])[:, 0].float().cpu().numpy()
 
     def stats(self) -> EngineStats:
+        """See `EngineCore.stats`."""
         kv_bytes = self._kv.nbytes if self._kv is not None else 0
         rate = self._rate.per_second(self._clock())
-        return EngineStats(len(self._rows), len(self._waiting), self._rate.tokens, rate, kv_bytes, self._version)
+        running, waiting, version = len(self._rows), len(self._waiting), self._version
+        return EngineStats(running, waiting, self._rate.tokens, tokens_per_s=rate, kv_bytes=kv_bytes, version=version)
 
     def close(self) -> None:
         self._forget_all()

@@ -29,35 +29,38 @@ from libp2p.stream_muxer.yamux.yamux import (
 from p2p.limits import CHANNEL_WINDOW, KIB
 
 READ_AHEAD = 256 * KIB
+"""Bytes asked of the socket at once: four Noise records, so that a busy connection takes one system call for several frames."""
+
 SMALL_READ = 4 * KIB
-"""A shorter rest of a record is not waited for in the kernel: it is there or comes with the next packet."""
+"""Bytes: for a rest of a record shorter than this the kernel is not told to wait (SO_RCVLOWAT); it comes with the next packet."""
 
 UNSENT = 64 * KIB
 """Bytes that the kernel takes before they can leave (trio sets 16 KiB): a whole Noise record, so that writing one is one call.
 What the pump sends is paced, so this is not a queue that anything waits in."""
 
 RECEIVE_WINDOW = 1024 * KIB
-"""Bytes that the other side may have under way to us from the beginning. Linux starts at 64 KiB: with half a record of that
-length here, the sender waits a round trip for the rest. SO_RCVBUF would do too, but keeps it from growing."""
+"""Bytes that the other side may have under way to us from the beginning. Linux starts at 64 KiB, the length of one record: when
+half a record has come, the sender waits a round trip to send the rest. SO_RCVBUF would set it too, but stops its growth."""
 
 RETRY_MS = 1000
-"""A connection that hears nothing tries again at least so often. Left to itself TCP doubles its pauses, and a network that was
-down is up for up to as long again before everyone has noticed."""
+"""Milliseconds between two retransmissions of a connection that hears nothing, at most. TCP by itself doubles its pauses, so
+after an outage a connection could stay silent for as long again as the outage lasted."""
 
 _TCP_RTO_MAX_MS = 44
-"""Linux 6.15; Python has no name for it yet."""
+"""The number of a socket option of Linux 6.15, for which Python has no name yet."""
 
 RECORD = 65535 - 16
 """Plain bytes of one Noise record."""
 
 WINDOW = 2 * CHANNEL_WINDOW
-"""Of every stream. A channel's own credits are smaller, so a writer never waits for yamux, which gives up after 5 s."""
+"""Bytes of every stream's yamux window. A channel's own credits are smaller, so a writer never waits for yamux, which gives up
+after 5 s."""
 
 _HEADER = struct.Struct(YAMUX_HEADER_FORMAT)
 
 
 class HotSession:
-    """Takes a SecureSession's place under a muxer. Anything that is not here is the session's."""
+    """Takes the place of a libp2p SecureSession under a muxer. Attributes that it lacks are those of the session."""
 
     def __init__(self, secure: Any, stream: trio.SocketStream, congestion: str = "") -> None:
         self._secure, self._stream, self._socket = secure, stream, stream.socket
@@ -80,7 +83,8 @@ class HotSession:
         return getattr(self._secure, name)
 
     async def write(self, data: bytes) -> None:
-        """Under the muxer's write lock. Does not wait for anything while the socket takes it all."""
+        """Write `data`, encrypted; the caller holds the muxer's write lock. Waits only when the socket does not take all of
+        it."""
         sealed = b"".join(self._seal(data))
         try:
             taken = os.write(self._socket.fileno(), sealed)
@@ -105,7 +109,7 @@ class HotSession:
             yield sealed
 
     async def read(self, n: int | None = None) -> bytes:
-        """The next frame header that is not for the hot path (the muxer asks for nothing else here)."""
+        """The next frame header that the muxer must handle itself; data and window updates of open streams are handled here."""
         if n != HEADER_SIZE:
             return await self.body(1 if n is None else n)
         plain = self._plain
@@ -130,7 +134,7 @@ class HotSession:
                 return await self.body(HEADER_SIZE)
 
     async def body(self, n: int) -> bytes:
-        """Exactly `n` plain bytes; the exceptions of the library's `read_exactly`."""
+        """Exactly `n` plain bytes. Raises what the library's `read_exactly` raises."""
         plain = self._plain
         if len(plain) < n:
             if not plain:
@@ -148,7 +152,7 @@ class HotSession:
         return data
 
     async def _plain_bytes(self, n: int) -> None:
-        """At least `n` plain bytes, decrypted and not taken."""
+        """Read until at least `n` decrypted bytes are buffered."""
         plain = self._plain
         while len(plain) < n:
             plain += await self._record(n - len(plain))
@@ -169,7 +173,7 @@ class HotSession:
         return self._noise.decrypt(record)
 
     async def _fill(self, size: int, wanted: int) -> None:
-        """At least `size` bytes from the socket. A long record that is cut into many packets is one wake-up."""
+        """Read until at least `size` sealed bytes are buffered. For a long record, in many packets, the kernel wakes us once."""
         while len(self._sealed) < size:
             missing = size - len(self._sealed)
             low = missing if missing > SMALL_READ else 1
@@ -206,6 +210,7 @@ class HotStream:
         self._grant(0)
 
     async def write(self, data: bytes) -> None:
+        """Write `data` to the stream, as one frame where its window has room, else by the library."""
         yamux = self._yamux
         size = len(data)
         if yamux.send_closed or yamux.closed or yamux.send_window < size or size > MAX_MESSAGE_SIZE:
@@ -215,7 +220,7 @@ class HotStream:
         await self._muxer._write_frame(_HEADER.pack(0, TYPE_DATA, 0, yamux.stream_id, size) + data)
 
     async def read(self, max_bytes: int) -> bytes:
-        """What has come, at most so much; the library's exceptions at the end."""
+        """The bytes that have arrived, at least one and at most `max_bytes`. Raises the library's exceptions at the end."""
         yamux, muxer = self._yamux, self._muxer
         while True:
             buffer = muxer.stream_buffers.get(yamux.stream_id)
@@ -239,7 +244,7 @@ class HotStream:
                 muxer.stream_events[yamux.stream_id] = trio.Event()
 
     def _grant(self, size: int) -> None:
-        """Give back the window of what was read. In a task of its own: a reader must never wait for a write."""
+        """Give the window of `size` read bytes back, by a task of its own: a reader must never wait for a write."""
         self._consumed += size
         if self._consumed >= WINDOW // 8 and self._muxer._nursery is not None:
             self._yamux.recv_window += self._consumed

@@ -64,7 +64,7 @@ if not os.environ.get("LIBP2P_DEBUG"):
 swarm_connection.logging = logging.getLogger(swarm_connection.__name__)  # type: ignore[attr-defined]
 
 MAX_PROTOCOL_NAME = 1024
-"""Bytes of one line of multistream-select."""
+"""Bytes of one line of multistream-select, which strangers send first. Names of protocols have fewer than 100."""
 
 
 async def _read_delim(reader: Any) -> bytes:
@@ -167,7 +167,7 @@ bytes_acked at 120, min_rtt at 148."""
 
 
 def path_of(swarm_connection: Any) -> PathState | None:
-    """See `Channel.path`. None where the kernel does not say (another system, an old one)."""
+    """See `Channel.path`. None where the kernel does not say it: another system than Linux, or an old one."""
     stream = _socket_of(swarm_connection.muxed_conn.secured_conn)
     if stream is None or not hasattr(socket, "TCP_INFO"):
         return None
@@ -181,7 +181,8 @@ def path_of(swarm_connection: Any) -> PathState | None:
 
 
 _SO_MAX_PACING_RATE = 47
-"""Linux: TCP then spreads what it sends by itself, whatever the queueing discipline and the congestion control."""
+"""The number of a socket option of Linux: TCP then spreads its packets in time, under any queueing discipline or congestion
+control."""
 
 
 def smooth(swarm_connection: Any, rate: float) -> None:

@@ -2,7 +2,7 @@
 
 libp2p runs with its own peer store, identify, resource manager and auto-connector out of the way: a bare Swarm with our two
 protocols on it. Here are the host and its connections: who is dialled and how, what streams become channels, what is idle.
-Where 0.8.1 would hurt a long-lived node, `_Swarm` and `_Muxer` in `_stack` say how and what we do instead.
+`_stack` says where py-libp2p 0.8.1 would hurt a long-lived node, and what we do instead.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 PROTOCOLS = {CONTROL: "/shoal/1/control", BULK: "/shoal/1/bulk"}
 
 STAGGER_S = 1.0
-"""An address that has not answered for so long goes on trying while the next one is dialled too (RFC 8305)."""
+"""Seconds after which the next address is dialled too, while the one before goes on trying (as RFC 8305 does)."""
 
 REUSE_S = 5.0
-"""A live connection that cannot open a stream in this time is broken, and the peer dialled anew."""
+"""Seconds that a live connection has to open a stream; then it counts as broken and the peer is dialled anew."""
 
 
 @asynccontextmanager
@@ -70,7 +70,7 @@ async def open_libp2p_network(
 
 
 class Libp2pNetwork(Network):
-    """Made by `open_libp2p_network`."""
+    """The libp2p adapter of `Network`. Made by `open_libp2p_network`."""
 
     def __init__(self, peer_id: str, swarm: Any, nursery: trio.Nursery, announce: Sequence[str] | None) -> None:
         self.peer_id = peer_id
@@ -97,11 +97,13 @@ class Libp2pNetwork(Network):
         return self.table.incoming
 
     async def open(self, peer: str, addresses: Sequence[str], kind: str) -> Channel:
+        """See `Network.open`. KeyError for an unknown kind, ValueError when `peer` is no peer id."""
         protocol = PROTOCOLS[kind]
         public_key_of(peer)
         # Our caller may be cancelled at any time; what writes to the connection may not. So it runs as our own task.
         give, take = trio.open_memory_channel[StreamChannel | ChannelClosed](1)
-        self._nursery.start_soon(self._open_task, peer, list(addresses), kind, protocol, give)
+        opening = functools.partial(self._open_task, peer, list(addresses), kind, protocol=protocol, give=give)
+        self._nursery.start_soon(opening)
         async with take:
             result = await take.receive()
         if isinstance(result, ChannelClosed):

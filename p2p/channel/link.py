@@ -22,10 +22,10 @@ DATA, CREDIT, KEEPALIVE, CLOSE = range(4)
 _CREDIT_BODY = struct.Struct("!I")
 
 PER_MESSAGE = 64
-"""Charged per message on top of its bytes (about what holding it costs), so empty messages are not free."""
+"""Bytes of credit charged for a message on top of its own, about what holding it costs, so that empty messages are not free."""
 
 MAX_REASON = 1024
-"""Bytes of a CLOSE frame's text."""
+"""Bytes of the text of a CLOSE frame: a sentence for a log, and a bound on what a peer can make us keep."""
 
 
 @dataclass(frozen=True, slots=True)

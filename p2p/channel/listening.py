@@ -1,4 +1,4 @@
-"""What a host that listens asks of the operating system: a free port, the addresses of its interfaces, open files.
+"""What a listening host needs of the operating system: a free port, the addresses of its interfaces, open files.
 
 Must not know libp2p: addresses are multiaddrs as text, "/ip4/ADDRESS/tcp/PORT".
 """

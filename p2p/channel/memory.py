@@ -1,8 +1,8 @@
 """A simulated network of byte pipes in one process: the twin of the libp2p adapter. Must not know messages.
 
-Time is trio's clock, so under a mock clock hours pass in moments. Every pair has the same latency and rate each way, and
-a node's uplink and downlink rates are shared by all its channels (first come, first served, one piece at a time, so
-concurrent channels share them evenly).
+Time is trio's clock, so under a mock clock hours pass in moments. Every pair has a latency and a rate each way. All channels of
+a node share its uplink and downlink rates: first come, first served, one piece at a time, so that concurrent channels share
+them evenly.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ Tamper = Callable[[str, str, bytes], bytes | None]
 
 
 class MemorySwitch:
-    """All the links there are. Rates are bytes per second, latencies seconds one way."""
+    """All links of a simulated network. Every pair of hosts has the same latency (seconds one way) and rate (bytes/s each
+    way)."""
 
     tamper: Tamper | None = None
     """Called as (src, dst, bytes) for every piece written; returns what arrives instead, None for nothing."""
@@ -60,7 +61,7 @@ class MemorySwitch:
                 self.cut(*pair)
 
     def stall(self, src: str, dst: str) -> None:
-        """From now nothing from `src` reaches `dst` (nor is lost): silence, not a reset. Undone by `resume`."""
+        """From now on nothing that `src` sends reaches `dst`; nothing is lost and nothing is reset. `resume` undoes it."""
         self._stalled.add((src, dst))
 
     def resume(self, src: str, dst: str) -> None:
@@ -68,7 +69,7 @@ class MemorySwitch:
         self._notify()
 
     def partition(self, *groups: Collection[str]) -> None:
-        """Only silence between peers of different groups; peers in no group form one more. Undone by `heal`."""
+        """From now on peers of different groups hear nothing of each other; peers in no group form one more. `heal` undoes it."""
         self._groups = {peer: number for number, group in enumerate(groups) for peer in group}
 
     def heal(self) -> None:
@@ -82,7 +83,8 @@ class MemorySwitch:
 
     @asynccontextmanager
     async def network(self, peer_id: str, *, reachable: bool = True) -> AsyncIterator[MemoryNetwork]:
-        """One host. Not `reachable` is behind a NAT: others open channels only while it holds one to them."""
+        """One host of the switch. `reachable=False` puts it behind a NAT: others open channels to it only while it holds one to
+        them. ValueError when the switch has a host of that id."""
         if peer_id in self._hosts:
             raise ValueError(f"{peer_id} is already on this switch")
         async with trio.open_nursery() as nursery:
@@ -101,7 +103,7 @@ class MemorySwitch:
     # --- for the pipes
 
     def send_at(self, src: str, dst: str, size: int) -> float:
-        """Claim the links for `size` bytes now: the time when the last byte has left."""
+        """Occupy the links with `size` bytes from now on; returns the time at which the last byte has left."""
         time = trio.current_time()
         up, down = self._up.get(src, math.inf), self._down.get(dst, math.inf)
         for name, limit in ((src, ">"), up), ((src, dst), self._rate), ((">", dst), down):
@@ -239,7 +241,7 @@ class _End:
 
 
 class MemoryNetwork(Network):
-    """One host on the switch; made by `MemorySwitch.network`."""
+    """The in-memory adapter of `Network`: one host on the switch. Made by `MemorySwitch.network`."""
 
     def __init__(self, switch: MemorySwitch, peer_id: str, reachable: bool, nursery: trio.Nursery) -> None:
         self.peer_id, self.reachable = peer_id, reachable
@@ -255,6 +257,7 @@ class MemoryNetwork(Network):
         return self.table.incoming
 
     async def open(self, peer: str, addresses: Sequence[str], kind: str) -> Channel:
+        """See `Network.open`. ValueError for an unknown kind."""
         if kind not in (CONTROL, BULK):
             raise ValueError(f"no such kind of channel: {kind!r}")
         with trio.move_on_after(HANDSHAKE_S):

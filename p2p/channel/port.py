@@ -33,18 +33,18 @@ class ChannelStats:
 
 @dataclass(frozen=True, slots=True)
 class PathState:
-    """What the transport knows of the way to the peer, over everything that shares its connection."""
+    """What the transport knows of the path to the peer, for all channels that share its connection."""
 
     delivered: int
     """bytes that the peer's system has acknowledged"""
     unacked: int
-    """pieces under way and not acknowledged yet"""
+    """TCP segments under way and not acknowledged yet"""
     rtt_s: float
-    """round trip now"""
+    """seconds: the round trip now"""
     min_rtt_s: float
-    """the shortest one seen lately: what is above it is waiting in queues"""
+    """seconds: the shortest round trip seen lately; what `rtt_s` has beyond it was spent in queues"""
     resent: int = 0
-    """bytes that were sent once more, since they seemed lost"""
+    """bytes that were sent again because they seemed lost"""
 
 
 class Channel:
@@ -80,20 +80,20 @@ class Channel:
         raise NotImplementedError
 
     def restrict(self, window: int = CHANNEL_WINDOW) -> None:
-        """From now on the peer may have at most `window` bytes here that nobody has received: less than it knows of
-        while it is a stranger, who is to say one short thing and wait. More closes the channel, as a credits overrun."""
+        """From now on hold at most `window` bytes of the peer that nobody has received; more closes the channel, as a credits
+        overrun. The peer does not learn of it: this is for strangers, who are to send one short message and wait."""
         raise NotImplementedError
 
     def statistics(self) -> ChannelStats:
         raise NotImplementedError
 
     def path(self) -> PathState | None:
-        """What is known of the way to the peer; None where the transport cannot say."""
+        """The state of the path to the peer; None where the transport cannot say."""
         return None
 
     def smooth(self, rate: float) -> None:
-        """Let no more than `rate` bytes/s leave, however much is handed over at once: a burst at the speed of this machine
-        overruns the short queue of a slow link. Does nothing where the transport cannot."""
+        """Send no more than `rate` bytes/s, however much is handed over at once: a burst at the speed of this machine
+        overruns the short queue of a slow link. Does nothing where the transport cannot do it."""
 
 
 class Network:

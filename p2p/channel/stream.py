@@ -23,20 +23,21 @@ PIECE = 65507
 """Bytes of one write. With yamux's 12-byte header it fills exactly one Noise record; one more byte makes two."""
 
 READ_SIZE = 256 * KIB
+"""Bytes asked of the transport at once: several chunks, so that a busy channel takes few turns of the scheduler."""
 
 QUEUE_LIMIT = 128 * KIB
 """Bytes waiting for the writer before `send` waits too (one message of any size always fits an empty queue): two
 chunks keep the wire busy, and more would only make the scheduler's choices stale."""
 
 GRANT_BATCH = CHANNEL_WINDOW // 4
-"""Consumed credit given back at once; so much less than the window never stops a sender. Less than that rides with the next
-write, or takes a keepalive's place: on a link that carries a message now and then a frame for each is half the work."""
+"""Bytes of consumed credit that are given back at once: a quarter of the window missing never stops a sender. Less credit goes
+with the next write or in place of a keepalive, since on a quiet link a frame for each message would be half of the work."""
 
 LINGER_S = WRITE_PROGRESS_S
-"""From a closed channel to both directions of its transport ended; then the connection is broken."""
+"""Seconds from the end of a channel until both directions of its transport must have ended; then the connection is broken."""
 
 CLOSE_WAIT_S = 1.0
-"""How long `aclose` waits for its last words to leave; they may still leave later."""
+"""Seconds that `aclose` waits for its CLOSE frame to leave; it may still leave later."""
 
 
 class ByteTransport(Protocol):
@@ -99,6 +100,7 @@ class StreamChannel(Channel):
     # --- the port
 
     async def send(self, message: bytes) -> None:
+        """See `Channel.send`."""
         self._check_size(message)
         async with self._send_lock:  # a checkpoint; below nothing is taken before the last one
             try:
@@ -117,6 +119,7 @@ class StreamChannel(Channel):
         return not self._send_lock.locked() and self._take(message)
 
     async def receive(self) -> bytes:
+        """See `Channel.receive`."""
         if self._inbox:
             await trio.lowlevel.checkpoint()
         while not self._inbox:  # the wait is a checkpoint: a second one would cost every message a turn of the scheduler
@@ -131,6 +134,7 @@ class StreamChannel(Channel):
         return message
 
     async def aclose(self, reason: str = "") -> None:
+        """See `Channel.aclose`. Waits at most CLOSE_WAIT_S."""
         said = reason or "no reason given"
         self._end(f"closed here: {said}", goodbye=said)
         with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_WAIT_S):
@@ -193,7 +197,7 @@ class StreamChannel(Channel):
         return True
 
     def _moved(self) -> None:
-        """What a starved sender waits for has come a step nearer."""
+        """Something moved: a sender that waits for credit has CREDIT_PROGRESS_S from now on again."""
         if self._starved_since is not None:
             self._starved_since = trio.current_time()
 
@@ -255,7 +259,8 @@ class StreamChannel(Channel):
             self._writer_done.set()
 
     async def _idle(self) -> bytes:
-        """Wait for something to write; when it is time for a keepalive, a frame that gives credit back says as much."""
+        """Wait for something to write. When a keepalive is due, it is that frame, or b"" if a grant of credit will serve as
+        one."""
         self._wake = trio.Event()
         with trio.move_on_at(self._last_sent + KEEPALIVE_S):
             await self._wake.wait()
@@ -280,7 +285,7 @@ class StreamChannel(Channel):
             self._reader_done.set()
 
     async def _read_on(self) -> bool:
-        """Take what has come; False at the end of the stream."""
+        """Read once and handle what arrived; False at the end of the stream."""
         data = await self._transport.read(READ_SIZE)
         if not data:
             self._end("closed by the peer: its stream ended", lost=True)

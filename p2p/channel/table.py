@@ -1,4 +1,4 @@
-"""The channels a host has now, and the queue of those others opened. Must not know how channels are made."""
+"""The live channels of a host, and the queue of channels that others opened. Must not know how channels are made."""
 
 from __future__ import annotations
 

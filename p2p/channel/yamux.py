@@ -1,4 +1,4 @@
-"""One yamux stream of libp2p as a `ByteTransport`, and how what is broken is closed. Must not know peers, dialling or channels.
+"""One yamux stream of libp2p as a `ByteTransport`, and the closing of broken connections. Must not know peers or channels.
 
 libp2p is imported inside functions only: it is slow to import and configures logging.
 """
@@ -19,7 +19,7 @@ log = logging.getLogger("p2p.channel.libp2p")
 
 @functools.cache
 def load_stack() -> Any:
-    """Import libp2p and tame it. The result is p2p.channel._stack, which may import it at the top."""
+    """The module p2p.channel._stack, which imports libp2p and patches it; imported at the first call."""
     from p2p.channel import _stack
 
     return _stack
@@ -34,6 +34,7 @@ class YamuxTransport:
         self._eof, self._broken = load_stack().stream_eof, False
 
     async def write(self, data: bytes) -> None:
+        """See `ByteTransport.write`."""
         try:
             await self._way.write(data)
         except Exception as error:  # libp2p has a dozen unrelated classes for one fact
@@ -42,6 +43,7 @@ class YamuxTransport:
             raise trio.ClosedResourceError("broken here")
 
     async def read(self, max_bytes: int) -> bytes:
+        """See `ByteTransport.read`."""
         try:
             return await self._way.read(max_bytes)
         except self._eof:
@@ -64,13 +66,13 @@ class YamuxTransport:
 
 
 async def break_connection(connection: Any) -> None:
-    """Close the socket under a SwarmConn at once, which then cleans up by itself."""
+    """Close the socket under a libp2p connection at once; the library then cleans up by itself."""
     with trio.CancelScope(shield=True):
         await quietly(connection.muxed_conn.break_now)
 
 
 async def quietly(call: Callable[[], Awaitable[None]]) -> None:
-    """Close or reset what may be broken already."""
+    """Await `call`, which closes or resets something; a failure is only logged, since it may be broken already."""
     try:
         await call()
     except Exception as error:  # closing what is broken already
@@ -78,7 +80,7 @@ async def quietly(call: Callable[[], Awaitable[None]]) -> None:
 
 
 def cause_of(error: BaseException) -> str:
-    """The innermost reason; libp2p wraps the one fact in several layers without text."""
+    """The text of the innermost exception: libp2p wraps it in several layers without text."""
     text, inner = str(error), error
     while True:
         group = isinstance(inner, BaseExceptionGroup)

@@ -1,16 +1,18 @@
-"""Changes to bytes and back: of each a rank's gap and a step, tokens, entropy coding and raw bits in one compiled loop.
+"""Changes to bytes and back: tokens, entropy coding and raw bits of every change's gap and step, in one compiled loop.
 
-Changes come in runs, those of one class; all of a run have the tables of its model: `2 * model` for gaps, and the next one
-for steps. As in `rans`, but with one state for gaps and one for steps, that take words from one stream; as in `tokens`, with
-the raw bits of a gap and then of its step. Must not know what a class is, nor where a run's numbers are told.
+Changes come in runs, one run for each class. All changes of a run use the tables of the run's model: table `2 * model` for
+gaps and table `2 * model + 1` for steps. Entropy coding is that of `rans`, except that gaps and steps have a state each and
+both states take their words from one stream. Tokens are those of `tokens`; the raw bits of a gap come before those of its step.
+This module must not know what a class is, nor where the length of a run is written.
 
-A gap is a rank less the rank before it in its run, less 1; before the first comes -1. A step's number is its zigzag, less 1: no
-step is 0.
+A gap is a rank less the rank before it in its run, less 1; the rank before the first one counts as -1. The number of a step is
+its zigzag, less 1, for no step is 0.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -24,54 +26,79 @@ _DIVISION = 44
 """For a state x < slots << (32 - BITS): x // slots == x * ceil(2**_DIVISION / slots) >> _DIVISION, and that fits 64 bits."""
 
 _SLOTS, _START, _WIDTH, _NUMBER = np.uint64(0), np.uint64(13), np.uint64(25), np.uint64(30)
-"""Where an entry of a decoder's table has a token's slots, its first slot, its raw bits and its first number."""
+"""Bit offsets within an entry of a decoder's table: the token's slots, its first slot, its raw bits and its first number."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeTokens:
-    """What is to be written, before its tables are made."""
+    """The tokens of all changes and how often each occurs: what tables are made from."""
 
     gaps: np.ndarray
     """uint8 [changes]"""
     steps: np.ndarray
     """uint8 [changes]"""
     counts: np.ndarray
-    """int64 [tables, TOKENS]: how often each occurs"""
+    """int64 [tables, TOKENS]: how often each token occurs with each table"""
+
+
+class ChangeBytes(NamedTuple):
+    """The two streams that a segment's changes are written as."""
+
+    words: bytes
+    """the words of the entropy coder, 2 bytes each, little-endian"""
+    raw: bytes
+    """the raw bits beside the tokens, lowest bits first"""
+
+
+class ReadChanges(NamedTuple):
+    """The changes read back, in the order in which they were written."""
+
+    ranks: np.ndarray
+    """uint32 [changes]"""
+    steps: np.ndarray
+    """uN [changes], of the dtype that was asked for"""
 
 
 def tokens_of(counts: np.ndarray, models: np.ndarray, ranks: np.ndarray, steps: np.ndarray) -> ChangeTokens:
-    """Runs of `counts` (int64 [runs]) changes with `models` (int64 [runs]); `ranks` uint32 and `steps` uN, [changes]."""
+    """The tokens of all changes.
+
+    `counts` int64 [runs]: the changes of each run; `models` int64 [runs]: its model; `ranks` uint32 [changes]; `steps` uN
+    [changes], none of them 0.
+    """
     found = ChangeTokens(
         np.empty(len(ranks), np.uint8), np.empty(len(ranks), np.uint8),
         np.zeros((2 * (int(models.max()) + 1), TOKENS), np.int64),
     )  # fmt: skip
-    _tokens(counts, models, ranks, steps, found.gaps, found.steps, found.counts)
+    _tokens(counts, models, ranks, steps, gap_tokens=found.gaps, step_tokens=found.steps, held=found.counts)
     return found
 
 
 def write(
     counts: np.ndarray, models: np.ndarray, ranks: np.ndarray, steps: np.ndarray, tokens: ChangeTokens, tables: np.ndarray
-) -> tuple[bytes, bytes]:
-    """(token words, raw bits) of what `tokens` were made of, by `tables` (int64 [tables, TOKENS])."""
+) -> ChangeBytes:
+    """Write changes, given as to `tokens_of`, with their `tokens` and `tables` (int64 [tables, TOKENS], slots of each token)."""
     inverse = ((1 << _DIVISION) + tables - 1) // np.maximum(tables, 1)
     words = np.empty(2 * len(ranks) + 5, "<u2")
     begin = _write_words(
-        counts, models, tokens.gaps, tokens.steps, tables, np.cumsum(tables, axis=1) - tables, inverse.astype(np.uint64), words
-    )
+        counts, models, tokens.gaps, tokens.steps,
+        slots=tables, starts=np.cumsum(tables, axis=1) - tables, inverses=inverse.astype(np.uint64), words=words,
+    )  # fmt: skip
     size = (int(tokens.counts.sum(axis=0) @ RAW_BITS) + 7) // 8
     raw = np.zeros(size + 8, np.uint8)
     _write_raw(counts, ranks, steps, raw)
-    return words[begin:].tobytes(), raw[:size].tobytes()
+    return ChangeBytes(words[begin:].tobytes(), raw[:size].tobytes())
 
 
 def read(
     words: memoryview, raw: memoryview, counts: np.ndarray, models: np.ndarray, tables: np.ndarray, below: int, dtype: np.dtype
-) -> tuple[np.ndarray, np.ndarray]:
-    """(ranks uint32, steps `dtype`) that `write` was given, [counts.sum()]; ranks rise within a run and are less than `below`.
-    Refusal when the bytes are not just what it writes."""
+) -> ReadChanges:
+    """The `counts.sum()` changes that `write` was given; `counts`, `models` and `tables` must be those it was given.
+
+    Ranks rise within a run and are less than `below`; steps have `dtype`. Refusal when the bytes differ from what `write` makes.
+    """
     if len(words) % 2 or len(words) < 8:
         raise Refusal(f"{len(words)} bytes are no stream of tokens")
-    # Copies, whose ends can be read beyond.
+    # Copies with room at their ends: the compiled loop reads a few bytes beyond the last one.
     stream = np.zeros(len(words) // 2 + 1, "<u2")
     stream[:-1].view(np.uint8)[:] = words
     bits = np.zeros(len(raw) + 8, np.uint8)
@@ -80,7 +107,10 @@ def read(
     _fill(tables, FIRST, RAW_BITS, of_slot, entries)
     count = int(counts.sum())
     ranks, steps = np.empty(count, np.uint32), np.empty(count, dtype)
-    fault, used = _read(stream, bits, counts, models, of_slot, entries, below, np.iinfo(dtype).max, ranks, steps)
+    fault, used = _read(
+        stream, bits, counts, models,
+        of_slot=of_slot, entries=entries, below=below, most=np.iinfo(dtype).max, ranks=ranks, steps=steps,
+    )  # fmt: skip
     if fault == 1:
         raise Refusal("stream of tokens is cut short or corrupt")
     if fault == 2:
@@ -91,12 +121,12 @@ def read(
         raise Refusal(f"payload has {len(raw)} bytes of raw bits, its tokens take {(used + 7) // 8}")
     if used % 8 and raw[-1] >> used % 8:
         raise Refusal("raw bits have something in their padding")
-    return ranks, steps
+    return ReadChanges(ranks, steps)
 
 
 @njit(nogil=True, cache=True)
 def _token(number):  # type: ignore[no-untyped-def]
-    """As `tokens.tokens_of`."""
+    """The token of one number, as `tokens.tokens_of` gives it."""
     if number < DIRECT:
         return number
     octave = highest_bit(np.uint64(number))
@@ -124,8 +154,10 @@ def _tokens(counts, models, ranks, steps, gap_tokens, step_tokens, held):  # typ
 
 @njit(nogil=True, cache=True)
 def _put(state, slots, start, inverse, words, at):  # type: ignore[no-untyped-def]
-    """(state, where its words begin) after a token. Without a branch, which a processor would guess wrong half of the time: what
-    is written and not kept is overwritten. There is room for a word below `at`."""
+    """(state, where its words begin) after a token. `words` must have room for one word below `at`.
+
+    There is no branch on `full`: a processor would guess it wrong half of the time. So a word is always written, and the next
+    one overwrites it when it is not kept."""
     full = state >= slots << np.uint64(32 - BITS)
     words[at - 1] = state & np.uint64(0xFFFF)
     at -= full
@@ -136,7 +168,7 @@ def _put(state, slots, start, inverse, words, at):  # type: ignore[no-untyped-de
 
 @njit(nogil=True, cache=True)
 def _write_words(counts, models, gap_tokens, step_tokens, slots, starts, inverses, words):  # type: ignore[no-untyped-def]
-    """Fills `words` from its end; returns where they begin. Backwards, for the decoder goes forwards."""
+    """Fill `words` from its end and return where the first one lies. It goes backwards, since the decoder goes forwards."""
     at, start = len(words), len(gap_tokens)
     gap_state = step_state = np.uint64(LOW)
     for run in range(len(counts) - 1, -1, -1):
@@ -146,12 +178,13 @@ def _write_words(counts, models, gap_tokens, step_tokens, slots, starts, inverse
             token = step_tokens[i]
             step_state, at = _put(
                 step_state, np.uint64(slots[table + 1, token]), np.uint64(starts[table + 1, token]),
-                inverses[table + 1, token], words, at,
+                inverse=inverses[table + 1, token], words=words, at=at,
             )  # fmt: skip
             token = gap_tokens[i]
             gap_state, at = _put(
-                gap_state, np.uint64(slots[table, token]), np.uint64(starts[table, token]), inverses[table, token], words, at
-            )
+                gap_state, np.uint64(slots[table, token]), np.uint64(starts[table, token]),
+                inverse=inverses[table, token], words=words, at=at,
+            )  # fmt: skip
     for state in (step_state, gap_state):
         words[at - 2], words[at - 1] = state & np.uint64(0xFFFF), state >> np.uint64(16)
         at -= 2
@@ -199,7 +232,8 @@ def _fill(tables, first, widths, of_slot, entries):  # type: ignore[no-untyped-d
 
 @njit(nogil=True, cache=True)
 def _next(state, entry, words, at, end):  # type: ignore[no-untyped-def]
-    """(state, where its words go on) after the token of its lowest bits, which has `entry`. Beyond the end it reads the end."""
+    """(state, where its words go on) after the token of the state's lowest bits, whose table entry is `entry`. Where the words
+    have ended it reads the last one again; `_read` sees that by `at`."""
     slots, start = entry & np.uint64(0x1FFF), entry >> _START & np.uint64(SCALE - 1)
     state = slots * (state >> np.uint64(BITS)) + (state & np.uint64(SCALE - 1)) - start
     more = state << np.uint64(16) | np.uint64(words[min(at, end)])
@@ -209,7 +243,7 @@ def _next(state, entry, words, at, end):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _more(entry, raw, place, last):  # type: ignore[no-untyped-def]
-    """(number, where its raw bits end). Beyond the end it reads the end."""
+    """(number, bit where its raw bits end). Where the raw bits have ended it reads the last eight bytes again."""
     width = entry >> _WIDTH & np.uint64(31)
     found = load_bits(raw, min(place >> 3, last)) >> np.uint64(place & 7)
     return np.int64((entry >> _NUMBER) + (found & ((np.uint64(1) << width) - np.uint64(1)))), place + np.int64(width)
@@ -217,8 +251,8 @@ def _more(entry, raw, place, last):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _read(words, raw, counts, models, of_slot, entries, below, most, ranks, steps):  # type: ignore[no-untyped-def]
-    """(what is wrong, raw bits used). 1: words left over or too few, or states that do not end where the encoder's began;
-    2: a rank that is not `below`; 3: a step of more than `most`."""
+    """(fault, raw bits used). Faults: 0 none; 1 words left over or too few, or states that do not end where the encoder's began;
+    2 a rank of `below` or more; 3 a step of more than `most`."""
     end, last_byte = len(words) - 1, len(raw) - 8
     gap_state = np.uint64(words[0]) | np.uint64(words[1]) << np.uint64(16)
     step_state = np.uint64(words[2]) | np.uint64(words[3]) << np.uint64(16)

@@ -3,11 +3,11 @@
 Whether a step changes a weight depends mostly on how large the weight is: the same step is more or less than half of the
 distance between two neighbouring values. Both sides know the base; so positions are told as ranks among the words of one class,
 and cost what the class's own density makes them cost. The class of a word is `(word >> shift) & 255`: the exponent of a bf16
-or fp32. Loops over words, compiled; must not know how ranks and steps are written.
+or fp32. The loops over words are compiled. This module must not know how ranks and steps are written.
 
-Words are gone through in tiles. In each, the classes that hold most words and any change are counted one after the other, 64
-words at once (`vectors`); the few words of all other classes, one after the other. Which classes are which is a guess from a
-sample of the base: a wrong one costs time (in the worst case each word is one of the few) and nothing else.
+The loops go through the words in tiles. Classes that hold most words, and at least one change, are counted class by class, 64
+words at once (`vectors`). The few words of all other classes are taken one by one. Which classes are common is guessed from a
+sample of the base: a wrong guess costs time (in the worst case every word is taken one by one) and nothing else.
 """
 
 from __future__ import annotations
@@ -36,43 +36,50 @@ from p2p.codec.vectors import (
 )
 
 CLASSES = 256
+"""Classes of words: a class is 8 bits of the word, which is how many bits the exponent of a bf16 or fp32 has."""
 
 SHIFT = {1: 3, 2: 7, 4: 23}
-"""Of words of so many bytes: what makes a class of the exponents of fp8 (e4m3), bf16 and fp32. Others get other classes, which
-cost size and nothing else."""
+"""Bytes of a word -> how many bits to shift it right, so that its lowest 8 bits are the exponent: of fp8 (e4m3), bf16 and fp32.
+Words of other formats fall into other classes, which makes the payload larger and has no other effect."""
 
 BLOCKS = 32
+"""Blocks of 64 words in a tile."""
+
 TILE = BLOCK * BLOCKS
-"""Words of a tile: these and the next ones, their classes, and masks for some ten of these stay in the nearest cache."""
+"""Words of a tile, 2048: so few that this tile, the next one, their classes and the masks of some ten classes stay in the
+processor's nearest cache."""
 
 SAMPLED = 8
-"""One tile in so many has its first block sampled."""
+"""The first block of one tile in so many is sampled, which is 1 word in 256: it need only tell common classes from rare
+ones."""
 
 FEW = 256
-"""One word in so many may be of the classes that are gone through word by word."""
+"""At most one word in so many may be of the rare classes, whose words are taken one by one: so few of them cost little beside the
+classes that are counted 64 words at once."""
 
 MANY = 32
-"""At most so many classes are counted 64 words at once. What 8-bit floats have; exponents of weights are some ten to twenty."""
+"""At most so many classes are counted 64 words at once. 8-bit floats have so many exponents; the weights of a bf16 model have
+ten to twenty."""
 
 _END = 1 << 40
-"""A rank that no segment reaches."""
+"""A rank that no segment reaches (a segment has at most 2**26 words): the next change of a class that has none left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Of a segment: the changed words in the order of classes, and of positions within one."""
+    """The changed words of a segment, in the order of classes and, within a class, of positions."""
 
     counts: np.ndarray
-    """int64 [CLASSES]: how many there are"""
+    """int64 [CLASSES]: how many words of each class changed"""
     ranks: np.ndarray
-    """uint32 [changes]: the words of its class, changed or not, before each; rising within a class"""
+    """uint32 [changes]: how many words of its class, changed or not, come before each; rising within a class"""
     steps: np.ndarray
     """uN [changes]: new - base, in the words' own arithmetic"""
 
 
 def readable(words: np.ndarray) -> np.ndarray:
-    """The same words for a compiled loop that only reads them: to it, read-only arrays are of another type, to be compiled for
-    anew."""
+    """The same words as a writable array, for a compiled loop that only reads them. To numba a read-only array is of another
+    type, for which the loop would be compiled again."""
     if words.flags.writeable:
         return words
     alias = (ctypes.c_char * words.nbytes).from_address(words.ctypes.data)
@@ -80,26 +87,30 @@ def readable(words: np.ndarray) -> np.ndarray:
 
 
 def find(new: np.ndarray, base: np.ndarray, most: int) -> Changes | None:
-    """What changed; None when it is more than `most` words. `new` and `base` are uN [n] of 1, 2 or 4 bytes."""
+    """The changes from `base` to `new` (uN [n] of 1, 2 or 4 bytes); None when more than `most` words changed."""
     new, base, shift = readable(new), readable(base), SHIFT[new.itemsize]
     masks, counts = np.empty(len(base) // BLOCK, np.uint64), np.zeros(CLASSES, np.int64)
-    count = _compare(new, base, shift, most, masks, counts)
+    count = _compare(new, base, shift, most, masks=masks, counts=counts)
     if count < 0:
         return None
     ranks, steps = np.empty(count, np.uint32), np.empty(count, new.dtype)
-    _find(new, base, shift, masks, counts, np.cumsum(counts) - counts, ranks, steps)
+    starts = np.cumsum(counts) - counts
+    _find(new, base, shift, masks, counts=counts, at=starts, ranks=ranks, steps=steps)
     return Changes(counts, ranks, steps)
 
 
 def apply(base: np.ndarray, changes: Changes, out: np.ndarray) -> bool:
-    """Fill `out` with `base` and the changes; False when they do not all lie within it. Ranks must rise within each class."""
+    """Fill `out` (uN [n]) with `base` (uN [n]) and the changes. False when a change lies beyond the words of its class: then
+    `out` holds anything. Ranks must rise within each class."""
     ends = np.cumsum(changes.counts)
     at = ends - changes.counts
     if len(changes.ranks) == 0:
         out[...] = base
         return True
     straight = out.ctypes.data % STREAMED == 0
-    _apply(readable(base), SHIFT[base.itemsize], changes.ranks, changes.steps, at, ends, out, straight)
+    _apply(
+        readable(base), SHIFT[base.itemsize], changes.ranks, changes.steps, at=at, ends=ends, out=out, straight=straight
+    )
     return bool((at == ends).all())
 
 
@@ -121,9 +132,10 @@ def _classes_of(words, shift, out):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _list(bits, first, places, n):  # type: ignore[no-untyped-def]
-    """Append first + each bit that is set to the `n` places; how many there are then. Overwrites up to four beyond."""
+    """Append first + the place of each set bit to the first `n` of `places`; returns how many there are then. It writes up to
+    four places beyond the last one."""
     count = count_bits(bits)
-    # A few bits without asking how many: a processor would guess wrong.
+    # Four bits without a test of how many there are: a processor would guess its outcome wrong.
     for k in range(4):
         places[n + k] = first + lowest_bit(bits)
         bits &= bits - np.uint64(1)
@@ -137,7 +149,7 @@ def _list(bits, first, places, n):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _list_few(bits, first, places, n):  # type: ignore[no-untyped-def]
-    """As `_list`, for bits of which there is rarely more than one."""
+    """What `_list` does, faster where there is rarely more than one bit."""
     count = count_bits(bits)
     places[n] = first + lowest_bit(bits)
     bits &= bits - np.uint64(1)
@@ -151,7 +163,8 @@ def _list_few(bits, first, places, n):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _compare(new, base, shift, most, masks, counts):  # type: ignore[no-untyped-def]
-    """How many words changed, -1 when more than `most`; fills a mask for each whole block, counts changes of each class."""
+    """How many words changed, -1 when more than `most`. Fills a mask for each whole block, and counts the changes of each
+    class."""
     count, whole, places = 0, len(base) // BLOCK * BLOCK, np.empty(TILE + 4, np.uint16)
     for first in range(0, len(masks), BLOCKS):
         n = 0
@@ -172,7 +185,7 @@ def _compare(new, base, shift, most, masks, counts):  # type: ignore[no-untyped-
 
 @njit(nogil=True, cache=True)
 def _choose(base, shift, counts, chosen):  # type: ignore[no-untyped-def]
-    """(how many classes to count 64 words at once, filled into `chosen` (uint8 [MANY]), the lowest of their range, the highest).
+    """(n, low, high): `chosen` (uint8 [MANY]) gets the n classes to count 64 words at once, all of them from `low` to `high`.
 
     The range leaves out, at its ends, classes that hold few of the sampled words. Within it a class without a change need not
     be counted.
@@ -206,7 +219,8 @@ def _choose(base, shift, counts, chosen):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _count(classes, c, masks, before, at):  # type: ignore[no-untyped-def]
-    """How many of a tile's `classes` are `c`; fills, from `at` on, each block's mask of them and how many there are before it."""
+    """How many of a tile's `classes` are `c`. Fills, from `at` on, each block's mask of these words and how many come before
+    it."""
     total = 0
     for block in range(BLOCKS):
         bits = equal(classes, block * BLOCK, c)
@@ -218,7 +232,7 @@ def _count(classes, c, masks, before, at):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _find(new, base, shift, masks, counts, at, ranks, steps):  # type: ignore[no-untyped-def]
-    """Fill `ranks` and `steps`. `at`: where the next change of each class goes; there is room for `counts` of each."""
+    """Fill `ranks` and `steps`. `at`: the index of each class's next change; each class has room for `counts` changes."""
     chosen, row = np.empty(MANY, np.uint8), np.zeros(CLASSES, np.int64)
     n, low, high = _choose(base, shift, counts, chosen)
     for k in range(n):
@@ -272,12 +286,13 @@ def _find(new, base, shift, masks, counts, at, ranks, steps):  # type: ignore[no
 
 @njit(nogil=True, cache=True)
 def _apply(base, shift, ranks, steps, at, ends, out, straight):  # type: ignore[no-untyped-def]
-    """Fill `out`. `at`: the next change of each class, `ends`: where its changes end; `at` has reached them if all were found.
+    """Fill `out`. `at`: the index of each class's next change; `ends`: where its changes end. If all were applied, `at` equals
+    `ends`.
 
     A change is applied where its class has as many words before as its rank says. Ranks of a class rise, so one that is not
     below those already seen is still to come, and one that is below a tile's last lies in this tile.
 
-    A tile is put together in `near` and goes to `out` when it is done, `straight` past the caches if that may be.
+    A tile is put together in `near` and then copied to `out`, past the caches where `straight` says that `out` is aligned for it.
     """
     chosen = np.empty(MANY, np.uint8)
     n, low, high = _choose(base, shift, ends - at, chosen)

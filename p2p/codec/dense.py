@@ -1,4 +1,4 @@
-"""DENSE: the zigzag step of every word, by the table of its base's class; for segments where much changed.
+"""DENSE: the zigzag step of every word, by the table of its base's class; for segments in which much changed.
 
     models - 1 (1 byte) | classes - 1 (1)
     for each class that the base has, rising: class (1), model (1)
@@ -10,30 +10,27 @@ Words of eight bytes are taken as pairs.
 
 from __future__ import annotations
 
-import struct
-
 import numpy as np
 from numba import njit
 
 from p2p.codec.classes import CLASSES, classes_of, readable
 from p2p.codec.planes import zigzag
-from p2p.codec.port import Coding, changed
+from p2p.codec.port import Coding, Encoded, changed
 from p2p.codec.rans import BITS, decode, encode, frequencies, levels_of, read_levels, tables_of, write_levels
-from p2p.codec.sparse import group, narrow
+from p2p.codec.sparse import LENGTH, cut_words, group, narrow
 from p2p.codec.tokens import FIRST, RAW_BITS, TOKENS, histogram, raw_bytes, tokens_of, write_raw
 from p2p.errors import Refusal
 
-_LENGTH = struct.Struct("<I")
-
 OWN_MODEL = 2000
-"""A class with fewer words shares the model of its neighbour."""
+"""Words: a class with fewer of them shares the model of its neighbour: a model takes bytes of its own, and every word has a step
+here, so that many words are needed for a table to pay."""
 
 
 class DenseCoding(Coding):
     name, id, needs_base = "dense", 6, True
 
-    def encode(self, new: np.ndarray, base: np.ndarray | None) -> tuple[bytes, int] | None:
-        """None when that takes more than the words themselves."""
+    def encode(self, new: np.ndarray, base: np.ndarray | None) -> Encoded | None:
+        """None when the payload would take more bytes than the words themselves."""
         assert base is not None
         whole, (new, base) = (new, base), (narrow(new), narrow(base))
         numbers = zigzag(new, base)
@@ -59,32 +56,32 @@ class DenseCoding(Coding):
             return None
         head += b"".join(map(write_levels, levels))
         words = encode(tokens, rows, tables)
-        return b"".join([head, _LENGTH.pack(len(words)), words, raw]), changes
+        return Encoded(b"".join([head, LENGTH.pack(len(words)), words, raw]), changes)
 
     def decode(self, body: memoryview, base: np.ndarray | None, out: np.ndarray) -> int:
+        """See `Coding.decode`."""
         assert base is not None
         whole, (out, base) = (out, base), (narrow(out), narrow(base))
         rows = classes_of(base)
         by_class, models, at = _read_classes(body, np.flatnonzero(histogram(rows)))
         levels = np.empty((models, TOKENS), np.uint8)
         at = read_levels(body, at, levels)
-        if at + _LENGTH.size > len(body):
-            raise Refusal("payload ends before its token words")
-        (length,) = _LENGTH.unpack_from(body, at)
-        at += _LENGTH.size
-        tokens = decode(body[at : at + length], by_class[rows], tables_of(levels))
+        words, rest = cut_words(body, at)
+        tokens = decode(words, by_class[rows], tables_of(levels))
         del rows
-        raw = np.frombuffer(body[at + length :], np.uint8)
+        raw = np.frombuffer(rest, np.uint8)
         if len(raw) != raw_bytes(tokens):
             raise Refusal(f"payload has {len(raw)} bytes of raw bits, its steps take {raw_bytes(tokens)}")
-        changes = int(_apply(raw, tokens, FIRST, RAW_BITS, np.iinfo(out.dtype).max, readable(base), out))
+        most = np.iinfo(out.dtype).max
+        changes = int(_apply(raw, tokens, FIRST, RAW_BITS, most=most, base=readable(base), out=out))
         if changes < 0:
             raise Refusal("dense delta has a step larger than a word, or something in its padding")
         return changes if out is whole[0] else changed(*whole)
 
 
 def _read_classes(body: memoryview, used: np.ndarray) -> tuple[np.ndarray, int, int]:
-    """(uint8 [CLASSES]: the model of each class, models, where they end). Refusal unless they are just the base's."""
+    """(uint8 [CLASSES]: the model of each class, how many models, where the list ends). Refusal unless the classes are those of
+    the base."""
     at = 2 + 2 * len(used)
     if len(body) < at or body[1] != len(used) - 1:
         raise Refusal("dense delta has other classes than its base")
@@ -99,7 +96,7 @@ def _read_classes(body: memoryview, used: np.ndarray) -> tuple[np.ndarray, int, 
 
 @njit(nogil=True, cache=True)
 def _apply(raw, tokens, first, widths, most, base, out):  # type: ignore[no-untyped-def]
-    """How many words changed; -1 for what no encoder makes. `raw` holds just the bits that the tokens ask for."""
+    """How many words changed; -1 for bytes that no encoder makes. `raw` has exactly the length that the tokens ask for."""
     held = np.uint64(0)
     count, at, changed = 0, 0, 0
     for i in range(len(tokens)):

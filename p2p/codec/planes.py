@@ -1,4 +1,4 @@
-"""Byte planes, zigzag differences and bounded zstd sections: what the codings share. Must not know which coding asks.
+"""Byte planes, zigzag differences and bounded zstd sections, which several codings use. Must not know which coding asks.
 
 A section is a 4-byte little-endian length and one zstd frame whose header states its content size.
 """
@@ -66,8 +66,8 @@ class Sections:
     def __init__(self, body: memoryview) -> None:
         self._rest = body
 
-    def take(self, at_most: int) -> np.ndarray:
-        """uint8 [<= at_most], read-only: the next section. Refusal when it is cut short, corrupt or larger."""
+    def take_exact(self, size: int) -> np.ndarray:
+        """uint8 [size], read-only: the next section. Refusal when it is cut short, corrupt or of another length."""
         if len(self._rest) < _LENGTH.size:
             raise Refusal("payload ends before a section")
         (length,) = _LENGTH.unpack_from(self._rest)
@@ -77,22 +77,15 @@ class Sections:
         self._rest = self._rest[_LENGTH.size + length :]
         try:
             # The decompressor allocates what the frame's header claims, so the claim is checked first.
-            size = zstandard.frame_content_size(frame)
-            if not 0 <= size <= at_most:
-                raise Refusal(f"section claims {size} bytes, at most {at_most} can be")
-            data = zstandard.ZstdDecompressor().decompress(frame, max_output_size=at_most, allow_extra_data=False)
+            claimed = zstandard.frame_content_size(frame)
+            if claimed != size:
+                raise Refusal(f"section claims {claimed} bytes, expected {size}")
+            data = zstandard.ZstdDecompressor().decompress(frame, max_output_size=size, allow_extra_data=False)
         except (zstandard.ZstdError, ValueError, MemoryError) as error:
             raise Refusal(f"section is not a zstd frame: {error}") from None
         if len(data) != size:
             raise Refusal(f"section claims {size} bytes and holds {len(data)}")
         return np.frombuffer(data, np.uint8)
-
-    def take_exact(self, size: int) -> np.ndarray:
-        """uint8 [size]: the next section, which must be just so long."""
-        data = self.take(size)
-        if len(data) != size:
-            raise Refusal(f"section holds {len(data)} bytes, expected {size}")
-        return data
 
     def end(self) -> None:
         """Refusal when anything is left."""

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+
+
+class Encoded(NamedTuple):
+    """One segment's words, written by one coding."""
+
+    body: bytes
+    """the payload after its id byte"""
+    changed: int
+    """words that differ from the base; without a base, all of them"""
 
 
 class Coding:
@@ -17,14 +28,13 @@ class Coding:
     """first byte of a payload; never reused for another form"""
     needs_base: bool
 
-    def encode(self, new: np.ndarray, base: np.ndarray | None) -> tuple[bytes, int] | None:
-        """The payload after its id byte, and how many words differ from `base` (from nothing: all). None when these words are
-        not for this coding. Deterministic."""
+    def encode(self, new: np.ndarray, base: np.ndarray | None) -> Encoded | None:
+        """Write `new` against `base`. None when this coding would make the payload large or slow to decode. Deterministic."""
         raise NotImplementedError
 
     def decode(self, body: memoryview, base: np.ndarray | None, out: np.ndarray) -> int:
-        """Fill `out`; returns how many words differ from `base` (from nothing: all). Refusal on any body that `encode`
-        could not have made, in memory bounded by `out`'s length whatever the body claims."""
+        """Fill `out`; returns how many words differ from `base` (without a base: all of them). Refusal on any body that `encode`
+        could not have made. Memory is bounded by the length of `out`, whatever the body claims."""
         raise NotImplementedError
 
 

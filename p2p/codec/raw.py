@@ -9,17 +9,18 @@ from __future__ import annotations
 import numpy as np
 
 from p2p.codec.planes import Sections, join_planes, pack, split_planes
-from p2p.codec.port import Coding, changed
+from p2p.codec.port import Coding, Encoded, changed
 
 
 class RawCoding(Coding):
     name, id, needs_base = "raw", 3, False
 
-    def encode(self, new: np.ndarray, base: np.ndarray | None) -> tuple[bytes, int]:
+    def encode(self, new: np.ndarray, base: np.ndarray | None) -> Encoded:
         bits = 8 * new.itemsize
-        return pack(split_planes(new if bits == 8 else (new << 1) | (new >> (bits - 1)))), changed(new, base)
+        return Encoded(pack(split_planes(new if bits == 8 else (new << 1) | (new >> (bits - 1)))), changed(new, base))
 
     def decode(self, body: memoryview, base: np.ndarray | None, out: np.ndarray) -> int:
+        """See `Coding.decode`."""
         sections = Sections(body)
         planes = [sections.take_exact(len(out)) for _ in range(out.itemsize)]
         sections.end()

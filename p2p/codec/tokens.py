@@ -1,4 +1,4 @@
-"""Numbers to tokens and back: a token says about how large a number is, raw bits beside it say which.
+"""Numbers to tokens: a token says about how large a number is, raw bits beside it say which one it is.
 
 Below DIRECT a number is its own token; above, each octave has four tokens. So few tokens, whose frequencies are worth
 learning, carry all that a smooth distribution has to tell, and the bits within a token are as good as random. Must not know
@@ -11,10 +11,11 @@ import numpy as np
 from numba import njit
 
 DIRECT = 8
-"""Numbers below this one are their own tokens: most changes of a weight are so small."""
+"""Numbers below this are their own token: the smallest numbers are the most frequent, and a quarter of an octave below 8 would be
+less than one number."""
 
 TOKENS = DIRECT + 4 * 29
-"""How many tokens there are, for numbers below 2^32: four for each of the 29 octaves from DIRECT on."""
+"""How many tokens there are: DIRECT, and four for each of the 29 octaves from 8 up to 2**32, more than any rank or step needs."""
 
 
 def _ladder() -> tuple[np.ndarray, np.ndarray]:
@@ -31,7 +32,7 @@ FIRST, RAW_BITS = _ladder()
 
 
 def tokens_of(numbers: np.ndarray) -> np.ndarray:
-    """uint8 [n] for `numbers` (unsigned or signed integers [n], below 2^32)."""
+    """uint8 [n] for `numbers` (unsigned or signed integers [n], 0 to 2**32 - 1)."""
     tokens = np.empty(len(numbers), np.uint8)
     _tokens_of(numbers, tokens)
     return tokens
@@ -45,12 +46,13 @@ def write_raw(numbers: np.ndarray, tokens: np.ndarray) -> bytes:
 
 
 def raw_bytes(tokens: np.ndarray) -> int:
-    """How long the raw bits beside `tokens` (each below TOKENS) are."""
+    """Bytes that the raw bits beside `tokens` (uint8 [n], each below TOKENS) take."""
     return (int(histogram(tokens)[:TOKENS] @ RAW_BITS) + 7) // 8
 
 
 def histogram(values: np.ndarray) -> np.ndarray:
-    """int64 [256]: how often each value occurs in `values` (uint8 [n]). As numpy's bincount, which takes eight bytes for each."""
+    """int64 [256]: how often each value occurs in `values` (uint8 [n]). It does what numpy's bincount does, which first makes an
+    int64 of every value."""
     counts = np.zeros((4, 256), np.int64)
     _histogram(values, counts)
     return counts.sum(axis=0)

@@ -1,8 +1,8 @@
-"""Sixty-four words at once, for compiled loops: comparisons to a mask of bits, and what is done with such masks.
+"""Operations on 64 words at once, for compiled loops: comparisons that give a mask of bits, and operations on such masks.
 
-numba has no vector types, so these write LLVM's: comparisons of vectors of any machine (AVX-512, AVX2 and NEON each have theirs,
-LLVM cuts 64 words into what there is) and its counting of bits. The results are the same everywhere. Nothing is checked: a caller
-proves that what it names lies within its arrays. Must not know what is compared and why.
+numba has no vector types, so these functions write LLVM's: LLVM cuts 64 words into the vectors that the machine has (AVX-512,
+AVX2 or NEON). The results are the same on every machine. Nothing is checked here: the caller must know that the indices lie
+within its arrays. This module must not know what is compared and why.
 
 Bit i of a mask stands for the i-th of the 64 words.
 """
@@ -19,18 +19,20 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic, overload
 
 BLOCK = 64
-"""How many words a mask is about."""
+"""Words that one mask covers: one bit of a uint64 for each."""
 
 _I1, _I32, _I64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
 
 
 _u = np.uint64
+
 _ONES, _HIGHS = _u(0x0101010101010101), _u(0x8080808080808080)
+"""The lowest bit of each of eight bytes, and the highest one."""
 
 _IN_BYTE = np.array(
     [[([i for i in range(8) if byte >> i & 1] + [0] * 8)[rank] for byte in range(256)] for rank in range(8)], np.int64
 )
-"""[rank, byte]: where the byte has the bit that so many lower ones come before."""
+"""int64 [rank, byte]: the place, in the byte, of the set bit that has `rank` set bits below it; 0 where there is none."""
 
 
 @intrinsic
@@ -60,7 +62,7 @@ def at_most(typing: Any, words: Any, at: Any, value: Any) -> Any:
     """int64: how many of `words` (uN [n]) are `value` or less, of the 32 from `at` to at + 32 <= n."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        found = _load(context, builder, signature.args[0], args[0], args[1], BLOCK // 2)
+        found = _load(context, builder, signature.args[0], array=args[0], at=args[1], count=BLOCK // 2)
         few = builder.icmp_unsigned("<=", found, _spread(builder, args[2], found.type))
         return builder.zext(builder.ctpop(builder.bitcast(few, _I32)), _I64)
 
@@ -84,20 +86,23 @@ def copy_block(typing: Any, words: Any, at: Any, out: Any, to: Any) -> Any:
     """Copy 64 of `words` (uN [n]), from `at` to at + 64 <= n, to `out` (the same type, [m]), from `to` to to + 64 <= m."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _store(context, builder, signature.args[2], args[2], args[3], _load(context, builder, signature.args[0], *args[:2]))
+        found = _load(context, builder, signature.args[0], *args[:2])
+        _store(context, builder, signature.args[2], array=args[2], at=args[3], value=found)
         return context.get_dummy_value()
 
     return types.void(words, types.int64, words, types.int64), codegen
 
 
 STREAMED = 16
-"""Bytes that the place of what `stream_block` writes must be a multiple of."""
+"""Bytes: `stream_block` writes to addresses that are multiples of this, as stores past the caches need (SSE: 16 bytes)."""
 
 
 @intrinsic
 def stream_block(typing: Any, words: Any, at: Any, out: Any, to: Any) -> Any:
-    """As `copy_block`, past the caches: what was there need not be read, and nothing that is near has to go for it. out[to] must
-    lie at a multiple of STREAMED bytes. `settle` must come before another thread may read it."""
+    """Copy as `copy_block` does, past the caches: the target need not be read first, and no other data leaves the caches for it.
+
+    out[to] must lie at a multiple of STREAMED bytes. `settle` must be called before another thread may read `out`.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = signature.args[0]
@@ -119,7 +124,7 @@ def stream_block(typing: Any, words: Any, at: Any, out: Any, to: Any) -> Any:
 
 @intrinsic
 def settle(typing: Any) -> Any:
-    """What `stream_block` wrote is there for every thread that is told so after this."""
+    """A memory fence: a thread that is woken after it sees all that `stream_block` wrote."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.fence("seq_cst")
@@ -139,7 +144,7 @@ def put_octets(typing: Any, words: Any, at: Any, shift: Any, octets: Any, to: An
         found = builder.lshr(found, _spread(builder, shift, found.type))
         if signature.args[0].dtype.bitwidth > 8:
             found = builder.trunc(found, ir.VectorType(ir.IntType(8), BLOCK))
-        _store(context, builder, signature.args[3], args[3], args[4], found)
+        _store(context, builder, signature.args[3], array=args[3], at=args[4], value=found)
         return context.get_dummy_value()
 
     return types.void(words, types.int64, types.int64, octets, types.int64), codegen
@@ -147,7 +152,7 @@ def put_octets(typing: Any, words: Any, at: Any, shift: Any, octets: Any, to: An
 
 @intrinsic
 def expect(typing: Any, words: Any, at: Any) -> Any:
-    """Have the 64 of `words` (uN [n]) from `at` on brought near: they will be read or written soon. Any `at` does."""
+    """Prefetch the 64 of `words` (uN [n]) from `at` on, which will be read or written soon. `at` may lie beyond the array."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         size = signature.args[0].dtype.bitwidth // 8
@@ -221,8 +226,8 @@ def store_bits(typing: Any, octets: Any, at: Any, bits: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def _place_of(bits, rank):  # type: ignore[no-untyped-def]
-    """Without branches: which byte holds it, from the sums of the bytes' bits (Vigna, Broadword Implementation of Rank/Select
-    Queries, 2008), and where in the byte, from a table."""
+    """`place_of` without branches: the byte that holds the bit is found from the sums of the bytes' bits (Vigna, Broadword
+    Implementation of Rank/Select Queries, 2008), its place within the byte from a table."""
     sums = bits - ((bits >> _u(1)) & _u(0x5555555555555555))
     sums = (sums & _u(0x3333333333333333)) + ((sums >> _u(2)) & _u(0x3333333333333333))
     sums = ((sums + (sums >> _u(4))) & _u(0x0F0F0F0F0F0F0F0F)) * _ONES
@@ -234,7 +239,7 @@ def _place_of(bits, rank):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def _spread_bits(typing: Any, low: Any, mask: Any) -> Any:
-    """uint64: the lowest bits of `low`, in the places of those set in `mask`. Where `_spreads` says so."""
+    """uint64: the lowest bits of `low`, moved to the places of the bits set in `mask`. Only where `_spreads()` is true."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(_I64, [_I64, _I64])
@@ -244,7 +249,8 @@ def _spread_bits(typing: Any, low: Any, mask: Any) -> Any:
 
 
 def _spreads() -> bool:
-    """Whether the machine that is compiled for spreads bits by one fast instruction. (Early Zens have it in microcode.)"""
+    """Whether the machine that is compiled for has a fast instruction that spreads bits (pdep; the first two Zens have a slow
+    one)."""
     _, processor, features = cpu_target.target_context.codegen().magic_tuple()
     return "+bmi2" in features.split(",") and processor not in ("znver1", "znver2", "bdver4")
 
@@ -278,7 +284,7 @@ def _store(context: Any, builder: Any, kind: Any, array: Any, at: Any, value: An
 
 
 def _spread(builder: Any, value: Any, vector: Any) -> Any:
-    """`value` in each place."""
+    """A vector with `value` in each place."""
     none = ir.Constant(vector, ir.Undefined)
     first = builder.insert_element(none, value, _I32(0))
     return builder.shuffle_vector(first, none, ir.Constant(ir.VectorType(_I32, vector.count), [0] * vector.count))

@@ -1,4 +1,4 @@
-"""Which manifests lead from what a node holds to the current version, at the least bytes. Pure."""
+"""The cheapest sequence of manifests from the version that a node holds to the current one, in bytes. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from p2p.weights.manifest import DELTAS
 def plan_catch_up(
     entries: Iterable[CatalogEntry], target: Version, held: Version | None, held_digest: bytes | None
 ) -> list[CatalogEntry] | None:
-    """Cheapest sequence of manifests to install, in order, to reach `target`; [] when already there; None when no
-    retained chain leads there. Starts from an anchor or from a delta whose base digest is the one held.
+    """The cheapest sequence of manifests to install, in order, to reach `target`; [] when the node holds it already; None when no
+    sequence of `entries` leads there. A sequence starts with an anchor, or with a delta whose base digest is the one held.
 
     Dijkstra over versions, edge cost = payload bytes plus a little per manifest, so that of two equal paths the one
     with fewer installs wins.

@@ -1,6 +1,7 @@
-"""Encode a version segment by segment into the chunk store, as fast as segments come. Must not know signing or sending.
+"""Encode a version segment by segment into the chunk store. Must not know signing or sending.
 
-The trainer calls it; the head signs what it yields. The first chunks can leave while later segments are still encoded.
+The trainer's process calls `encode_version`; the head signs the segments that it yields. So the first chunks can leave while
+later segments are still being encoded.
 """
 
 from __future__ import annotations
@@ -21,22 +22,25 @@ from p2p.weights.state import FlatState
 from p2p.weights.store import ChunkFolder
 
 CHUNKS, MANY_CHUNKS = 512, 4096
-"""Chunks that a version is cut into where their size has room: 20 log2(N) keep what a pipeline of N peers loses to its
-filling under 5 % (Mundinger, Weber and Weiss 2008), and a few for each distributor keep all of them busy to the end. Chunks
-grow beyond MEDIUM_CHUNK only when there would be many."""
+"""How many chunks a version is cut into, as far as the sizes below allow. With 20 log2(N) chunks a pipeline of N peers loses
+under 5 % of its time to filling (Mundinger, Weber and Weiss 2008), and each distributor has a few chunks to the end. Up to
+MEDIUM_CHUNK a chunk grows so that there are CHUNKS of them; beyond it only when there would be more than MANY_CHUNKS."""
 
 MIN_CHUNK, MEDIUM_CHUNK = 16 * KIB, 128 * KIB
-"""Below the first the costs of a chunk (its digest, its announcements) are no longer small beside it; a slow uplink is
-busy with one of the second, handed to seven peers, for the better part of a second."""
+"""Bytes. A chunk smaller than MIN_CHUNK would cost more in digests and announcements than in its own bytes. One of MEDIUM_CHUNK,
+handed to seven peers, keeps a slow uplink busy for the better part of a second, so chunks stay at that size for long."""
 
 RECORDS_FROM = 64 * KIB
+"""Bytes from which a chunk is made a little smaller than a power of two, so that it just fills whole Noise records: these hold
+64 KiB, and a smaller chunk shares one anyway."""
 
 NOTHING_FOUND: Mapping[int, Changes] = MappingProxyType({})
+"""No segment's changes are known beforehand."""
 
 
 def chunk_bytes_for(payload: int) -> int:
-    """Bytes of a chunk, for a version of about so many: a power of two, or a little less, so that with its headers it just
-    fills whole encrypted records (64 KiB)."""
+    """Bytes of a chunk, for a version of about `payload` bytes: a power of two, or a little less, so that with its headers it
+    just fills whole encrypted records (64 KiB)."""
     size = MIN_CHUNK
     while size < MAX_CHUNK and size * (CHUNKS if size < MEDIUM_CHUNK else MANY_CHUNKS) < payload:
         size *= 2
@@ -64,9 +68,9 @@ def encode_version(
 ) -> Iterator[EncodedSegment]:
     """Yield every segment of `new` in order, its chunks already in `store`.
 
-    With `base` (same layout) segments are deltas against it, without they are whole. So many `threads` encode ahead of what was
-    taken, a segment each and one in hand; what comes out does not depend on their number. `changes` are by segment what was found
-    against `base` already. ValueError on different layouts.
+    With `base` (same layout) segments are deltas against it, without a base they are whole. `threads` segments are encoded ahead
+    of the one that the caller works on; the result does not depend on their number. `changes`: segment index -> its changes
+    against `base`, where they were found already. ValueError when the layouts differ.
     """
     if base is not None and base.layout.digest != new.layout.digest:
         raise ValueError("a delta needs a base with the same tensor table; publish an anchor instead")
@@ -79,7 +83,7 @@ def encode_version(
 
     def store_next() -> EncodedSegment:
         segment, size, chunks, changed = ahead.popleft().result()
-        for digest, chunk in chunks:  # not in those threads: two may have the same chunk
+        for digest, chunk in chunks:  # in this one thread: two segments may have the same chunk
             store.put_trusted(digest, chunk)
         return EncodedSegment(segment.index, size, tuple(d for d, _ in chunks), changed, segment.nbytes // segment.itemsize)
 

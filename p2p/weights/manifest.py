@@ -1,15 +1,15 @@
-"""Signed manifests: what a version is made of, provable piece by piece while it is still being made.
+"""Signed manifests: the list of a version's chunks, provable piece by piece while the version is still being encoded.
 
 Pure. Must not know channels, stores or how segments are coded. A manifest is a set of **parts**, each signed by the head
-by itself: one header, one record per segment (its chunk digests), one seal (what the whole must come to). A chunk may be
-relayed as soon as its segment's record is known; a version is installed only under its seal.
+by itself: one header, one record per segment (its chunk digests), one seal (totals and the digest of the installed state). A
+chunk may be relayed as soon as its segment's record is known; a version is installed only under its seal.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import blake3
 import msgpack
@@ -23,24 +23,28 @@ from p2p.protocol.wire import unpack
 from p2p.version import Version
 
 DOMAIN = {kind: f"shoal/manifest/{kind}/1".encode() for kind in ("header", "record", "seal")}
+"""Kind of a part -> the domain under which the head signs it, so that no part passes for one of another kind."""
+
 DELTAS = ("delta", "cumulative")
-"""delta: the difference to `base`, the version before, pushed to everybody who follows; cumulative: to a `base` many versions
-back, for those who ask for it because that is what they hold."""
+"""Kinds of manifests with a base. delta: the difference to the version before, pushed to every node that follows the run.
+cumulative: the difference to a version many steps back, fetched by nodes that hold that one."""
 
 KINDS = ("anchor", *DELTAS, "descriptor")
-"""anchor: a whole state; descriptor: the model's files, sent the way a state is."""
+"""All kinds of manifests. anchor: a whole state; descriptor: the model's files (config, tokenizer), sent as a state is."""
 
 CODEC = "shoal-1"
 """Name of the segment codec. A node that does not know it refuses the header instead of guessing."""
 
 MAX_LIFETIME_S = 400 * 24 * 3600
+"""Seconds that a manifest may be valid: longer than any run, which signs its model descriptor once an epoch."""
+
 MAX_CLOCK_SKEW_S = 24 * 3600
-"""Volunteers' clocks are often wrong by hours; a manifest from further in the future is refused."""
+"""Seconds: a manifest created further in the future is refused. Volunteers' clocks are often wrong by hours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What is being sent. Times are Unix seconds; `segment_bytes` fixes how `layout` is cut into segments."""
+    """What the manifest is of. Times are Unix seconds; `segment_bytes` fixes how `layout` is cut into segments."""
 
     run: str
     version: Version
@@ -67,7 +71,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """The end of a manifest: totals, and what the installed state must hash to."""
+    """The end of a manifest: totals, and the digests that the installed state must have."""
 
     segments: int
     chunks: int
@@ -106,6 +110,15 @@ def mid_of(header_body: bytes) -> bytes:
     return blake3.blake3(header_body).digest()[:16]
 
 
+class SignedPart(NamedTuple):
+    """One part of a manifest whose signature was checked."""
+
+    kind: str
+    """header, record or seal"""
+    body: bytes
+    """the msgpack bytes that were signed"""
+
+
 class ManifestSigner:
     """The head's side: turns header, records and seal into signed parts, in order."""
 
@@ -123,7 +136,8 @@ class ManifestSigner:
         self._chunks = self._size = self._segments = 0
 
     def record(self, segment: int, size: int, digests: tuple[bytes, ...]) -> bytes:
-        """Sign the next segment's chunk digests (32 bytes each)."""
+        """Sign the next segment: its `size` payload bytes and its chunks' digests (32 bytes each). Returns the part. ValueError
+        when it is not the next one."""
         if segment != self._segments:
             raise ValueError(f"segment {segment} out of order, expected {self._segments}")
         body = msgpack.packb([self.mid, segment, self._chunks, size, b"".join(digests)])
@@ -132,6 +146,8 @@ class ManifestSigner:
         return _part(self._identity, "record", body)
 
     def seal(self, tensor_digests: list[bytes], state_digest: bytes) -> bytes:
+        """Sign the totals and the digests of the state (16 bytes for each tensor in layout order, 32 for the whole). Returns the
+        part. ValueError before the last segment's record."""
         if self._segments != len(self.header.layout.segments(self.header.segment_bytes)):
             raise ValueError("seal before the last segment")
         body = msgpack.packb([
@@ -160,7 +176,7 @@ class Manifest:
 
     @property
     def max_chunks(self) -> int:
-        """Chunks there can be: exactly once sealed, before that as many as the policy on payload sizes lets it."""
+        """The number of chunks: exact once sealed, before that the most that the bound on a segment's payload allows."""
         if self.seal is not None:
             return self.seal.chunks
         cut = len(self.segments)
@@ -168,12 +184,12 @@ class Manifest:
 
     @property
     def whole(self) -> bool:
-        """Seal and every record are here."""
+        """Whether the seal and every record have arrived."""
         return self.seal is not None and len(self.records) == len(self.segments)
 
     @property
     def size(self) -> int:
-        """Payload bytes: of the whole once sealed, of what is known before."""
+        """Payload bytes: of the whole once sealed, before that of the segments whose records have arrived."""
         return self.seal.size if self.seal else sum(r.size for r in self.records.values())
 
     def parts(self) -> list[bytes]:
@@ -208,8 +224,8 @@ class Manifest:
         return None if record is None else range(record.first, record.first + len(record.digests))
 
     def add(self, part: bytes, head_key: bytes) -> list[int]:
-        """Take a record or the seal. Returns the chunks that became provable ([] for a seal or a repeat).
-        Refusal when it is not the head's, not of this manifest, or contradicts what is known."""
+        """Take a record or the seal. Returns the chunks that became provable ([] for a seal or a part that came before).
+        Refusal when the head did not sign it, when it is of another manifest, or when it contradicts an earlier part."""
         if part in self._seen:
             return []  # every neighbour brings every record once: the signature is checked the first time
         kind, body = open_part(part, head_key, self.version)
@@ -261,7 +277,7 @@ class Manifest:
         if not all(isinstance(x, bytes) for x in (joined, state, rec)):
             raise ValueError("a field is of the wrong type")
         tensors = tuple(joined[i : i + 16] for i in range(0, len(joined), 16))
-        seal = Seal(n, chunks, size, tensors, state, rec)
+        seal = Seal(n, chunks, size, tensor_digests=tensors, state_digest=state, records_digest=rec)
         if self.seal is not None:
             if self.seal != seal:
                 raise Refusal("two signed seals: the head equivocates", version=self.version)
@@ -296,8 +312,9 @@ class Manifest:
             raise Refusal("part of another manifest", version=self.version, fatal=True)
 
 
-def open_part(part: bytes, head_key: bytes, version: Version | None = None) -> tuple[str, bytes]:
-    """(kind, signed body) of a part. Refusal unless the head signed it in that role."""
+def open_part(part: bytes, head_key: bytes, version: Version | None = None) -> SignedPart:
+    """Read a part and check its signature. Refusal unless `head_key` signed it as a part of its kind; `version` is only for the
+    refusal's message."""
     wire = unpack(part)
     if not isinstance(wire, list) or len(wire) != 3:
         raise Refusal("malformed manifest part", version=version, fatal=True)
@@ -306,11 +323,11 @@ def open_part(part: bytes, head_key: bytes, version: Version | None = None) -> t
         raise Refusal("malformed manifest part", version=version, fatal=True)
     if not verify(head_key, DOMAIN[kind], body, signature):
         raise Refusal(f"manifest {kind} is not signed by the head", version=version or _claimed(body), fatal=True)
-    return kind, body
+    return SignedPart(kind, body)
 
 
 def _claimed(body: bytes) -> Version | None:
-    """Which version a badly signed header claims to be: only for the message of the refusal."""
+    """The version that a badly signed header claims; only for the refusal's message."""
     try:
         return _version(unpack(body)[1])
     except (Refusal, TypeError, ValueError, IndexError, KeyError):
@@ -368,6 +385,7 @@ def open_header(part: bytes, *, head_key: bytes, run: str, min_epoch: int, now: 
     if h_kind == "descriptor" and table.nbytes > GIB:
         raise Refusal("descriptor is too large", version=version)
     header = Header(
-        h_run, version, h_kind, base_version, base_digest, codec, segment_bytes, chunk_bytes, created, expires, table
+        h_run, version, h_kind, base=base_version, base_digest=base_digest, codec=codec, segment_bytes=segment_bytes,
+        chunk_bytes=chunk_bytes, created=created, expires=expires, layout=table,
     )  # fmt: skip
     return Manifest(mid_of(body), header, part)

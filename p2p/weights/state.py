@@ -1,4 +1,4 @@
-"""A whole state as flat bytes under a `Layout`, in memory or in a file, and its digests.
+"""A whole state of weights as flat bytes under a `Layout`, in memory or in a file, and its digests.
 
 Must not know versions, codings, peers or torch. Values are bit patterns; the bytes between tensors are always zero, so
 that equal states are equal byte for byte.
@@ -20,7 +20,7 @@ from p2p.files import sync
 from p2p.layout import WORD, Layout, Segment, TensorSpec
 
 MADV_POPULATE_WRITE = 23
-"""Of Linux; Python's mmap has no name for it."""
+"""The number of an madvise request of Linux (5.14), for which Python's mmap has no name."""
 
 DIGEST = 16
 """Bytes of a tensor digest (xxh3-128): fast, and only ever over bytes that BLAKE3 authenticated."""
@@ -55,7 +55,7 @@ class FlatState:
 
     @classmethod
     def create(cls, path: Path, layout: Layout, *, reserve: bool = False) -> FlatState:
-        """A new all-zero file (one that is there is emptied first), mapped writable.
+        """A new all-zero file, mapped writable. A file of that name is emptied first.
 
         `reserve` allocates its disk space now, so that a full disk is an OSError (ENOSPC) here instead of a SIGBUS at a
         later write; the file is removed again on that error. Without it the file is sparse.
@@ -90,8 +90,8 @@ class FlatState:
         return self.bytes[segment.start : segment.stop].view(WORD[segment.itemsize])
 
     def populate(self, segment: Segment) -> None:
-        """Have the pages of `segment` made at once, where this is a mapped file: one by one, as they are first written to, the
-        kernel takes six times as long. Does nothing where the kernel cannot (before Linux 5.14)."""
+        """Have the kernel make all pages of `segment` now, where this is a mapped file: one by one, as they are first written to,
+        it takes six times as long. Does nothing where the kernel cannot do it (before Linux 5.14)."""
         if self.mapping is None:
             return
         first = segment.start // mmap.PAGESIZE * mmap.PAGESIZE

@@ -1,6 +1,6 @@
 """Chunks on disk, named by their BLAKE3 digest. Bounded; must not know manifests, peers or versions.
 
-Shared by two processes on the learner (the trainer writes, the head reads), so a chunk appears under its name only
+On the learner two processes share the folder (the trainer writes, the head reads), so a chunk appears under its name only
 when it is whole.
 """
 
@@ -25,10 +25,10 @@ CHUNK_NAME = re.compile("[0-9a-f]{64}")
 TEMPORARY = "tmp-"
 
 LEFTOVER_S = 60.0
-"""A temporary file older than this is a crash's; a younger one may be the other process's, at work on it now."""
+"""Seconds: a temporary file older than this was left by a crash; the other process may still be writing a younger one."""
 
 SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errors of reading that say nothing about the file: try again later."""
+"""Errors of reading that are about this process or machine, not about the file: the reader may try again later."""
 
 
 def _write_file(path: str, data: bytes) -> None:
@@ -47,7 +47,7 @@ def _read_file(path: str) -> bytes:
 
 
 class ChunkFolder:
-    """Where chunks lie and how one is written. Keeps no account of what is there: for who only adds."""
+    """A folder of chunks, without an account of which chunks are in it: for a process that only adds."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -59,7 +59,7 @@ class ChunkFolder:
         return self.root / name[:2] / name
 
     def _where(self, digest: bytes) -> str:
-        """`path` as text: a chunk's life is a few such calls, and Path takes most of their time."""
+        """`path` as text, which is faster: handling a chunk is a few such calls, and Path took most of their time."""
         name = digest.hex()
         return f"{self._text}/{name[:2]}/{name}"
 
@@ -120,7 +120,8 @@ class ChunkStore(ChunkFolder):
         self.put_trusted(digest, data)
 
     def put_trusted(self, digest: bytes, data: bytes) -> None:
-        """As put, for bytes that this process has just hashed itself."""
+        """Keep `data`, which this process has just hashed itself to `digest`. ShoalError when the store is full of pinned
+        chunks."""
         if digest in self._sizes and os.path.exists(self._where(digest)):  # the other process may have dropped it
             return
         self._make_room(len(data))
@@ -147,6 +148,7 @@ class ChunkStore(ChunkFolder):
         return data
 
     def has(self, digest: bytes) -> bool:
+        """Whether the chunk is on disk. A chunk that the other process wrote is noticed, and counted, here."""
         if digest in self._sizes:
             return True
         try:  # the trainer, another process, may have written it
@@ -156,11 +158,13 @@ class ChunkStore(ChunkFolder):
         return True
 
     def pin(self, digests: Iterable[bytes]) -> None:
+        """Put one pin on each of `digests`, held or not: a pinned chunk is never evicted."""
         for digest in digests:
             self._pins[digest] = self._pins.get(digest, 0) + 1
             self._loose.pop(digest, None)
 
     def unpin(self, digests: Iterable[bytes]) -> None:
+        """Take one pin off each of `digests`; a chunk without a pin may be evicted."""
         for digest in digests:
             left = self._pins.get(digest, 0) - 1
             if left > 0:

@@ -233,7 +233,7 @@ def test_the_child_dies_with_its_agent() -> None:
 
 
 def test_the_agent_side_does_not_import_torch() -> None:
-    code = "import sys, node.engine.process, node.engine.inline; sys.exit('torch' in sys.modules)"
+    code = "import sys, node.engine.process, tests.support.inline_engine; sys.exit('torch' in sys.modules)"
     root = str(Path(__file__).resolve().parents[2])
     assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": root}).returncode == 0
 

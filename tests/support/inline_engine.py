@@ -1,4 +1,4 @@
-"""InlineEngine: a core stepped inside trio, each step taking virtual time. Must not know processes or real clocks.
+"""InlineEngine, a test double: a core stepped inside trio, each step taking virtual time. Must not know processes.
 
 For tests of agents on a mock clock; the contract is Engine's, deaths included.
 """

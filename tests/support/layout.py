@@ -194,8 +194,10 @@ def crowded_calls(modules: Mapping[str, Module]) -> list[str]:
 
 VARIADIC = {
     "join", "joinpath", "max", "min", "print", "debug", "info", "warning", "error", "pack", "zip", "chain", "add_row", "mix",
+    "_ip", "_tc",
 }  # fmt: skip
-"""Last names of functions that take any number of equals: a row, a path, fields of a log line, a seed's numbers."""
+"""Last names of functions that take any number of equals: a row, a path, fields of a log line, a seed's numbers, the words of a
+command line (`_ip` and `_tc`, of netem/emulation)."""
 
 
 def _is_variadic(func: ast.expr) -> bool:

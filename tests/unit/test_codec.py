@@ -105,7 +105,7 @@ def unzigzag(z: np.ndarray) -> np.ndarray:
 def test_zigzag_and_planes_are_bijections(pair: tuple[np.ndarray, np.ndarray]) -> None:
     new, base = pair
     z = zigzag(new, base)
-    assert np.array_equal(base + unzigzag(z), new)
+    assert np.array_equal(base + ((z >> 1) ^ np.negative(z & z.dtype.type(1))), new)
     assert np.array_equal(join_planes(split_planes(z), z.dtype), z)
 
 

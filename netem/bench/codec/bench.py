@@ -1,4 +1,4 @@
-"""`shoal bench codec`: which updates and which codecs, in one run; the result's table for people."""
+"""`shoal bench codec`: the updates and codecs that it knows, one run of it, and the table that it prints."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ CASES: dict[str, Callable[[], Iterator[ModelUpdate]]] = {
 def bench_codec(
     cases: Sequence[str], codecs: Sequence[str], pair: tuple[Path, Path] | None, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """What `shoal bench codec --json` prints. UsageError for unknown names and checkpoints that cannot be compared."""
+    """Run the benchmark; returns what `shoal bench codec --json` prints. `cases`: names of CASES, none for all; `pair`: two
+    safetensors files in their place. UsageError for unknown names and checkpoints that cannot be compared."""
     for name in codecs:
         if name not in CODECS:
             raise UsageError(f"--codecs: no codec {name!r}: {', '.join(CODECS)}")
@@ -47,7 +48,7 @@ def bench_codec(
 
 
 def print_codec(result: dict[str, Any]) -> None:
-    """Tables on stderr."""
+    """Print a table for each case on stderr."""
     console = Console(stderr=True)
     for case in result["cases"]:
         bound, changed = case["memoryless_bound_bytes"], case["changed"]

@@ -1,4 +1,4 @@
-"""What an update costs at the least, under two models of it. Pure arithmetic over words; must not know any codec."""
+"""The least bytes that an update takes, under two models of its changes. Pure arithmetic over words; must not know any codec."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ def _binary(ones: int, total: int) -> float:
 
 
 def memoryless_bytes(old: np.ndarray, new: np.ndarray) -> float:
-    """Which words changed, as coin tosses of one bias, and the XOR of those that did, by its frequencies."""
+    """Bytes when each word changes with one probability, and the XOR of a changed word is coded by its frequency."""
     changed = old != new
     xor = (old ^ new)[changed]
     return (_binary(len(xor), len(old)) + _bits(np.unique(xor, return_counts=True)[1])) / 8
 
 
 def conditional_bytes(old: np.ndarray, new: np.ndarray) -> float:
-    """The same given the class of the base (the exponent), and the values as signed differences in units of the last place."""
+    """Bytes when the probability of a change, and the frequencies of steps (new - old as integers), depend on the class of the
+    base, which is its exponent."""
     classes = (old >> SHIFT[old.itemsize]).astype(np.int64) & 255
     changed = old != new
     total = 0.0

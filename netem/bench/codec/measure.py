@@ -1,6 +1,6 @@
-"""Codecs on updates: sizes, speeds, memory. `shoal bench codec`; what is measured on what is the caller's.
+"""Sizes, speeds and memory of codecs on model updates, for `shoal bench codec`. The caller chooses updates and codecs.
 
-Speeds are of one thread, in GB of model state per second, the best of REPEATS; beside them, for ours, those of all cores.
+Speeds are of one thread, in GB of model state per second, the best of REPEATS; for Shoal's codec also those of all cores.
 Peak memory is what a codec allocates beyond its inputs and (decoding) the words it fills.
 """
 
@@ -27,10 +27,12 @@ from p2p.limits import DEFAULT_SEGMENT
 
 OURS, ANCHOR = "shoal", "shoal-anchor"
 REPEATS = 3
+"""Runs of which the fastest counts: other programs only ever make a run slower."""
 
 
 def measure(update: ModelUpdate, codecs: Sequence[str], say: Callable[[str], None]) -> dict[str, Any]:
-    """One case of the benchmark's JSON. ShoalError when a codec does not give back what it was given."""
+    """Measure `codecs` on one update; returns one case of the benchmark's JSON. `say` gets a line for each codec. ShoalError when
+    a codec does not decode to the words that it encoded."""
     changed = update.changed
     rows: list[dict[str, Any]] = []
     case = {
@@ -60,7 +62,7 @@ def _ours(update: ModelUpdate, anchor: bool) -> dict[str, Any]:
     def decode(cut: slice, payload: bytes) -> None:
         decode_segment(payload, None if anchor else old[cut], out[cut])
 
-    payloads = [encode(cut) for cut in cuts]  # the first time compiles
+    payloads = [encode(cut) for cut in cuts]  # the first run compiles the loops
     for cut, payload in zip(cuts, payloads, strict=True):
         decode(cut, payload)
     if not np.array_equal(out, new):

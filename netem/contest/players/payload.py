@@ -1,4 +1,4 @@
-"""What is broadcast in a contest: the same random bytes for every player."""
+"""The payload of a contest: the same random bytes for every player."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 BLOCK = 4 << 20
+"""Bytes made at a time, so that a payload of any size can be written to disk in little memory."""
 
 
 def payload_blocks(nbytes: int, seed: int) -> Iterator[bytes]:
@@ -17,5 +18,5 @@ def payload_blocks(nbytes: int, seed: int) -> Iterator[bytes]:
 
 
 def payload_bytes(nbytes: int, seed: int) -> bytes:
-    """The same in one piece."""
+    """The same bytes in one piece."""
     return b"".join(payload_blocks(nbytes, seed))

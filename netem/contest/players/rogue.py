@@ -1,11 +1,12 @@
-"""A player that can be turned against the others: a real peer over real links that from then on cheats with what it sends.
+"""A player that can be told to cheat: a real peer over real links that corrupts or withholds the chunks it sends.
 
-It sits between the player and its bulk channels, so all but the cheating is production's. Must not know rounds or sessions.
+It wraps the player's bulk channels, so everything else is production code. Must not know rounds or sessions.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from msgspec.structs import replace
 
@@ -15,36 +16,37 @@ from p2p.protocol.messages import decode
 from p2p.protocol.versions import Chunk
 from p2p.protocol.wire import encode
 
-HONEST, CORRUPT, WITHHOLD = "honest", "corrupt", "withhold"
+ConductName = Literal["honest", "corrupt", "withhold"]
+"""corrupt: each chunk is sent with a wrong byte. withhold: no chunk is sent."""
 
 
 @dataclass(slots=True)
 class Conduct:
-    """How one player behaves on all of its channels."""
+    """How one player behaves, on all of its channels, from now on."""
 
-    now: str = HONEST
+    now: ConductName = "honest"
 
-    def turn(self, to: str) -> None:
-        """ValueError for a conduct that there is not."""
-        if to not in (HONEST, CORRUPT, WITHHOLD):
-            raise ValueError(f"conduct {to!r} is not one of {HONEST}, {CORRUPT}, {WITHHOLD}")
+    def turn(self, to: ConductName) -> None:
+        """Change the conduct. ValueError for an unknown one."""
+        if to not in get_args(ConductName):
+            raise ValueError(f"conduct {to!r} is not one of {', '.join(get_args(ConductName))}")
         self.now = to
 
     def out(self, message: bytes) -> bytes | None:
-        """What really leaves instead of `message`, an encoded one; None for nothing. Only chunks are tampered with: what
-        proves them is signed, and a false proof would be refused before any chunk."""
-        if self.now == HONEST:
+        """The bytes to send in place of `message` (encoded); None for nothing. Only chunks are tampered with: their proofs are
+        signed, and a false proof would be refused before any chunk."""
+        if self.now == "honest":
             return message
         value = decode(message)
         if not isinstance(value, Chunk):
             return message
-        if self.now == WITHHOLD:
+        if self.now == "withhold":
             return None
         return encode(replace(value, data=bytes([value.data[0] ^ 1]) + value.data[1:]))
 
 
 class RogueChannel(Channel):
-    """`inner`, but for what `conduct` makes of what is sent."""
+    """`inner`, except that `conduct` decides what is really sent."""
 
     def __init__(self, inner: Channel, conduct: Conduct) -> None:
         self.inner, self._conduct = inner, conduct

@@ -39,25 +39,37 @@ if TYPE_CHECKING:
     from shardcast import MiddleNode, OriginServer
 
 PORT = 8000
+"""TCP port of every server: each host has an address of its own."""
+
 SHARD_BYTES = 1 << 20
-"""Small shards go through a chain sooner, but each is a connection of its own that starts slowly, and a server has one at a time:
-beyond some 50 Mbit/s at the source, larger ones (4 MiB) and fewer downloads of a node are better."""
+"""Bytes of a shard. Small shards pass through a chain sooner, but each is a connection that starts slowly, and a server handles
+one at a time: above some 50 Mbit/s at the source, larger ones (4 MiB) and fewer downloads of a node are faster."""
+
 POLL_S = 0.1
+"""Seconds between two looks of a node for a new version: short, since this wait is part of every measured time."""
+
 CONCURRENT = 2
-"""Downloads that a node has under way. A server has one request in hand and five in line, and more than that wait for SYNs
-to be sent again."""
+"""Downloads that a node has under way. A server handles one request and holds five; further ones wait until TCP sends their SYN
+again."""
+
 RETRY_S = 0
+"""Seconds between two tries of a download, as whole seconds, so 0 is the shortest."""
+
 KEEP = 2
-"""Versions that stay on disk."""
+"""Versions that stay on disk: this round's and the last one's."""
+
 TRIES = 1_000_000
-"""A shard that is not there yet is an error to shardcast, and after the last try its version is given up for good."""
+"""Tries of a download, so that none is the last: shardcast takes a shard that does not exist yet for an error, and gives a
+version up after the last try."""
+
 START_S = 25.0
+"""Seconds that a node has to find its upstream servers, while players of one machine start one after the other."""
 
 _GET = re.compile(r'"GET /(v\d+/shard_\d+\.bin) HTTP/[\d.]+" 200')
 
 
 def chains(source: str, nodes: Sequence[str], width: int) -> dict[str, list[str]]:
-    """`width` chains: each node downloads from the one before it, the first of each from the source. 1 node a chain is a star."""
+    """`width` chains: each node downloads from the one before it, the first node of a chain from the source."""
     return {name: [nodes[i - width] if i >= width else source] for i, name in enumerate(nodes)}
 
 
@@ -89,7 +101,7 @@ def upstream_of(role: Role) -> list[str]:
 
 
 class ShardPlayer(Player):
-    """UsageError without shardcast or wget, for an unknown option or layout."""
+    """See `Player`. UsageError without shardcast or wget, for an unknown option or layout."""
 
     def __init__(self, role: Role) -> None:
         need("shardcast")
@@ -115,6 +127,7 @@ class ShardPlayer(Player):
             self._node = self._middle()
 
     def prepare(self, command: Prepare, payload: bytes, digest: str) -> dict[str, Any]:
+        """Source: write the payload to disk, from where shardcast cuts it into shards."""
         self._counter.sent = 0
         self._payload = self._directory / "payload"
         self._payload.write_bytes(payload)
@@ -129,6 +142,7 @@ class ShardPlayer(Player):
         self._expected = command
 
     def poll(self) -> str | None:
+        """Node: the digest of a version whose shards have all come. ShoalError when it differs from the published one."""
         if self._node is None or self._expected is None:
             return None
         versions = set(self._node.processed_versions) - self._done
@@ -146,7 +160,7 @@ class ShardPlayer(Player):
         return hasher.hexdigest()
 
     def traffic(self) -> RoundTraffic:
-        """What was sent is what was asked for and found: shardcast counts nothing. Downloads are never repeated in part."""
+        """Bytes of the round. shardcast counts nothing, so bytes sent are those of the requests that its server has answered."""
         return RoundTraffic(self._counter.sent, self._received, 0)
 
     def close(self) -> None:
@@ -155,7 +169,7 @@ class ShardPlayer(Player):
                 part.shutdown()
 
     def _middle(self) -> MiddleNode:
-        """Once its upstream servers are there."""
+        """A middle node, made when its upstream servers answer. ShoalError when they do not within START_S."""
         from shardcast import MiddleNode
 
         servers = [f"http://{self._role.hosts[name]}:{PORT}" for name in upstream_of(self._role)]
@@ -171,7 +185,7 @@ class ShardPlayer(Player):
 
 
 def _set_up(options: dict[str, Any], served: Path) -> _Counter:
-    """What shardcast reads from its environment when it is imported, and the counter of what its server hands out."""
+    """Set the environment that shardcast reads when it is imported; returns the counter of the bytes that its server sends."""
     settings = {
         "RETRY_ATTEMPTS": TRIES, "FAST_RETRY_ATTEMPTS": TRIES, "FAST_RETRY_INTERVAL": options.get("retry_s", RETRY_S),
         "MAX_CONCURRENT_DOWNLOADS": options.get("concurrent", CONCURRENT), "MAX_DISTRIBUTION_FOLDERS": KEEP,

@@ -24,11 +24,17 @@ if TYPE_CHECKING:
     import libtorrent as lt
 
 PORT = 6881
+"""TCP port of every peer: each host has an address of its own."""
+
 PIECE_BYTES = 32 * 1024
-"""A peer can pass a piece on once it has all of it."""
+"""Bytes of a piece: small, since a peer can pass a piece on only once it has all of it."""
+
 CONNECT_S = 8.0
-"""How long a node waits, before it says that it is expecting, until it is connected to all others."""
+"""Seconds that a node has, before it answers `expecting`, to be connected to all other nodes."""
+
 REDIAL_S = 0.25
+"""Seconds between two attempts to connect to the nodes that are still missing: about the round trip of an intercontinental
+path."""
 
 SETTINGS: dict[str, Any] = {
     # Peers are given, all are ours, and nothing else is out there.
@@ -71,6 +77,7 @@ class TorrentPlayer(Player):
     # --- the source ---
 
     def prepare(self, command: Prepare, payload: bytes, digest: str) -> dict[str, Any]:
+        """Source: make the torrent. Returns its metadata for the nodes, in base64."""
         lt = self._lt
         self._forget()
         folder = self._folder(command.round)
@@ -84,6 +91,7 @@ class TorrentPlayer(Player):
         return {"torrent": base64.b64encode(encoded).decode()}
 
     def publish(self, round: int) -> None:
+        """Source: seed the torrent and connect to all nodes."""
         assert self._metadata is not None
         flags = self._lt.torrent_flags
         super_seeding = flags.super_seeding if self._role.options.get("super_seeding", False) else 0
@@ -93,6 +101,7 @@ class TorrentPlayer(Player):
     # --- a node ---
 
     def expect(self, command: Expect) -> None:
+        """Node: add the torrent and connect to the other nodes, for at most CONNECT_S."""
         self._forget()
         metadata = self._parse(base64.b64decode(command.extra["torrent"]))
         self._handle = self._add(metadata, command.round, 0)
@@ -106,6 +115,8 @@ class TorrentPlayer(Player):
             time.sleep(REDIAL_S)
 
     def poll(self) -> str | None:
+        """Node: the digest of the payload once it is on disk. ShoalError for an alert of libtorrent that ends the round, and when
+        the digest differs from the published one."""
         assert self._session is not None
         for alert in self._session.pop_alerts():
             if isinstance(alert, self._lt.torrent_error_alert | self._lt.file_error_alert | self._lt.listen_failed_alert):
@@ -132,6 +143,7 @@ class TorrentPlayer(Player):
     # --- both ---
 
     def traffic(self) -> RoundTraffic:
+        """Bytes of payload of the round, as libtorrent counts them; failed pieces count as duplicates."""
         if self._handle is None:
             return RoundTraffic(0, 0, 0)
         s = self._handle.status()
@@ -171,7 +183,7 @@ class TorrentPlayer(Player):
         return folder
 
     def _forget(self) -> None:
-        """The round before: its torrent and its bytes."""
+        """Remove the torrent of the round before, and its files."""
         if self._handle is not None and self._session is not None:
             self._session.remove_torrent(self._handle, self._lt.session.delete_files)
         self._handle = self._expected = self._metadata = None

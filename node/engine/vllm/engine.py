@@ -1,7 +1,7 @@
 """The vLLM engine: `LLMEngine` in this very process, stepped by us, its weights replaced in place between two steps.
 
-Must not know processes, sockets or peers. What depends on vLLM's version is in `vllm_compat`; draws are our own
-(`vllm_draws`), so a sequence goes on here as it would have on a transformers node; where weights lie is `vllm_weights`.
+Must not know processes, sockets or peers. All that depends on vLLM's version is in `compat`. Draws are our own (`draws`), so a
+sequence that comes from a transformers node goes on here as it would have there. `weights` knows where weights lie.
 
 An update follows the routes of the changed tensors, then every changed value is compared, bit for bit, with the state
 file. What differs is loaded again through the model's own loading and compared again; failing that, the old weights are put
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from node.engine.flat_model import MappedState, check_layout
+from node.engine.flat_model import MappedState, changed_names, check_layout
 from node.engine.port import CommitResult, EngineBroken, EngineCore, EngineStats, StateFile
 from node.engine.rate import TokenRate
 from node.engine.requests import check_request, check_tokens, completion_limit, finish_before_start
@@ -50,13 +50,13 @@ class VllmCore(EngineCore):
         self._staged: tuple[StateFile, tuple[str, ...]] | None = None
         self._held: dict[str, EngineRow] = {}
         self._keys: dict[str, str] = {}
-        """held request -> its name inside vLLM, a new one each time: a late word about an aborted one finds nobody"""
+        """held request -> its name inside vLLM, a new one each time, so that a late output of an aborted request matches none"""
         self._rows: dict[str, tuple[EngineRow, str]] = {}
-        """name inside vLLM -> row, and what its draws are asked for by"""
+        """name inside vLLM -> row, and the key under which `drawn` lists its draws"""
         self._instant: dict[str, str] = {}
         """held requests that need no token -> their finish"""
         self._ended: list[TokenEvent] = []
-        """events that something else than a step made: the next step returns them"""
+        """events that a commit or a score made: the next step returns them"""
         self._last_key = 0
         self._rate = TokenRate()
         self._last_step: float | None = None
@@ -64,6 +64,8 @@ class VllmCore(EngineCore):
     # --- loading -----------------------------------------------------------------------------------------------------
 
     def load(self, model_dir: Path, state: StateFile) -> None:
+        """See `EngineCore.load`. A model with the plan of the running engine is loaded into that engine. Refusal also for a model
+        whose weights vLLM cannot replace in place."""
         self.abort()
         self._ended, self._staged = [], None
         plan = plan_model(model_dir, state, self.settings, on_cpu=vllm_compat.on_cpu())
@@ -98,7 +100,7 @@ class VllmCore(EngineCore):
             raise
 
     def _reload(self, state: StateFile) -> None:
-        """Another state of the model that is here already."""
+        """Load another state into the running engine."""
         check_layout(state.layout, self._wanted)
         self._ask("shoal_open", state, ())
         self._replace(state, tuple(self._wanted), way_back=False)
@@ -110,7 +112,7 @@ class VllmCore(EngineCore):
         return self._engine
 
     def _ask(self, method: str, *args: Any) -> list[Any]:
-        """What each rank answers."""
+        """Call `method` in every worker; returns what each rank answers."""
         return self._engine.collective_rpc(method, args=args)
 
     # --- sequences ---------------------------------------------------------------------------------------------------
@@ -120,6 +122,7 @@ class VllmCore(EngineCore):
         return self._plan.context if self._plan else 0
 
     def add(self, request: Generate) -> None:
+        """See `EngineCore.add`."""
         self._loaded()
         assert self._plan is not None
         check_request(
@@ -133,7 +136,7 @@ class VllmCore(EngineCore):
         self._held[request.request_id] = row
 
     def _enter(self, row: EngineRow) -> None:
-        """Hand a row to vLLM, to go on from what it has."""
+        """Hand a row to vLLM, which goes on after the tokens that the row has."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -154,13 +157,15 @@ class VllmCore(EngineCore):
         self._rows[name] = row, key
 
     def _prompt(self, tokens: list[int]) -> dict[str, Any]:
-        """Blocks of keys and values are shared among requests of one version only: it is part of what names them."""
+        """A prompt for vLLM. The version is its cache salt, so that only requests of one version share blocks of keys and
+        values."""
         return {"prompt_token_ids": tokens, "cache_salt": str(self._version)}
 
     def has_work(self) -> bool:
         return bool(self._held or self._ended)
 
     def step(self) -> list[TokenEvent]:
+        """See `EngineCore.step`. RuntimeError when vLLM made another token than the one that was drawn."""
         events, self._ended = self._ended, []
         for name, finish in self._instant.items():
             events.append(self._held.pop(name).last_event(self._version, finish))
@@ -170,7 +175,7 @@ class VllmCore(EngineCore):
         return events
 
     def _advance(self, events: list[TokenEvent]) -> list[Any]:
-        """One step of vLLM: its tokens as events. Returns what it says about requests that are not ours (a score)."""
+        """One step of vLLM: appends its tokens to `events`. Returns its outputs of requests that ended (a score is one)."""
         outputs, ended = vllm_compat.step(self._engine)
         drawn = self._ask("shoal_drawn")[0] if outputs else {}
         made = len(events)
@@ -227,18 +232,17 @@ class VllmCore(EngineCore):
     # --- versions ----------------------------------------------------------------------------------------------------
 
     def stage(self, state: StateFile) -> None:
+        """See `EngineCore.stage`. Refusal when the state has other tensors than the model."""
         self._loaded()
         self._staged = None
         self._ask("shoal_drop")
         check_layout(state.layout, self._wanted)
-        names = tuple(self._wanted) if state.changed is None else tuple(state.changed)
-        unknown = [name for name in names if name not in self._wanted]
-        if unknown:
-            raise Refusal(f"changed tensor {unknown[0]!r} is not in the state", version=state.version)
+        names = changed_names(state, self._wanted)
         self._ask("shoal_open", state, names)
         self._staged = state, names
 
     def commit(self) -> CommitResult:
+        """See `EngineCore.commit`."""
         if self._staged is None:
             raise RuntimeError("nothing is staged")
         begin = self._clock()
@@ -254,7 +258,7 @@ class VllmCore(EngineCore):
         return CommitResult(state.version, self._clock() - since, apply_s)
 
     def _enter_again(self) -> None:
-        """Rows without a token yet begin anew: under "keep" they too must not share blocks of the old weights."""
+        """Enter rows without a token again: under "keep" they must not share blocks that were computed with the old weights."""
         waiting = [row for row, _ in self._rows.values() if len(row.ids) == len(row.request.prefix_ids)]
         vllm_compat.withdraw(self._engine, [self._keys[row.request.request_id] for row in waiting])
         for row in waiting:
@@ -262,19 +266,19 @@ class VllmCore(EngineCore):
             self._enter(row)
 
     def _replace(self, state: StateFile, names: tuple[str, ...], *, way_back: bool) -> float:
-        """The staged state in place of the served one, compared; the seconds that the first copy took. On failure the old
-        weights are in place, or EngineBroken.
+        """Put the staged state in place of the served one and compare; returns the seconds that the first copy took. On failure
+        the old weights are put back; EngineBroken when that fails, or without a `way_back`.
 
-        The way back is the file that was served, and only good while nobody writes to it. Who says what changed says with it
-        that this file still is what this engine holds; a shadow that fell behind its engine (a full disk) cannot, and by
-        then may be writing the new state there.
+        The way back is the file of the served state, which is good only while nobody writes to it. A caller that names the
+        changed tensors vouches for that. A shadow that fell behind its engine (a full disk) cannot name them, and may already be
+        writing the new state to that file.
         """
         begin = self._clock()
         try:
             self._ask("shoal_fill", "staged", names)
             apply_s = self._clock() - begin
             if wrong := self._differing("staged", names):
-                # Not only `names`: whatever went wrong may have gone wrong elsewhere too.
+                # Compare all tensors, not only `names`: the fault may have hit others too.
                 self._ask("shoal_reload", "staged")
                 wrong = self._differing("staged", tuple(self._wanted))
             if wrong:
@@ -289,7 +293,7 @@ class VllmCore(EngineCore):
         return apply_s
 
     def _restore(self, cause: BaseException) -> None:
-        """All of the served state back in place. EngineBroken when that is not to be had."""
+        """Put all of the served state back. EngineBroken when that fails."""
         every = tuple(self._wanted)
         try:
             self._ask("shoal_fill", "served", every)
@@ -306,7 +310,8 @@ class VllmCore(EngineCore):
     # --- the rest ----------------------------------------------------------------------------------------------------
 
     def score(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], temperature: float = 1.0) -> np.ndarray:
-        """One prefill, in steps in which the running sequences go on; their tokens come with the next `step`."""
+        """See `EngineCore.score`: one prefill, in steps in which running sequences go on; the next `step` returns their
+        tokens."""
         from vllm import SamplingParams
 
         from node.engine.vllm.draws import ask
@@ -327,7 +332,7 @@ class VllmCore(EngineCore):
         self._ask("shoal_score_at", heat)
         params = SamplingParams(
             temperature=0.0, max_tokens=1, detokenize=False, ignore_eos=True, prompt_logprobs=0 if n > 1 else None,
-            extra_args=ask(key, 0, heat, 1.0, 0, last),
+            extra_args=ask(key, 0, heat, top_p=1.0, position=0, token=last),
         )  # fmt: skip
         self._engine.add_request(key, self._prompt(tokens), params)
         scored = None
@@ -338,14 +343,19 @@ class VllmCore(EngineCore):
         return np.array([*scores, *self._ask("shoal_drawn")[0][key][1]], dtype=np.float32)
 
     def stats(self) -> EngineStats:
+        """See `EngineCore.stats`; `kv_bytes` is the memory for keys and values that is in use."""
         if self._engine is None:
-            return EngineStats(0, 0, 0, 0.0, 0, self._version)
+            return EngineStats(0, 0, 0, tokens_per_s=0.0, kv_bytes=0, version=self._version)
         running, waiting, used = vllm_compat.occupancy(self._engine)
         kv_bytes = int(used * vllm_compat.kv_capacity(self._engine))
         rate, tokens = self._rate, vllm_compat.kv_tokens(self._engine)
-        return EngineStats(running, waiting, rate.tokens, rate.per_second(self._clock()), kv_bytes, self._version, tokens)
+        return EngineStats(
+            running, waiting, rate.tokens,
+            tokens_per_s=rate.per_second(self._clock()), kv_bytes=kv_bytes, version=self._version, kv_tokens=tokens,
+        )  # fmt: skip
 
     def close(self) -> None:
+        """End the engine inside vLLM; another can be loaded afterwards."""
         if self._engine is not None:
             engine, self._engine, self._plan = self._engine, None, None
             self._held, self._rows, self._keys, self._staged = {}, {}, {}, None

@@ -1,4 +1,5 @@
-"""What an engine of vLLM's is to be built for, from a model's folder and our settings. Pure; must not import vllm."""
+"""The plan of a vLLM engine, from a model's folder and our settings: architecture, dtype, context, memory. Must not import
+vllm."""
 
 from __future__ import annotations
 
@@ -9,22 +10,22 @@ from typing import Any
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from node.engine.flat_model import context_length
+from node.engine.flat_model import compute_dtype, context_length
 from node.engine.port import StateFile
 from node.engine.settings import VllmSettings
 from p2p.errors import Refusal
 from p2p.layout import ITEMSIZE
 
 CPU_KV_BYTES = 4 << 30
-"""At most so much for keys and values on a CPU unless told: vLLM's own default is most of the machine's memory."""
+"""Bytes for keys and values on a CPU, at most, unless the settings say more: vLLM's default is most of the machine's memory."""
 
 KV_BLOCK = 128
-"""vLLM's block of tokens on a CPU: each sequence may leave most of one unused."""
+"""Tokens of a block of keys and values in vLLM on a CPU: each sequence may leave most of one block unused."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """Two loads with equal plans can use one engine."""
+    """What a vLLM engine is built for. A model whose plan equals that of a running engine can be loaded into it."""
 
     model_dir: Path
     config: str
@@ -39,7 +40,8 @@ class LoadPlan:
 
 
 def plan_model(model_dir: Path, state: StateFile, settings: VllmSettings, *, on_cpu: bool) -> LoadPlan:
-    """Refusal when the folder's configuration is unreadable, or of a model that cannot generate."""
+    """The plan for the model in `model_dir` with the weights of `state`. Refusal when the folder's configuration is unreadable,
+    or of a model that cannot generate."""
     try:
         config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
         text = (model_dir / "config.json").read_text(encoding="utf-8")
@@ -54,25 +56,13 @@ def plan_model(model_dir: Path, state: StateFile, settings: VllmSettings, *, on_
             raise Refusal(f"{config.model_type} is no causal LM, and config.json names no architecture")
         architectures = (known,)
     context = context_length(config, settings.max_context)
-    dtype = compute_dtype(state, settings, on_cpu=on_cpu)
+    dtype, vocab = compute_dtype(state, settings.dtype, on_cpu=on_cpu), int(config.get_text_config().vocab_size)
     kv_bytes = settings.kv_bytes or (cpu_kv_bytes(config, dtype, context, settings.max_running) if on_cpu else None)
-    return LoadPlan(model_dir, text, architectures, dtype, context, int(config.get_text_config().vocab_size), kv_bytes)
-
-
-def compute_dtype(state: StateFile, settings: VllmSettings, *, on_cpu: bool) -> str:
-    if settings.dtype != "auto":
-        return settings.dtype
-    if on_cpu:
-        return "float32"
-    sizes: dict[str, int] = {}
-    for spec in state.layout.tensors:
-        if spec.dtype in ("float32", "bfloat16", "float16"):
-            sizes[spec.dtype] = sizes.get(spec.dtype, 0) + spec.nbytes
-    return max(sizes, key=lambda d: sizes[d]) if sizes else "float32"
+    return LoadPlan(model_dir, text, architectures, dtype=dtype, context=context, vocab=vocab, kv_bytes=kv_bytes)
 
 
 def cpu_kv_bytes(config: Any, dtype: str, context: int, sequences: int) -> int:
-    """What so many sequences of full length take, at most CPU_KV_BYTES."""
+    """Bytes of keys and values that `sequences` sequences of `context` tokens take, at most CPU_KV_BYTES."""
     text = config.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads

@@ -1,4 +1,4 @@
-"""Linear layers that vLLM packs for oneDNN on a CPU: their weights stay, beside a packed copy that is made anew when they change.
+"""Linear layers that vLLM packs for oneDNN on a CPU: the weights are kept beside the packed copy, which follows their changes.
 
 Packing costs about 0.13 ms a layer before the first value moves (oneDNN looks for a form), which is most of an update of a
 small model. So copies of small layers are packed `ahead`, as a version is staged, and a commit takes those that were made from
@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 AHEAD_BYTES = 1 << 20
-"""The largest weight that is packed ahead: from here on packing runs at 5 GB/s or more, and memory would count."""
+"""Bytes of the largest weight that is packed ahead: larger ones are packed at 5 GB/s or more, and their copies would take
+memory."""
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

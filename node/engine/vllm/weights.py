@@ -29,11 +29,11 @@ from p2p.errors import Refusal
 from p2p.layout import Layout
 from p2p.version import Version
 
-if vllm_compat.on_cpu():  # vLLM imports this room before it builds a model
+if vllm_compat.on_cpu():  # vLLM imports this module before it builds a model
     vllm_packing.keep_linears_whole()
 
 PAGE = 4096
-"""Bytes of a page, or less: how far apart a stage touches what a commit will read."""
+"""Bytes: a stage reads one byte in so many, so that every page which a commit will read is in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Route:
 
 
 class Copies:
-    """All that putting some tensors of a state in place takes, laid out beforehand."""
+    """The copies that put some tensors of a state in place, prepared when the state is staged."""
 
     def __init__(self, routes: dict[str, list[Route]], source: MappedState, names: Iterable[str]) -> None:
         self.names = tuple(names)
@@ -115,10 +115,11 @@ class StateLoader(BaseModelLoader):
     """Fills a new model from the state file that the engine's arguments name; leaves the routes on the model."""
 
     def download_model(self, model_config: Any) -> None:
-        """There is nothing to download."""
+        """Called by vLLM before `load_weights`. The weights are a local file, so there is nothing to download."""
 
     @torch.no_grad()
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
+        """Called by vLLM to fill a model that it has just built. Refusal when the state and the model have different tensors."""
         extra = self.load_config.model_loader_extra_config
         layout = Layout.from_wire(extra["table"])
         source = MappedState(StateFile(Path(extra["path"]), layout, Version(0, 0)))
@@ -141,7 +142,8 @@ class StateLoader(BaseModelLoader):
 
 
 def load_by_name(model: Any, source: MappedState) -> set[str] | None:
-    """All tensors through the model's own loading. Refusal when one does not fit. The names of filled parameters, if it says."""
+    """Load all tensors through the model's own `load_weights`; returns the names of filled parameters where the model says them.
+    Refusal when a tensor does not fit."""
     named = [(spec.name, source.tensor(spec.name)) for spec in source.layout.tensors]
     try:
         return model.load_weights(iter(named))
@@ -161,8 +163,8 @@ class WeightRoom:
 
     @torch.no_grad()
     def shoal_open(self, state: StateFile, names: tuple[str, ...]) -> None:
-        """Map `state` as the staged one, touch the pages of `names`, so that no fault waits for a disk later, and lay out what
-        their copy takes."""
+        """Map `state` as the staged one, read the pages of `names`, so that a commit waits for no disk, and prepare their
+        copies."""
         source = MappedState(state)
         for name in names:
             source.tensor(name).flatten().view(torch.uint8)[::PAGE].sum()
@@ -170,12 +172,12 @@ class WeightRoom:
         self._shoal_copies = Copies(self._shoal_routes(), source, names)
 
     def shoal_drop(self) -> None:
-        """Nothing is staged any more."""
+        """Forget the staged state."""
         self._shoal_sources().pop("staged", None)
         self._shoal_copies = None
 
     def shoal_settle(self) -> None:
-        """The staged state is what is served from here on."""
+        """The staged state becomes the served one."""
         sources = self._shoal_sources()
         sources["served"] = sources.pop("staged")
         self._shoal_copies = None
@@ -191,7 +193,7 @@ class WeightRoom:
 
     @torch.no_grad()
     def shoal_reload(self, which: str) -> None:
-        """The same for all tensors, through the model's own loading."""
+        """Put all tensors of that state in place through the model's own `load_weights`."""
         model = self._shoal_model()
         load_by_name(model, self._shoal_sources()[which])
         vllm_packing.repack({p.untyped_storage().data_ptr() for p in model.parameters()})
@@ -199,7 +201,7 @@ class WeightRoom:
 
     @torch.no_grad()
     def shoal_differing(self, which: str, names: Iterable[str]) -> list[str]:
-        """Those of `names` whose values here are not those of that state."""
+        """Those of `names` whose values in the model differ from that state."""
         routes, source = self._shoal_routes(), self._shoal_sources()[which]
         return [n for n in names if not all(route.holds(source.tensor(n)) for route in routes[n])]
 
