@@ -103,15 +103,14 @@ class Sharing:
         self._joined: list[Flow] = []
         self._touched: dict[FairLink, None] = {}
         self._marks = 0
+        self.settled = True
+        """nothing has changed since the last `settle`"""
         self.worked_out = 0
         """levels, in total: what rates cost"""
 
-    @property
-    def settled(self) -> bool:
-        return not (self._work or self._joined or self._touched)
-
     def join(self, flow: Flow, bits: float) -> None:
         """An idle flow has `bits` to send."""
+        self.settled = False
         up, down = flow.up, flow.down
         up.flows[flow] = down.flows[flow] = None
         flow.done = bits
@@ -128,11 +127,13 @@ class Sharing:
     def more(self, flow: Flow, bits: float) -> None:
         """A flow that is done just now goes on with `bits`."""
         assert flow.by is not None
+        self.settled = False
         flow.done += bits
         self._mark(flow, flow.by)
 
     def leave(self, flow: Flow) -> None:
         """A flow has nothing to send any more."""
+        self.settled = False
         for link in (flow.up, flow.down):
             del link.flows[flow]
             link.load = link.load - flow.rate if link.flows else 0.0
@@ -144,12 +145,14 @@ class Sharing:
 
     def change(self, link: FairLink, rate: float) -> None:
         """A link has another rate. 0 is an outage."""
+        self.settled = False
         link.rate = rate
         self._wait(link)
 
     def settle(self, now: float) -> dict[FairLink, None]:
         """Make all levels consistent. Returns the links on which the first flow to be done, or when, may have changed."""
         work, full = self._work, NEARLY_FULL
+        self.settled = True
         changed: dict[FairLink, None] = {}
         while work:
             link = work.popleft()

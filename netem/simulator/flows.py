@@ -44,7 +44,7 @@ class _Host:
 class Connection(Flow):
     """Messages from one host to another, in order."""
 
-    __slots__ = ("acked", "acks", "delay", "queue", "queued", "source", "target")
+    __slots__ = ("delay", "queue", "queued", "source", "target")
 
     def __init__(self, source: str, target: str, up: FairLink, down: FairLink, delay: float) -> None:
         super().__init__(up, down)
@@ -53,14 +53,6 @@ class Connection(Flow):
         """(bytes, tag) of what is not sent whole"""
         self.queued = 0
         """bytes in `queue`"""
-        self.acks: deque[tuple[float, int]] = deque()
-        """(when their acknowledgement is back, bytes) of what was sent whole"""
-        self.acked = 0
-
-    def acked_by(self, now: float) -> int:
-        while self.acks and self.acks[0][0] <= now:
-            self.acked += self.acks.popleft()[1]
-        return self.acked
 
 
 class FlowNetwork:
@@ -103,8 +95,11 @@ class FlowNetwork:
     def next_at(self) -> float | None:
         """When `advance` has something to do again: something arrives, was sent whole, or a rate changes by a trace.
         Not before the last call; None when nothing of it ever will."""
-        self._settle()
-        at = min(self._next_change(), self._arrivals[0][0] if self._arrivals else inf)
+        if not self.sharing.settled:
+            self._settle()
+        at = self._next_change()
+        if self._arrivals and self._arrivals[0][0] < at:
+            at = self._arrivals[0][0]
         return None if at == inf else max(at, self.now)
 
     def advance(self, now: float) -> list[Arrival]:
@@ -120,22 +115,22 @@ class FlowNetwork:
     def drain_sent(self) -> list[tuple[str, str]]:
         """Connections of which a message was sent whole since the last call, each once, in the order of the first: their
         senders may have the next one ready."""
-        sent = [(c.source, c.target) for c in self._sent]
-        self._sent.clear()
-        return sent
+        sent, self._sent = self._sent, {}
+        return [(c.source, c.target) for c in sent]
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
-    def send(self, now: float, source: str, target: str, size: int, tag: object = None) -> None:
-        """Queue a message of `size` bytes. Lost without a word when either host was removed. ValueError for a size below 1 and
-        for a host that sends to itself."""
+    def send(self, now: float, source: str, target: str, size: int, tag: object = None) -> bool:
+        """Queue a message of `size` bytes. False when either host was removed: the message is lost. ValueError for a size below 1
+        and for a host that sends to itself."""
         connection = self._begin(now, source, target, size)
         if connection is None:
-            return
+            return False
         connection.queue.append((size, tag))
         connection.queued += size
         if len(connection.queue) == 1:
             self.sharing.join(connection, 8.0 * size)
+        return True
 
     def send_small(self, now: float, source: str, target: str, size: int, tag: object = None) -> None:
         """A control message: takes its connection's delay and no part in the sharing of links, and waits for nothing. It
@@ -162,17 +157,11 @@ class FlowNetwork:
                     total += self._backlog(flow)  # type: ignore[arg-type]  # flows are connections here
         return total
 
-    def acked(self, now: float, source: str, target: str) -> int:
-        """Bytes of the messages sent whole a round trip (two delays) ago or earlier. Real acknowledgements come also for
-        parts of messages: this is less than those by up to one message."""
-        self._pass(now)
-        connection = self._connections.get((source, target))
-        return 0 if connection is None else connection.acked_by(now)
-
     def rate(self, now: float, source: str, target: str) -> float:
         """Bit/s that the connection sends at from `now` on; 0 when it is idle."""
         self._pass(now)
-        self._settle()
+        if not self.sharing.settled:
+            self._settle()
         connection = self._connections.get((source, target))
         return 0.0 if connection is None else connection.rate
 
@@ -238,14 +227,15 @@ class FlowNetwork:
         by, left = connection.by, connection.done
         if by is not None:
             left -= by.clock if by.level == inf else by.clock + by.level * (self.now - by.since)
-        return ceil(connection.queued - connection.queue[0][0] + max(left, 0.0) / 8)
+        waiting = connection.queued - connection.queue[0][0]
+        return ceil(waiting + left / 8) if left > 0.0 else waiting
 
     def _pass(self, now: float) -> None:
         """Everything up to `now`, `now` included. Rates that changed at `now` itself are worked out when time goes on."""
         if now < self.now:
             raise ValueError(f"time falls from {self.now} to {now}")
         while True:
-            if now > self.now:
+            if now > self.now and not self.sharing.settled:
                 self._settle()
             at = self._next_change()
             if at > now:
@@ -286,10 +276,7 @@ class FlowNetwork:
         assert isinstance(connection, Connection)
         size, tag = connection.queue.popleft()
         connection.queued -= size
-        at = self.now + connection.delay
-        self._arrive(at, connection, tag, size)
-        connection.acked_by(self.now)
-        connection.acks.append((at + connection.delay, size))
+        self._arrive(self.now + connection.delay, connection, tag, size)
         self._sent[connection] = None
         if connection.queue:
             self.sharing.more(connection, 8.0 * connection.queue[0][0])
@@ -301,8 +288,6 @@ class FlowNetwork:
         heappush(self._arrivals, (at, self._count, connection, tag, size))
 
     def _settle(self) -> None:
-        if self.sharing.settled:
-            return
         for link in self.sharing.settle(self.now):
             flow = link.first()
             due = inf if flow is None or link.level == 0 else link.since + max(0.0, flow.done - link.clock) / link.level

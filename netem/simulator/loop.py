@@ -176,19 +176,21 @@ class BroadcastSimulation:
         """To `until`; to the end of the round if that is endless."""
         network, queue, peers = self.network, self._queue, self.peers
         while self._waiting or until < inf:
-            at = min(queue[0][0] if queue else inf, inf if (due := network.next_at) is None else due)
+            due = network.next_at
+            at = queue[0][0] if queue and (due is None or queue[0][0] < due) else inf if due is None else due
             if at > until:
                 self.now = until
                 return
             if at - self.moved_at > STALL_S and self._waiting:
                 raise ShoalError(f"no chunk has moved for {STALL_S:.0f} s; lacking at {', '.join(list(self._waiting)[:10])}")
             self.now = at
-            arrivals, sent = network.advance(at), network.drain_sent()
-            self.events += len(arrivals)
-            for arrival in arrivals:
-                peers[arrival.target].receive(arrival)
-            for source, target in sent:
-                peers[source].pump.drained(target)
+            if at == due:
+                arrivals, sent = network.advance(at), network.drain_sent()
+                self.events += len(arrivals)
+                for arrival in arrivals:
+                    peers[arrival.target].receive(arrival)
+                for source, target in sent:
+                    peers[source].pump.drained(target)
             while queue and queue[0][0] <= at:
                 _, _, action, arguments = heappop(queue)
                 self.events += 1

@@ -157,8 +157,7 @@ class SimPump(PumpCore):
         if waiting and waiting + size > CHANNEL_ROOM and waiting * self._unsent(now) + size > CHANNEL_ROOM:
             return False
         message = Chunk(manifest.mid, job.chunk, job.duty, zeros(payload))
-        network.send(now, name, peer.name, size, Bulk(self.proof(peer, job), message))
-        if not network.backlog(now, name, peer.name):
+        if not network.send(now, name, peer.name, size, Bulk(self.proof(peer, job), message)):
             return False  # nobody is there any more: nothing will move until that is noticed
         self.handed += size
         self._heads = wire_bytes(manifest.header.chunk_bytes, self._mtu) / manifest.header.chunk_bytes

@@ -253,10 +253,10 @@ def test_a_version_crosses_into_each_site_about_once() -> None:
     site_of = {host.name: host.site for host in profile.hosts}
     send = FlowNetwork.send
 
-    def counted(self: FlowNetwork, now: float, source: str, target: str, size: int, tag: object = None) -> None:
+    def counted(self: FlowNetwork, now: float, source: str, target: str, size: int, tag: object = None) -> bool:
         if site_of[source] != site_of[target] and site_of[target]:
             crossing[site_of[target]] += size
-        send(self, now, source, target, size, tag)
+        return send(self, now, source, target, size, tag)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FlowNetwork, "send", counted)
