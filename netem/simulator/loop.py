@@ -1,13 +1,12 @@
 """The loop of the simulator: peers, the network between them, the time; rounds, faults and results. Deterministic.
 
-Events over a `FlowNetwork`, one after another in the order of their times. Must not know what a peer does (`peer`), nor
-who is to know whom.
+Events over a `FlowNetwork`, one after another in the order of their times. Must not know what a peer does (`peer`).
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
@@ -63,7 +62,6 @@ class BroadcastSimulation:
         *,
         policy: str,
         seed: int,
-        neighbours: Mapping[str, Sequence[str]],
         grid: Grid | None,
         faults: Sequence[SimFault],
         fault_round: int,
@@ -76,11 +74,6 @@ class BroadcastSimulation:
         self._hosts = {host.name: host for host in profile.hosts}
         self._faults, self._fault_round, self._unnoticed_s = faults, fault_round, unnoticed_s
         self._grid = grid
-        if grid is not None:
-            everybody = [host.name for host in profile.hosts[1:]]
-            neighbours = {name: [profile.learner.name, *(grid.links(name) if name in grid else ())] for name in everybody}
-            neighbours[profile.learner.name] = everybody
-        self._neighbours = neighbours
         self._queue: list[tuple[float, int, Callable[..., object], tuple[object, ...]]] = []
         self._count = 0
         self._waiting: dict[str, None] = {}
@@ -90,7 +83,7 @@ class BroadcastSimulation:
         self.source = profile.learner.name
         self.peers: dict[str, SimPeer] = {}
         for host in profile.hosts:
-            others = neighbours.get(host.name, ())
+            others = self._neighbours(host.name)
             delay_s = median(self._delay(host.name, other) for other in others) if others else 0.0
             self.peers[host.name] = SimPeer(
                 self, host, self.source, policy=policy, delay_s=delay_s, phase=draw.uniform(0.0, TICK_S)
@@ -102,11 +95,18 @@ class BroadcastSimulation:
             if name in absent:
                 self.peers[name].leave()
                 self.network.remove_host(0.0, name)
-        for name, others in neighbours.items():
-            for other in others:
+        for name in self.peers:
+            for other in self._neighbours(name):
                 if not {name, other} & absent:
                     self.peers[name].link(other)
         self._arrange()
+
+    def _neighbours(self, host: str) -> list[str]:
+        """Whom a host knows: everybody, or those of its groups and the source, which knows everybody."""
+        grid = self._grid
+        if grid is None or host == self.source:
+            return [other for other in self._hosts if other != host]
+        return [self.source, *(grid.links(host) if host in grid else ())]
 
     def _arrange(self) -> None:
         """Tell everybody its place, as the head does. Links of before stay."""
@@ -160,9 +160,6 @@ class BroadcastSimulation:
         source = self.peers[self.source]
         sent = source.pump.sent
         source.publish(version)
-        for name, peer in self.peers.items():
-            if peer is not source and name not in source.peers:
-                self.at(self.now + self._delay(self.source, name), peer.hear, version)
         self._run(inf)
         self._run(self.now + PAUSE_S)
         times, t_star = list(self._done.values()), profile_bound(self.profile, version.payload)
@@ -235,12 +232,10 @@ class BroadcastSimulation:
     def _join(self, peer: SimPeer, version: SimVersion) -> None:
         peer.alive = True
         self.network.restore_host(self.now, peer.name)
-        others: Sequence[str] = self._neighbours[peer.name]
         if self._grid is not None:
             self._grid.add(peer.name, self._hosts[peer.name].site)
             self._arrange()
-            others = [self.source, *self._grid.links(peer.name)]
-        for name in others:
+        for name in self._neighbours(peer.name):
             if self.peers[name].alive:
                 self.peers[name].link(peer.name)
                 peer.link(name)

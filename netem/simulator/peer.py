@@ -91,11 +91,6 @@ class SimPeer(ExchangeCore):
         for part in version.parts[1:]:
             self.extend(version.mid, part, announce=True)
 
-    def hear(self, version: SimVersion) -> None:
-        """Of a version, from somebody else than a neighbour: the source announces it to its own only."""
-        if self.alive:
-            self._inbox.prove(version.mid, (version.parts[0], version.parts[-1]))
-
     def catch_up(self, version: SimVersion) -> None:
         """Take part in a version whose announcement was missed, and whose parts were asked for."""
         self._catching = True

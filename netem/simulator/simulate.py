@@ -1,8 +1,7 @@
 """The deterministic simulator: a broadcast over a profile's network, with production's own sessions, policies and uplinks.
 
-No clock, no threads, randomness from a seed (when each peer ticks, and who knows whom where not everybody does). Here is
-what can be asked of it; the loop over rounds and faults is in `loop`, what a peer does in `peer`. Must not know how a
-policy decides.
+No clock, no threads, randomness from a seed (when each peer ticks). Here is what can be asked of it; the
+loop over rounds and faults is in `loop`, what a peer does in `peer`. Must not know how a policy decides.
 
 What an emulated round has and this does not: packets (so jitter, loss, queues that overflow, TCP's search for a rate and
 what it sends twice), acknowledgements and control messages that take a share of uplinks, processes that wait for a core, the
@@ -12,8 +11,7 @@ trainer's encoding and the receivers' decoding. It is the time of the protocol, 
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from netem.networks.faults import SetRates, joiners
 from netem.networks.profile import Profile
@@ -27,9 +25,10 @@ from p2p.limits import KIB, MAX_CHUNK
 from p2p.weights.encode import chunk_bytes_for
 
 OWN_CORES = Machine()
+"""Each peer has a core to itself."""
 
 FULL_MESH = 32
-"""Hosts that may all know each other; a larger profile needs `degree` or `neighbours`."""
+"""Hosts that may all know each other. The work of a message to each grows with them; a larger profile needs groups."""
 
 
 def simulate(
@@ -40,8 +39,6 @@ def simulate(
     policy: str = DEFAULT,
     rounds: int = 1,
     seed: int = 0,
-    degree: int | None = None,
-    neighbours: Mapping[str, Sequence[str]] | None = None,
     faults: Sequence[SimFault] = (),
     fault_round: int = 1,
     unnoticed_s: float = 0.0,
@@ -51,13 +48,12 @@ def simulate(
     """Broadcast `rounds` versions of `payload_bytes` from the profile's first host to all others, one after another, as peers
     that keep what they learned of their uplinks and of each other. The same arguments give the same results, bit for bit.
 
-    `chunk_bytes`: as the publisher would choose unless given. `neighbours`: host -> hosts, both ways; with `degree` a random
-    graph in which each host has about so many; else everybody knows everybody, and under the default policy more than `mesh`
-    nodes, or those that share a site, are in groups as the head would put them. `faults` meet round `fault_round` (from 1); a
-    late host is absent in those before. The neighbours of a killed host notice one delay later, as when its process ends, and
-    `unnoticed_s` after that: SILENCE_S for a host that loses its power. `machine`: what the peers' work takes, and whether they
-    share cores, as they do in an emulation. UsageError for arguments that make no broadcast,
-    ShoalError when a round stands still for STALL_S.
+    `chunk_bytes`: as the publisher would choose unless given. Everybody knows everybody, but under the default policy more than
+    `mesh` nodes, or those that share a site, are in groups as the head would put them. `faults` meet round `fault_round` (from
+    1); a late host is absent in those before. The neighbours of a killed host notice one delay later, as when its process ends,
+    and `unnoticed_s` after that: SILENCE_S for a host that loses its power. `machine`: what the peers' work takes, and whether
+    they share cores, as they do in an emulation. UsageError for arguments that make no broadcast, ShoalError when a round
+    stands still for STALL_S.
     """
     if payload_bytes < 1 or rounds < 1 or (chunk_bytes is not None and not KIB <= chunk_bytes <= MAX_CHUNK):
         raise UsageError(f"{rounds} rounds of {payload_bytes} bytes in chunks of {chunk_bytes}")
@@ -74,37 +70,14 @@ def simulate(
         if fault.at < 0:
             raise UsageError(f"{fault}: times count from the publication")
     grid = None
-    if neighbours is None and degree is None and policy == DEFAULT:
+    if policy == DEFAULT:
         late = joiners(faults)
         grid = Grid({h.name: h.site for h in profile.hosts[1:] if h.name not in late}, mesh=mesh)
-    if neighbours is None:
-        if grid is None:
-            neighbours = random_neighbours(names, degree, seed) if degree is not None else full_mesh(names)
+    elif len(names) > FULL_MESH:
+        raise UsageError(f"{len(names)} hosts cannot all know each other, {FULL_MESH} can: policy {policy!r} knows no groups")
     size = chunk_bytes or chunk_bytes_for(payload_bytes)
     simulation = BroadcastSimulation(
-        profile, policy=policy, seed=seed, neighbours=neighbours or {}, grid=grid, faults=faults, fault_round=fault_round,
-        unnoticed_s=unnoticed_s, machine=machine,
+        profile, policy=policy, seed=seed, grid=grid, faults=faults, fault_round=fault_round, unnoticed_s=unnoticed_s,
+        machine=machine,
     )  # fmt: skip
     return [simulation.round(make_version(number, payload_bytes, size)) for number in range(1, rounds + 1)]
-
-
-def full_mesh(names: Sequence[str]) -> dict[str, list[str]]:
-    """Everybody knows everybody. UsageError beyond FULL_MESH hosts."""
-    if len(names) > FULL_MESH:
-        raise UsageError(f"{len(names)} hosts cannot all know each other, {FULL_MESH} can: give a degree or neighbours")
-    return {name: [other for other in names if other != name] for name in names}
-
-
-def random_neighbours(names: Sequence[str], degree: int, seed: int) -> dict[str, list[str]]:
-    """Unions of random rings: connected, and each host has about `degree` neighbours, at most. UsageError below 2."""
-    if degree < 2:
-        raise UsageError(f"degree {degree}: a swarm needs 2 neighbours a host or more")
-    draw = random.Random(f"{seed}/neighbours")
-    graph: dict[str, dict[str, None]] = {name: {} for name in names}
-    for _ in range(degree // 2):
-        ring = list(names)
-        draw.shuffle(ring)
-        for one, other in zip(ring, ring[1:] + ring[:1], strict=True):
-            if one != other:
-                graph[one][other] = graph[other][one] = None
-    return {name: list(others) for name, others in graph.items()}

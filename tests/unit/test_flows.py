@@ -237,13 +237,6 @@ def test_both_directions_do_not_disturb_each_other() -> None:
     assert times(run(net)) == pytest.approx({"there": 0.001, "back": 0.004})
 
 
-def test_acknowledgements_take_a_round_trip() -> None:
-    net = network(a=(8, 8, 0.02), b=(8, 8, 0.03))
-    for _ in range(3):
-        net.send(0.0, "a", "b", KB)
-    assert [net.acked(t, "a", "b") for t in (0.1, 0.1009, 0.1011, 0.1021, 0.1031, 5.0)] == [0, 0, KB, 2 * KB, 3 * KB, 3 * KB]
-
-
 def test_a_small_message_waits_for_nothing_and_takes_nothing() -> None:
     net = network(a=(1, 1, 0.02), b=(1, 1, 0.03))
     net.send(0.0, "a", "b", 125 * KB, "large")
