@@ -11,68 +11,36 @@ and local engines. A lost node's groups go on elsewhere with what they have (`po
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 
-from netem.planning.account import Account
 from netem.planning.cost_scenario import CostScenario
 from netem.planning.group_nodes import MAX_SIMULATED_S, GroupNodes
 from netem.planning.outcome import Result
+from netem.planning.simulated_fleet import Tell
 from p2p.errors import ShoalError
-
-LOST_SHARE = 0.01
-"""When this share of the active nodes is lost, their replacement is decided at once and not at the next regular decision. For one
-node of ten thousand a decision is not worth its computing time."""
 
 
 class GroupSimulation(GroupNodes):
     """The learner's side, and the run. `tell` is called with the number of steps done."""
 
-    def __init__(self, scenario: CostScenario, tell: Callable[[int], None] = lambda step: None) -> None:
-        super().__init__(scenario)
-        self.tell = tell
+    def __init__(self, scenario: CostScenario, tell: Tell = lambda step: None) -> None:
+        super().__init__(scenario, tell)
         self.version = 0
         self._trained_until, self._current = 0.0, 0
-        self._surplus = False
-        self._gone = 0
-        """active nodes that were lost since the last decision"""
-        self.account = Account(scenario, self.autoscaler)
         self._made_before = 0.0
         """tokens of groups that ended in the warm-up"""
-        for i, node in enumerate(self.fleet_nodes):
-            for start, end in node.there:
-                if start < self.horizon:
-                    self.at(start, partial(self._come, i))
-                    if end < self.horizon:
-                        self.at(end, partial(self._go, i))
 
     # ---- running
 
     def run(self) -> Result:
         """Run to the end. ShoalError when nothing more happens before it."""
-        file = self.scenario.file
-        self.at(0.0, self._decide)
+        self.fleet.start()
         self.at(0.0, self.balance)
-        while self.step < file.steps:
+        while self.step < self.scenario.file.steps:
             if not self.events or self.now > MAX_SIMULATED_S:
                 raise ShoalError(f"{self.step} steps in {self.now:.0f} simulated seconds, then nothing more: {self._why()}")
             self.next()
         return self._result()
-
-    # ---- nodes
-
-    def _come(self, i: int) -> None:
-        self.autoscaler.came(i, self.now)
-        if self.now > 0 and self.scenario.file.activation.all:
-            self._decide(again=False)
-
-    def _go(self, i: int) -> None:
-        was_on = self.nodes[i].on
-        self.off(i, flushed=False)
-        self.autoscaler.left(i, self.now)
-        self._gone += was_on
-        if self._gone >= max(1.0, LOST_SHARE * self.autoscaler.active_by_row.total()):
-            self._decide(again=False)
 
     # ---- the learner
 
@@ -95,14 +63,11 @@ class GroupSimulation(GroupNodes):
         versions = dict(self.ledger._buffers[self.step])
         ages = Counter(self.step - versions[g] for g in taken)
         self.ledger.consume(self.step)
-        tokens = sum(self.tokens.pop(g) for g in taken)
-        self.autoscaler.trained(tokens)
         self.step += 1
-        self.account.stepped(self.now, ages, tokens)
-        self.tell(self.step)
+        self.fleet.stepped(ages, sum(self.tokens.pop(g) for g in taken))
         if self.step == self.scenario.file.warm:
             self._made_before = self.finished_tokens
-            self.account.begin(self.now, [node.made for node in self.nodes])
+            self.fleet.account.begin(self.now, [node.made for node in self.nodes])
         self._trained_until = self.now
         self._current = 0
         self.look()
@@ -112,13 +77,9 @@ class GroupSimulation(GroupNodes):
 
     def _publish(self) -> None:
         self.version = version = self.step
-        self.autoscaler.published()
-        common = self.autoscaler.dissemination.common(self.autoscaler.active_by_row)
-        self.account.spreads.append(self.autoscaler.spread_now())
-        for row in range(len(self.serves)):
-            spread = self.autoscaler.dissemination.of(row, common)
-            held = 0.0 if self.scenario.file.policy.overlap else spread
-            self.at(self.now + spread, partial(self._install, row, version, held))
+        for row, spread_s in enumerate(self.fleet.publish()):
+            held = 0.0 if self.scenario.file.policy.overlap else spread_s
+            self.after(spread_s, partial(self._install, row, version, held))
 
     def _install(self, row: int, version: int, held_s: float) -> None:
         if version <= self.serves[row]:
@@ -128,30 +89,9 @@ class GroupSimulation(GroupNodes):
         self.debts[row] += held_s + (self.kinds[row].recompute_s if delta.recompute else 0.0)
         self.feed()
 
-    # ---- who is active
-
-    def _decide(self, again: bool = True) -> None:
-        def made(i: int) -> float:
-            self.advance(self.nodes[i])
-            return self.nodes[i].made
-
-        surplus, self.refused, self._gone = self.refused, False, 0
-        self._surplus = surplus
-        for i, active in self.autoscaler.decide(self.now, made, self._busy, surplus=surplus):
-            if active:
-                self.at(max(self.now, self.autoscaler.ready_at[i]), partial(self._ready, i))
-            else:
-                self.off(i, flushed=True)
-        if again and (not self.scenario.file.activation.all):
-            self.at(self.now + self.scenario.file.activation.every_s, self._decide)
-
-    def _ready(self, i: int) -> None:
-        if self.autoscaler.generates(i, self.now) and not self.nodes[i].on:
-            self.on(i)
-
-    def _busy(self, i: int) -> bool:
+    def full(self, i: int) -> bool:
         node = self.nodes[i]
-        waits = self.waits_for() and self._trained_until <= self.now and not self._surplus
+        waits = self.waits_for() and self._trained_until <= self.now and not self.fleet.surplus
         return node.on and (waits or len(node.groups) == self.kinds[node.row].slots)
 
     # ---- what came of it
@@ -162,12 +102,11 @@ class GroupSimulation(GroupNodes):
         return (decision.blocked if decision is not None and decision.blocked else "") or f"{on} nodes generate"
 
     def _result(self) -> Result:
-        for node in self.nodes:
-            self.advance(node)
+        account = self.fleet.account
         steps = self.step - self.scenario.file.warm
-        took = self.now - self.account.ended[self.scenario.file.warm - 1]
-        return self.account.result(
-            self.now, [node.made for node in self.nodes], detail="groups",
+        took = self.now - account.ended[self.scenario.file.warm - 1]
+        return account.result(
+            self.now, self.fleet.made(), detail="groups",
             busy=(self.workload.train_s + self.workload.update_s) * steps / took,
-            made_a_token=(self.finished_tokens + self.lost - self._made_before) / self.account.trained, lost=self.lost,
+            made_a_token=(self.finished_tokens + self.lost - self._made_before) / account.trained, lost=self.lost,
         )  # fmt: skip

@@ -13,10 +13,9 @@ from collections.abc import Callable
 import numpy as np
 
 from learner.rollouts.ledger import Ledger, NoRoom
-from netem.planning.autoscaler import Autoscaler
 from netem.planning.cost_scenario import CostScenario
 from netem.planning.group_server import BLOCK, SQUEEZED, DrawnLengths, Servers, SimGroup, SimNode
-from netem.planning.priced_fleet import nodes_of
+from netem.planning.simulated_fleet import SimulatedFleet, Tell
 from node.serving.batcher import FLUSH_S
 
 BALANCES_A_STEP = 20
@@ -35,6 +34,10 @@ WORTHWHILE_SHARE = 0.7
 LEAST_SAVED_S = 20.0
 """A group moves only where it ends at least so many seconds sooner."""
 
+LOST_SHARE = 0.01
+"""When this share of the active nodes is lost, their replacement is decided at once and not at the next regular decision. For one
+node of ten thousand a decision is not worth its computing time."""
+
 HORIZON_STEPS = 20.0
 """Comings and goings are drawn for a run in which every step takes this many times the learner's own time."""
 
@@ -43,9 +46,9 @@ MAX_SIMULATED_S = 60 * 86_400.0
 
 
 class GroupNodes:
-    """A subclass is the learner's side. It says what `arrived`, `look` and `waits_for` do."""
+    """A subclass is the learner's side. It says what `arrived`, `look`, `waits_for` and `full` do."""
 
-    def __init__(self, scenario: CostScenario) -> None:
+    def __init__(self, scenario: CostScenario, tell: Tell) -> None:
         self.scenario = scenario
         file = scenario.file
         self.workload = scenario.workload
@@ -54,10 +57,13 @@ class GroupNodes:
         model = file.model.served()
         engines = [row.engine(model) for row in scenario.rows]
         self.kinds = [Servers.of(engine, sample, self.workload.prompt, self.workload.samples) for engine in engines]
-        self.horizon = min(MAX_SIMULATED_S, HORIZON_STEPS * file.steps * (self.workload.train_s + self.workload.update_s))
-        self.fleet_nodes = nodes_of(scenario.rows, scenario.folder, self.horizon, file.seed)
-        self.autoscaler = Autoscaler(scenario, self.fleet_nodes, engines, [kind.full for kind in self.kinds])
-        self.nodes = [SimNode(node.row) for node in self.fleet_nodes]
+        horizon_s = min(MAX_SIMULATED_S, HORIZON_STEPS * file.steps * (self.workload.train_s + self.workload.update_s))
+        self.fleet = SimulatedFleet(
+            self, scenario, engines, [kind.full for kind in self.kinds], horizon_s=horizon_s, lost_share=LOST_SHARE,
+            on_arrival=False, tell=tell,
+        )  # fmt: skip
+        self.autoscaler = self.fleet.autoscaler
+        self.nodes = [SimNode(node.row) for node in self.fleet.nodes]
         self.ledger = Ledger(file.policy.staleness, file.learner.groups, 0)
         self.now, self.step = 0.0, 0
         self.serves = [0] * len(scenario.rows)
@@ -68,8 +74,6 @@ class GroupNodes:
         """group -> its tokens, of groups that have ended and were not trained on"""
         self.finished_tokens = self.lost = 0.0
         self.moved = 0
-        self.refused = False
-        """the ledger had no room for a node since this was last set back"""
         self._offers: list[list[deque[int]]] = [[deque() for _ in range(kind.slots)] for kind in self.kinds]
         """row -> number of groups -> nodes that had so many when they were put there; entries that no longer hold are dropped
         late"""
@@ -77,7 +81,7 @@ class GroupNodes:
         self.events: list[tuple[float, int, int, int]] = []
         """heap of (time, count, stamp, node): the node's next group ends, unless its stamp has changed. An action is (time,
         count, -1, its number); counts keep equal times in order"""
-        self._actions: dict[int, Callable[[], None]] = {}
+        self._actions: dict[int, Callable[[], object]] = {}
         self._count = self._opened = 0
         self._rng = np.random.default_rng((file.seed, 78))
 
@@ -93,7 +97,15 @@ class GroupNodes:
         """Whether groups of the current step are missing."""
         raise NotImplementedError
 
-    def at(self, when: float, action: Callable[[], None]) -> None:
+    def full(self, i: int) -> bool:
+        """Whether node `i` has all the work that it can take, or all that there is."""
+        raise NotImplementedError
+
+    def after(self, seconds: float, action: Callable[[], object]) -> None:
+        """Do something so many simulated seconds from now."""
+        self.at(self.now + seconds, action)
+
+    def at(self, when: float, action: Callable[[], object]) -> None:
         """Do something at a simulated time."""
         self._count += 1
         self._actions[self._count] = action
@@ -107,15 +119,32 @@ class GroupNodes:
         elif self.nodes[i].stamp == stamp:
             self._due(i)
 
-    def on(self, i: int) -> None:
-        """Node `i` generates from now on."""
+    def made(self, i: int) -> float:
+        """Tokens that node `i` has made so far."""
+        self.advance(self.nodes[i])
+        return self.nodes[i].made
+
+    def begin(self, i: int) -> None:
+        """Node `i` generates from now on, if it does not yet."""
         node = self.nodes[i]
+        if node.on:
+            return
         node.on, node.at, node.stall, node.paid = True, self.now, 0.0, self.debts[node.row]
         self._offers[node.row][0].append(i)
         self.feed()
 
-    def off(self, i: int, *, flushed: bool) -> None:
-        """Node `i` stops; its groups wait for others. `flushed`: it hands over its last tokens, so none is lost."""
+    def end(self, i: int) -> None:
+        """Node `i` stops and hands over all that it has."""
+        self._stop(i, flushed=True)
+
+    def lose(self, i: int) -> bool:
+        """Node `i` is gone. Returns whether it generated."""
+        was_on = self.nodes[i].on
+        self._stop(i, flushed=False)
+        return was_on
+
+    def _stop(self, i: int, *, flushed: bool) -> None:
+        """Its groups wait for others. `flushed`: it hands over its last tokens, so none is lost."""
         node = self.nodes[i]
         node.stamp += 1
         if not node.on:
@@ -176,7 +205,7 @@ class GroupNodes:
                 break
         else:
             if isinstance(self.ledger.reserve(self._opened, version), NoRoom):
-                self.refused = True
+                self.fleet.held_back = True
                 return False
             group_id, group = self._opened, SimGroup(version, self.now, *self.lengths.draw())
             self._opened += 1

@@ -1,0 +1,139 @@
+"""The fleet of a simulated run: nodes come and go, the autoscaler decides who generates, an account is kept. Pure.
+
+Both simulators run on one. Must not know groups or sequences: what a node does is the simulator's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+from netem.planning.account import Account
+from netem.planning.autoscaler import Autoscaler
+from netem.planning.cost_scenario import CostScenario
+from netem.planning.priced_fleet import EngineKind, nodes_of
+
+Tell = Callable[[int], None]
+"""Hears how many learner steps are done."""
+
+
+class FleetSimulator(Protocol):
+    """What the fleet asks of the simulator that it belongs to. Nodes are places in the fleet's list."""
+
+    now: float
+    step: int
+
+    def at(self, when: float, action: Callable[[], object]) -> None:
+        """Do something at a simulated time, now if that has passed."""
+
+    def after(self, seconds: float, action: Callable[[], object]) -> None:
+        """Do something so many simulated seconds from now."""
+
+    def begin(self, i: int) -> None:
+        """The node is active and has caught up: it generates from now on, if it does not yet."""
+
+    def end(self, i: int) -> None:
+        """The node is not active any more: it hands over what it has."""
+
+    def lose(self, i: int) -> bool:
+        """The node is gone with what it has. Returns whether that is a loss which calls for a decision."""
+
+    def made(self, i: int) -> float:
+        """Tokens that the node has made so far."""
+
+    def full(self, i: int) -> bool:
+        """Whether the node has all the work that it can take, or all that there is."""
+
+
+class SimulatedFleet:
+    """`full`: tokens per second of a full node, by row. `horizon_s`: comings and goings are drawn up to this time. `lost_share`:
+    when this share of the active nodes is lost (one node at least), the next decision is made at once. `on_arrival`: so it is
+    when a node comes; it always is where every node is to be active."""
+
+    def __init__(
+        self,
+        simulator: FleetSimulator,
+        scenario: CostScenario,
+        engines: Sequence[EngineKind],
+        full: Sequence[float],
+        *,
+        horizon_s: float,
+        lost_share: float,
+        on_arrival: bool,
+        tell: Tell,
+    ) -> None:
+        self._simulator, self._scenario, self._horizon_s, self._tell = simulator, scenario, horizon_s, tell
+        self._lost_share, self._on_arrival = lost_share, on_arrival or scenario.file.activation.all
+        self.nodes = nodes_of(scenario.rows, scenario.folder, horizon_s, scenario.file.seed)
+        self.autoscaler = Autoscaler(scenario, self.nodes, engines, full)
+        self.account = Account(scenario, self.autoscaler)
+        self.held_back = False
+        """work was held back since the last decision, because the ledger refused more"""
+        self.surplus = False
+        """it was held back before that decision"""
+        self._lost = 0
+        """active nodes that were lost since the last decision"""
+
+    def start(self) -> None:
+        """The run begins."""
+        sim = self._simulator
+        for i, node in enumerate(self.nodes):
+            for start, end in node.there:
+                if start < self._horizon_s:
+                    sim.at(start, partial(self._come, i))
+                    if end < self._horizon_s:
+                        sim.at(end, partial(self._go, i))
+        sim.at(0.0, self._decide_regularly)
+
+    def made(self) -> list[float]:
+        """Tokens that each node has made so far."""
+        return [self._simulator.made(i) for i in range(len(self.nodes))]
+
+    def stepped(self, ages: Counter[int], tokens: float) -> None:
+        """The learner's step ended (`simulator.step` counts it), which trained on `tokens` tokens of these ages."""
+        sim = self._simulator
+        self.account.stepped(sim.now, ages, tokens)
+        self.autoscaler.trained(tokens)
+        self._tell(sim.step)
+
+    def publish(self) -> list[float]:
+        """The learner publishes a version now: seconds until the nodes of each row serve it."""
+        scaler = self.autoscaler
+        scaler.published()
+        common = scaler.dissemination.common(scaler.active_by_row)
+        self.account.spreads.append(scaler.spread_now())
+        return [scaler.dissemination.of(row, common) for row in range(len(self._scenario.rows))]
+
+    # ---- comings, goings, decisions
+
+    def _come(self, i: int) -> None:
+        now = self._simulator.now
+        self.autoscaler.came(i, now)
+        if now > 0 and self._on_arrival:
+            self._decide()
+
+    def _go(self, i: int) -> None:
+        self._lost += self._simulator.lose(i)
+        self.autoscaler.left(i, self._simulator.now)
+        if self._lost >= max(1.0, self._lost_share * self.autoscaler.active_by_row.total()):
+            self._decide()
+
+    def _decide_regularly(self) -> None:
+        self._decide()
+        if not self._scenario.file.activation.all:
+            self._simulator.after(self._scenario.file.activation.every_s, self._decide_regularly)
+
+    def _decide(self) -> None:
+        sim, scaler = self._simulator, self.autoscaler
+        self.surplus, self.held_back, self._lost = self.held_back, False, 0
+        for i, active in scaler.decide(sim.now, sim.made, sim.full, surplus=self.surplus):
+            if active:
+                sim.at(max(sim.now, scaler.ready_at[i]), partial(self._ready, i))
+            else:
+                sim.end(i)
+
+    def _ready(self, i: int) -> None:
+        if self.autoscaler.generates(i, self._simulator.now):
+            self._simulator.begin(i)
