@@ -74,7 +74,7 @@ class Echo2(Priced, Buffer):
         super().tick()
         sim = self.priced
         if len(sim.groups) >= (1 + sim.settings.staleness) * sim.workload.groups:
-            sim.kept_back = True
+            sim.fleet.held_back = True
 
 
 class RLBoost(Priced, Synchronous):

@@ -12,11 +12,10 @@ from functools import partial
 
 import numpy as np
 
-from netem.planning.account import Account
-from netem.planning.autoscaler import Autoscaler
 from netem.planning.cost_scenario import CostScenario
 from netem.planning.outcome import Result
-from netem.planning.priced_fleet import EngineKind, engine_of, nodes_of
+from netem.planning.priced_fleet import EngineKind, engine_of
+from netem.planning.simulated_fleet import SimulatedFleet, Tell
 from netem.rollout_sim.engine import SimEngine
 from netem.rollout_sim.sim import OpenedGroup, RolloutPolicy, RolloutSimulation, SimSettings
 
@@ -39,51 +38,40 @@ TICK_RANGE_S = (1.0, 4.0)
 class PricedSimulation(RolloutSimulation):
     """`local_engines` are up while `local_turn`, and the learner does not train then."""
 
-    def __init__(self, scenario: CostScenario, policy: RolloutPolicy, tell: Callable[[int], None] = lambda step: None) -> None:
+    def __init__(self, scenario: CostScenario, policy: RolloutPolicy, tell: Tell = lambda step: None) -> None:
         file = scenario.file
         settings = SimSettings(file.policy.staleness, file.steps, file.warm, file.seed, recompute=file.delta.recompute)
         super().__init__((), scenario.workload, policy, settings, file.model.served())
-        self.scenario, self.tell = scenario, tell
+        self.scenario = scenario
         self.tick_s = min(TICK_RANGE_S[1], max(TICK_RANGE_S[0], (file.learner.train_s + file.learner.update_s) / TICKS))
         engines = [row.engine(self.model) for row in scenario.rows]
         held = held_of(scenario)
-        horizon = HORIZON * file.steps * (file.learner.train_s + file.learner.update_s)
-        self.nodes = nodes_of(scenario.rows, scenario.folder, horizon, file.seed)
-        self.autoscaler = Autoscaler(scenario, self.nodes, engines, [engine.full(held).tokens_per_s for engine in engines])
-        self.account = Account(scenario, self.autoscaler)
+        self.fleet = SimulatedFleet(
+            self, scenario, engines, [engine.full(held).tokens_per_s for engine in engines],
+            horizon_s=HORIZON * file.steps * (file.learner.train_s + file.learner.update_s), lost_share=0.0, on_arrival=True,
+            tell=tell,
+        )  # fmt: skip
+        self.nodes, self.autoscaler = self.fleet.nodes, self.fleet.autoscaler
         self.at_once = [engine.full(held).sequences for engine in engines]
-        self.horizon = horizon
         learner = file.learner
         self.local_kind = engine_of(learner.gpu, learner.per_engine, self.model, learner.memory_share) if learner.gpu else None
         self.local_engines = [f"{LOCAL}{i}" for i in range(learner.gpus // learner.per_engine)] if learner.gpu else []
         self.local_turn = False
         self.generated_s: list[float] = []
         """seconds of the local engines' turns, a step"""
-        self.kept_back = False
-        """work was held back since the last decision, because the ledger refused more"""
-        self._surplus = False
         self.published = 0
         self._since: dict[int, float] = {}
         self._totals: dict[int, float] = defaultdict(float)
 
     def result(self) -> Result:
         """Run to the end."""
-        for i, node in enumerate(self.nodes):
-            for start, end in node.there:
-                if start < self.horizon:
-                    self.after(start, partial(self._come, i))
-                    if end < self.horizon:
-                        self.after(end, partial(self._go, i))
-        self.after(0.0, self._decide)
+        self.fleet.start()
         outcome = self.run()
         turns = self.generated_s[self.settings.warm :]
-        return self.account.result(
-            self.now, self._made_by_all(), detail="sequences", busy=1 - outcome.idle, made_a_token=outcome.made, lost=self.lost,
+        return self.fleet.account.result(
+            self.now, self.fleet.made(), detail="sequences", busy=1 - outcome.idle, made_a_token=outcome.made, lost=self.lost,
             local_engine_s=float(np.mean(turns)) if turns else 0.0,
         )  # fmt: skip
-
-    def _made_by_all(self) -> list[float]:
-        return [self._made(i) for i in range(len(self.nodes))]
 
     # ---- for policies
 
@@ -129,11 +117,9 @@ class PricedSimulation(RolloutSimulation):
         self.autoscaler.generated(self.now - self._since.pop(prompt.group_id))
 
     def _publish(self, version: int) -> None:
-        self.account.stepped(self.now, Counter(self._ages[-1]), self._tokens[-1])
-        self.autoscaler.trained(self._tokens[-1])
-        self.tell(self.step)
+        self.fleet.stepped(Counter(self._ages[-1]), self._tokens[-1])
         if self.step == self.settings.warm:
-            self.account.begin(self.now, self._made_by_all())
+            self.fleet.account.begin(self.now, self.fleet.made())
         every = self.autoscaler.choose_kappa() if self.scenario.file.policy.name in ("shoal", "echo2") else 1
         for name in self.local_engines:
             if name in self.engines:
@@ -141,24 +127,18 @@ class PricedSimulation(RolloutSimulation):
         if version - self.published < every:
             return
         self.published = version
-        self.autoscaler.published()
-        common = self.autoscaler.dissemination.common(self.autoscaler.active_by_row)
-        self.account.spreads.append(self.autoscaler.spread_now())
+        spreads = self.fleet.publish()
         if not self.scenario.rows or not self.autoscaler.active_by_row.total():
             self.version = version
             self.policy.served(version)
-        for row in range(len(self.scenario.rows)):
-            self.after(self.autoscaler.dissemination.of(row, common), partial(self._serve_row, row, version))
+        for row, spread_s in enumerate(spreads):
+            self.after(spread_s, partial(self._serve_row, row, version))
 
     def _serve_row(self, row: int, version: int) -> None:
         self.version = max(self.version, version)
         for name in self.remote:
             if self.nodes[self.autoscaler.index[name]].row == row and self.serves[name] < version:
-                engine = self.touch(name)
-                self.serves[name] = version
-                if self.settings.recompute and self.policy.updates_in_flight:
-                    engine.debt += engine.prefill_s * engine.context
-                self._arm(engine)
+                self._install(name, version)
         self.policy.served(version)
 
     def _down(self, name: str, flushed: bool = False) -> None:
@@ -166,52 +146,41 @@ class PricedSimulation(RolloutSimulation):
             self._totals[self.autoscaler.index[name]] += self.touch(name).total
         super()._down(name, flushed)
 
-    # ---- comings, goings, decisions
+    # ---- for the fleet
 
-    def _come(self, i: int) -> None:
-        self.autoscaler.came(i, self.now)
-        if self.now > 0:
-            self._decide(again=False)
+    def at(self, when: float, action: Callable[[], object]) -> None:
+        self.after(max(0.0, when - self.now), action)
 
-    def _go(self, i: int) -> None:
-        name = self.nodes[i].name
-        if name in self.engines:
-            self._down(name)
-        was = self.autoscaler.state[i]
-        self.autoscaler.left(i, self.now)
-        if was == "active":
-            self._decide(again=False)
-
-    def _decide(self, again: bool = True) -> None:
-        surplus, self.kept_back = self.kept_back, False
-        self._surplus = surplus
-        for i, active in self.autoscaler.decide(self.now, self._made, self._full, surplus=surplus):
-            if active:
-                self.after(max(0.0, self.autoscaler.ready_at[i] - self.now), partial(self._ready, i))
-            elif self.nodes[i].name in self.engines:
-                self._down(self.nodes[i].name, flushed=True)
-        if again:
-            self.after(self.scenario.file.activation.every_s, self._decide)
-
-    def _ready(self, i: int) -> None:
+    def begin(self, i: int) -> None:
         node = self.nodes[i]
-        if self.autoscaler.generates(i, self.now) and node.name not in self.engines:
+        if node.name not in self.engines:
             self._add(node.name, self.autoscaler.engines[node.row], self.version)
 
-    def _add(self, name: str, kind: EngineKind, version: int) -> None:
-        self.engines[name] = SimEngine(name, kind.model, kind.prefill_s, kind.room, kind.limit, at=self.now)
-        self.serves[name] = version
+    def end(self, i: int) -> None:
+        if self.nodes[i].name in self.engines:
+            self._down(self.nodes[i].name, flushed=True)
 
-    def _made(self, i: int) -> float:
+    def lose(self, i: int) -> bool:
+        if self.nodes[i].name in self.engines:
+            self._down(self.nodes[i].name)
+        return self.autoscaler.state[i] == "active"
+
+    def _add(self, name: str, kind: EngineKind, version: int) -> None:
+        self.serves[name] = version
+        self.engines[name] = SimEngine(
+            name, kind.model, prefill_s=kind.prefill_s, room=kind.room, limit=kind.limit, at=self.now
+        )  # fmt: skip
+
+    def made(self, i: int) -> float:
         name = self.nodes[i].name
         return self._totals[i] + (self.touch(name).total if name in self.engines else 0.0)
 
-    def _full(self, i: int) -> bool:
+    def full(self, i: int) -> bool:
         """Whether a node has all the work that it can take, or all that there is since the learner waits."""
         engine = self.engines.get(self.nodes[i].name)
         if engine is None:
             return False
-        waits = not self._busy and not self.local_turn and not self._surplus
+        waits = not self._busy and not self.local_turn and not self.fleet.surplus
         return waits or bool(engine.waiting) or len(engine.running) >= BUSY_SHARE * self.at_once[self.nodes[i].row]
 
 
@@ -220,6 +189,3 @@ def held_of(scenario: CostScenario) -> float:
     w = scenario.workload
     lengths = np.array([n for i in range(400) for n in w.group(i, scenario.file.seed).lengths], float)
     return w.prompt + float((lengths**2).sum() / lengths.sum()) / 2
-
-
-__all__ = ["PricedSimulation", "held_of"]

@@ -38,7 +38,7 @@ class Ours(Priced, Shoal):
         idle, back = [], not self.pending and not any(self.ledger.room(v) for v in set(self.sim.serves.values()))
         if back:
             idle = [e for e in (sim.touch(n) for n in sim.remote) if has_place(e, sim.workload.prompt)]
-            sim.kept_back = sim.kept_back or bool(idle)
+            sim.fleet.held_back = sim.fleet.held_back or bool(idle)
         self.turns.look(back=back, idle=len(idle) / max(1, len(sim.remote)))
 
     def stepped(self, step: int, taken: Many[OpenedGroup]) -> None:

@@ -160,7 +160,7 @@ class RolloutSimulation:
     aborted: int = 0
     lost: float = 0.0
     held: float = 0.0
-    _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    _events: list[tuple[float, int, Callable[[], object]]] = field(default_factory=list)
     _count: int = 0
     _armed: dict[str, tuple[float, int]] = field(default_factory=dict)
     _busy: bool = False
@@ -196,7 +196,7 @@ class RolloutSimulation:
             action()
         return self._outcome()
 
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
+    def after(self, seconds: float, action: Callable[[], object]) -> None:
         """Do something so many simulated seconds from now."""
         self._count += 1
         heapq.heappush(self._events, (self.now + seconds, self._count, action))
@@ -245,7 +245,7 @@ class RolloutSimulation:
     def touch(self, node: str) -> SimEngine:
         """A node's engine, brought to the present."""
         engine = self.engines[node]
-        self._catch_up(engine)
+        engine.advance(self.now)
         return engine
 
     def look(self) -> None:
@@ -293,12 +293,16 @@ class RolloutSimulation:
     def _serve(self, version: int) -> None:
         self.version = version
         for name in list(self.engines):
-            engine = self.touch(name)
-            self.serves[name] = version
-            if self.settings.recompute and self.policy.updates_in_flight:
-                engine.debt += engine.prefill_s * engine.context
-            self._arm(engine)
+            self._install(name, version)
         self.policy.served(version)
+
+    def _install(self, name: str, version: int) -> None:
+        """A node serves the version from now on."""
+        engine = self.touch(name)
+        self.serves[name] = version
+        if self.settings.recompute and self.policy.updates_in_flight:
+            engine.debt += engine.prefill_s * engine.context
+        self._arm(engine)
 
     def _up(self, seat: Seat) -> None:
         engine = SimEngine(
@@ -309,8 +313,8 @@ class RolloutSimulation:
 
     def _down(self, name: str, flushed: bool = False) -> None:
         """A node is lost; `flushed`: it handed over all tokens that it had."""
-        self._catch_up(self.engines[name])
         engine = self.engines.pop(name)
+        engine.advance(self.now)
         del self.serves[name]
         self._armed.pop(name, None)
         self._made_gone += engine.total
@@ -328,9 +332,6 @@ class RolloutSimulation:
                 sequence.oldest = -1
         self.policy.returned(held)
 
-    def _catch_up(self, engine: SimEngine) -> None:
-        engine.advance(self.now)
-
     def _arm(self, engine: SimEngine) -> None:
         at = engine.next_at()
         self._count += 1
@@ -342,7 +343,7 @@ class RolloutSimulation:
     def _due(self, engine: SimEngine, count: int) -> None:
         if self.engines.get(engine.name) is not engine or self._armed.get(engine.name, (0, 0))[1] != count:
             return
-        self._catch_up(engine)
+        engine.advance(self.now)
         ended = engine.settle()
         for sequence in ended:
             sequence.node = ""
