@@ -120,8 +120,11 @@ def _axes(path: Path, title: str, x: str, y: str, starts: Mapping[int, int]) -> 
     figure.savefig(path)
 
 
-def _curve(ax: Any, x: Sequence[int], y: Sequence[float], label: str, color: str) -> None:
-    """A line; with many points the raw ones pale behind their moving average."""
+def _curve(ax: Any, points: Points, label: str, color: str) -> None:
+    """A line, if there are points. With many, the raw ones pale behind their moving average."""
+    x, y = points
+    if not x:
+        return
     if len(x) < SMOOTH_FROM:
         ax.plot(x, y, color=color, label=label, linewidth=1.6, marker="o", markersize=3.5)
         return
@@ -136,10 +139,8 @@ def _learning(rows: Sequence[Row], starts: Mapping[int, int], path: Path) -> Plo
     if not (exact[0] or reward[0] or held_out[0]):
         return None
     with _axes(path, title, "optimizer step", "share of answers / reward", starts) as ax:
-        if reward[0]:
-            _curve(ax, *reward, "reward", ORANGE)
-        if exact[0]:
-            _curve(ax, *exact, "exact, sampled", BLUE)
+        _curve(ax, reward, "reward", ORANGE)
+        _curve(ax, exact, "exact, sampled", BLUE)
         if held_out[0]:
             ax.plot(*held_out, color=GREEN, marker="D", markersize=6, linewidth=1.2, linestyle="--", zorder=3,
                     label="exact, held out\n(greedy)")  # fmt: skip
@@ -179,10 +180,8 @@ def _broadcast(rows: Sequence[Row], starts: Mapping[int, int], path: Path) -> Pl
     if not (half[0] or last[0]):
         return None
     with _axes(path, title, "version (optimizer step)", "seconds", starts) as ax:
-        if last[0]:
-            _curve(ax, *last, "last node", RED)
-        if half[0]:
-            _curve(ax, *half, "median node", BLUE)
+        _curve(ax, last, "last node", RED)
+        _curve(ax, half, "median node", BLUE)
         shown = [(x, y) for x, y in zip(*pause, strict=True) if y > 0]
         if shown:
             ax.plot(*zip(*shown, strict=True), color=GREY, linestyle="none", marker=".", markersize=4,
@@ -203,8 +202,7 @@ def _staleness(rows: Sequence[Row], starts: Mapping[int, int], path: Path, bound
     with _axes(path, title, "optimizer step", "steps behind", starts) as ax:
         if largest[0]:
             ax.plot(*largest, color=RED, linestyle="none", marker="o", markersize=4, label="oldest trajectory")
-        if mean[0]:
-            _curve(ax, *mean, "mean", BLUE)
+        _curve(ax, mean, "mean", BLUE)
         if bound is not None:
             ax.axhline(bound, color="black", linestyle="--", linewidth=1.1, label=f"bound ({bound})")
         ax.set_ylim(-0.08, max([*mean[1], *largest[1], bound or 0, 1]) * 1.12)
@@ -247,7 +245,7 @@ def _mismatch(rows: Sequence[Row], starts: Mapping[int, int], path: Path) -> Plo
     if not mean[0]:
         return None
     with _axes(path, title, "optimizer step", "KL per token (nats)", starts) as ax:
-        _curve(ax, *mean, "mean", BLUE)
+        _curve(ax, mean, "mean", BLUE)
         if min(mean[1]) > 0 and max(mean[1]) > 30 * min(mean[1]):
             ax.set_yscale("log")
     return Plot(path, title, "Staleness raises it; so do numerical differences between the nodes' engines and the trainer.")
@@ -259,9 +257,8 @@ def _capacity(rows: Sequence[Row], starts: Mapping[int, int], path: Path) -> Plo
     if not needed[0]:
         return None
     with _axes(path, title, "optimizer step", "tokens per second", starts) as ax:
-        _curve(ax, *needed, "needed", RED)
-        if made[0]:
-            _curve(ax, *made, "made, or could be", BLUE)
+        _curve(ax, needed, "needed", RED)
+        _curve(ax, made, "made, or could be", BLUE)
         ax.set_ylim(0, 2.5 * sorted([*needed[1], *made[1]])[int(0.9 * (len(needed[1]) + len(made[1]) - 1))] or 1)
     return Plot(path, title, "From measured steps, dissemination and nodes; a node that is not measured yet counts for nothing.")
 

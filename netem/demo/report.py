@@ -110,14 +110,10 @@ def _page(result: Mapping[str, Any], plots: Sequence[tuple[Path, str, str]]) -> 
         _numbers(result),
         _nodes(result.get("nodes") or ()),
     ]
-    changes = result.get("activation") or ()
-    if changes:
-        items = "".join(f"<li>{html.escape(str(c))}</li>" for c in changes)
-        parts.append(f"<h2>Who generates, and why</h2><ul>{items}</ul>")
-    events = result.get("events") or ()
-    if events:
-        items = "".join(f"<li>{html.escape(str(e))}</li>" for e in events)
-        parts.append(f"<h2>What happened</h2><ul>{items}</ul>")
+    for key, heading in (("activation", "Who generates, and why"), ("events", "What happened")):
+        if lines := result.get(key):
+            items = "".join(f"<li>{html.escape(str(line))}</li>" for line in lines)
+            parts.append(f"<h2>{heading}</h2><ul>{items}</ul>")
     if plots:
         parts.append("<h2>Plots</h2>")
     for path, name, caption in plots:

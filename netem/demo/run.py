@@ -46,6 +46,12 @@ PRICES = (0.34, 0.29, 0.44)
 END_S = 15.0
 """From the learner's end to that of all nodes."""
 
+OF_SUMMARY = (
+    "versions_published", "max_staleness_seen", "max_staleness", "trajectories", "delta_bytes_mean", "anchor_bytes",
+    "delta_density_mean", "learner_egress_ratio", "epoch",
+)  # fmt: skip
+"""What the demo's result takes over from the learner's summary as it is."""
+
 CHAOS_AT = 0.4
 """Share of the steps done when --chaos kills a node."""
 
@@ -220,17 +226,11 @@ class Demo:
             "reward_first": mean(exact[:tenth]), "reward_last": mean(exact[-tenth:]),
             "eval_first": evals[0] if evals else None, "eval_last": evals[-1] if evals else None,
             "steps": summary["step"], "seconds": time.monotonic() - self.began,
-            "versions_published": summary["versions_published"],
             "nodes": [{k: node[k] for k in keep if k in node} for node in summary["nodes"]],
             "usd_spent": pool["spent_usd"], "usd_per_step": pool["spent_usd"] / max(1, summary["step"]),
             "usd_per_mtok": 1e6 * pool["spent_usd"] / max(1, sum(line["perf/tokens"] for line in by_step.values())),
             "activation": pool["changes"],
-            "max_staleness_seen": summary["max_staleness_seen"], "max_staleness": summary["max_staleness"],
-            "trajectories": summary["trajectories"],
-            "delta_bytes_mean": summary["delta_bytes_mean"], "anchor_bytes": summary["anchor_bytes"],
-            "delta_density_mean": summary["delta_density_mean"],
-            "learner_egress_ratio": summary["learner_egress_ratio"],
-            "epoch": summary["epoch"], "pss_peak_bytes": self.pss_peak, "events": self.events,
+            **{key: summary[key] for key in OF_SUMMARY}, "pss_peak_bytes": self.pss_peak, "events": self.events,
             "recipe": self.recipe.name, "run_dir": str(self.run_dir),
         }  # fmt: skip
         if self.spot is not None:

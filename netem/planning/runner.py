@@ -3,9 +3,8 @@ progress."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
 from multiprocessing import get_context
 from typing import Any, Literal
 
@@ -14,6 +13,7 @@ from netem.planning.by_sequence import PricedSimulation
 from netem.planning.cost_scenario import CostScenario, Metric, PublishedSection, SystemSection
 from netem.planning.outcome import Result
 from netem.planning.policies import policy_of
+from netem.planning.simulated_fleet import Tell
 from p2p.errors import UsageError
 
 AUTO_NODES = 100
@@ -22,9 +22,6 @@ minutes."""
 
 KNOB_STEPS = 16
 """Learner steps of a run that only shows what one knob changes."""
-
-Tell = Callable[[int], None]
-"""Hears how many learner steps are done."""
 
 
 def detail_of(scenario: CostScenario) -> Literal["sequences", "groups"]:
@@ -101,11 +98,13 @@ def what_would_change(scenario: CostScenario, jobs: int) -> list[dict[str, Any]]
     ]  # fmt: skip
 
 
-def _several(scenarios: Sequence[CostScenario], jobs: int) -> list[Result]:
+def _several(scenarios: Sequence[CostScenario], jobs: int) -> Iterator[Result]:
+    """The results in the order of the scenarios, each as soon as those before it are there."""
     if jobs < 2 or len(scenarios) < 2:
-        return [run_once(s) for s in scenarios]
+        yield from map(run_once, scenarios)
+        return
     with ProcessPoolExecutor(min(jobs, len(scenarios)), get_context("spawn")) as pool:
-        return list(pool.map(run_once, scenarios))
+        yield from pool.map(run_once, scenarios)
 
 
 # ---- presets
@@ -118,7 +117,8 @@ def run_preset(scenario: CostScenario, say: Callable[[str], None], tries: bool, 
     cases = [(case.name, scenario.changed(case.set)) for case in file.cases] or [("", scenario)]
     work = [(case, system, base.changed(system.set)) for case, base in cases for system in file.systems]
     rows: dict[tuple[str, str], Result] = {}
-    for (case, system, _), result in zip(work, _told(work, say, jobs), strict=True):
+    for (case, system, _), result in zip(work, _several([s for _, _, s in work], jobs), strict=True):
+        say(f"{case + ': ' if case else ''}{system.name}: {result.step_s:.1f} s and ${result.usd_per_step:.2f} a step")
         rows[case, system.name] = result
     claims = [_claim(p, rows, file.systems, case) for p in file.published for case, _ in cases if p.case in ("", case)]
     return {
@@ -143,18 +143,6 @@ def explained(scenario: CostScenario) -> list[dict[str, Any]]:
     return [
         {"key": a.key, "value": scenario.value(a.key), "kind": a.kind, "why": a.why} for a in scenario.file.assumptions
     ]  # fmt: skip
-
-
-def _told(work: Sequence[tuple[str, SystemSection, CostScenario]], say: Callable[[str], None], jobs: int) -> list[Result]:
-    out = []
-    scenarios = [s for _, _, s in work]
-    pool: Any = ProcessPoolExecutor(jobs, get_context("spawn")) if jobs > 1 else nullcontext()
-    with pool as workers:
-        results = workers.map(run_once, scenarios) if jobs > 1 else map(run_once, scenarios)
-        for (case, system, _), result in zip(work, results, strict=True):
-            say(f"{case + ': ' if case else ''}{system.name}: {result.step_s:.1f} s and ${result.usd_per_step:.2f} a step")
-            out.append(result)
-    return out
 
 
 def _named(systems: Sequence[SystemSection], what: str) -> str:

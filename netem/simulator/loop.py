@@ -164,9 +164,10 @@ class BroadcastSimulation:
         self._run(self.now + PAUSE_S)
         times, t_star = list(self._done.values()), profile_bound(self.profile, version.payload)
         twice = sum(t.traffic.duplicates for p in self.peers.values() if (t := p.spreads.get(version.mid)) is not None)
+        t_max = max(times, default=0.0)
         return SimResult(
-            t_star, max(times, default=0.0), median(times) if times else 0.0, max(times, default=0.0) / t_star,
-            source.pump.sent - sent, twice, self._done, self.events - events,
+            t_star=t_star, t_max=t_max, t_median=median(times) if times else 0.0, ratio=t_max / t_star,
+            source_bytes=source.pump.sent - sent, duplicate_bytes=twice, done=self._done, events=self.events - events,
         )  # fmt: skip
 
     def _run(self, until: float) -> None:
