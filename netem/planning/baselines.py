@@ -10,7 +10,7 @@ from collections.abc import Sequence as Many
 from netem.planning.cost_scenario import PolicySection
 from netem.planning.local_engine import Priced, RLBoostTurns
 from netem.rollout_sim.engine import Sequence, SimEngine
-from netem.rollout_sim.other_systems import Buffer, OneStepOff, Synchronous, has_place
+from netem.rollout_sim.other_systems import Buffer, OneStepOff, Synchronous, hand_out, has_place
 from netem.rollout_sim.sim import OpenedGroup
 
 LONG_SHARE = 0.2
@@ -27,10 +27,6 @@ share of what the first one makes."""
 TYPICAL_CONTEXT = 2000
 """Tokens of context for each sequence in that estimate of B."""
 
-MOST_PASSED = 64
-"""Sequences that are passed over, for want of an engine with their version, before a search of the queue ends: the rest of the
-queue is likely to want the same versions."""
-
 
 class Colocated(Priced, Synchronous):
     """verl on the learner's GPUs: generate with all of them, then train with all of them. Its data parallel workers have
@@ -46,7 +42,7 @@ class Colocated(Priced, Synchronous):
     def spread(self) -> None:
         sim = self.priced
         if not sim.local_engines:
-            _spread(self, self.queue)
+            hand_out(self.sim, self.queue)
             return
         while self.queue:
             sequence = self.queue.popleft()
@@ -68,7 +64,7 @@ class Echo2(Priced, Buffer):
         self.held = self.sim.workload.prompt + self.sim.workload.mean_length()
 
     def spread(self) -> None:
-        _spread(self, self.queue, None, self.held)
+        hand_out(self.sim, self.queue, held=self.held)
 
     def tick(self) -> None:
         super().tick()
@@ -126,7 +122,7 @@ class RLBoost(Priced, Synchronous):
         self.sim.place(sequence, to.name)
 
     def spread(self) -> None:
-        _spread(self, self.queue)
+        hand_out(self.sim, self.queue)
 
     def stepped(self, step: int, taken: Many[OpenedGroup]) -> None:
         super().stepped(step, taken)
@@ -163,11 +159,11 @@ class StreamRL(Priced, OneStepOff):
 
     def spread(self) -> None:
         if not self.queue or not self.long:  # who is through helps the others
-            _spread(self, self.queue, None, REGULAR_LENGTH * self.mean)
-            _spread(self, self.long, None, LONG_LENGTH * self.mean)
+            hand_out(self.sim, self.queue, held=REGULAR_LENGTH * self.mean)
+            hand_out(self.sim, self.long, held=LONG_LENGTH * self.mean)
             return
-        _spread(self, self.long, self.for_long, LONG_LENGTH * self.mean)
-        _spread(self, self.queue, set(self.sim.engines) - self.for_long, REGULAR_LENGTH * self.mean)
+        hand_out(self.sim, self.long, self.for_long, held=LONG_LENGTH * self.mean)
+        hand_out(self.sim, self.queue, self.sim.engines.keys() - self.for_long, held=REGULAR_LENGTH * self.mean)
 
 
 def split(engines: Many[SimEngine], long: int, regular: int, mean: float) -> int:
@@ -191,27 +187,3 @@ def flat(engine: SimEngine) -> int:
     first = engine.model.gain(0, 0, TYPICAL_CONTEXT)
     adds = lambda n: engine.model.gain(n, TYPICAL_CONTEXT * n, TYPICAL_CONTEXT)
     return next((n for n in range(1, engine.limit) if adds(n) < FLATTENING * first), engine.limit)
-
-
-def _spread(policy: Priced, queue: deque[Sequence], names: set[str] | None = None, held: float = 0.0) -> None:
-    """Hand sequences from the queue to the emptiest engines (those called `names`, or all) that serve the sequences' version or a
-    newer one. `held`: tokens of KV that an engine must have for each sequence it runs."""
-    sim = policy.priced
-    free = {n: sim.touch(n) for n in sim.engines if names is None or n in names}
-    place = lambda e: has_place(e, sim.workload.prompt) and len(e.running) * held < e.room
-    free = {n: e for n, e in free.items() if place(e)}
-    passed: list[Sequence] = []
-    while queue and free:
-        sequence = queue.popleft()
-        least = max(sim.groups[sequence.group].version, sequence.oldest)
-        able = [n for n in free if sim.serves[n] >= least]
-        if not able:
-            passed.append(sequence)
-            if len(passed) > MOST_PASSED:
-                break
-            continue
-        name = min(able, key=lambda n: free[n].context / free[n].room)
-        sim.place(sequence, name)
-        if not place(free[name]):
-            del free[name]
-    queue.extendleft(reversed(passed))

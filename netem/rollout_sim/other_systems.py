@@ -8,10 +8,15 @@ papers says otherwise.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Container
 from collections.abc import Sequence as Many
 
 from netem.rollout_sim.engine import FILL, Sequence, SimEngine
-from netem.rollout_sim.sim import OpenedGroup, RolloutPolicy
+from netem.rollout_sim.sim import OpenedGroup, RolloutPolicy, RolloutSimulation
+
+MOST_PASSED = 64
+"""Sequences that are passed over, for want of an engine with their version, before a search of the queue ends: the rest of the
+queue is likely to want the same versions."""
 
 
 class Queued(RolloutPolicy):
@@ -32,14 +37,8 @@ class Queued(RolloutPolicy):
         self.queue.extend(self.sim.open(version).members)
 
     def spread(self) -> None:
-        """Hand the queue to the engines with the most free memory."""
-        free = {name: self.sim.touch(name) for name in self.sim.engines}
-        free = {name: engine for name, engine in free.items() if has_place(engine, self.sim.workload.prompt)}
-        while self.queue and free:
-            name = min(free, key=lambda n: free[n].context / free[n].room)
-            self.sim.place(self.queue.popleft(), name)
-            if not has_place(free[name], self.sim.workload.prompt):
-                del free[name]
+        """Hand the queue to the engines with the most free memory, whatever version they serve."""
+        hand_out(self.sim, self.queue, any_version=True)
 
     def finished(self, prompt: OpenedGroup) -> None:
         self.done.append(prompt)
@@ -58,6 +57,33 @@ class Queued(RolloutPolicy):
 def has_place(engine: SimEngine, context: float) -> bool:
     """Whether an engine would run one more sequence that holds `context` tokens at once."""
     return not engine.waiting and len(engine.running) < engine.limit and engine.context + context <= FILL * engine.room
+
+
+def hand_out(
+    sim: RolloutSimulation, queue: deque[Sequence], names: Container[str] | None = None, *, held: float = 0.0,
+    any_version: bool = False,
+) -> None:  # fmt: skip
+    """Hand sequences from the queue to the engines (those called `names`, or all) with the most free memory. `held`: tokens of KV
+    that an engine must have for each sequence it runs. A sequence goes to an engine that serves its version or a newer one, or
+    to any with `any_version`."""
+    place = lambda e: has_place(e, sim.workload.prompt) and len(e.running) * held < e.room
+    free = {n: sim.touch(n) for n in sim.engines if names is None or n in names}
+    free = {n: e for n, e in free.items() if place(e)}
+    passed: list[Sequence] = []
+    while queue and free:
+        sequence = queue.popleft()
+        least = max(sim.groups[sequence.group].version, sequence.oldest)
+        able = [n for n in free if any_version or sim.serves[n] >= least]
+        if not able:
+            passed.append(sequence)
+            if len(passed) > MOST_PASSED:
+                break
+            continue
+        name = min(able, key=lambda n: free[n].context / free[n].room)
+        sim.place(sequence, name)
+        if not place(free[name]):
+            del free[name]
+    queue.extendleft(reversed(passed))
 
 
 class Synchronous(Queued):
