@@ -69,7 +69,7 @@ def run_demo(args: argparse.Namespace) -> dict[str, Any]:
     began = time.monotonic()
     _prepare(run_dir, resume=args.resume)
     with Children(run_dir / "logs") as children:
-        demo = Demo(args, recipe, steps, run_dir, children, began)
+        demo = Demo(args, recipe, steps, run_dir=run_dir, children=children, began=began)
         result = demo.run()
     result["report"] = str(write_report(run_dir, result))
     if not args.json:
@@ -111,6 +111,7 @@ class Demo:
         self._pss_at = 0.0
 
     def run(self) -> dict[str, Any]:
+        """From the model to the end of the last process; the result's JSON object. ShoalError when a process fails."""
         model, config = self.run_dir / "model", self.run_dir / "learner.toml"
         if not self.args.resume:
             self._build(model)
@@ -157,12 +158,13 @@ class Demo:
     def _start_node(self, name: str) -> LoggedProcess:
         price = PRICES[(int(name.removeprefix("node-")) - 1) % len(PRICES)]
         capacity = self.recipe.spot_capacity if self.args.spot else self.recipe.capacity
-        child = self.nodes[name] = self.children.start(
-            name, "node", "--join", str(self.run_dir / "run" / "ticket.txt"), "--dir", str(self.run_dir / name),
+        command = [
+            "node", "--join", str(self.run_dir / "run" / "ticket.txt"), "--dir", str(self.run_dir / name),
             "--listen", "/ip4/127.0.0.1/tcp/0", "--name", name, "--capacity", str(capacity), "--json",
-            "--usd-per-hour", str(price), starter=fork_module if self.args.spot else start_module,
-        )  # fmt: skip
-        return child
+            "--usd-per-hour", str(price),
+        ]  # fmt: skip
+        self.nodes[name] = self.children.start(name, *command, starter=fork_module if self.args.spot else start_module)
+        return self.nodes[name]
 
     def _status(self) -> dict[str, Any] | None:
         """What the learner's status page says; None while it has none."""
@@ -234,8 +236,7 @@ class Demo:
             "recipe": self.recipe.name, "run_dir": str(self.run_dir),
         }  # fmt: skip
         if self.spot is not None:
-            busy, first = busy_share(lines)
-            result["spot"] = asdict(self.spot.counts) | {"busy": busy, "from_step": first}
+            result["spot"] = asdict(self.spot.counts) | busy_share(lines)._asdict()
         wrong = _faults(result, summary["version"], self.nodes)
         result["ok"], result["faults"] = not wrong, wrong
         return result

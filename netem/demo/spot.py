@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from netem.networks.availability import FleetChange, spot_moves
 from netem.processes.children import LoggedProcess
@@ -52,6 +52,7 @@ class Spot:
         self.counts = Counts()
 
     def go_on(self) -> None:
+        """Start and stop the nodes whose time has come."""
         while self._due and self._due[-1].at <= self._clock() - self._began:
             move = self._due.pop()
             name = f"node-{move.seat + 1}"
@@ -85,17 +86,24 @@ class Spot:
         self._say(f"{move.at:.0f} s: {name} " + ("got notice (SIGTERM)" if move.notice else "was taken at once (SIGKILL)"))
 
 
-def busy_share(lines: Sequence[Mapping[str, Any]]) -> tuple[float | None, int]:
-    """(share of its time in which the learner did not wait for groups, the first step that counts).
+class BusyShare(NamedTuple):
+    """How busy the learner was."""
 
-    `lines`: metrics.jsonl, a line a step. Its first step waits until the first node is there, and does not count.
-    """
+    busy: float | None
+    """share of its time in which it did not wait for groups; None where too few steps were logged"""
+    from_step: int
+    """the first step that counts"""
+
+
+def busy_share(lines: Sequence[Mapping[str, Any]]) -> BusyShare:
+    """How busy the learner was in its latest life. `lines`: metrics.jsonl, a line a step. Its first step waits until the first
+    node is there, and does not count."""
     last = [line for line in lines if "time/wait_for_batch" in line and line["epoch"] == lines[-1]["epoch"]]
     if len(last) < 2:
-        return None, 0
+        return BusyShare(None, 0)
     took = last[-1]["time"] - last[0]["time"]
     waited = sum(line["time/wait_for_batch"] for line in last[1:])
-    return 1 - waited / took, last[1]["step"]
+    return BusyShare(1 - waited / took, last[1]["step"])
 
 
 def describe_spot(spot: Mapping[str, Any]) -> str:

@@ -29,6 +29,7 @@ EVERY_STEPS = 10
 """Steps between two plain lines."""
 
 SHOWN_EVENTS = 4
+"""Latest events on the page: more would push the nodes off a small terminal."""
 
 
 def sparkline(values: Sequence[float], width: int = CURVE, low: float = 0.0, high: float = 1.0) -> str:

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from learner.economy.activation import Decision
 from netem.planning.autoscaler import LEARNER, Autoscaler
 from netem.planning.cost_scenario import CostScenario
 from netem.planning.outcome import Paid, Result
-
-UNDECIDED = Decision(frozenset(), frozenset(), frozenset(), (), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "")
-"""Stands for the last decision where none was made, since every node is always active."""
 
 
 @dataclass
@@ -59,7 +55,10 @@ class Account:
         kinds = self._kinds(now, made)
         usd_learner = file.learner.usd_per_hour * took / 3600
         charged = autoscaler.mark(now)[LEARNER].usd - self._paid[LEARNER].usd
-        decision = autoscaler.decision or UNDECIDED
+        decision = autoscaler.decision  # there is none where every node is always active
+        last: dict[str, Any] = {} if decision is None else {
+            "blocked": decision.blocked, "required": decision.required, "supply": decision.supply
+        }  # fmt: skip
         return Result(
             detail=detail, policy=file.policy.name, steps=steps, seconds=took, busy=busy,
             bound=(file.learner.train_s + file.learner.update_s) * steps / took,
@@ -68,7 +67,7 @@ class Account:
             usd_egress=max(0.0, charged - usd_learner),
             staleness={age: n / sum(ages.values()) for age, n in ages.items()}, kappa=autoscaler.kappa,
             spread_s=float(np.mean(self.spreads)) if self.spreads else 0.0, made=made_a_token, lost=lost, kinds=kinds,
-            blocked=decision.blocked, required=decision.required, supply=decision.supply, local_engine_s=local_engine_s,
+            **last, local_engine_s=local_engine_s,
             series=[
                 {"step": i + 1, "step_s": b - a} for i, (a, b) in enumerate(zip([0.0, *self.ended], self.ended, strict=False))
             ],

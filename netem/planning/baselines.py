@@ -1,5 +1,5 @@
 """The papers' ways of running rollouts (ECHO-2, RLBoost, StreamRL) and centralised baselines, on a priced fleet. What a paper
-leaves open is given in its favour, as in netem.rollout_sim.other_systems. """
+leaves open is given in its favour, as in netem.rollout_sim.other_systems."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ TYPICAL_CONTEXT = 2000
 
 class Colocated(Priced, Synchronous):
     """verl on the learner's GPUs: generate with all of them, then train with all of them. Its data parallel workers have
-    equal parts of the batch, whole groups, from the beginning. """
+    equal parts of the batch, whole groups, from the beginning."""
 
     def start(self) -> None:
+        """The local engines, if there are any, are there from the beginning and generate whenever the learner waits."""
         super().start()
         sim = self.priced
         if sim.local_kind:
@@ -40,6 +41,7 @@ class Colocated(Priced, Synchronous):
                 sim._add(name, sim.local_kind, 0)
 
     def spread(self) -> None:
+        """Each local engine gets its equal part of the batch; without local engines the nodes get what fits."""
         sim = self.priced
         if not sim.local_engines:
             hand_out(self.sim, self.queue)
@@ -67,6 +69,7 @@ class Echo2(Priced, Buffer):
         hand_out(self.sim, self.queue, held=self.held)
 
     def tick(self) -> None:
+        """A full buffer holds work back: then the nodes make more than the learner can use."""
         super().tick()
         sim = self.priced
         if len(sim.groups) >= (1 + sim.settings.staleness) * sim.workload.groups:
@@ -88,6 +91,7 @@ class RLBoost(Priced, Synchronous):
         self.turns = RLBoostTurns(self.priced, self.settings)
 
     def refill(self) -> None:
+        """Open the step's batch when the one before is generated, and begin the local engines' turn."""
         sim = self.sim
         if sim.step >= self.batches and not any(p.left for p in sim.groups.values()):
             for _ in range(sim.workload.groups):
@@ -96,6 +100,7 @@ class RLBoost(Priced, Synchronous):
             self.turns.begin()
 
     def tick(self) -> None:
+        """Balance the engines that serve the step's version once the queue is empty, and note when the last one worked."""
         super().tick()
         sim = self.priced
         if not self.queue:
@@ -136,12 +141,14 @@ class StreamRL(Priced, OneStepOff):
     streams = True
 
     def start(self) -> None:
+        """No engine is set apart for long sequences until a batch is opened."""
         super().start()
         self.long: deque[Sequence] = deque()
         self.for_long: set[str] = set()
         self.mean = self.sim.workload.mean_length()
 
     def refill(self) -> None:
+        """Open the next batch, part it by predicted length, and set engines apart for the long ones."""
         before = len(self.queue)
         if self.sim.engines:
             super().refill()
@@ -158,7 +165,8 @@ class StreamRL(Priced, OneStepOff):
         self.for_long = set(list(sim.engines)[: split(engines, len(self.long), len(self.queue), self.mean)])
 
     def spread(self) -> None:
-        if not self.queue or not self.long:  # who is through helps the others
+        """Long sequences go to their own engines while both kinds wait; when one kind is through, all engines take the other."""
+        if not self.queue or not self.long:
             hand_out(self.sim, self.queue, held=REGULAR_LENGTH * self.mean)
             hand_out(self.sim, self.long, held=LONG_LENGTH * self.mean)
             return

@@ -22,7 +22,7 @@ from netem.rollout_sim.workload import Workload
 from p2p.errors import UsageError
 
 FOLDER = Path(__file__).parent / "presets"
-
+"""Where the presets are."""
 
 Metric = Literal["saving", "efficiency", "throughput"]
 PolicyName = Literal["shoal", "synchronous", "one-step-off", "echo2", "rlboost", "streamrl"]
@@ -313,6 +313,7 @@ def load_scenario(path: str | Path) -> CostScenario:
 
 
 def load_preset(name: str) -> CostScenario:
+    """The preset of that name. UsageError, which lists them, for another name."""
     names = preset_names()
     if name not in names:
         raise UsageError(f"--preset: no preset {name!r}: {', '.join(names)}")

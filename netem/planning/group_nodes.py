@@ -53,7 +53,7 @@ class GroupNodes:
         file = scenario.file
         self.workload = scenario.workload
         self.lengths = DrawnLengths(scenario)
-        _, sample = self.lengths.block(2 * BLOCK)
+        sample = self.lengths.block(2 * BLOCK).members
         model = file.model.served()
         engines = [row.engine(model) for row in scenario.rows]
         self.kinds = [Servers.of(engine, sample, self.workload.prompt, self.workload.samples) for engine in engines]

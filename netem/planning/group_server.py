@@ -28,6 +28,15 @@ class GroupLengths(NamedTuple):
     """of all members"""
 
 
+class LengthsBlock(NamedTuple):
+    """Tokens of many groups."""
+
+    groups: np.ndarray
+    """(groups, 2): the longest member, and the sum over the members"""
+    members: np.ndarray
+    """(groups, samples): each member"""
+
+
 class DrawnLengths:
     """Lengths of one group after the other, from the scenario's seed."""
 
@@ -39,17 +48,16 @@ class DrawnLengths:
     def draw(self) -> GroupLengths:
         """The next group's."""
         if not self._left:
-            self._left = self.block(BLOCK)[0].tolist()
+            self._left = self.block(BLOCK).groups.tolist()
         return GroupLengths(*self._left.pop())
 
-    def block(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """`count` groups: an array (groups, 2) of the longest member and the sum, and one (groups, samples) of all lengths, in
-        tokens."""
+    def block(self, count: int) -> LengthsBlock:
+        """The next `count` groups."""
         w = self.workload
         means = math.log(w.median) + w.between * self._rng.standard_normal(count)
         logs = means[:, None] + w.within * self._rng.standard_normal((count, w.samples))
         lengths = np.clip(np.exp(logs), 8, w.most).astype(np.int64).astype(float)
-        return np.stack([lengths.max(axis=1), lengths.sum(axis=1)], axis=1), lengths
+        return LengthsBlock(np.stack([lengths.max(axis=1), lengths.sum(axis=1)], axis=1), lengths)
 
 
 @dataclass(frozen=True)
@@ -80,7 +88,8 @@ class Servers:
         rates = [engine.model.rate(n, n * held) for n in running]
         paces = [0.0, *(rate / (busy * at_once) for busy, rate in enumerate(rates) if busy)]
         gains = [b - a for a, b in pairwise(rates)]
-        return cls(slots, full, tuple(paces), tuple(rates), tuple(gains), engine.prefill_s * sequences * held)
+        recompute_s = engine.prefill_s * sequences * held
+        return cls(slots, full, tuple(paces), rates=tuple(rates), gains=tuple(gains), recompute_s=recompute_s)
 
 
 @dataclass(slots=True)

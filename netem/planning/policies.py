@@ -33,6 +33,7 @@ class Ours(Priced, Shoal):
         self.turns.begin()
 
     def tick(self) -> None:
+        """As production, and tell the local engines whether work is held back and how many nodes have room meanwhile."""
         super().tick()
         sim = self.priced
         idle, back = [], not self.pending and not any(self.ledger.room(v) for v in set(self.sim.serves.values()))
@@ -42,6 +43,7 @@ class Ours(Priced, Shoal):
         self.turns.look(back=back, idle=len(idle) / max(1, len(sim.remote)))
 
     def stepped(self, step: int, taken: Many[OpenedGroup]) -> None:
+        """A step ended: the next turn of the local engines begins."""
         super().stepped(step, taken)
         decision = self.priced.autoscaler.decision
         self.turns.stepped(holds=decision is not None and decision.supply >= decision.required)

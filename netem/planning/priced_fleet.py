@@ -83,6 +83,8 @@ class NodeKind(Section):
         return float(rest[0]) / (float(rest[0]) + float(rest[1])) if word == "exponential" else 1.0
 
     def engine(self, model: Served) -> EngineKind:
+        """The engine of one such node with that model. Where the speed was measured, each sequence is made at its part of the
+        measured rate, whatever the context, and memory is no limit. UsageError where the model does not fit."""
         if not self.gpu:
             rate = self.tokens_per_s / self.sequences
             return EngineKind(Throughput(0.0, 1.0 / rate, 0.0, 0.0), 0.0, 1 << 40, self.sequences)

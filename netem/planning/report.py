@@ -20,6 +20,7 @@ def console() -> Console:
 
 
 def print_simulation(result: dict[str, Any]) -> None:
+    """Print what `runner.simulate` returned: the bill, who was active and why, and what would change it."""
     out = console()
     spent = f"${result['usd_per_step']:.2f} a step, ${result['usd_per_million_tokens']:.3f} a million tokens"
     lines = [
@@ -41,6 +42,7 @@ def print_simulation(result: dict[str, Any]) -> None:
 
 
 def kinds_table(kinds: dict[str, Any]) -> Table:
+    """One row for each kind of node: how many were there and active, what they cost and made, and why they were active."""
     table = _table("who was active, and why", ("kind", "nodes", "there", "active", "$", "Mtokens", "$/Mtokens", "why"))
     table.columns[-1].justify = "left"
     for name, k in kinds.items():
@@ -54,6 +56,8 @@ def kinds_table(kinds: dict[str, Any]) -> Table:
 
 
 def print_preset(result: dict[str, Any]) -> None:
+    """Print what `runner.run_preset` returned: the systems of each case, published numbers beside simulated ones, what hangs on
+    fitted numbers."""
     out = console()
     out.print(f"{result['name']}: {result['what']}", markup=False, highlight=False)
     for case in result["cases"]:
@@ -83,6 +87,7 @@ def print_preset(result: dict[str, Any]) -> None:
 
 
 def print_explained(name: str, rows: list[dict[str, Any]]) -> None:
+    """Print what `runner.explained` returned: where each number of the preset `name` is from."""
     table = _table(f"{name}: where its numbers are from", ("key", "value", "", "why"))
     for column in table.columns:
         column.justify = "left"
@@ -92,6 +97,7 @@ def print_explained(name: str, rows: list[dict[str, Any]]) -> None:
 
 
 def print_plan(result: dict[str, Any]) -> None:
+    """Print what `plan.plan` returned: the cheapest set of nodes, if there is one, and the sentences about it."""
     out = console()
     if result["chosen"]:
         table = _table("the cheapest set", ("kind", "nodes", "of", "tokens/s", "$/h"))

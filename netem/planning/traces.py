@@ -26,7 +26,7 @@ def spot_trace(mean: float, most: int, up_s: float, seconds: float, seed: int) -
     rng = np.random.default_rng(seed)
     trace = [(0.0, round(mean))]
     for start in np.arange(0.0, seconds, PART_S).tolist():
-        trace += _part(mean, most, up_s, start, min(seconds, start + PART_S), trace[-1][1], rng)
+        trace += _part(mean, most, up_s, start=start, end=min(seconds, start + PART_S), before=trace[-1][1], rng=rng)
     return trace
 
 

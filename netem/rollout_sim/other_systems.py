@@ -98,7 +98,7 @@ class Synchronous(Queued):
         self.batches = 0
 
     def refill(self) -> None:
-        # Batch k is generated under version k - ahead, when that is served and the batch before is generated.
+        """Batch k is generated under version k - ahead, once that is served and the batch before is generated."""
         if self.sim.version >= self.batches - self.ahead and not any(p.left for p in self.sim.groups.values()):
             for _ in range(self.sim.workload.groups):
                 self.open(self.sim.version)
@@ -119,6 +119,7 @@ class Quota(Queued):
     name = "areal-quota"
 
     def refill(self) -> None:
+        """Open groups up to the quota, as fast as their members find engines."""
         s = self.sim
         while s._opened < (s.settings.staleness + s.step + 1) * s.workload.groups and len(self.queue) < s.workload.samples:
             self.open(s.version)
@@ -132,12 +133,14 @@ class Buffer(Queued):
     name = "roll-buffer"
 
     def refill(self) -> None:
+        """Open groups until the buffer is full, as fast as their members find engines."""
         s = self.sim
         while len(s.groups) < (1 + s.settings.staleness) * s.workload.groups and len(self.queue) < s.workload.samples:
             self.open(s.version)
             self.spread()
 
     def stepped(self, step: int, taken: Many[OpenedGroup]) -> None:
+        """Throw away what has become older than S."""
         super().stepped(step, taken)
         s = self.sim
         for prompt in list(s.groups.values()):

@@ -52,6 +52,7 @@ class Shoal(Bounded):
     _ticks: int = 0
 
     def start(self) -> None:
+        """See `RolloutPolicy.start`. Its dispatcher and its forecast begin with nothing known."""
         super().start()
         self.name, self.streams, self.keeps_tokens = self.label, self.streaming, self.migration
         self.dispatcher = Dispatcher(self.sim.workload.samples, self.strategies)
@@ -59,6 +60,7 @@ class Shoal(Bounded):
         self.forecast.stepped(self.sim.now)
 
     def tick(self) -> None:
+        """Look, report and balance each at their own interval, as production does, and dispatch every time."""
         if self._ticks % LOOK_TICKS == 0:
             self._look()
             if self.strategies.balance:
@@ -104,7 +106,9 @@ class Shoal(Bounded):
         plain = WaitingSequence(
             _name(s), s.group, version, version, int(s.made), attempt=s.attempt, prompt_tokens=s.prompt
         )  # fmt: skip
-        return self.forecast.request(plain, s.key, self.sim.now, self.sim.step, prompt.task_index, prompt.feature)
+        return self.forecast.request(
+            plain, s.key, self.sim.now, step=self.sim.step, task_index=prompt.task_index, feature=prompt.feature
+        )  # fmt: skip
 
     def _look(self) -> None:
         for name in self.sim.engines:
@@ -115,13 +119,15 @@ class Shoal(Bounded):
         version = Version(1, prompt.version)
         members = [
             MemberState(
-                int(self.sim.engines[m.node].made(m) if m.node else m.made), m.made >= m.length, m.node, _name(m), version,
-                bool(m.node) and not m.runs,
+                int(self.sim.engines[m.node].made(m) if m.node else m.made), m.made >= m.length, m.node,
+                request_id=_name(m), min_version=version, waiting=bool(m.node) and not m.runs,
             )
             for m in prompt.members
         ]  # fmt: skip
-        prompt_tokens = self.sim.workload.prompt
-        return GroupState(prompt.group_id, prompt.task_index, prompt_tokens, prompt.feature, prompt.version, members)
+        return GroupState(
+            prompt.group_id, prompt.task_index, self.sim.workload.prompt, feature=prompt.feature, step=prompt.version,
+            members=members,
+        )  # fmt: skip
 
     def _report(self) -> None:
         for name in self.sim.engines:

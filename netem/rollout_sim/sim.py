@@ -214,7 +214,7 @@ class RolloutSimulation:
         self._opened += 1
         feature, lengths = self.workload.group(index, self.settings.seed)
         members = [Sequence(index, m, self.workload.prompt, n) for m, n in enumerate(lengths)]
-        prompt = OpenedGroup(index, index, feature, version, members, len(members))
+        prompt = OpenedGroup(index, index, feature, version=version, members=members, left=len(members))
         self.groups[index] = prompt
         return prompt
 

@@ -21,6 +21,7 @@ class Bounded(RolloutPolicy):
         self.pending: dict[tuple[int, int], Sequence] = {}
 
     def reserve(self, version: int) -> OpenedGroup | None:
+        """Open a group at `version` if the ledger has room for it; its members wait for engines. None where it has none."""
         granted = self.ledger.reserve(self.sim._opened, version)
         if isinstance(granted, NoRoom):
             return None
@@ -59,6 +60,7 @@ class StaleFlow(Bounded):
     """a tick"""
 
     def tick(self) -> None:
+        """Route what waits, open groups while there is room, and move sequences when nothing waits."""
         self._route()
         while self.ledger.room(self.sim.version) > 0 and not self.pending:
             self.reserve(self.sim.version)
