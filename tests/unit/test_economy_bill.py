@@ -113,7 +113,7 @@ def plant(turn_s: float, nodes: int, work: float = 600.0, train: float = 60.0) -
 
 @settings(deadline=None)
 @given(st.integers(4, 9), st.floats(0, 100), st.floats(0.0, 0.05), st.integers(0, 100))
-def test_seeding_settles_where_neither_waits(nodes: int, start: float, noise: float, seed: int) -> None:
+def test_the_local_turn_settles_where_neither_waits(nodes: int, start: float, noise: float, seed: int) -> None:
     def waits(turn_s: float) -> tuple[float, float]:
         """More local_rollout, less for the trainer to wait for: by 1 s a second."""
         balance = 90.0 - 6 * nodes
@@ -134,7 +134,7 @@ def test_seeding_settles_where_neither_waits(nodes: int, start: float, noise: fl
     assert local_rollout.stepped(0.0, 0.0, nodes) == pytest.approx(settled, abs=1e-3)
 
 
-def test_seeding_at_its_floor() -> None:
+def test_the_local_turn_at_its_floor() -> None:
     local_rollout = LocalRollout(turn_s=8.0)
     assert local_rollout.stepped(0.0, 30.0, 4) == 5.0
     assert local_rollout.stepped(0.0, 30.0, 4, holds=True) == 0.0
