@@ -40,7 +40,8 @@ class GroupSimulation(GroupNodes):
             if not self.events or self.now > MAX_SIMULATED_S:
                 raise ShoalError(f"{self.step} steps in {self.now:.0f} simulated seconds, then nothing more: {self._why()}")
             self.next()
-        return self._result()
+        made = self.finished_tokens + self.lost - self._made_before
+        return self.fleet.result(detail="groups", made_a_token=made / self.fleet.trained, lost=self.lost)
 
     # ---- the learner
 
@@ -67,19 +68,16 @@ class GroupSimulation(GroupNodes):
         self.fleet.stepped(ages, sum(self.tokens.pop(g) for g in taken))
         if self.step == self.scenario.file.warm:
             self._made_before = self.finished_tokens
-            self.fleet.account.begin(self.now, [node.made for node in self.nodes])
+            self.fleet.begin([node.made for node in self.nodes])
         self._trained_until = self.now
         self._current = 0
         self.look()
         if self.step - self.version >= self.autoscaler.choose_kappa():
-            self._publish()
+            self.version = self.step
+            for row, spread_s in enumerate(self.fleet.publish()):
+                held = 0.0 if self.scenario.file.policy.overlap else spread_s
+                self.after(spread_s, partial(self._install, row, self.step, held))
         self.feed()
-
-    def _publish(self) -> None:
-        self.version = version = self.step
-        for row, spread_s in enumerate(self.fleet.publish()):
-            held = 0.0 if self.scenario.file.policy.overlap else spread_s
-            self.after(spread_s, partial(self._install, row, version, held))
 
     def _install(self, row: int, version: int, held_s: float) -> None:
         if version <= self.serves[row]:
@@ -100,13 +98,3 @@ class GroupSimulation(GroupNodes):
         decision = self.autoscaler.decision
         on = sum(node.on for node in self.nodes)
         return (decision.blocked if decision is not None and decision.blocked else "") or f"{on} nodes generate"
-
-    def _result(self) -> Result:
-        account = self.fleet.account
-        steps = self.step - self.scenario.file.warm
-        took = self.now - account.ended[self.scenario.file.warm - 1]
-        return account.result(
-            self.now, self.fleet.made(), detail="groups",
-            busy=(self.workload.train_s + self.workload.update_s) * steps / took,
-            made_a_token=(self.finished_tokens + self.lost - self._made_before) / account.trained, lost=self.lost,
-        )  # fmt: skip

@@ -68,8 +68,8 @@ class PricedSimulation(RolloutSimulation):
         self.fleet.start()
         outcome = self.run()
         turns = self.generated_s[self.settings.warm :]
-        return self.fleet.account.result(
-            self.now, self.fleet.made(), detail="sequences", busy=1 - outcome.idle, made_a_token=outcome.made, lost=self.lost,
+        return self.fleet.result(
+            detail="sequences", busy=1 - outcome.idle, made_a_token=outcome.made, lost=self.lost,
             local_engine_s=float(np.mean(turns)) if turns else 0.0,
         )  # fmt: skip
 
@@ -119,7 +119,7 @@ class PricedSimulation(RolloutSimulation):
     def _publish(self, version: int) -> None:
         self.fleet.stepped(Counter(self._ages[-1]), self._tokens[-1])
         if self.step == self.settings.warm:
-            self.fleet.account.begin(self.now, self.fleet.made())
+            self.fleet.begin(self.fleet.made())
         every = self.autoscaler.choose_kappa() if self.scenario.file.policy.name in ("shoal", "echo2") else 1
         for name in self.local_engines:
             if name in self.engines:

@@ -48,7 +48,6 @@ class Result:
     """steps an hour, as a share of those of a learner that never waits"""
     tokens: float
     """tokens trained on"""
-    groups: int
     usd_learner: float
     usd_nodes: float
     usd_egress: float

@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from itertools import pairwise
+from typing import Any, Literal, Protocol
 
-from netem.planning.account import Account
-from netem.planning.autoscaler import Autoscaler
+import numpy as np
+
+from netem.planning.autoscaler import LEARNER, Autoscaler
 from netem.planning.cost_scenario import CostScenario
+from netem.planning.outcome import Paid, Result
 from netem.planning.priced_fleet import EngineKind, nodes_of
 
 Tell = Callable[[int], None]
@@ -68,7 +71,14 @@ class SimulatedFleet:
         self._lost_share, self._on_arrival = lost_share, on_arrival or scenario.file.activation.all
         self.nodes = nodes_of(scenario.rows, scenario.folder, horizon_s, scenario.file.seed)
         self.autoscaler = Autoscaler(scenario, self.nodes, engines, full)
-        self.account = Account(scenario, self.autoscaler)
+        self._ended: list[float] = []
+        """when each step ended, in simulated seconds"""
+        self._ages: list[Counter[int]] = []
+        """of each step: steps since what it trained on was begun -> how many"""
+        self._tokens: list[float] = []
+        """trained on in each step"""
+        self._spreads: list[float] = []
+        """seconds that each version took to the last active node"""
         self.held_back = False
         """work was held back since the last decision, because the ledger refused more"""
         self.surplus = False
@@ -94,7 +104,9 @@ class SimulatedFleet:
     def stepped(self, ages: Counter[int], tokens: float) -> None:
         """The learner's step ended (`simulator.step` counts it), which trained on `tokens` tokens of these ages."""
         sim = self._simulator
-        self.account.stepped(sim.now, ages, tokens)
+        self._ended.append(sim.now)
+        self._ages.append(ages)
+        self._tokens.append(tokens)
         self.autoscaler.trained(tokens)
         self._tell(sim.step)
 
@@ -103,8 +115,57 @@ class SimulatedFleet:
         scaler = self.autoscaler
         scaler.published()
         common = scaler.dissemination.common(scaler.active_by_row)
-        self.account.spreads.append(scaler.spread_now())
+        self._spreads.append(scaler.spread_now())
         return [scaler.dissemination.of(row, common) for row in range(len(self._scenario.rows))]
+
+    # ---- the account: what the warm-up steps cost and made is left out
+
+    def begin(self, made: Sequence[float]) -> None:
+        """The warm-up is over; `made`: tokens that each node has made so far."""
+        now = self._simulator.now
+        self._paid, self._there, self._made = self.autoscaler.mark(now), self.autoscaler.there_hours(now), made
+
+    @property
+    def trained(self) -> float:
+        """Tokens trained on in the steps that count."""
+        return sum(self._tokens[self._scenario.file.warm :])
+
+    def result(
+        self, *, detail: Literal["sequences", "groups"], made_a_token: float, lost: float, busy: float | None = None,
+        local_engine_s: float = 0.0,
+    ) -> Result:  # fmt: skip
+        """The run ended; all as `Result` has it. `busy`: unless given, the learner worked for its own time in each step."""
+        file, autoscaler, now = self._scenario.file, self.autoscaler, self._simulator.now
+        steps, took = len(self._ended) - file.warm, now - self._ended[file.warm - 1]
+        bound = (file.learner.train_s + file.learner.update_s) * steps / took
+        ages: Counter[int] = sum(self._ages[file.warm :], Counter())
+        kinds = self._kinds(now)
+        usd_learner = file.learner.usd_per_hour * took / 3600
+        charged = autoscaler.mark(now)[LEARNER].usd - self._paid[LEARNER].usd
+        decision = autoscaler.decision  # there is none where every node is always active
+        last: dict[str, Any] = {} if decision is None else {
+            "blocked": decision.blocked, "required": decision.required, "supply": decision.supply
+        }  # fmt: skip
+        return Result(
+            detail=detail, policy=file.policy.name, steps=steps, seconds=took,
+            busy=bound if busy is None else busy, bound=bound, tokens=float(self.trained),
+            usd_learner=usd_learner, usd_nodes=sum(paid.usd for paid in kinds.values()),
+            usd_egress=max(0.0, charged - usd_learner),
+            staleness={age: n / sum(ages.values()) for age, n in ages.items()}, kappa=autoscaler.kappa,
+            spread_s=float(np.mean(self._spreads)) if self._spreads else 0.0, made=made_a_token, lost=lost, kinds=kinds,
+            **last, local_engine_s=local_engine_s,
+            series=[
+                {"step": i + 1, "step_s": b - a} for i, (a, b) in enumerate(pairwise([0.0, *self._ended]))
+            ],
+        )  # fmt: skip
+
+    def _kinds(self, now: float) -> dict[str, Paid]:
+        rows, kinds = self._scenario.rows, self.autoscaler.paid(now, self._paid)
+        for row, before, hours in zip(rows, self._there, self.autoscaler.there_hours(now), strict=True):
+            kinds[row.kind].there_hours = hours - before
+        for node, before, total in zip(self.autoscaler.nodes, self._made, self.made(), strict=True):
+            kinds[rows[node.row].kind].tokens += total - before
+        return kinds
 
     # ---- comings, goings, decisions
 
