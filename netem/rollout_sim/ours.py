@@ -72,7 +72,7 @@ class Shoal(Bounded):
 
     def finished(self, prompt: OpenedGroup) -> None:
         super().finished(prompt)
-        self.forecast.ended(prompt.task_index, prompt.feature, [m.length for m in prompt.members])
+        self.forecast.ended(prompt.group_id, prompt.feature, [m.length for m in prompt.members])
 
     def stepped(self, step: int, taken: Many[OpenedGroup]) -> None:
         super().stepped(step, taken)
@@ -107,7 +107,7 @@ class Shoal(Bounded):
             _name(s), s.group, version, version, int(s.made), attempt=s.attempt, prompt_tokens=s.prompt
         )  # fmt: skip
         return self.forecast.request(
-            plain, s.key, self.sim.now, step=self.sim.step, task_index=prompt.task_index, feature=prompt.feature
+            plain, s.key, self.sim.now, step=self.sim.step, task_index=prompt.group_id, feature=prompt.feature
         )  # fmt: skip
 
     def _look(self) -> None:
@@ -125,7 +125,7 @@ class Shoal(Bounded):
             for m in prompt.members
         ]  # fmt: skip
         return GroupState(
-            prompt.group_id, prompt.task_index, self.sim.workload.prompt, feature=prompt.feature, step=prompt.version,
+            prompt.group_id, prompt.group_id, self.sim.workload.prompt, feature=prompt.feature, step=prompt.version,
             members=members,
         )  # fmt: skip
 

@@ -35,8 +35,7 @@ class OpenedGroup:
     """A group that was opened."""
 
     group_id: int
-    task_index: int
-    """number of its prompt"""
+    """number of its prompt, too"""
     feature: float
     """what a length predictor sees of the prompt"""
     version: int
@@ -214,7 +213,7 @@ class RolloutSimulation:
         self._opened += 1
         feature, lengths = self.workload.group(index, self.settings.seed)
         members = [Sequence(index, m, self.workload.prompt, n) for m, n in enumerate(lengths)]
-        prompt = OpenedGroup(index, index, feature, version=version, members=members, left=len(members))
+        prompt = OpenedGroup(index, feature, version=version, members=members, left=len(members))
         self.groups[index] = prompt
         return prompt
 
