@@ -321,7 +321,7 @@ def test_status_of_what_does_not_answer(
     from learner.status import view
     from learner.status.server import serve_status
 
-    monkeypatch.setattr(view, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(view, "TIMEOUT_S", 0.3)  # seconds, of a server that never answers
     (tmp_path / "run.json").write_text('{"run": "0011"}')
     with socket.socket() as mute:
         mute.bind(("127.0.0.1", 0))

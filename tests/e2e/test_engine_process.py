@@ -81,9 +81,9 @@ async def test_fake_through_the_process(tmp_path: Path) -> None:
             with pytest.raises(RuntimeError, match="nothing is staged"):
                 await engine.commit()
             with pytest.raises(RuntimeError, match="TypeError"):
-                await engine._call("stats", "unexpected")
+                await engine._call("stats", "unexpected")  # no public method asks so wrongly
             with pytest.raises(RuntimeError, match="no such method"):
-                await engine._call("close")
+                await engine._call("close")  # no public method asks so wrongly
             await engine.stage(replace(state, version=V1, changed=()))
             assert (await engine.commit()).version == V1
             assert (await engine.score((1, 2), (3, 4))).tolist() == core_scores((1, 2), (3, 4))

@@ -145,6 +145,7 @@ async def test_a_connection_that_hears_nothing_tries_again_each_second() -> None
             pytest.skip("this kernel has no TCP_RTO_MAX_MS")
     async with hot_and_plain() as (ours, _, _):
         session = ours.connection.muxed_conn.secured_conn
+        # The kernel alone knows the option.
         assert session._socket.getsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS) == RETRY_MS == 1000
 
 
@@ -365,6 +366,6 @@ async def test_a_reader_that_the_library_has_forgotten_is_woken_when_the_connect
             await muxer.break_now()
         assert not muxer.parked
         muxer.stream_buffers[mine._yamux.stream_id] = bytearray()  # whatever is left in the tables
-        muxer.streams[mine._yamux.stream_id] = mine._yamux
-        mine._yamux.recv_closed = mine._yamux.reset_received = mine._yamux.closed = False
+        muxer.streams[mine._yamux.stream_id] = mine._yamux  # the library's tables, put as an old fault left them
+        mine._yamux.recv_closed = mine._yamux.reset_received = mine._yamux.closed = False  # the same
         await fails(lambda: mine.read(100))

@@ -23,6 +23,7 @@ def drive(run_dir: Path, asked: list[object], segments: int) -> str:
             sock.connect(name)
         client = LearnerClient(sock, run_dir)
         for index in range(segments):
+            # A segment without the encoding that `publish` does before it.
             client._tell(SegmentDone(b"m", index, 1, b"d" * 32, 1, 1))
         with pytest.raises(HeadGone) as caught:
             client.commit(1, run_dir)
