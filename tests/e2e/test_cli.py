@@ -543,7 +543,7 @@ def test_sigterm_ends_a_learner_as_ctrl_c_does(shoal: Children, tmp_path: Path, 
         signal.signal(signal.SIGINT, before)
     run = tmp_path / "run"
     until("a ticket", (run / "status.json").exists, shoal)
-    learner.terminate()
+    learner.send_signal(signal.SIGTERM)
     assert status_of(learner, shoal) == 143
     assert "--resume" in one_line(shoal.said("learner"))
     until("the trainer's end", lambda: not _alive_on(run), shoal.folder)
