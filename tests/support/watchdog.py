@@ -16,7 +16,7 @@ import trio
 
 from netem.processes.children import Children
 
-PATIENCE_S = 300.0 * float(os.environ.get("SHOAL_PATIENCE", "1"))
+PATIENCE_S = 600.0 * float(os.environ.get("SHOAL_PATIENCE", "1"))
 """Seconds after which what did not come is taken never to come: ten times and more of what any wait takes on two quiet cores, so
 that other busy processes on the machine fail nothing. SHOAL_PATIENCE multiplies it, for machines that are slower still."""
 
