@@ -21,15 +21,15 @@ import pytest
 import shoal as cli
 from learner.config import dump_toml, load_config
 from learner.service import prepare_run
-from netem.processes.children import MODEST, Children, wait_for
+from netem.processes.children import MODEST, Children
 from p2p.identity import Identity
 from p2p.membership.admission import Ticket, make_ticket, read_ticket
 from p2p.processes import child_environment
+from tests.support.watchdog import PATIENCE_S, status_of, until
 
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -321,7 +321,7 @@ def test_status_of_what_does_not_answer(
     from learner.status import view
     from learner.status.server import serve_status
 
-    monkeypatch.setattr(view, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(view, "TIMEOUT_S", 0.3)  # seconds, of a server that never answers
     (tmp_path / "run.json").write_text('{"run": "0011"}')
     with socket.socket() as mute:
         mute.bind(("127.0.0.1", 0))
@@ -383,7 +383,7 @@ def test_the_command_line_is_light() -> None:
         assert not heavy(), heavy()
         print("light")
     """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, cwd=ROOT)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT)
     assert run.returncode == 0 and run.stdout.splitlines()[-1] == "light", run.stderr
     verbs = ("learner", "node", "status", "export", "demo", "netem", "bench")
     assert "VERB" in run.stdout and all(verb in run.stdout for verb in verbs)
@@ -391,7 +391,7 @@ def test_the_command_line_is_light() -> None:
 
 def test_a_real_process_complains_the_same(tmp_path: Path) -> None:
     for argv in (["learner", str(tmp_path / "no.toml")], ["nonsense"], ["status", str(tmp_path)]):
-        run = subprocess.run([sys.executable, "-m", "shoal", *argv], capture_output=True, text=True, timeout=DEADLINE_S,
+        run = subprocess.run([sys.executable, "-m", "shoal", *argv], capture_output=True, text=True, timeout=PATIENCE_S,
                              cwd=ROOT, env=child_environment(MODEST))  # fmt: skip
         assert (run.returncode, run.stdout) == (2, "")
         assert one_line(run.stderr).startswith("shoal")
@@ -409,7 +409,7 @@ def live(runner: Children, model: Path) -> Path:
     """The run directory of a learner that waits for nodes."""
     runner.start("learner", "learner", str(config_file(runner.folder, model)), "--json")
     run = runner.folder / "run"
-    wait_for("a ticket and a status page", (run / "status.json").exists, DEADLINE_S)
+    until("a ticket and a status page", (run / "status.json").exists, runner)
     return run
 
 
@@ -441,7 +441,7 @@ def test_tickets_the_head_refuses(live: Path, runner: Children) -> None:
         for name, ticket, _ in cases
     ]
     for node, (name, _, word) in zip(nodes, cases, strict=True):
-        assert node.wait(timeout=DEADLINE_S) == 2, runner.said(name)
+        assert status_of(node, runner) == 2, runner.said(name)
         line = one_line(runner.said(name))
         assert "refused" in line and word in line
     assert (runner.folder / "other.out").read_text() == ""
@@ -451,13 +451,13 @@ def test_a_whole_run_with_json(shoal: Children, tmp_path: Path, model: Path, cap
     """Two steps with one node; then status and export of the finished run, which the transformers library can load."""
     learner = shoal.start("learner", "learner", str(config_file(tmp_path, model)), "--json")
     run = tmp_path / "run"
-    wait_for("a ticket", (run / "status.json").exists, DEADLINE_S)
+    until("a ticket", (run / "status.json").exists, shoal)
     node = shoal.start(
         "node", "node", "--join", str(run / "ticket.txt"), "--dir", str(tmp_path / "n"), "--capacity", "8",
         "--listen", "/ip4/127.0.0.1/tcp/0", "--name", "one", "--json",
     )  # fmt: skip
-    assert learner.wait(timeout=DEADLINE_S) == 0, shoal.said("learner")
-    assert node.wait(timeout=DEADLINE_S) == 0, shoal.said("node")
+    assert status_of(learner, shoal) == 0, shoal.said("learner")
+    assert status_of(node, shoal) == 0, shoal.said("node")
     assert shoal.result("learner")["step"] == 2
     assert shoal.result("node")["version"] == "1.2" and shoal.result("node")["tokens"] > 0
 
@@ -480,7 +480,7 @@ def test_a_whole_run_with_json(shoal: Children, tmp_path: Path, model: Path, cap
     # Killed after its last commit and before its end: what is left is to publish the last version and to end.
     (run / "summary.json").unlink()
     again = shoal.start("again", "learner", str(tmp_path / "c.toml"), "--resume", "--json")
-    assert again.wait(timeout=DEADLINE_S) == 0, shoal.said("again")
+    assert status_of(again, shoal) == 0, shoal.said("again")
     assert shoal.result("again")["step"] == 2 and shoal.result("again")["version"] == "2.2"
     assert json.loads((run / "summary.json").read_text())["step"] == 2
 
@@ -511,24 +511,24 @@ def check_export(run: Path, out: Path) -> None:
 def test_ctrl_c(shoal: Children, tmp_path: Path, model: Path) -> None:
     learner = shoal.start("learner", "learner", str(config_file(tmp_path, model, trainer={"steps": 10_000})))
     run = tmp_path / "run"
-    wait_for("a ticket", (run / "status.json").exists, DEADLINE_S)
+    until("a ticket", (run / "status.json").exists, shoal)
     node = shoal.start(
         "node", "node", "--join", str(run / "ticket.txt"), "--dir", str(tmp_path / "n"),
         "--listen", "/ip4/127.0.0.1/tcp/0",
     )  # fmt: skip
     # Any: the first may be pruned already when we look.
-    wait_for("a first step", lambda: any((run / "checkpoints").glob("step_*")), DEADLINE_S)
+    until("a first step", lambda: any((run / "checkpoints").glob("step_*")), shoal)
     node.send_signal(signal.SIGINT)
-    assert node.wait(timeout=DEADLINE_S) in (0, 130)
+    assert status_of(node, shoal) in (0, 130)
     said = shoal.said("node") + (tmp_path / "node.out").read_text()
     assert "Traceback" not in said, said
     assert len([line for line in said.splitlines() if not line[:4].isdigit()]) == 1, said
 
     learner.send_signal(signal.SIGINT)
-    assert learner.wait(timeout=DEADLINE_S) == 130
+    assert status_of(learner, shoal) == 130
     assert "--resume" in one_line(shoal.said("learner"))
     # The trainer goes with its head: nothing of the run may be left running.
-    trainer = wait_for("the trainer's end", lambda: not _alive_on(run), 10)
+    trainer = until("the trainer's end", lambda: not _alive_on(run), shoal.folder)
     assert trainer
 
 
@@ -542,11 +542,11 @@ def test_sigterm_ends_a_learner_as_ctrl_c_does(shoal: Children, tmp_path: Path, 
     finally:
         signal.signal(signal.SIGINT, before)
     run = tmp_path / "run"
-    wait_for("a ticket", (run / "status.json").exists, DEADLINE_S)
-    learner.terminate()
-    assert learner.wait(timeout=DEADLINE_S) == 143
+    until("a ticket", (run / "status.json").exists, shoal)
+    learner.send_signal(signal.SIGTERM)
+    assert status_of(learner, shoal) == 143
     assert "--resume" in one_line(shoal.said("learner"))
-    wait_for("the trainer's end", lambda: not _alive_on(run), 10)
+    until("the trainer's end", lambda: not _alive_on(run), shoal.folder)
 
 
 def _alive_on(run: Path) -> list[int]:
@@ -566,9 +566,9 @@ def test_ctrl_c_before_anything_happens(tmp_path: Path) -> None:
     reader = threading.Thread(target=lambda: said.extend(process.stderr or ()))
     reader.start()
     try:
-        wait_for("the first failed attempt", lambda: any("cannot reach" in line for line in said), DEADLINE_S)
+        until("the first failed attempt", lambda: any("cannot reach" in line for line in said))
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=DEADLINE_S) in (0, 130)
+        assert status_of(process) in (0, 130)
     finally:
         process.kill()
         reader.join()

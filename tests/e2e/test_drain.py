@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from learner.config import build_config, dump_toml
-from netem.processes.children import Children, wait_for
+from netem.processes.children import Children
+from tests.support.watchdog import PATIENCE_S, status_of, until
 
 pytestmark = pytest.mark.e2e
 
@@ -36,7 +37,7 @@ def run_dir(shoal: Children, tmp_path: Path, model: Path) -> Path:
     config = tmp_path / "learner.toml"
     config.write_text(dump_toml(build_config(settings, "test").model_dump()))
     shoal.start("learner", "learner", str(config), "--json")
-    wait_for("a ticket", (tmp_path / "run" / "status.json").exists)
+    until("a ticket", (tmp_path / "run" / "status.json").exists, shoal)
     return tmp_path / "run"
 
 
@@ -50,7 +51,7 @@ def start_node(shoal: Children, run_dir: Path, name: str) -> Any:
 def nodes(run_dir: Path) -> dict[str, dict[str, Any]]:
     """The learner's view of its nodes, by name."""
     port = json.loads((run_dir / "status.json").read_text())["port"]
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=PATIENCE_S) as answer:
         return {node["name"]: node for node in json.load(answer)["nodes"]}
 
 
@@ -68,17 +69,17 @@ def test_no_token_is_lost_with_a_node_that_had_notice(shoal: Children, run_dir: 
     import shoal as cli
 
     first, second = start_node(shoal, run_dir, "one"), start_node(shoal, run_dir, "two")
-    wait_for("both in mid-generation", lambda: tokens(run_dir, "one") > 100 and tokens(run_dir, "two") > 100, 120)
+    until("both in mid-generation", lambda: tokens(run_dir, "one") > 100 and tokens(run_dir, "two") > 100, shoal)
     first.send_signal(signal.SIGTERM)
-    assert first.wait(timeout=40) == 0, shoal.said("one")
+    assert status_of(first, shoal) == 0, shoal.said("one")
     before = tokens(run_dir, "two")
-    wait_for("the other goes on", lambda: tokens(run_dir, "two") > before + 50)
+    until("the other goes on", lambda: tokens(run_dir, "two") > before + 50, shoal)
     assert cli.main(["node", "drain", "--dir", str(shoal.folder / "two"), "--json"]) == 0
     drained = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert drained["pid"] == second.pid and drained["seconds"] < 40
-    assert second.wait(timeout=5) == 0, shoal.said("two")
+    assert drained["pid"] == second.pid and 0 <= drained["seconds"] < PATIENCE_S
+    assert status_of(second, shoal) == 0, shoal.said("two")
 
-    wait_for("both are gone", lambda: not any(node["alive"] for node in nodes(run_dir).values()))
+    until("both are gone", lambda: not any(node["alive"] for node in nodes(run_dir).values()), shoal)
     seen = nodes(run_dir)
     for name in ("one", "two"):
         result = shoal.result(name)
@@ -92,12 +93,12 @@ def test_no_token_is_lost_with_a_node_that_had_notice(shoal: Children, run_dir: 
 
 def test_a_second_signal_kills(shoal: Children, run_dir: Path) -> None:
     node = start_node(shoal, run_dir, "one")
-    wait_for("tokens", lambda: tokens(run_dir, "one") > 20, 120)
+    until("tokens", lambda: tokens(run_dir, "one") > 20, shoal)
     shoal.all[0].send_signal(signal.SIGSTOP)  # it will not say that it has everything
     node.send_signal(signal.SIGTERM)
-    wait_for("the node hands over", lambda: "leaving; " in shoal.said("one"))
+    until("the node hands over", lambda: "leaving; " in shoal.said("one"), shoal)
     node.send_signal(signal.SIGTERM)
-    assert node.wait(timeout=10) == -signal.SIGTERM
+    assert status_of(node, shoal) == -signal.SIGTERM
     assert "Traceback" not in shoal.said("one")
 
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,12 @@ import trio
 from node.engine.child import EVENT_WINDOW
 from node.engine.fake import ScriptedCore
 from node.engine.port import Engine, EngineDied, StateFile
-from node.engine.process import EngineProcess, open_engine_process
+from node.engine.process import PROGRESS_S, EngineProcess, open_engine_process
 from p2p.errors import Refusal
 from p2p.layout import Layout
 from p2p.protocol.rollout import Completion, Generate, Span, TokenEvent
 from p2p.version import Version
+from tests.support.watchdog import patience, until
 
 pytestmark = pytest.mark.e2e
 
@@ -61,7 +61,7 @@ def empty_state(folder: Path, version: Version) -> StateFile:
 async def test_fake_through_the_process(tmp_path: Path) -> None:
     state = empty_state(tmp_path, V0)
     log = tmp_path / "engine.log"
-    with trio.fail_after(20):
+    with patience():
         async with open_engine_process("fake", {"log": str(log), "faults": {}}) as engine:
             await engine.load(tmp_path, state)
             core = ScriptedCore()
@@ -81,9 +81,9 @@ async def test_fake_through_the_process(tmp_path: Path) -> None:
             with pytest.raises(RuntimeError, match="nothing is staged"):
                 await engine.commit()
             with pytest.raises(RuntimeError, match="TypeError"):
-                await engine._call("stats", "unexpected")
+                await engine._call("stats", "unexpected")  # no public method asks so wrongly
             with pytest.raises(RuntimeError, match="no such method"):
-                await engine._call("close")
+                await engine._call("close")  # no public method asks so wrongly
             await engine.stage(replace(state, version=V1, changed=()))
             assert (await engine.commit()).version == V1
             assert (await engine.score((1, 2), (3, 4))).tolist() == core_scores((1, 2), (3, 4))
@@ -101,7 +101,7 @@ def core_scores(prompt: tuple[int, ...], completion: tuple[int, ...]) -> list[fl
 
 
 async def test_interrupted_sequences_end_in_the_stream_before_the_call_returns() -> None:
-    with trio.fail_after(20):
+    with patience():
         async with open_engine_process("fake", {"step_s": 0.01}) as engine:
             for i in range(3):
                 await engine.add(ask(f"r{i}", max_new_tokens=1000))
@@ -117,14 +117,14 @@ async def test_interrupted_sequences_end_in_the_stream_before_the_call_returns()
 
 
 async def test_an_agent_that_reads_no_events_stops_the_decoding_but_not_the_commands() -> None:
-    with trio.fail_after(20):
-        async with open_engine_process("fake", {}, progress_s=1.0) as engine:
+    with patience():
+        async with open_engine_process("fake", {}, progress_s=2.0) as engine:
             await engine.add(ask("a", max_new_tokens=1000))
             made = -1
             while made != (made := (await engine.stats()).tokens) or made == 0:
                 await trio.sleep(0.05)
             assert EVENT_WINDOW <= made <= 2 * EVENT_WINDOW
-            await trio.sleep(1.5)  # longer than the progress deadline: a waiting engine is not a stuck one
+            await trio.sleep(3.0)  # longer than the progress deadline: a waiting engine is not a stuck one
             assert (await engine.stats()).tokens == made
             assert len((await gather(engine, "a"))["a"].ids) == 1000
 
@@ -134,7 +134,7 @@ async def assert_dead(engine: EngineProcess, match: str) -> None:
         with pytest.raises(EngineDied, match=match):
             await call
     await drain(engine)
-    with trio.fail_after(5):
+    with patience():
         while psutil.pid_exists(engine.pid):
             await trio.sleep(0.01)
 
@@ -161,20 +161,20 @@ async def test_sigkill_is_engine_died_everywhere_at_once() -> None:
             nursery.start_soon(reading)
             await trio.sleep(0.05)
             os.kill(engine.pid, signal.SIGKILL)
-        assert trio.current_time() - start < 2 and sorted(outcomes) == ["call", "events"]
+        assert trio.current_time() - start < PROGRESS_S and sorted(outcomes) == ["call", "events"]
         await assert_dead(engine, "SIGKILL")
 
 
 async def test_a_stuck_child_is_killed_and_reported() -> None:
-    with trio.fail_after(20):
-        async with open_engine_process("fake", {"faults": {"stall_at": 4}}, progress_s=0.6) as engine:
+    with patience():
+        async with open_engine_process("fake", {"faults": {"stall_at": 4}}, progress_s=2.0) as engine:
             await engine.add(ask("a", max_new_tokens=1000))
             assert await drain(engine) == 3
             await assert_dead(engine, "did not answer")
 
 
 async def test_a_broken_step_ends_the_engine_with_its_reason() -> None:
-    with trio.fail_after(20):
+    with patience():
         async with open_engine_process("fake", {"faults": {"step_error_at": 5}}) as engine:
             await engine.add(ask("a", max_new_tokens=1000))
             assert await drain(engine) == 4
@@ -182,7 +182,7 @@ async def test_a_broken_step_ends_the_engine_with_its_reason() -> None:
 
 
 async def test_an_engine_that_lost_its_weights_ends_with_its_reason(tmp_path: Path) -> None:
-    with trio.fail_after(20):
+    with patience():
         async with open_engine_process("fake", {"faults": {"commit_broken": "neither old nor new"}}) as engine:
             await engine.stage(empty_state(tmp_path, V1))
             with pytest.raises(EngineDied, match="neither old nor new"):
@@ -191,14 +191,14 @@ async def test_an_engine_that_lost_its_weights_ends_with_its_reason(tmp_path: Pa
 
 
 async def test_settings_it_does_not_know_fail_at_the_start() -> None:
-    with trio.fail_after(20), pytest.raises(EngineDied, match="no_such"):
+    with patience(), pytest.raises(EngineDied, match="no_such"):
         async with open_engine_process("fake", {"no_such": 1}):
             raise AssertionError("it came up")
 
 
 async def test_cancelling_the_agent_ends_the_child() -> None:
     pid = 0
-    with trio.fail_after(20), trio.CancelScope() as scope:
+    with patience(), trio.CancelScope() as scope:
         async with open_engine_process("fake", {}) as engine:
             pid = engine.pid
             await engine.add(ask("a", max_new_tokens=4000))
@@ -226,10 +226,7 @@ def test_the_child_dies_with_its_agent() -> None:
     child = psutil.Process(int(agent.stdout.readline()))
     agent.kill()
     agent.wait()
-    child_gone_by = time.monotonic() + 5
-    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < child_gone_by, "the child outlived its agent"
-        time.sleep(0.02)
+    until("the child's end", lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_the_agent_side_does_not_import_torch() -> None:
@@ -256,7 +253,7 @@ async def test_transformers_through_the_process(tmp_path: Path) -> None:
         path = tmp_path / f"{version}.bin"
         states.append(StateFile(path, write_state(AutoModelForCausalLM.from_config(config), path), version))
     settings = {"device": "cpu", "max_running": 8}
-    with trio.fail_after(60):
+    with patience():
         async with open_engine_process("transformers", {**settings, "threads": 1}) as engine:
             await engine.load(tmp_path, states[0])
             await engine.add(ask("a", max_new_tokens=400))

@@ -8,6 +8,7 @@ import pytest
 
 from netem.bench.head.bench import HeadBench, bench_head, describe
 from p2p.errors import UsageError
+from tests.support.watchdog import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
 
@@ -20,9 +21,8 @@ def test_a_few_nodes_stream_to_a_real_head(tmp_path: Path) -> None:
     assert result["nodes"] == 4 and result["accepted_per_s"] > 100
     # Nothing was made up: what was accepted was sent, and what was not is at most what came in the last moment.
     assert 0 <= result["backlog_end"] <= 4 * 200.0
-    # Sixteen tokens or a quarter of a second, and what a busy machine adds.
-    assert 0 < result["accept_s"]["p50"] < result["accept_s"]["p99"] < 5.0
-    assert 0 < result["journal_s"]["p50"] < 5.0
+    assert 0 < result["accept_s"]["p50"] < result["accept_s"]["p99"] < PATIENCE_S
+    assert 0 < result["journal_s"]["p50"] < PATIENCE_S
     assert result["cpu_per_s"] > 0 and result["rss_end"] > 0 and not list(tmp_path.iterdir())
     assert "4 nodes x 4 sequences" in describe(result) and "joined" in said[0]
 

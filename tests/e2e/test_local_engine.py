@@ -12,8 +12,9 @@ import pytest
 from learner.config import build_config, dump_toml
 from learner.status.view import fetch_status
 from netem.demo.recipes import RECIPES
-from netem.processes.children import Children, wait_for
+from netem.processes.children import Children
 from tests.e2e.test_run import check_books, metrics, steps_done
+from tests.support.watchdog import status_of, until
 
 pytestmark = pytest.mark.e2e
 
@@ -29,16 +30,16 @@ def write_config(tmp_path: Path, model: Path, steps: int, **local_engine: object
 def test_it_trains_alone_through_a_kill_until_others_come(shoal: Children, tmp_path: Path, demo_model: Path) -> None:
     run_dir = tmp_path / "run"
     learner = shoal.start("learner", "learner", str(write_config(tmp_path, demo_model, 30)), "--json")
-    wait_for("steps made alone", lambda: steps_done(run_dir) >= 4, 120)
+    until("steps made alone", lambda: steps_done(run_dir) >= 4, shoal)
     [own] = [n for n in fetch_status(run_dir)["nodes"] if n["alive"]]
     assert own["name"] == "local-engine" and own["tokens"] > 0
     os.kill(own["pid"], signal.SIGKILL)
     at = steps_done(run_dir)
-    wait_for("steps after the kill", lambda: steps_done(run_dir) >= at + 4, 120)
+    until("steps after the kill", lambda: steps_done(run_dir) >= at + 4, shoal)
     node = shoal.start("node", "node", "--join", str(run_dir / "ticket.txt"), "--dir", str(tmp_path / "node"), "--name", "helper",
                        "--listen", "/ip4/127.0.0.1/tcp/0", "--capacity", "96", "--json")  # fmt: skip
-    assert learner.wait(timeout=200) == 0, shoal.said("learner")
-    assert node.wait(timeout=30) == 0, shoal.said("node")
+    assert status_of(learner, shoal) == 0, shoal.said("learner")
+    assert status_of(node, shoal) == 0, shoal.said("node")
     summary = json.loads((run_dir / "summary.json").read_text())
     check_books(summary["trajectories"])
     assert summary["trajectories"]["consumed"] == 30 * 16 * 16 and summary["trajectories"]["aborted"] == {}
@@ -54,5 +55,5 @@ def test_it_trains_alone_through_a_kill_until_others_come(shoal: Children, tmp_p
 
 def test_one_that_cannot_run_is_said_at_once(shoal: Children, tmp_path: Path, demo_model: Path) -> None:
     learner = shoal.start("learner", "learner", str(write_config(tmp_path, demo_model, 3, engine_set={"rows": 4})), "--json")
-    assert learner.wait(timeout=60) == 2
+    assert status_of(learner, shoal) == 2
     assert "the learner's local engine cannot run" in shoal.said("learner") and "--engine-set" in shoal.said("learner")

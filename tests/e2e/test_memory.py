@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from netem.bench.node_memory import BOUND, COPIES, SAMPLE_S, Anonymous, anonymous_bytes, describe, measure_memory
-from netem.processes.children import wait_for
 from p2p.errors import UsageError
 from p2p.limits import GIB, MIB
+from tests.support.watchdog import status_of, until
 
 pytestmark = pytest.mark.e2e
 
@@ -49,7 +49,7 @@ def test_what_is_looked_at() -> None:
         assert process.stdout is not None and process.stdin is not None
         anonymous = Anonymous({"hog": process.pid})
         try:
-            wait_for("its peak", lambda: anonymous.peak["hog"] >= 64 * MIB, 30.0)
+            until("its peak", lambda: anonymous.peak["hog"] >= 64 * MIB)
             print(file=process.stdin, flush=True)
             assert process.stdout.readline() == "down\n"
             assert anonymous.peak["hog"] >= 64 * MIB > anonymous_bytes(process.pid)
@@ -57,7 +57,7 @@ def test_what_is_looked_at() -> None:
         finally:
             anonymous.stop()
             process.stdin.close()
-            process.wait(30)
+            status_of(process)
         assert anonymous_bytes(process.pid) == 0
 
 

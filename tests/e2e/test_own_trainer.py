@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from learner.config import build_config, dump_toml
-from netem.processes.children import MODEST, Children, wait_for
+from netem.processes.children import MODEST, Children
 from p2p.processes import child_environment, start
+from tests.support.watchdog import status_of, until
 
 pytestmark = pytest.mark.e2e
 
@@ -51,7 +52,7 @@ def test_a_trainer_of_ones_own_trains_and_resumes(shoal: Children, tmp_path: Pat
     }  # fmt: skip
     config.write_text(dump_toml(build_config(settings, "test").model_dump()))
     learner = shoal.start("learner", "learner", str(config), "--external_trainer", "true", "--json")
-    wait_for("a ticket", (run_dir / "status.json").exists)
+    until("a ticket", (run_dir / "status.json").exists, shoal)
     node = shoal.start(
         "node", "node", "--join", str(run_dir / "ticket.txt"), "--dir", str(tmp_path / "node"), "--capacity", "64", "--json",
         "--listen", "/ip4/127.0.0.1/tcp/0",
@@ -61,15 +62,15 @@ def test_a_trainer_of_ones_own_trains_and_resumes(shoal: Children, tmp_path: Pat
     def committed() -> int:
         return max((int(p.name[5:]) for p in (run_dir / "checkpoints").glob("step_*[0-9]")), default=0)
 
-    wait_for("some steps", lambda: committed() >= KILLED_AT or first.poll() is not None, 120)
+    until("some steps", lambda: committed() >= KILLED_AT or first.poll() is not None, shoal)
     first.kill()
-    assert learner.wait(timeout=60) == 1 and "--resume" in shoal.said("learner")
+    assert status_of(learner, shoal) == 1 and "--resume" in shoal.said("learner")
 
     again = shoal.start("again", "learner", str(config), "--external_trainer", "true", "--resume", "--json")
     second = start_example(shoal, run_dir, "second")
-    assert second.wait(timeout=120) == 0, (tmp_path / "second.out").read_text()
-    assert again.wait(timeout=60) == 0, shoal.said("again")
-    assert node.wait(timeout=60) == 0, shoal.said("node")
+    assert status_of(second, shoal) == 0, (tmp_path / "second.out").read_text()
+    assert status_of(again, shoal) == 0, shoal.said("again")
+    assert status_of(node, shoal) == 0, shoal.said("node")
 
     result = shoal.result("again")
     assert (result["step"], result["version"], result["epoch"]) == (STEPS, f"2.{STEPS}", 2)

@@ -12,11 +12,9 @@ from learner.config import build_config, dump_toml
 from netem.demo.recipes import RECIPES
 from netem.processes.children import MODEST
 from p2p.processes import child_environment, end, python_command, start
+from tests.support.watchdog import status_of
 
 pytestmark = pytest.mark.e2e
-
-RUN_S = 200.0
-"""The longest that a learner may take for one step with its local engine, on a busy machine."""
 
 SCRIPT = "import sys\nfrom shoal import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
 """What an installation makes as the console script `shoal`."""
@@ -50,7 +48,7 @@ def test_modules_in_the_current_folder_are_not_taken_for_ours(
         [*shoal, "learner", "learner.toml", "--json"], cwd=hostile, stdout=log, stderr=subprocess.STDOUT, environment=environment
     )
     try:
-        assert learner.wait(RUN_S) == 0, log.read_text()
+        assert status_of(learner) == 0, log.read_text()
     finally:
         end([learner], 0)
     logs = [*(hostile / "run" / "logs").iterdir(), hostile / "run" / "local-engine" / "engine.log"]

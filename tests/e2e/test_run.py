@@ -14,7 +14,8 @@ import pytest
 
 from learner.config import build_config, dump_toml
 from netem.demo.recipes import RECIPES
-from netem.processes.children import Children, wait_for
+from netem.processes.children import Children
+from tests.support.watchdog import PATIENCE_S, status_of, until
 
 pytestmark = pytest.mark.e2e
 
@@ -40,7 +41,7 @@ def test_demo_survives_a_killed_node(shoal: Children, tmp_path: Path) -> None:
     demo = shoal.start(
         "demo", "demo", "--json", "--chaos", "--steps", "24", "--seed", "3", "--run-dir", str(tmp_path / "demo")
     )
-    assert demo.wait(timeout=300) == 0, shoal.said("demo")
+    assert status_of(demo, shoal) == 0, shoal.said("demo")
     result = shoal.result("demo")
     assert result["steps"] == 24 and result["versions_published"] == 25
     assert result["max_staleness_seen"] <= 2
@@ -63,7 +64,7 @@ def test_demo_survives_a_killed_node(shoal: Children, tmp_path: Path) -> None:
 def test_sparse_deltas_are_a_few_per_cent_of_an_anchor(shoal: Children, tmp_path: Path) -> None:
     arguments = ["demo", "--json", "--recipe", "sparse", "--nodes", "2", "--steps", "3", "--run-dir", str(tmp_path / "d")]
     demo = shoal.start("demo", *arguments)
-    assert demo.wait(timeout=300) == 0, shoal.said("demo")
+    assert status_of(demo, shoal) == 0, shoal.said("demo")
     result = shoal.result("demo")
     assert result["steps"] == 3
     assert 0 < result["delta_density_mean"] < 0.05
@@ -78,7 +79,7 @@ def test_killed_trainer_and_killed_learner_resume(shoal: Children, tmp_path: Pat
     settings = RECIPES["reverse"].config(run_dir, demo_model, 24, 0)
     config.write_text(dump_toml(build_config(settings, "test").model_dump()))
     learner = shoal.start("learner", "learner", str(config), "--json")
-    wait_for("a ticket", (run_dir / "ticket.txt").exists)
+    until("a ticket", (run_dir / "ticket.txt").exists, shoal)
     nodes = [
         shoal.start(
             name, "node", "--join", str(run_dir / "ticket.txt"), "--dir", str(tmp_path / name), "--name", name,
@@ -86,25 +87,25 @@ def test_killed_trainer_and_killed_learner_resume(shoal: Children, tmp_path: Pat
         )
         for name, reach in (("node-1", ["--listen", "/ip4/127.0.0.1/tcp/0"]), ("node-2", ["--no-listen"]))
     ]  # fmt: skip
-    wait_for("step 5", lambda: steps_done(run_dir) >= 5)
+    until("step 5", lambda: steps_done(run_dir) >= 5, shoal)
     [trainer] = [p for p in psutil.Process(learner.pid).children() if "learner.trainer.trainer" in " ".join(p.cmdline())]
     trainer.send_signal(signal.SIGKILL)
-    assert learner.wait(timeout=60) == 1
+    assert status_of(learner, shoal) == 1
     assert "--resume" in shoal.said("learner") and "Traceback" not in shoal.said("learner")
 
     second = shoal.start("second", "learner", str(config), "--resume", "--json")
     reached = steps_done(run_dir)
-    wait_for("steps after the resume", lambda: steps_done(run_dir) >= reached + 4)
+    until("steps after the resume", lambda: steps_done(run_dir) >= reached + 4, shoal)
     children = psutil.Process(second.pid).children(recursive=True)
     os.kill(second.pid, signal.SIGKILL)
     second.wait()
-    psutil.wait_procs(children, timeout=30)
+    psutil.wait_procs(children, timeout=PATIENCE_S)
     assert not any(p.is_running() for p in children), "the trainer outlived its head"
 
     third = shoal.start("third", "learner", str(config), "--resume", "--json")
-    assert third.wait(timeout=240) == 0, shoal.said("third")
+    assert status_of(third, shoal) == 0, shoal.said("third")
     result = shoal.result("third")
-    assert [node.wait(timeout=60) for node in nodes] == [0, 0]
+    assert [status_of(node, shoal) for node in nodes] == [0, 0]
     assert result["epoch"] == 3 and result["step"] == 24 and result["max_staleness_seen"] <= 2
     check_books(result["trajectories"])
     assert set(result["trajectories"]["aborted"]) <= {"restart", "orphaned", "stale"}

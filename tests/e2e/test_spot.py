@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from netem.processes.children import Children
+from tests.support.watchdog import status_of
 
 pytestmark = pytest.mark.e2e
 
@@ -20,7 +21,7 @@ def test_the_demo_on_spot_nodes_loses_nothing(shoal: Children, tmp_path: Path) -
     folder = tmp_path / "demo"
     arguments = ("--json", "--spot", "--steps", str(STEPS), "--seed", "1", "--run-dir", str(folder))
     demo = shoal.start("demo", "demo", *arguments)
-    assert demo.wait(timeout=300) == 0, shoal.said("demo")
+    assert status_of(demo, shoal) == 0, shoal.said("demo")
     result = shoal.result("demo")
     assert result["steps"] == STEPS and result["faults"] == []
     spot = result["spot"]
@@ -40,5 +41,5 @@ def test_the_demo_on_spot_nodes_loses_nothing(shoal: Children, tmp_path: Path) -
 
 def test_spot_and_chaos_are_refused_together(shoal: Children) -> None:
     demo = shoal.start("demo", "demo", "--spot", "--chaos")
-    assert demo.wait(timeout=60) == 2
+    assert status_of(demo, shoal) == 2
     assert shoal.said("demo").strip() == "shoal: --spot kills nodes already: leave out --chaos"

@@ -29,7 +29,7 @@ from learner.config import build_config, dump_toml
 from netem.bench.chaos.account import differing
 from netem.bench.chaos.run import GROUPS, Chaos, ChaosSettings, random_model
 from netem.demo.recipes import RECIPES
-from netem.processes.children import Children, LoggedProcess, wait_for
+from netem.processes.children import Children, LoggedProcess
 from node.engine.flat_model import write_state
 from node.engine.port import EngineDied, StateFile
 from node.engine.process import EngineProcess, open_engine_process
@@ -52,6 +52,7 @@ from tests.support.engine_world import (
     full_log_probs,
     qwen3_config,
 )  # fmt: skip
+from tests.support.watchdog import patience, status_of, until
 
 PYTHON = os.environ.get("SHOAL_VLLM_PYTHON") or str(ROOT / ".venv-vllm" / "bin" / "python")
 
@@ -348,7 +349,7 @@ async def test_twenty_updates_under_load_are_exact_and_lose_nothing(wire: str, t
     files, models = learned(world, 20, wire)
     settings = {"max_running": 32, "log": str(tmp_path / "log")}
     pauses = []
-    with trio.fail_after(240):
+    with patience():
         async with open_engine_process("vllm", settings, python=PYTHON) as engine:
             await engine.load(world.folder, files[0])
             load = Load(engine, width=40, total=160)
@@ -371,7 +372,7 @@ async def test_sigkill_and_another_process_goes_on_from_the_same_tokens(real: Wo
     settings = {"max_running": 8, "log": str(tmp_path / "log")}
     whole = Gathered(real.core(max_running=8), ask(max_new_tokens=100)).run()["a"]
     part = Completion()
-    with trio.fail_after(120):
+    with patience():
         async with open_engine_process("vllm", settings, python=PYTHON) as engine:
             await engine.load(real.folder, real.states[V0])
             await engine.add(ask(max_new_tokens=100))
@@ -424,7 +425,7 @@ def learner_of(shoal: Children, tmp_path: Path, demo_model: Path, steps: int, se
     (tmp_path / "learner.toml").write_text(dump_toml(build_config(settings, "test").model_dump()))
     learner = shoal.start("learner", "learner", str(tmp_path / "learner.toml"), "--json")
     ticket = tmp_path / "run" / "ticket.txt"
-    wait_for("a ticket", ticket.exists)
+    until("a ticket", ticket.exists, shoal)
     return learner, ticket
 
 
@@ -443,10 +444,10 @@ def test_a_run_on_two_vllm_nodes_and_one_of_transformers(shoal: Children, tmp_pa
     learner, ticket = learner_of(shoal, tmp_path, demo_model, 12, "float32")
     names = ("vllm-1", "vllm-2")
     nodes = [node_of(shoal, tmp_path, name, ticket, "--engine", "vllm", "--engine-python", PYTHON) for name in names]
-    wait_for("vLLM to serve", lambda: any("engine serves" in shoal.said(name) for name in names))
+    until("vLLM to serve", lambda: any("engine serves" in shoal.said(name) for name in names), shoal)
     nodes.append(node_of(shoal, tmp_path, "transformers", ticket))
-    assert learner.wait(timeout=240) == 0, shoal.said("learner")
-    assert [node.wait(timeout=60) for node in nodes] == [0, 0, 0]
+    assert status_of(learner, shoal) == 0, shoal.said("learner")
+    assert [status_of(node, shoal) for node in nodes] == [0, 0, 0]
     result = shoal.result("learner")
     assert result["step"] == 12 and result["trajectories"]["lost"] == 0 and result["trajectories"]["aborted"] == {}
     assert all(node["digest_ok"] and node["version"] == "1.12" for node in result["nodes"])
@@ -460,8 +461,8 @@ def test_a_node_that_computes_in_bfloat16(shoal: Children, tmp_path: Path, demo_
     """Served in bfloat16 and computed in it; the trainer's masters and its recomputation are float32."""
     learner, ticket = learner_of(shoal, tmp_path, demo_model, 8, "bfloat16")
     node = node_of(shoal, tmp_path, "vllm", ticket, "--engine", "vllm", "--engine-python", PYTHON, "--dtype", "bfloat16")
-    assert learner.wait(timeout=240) == 0, shoal.said("learner")
-    assert node.wait(timeout=60) == 0
+    assert status_of(learner, shoal) == 0, shoal.said("learner")
+    assert status_of(node, shoal) == 0
     kl = mismatch_kl(tmp_path / "run")
     print(f"mismatch_kl/mean: {min(kl):.1e} to {max(kl):.1e}")
     assert len(kl) == 8 and 0 < max(kl) < 5e-3, kl

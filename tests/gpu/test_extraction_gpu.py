@@ -33,6 +33,7 @@ def test_weights_on_the_device_are_those_of_the_processor() -> None:
             else:
                 assert np.array_equal(mine, theirs)
         with torch.no_grad():
+            # The tensors are changed as a training step changes them.
             for one, other in zip(model.parameters(), twin._tensors.values(), strict=True):
                 one += torch.randn_like(one) * 1e-5
                 other.copy_(one)

@@ -12,6 +12,7 @@ from p2p.channel.link import cost_of
 from p2p.channel.port import BULK, CONTROL, Channel, Network
 from p2p.errors import ChannelClosed
 from p2p.limits import CHANNEL_WINDOW, KIB, MAX_FRAME
+from tests.support.watchdog import patience
 
 Pair = tuple[Network, Network]
 
@@ -32,8 +33,6 @@ async def until_settled(read, seconds: float = 0.5):
 
 
 class ChannelSuite:
-    deadline = 30.0
-
     def pair(self) -> AbstractAsyncContextManager[Pair]:
         """Two hosts, of which the second can be dialled."""
         raise NotImplementedError
@@ -49,7 +48,7 @@ class ChannelSuite:
         from p2p.identity import Identity
 
         async with self.pair() as (a, b):
-            with trio.fail_after(self.deadline), pytest.raises(ChannelClosed):
+            with patience(), pytest.raises(ChannelClosed):
                 await a.open(Identity.generate().peer_id, b.addresses, CONTROL)
 
     async def test_order_both_ways_at_once(self, clock) -> None:
@@ -66,7 +65,7 @@ class ChannelSuite:
                 for _ in range(count):
                     got[name].append(await channel.receive())
 
-            with trio.fail_after(self.deadline):
+            with patience():
                 async with trio.open_nursery() as nursery:
                     for name, channel in (("mine", mine), ("theirs", theirs)):
                         nursery.start_soon(send, channel)
@@ -79,7 +78,7 @@ class ChannelSuite:
         async with self.pair() as (a, b):
             mine, theirs = await connect(a, b)
             full = bytes(range(256)) * (MAX_FRAME // 256)
-            with trio.fail_after(self.deadline):
+            with patience():
                 for message in (full, b"", full[::-1], b"x"):
                     await mine.send(message)
                     assert await theirs.receive() == message
@@ -100,7 +99,7 @@ class ChannelSuite:
                 for i in range(total):
                     await mine.send(bytes([i % 256]) * size)
 
-            with trio.fail_after(self.deadline):
+            with patience():
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(send_all)
                     stalled_at = await until_settled(lambda: mine.statistics().outstanding)
@@ -116,7 +115,7 @@ class ChannelSuite:
             mine, theirs = await connect(a, b)
             accepted = 0
             message = b"m" * (256 * KIB)
-            with trio.fail_after(self.deadline):
+            with patience():
                 for _ in range(60):
                     with trio.move_on_after(0.02):
                         await mine.send(message)
@@ -137,7 +136,7 @@ class ChannelSuite:
                     await mine.send(bytes([tag, i]) + bytes([tag]) * (90 * KIB))
 
             seen: dict[int, list[int]] = {tag: [] for tag in range(5)}
-            with trio.fail_after(self.deadline):
+            with patience():
                 async with trio.open_nursery() as nursery:
                     for tag in seen:
                         nursery.start_soon(send, tag)
@@ -150,7 +149,7 @@ class ChannelSuite:
     async def test_close_delivers_what_came_before_then_says_why(self, clock) -> None:
         async with self.pair() as (a, b):
             mine, theirs = await connect(a, b)
-            with trio.fail_after(self.deadline):
+            with patience():
                 await mine.send(b"one")
                 await mine.send(b"two")
                 await mine.aclose("enough")
@@ -177,7 +176,7 @@ class ChannelSuite:
                         await call(*args)
                 ended.append(call.__name__)
 
-            with trio.fail_after(self.deadline):
+            with patience():
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(blocked, mine.send, bytes(MAX_FRAME))
                     nursery.start_soon(blocked, mine.receive)
@@ -189,7 +188,7 @@ class ChannelSuite:
     async def test_statistics_count(self, clock) -> None:
         async with self.pair() as (a, b):
             mine, theirs = await connect(a, b)
-            with trio.fail_after(self.deadline):
+            with patience():
                 for size in (0, 10, 1000):
                     await mine.send(bytes(size))
                     await theirs.receive()
@@ -199,7 +198,7 @@ class ChannelSuite:
 
     async def test_many_channels_of_both_kinds_do_not_mix(self, clock) -> None:
         async with self.pair() as (a, b):
-            with trio.fail_after(self.deadline):
+            with patience():
                 pairs = [await connect(a, b, CONTROL if i % 2 else BULK) for i in range(10)]
                 pairs += [(y, x) for x, y in [await connect(b, a, CONTROL) for _ in range(2)]]
                 for i, (mine, theirs) in enumerate(pairs):
@@ -211,7 +210,7 @@ class ChannelSuite:
 
     async def test_drop_closes_every_channel_to_the_peer(self, clock) -> None:
         async with self.pair() as (a, b):
-            with trio.fail_after(self.deadline):
+            with patience():
                 pairs = [await connect(a, b, kind) for kind in (CONTROL, BULK)]
                 await a.drop(b.peer_id, "bad chunk")
                 for mine, theirs in pairs:

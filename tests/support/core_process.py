@@ -100,7 +100,7 @@ class CoreProcess(EngineCore):
     def close(self) -> None:
         self._sock.close()
         try:
-            self.process.wait(10)
+            self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

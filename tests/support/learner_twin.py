@@ -107,7 +107,7 @@ class BookedJournal(Journal):
         blown = self.fuse is not None and self.fuse < 0
         if blown and not self.fuse_after:
             raise Killed
-        with super()._transaction(durable=durable):
+        with super()._transaction(durable=durable):  # each transaction may be the one at which the learner is killed
             yield
         self._through = True
         if blown:
@@ -285,7 +285,7 @@ class World:
         self._check_resume(expected, accepted)
 
     def _all_tokens(self) -> dict[tuple[int, int], int]:
-        groups = self.rollouts.collector._groups
+        groups = self.rollouts.collector._groups  # compared with books that the twin keeps itself
         return {(g, m): len(member.completion.ids) for g, group in groups.items() for m, member in enumerate(group.members)}
 
     def _expected(self) -> tuple[dict[int, list[list[Made]]], set[int], set[int]]:
@@ -312,7 +312,7 @@ class World:
         assert set(self.rollouts.buffers.finished) == finished
         assert all(self.disk.groups[g].state == "orphaned" for g in orphaned)
         waiting = self._waiting_for_reward()
-        groups = self.rollouts.collector._groups
+        groups = self.rollouts.collector._groups  # compared with books that the twin keeps itself
         # The crash may have come between the group that filled a buffer and the abort of what is surplus by that.
         surplus = {g for g in unfinished if self.disk.groups[g].state == "surplus"} if self.settings.extra_groups else set()
         everything = sum(len(m) for members in unfinished.values() for m in members)
@@ -339,6 +339,7 @@ class World:
         return {g for g, booked in self.disk.groups.items() if booked.state == "reserved" and booked.version.epoch == self.epoch}
 
     def _waiting_for_reward(self) -> set[int]:
+        # What waits in trio's channel, without taking it out.
         waiting = {f.group_id for f in self.rollouts.buffers.to_score._state.data}
         return {g for g in waiting if self.disk.groups[g].state != "surplus"}
 

@@ -203,10 +203,12 @@ class Sim:
         for other, chunks in peer.session.wants(self.now).items():
             assert 0 < len(chunks) <= MAX_WANTS_PER_PEER
             self.message(name, other, lambda p, c=tuple(chunks): p.session.peer_wants(name, c, self.now))
+        # Bounds on what is remembered: no message shows it.
         pulls = peer.session._pulls
-        assert len(pulls.leases) == sum(len(s.asked) for s in pulls._suppliers.values()) <= MAX_WANTS
-        assert all(len(s.asked) <= MAX_WANTS_PER_PEER for s in pulls._suppliers.values())
-        assert len(pulls._first) == sum(len(s.due) for s in pulls._suppliers.values())
+        suppliers, first = pulls._suppliers.values(), pulls._first  # as above
+        assert len(pulls.leases) == sum(len(s.asked) for s in suppliers) <= MAX_WANTS
+        assert all(len(s.asked) <= MAX_WANTS_PER_PEER for s in suppliers)
+        assert len(first) == sum(len(s.due) for s in suppliers)
         self.pump(name)
         self.at(self.now + TICK_S, lambda: self.tick(name))
 
@@ -231,7 +233,7 @@ class Sim:
         assert to.job is not None
         other, _, chunk, duty = to.name, *to.job
         assert peer.on_way[other] < CHANNEL_CHUNKS and chunk in peer.session.held and (name == SOURCE or not duty)
-        assert len(peer.session._peers[other].sent) <= MAX_INFLIGHT
+        assert len(peer.session._peers[other].sent) <= MAX_INFLIGHT  # a bound on what is remembered
         peer.on_way[other] += 1
         self._make_room(peer, other)
         peer.busy = True

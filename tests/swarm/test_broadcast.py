@@ -256,7 +256,7 @@ async def test_a_new_epoch_that_went_back_is_downloaded(tmp_path, autojump_clock
 
 async def test_nodes_behind_nat_take_part(tmp_path, autojump_clock, monkeypatch) -> None:
     """The two of them have no link to each other: what one distributes reaches the other by the open nodes or the head."""
-    monkeypatch.setattr("p2p.channel.stream.QUEUE_LIMIT", 2 * CHUNK)
+    monkeypatch.setattr("p2p.channel.stream.QUEUE_LIMIT", 2 * CHUNK)  # what is chosen leaves soon, as with large versions
     async with open_swarm(tmp_path) as swarm:
         head = await swarm.start_head()
         swarm.switch.set_node(swarm.head_identity.peer_id, uplink=300 * KIB)

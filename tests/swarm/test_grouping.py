@@ -34,7 +34,7 @@ def has_its_links_alone(swarm: SwarmUnderTest) -> bool:
 
 
 async def test_beyond_the_mesh_nodes_have_few_links_and_all_install(tmp_path, autojump_clock, monkeypatch) -> None:
-    monkeypatch.setattr("p2p.channel.stream.QUEUE_LIMIT", 2 * CHUNK)
+    monkeypatch.setattr("p2p.channel.stream.QUEUE_LIMIT", 2 * CHUNK)  # what is chosen leaves soon, as with large versions
     async with open_swarm(tmp_path) as swarm:
         head = await swarm.start_head(mesh=6)
         swarm.switch.set_node(swarm.head_identity.peer_id, uplink=400 * KIB)
@@ -73,11 +73,11 @@ async def test_beyond_the_mesh_nodes_have_few_links_and_all_install(tmp_path, au
 
 
 async def test_a_version_crosses_into_each_site_once(tmp_path, autojump_clock, monkeypatch) -> None:
-    monkeypatch.setattr("p2p.channel.stream.QUEUE_LIMIT", 2 * CHUNK)
+    monkeypatch.setattr("p2p.channel.stream.QUEUE_LIMIT", 2 * CHUNK)  # what is chosen leaves soon, as with large versions
     crossed: Counter[tuple[str, int]] = Counter()
     site_of: dict[str, str] = {}
     owners: dict[Inbox, Exchange] = {}
-    handle = Inbox._on_chunk
+    handle = Inbox._on_chunk  # counts the chunks that reach each peer, wanted or not
 
     def counted(self, peer, message) -> None:
         if self in owners and site_of.get(peer.name) != (site := site_of[owners[self].me]):
@@ -92,7 +92,7 @@ async def test_a_version_crosses_into_each_site_once(tmp_path, autojump_clock, m
             site = "left" if number % 2 else "right"
             node = await swarm.start_node(number + 1, site=site)
             site_of[node.peer] = site
-            owners[node.agent.swarm.exchange._inbox] = node.agent.swarm.exchange
+            owners[node.agent.swarm.exchange._inbox] = node.agent.swarm.exchange  # whose inbox it is
             swarm.switch.set_node(node.peer, uplink=2 * MIB)
         await arranged(swarm)
         assert sorted(map(len, head.swarm.rosters.grid.groups)) == [3, 3]

@@ -293,7 +293,7 @@ class Run:
 
     def open(self, step: int) -> None:
         self.rollouts.published(Version(1, step))
-        self.rollouts._open_group(Version(1, step))
+        self.rollouts._open_group(Version(1, step))  # without waiting for a node that has room
         for group_id in self.rollouts.collector.outstanding:
             self.opened.setdefault(group_id, step)
 
@@ -337,6 +337,7 @@ async def test_an_abort_that_completes_a_buffer_wakes_the_trainer(tmp_path, auto
                         await trio.testing.wait_all_tasks_blocked()
                         group_id = rng.choice(alive)
                         cancel = rollouts.collector.abort_group(group_id)
+                        # What the eighth failure of a sequence brings about.
                         rollouts._aborted(GroupAborted(group_id, "it broke", cancel, Refusal("broke", peer="n")))
                         await trio.testing.wait_all_tasks_blocked()
                         assert bool(got) == ledger.ready(ledger.step)
@@ -403,11 +404,11 @@ def test_status_counts_the_journal_only_now_and_then(tmp_path) -> None:
                 return count()
 
             head.journal.counts = slow  # type: ignore[method-assign]
-            head._counted = (head.now(), 1.0, count().trajectories)
+            head._counted = (head.now(), 1.0, count().trajectories)  # as after a count that took a second
             for _ in range(50):
                 head.status()
             assert not calls
-            head._counted = replace_time(head._counted, head.now() - 21)
+            head._counted = replace_time(head._counted, head.now() - 21)  # as 21 seconds later
             head.status()
             assert calls == [1]
 

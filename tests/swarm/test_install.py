@@ -56,7 +56,7 @@ async def test_a_shadow_that_could_not_follow_its_engine(tmp_path, autojump_cloc
         await head.until_installed([node.peer], Version(1, 5))
         await trio.sleep(3)
         assert core.holds(first)
-        save, failed = Shadow._save, []
+        save, failed = Shadow._save, []  # the disk fails at this very write
 
         def fail_once(self: Shadow, held) -> None:
             if not failed and held.version == Version(1, 6):

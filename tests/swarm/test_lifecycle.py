@@ -102,7 +102,7 @@ async def test_a_manifest_that_the_head_pruned_meanwhile(tmp_path, autojump_cloc
         new = head.publish(2, make_state(2))
         head.publisher.catalog = original  # type: ignore[method-assign]
         head.store.drop(head.swarm.exchange.forget(old.mid))
-        del head.publisher._by_mid[old.mid]
+        del head.publisher._by_mid[old.mid]  # it is pruned while a node still asks for it
         await head.until_installed([late.peer], Version(1, 2))
         assert new.mid in late.agent.swarm.spreads and old.mid not in late.agent.swarm.spreads
 
@@ -144,7 +144,7 @@ async def test_a_chunk_that_a_relay_cannot_read_just_then(tmp_path, autojump_clo
         nodes = await swarm.start_nodes(2)
         anchor = head.publish(1, make_state(1))
         await head.until_installed([n.peer for n in nodes], Version(1, 1))
-        real, failures = chunk_store._read_file, []
+        real, failures = chunk_store._read_file, []  # the disk fails at this very read
 
         def flaky(path: str | Path) -> bytes:
             if nodes[0].agent.store.root in Path(path).parents and not failures:
@@ -165,8 +165,8 @@ async def test_a_chunk_that_a_relay_cannot_read_just_then(tmp_path, autojump_clo
 
 
 async def test_memberships_are_renewed_while_the_link_lives(tmp_path, autojump_clock, monkeypatch) -> None:
-    monkeypatch.setattr("p2p.membership.gate.MEMBERSHIP_S", 100)
-    monkeypatch.setattr("p2p.membership.peering.RENEW_CHECK_S", 12)
+    monkeypatch.setattr("p2p.membership.gate.MEMBERSHIP_S", 100)  # seconds instead of a week
+    monkeypatch.setattr("p2p.membership.peering.RENEW_CHECK_S", 12)  # seconds, in that proportion
     async with open_swarm(tmp_path) as swarm:
         await swarm.start_head()
         nodes = await swarm.start_nodes(2)
@@ -187,7 +187,7 @@ async def test_a_membership_is_renewed_after_the_clock_was_set_back(tmp_path, au
         head = await swarm.start_head()
         (node,) = await swarm.start_nodes(1)
         before = node.agent.swarm.peering.gate.membership
-        head.swarm.peering.gate._wall = lambda: wall() - 3600
+        head.swarm.peering.gate._wall = lambda: wall() - 3600  # the wall clock of the head alone goes back
         await trio.sleep(RENEW_CHECK_S + 5)
         assert node.agent.swarm.peering.gate.membership != before
 
@@ -302,7 +302,7 @@ async def test_what_an_anchor_overtook_does_not_pile_up(tmp_path, autojump_clock
         head.publish(1, first)
         await head.until_installed(names, Version(1, 1))
         state = make_state(50)
-        head.publisher._digests[Version(1, 1)] = state.digest()
+        head.publisher._digests[Version(1, 1)] = state.digest()  # a published version that was other weights
         for step in range(2, 12):
             old, state = state, changed_state(state, step)
             head.publish(step, state, base=step - 1, old=old)
@@ -314,11 +314,12 @@ async def test_what_an_anchor_overtook_does_not_pile_up(tmp_path, autojump_clock
         await head.until_installed(names, Version(1, 12))
         assert len(exchange.spreads) <= 3  # the descriptor and two anchors
         assert nodes[0].agent.store.total < 2 * MIB
+        # Pins of chunks that are gone: they would never be dropped.
         assert not [d for d, n in exchange.store._pins.items() if n and not exchange.store.has(d)]
 
 
 async def test_an_anchor_of_many_chunks_is_announced_in_pieces(tmp_path, autojump_clock, monkeypatch) -> None:
-    monkeypatch.setattr("p2p.broadcast.transfer.HAVE_BATCH", 10)
+    monkeypatch.setattr("p2p.broadcast.transfer.HAVE_BATCH", 10)  # as with an anchor of more than 32,768 chunks
     async with open_swarm(tmp_path) as swarm:
         head = await swarm.start_head()
         nodes = await swarm.start_nodes(2)

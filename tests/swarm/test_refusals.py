@@ -437,6 +437,7 @@ async def test_a_flood_of_requests_is_bounded(tmp_path, autojump_clock) -> None:
         assert 1 <= len(proofs) <= elapsed / 0.5 + 1
         assert len([m for m in rogue.heard if isinstance(m, Have)]) <= 2
         assert not rogue.closed
+        # A bound on what a stranger can make us remember.
         entry = nodes[0].agent.swarm.spreads[anchor.mid].session._peers[rogue.peer]
         assert len(entry.wanted) <= 32 and len(entry.has) <= chunks
         await rogue.say(Subscribe(anchor.mid, b"\xff" * 1000))

@@ -23,7 +23,8 @@ from p2p.errors import first_of
 from p2p.protocol.generation import GenerateRequest, Rejected, Tokens
 from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version
-from tests.support.harness import RUN, WALL
+from tests.support.database import read_rows
+from tests.support.harness import WALL
 from tests.swarm.test_head import STOP, Bench, Node, check_books, good, open_head, publish, silent
 
 EPOCH_1, EPOCH_2 = Version(1, 0), Version(2, 0)
@@ -87,7 +88,7 @@ async def test_a_killed_learner_goes_on_from_the_last_journaled_token(tmp_path, 
             await node.say(Rejected(old.request_id, EPOCH_2, "the engine died", False))
         await trio.sleep(1)
         assert bench.head.rollouts.collector.unwritten.tokens == 0 and bench.head.reports == [] and not node.closed
-        node._on_request = to_the_end
+        node._on_request = to_the_end  # the node answers otherwise from here on
         for request in list(node.requests):
             await to_the_end(node, request)
         groups = await bench.batch(0, 30)
@@ -181,7 +182,7 @@ STEPS = 12
 
 def fill_disk(journal: Journal, writes: int) -> None:
     """The transaction after so many finds no room when it commits, as do all that follow."""
-    transaction = journal._transaction
+    transaction = journal._transaction  # the disk is full at the commit of this very transaction
     left = iter(range(writes))
 
     @contextmanager
@@ -190,7 +191,7 @@ def fill_disk(journal: Journal, writes: int) -> None:
             yield
             if next(left, None) is None:
                 error = sqlite3.OperationalError("database or disk is full")
-                error.add_note(str(journal._path))
+                error.add_note(str(journal._path))  # as the journal itself adds it
                 raise error
 
     journal._transaction = scarce  # type: ignore[method-assign]
@@ -216,8 +217,7 @@ async def test_a_full_disk_ends_the_run_and_costs_nothing(writes: int, tmp_path,
         await train(bench, STEPS, seen)
         check_books(bench.head)
         assert bench.head.status()["trajectories"]["aborted"] == {}
-    with Journal.open(tmp_path / "run" / "journal.sqlite", RUN) as journal:
-        rows = journal._db.execute("SELECT group_id, step FROM consumed ORDER BY step, group_id").fetchall()
+    rows = read_rows(tmp_path / "run" / "journal.sqlite", "SELECT group_id, step FROM consumed ORDER BY step, group_id")
     groups = [(g.group_id, step + 1) for step in range(STEPS) for g in sorted(seen[step], key=lambda g: g.group_id)]
     assert rows == groups and len({g for g, _ in groups}) == 2 * STEPS
 

@@ -12,16 +12,18 @@ from learner.client.client import HeadGone, LearnerClient
 from learner.client.messages import CommitStep, Finish, Ok, SegmentDone, socket_path
 from learner.head.trainer_server import serve_trainer
 from p2p.errors import ShoalError
+from tests.support.watchdog import PATIENCE_S, patience
 
 
 def drive(run_dir: Path, asked: list[object], segments: int) -> str:
     """A trainer that tells `segments` and goes on; what it heard."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.settimeout(20)
+        sock.settimeout(PATIENCE_S)
         with socket_path(run_dir) as name:
             sock.connect(name)
         client = LearnerClient(sock, run_dir)
         for index in range(segments):
+            # A segment without the encoding that `publish` does before it.
             client._tell(SegmentDone(b"m", index, 1, b"d" * 32, 1, 1))
         with pytest.raises(HeadGone) as caught:
             client.commit(1, run_dir)
@@ -40,7 +42,7 @@ async def test_a_refused_segment_is_the_answer_to_the_next_request(tmp_path: Pat
             raise ShoalError("segment 3000 has no chunks")
         return Ok()
 
-    with trio.fail_after(30):
+    with patience():
         async with trio.open_nursery() as nursery:
             await nursery.start(serve_trainer, tmp_path, answer, gone.append)
             heard = await trio.to_thread.run_sync(drive, tmp_path, asked, 5000)

@@ -34,7 +34,7 @@ def test_a_full_one_lets_go_of_its_bits_and_takes_them_up_again(total, number) -
         assert chunks.lowest_outside(total) == chunk
         chunks.add(chunk)
     chunks.compact(total)
-    assert not chunks._bits and len(chunks) == total
+    assert not chunks._bits and len(chunks) == total  # memory is what compacting is for
     assert total - 1 in chunks and total not in chunks
     chunks.discard(number)
     assert {n for n in range(400) if n in chunks} == set(range(total)) - {number}

@@ -88,7 +88,7 @@ def test_what_was_not_published_is_not_built_on(tmp_path: Path) -> None:
     weights = DeviceWeights(model)
     told = counting(weights)
     copied, tells = twins(tmp_path)
-    ask, segments = tells._ask, len(weights.layout.segments(SEGMENT))
+    ask, segments = tells._ask, len(weights.layout.segments(SEGMENT))  # what the client says to the head, before it says it
 
     def both(step: int, source: object) -> list[bool]:
         told.clear()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from learner.economy.activation import ACTIVE, ASLEEP, WARM, Activation, Candidate, Decision, Rules
 from learner.economy.demand import Demand, required
 from learner.economy.rates import Estimate
+from tests.support.nightly import examples
 
 TRAIN = 10.0
 
@@ -216,7 +217,7 @@ def test_with_work_in_hand_no_margin_is_paid_for() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(12, 300), deadline=None)
 @given(fleets.filter(lambda f: len(f) > 2), st.floats(0.1, 0.8), st.integers(0, 1000))
 def test_work_in_hand_makes_no_flapping(nodes: list[tuple[float, float]], share: float, seed: int) -> None:
     """What is made beyond what is used is kept, up to three steps' worth, then held back."""

@@ -20,6 +20,7 @@ from learner.trajectory import Group, Trajectory
 from p2p.errors import UsageError
 from p2p.protocol.rollout import Completion, Span, TokenEvent
 from p2p.version import Version
+from tests.support.database import read_rows, run_script
 
 
 def open_journal(path: Path, run: str = "run") -> Journal:
@@ -123,7 +124,7 @@ def test_the_database_itself_forbids_a_second_consumption(tmp_path: Path, statem
         journal.record_finished(finished(0))
         journal.commit(1, "c", [0])
         with pytest.raises(sqlite3.IntegrityError):
-            journal._db.execute(statement)
+            journal._db.execute(statement)  # foreign keys are enforced on the journal's own connection only
         assert journal.counts().groups.consumed == 1
 
 
@@ -147,7 +148,7 @@ def test_tokens_are_there_after_a_crash_until_their_group_is_over(tmp_path: Path
         journal.record_tokens([piece(0, 2, 5)])  # goes on where it was cut
         journal.record_aborted([0, 2], "orphaned")
         assert left(journal) == [3]
-        assert journal._db.execute("SELECT count(*) FROM pieces").fetchone() == (0,)
+        assert read_rows(tmp_path / "journal.db", "SELECT count(*) FROM pieces") == [(0,)]
 
 
 def test_members_beyond_need_have_tokens_too_and_are_no_trajectories(tmp_path: Path) -> None:
@@ -165,7 +166,7 @@ def test_members_beyond_need_have_tokens_too_and_are_no_trajectories(tmp_path: P
         journal.record_finished(finished(0))
         counts = journal.counts().trajectories
         assert (counts.reserved, counts.finished, counts.outstanding, counts.lost) == (4, 2, 2, 0)
-        assert journal._db.execute("SELECT count(*) FROM pieces").fetchone() == (0,)
+        assert read_rows(tmp_path / "journal.db", "SELECT count(*) FROM pieces") == [(0,)]
 
 
 def test_prompts_of_surplus_groups_are_drawn_again(tmp_path: Path) -> None:
@@ -192,14 +193,15 @@ def test_a_run_of_the_schema_before_goes_on(tmp_path: Path) -> None:
         journal.new_epoch()
         reserve(journal, 0)
         journal.record_tokens([piece(0, 0)])
-        journal._db.executescript(
-            f"DROP TRIGGER pieces_of_reserved; ALTER TABLE groups DROP COLUMN extra; {OLD_TRIGGER} PRAGMA user_version = 2;"
+        run_script(
+            tmp_path / "journal.db",
+            f"DROP TRIGGER pieces_of_reserved; ALTER TABLE groups DROP COLUMN extra; {OLD_TRIGGER} PRAGMA user_version = 2;",
         )
     with pytest.raises(UsageError, match="belongs to run"):
         open_journal(tmp_path, "other")
     for _ in range(2):
         with open_journal(tmp_path) as journal:
-            assert journal._db.execute("PRAGMA user_version").fetchone() == (3,)
+            assert read_rows(tmp_path / "journal.db", "PRAGMA user_version") == [(3,)]
             assert journal.unfinished()[0].group == ReservedGroup(0, 0, START, 2)
     with open_journal(tmp_path) as journal:
         journal.record_reserved([ReservedGroup(1, 1, START, 1, extra=1)])
@@ -302,11 +304,11 @@ def test_versions_and_nodes_add_up(tmp_path: Path) -> None:
         journal.record_version(Version(1, 1), "delta", "mid1", "mid0", 10)
         journal.record_node("peer", "old name", tokens=5, size=50)
         journal.record_node("peer", "name", tokens=2, size=20)
-        assert journal._db.execute("SELECT step, kind, base, bytes FROM versions ORDER BY step").fetchall() == [
+        assert read_rows(tmp_path / "journal.db", "SELECT step, kind, base, bytes FROM versions ORDER BY step") == [
             (0, "anchor", "", 1000),
             (1, "delta", "mid0", 10),
         ]
-        assert journal._db.execute("SELECT * FROM nodes").fetchall() == [("peer", "name", 1.5, 1.5, 7, 70)]
+        assert read_rows(tmp_path / "journal.db", "SELECT * FROM nodes") == [("peer", "name", 1.5, 1.5, 7, 70)]
 
 
 def test_files_that_are_not_ours(tmp_path: Path) -> None:
@@ -314,8 +316,7 @@ def test_files_that_are_not_ours(tmp_path: Path) -> None:
         pass
     with pytest.raises(UsageError, match="belongs to run"):
         open_journal(tmp_path, "other")
-    with open_journal(tmp_path, "it's mine") as journal:
-        journal._db.execute("PRAGMA user_version = 99")
+    run_script(tmp_path / "journal.db", "PRAGMA user_version = 99")
     with pytest.raises(UsageError, match="schema 99"):
         open_journal(tmp_path, "it's mine")
     other = tmp_path / "other"
@@ -335,12 +336,12 @@ def test_files_that_are_not_ours(tmp_path: Path) -> None:
 def test_a_full_disk_is_no_fault_of_the_file(tmp_path: Path) -> None:
     with open_journal(tmp_path) as journal:
         journal.new_epoch()
-        pages = journal._db.execute("PRAGMA page_count").fetchone()[0]
-        journal._db.execute(f"PRAGMA max_page_count = {pages}")
+        ((pages,),) = read_rows(tmp_path / "journal.db", "PRAGMA page_count")
+        journal._db.execute(f"PRAGMA max_page_count = {pages}")  # the limit is the connection's
         with pytest.raises(sqlite3.OperationalError, match="full") as caught:
             reserve(journal, *range(10_000))
         assert caught.value.__notes__ == [str(tmp_path / "journal.db")]
-        journal._db.execute("PRAGMA max_page_count = 1000000")
+        journal._db.execute("PRAGMA max_page_count = 1000000")  # the same
         reserve(journal, *range(10_000))
         assert journal.counts().groups.outstanding == 10_000, "the failed transaction left nothing behind"
     (tmp_path / "journal.db").unlink()
@@ -454,16 +455,16 @@ def test_a_kill_before_any_statement_leaves_a_legal_journal(memory_path: Path) -
             assert counts.groups.lost == 0 and counts.trajectories.lost == 0
             assert counts.trajectories.reserved == 2 * counts.groups.reserved
             # A commit and its groups are there together or not at all.
-            consumed = journal._db.execute("SELECT group_id FROM consumed ORDER BY group_id").fetchall()
+            database = path / "journal.db"
+            consumed = read_rows(database, "SELECT group_id FROM consumed ORDER BY group_id")
             assert [g for (g,) in consumed] == {0: [], 1: [0, 1], 2: [0, 1, 3]}[step]
-            rows = journal._db.execute("SELECT group_id FROM groups WHERE state = 'consumed' ORDER BY group_id")
-            assert rows.fetchall() == consumed
-            assert journal._db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-            assert journal._db.execute("PRAGMA foreign_key_check").fetchall() == []
+            assert read_rows(database, "SELECT group_id FROM groups WHERE state = 'consumed' ORDER BY group_id") == consumed
+            assert read_rows(database, "PRAGMA integrity_check") == [("ok",)]
+            assert read_rows(database, "PRAGMA foreign_key_check") == []
             # Tokens are there for groups that are reserved, and all that were acknowledged of group 4.
             tokens = {g.group_id: g.tokens for g in journal.unfinished()}
-            assert journal._db.execute("SELECT count(*) FROM pieces WHERE group_id NOT IN "
-                                       "(SELECT group_id FROM groups WHERE state = 'reserved')").fetchone() == (0,)  # fmt: skip
+            reserved = "(SELECT group_id FROM groups WHERE state = 'reserved')"
+            assert read_rows(database, f"SELECT count(*) FROM pieces WHERE group_id NOT IN {reserved}") == [(0,)]
             if (path / "tokens").exists() and 4 in tokens:
                 said = int((path / "tokens").read_text())
                 assert tokens[4] == said or ((tokens[4], said) == (2, 4) and journal.epoch == 2)  # cut, and not yet said

@@ -117,7 +117,7 @@ def test_lost_groups_are_noticed() -> None:
     ledger = Ledger(1, 1, 0)
     ledger.reserve(1, 0)
     assert ledger.counts().lost == 0
-    ledger._reserved.clear()
+    ledger._reserved.clear()  # a fault that no call brings about
     assert ledger.counts().lost == 1
 
 
@@ -125,7 +125,7 @@ def test_consume_checks_the_bound_again() -> None:
     ledger = Ledger(1, 1, 5)
     ledger.reserve(1, 5)
     ledger.occupy(1, 5)
-    ledger._buffers[5] = [(1, 3)]
+    ledger._buffers[5] = [(1, 3)]  # a fault that no call brings about
     with pytest.raises(StalenessViolation, match="version 3 at step 5"):
         ledger.consume(5)
 
@@ -404,7 +404,7 @@ class LedgerMachine(RuleBasedStateMachine):
             seen += self.ledger.occupied(b)
             for group in self.ledger.occupied(b):
                 assert 0 <= b - self.finished[group] <= self.S
-        assert +self.ledger._by_version == Counter(self.reserved.values())
+        assert +self.ledger._by_version == Counter(self.reserved.values())  # a sum that the ledger keeps beside its books
         assert reserved == len(self.reserved)  # every reservation has an entry to go to
         assert sorted(seen) == sorted(self.finished)
         assert self.ledger.occupied(step)[: len(self.streamed)] == self.streamed
@@ -415,7 +415,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if not hasattr(self, "ledger"):
             return
         before = self.ledger.snapshot()
-        self.ledger._pull_forward()
+        self.ledger._pull_forward()  # once more changes nothing
         assert self.ledger.snapshot() == before
 
 

@@ -212,7 +212,7 @@ def test_a_header_and_a_seal_of_as_many_tensors_as_there_may_be_fit_a_frame() ->
     assert len(layout.tensors) == 65_536
     made = ManifestSigner(HEAD, Header(**{**BASE, "layout": layout, "segment_bytes": MAX_SEGMENT, "chunk_bytes": MAX_CHUNK}))
     assert opened(made.header_part).header == made.header
-    made._segments = len(layout.segments(MAX_SEGMENT))
+    made._segments = len(layout.segments(MAX_SEGMENT))  # as if all records were made: 32 GiB of them
     seal = made.seal([bytes(range(16))] * len(names), b"s" * 32)
     for part in (made.header_part, seal):
         assert decode(encode(Parts(made.mid, (part,)))).parts == (part,)

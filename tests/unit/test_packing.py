@@ -19,7 +19,7 @@ class Layer(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.randn(rows, 256), requires_grad=False)
         self.packed = 0
         self.shoal_pack(self, remove_weight=False)
-        vllm_packing._packed.add(self)
+        vllm_packing._packed.add(self)  # as our own packing registers a layer
 
     def shoal_pack(self, into: Any, remove_weight: bool) -> None:
         self.packed += 1

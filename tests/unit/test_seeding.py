@@ -111,6 +111,7 @@ def test_an_overdue_chunk_is_sent_by_the_source_and_its_distributor_told() -> No
 
 
 def test_a_peer_that_lags_is_given_no_seeds_and_still_gets_everything_from_who_has_time(monkeypatch) -> None:
+    # The source helps from the start: the rule itself is looked at.
     monkeypatch.setattr("p2p.broadcast.policies.seeding.HELP_AFTER_S", 0.0)
     session = source("abz", 400)
     now = 0.0
@@ -147,6 +148,7 @@ def test_what_a_dead_distributor_held_is_handed_out_again(reached) -> None:
 
 def test_what_is_taken_over_is_the_last_chunk_of_who_would_be_through_last_and_it_is_told_once(monkeypatch) -> None:
     """a is known for a large window and b for a small one; then nothing moves."""
+    # The source helps from the start: the rule itself is looked at.
     monkeypatch.setattr("p2p.broadcast.policies.seeding.HELP_AFTER_S", 0.0)
     unit = Session(me=SOURCE, source=None, now=0.0).chunk_bytes
     session = source("ab", 12, {"a": 10.0 * unit, "b": 2.0 * unit})
@@ -154,11 +156,11 @@ def test_what_is_taken_over_is_the_last_chunk_of_who_would_be_through_last_and_i
     assert len(handed["a"]) + len(handed["b"]) >= 11
     while session.relieved():
         pass
-    policy = session._policy
+    policy = session._policy  # its windows are not in the view that it has of the session
     assert isinstance(policy, Seeding)
     told: list[tuple[str, int]] = []
     for _ in range(30):
-        backlog = {peer: list(d.out) for peer, d in policy._peers.items()}
+        backlog = {peer: list(d.out) for peer, d in policy._peers.items()}  # the same
         session.next(["a", "b"], 0.0)
         for peer, chunk in session.relieved():
             assert chunk == backlog[peer][-1], "the last one it was given"
@@ -311,14 +313,15 @@ def test_what_a_slow_distributor_is_at_is_taken_over_by_a_source_that_is_through
 ) -> None:
     """One chunk is out at a, which is known to bring one copy a second to somebody; nothing else is to do. `pace`: of the
     source, in chunks a second; 0 for unknown."""
+    # The source helps from the start: the rule itself is looked at.
     monkeypatch.setattr("p2p.broadcast.policies.seeding.HELP_AFTER_S", 0.0)
     session = source("abc", 1)
     unit = session.chunk_bytes
     session.pace = pace * unit
     assert seeds(session, "a", 0.0) == {"a": [0]}
-    policy = session._policy
+    policy = session._policy  # its windows are not in the view that it has of the session
     assert isinstance(policy, Seeding)
-    policy._peers["a"].rate = 1.0
+    policy._peers["a"].rate = 1.0  # the same
     session.peer_has("a", [0], 0.1)
     found = session.next(["a", "b", "c"], 0.2)
     assert [peer for peer, _ in session.relieved()] == taken

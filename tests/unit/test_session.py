@@ -279,6 +279,7 @@ def receiver(chunks: int = 40, **kwargs) -> Session:
 
 
 def test_at_most_max_inflight_chunks_are_unacknowledged(monkeypatch) -> None:
+    # The source helps from the start: the rule itself is looked at.
     monkeypatch.setattr("p2p.broadcast.policies.seeding.HELP_AFTER_S", 0.0)
     session = Session(me=SOURCE, source=None, now=0.0)
     session.join("a", (), 0.0)
@@ -388,7 +389,7 @@ def test_a_lease_lasts_while_chunks_come_from_its_peer_but_not_for_ever() -> Non
     session = receiver(40, catching=True)
     session.join("a", range(40), 0.0)
     session.join("b", [0], 0.0)
-    session._peers["b"].has.discard(0)
+    session._peers["b"].has.discard(0)  # an announcement cannot be taken back
     assert session.wants(0.0) == {"a": [0, 1]}
     session.hold(1, "a", duty=False, now=LEASE_S - 0.1)
     session.peer_has("b", [0], LEASE_S)
@@ -449,12 +450,13 @@ def test_what_a_complete_peer_holds_takes_no_memory() -> None:
     session = Session(me=SOURCE, source=None, now=0.0)
     session.join("a", range(99_999), 0.0)
     session.close(100_000)
-    assert session.holds_of("a").bit_count() == 99_999 and session._peers["a"].has._bits.bit_length() == 99_999
+    assert session.holds_of("a").bit_count() == 99_999 and session._peers["a"].has._bits.bit_length() == 99_999  # memory
     session.peer_has("a", [99_999], 0.0)
-    assert session.holds_of("a").bit_count() == 100_000 and session._peers["a"].has._bits == 0
+    assert session.holds_of("a").bit_count() == 100_000 and session._peers["a"].has._bits == 0  # memory
 
 
 def test_chunks_that_were_dropped_over_there_do_not_fill_the_window_for_good(monkeypatch) -> None:
+    # The source helps from the start: the rule itself is looked at.
     monkeypatch.setattr("p2p.broadcast.policies.seeding.HELP_AFTER_S", 0.0)
     session = Session(me=SOURCE, source=None, now=0.0)
     session.join("a", (), 0.0)
@@ -475,7 +477,7 @@ def test_a_flood_of_wants_is_bounded() -> None:
         session.hold(chunk, SOURCE, duty=False, now=0.0)
     session.join("a", (), 0.0)
     session.peer_wants("a", list(range(1000)) * 5, 1.0)
-    assert len(session._peers["a"].wanted) == MAX_QUEUED_WANTS
+    assert len(session._peers["a"].wanted) == MAX_QUEUED_WANTS  # a bound on what a peer can make us remember
     session.leave("a", 1.0)
     session.join("a", (), 0.0)
     sent = 0

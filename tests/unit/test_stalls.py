@@ -49,4 +49,4 @@ def test_a_node_that_moves_in_time_is_never_stalled(moves) -> None:
         tokens[other][0] += 1
         assert watch.look({n: {f"{n}{i}": t for i, t in enumerate(ts)} for n, ts in tokens.items()}, now) == []
         now += wait
-    assert watch.look({}, now) == [] and not watch._moved and not watch._node_moved
+    assert watch.look({}, now) == [] and not watch._moved and not watch._node_moved  # memory of what is over

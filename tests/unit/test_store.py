@@ -185,7 +185,7 @@ def test_room_is_made_without_looking_at_every_chunk(tmp_path) -> None:
     pinned = [i.to_bytes(32, "big") for i in range(100_000)]
     store.pin(pinned)
     for digest in pinned:
-        store._note(digest, 100)
+        store._note(digest, 100)  # counted, without a hundred thousand files
     for i in range(3):
         with pytest.raises(ShoalError, match="all of them pinned"):
             store.put(*chunk(i))
@@ -194,7 +194,7 @@ def test_room_is_made_without_looking_at_every_chunk(tmp_path) -> None:
     for i in range(200):
         store.put(*chunk(i))
     assert time.perf_counter() - start < 1.0  # listing the store for each took 10 ms and more
-    assert store.total == 10_000_000 and len(store._loose) == 2
+    assert store.total == 10_000_000 and len(store._loose) == 2  # memory
 
 
 def test_who_only_writes_remembers_nothing(tmp_path) -> None:
@@ -257,6 +257,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert all(self.store.get(chunk(n)[0]) is not None for n in self.pins)
         files = [f for folder in self.store.root.iterdir() for f in folder.iterdir()]
         assert self.store.total == sum(f.stat().st_size for f in files) <= 600
+        # An index that the store keeps beside its books.
         assert set(self.store._loose) == set(self.store._sizes) - set(self.store._pins)
 
     def teardown(self) -> None:

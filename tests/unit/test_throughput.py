@@ -51,7 +51,7 @@ def test_a_fit_waits_and_forgets_evenly() -> None:
     for _ in range(1000):
         one.observe(1, 1000.0, 50.0)  # an idle night must not push out what was seen under load
     one.observe(30, 90_000.0, 600.0)
-    assert one.model is not None and len(one._seen) <= KEPT_OBSERVATIONS
+    assert one.model is not None and len(one._seen) <= KEPT_OBSERVATIONS  # memory
     assert abs(one.model.step_s(30, 90_000) - 0.05) < 0.01
 
 

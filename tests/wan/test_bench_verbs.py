@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import psutil
 import pytest
 
 from netem.emulation.backends import choose
+from tests.support.watchdog import PATIENCE_S, status_of, until
 from tests.wan.test_switch import WHY_NOT
 
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "-")
@@ -30,7 +30,7 @@ profile = { mtu = 9000, learner = LINK, nodes = [{ count = 2, LINK }] }
 
 def shoal(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "shoal", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE_S, check=False)
 
 
 def left_behind() -> set[str]:
@@ -51,7 +51,7 @@ def last(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 def test_a_scenario_holds_or_not(tmp_path: Path) -> None:
     before = left_behind()
     faults = 'faults = [{ at = 0.05, kind = "kill", host = "node-2" }, { at = 0.06, kind = "outage", seconds = 0.3 }]\n'
-    done = shoal("netem", "run", scenario(tmp_path, faults, "[require]\nratio = 20\n"), "--json")
+    done = shoal("netem", "run", scenario(tmp_path, faults, "[require]\nratio = 1000\n"), "--json")
     assert done.returncode == 0, done
     said = last(done)
     cold, warm = said["rounds"]
@@ -66,7 +66,7 @@ def test_a_scenario_holds_or_not(tmp_path: Path) -> None:
 def test_a_late_host_catches_up(tmp_path: Path) -> None:
     """After the others have finished, maybe: the round lasts until it has."""
     faults = 'faults = [{ at = 0.05, kind = "join", host = "node-2" }]\n'
-    said = last(shoal("netem", "run", scenario(tmp_path, faults, "[require]\nratio = 50\n"), "--json"))
+    said = last(shoal("netem", "run", scenario(tmp_path, faults, "[require]\nratio = 1000\n"), "--json"))
     assert said["holds"], said
     assert said["rounds"][0]["verified"].keys() == {"node-1"}
     assert said["rounds"][1]["verified"].keys() == {"node-1", "node-2"} and said["rounds"][1]["joined"]["node-2"] > 0.05
@@ -112,18 +112,22 @@ def test_a_tiny_bench(tmp_path: Path) -> None:
     assert left_behind() <= before
 
 
+def _at_least(count: int, tree: psutil.Process) -> list[psutil.Process]:
+    """What runs under `tree`, once that are `count` processes."""
+    found = tree.children(recursive=True)
+    return found if len(found) >= count else []
+
+
 def test_an_interrupted_bench_leaves_nothing(tmp_path: Path) -> None:
     before = left_behind()
     command = [sys.executable, "-m", "shoal", "bench", "broadcast", "--scenario", scenario(tmp_path), "--policies", "shoal"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd=ROOT) as bench:
-        deadline, players = time.monotonic() + 60, list[psutil.Process]()
-        while len(players) < 4 and time.monotonic() < deadline:  # the switch and three players
-            players = psutil.Process(bench.pid).children(recursive=True)
-            time.sleep(0.1)
+        tree = psutil.Process(bench.pid)
+        players = until("the switch and three players", lambda: _at_least(4, tree))
         bench.send_signal(signal.SIGINT)
-        assert bench.wait(60) == 130
+        assert status_of(bench) == 130
         assert bench.stderr is not None and b"interrupted" in bench.stderr.read()
-    assert len(players) >= 4 and not psutil.wait_procs(players, timeout=10)[1]
+    assert not psutil.wait_procs(players, timeout=PATIENCE_S)[1]
     assert left_behind() <= before
 
 

@@ -18,6 +18,7 @@ from netem.networks.bound import profile_bound
 from netem.networks.faults import Outage, SetRates
 from netem.networks.profile import Profile, build_profile
 from p2p.errors import ShoalError
+from tests.support.watchdog import PATIENCE_S
 from tests.wan.test_switch import WHY_NOT
 
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "-")
@@ -54,7 +55,7 @@ def test_a_peer_serves_three_nodes(peer: str) -> None:
         pytest.skip("shardcast needs wget")
     before = set(left_behind())
     options = {"shard_bytes": 200_000} if peer == "shardcast" else {}
-    check(run_contest(network(), peer_argv(peer), SIZE, rounds=2, seed=3, cut_s=60.0, options=options))
+    check(run_contest(network(), peer_argv(peer), SIZE, rounds=2, seed=3, cut_s=PATIENCE_S, options=options))
     assert set(left_behind()) <= before
 
 
@@ -63,14 +64,14 @@ def test_sites_and_groups_over_real_connections() -> None:
     link, lan = {"up_mbit": 20.0, "down_mbit": 50.0, "delay_ms": 5.0}, {"up_mbit": 80.0, "down_mbit": 80.0}
     sites = [{"name": site, "count": 2, "site": site, **link} for site in ("east", "west")]
     profile = build_profile({"mtu": 9000, "sites": {"east": lan, "west": lan}, "learner": link, "nodes": sites}, "test")
-    for result in run_contest(profile, peer_argv("shoal"), SIZE, 2, 3, 60.0):
+    for result in run_contest(profile, peer_argv("shoal"), SIZE, 2, 3, PATIENCE_S):
         assert not result.failures and len(result.verified) == 4 and result.whence.keys() == result.verified.keys()
         for site in ("east", "west"):
             came = [(h, size) for n, whence in result.whence.items() if n.startswith(site) for h, size in whence.items()]
             assert SIZE <= sum(size for _, size in came) <= 3 * SIZE
             assert SIZE <= sum(size for h, size in came if not h.startswith(site)) <= 1.25 * SIZE
     profile = build_profile({"mtu": 9000, "learner": link, "nodes": [{"count": 5, **link}]}, "test")
-    for result in run_contest(profile, peer_argv("shoal"), SIZE, 2, 3, 60.0, {"mesh": 2}):
+    for result in run_contest(profile, peer_argv("shoal"), SIZE, 2, 3, PATIENCE_S, {"mesh": 2}):
         assert not result.failures and len(result.verified) == 5
         assert all(sum(whence.values()) >= SIZE for whence in result.whence.values())
 
@@ -82,7 +83,7 @@ def test_a_contest_over_the_kernels_own_queues() -> None:
     profile = build_profile({"mtu": 9000, "learner": link, "nodes": [{"count": 3, **link}]}, "test")
     faults = [SetRates(at=0.1, host="node-1", up=25e6, down=25e6), Outage(at=0.2, seconds=0.4, host="node-2")]
     before = set(left_behind())
-    first, second = run_contest(profile, peer_argv("shoal"), 4 * SIZE, 2, 3, 60.0, faults=faults, backend="tc")
+    first, second = run_contest(profile, peer_argv("shoal"), 4 * SIZE, 2, 3, PATIENCE_S, faults=faults, backend="tc")
     for result in (first, second):
         assert not result.failures and result.verified.keys() == NODES and result.backend == "tc" and result.late_s == 0
         assert result.seconds > 0.9 * profile_bound(profile, 4 * SIZE), "the links are as slow as they should be"
@@ -121,7 +122,7 @@ def test_a_round_without_an_end_is_cut_off_and_nothing_is_left() -> None:
 
 
 def test_a_node_that_fails_ends_the_contest() -> None:
-    (result,) = run_contest(network(), deaf, SIZE, rounds=3, seed=1, cut_s=60.0, options={"fails": "node-2"})
+    (result,) = run_contest(network(), deaf, SIZE, rounds=3, seed=1, cut_s=PATIENCE_S, options={"fails": "node-2"})
     assert result.failures == ("node-2: ValueError('out of luck')",) and not result.cut_off
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from netem.emulation.backends import choose
 from netem.emulation.background import STATE
+from tests.support.watchdog import PATIENCE_S
 from tests.wan.test_switch import WHY_NOT, WHY_NOT_TC
 
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "-")
@@ -23,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 def shoal(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "shoal", "netem", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=90, check=False)
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE_S, check=False)
 
 
 def refused(*arguments: str) -> str:
@@ -47,7 +48,7 @@ def state(path: Path) -> dict[str, Any]:
 def kill_owner(path: Path) -> None:
     owner = psutil.Process(state(path)["pid"])
     owner.kill()
-    psutil.wait_procs([owner], timeout=10)
+    psutil.wait_procs([owner], timeout=PATIENCE_S)
 
 
 def namespaces(path: Path) -> list[str]:
@@ -71,7 +72,7 @@ def test_up_exec_down(profile: Path) -> None:
         fetch = (
             "import sys, time, urllib.request\n"
             "while True:\n"
-            "    try: print(urllib.request.urlopen(sys.argv[1], timeout=5).status); break\n"
+            "    try: print(urllib.request.urlopen(sys.argv[1], timeout=60).status); break\n"
             "    except OSError: time.sleep(0.1)\n"
         )
         got = shoal("exec", profile.stem, "learner", sys.executable, "-c", fetch, f"http://{target}:8000/{profile.name}")

@@ -1,5 +1,5 @@
 """Both back ends against the profile, with real packets between real namespaces: rate within 3 %, delay within 2 ms, loss within
-its confidence interval. Needs root, and TUN or netem. The machine is shared, so one undisturbed attempt of three is asked for."""
+its confidence interval. Needs root, and TUN or netem. The machine is shared, so one undisturbed attempt is asked for."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from netem.emulation.namespaces import Place, check_possible, places
 from netem.emulation.tc import NetworkPlan, up_commands
 from netem.networks.profile import LEARNER, build_profile
 from p2p.errors import UsageError
+from tests.support.watchdog import PATIENCE_S
 
 
 def _why_not() -> str:
@@ -115,19 +116,23 @@ def pair(server: Place, text: str, client: Place, sender: str, *arguments: str) 
             assert process.stdout is not None and process.stdout.readline() == "up\n"
             done = subprocess.run(
                 client.command([sys.executable, "-c", sender, server.address, *arguments]),
-                capture_output=True, text=True, timeout=60, check=True,
+                capture_output=True, text=True, timeout=PATIENCE_S, check=True,
             )  # fmt: skip
             if text is ECHO:
                 process.kill()
-            return process.communicate(timeout=60)[0], done.stdout
+            return process.communicate(timeout=PATIENCE_S)[0], done.stdout
         finally:
             process.kill()
 
 
-def one_of_three(attempt: Callable[[], str]) -> None:
+ATTEMPTS = 8
+"""How often a measurement may be repeated: with six busy processes on two cores about every second one is off."""
+
+
+def one_undisturbed(attempt: Callable[[], str]) -> None:
     """`attempt` says what was wrong, "" for nothing."""
     wrong = [attempt()]
-    while wrong[-1] and len(wrong) < 3:
+    while wrong[-1] and len(wrong) < ATTEMPTS:
         wrong.append(attempt())
     assert not wrong[-1], wrong
 
@@ -141,7 +146,7 @@ def test_delay(backend: str, source: str, target: str, one_way: float) -> None:
         off = float(said) / 2 - one_way
         return "" if -0.0005 <= off <= 0.002 else f"{1e3 * off:.2f} ms off"
 
-    one_of_three(attempt)
+    one_undisturbed(attempt)
 
 
 RATES = [(LEARNER, "clean", 40e6), ("clean", "slow", 10e6), ("slow", LEARNER, 5e6)]
@@ -161,7 +166,7 @@ def test_rate(backend: str, source: str, target: str, rate: float) -> None:
         with network(backend) as (hosts, _):
             return off_rate(hosts, source, target, rate)
 
-    one_of_three(attempt)
+    one_undisturbed(attempt)
 
 
 @both
@@ -176,7 +181,7 @@ def test_loss(backend: str) -> None:
         fits = abs(lost / n - p) <= 3 * math.sqrt(p * (1 - p) / n) and abs(lost - weather.lost) <= 3
         return "" if fits else f"{lost} of {n} lost, the network says {weather}"
 
-    one_of_three(attempt)
+    one_undisturbed(attempt)
 
 
 # --- the kernel's shaping without netem, which kernels lack more often than htb ------------------------------------------
@@ -211,7 +216,7 @@ def test_rates_routes_and_sites_of_tc() -> None:
         first = float(said)
         return "; ".join(filter(None, [*wrong, "" if 0.5 < first < 1.5 else f"the outage ended after {first:.2f} s"]))
 
-    one_of_three(attempt)
+    one_undisturbed(attempt)
 
 
 SINK_ALL = """
