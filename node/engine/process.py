@@ -265,17 +265,19 @@ class EngineProcess(Engine):
 
 
 @contextmanager
-def packages(python: str) -> Iterator[Path | None]:
-    """A folder where `python` finds our packages, for as long as its process runs (None: it finds them by itself). Installed,
-    they lie among all others of this environment, which another one must not see: then it is a folder with links to ours."""
-    if not INSTALLED:
-        yield ROOT
+def packages(python: str, *, root: Path = ROOT, installed: bool = INSTALLED) -> Iterator[Path | None]:
+    """A folder where `python` finds our packages, for as long as its process runs (None: it finds them by itself).
+
+    They lie in `root`. Where they are `installed`, all other packages of this environment lie there too, which another
+    environment must not see: then the folder is a new one, with links to ours."""
+    if not installed:
+        yield root
     elif python == sys.executable:
         yield None
     else:
         with tempfile.TemporaryDirectory(prefix="shoal-engine-") as folder:
             for name in _OURS:
-                os.symlink(ROOT / name, Path(folder) / name)
+                os.symlink(root / name, Path(folder) / name)
             yield Path(folder)
 
 
