@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -104,7 +104,7 @@ def check_engine(options: NodeOptions, python: str) -> dict[str, Any]:
     return chosen
 
 
-async def run_node(options: NodeOptions, announce: Callable[[str, dict[str, Any]], None] | None = None) -> dict[str, Any]:
+async def run_node(options: NodeOptions) -> dict[str, Any]:
     """Take part until the run is over or a signal comes; what this node did. UsageError when it cannot take part.
 
     The first signal (a preemption notice, a person) hands over: the engine is interrupted, every token that it made goes to the
@@ -136,8 +136,6 @@ async def run_node(options: NodeOptions, announce: Callable[[str, dict[str, Any]
             agent = Agent(
                 settings, identity, network, lambda: open_engine_process(options.engine, engine_settings, python=python)
             )
-            if announce is not None:
-                announce("started", {"peer": identity.peer_id, "name": settings.name, "addresses": list(network.addresses)})
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_stop_on_signal, agent)
                 reason = await agent.run()

@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from node.engine.vllm.compat import KNOWN
+from node.engine.vllm.compat import KNOWN_TEXT, is_known
 
 EngineKind = Literal["transformers", "vllm", "fake"]
 
@@ -102,7 +102,6 @@ def missing(kind: str, found: PythonEnvironment) -> str:
         return f"{found.executable} has no {', '.join(absent)}"
     if kind == "vllm":
         name, version = found.vllm.split()
-        if not KNOWN[0] <= tuple(int(part) for part in version.split(".")[:2]) < KNOWN[1]:
-            low, high = (".".join(map(str, v)) for v in KNOWN)
-            return f"{found.executable} has {name} {version}; this adapter knows {low} up to, not including, {high}"
+        if not is_known(version):
+            return f"{found.executable} has {name} {version}; this adapter knows {KNOWN_TEXT}"
     return ""

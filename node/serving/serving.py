@@ -24,6 +24,8 @@ from p2p.version import Version
 log = logging.getLogger("shoal.node")
 
 ENGINE_RESTART_S = 1.0
+"""Seconds between the death of an engine and the start of the next one, so that one that cannot start does not spin."""
+
 MAX_ENGINE_FAILURES = 5
 """Engine deaths in a row, without one token between them, before the node gives up with the last reason."""
 
@@ -41,7 +43,10 @@ class HeldRequest:
 
 
 class Serving:
-    """`slot` brings the engine to each version; `say(message)` reaches the head, `report()` tells it how this node is."""
+    """The requests of this node and the engine that serves them.
+
+    `slot` brings the engine to each version. `say(message)` sends to the head. `report()` tells the head how this node is.
+    """
 
     def __init__(
         self, slot: EngineSlot, engine_factory: EngineFactory, say: Callable[[object], None],
@@ -55,11 +60,11 @@ class Serving:
         self.released = trio.Event()
         """set, and replaced, when something leaves `assigned`"""
         self.updating = False
-        """no new work: a version waits for what runs here to end"""
+        """whether a version waits for what runs here to end; nothing new is taken meanwhile"""
         self.draining = False
-        """no new work: this node leaves"""
+        """whether this node leaves; nothing new is taken any more"""
         self.tokens = 0
-        """that went out to the head"""
+        """tokens that went out to the head"""
         self._batch = TokenBatcher()
         self._failures = 0
 

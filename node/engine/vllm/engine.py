@@ -189,7 +189,7 @@ class VllmCore(HoldingCore):
         row.ids.append(token)
         if finish:
             self._forget(row)
-        return TokenEvent.of(row.request.request_id, start, (token,), logprob, version, finish)
+        return TokenEvent.of(row.request.request_id, start, (token,), logprob, version=version, finish=finish)
 
     def _forget(self, row: EngineRow) -> None:
         del self.held[row.request.request_id]
@@ -318,12 +318,10 @@ class VllmCore(HoldingCore):
         """See `EngineCore.stats`; `kv_bytes` is the memory for keys and values that is in use."""
         if self._engine is None:
             return EngineStats(0, 0, 0, tokens_per_s=0.0, kv_bytes=0, version=self._version)
-        running, waiting, used = vllm_compat.occupancy(self._engine)
-        kv_bytes = int(used * vllm_compat.kv_capacity(self._engine))
-        rate, tokens = self._rate, vllm_compat.kv_tokens(self._engine)
+        now, rate = vllm_compat.occupancy(self._engine), self._rate
         return EngineStats(
-            running, waiting, rate.tokens,
-            tokens_per_s=rate.per_second(self._clock()), kv_bytes=kv_bytes, version=self._version, kv_tokens=tokens,
+            now.running, now.waiting, rate.tokens, tokens_per_s=rate.per_second(self._clock()), kv_bytes=now.kv_bytes,
+            version=self._version, kv_tokens=now.kv_tokens,
         )  # fmt: skip
 
     def close(self) -> None:
