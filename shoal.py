@@ -44,8 +44,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _on_terminate)  # a service manager's; where trio runs, the verb receives it there
     try:
         result = args.run(args)
-    except KeyboardInterrupt as error:
-        return _interrupted(args, error)
     except BaseException as error:
         cause = first_of(error)
         if isinstance(cause, UsageError):

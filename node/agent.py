@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import trio
 
-from node.engine.port import EngineDied
+from node.engine.port import EngineStats
 from node.install.base_model import BaseModel
 from node.install.engine_slot import EngineSlot
 from node.install.installer import Installer
@@ -45,6 +45,9 @@ DRAIN_S = 20.0
 STILL_S = 1.0
 """Seconds after which a leaving node asks its engine again to give back what it still holds. A request may have come in past
 the first time."""
+
+NO_ENGINE = EngineStats(0, 0, 0, tokens_per_s=0.0, kv_bytes=0, version=Version(0, 0))
+"""What the head hears of a node's engine while there is none."""
 
 FREE = Terms(0.0)
 """What a node costs that names no price."""
@@ -130,11 +133,8 @@ class Agent(SwarmOwner):
                 await self.serving.hand_back(list(self.serving.assigned))
                 with trio.move_on_after(STILL_S):
                     await released.wait()
-            if self.serving.engine is not None and self.serving.ready:
-                try:
-                    self.made = (await self.serving.engine.stats()).tokens
-                except EngineDied:
-                    pass  # it was a number for a person
+            if stats := await self.serving.stats():
+                self.made = stats.tokens
             self._may_go = trio.Event()
             self.serving.flush()
             if self.swarm.head in self.swarm.links:
@@ -151,6 +151,7 @@ class Agent(SwarmOwner):
         self.swarm.send(self.swarm.head, message)
 
     async def on_up(self, link: Link) -> None:
+        """A link opened. With the head's, what an earlier head asked for is over."""
         if link.peer == self.swarm.head:
             self.installer.new_epoch(self.swarm.epoch)
             self._activate(Activate("active", ""))  # it may be another head, and says anew who is active
@@ -159,6 +160,7 @@ class Agent(SwarmOwner):
         log.info("link to %s (%s) is up", link.name, link.peer)
 
     async def on_down(self, link: Link, reason: str) -> None:
+        """A link closed. With the head's, all requests of this node are dropped."""
         log.info("link to %s (%s) is down: %s", link.name, link.peer, reason)
         if link.peer == self.swarm.head:
             # The head hands our sequences to others the moment it misses us: what we would still make is of no use.
@@ -166,6 +168,7 @@ class Agent(SwarmOwner):
             self._may_go.set()
 
     async def on_message(self, link: Link, message: object) -> None:
+        """Do what the head asks: a node hears messages of this kind from nobody else."""
         match message:
             case Catalog():
                 self.installer.set_catalog(message)
@@ -206,19 +209,12 @@ class Agent(SwarmOwner):
             await trio.sleep(STATUS_S)
 
     async def _send_status(self) -> None:
-        running = waiting = kv_tokens = 0
-        rate = 0.0
-        engine = self.serving.engine
-        if engine is not None and self.serving.ready:
-            try:
-                stats = await engine.stats()
-                running, waiting, rate, kv_tokens = stats.running, stats.waiting, stats.tokens_per_s, stats.kv_tokens
-            except EngineDied:
-                pass  # _keep_engine reports it
+        stats = await self.serving.stats() or NO_ENGINE
         self._to_head(NodeStatus(
-            ready=self.serving.ready and self.shadow.version is not None, version=self.slot.serving or Version(0, 0),
-            running=running, waiting=waiting, capacity=self.settings.capacity, tokens=self.serving.tokens, tokens_per_s=rate,
+            ready=self.serving.engine is not None and self.shadow.version is not None,
+            version=self.slot.serving or Version(0, 0), running=stats.running, waiting=stats.waiting,
+            capacity=self.settings.capacity, tokens=self.serving.tokens, tokens_per_s=stats.tokens_per_s,
             pid=os.getpid(), rss_bytes=psutil.Process().memory_info().rss, updating=self.serving.updating,
-            sent_bytes=self.swarm.sent_bytes, kv_tokens=kv_tokens,
+            sent_bytes=self.swarm.sent_bytes, kv_tokens=stats.kv_tokens,
         ))  # fmt: skip
 

@@ -10,7 +10,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any
@@ -103,7 +104,7 @@ def check_engine(options: NodeOptions, python: str) -> dict[str, Any]:
     return chosen
 
 
-async def run_node(options: NodeOptions, announce: Callable[[str, dict[str, Any]], None] | None = None) -> dict[str, Any]:
+async def run_node(options: NodeOptions) -> dict[str, Any]:
     """Take part until the run is over or a signal comes; what this node did. UsageError when it cannot take part.
 
     The first signal (a preemption notice, a person) hands over: the engine is interrupted, every token that it made goes to the
@@ -120,7 +121,7 @@ async def run_node(options: NodeOptions, announce: Callable[[str, dict[str, Any]
     except OSError as error:
         raise UsageError(f"cannot use {directory}: {error.strerror}") from None
     warm()
-    with _lock(directory):
+    with _locked(directory):
         identity = Identity.load_or_create(directory / "node.key")
         settings = NodeSettings(
             ticket=ticket, directory=directory,
@@ -135,8 +136,6 @@ async def run_node(options: NodeOptions, announce: Callable[[str, dict[str, Any]
             agent = Agent(
                 settings, identity, network, lambda: open_engine_process(options.engine, engine_settings, python=python)
             )
-            if announce is not None:
-                announce("started", {"peer": identity.peer_id, "name": settings.name, "addresses": list(network.addresses)})
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_stop_on_signal, agent)
                 reason = await agent.run()
@@ -194,24 +193,16 @@ def _is_free(file: IO[str]) -> bool:
     return True
 
 
-class _lock:
-    """One node process to a directory: two would overwrite each other's shadow. The file says which process it is."""
-
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / LOCK
-        self._file: IO[str] | None = None
-
-    def __enter__(self) -> None:
-        self._file = open(self._path, "a")  # not "w": whoever is refused must not wipe out who runs
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """One node process to a directory: two would overwrite each other's shadow. The lock file says which process it is.
+    UsageError when another one runs there."""
+    with open(directory / LOCK, "a") as file:  # not "w": whoever is refused must not wipe out who runs
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            self._file.close()
-            raise UsageError(f"another node runs in {self._path.parent}: give this one its own --dir") from None
-        self._file.truncate(0)
-        self._file.write(str(os.getpid()))
-        self._file.flush()
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
+            raise UsageError(f"another node runs in {directory}: give this one its own --dir") from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield

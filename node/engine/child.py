@@ -65,36 +65,38 @@ class EngineChild:
         self._core, self._sock = core, sock
         self._decoder = Decoder()
         self._room = EVENT_WINDOW
-        self._open = True
+        """event batches that may still be sent before the agent takes one"""
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
 
     def run(self) -> None:
         """Until the agent closes its end. An exception from `step`, or EngineBroken, passes through: the core is broken then."""
-        while self._open:
+        while True:
             busy = self._core.has_work() and self._room > 0
             if self._poll.poll(0 if busy else None):
-                self._receive()
+                data = self._sock.recv(1 << 16)
+                if not data:
+                    return
+                for message in self._decoder.feed(data):
+                    self._take(message)
             elif busy:
                 self._send_events(self._core.step())
 
-    def send(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         self._sock.sendall(encode(message))
 
     def _send_events(self, events: list[Any]) -> None:
         if events:
             self._room -= 1
-            self.send(Events(events))
+            self._send(Events(events))
 
-    def _receive(self) -> None:
-        data = self._sock.recv(1 << 16)
-        self._open = bool(data)
-        for message in self._decoder.feed(data):
-            if isinstance(message, Credit):
-                self._room += message.batches
-            elif isinstance(message, Call):
+    def _take(self, message: Message) -> None:
+        match message:
+            case Credit(batches):
+                self._room += batches
+            case Call():
                 self._answer(message)
-            else:
+            case _:
                 raise ValueError(f"unexpected {type(message).__name__} from the agent")
 
     def _answer(self, call: Call) -> None:
@@ -103,19 +105,19 @@ class EngineChild:
                 raise ValueError(f"no such method: {call.method}")
             value = getattr(self._core, call.method)(*call.args)
         except Refusal as refusal:
-            self.send(CallRefused(call.id, refusal))
+            self._send(CallRefused(call.id, refusal))
             return
         except EngineBroken:
             raise  # the core must not make another token
         except Exception as error:
             traceback.print_exc()
             kind = "" if type(error) is RuntimeError else f"{type(error).__name__}: "
-            self.send(Failed(call.id, f"{kind}{error}"))
+            self._send(Failed(call.id, f"{kind}{error}"))
             return
         if call.method == "interrupt":
             self._send_events(value)  # before the reply: whoever awaits the reply finds them sent
             value = None
-        self.send(Reply(call.id, value))
+        self._send(Reply(call.id, value))
 
 
 def main(argv: list[str]) -> int:

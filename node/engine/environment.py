@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from node.engine.vllm.compat import KNOWN
+from node.engine.vllm.compat import KNOWN_TEXT, is_known
 
 EngineKind = Literal["transformers", "vllm", "fake"]
 
@@ -52,7 +52,7 @@ print(json.dumps(out))
 
 
 @dataclass(frozen=True, slots=True)
-class Environment:
+class PythonEnvironment:
     """What one Python has, as `survey` found it."""
 
     executable: str
@@ -72,7 +72,7 @@ class Environment:
         return next((f"{name} {self.packages[name]}" for name in VLLM if self.packages.get(name)), "")
 
 
-def survey(python: str = sys.executable, *, device: bool = False) -> Environment:
+def survey(python: str = sys.executable, *, device: bool = False) -> PythonEnvironment:
     """Ask the interpreter `python` what it has. With `device` it imports torch, to list CUDA devices, which takes seconds. Where
     it does not answer, `error` of the result says why."""
     names = sorted({name for needs in NEEDS.values() for name in needs} | set(VLLM))
@@ -82,16 +82,16 @@ def survey(python: str = sys.executable, *, device: bool = False) -> Environment
         )
         said: dict[str, Any] = json.loads(asked.stdout.splitlines()[-1])
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Environment(python, "", {}, error=f"{python} cannot be run: {error}")
+        return PythonEnvironment(python, "", {}, error=f"{python} cannot be run: {error}")
     except (ValueError, IndexError):
         last = (asked.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        return Environment(python, "", {}, error=f"{python} is no Python that answers: {last[:200]}")
+        return PythonEnvironment(python, "", {}, error=f"{python} is no Python that answers: {last[:200]}")
     devices = tuple((name, size) for name, size in said["devices"])
     memory, fault = said["memory"], said.get("error", "")
-    return Environment(python, said["python"], said["packages"], devices=devices, memory=memory, error=fault)
+    return PythonEnvironment(python, said["python"], said["packages"], devices=devices, memory=memory, error=fault)
 
 
-def missing(kind: str, found: Environment) -> str:
+def missing(kind: str, found: PythonEnvironment) -> str:
     """Why an engine of `kind` cannot run in that environment, in one sentence; "" when it can."""
     if found.error:
         return found.error
@@ -102,7 +102,6 @@ def missing(kind: str, found: Environment) -> str:
         return f"{found.executable} has no {', '.join(absent)}"
     if kind == "vllm":
         name, version = found.vllm.split()
-        if not KNOWN[0] <= tuple(int(part) for part in version.split(".")[:2]) < KNOWN[1]:
-            low, high = (".".join(map(str, v)) for v in KNOWN)
-            return f"{found.executable} has {name} {version}; this adapter knows {low} up to, not including, {high}"
+        if not is_known(version):
+            return f"{found.executable} has {name} {version}; this adapter knows {KNOWN_TEXT}"
     return ""

@@ -15,12 +15,12 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from node.engine.port import CommitResult, EngineBroken, EngineCore, EngineStats, StateFile
-from node.engine.requests import check_request, check_tokens, finish_before_start
-from node.engine.rows import EngineRow, Rows, pinned_elsewhere
+from node.engine.port import CommitResult, EngineBroken, EngineStats, StateFile
+from node.engine.rows import pinned_elsewhere
+from node.engine.slots import SlotCore
 from p2p.errors import Refusal
 from p2p.layout import Layout
-from p2p.protocol.rollout import Generate, TokenEvent
+from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version
 
 
@@ -72,21 +72,16 @@ class ScriptedSettings:
     faults: Faults = field(default_factory=Faults)
 
 
-class ScriptedCore(EngineCore):
+class ScriptedCore(SlotCore):
     """See EngineCore. Until `load` is called it serves `version` (default 0.0)."""
 
     def __init__(self, settings: ScriptedSettings | None = None, *, version: Version | None = None) -> None:
         self.settings = settings or ScriptedSettings()
+        super().__init__(vocab=self.settings.vocab_size, max_context=self.settings.max_context, version=version)
         self.faults = self.settings.faults
         """may be replaced while it runs"""
-        self._version = version or Version(0, 0)
         self._layout: Layout | None = None
         self._staged: StateFile | None = None
-        self._waiting: list[EngineRow] = []
-        self._held: dict[str, EngineRow] = {}
-        self._ended: list[TokenEvent] = []
-        """last events that a commit made: the next step returns them"""
-        self._rows = Rows(self.settings.max_context)
         self._tokens = 0
 
     def load(self, model_dir: Path, state: StateFile) -> None:
@@ -103,69 +98,28 @@ class ScriptedCore(EngineCore):
         if have < state.layout.nbytes:
             raise Refusal(f"state file of {have} bytes, its layout needs {state.layout.nbytes}", version=state.version)
 
-    def add(self, request: Generate) -> None:
-        """See `EngineCore.add`."""
-        check_request(
-            request,
-            serving=self._version,
-            vocab_size=self.settings.vocab_size,
-            max_context=self.settings.max_context,
-            in_use=self._held,
-        )
-        row = EngineRow(request)
-        self._held[request.request_id] = row
-        self._waiting.append(row)
-
-    def has_work(self) -> bool:
-        return bool(self._held or self._ended)
-
     def step(self) -> list[TokenEvent]:
         """See `EngineCore.step`. RuntimeError, or a call that never returns, where `faults` ask for it."""
         events, self._ended = self._ended, []
-        if not self._held:
+        if not self.held:
             return events
         if self.settings.step_s:
             time.sleep(self.settings.step_s)
-        while self._waiting and len(self._rows) < self.settings.max_running:
-            row = self._waiting.pop(0)
-            if finish := finish_before_start(row.request, self.settings.max_context):
-                del self._held[row.request.request_id]
-                events.append(row.last_event(self._version, finish))
-            else:
-                self._rows.extend([row])
+        while len(self._rows) < self.settings.max_running and self._first_waiting(events):
+            self._rows.extend([self._waiting.popleft()])
         if len(self._rows):
-            vocab, version = self.settings.vocab_size, self._version
             drawn = [
-                scripted_token(r.request.prompt_ids, r.request.seed, len(r.ids), version, vocab)
+                scripted_token(r.request.prompt_ids, r.request.seed, len(r.ids), self._version, self._vocab)
                 for r in self._rows.rows
             ]
             ids, logprobs = np.array([t for t, _ in drawn]), np.array([lp for _, lp in drawn], dtype=np.float32)
-            made, going = self._rows.advance(ids, logprobs, self._version)
-            events.extend(made)
-            for event in made:
-                if event.finish:
-                    del self._held[event.request_id]
-            self._rows.select(going)
+            self._keep(self._append(self._rows, ids, logprobs, events))
             self._tokens += len(ids)
         if self.faults.step_error_at and self._tokens >= self.faults.step_error_at:
             raise RuntimeError(f"scripted: broken after {self._tokens} tokens")
         while self.faults.stall_at and self._tokens >= self.faults.stall_at:
             time.sleep(60)
         return events
-
-    def interrupt(self, request_ids: Sequence[str] | None = None) -> list[TokenEvent]:
-        return [row.last_event(self._version, "interrupt") for row in self._take(request_ids)]
-
-    def abort(self, request_ids: Sequence[str] | None = None) -> None:
-        self._take(request_ids)
-
-    def _take(self, request_ids: Sequence[str] | None) -> list[EngineRow]:
-        names = list(self._held) if request_ids is None else [n for n in dict.fromkeys(request_ids) if n in self._held]
-        gone = {name: self._held.pop(name) for name in names}
-        self._waiting = [r for r in self._waiting if r.request.request_id not in gone]
-        stay = [i for i, r in enumerate(self._rows.rows) if r.request.request_id not in gone]
-        self._rows.select(np.array(stay, dtype=np.int64))
-        return list(gone.values())
 
     def stage(self, state: StateFile) -> None:
         """See `EngineCore.stage`. Refusal when the state has other tensors, or where `faults` ask for it."""
@@ -191,16 +145,14 @@ class ScriptedCore(EngineCore):
             raise EngineBroken(self.faults.commit_broken)
         if self.faults.digest_mismatch:
             raise Refusal("state digest is not the sealed one", version=staged.version)
-        self._ended += self.interrupt(pinned_elsewhere(self._held, staged.version))
+        self._ended += self.interrupt(pinned_elsewhere(self.held, staged.version))
         self._version = staged.version
         return CommitResult(staged.version, 0.0, 0.0)
 
     def score(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], temperature: float = 1.0) -> np.ndarray:
         """See `EngineCore.score`: the script at seed 0, in which a token that it would not have made scores -20."""
-        check_tokens(prompt_ids, self.settings.vocab_size, "prompt to score")
-        check_tokens(completion_ids, self.settings.vocab_size, "completion to score")
-        vocab, version = self.settings.vocab_size, self._version
-        made = [scripted_token(prompt_ids, 0, i, version, vocab) for i in range(len(completion_ids))]
+        self._check_score(prompt_ids, completion_ids)
+        made = [scripted_token(prompt_ids, 0, i, self._version, self._vocab) for i in range(len(completion_ids))]
         scores = [lp if want == token else -20.0 for (token, lp), want in zip(made, completion_ids, strict=True)]
         return np.array(scores, dtype=np.float32)
 

@@ -63,17 +63,23 @@ def changed_names(state: StateFile, known: Collection[str]) -> tuple[str, ...]:
     return names
 
 
-def load_config(model_dir: Path, max_context: int) -> Any:
-    """The folder's configuration. Refusal when it is unreadable, or asks for what the slot batcher cannot do exactly.
-
-    `max_context` (tokens) is what the engine will serve, 0 for all the model allows.
-    """
+def read_config(model_dir: Path) -> Any:
+    """The folder's configuration. Refusal when it is unreadable, or of a model that cannot generate."""
     try:
         config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise Refusal(f"model folder {model_dir}: {str(error).splitlines()[0]}") from error
     if config.is_encoder_decoder:
         raise Refusal(f"{config.model_type} is an encoder-decoder, not a causal LM")
+    return config
+
+
+def load_config(model_dir: Path, max_context: int) -> Any:
+    """As `read_config`. Refusal also when the model asks for what the slot batcher cannot do exactly.
+
+    `max_context` (tokens) is what the engine will serve, 0 for all the model allows.
+    """
+    config = read_config(model_dir)
     try:
         layers = DynamicCache(config=config).layers
     except (KeyError, ValueError, TypeError, AttributeError) as error:
@@ -87,7 +93,7 @@ def load_config(model_dir: Path, max_context: int) -> Any:
         )
     served = context_length(config, max_context)
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    original = rope.get("original_max_position_embeddings") or context_length(config, max_context)
+    original = rope.get("original_max_position_embeddings") or served
     if rope.get("rope_type") in ("dynamic", "longrope") and max(served, max_context) > original:
         raise Refusal(
             f"{config.model_type}: {rope['rope_type']} rotary scaling depends on the longest row of a batch; "

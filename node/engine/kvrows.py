@@ -24,10 +24,6 @@ class KVRows:
         """`pads` on the device, made when first needed"""
 
     @property
-    def rows(self) -> int:
-        return len(self.pads)
-
-    @property
     def width(self) -> int:
         return self.cache.get_seq_length()
 

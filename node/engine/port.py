@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -64,39 +64,33 @@ class EngineBroken(Exception):
     """A core can no longer vouch for its weights: its process must end, and another one be started from the state on disk."""
 
 
-class EngineCore:
+class EngineCore(Protocol):
     """What an adapter implements. One thread calls it; no call blocks longer than one decoding step or one commit."""
 
     def load(self, model_dir: Path, state: StateFile) -> None:
         """Build the model from `model_dir` (config.json, tokenizer files; no weights) and fill it from `state`.
         Refusal when the architecture is unknown or a tensor is missing, unexpected or of another shape."""
-        raise NotImplementedError
 
     def add(self, request: Generate) -> None:
         """Accept a sequence. Refusal with cause BEHIND when the engine's version < request.min_version or exact_version, with
         cause PAST when it is newer than exact_version. Refusal without a cause when the prompt is empty, over the context length
         or holds a token id outside the vocabulary, or when the request id is in use."""
-        raise NotImplementedError
 
     def step(self) -> list[TokenEvent]:
         """Admit what waits, decode one token for every running sequence, retire what ended. [] when idle."""
-        raise NotImplementedError
 
     def has_work(self) -> bool:
-        raise NotImplementedError
+        """Whether `step` has something to do or to return."""
 
     def interrupt(self, request_ids: Sequence[str] | None = None) -> list[TokenEvent]:
         """Stop these sequences (None: all) at the token boundary; one event each with finish="interrupt". Every token
         they made has already been returned by `step`. Unknown ids are ignored (they may have just finished)."""
-        raise NotImplementedError
 
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
         """Forget these sequences (None: all) without an event."""
-        raise NotImplementedError
 
     def stage(self, state: StateFile) -> None:
         """Prepare `state` beside the served weights, without touching them. Replaces an earlier stage."""
-        raise NotImplementedError
 
     def commit(self) -> CommitResult:
         """Put the staged weights in place, between two tokens. Running sequences go on: tokens from here on carry the new
@@ -104,58 +98,52 @@ class EngineCore:
         Sequences that ask for another version exactly end here with "interrupt"; the next `step` returns their events.
         RuntimeError when nothing is staged. On any failure the old weights serve on and the stage is dropped; EngineBroken when
         the adapter cannot be sure of that."""
-        raise NotImplementedError
 
     def score(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], temperature: float = 1.0) -> np.ndarray:
         """float32 [len(completion_ids)]: log probability of each completion token under the served weights."""
-        raise NotImplementedError
 
     def stats(self) -> EngineStats:
-        raise NotImplementedError
+        """How the core is, now."""
 
     def close(self) -> None:
-        raise NotImplementedError
+        """End all requests without an event and let go of the model; another can be loaded afterwards."""
 
 
 class EngineDied(Exception):
     """The engine process ended or stopped answering; the message says how. Every sequence it ran is lost here."""
 
 
-class Engine:
+class Engine(Protocol):
     """The agent's view of one engine. Every method raises EngineDied once the engine is gone."""
 
     async def load(self, model_dir: Path, state: StateFile) -> None:
-        raise NotImplementedError
+        """As EngineCore.load."""
 
     async def add(self, request: Generate) -> None:
         """As EngineCore.add; a Refusal crosses the process boundary as a Refusal."""
-        raise NotImplementedError
 
     @property
     def events(self) -> trio.MemoryReceiveChannel[list[TokenEvent]]:
         """Batches of token events, in order, closed when the engine is gone. The consumer must keep up: the buffer is
         bounded and the engine waits when it is full."""
-        raise NotImplementedError
 
     async def interrupt(self, request_ids: Sequence[str] | None = None) -> None:
         """The interrupted sequences' last events arrive through `events`."""
-        raise NotImplementedError
 
     async def abort(self, request_ids: Sequence[str] | None = None) -> None:
-        raise NotImplementedError
+        """As EngineCore.abort."""
 
     async def stage(self, state: StateFile) -> None:
-        raise NotImplementedError
+        """As EngineCore.stage."""
 
     async def commit(self) -> CommitResult:
-        raise NotImplementedError
+        """As EngineCore.commit; RuntimeError and Refusal as the core raised them, EngineDied for EngineBroken."""
 
     async def score(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], temperature: float = 1.0) -> np.ndarray:
-        raise NotImplementedError
+        """As EngineCore.score."""
 
     async def stats(self) -> EngineStats:
-        raise NotImplementedError
+        """As EngineCore.stats."""
 
     async def aclose(self) -> None:
         """End the engine: politely, then SIGKILL after a few seconds. Idempotent, never raises."""
-        raise NotImplementedError

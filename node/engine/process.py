@@ -26,7 +26,7 @@ import trio
 from node.engine.child import EVENT_WINDOW
 from node.engine.pipe import Call, CallRefused, Credit, Decoder, Events, Failed, Farewell, Message, Reply, encode
 from node.engine.port import CommitResult, Engine, EngineDied, EngineStats, StateFile
-from p2p.processes import INSTALLED, ROOT, Process, child_environment, python_command, start
+from p2p.processes import INSTALLED, ROOT, Process, child_environment, end, python_command, start
 from p2p.protocol.rollout import Generate, TokenEvent
 
 PROGRESS_S = 30.0
@@ -50,6 +50,9 @@ CLOSE_S = 3.0
 
 @dataclass(eq=False)
 class _Pending:
+    """A call that the child has not answered."""
+
+    id: int
     allowance_s: float
     since: float
     done: trio.Event = field(default_factory=trio.Event)
@@ -127,16 +130,11 @@ class EngineProcess(Engine):
         """Ask the child and wait. Refusal as the core raised it; RuntimeError for its other exceptions; EngineDied."""
         if self._death:
             raise EngineDied(self._death)
-        self._last_id += 1
-        call = Call(self._last_id, method, args)
-        allowance = allowance_s or max(ALLOWANCE_S.get(method, 0.0), self._progress_s)
-        frame = encode(call)
-        pending = self._pending[call.id] = _Pending(allowance, trio.current_time())
+        pending = self._ask(method, args, allowance_s or max(ALLOWANCE_S.get(method, 0.0), self._progress_s))
         try:
-            self._outbox.send_nowait(frame)
             await pending.done.wait()
         finally:
-            self._pending.pop(call.id, None)
+            self._pending.pop(pending.id, None)
         match pending.reply:
             case Reply(_, value):
                 return value
@@ -145,6 +143,14 @@ class EngineProcess(Engine):
             case Failed(_, text):
                 raise RuntimeError(text)
         raise EngineDied(self._death)
+
+    def _ask(self, method: str, args: tuple[Any, ...], allowance_s: float) -> _Pending:
+        """Send a call. TypeError, with nothing sent, for an argument that does not cross to the child."""
+        self._last_id += 1
+        frame = encode(Call(self._last_id, method, args))
+        pending = self._pending[self._last_id] = _Pending(self._last_id, allowance_s, trio.current_time())
+        self._outbox.send_nowait(frame)
+        return pending
 
     def _die(self, reason: str) -> None:
         """The engine is gone (first reason wins): wake everyone, end the child."""
@@ -221,13 +227,9 @@ class EngineProcess(Engine):
                     continue  # nobody listens any more: the events are dropped, the engine goes on
                 finally:
                     taken += 1
-                    if taken == EVENT_WINDOW // 4:
-                        self._credit(taken)
+                    if taken == EVENT_WINDOW // 4 and not self._death:
+                        self._outbox.send_nowait(encode(Credit(taken)))
                         taken = 0
-
-    def _credit(self, batches: int) -> None:
-        if not self._death:
-            self._outbox.send_nowait(encode(Credit(batches)))
 
     async def _watch(self) -> None:
         """Ask for a sign of life when nothing else is asked; end an engine that owes one for too long."""
@@ -237,20 +239,15 @@ class EngineProcess(Engine):
                 return
             now = trio.current_time()
             if not self._pending:
-                self._ask_for_life()
+                self._ask("stats", (), self._progress_s)
                 continue
             owed_since = max(self._heard, min(p.since for p in self._pending.values()))
             allowance = max(p.allowance_s for p in self._pending.values())
             if now - owed_since > allowance:
                 self._die(f"the engine process did not answer for {now - owed_since:.1f} s and was killed")
 
-    def _ask_for_life(self) -> None:
-        self._last_id += 1
-        life = _Pending(self._progress_s, trio.current_time())
-        self._pending[self._last_id] = life
-        self._outbox.send_nowait(encode(Call(self._last_id, "stats", ())))
-
     async def aclose(self) -> None:
+        """See `Engine.aclose`."""
         with trio.CancelScope(shield=True):
             if not self._death:
                 self._closing = True
@@ -265,17 +262,19 @@ class EngineProcess(Engine):
 
 
 @contextmanager
-def packages(python: str) -> Iterator[Path | None]:
-    """A folder where `python` finds our packages, for as long as its process runs (None: it finds them by itself). Installed,
-    they lie among all others of this environment, which another one must not see: then it is a folder with links to ours."""
-    if not INSTALLED:
-        yield ROOT
+def packages(python: str, *, root: Path = ROOT, installed: bool = INSTALLED) -> Iterator[Path | None]:
+    """A folder where `python` finds our packages, for as long as its process runs (None: it finds them by itself).
+
+    They lie in `root`. Where they are `installed`, all other packages of this environment lie there too, which another
+    environment must not see: then the folder is a new one, with links to ours."""
+    if not installed:
+        yield root
     elif python == sys.executable:
         yield None
     else:
         with tempfile.TemporaryDirectory(prefix="shoal-engine-") as folder:
             for name in _OURS:
-                os.symlink(ROOT / name, Path(folder) / name)
+                os.symlink(root / name, Path(folder) / name)
             yield Path(folder)
 
 
@@ -323,6 +322,4 @@ async def _running(
         if stillborn:
             raise stillborn
     finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+        end([process], 0.0)

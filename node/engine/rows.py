@@ -32,7 +32,7 @@ class EngineRow:
 
     def last_event(self, version: Version, finish: str, message: str = "") -> TokenEvent:
         """An event without tokens that ends this row."""
-        return TokenEvent(self.request.request_id, len(self.ids), b"", b"", version, finish, message)
+        return TokenEvent(self.request.request_id, len(self.ids), b"", b"", version=version, finish=finish, message=message)
 
 
 def pinned_elsewhere(held: Mapping[str, EngineRow], version: Version) -> list[str]:
@@ -95,6 +95,7 @@ class Rows:
             else:
                 finish = ""
             row.ids.append(token)
-            events.append(TokenEvent.of(row.request.request_id, start, (token,), logprobs[i : i + 1], version, finish))
+            made = logprobs[i : i + 1]
+            events.append(TokenEvent.of(row.request.request_id, start, (token,), made, version=version, finish=finish))
         self.positions += 1
         return Advanced(events, np.flatnonzero(~over))

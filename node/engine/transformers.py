@@ -7,7 +7,6 @@ sequences run once), decodes one token for every running one, and retires what e
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,37 +27,29 @@ from node.engine.flat_model import (
     state_tensors,
 )
 from node.engine.kvrows import KVRows, prefill
-from node.engine.port import CommitResult, EngineCore, EngineStats, StateFile
+from node.engine.port import CommitResult, EngineStats, StateFile
 from node.engine.rate import TokenRate
-from node.engine.requests import check_request, check_tokens, finish_before_start
 from node.engine.rows import EngineRow, Rows, pinned_elsewhere
 from node.engine.sampling import SamplingParams, sample
 from node.engine.settings import TransformersSettings
+from node.engine.slots import SlotCore
 from p2p.errors import Refusal
 from p2p.protocol.rollout import Generate, TokenEvent
-from p2p.version import Version
 
 
-class TransformersCore(EngineCore):
+class TransformersCore(SlotCore):
     """See EngineCore for the contract. `clock` gives seconds and serves only statistics and measured pauses."""
 
     def __init__(
         self, settings: TransformersSettings | None = None, *, clock: Callable[[], float] = time.perf_counter
     ) -> None:
+        super().__init__()
         self.settings = settings or TransformersSettings()
         self._clock = clock
         self._model: torch.nn.Module | None = None
         self._config: Any = None
         self._tensors: dict[str, torch.Tensor] = {}
-        self._version = Version(0, 0)
-        self._vocab = 0
-        self._max_context = 0
         self._staged: tuple[MappedState, tuple[str, ...]] | None = None
-        self._waiting: deque[EngineRow] = deque()
-        self._held: dict[str, EngineRow] = {}
-        self._ended: list[TokenEvent] = []
-        """last events that a commit made: the next step returns them"""
-        self._rows = Rows(0)
         self._kv: KVRows | None = None
         self._params: SamplingParams | None = None
         self._next_ids = np.empty((0, 1), dtype=np.int64)
@@ -83,7 +74,9 @@ class TransformersCore(EngineCore):
         self._version, self._vocab = state.version, int(text.vocab_size)
         self._max_context = context_length(config, settings.max_context)
         self._staged = None
-        self._forget_all()
+        self.abort()
+        self._ended = []
+        self._requeue()  # nothing is left to run, and rows to come are bounded by the new context
 
     def _loaded(self) -> torch.nn.Module:
         if self._model is None:
@@ -93,21 +86,13 @@ class TransformersCore(EngineCore):
     def add(self, request: Generate) -> None:
         """See `EngineCore.add`."""
         self._loaded()
-        check_request(
-            request, serving=self._version, vocab_size=self._vocab, max_context=self._max_context, in_use=self._held
-        )
-        row = EngineRow(request)
-        self._held[request.request_id] = row
-        self._waiting.append(row)
-
-    def has_work(self) -> bool:
-        return bool(self._held or self._ended)
+        super().add(request)
 
     @torch.inference_mode()
     def step(self) -> list[TokenEvent]:
         """See `EngineCore.step`: a decode of the running rows, then the admission of waiting ones."""
         events, self._ended = self._ended, []
-        if not self._held:
+        if not self.held:
             return events
         model = self._loaded()
         running = len(self._rows)
@@ -120,24 +105,19 @@ class TransformersCore(EngineCore):
         self._admit(model, events)
         made = sum(len(e.ids) for e in events)
         now = self._clock()
-        self._last_step = now if self._held else None
+        self._last_step = now if self.held else None
         self._rate.add(now, made)
         return events
 
     def _advance(self, ids: np.ndarray, logprobs: np.ndarray, events: list[TokenEvent]) -> None:
         """Give each running row its token and retire the rows that ended."""
-        new, going = self._rows.advance(ids, logprobs, self._version)
-        events.extend(new)
+        going = self._append(self._rows, ids, logprobs, events)
         self._next_ids = ids[:, None]
-        for event in new:
-            if event.finish:
-                del self._held[event.request_id]
         if len(going) < len(ids):
             self._keep(going)
 
     def _keep(self, index: np.ndarray) -> None:
-        """Thin the running rows to `index`."""
-        self._rows.select(index)
+        super()._keep(index)
         self._next_ids = self._next_ids[index]
         if self._kv is not None:
             if len(index):
@@ -161,13 +141,7 @@ class TransformersCore(EngineCore):
         sequences: dict[tuple[int, ...], int] = {}
         which: list[int] = []
         width = 0
-        while self._waiting and len(self._rows) + len(taken) < self.settings.max_running:
-            row = self._waiting[0]
-            if finish := finish_before_start(row.request, self._max_context):
-                self._waiting.popleft()
-                del self._held[row.request.request_id]
-                events.append(row.last_event(self._version, finish))
-                continue
+        while len(self._rows) + len(taken) < self.settings.max_running and (row := self._first_waiting(events)):
             tokens = tuple(row.tokens())
             grown = max(width, len(tokens))
             if taken and grown * (len(sequences) + (tokens not in sequences)) > self.settings.prefill_tokens:
@@ -186,11 +160,7 @@ class TransformersCore(EngineCore):
         fresh = Rows(self._max_context)
         fresh.extend(taken)
         ids, logprobs = sample(logits, params, fresh.positions)
-        new, going = fresh.advance(ids, logprobs, self._version)
-        events.extend(new)
-        for event in new:
-            if event.finish:
-                del self._held[event.request_id]
+        going = self._append(fresh, ids, logprobs, events)
         if not len(going):
             return
         if len(sequences) < len(taken) or len(going) < len(taken):
@@ -202,29 +172,6 @@ class TransformersCore(EngineCore):
         self._rows.extend([taken[i] for i in going])
         self._next_ids = np.concatenate([self._next_ids, ids[going][:, None]])
         self._refresh_params()
-
-    def interrupt(self, request_ids: Sequence[str] | None = None) -> list[TokenEvent]:
-        return [row.last_event(self._version, "interrupt") for row in self._take(request_ids)]
-
-    def abort(self, request_ids: Sequence[str] | None = None) -> None:
-        self._take(request_ids)
-
-    def _take(self, request_ids: Sequence[str] | None) -> list[EngineRow]:
-        """Remove these rows (None: all), running or waiting."""
-        names = list(self._held) if request_ids is None else [n for n in dict.fromkeys(request_ids) if n in self._held]
-        gone = {name: self._held.pop(name) for name in names}
-        if gone:
-            self._waiting = deque(r for r in self._waiting if r.request.request_id not in gone)
-            stay = [i for i, r in enumerate(self._rows.rows) if r.request.request_id not in gone]
-            if len(stay) < len(self._rows):
-                self._keep(np.array(stay, dtype=np.int64))
-        return list(gone.values())
-
-    def _forget_all(self) -> None:
-        self._requeue()
-        self._waiting.clear()
-        self._held.clear()
-        self._ended = []
 
     def stage(self, state: StateFile) -> None:
         """See `EngineCore.stage`. Refusal when the state has other tensors than the model."""
@@ -245,7 +192,7 @@ class TransformersCore(EngineCore):
         try:
             self._synchronize()
             applied = self._clock()
-            self._ended += self.interrupt(pinned_elsewhere(self._held, source.version))
+            self._ended += self.interrupt(pinned_elsewhere(self.held, source.version))
             if self.settings.kv_policy == "recompute" and len(self._rows):
                 self._recompute(model)
                 self._synchronize()
@@ -294,10 +241,7 @@ class TransformersCore(EngineCore):
     def score(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], temperature: float = 1.0) -> np.ndarray:
         """See `EngineCore.score`."""
         model = self._loaded()
-        if not prompt_ids or len(prompt_ids) + len(completion_ids) > self._max_context:
-            raise Refusal(f"cannot score {len(prompt_ids)}+{len(completion_ids)} tokens in {self._max_context}")
-        check_tokens(prompt_ids, self._vocab, "prompt to score")
-        check_tokens(completion_ids, self._vocab, "completion to score")
+        self._check_score(prompt_ids, completion_ids)
         n = len(completion_ids)
         if not n:
             return np.empty(0, np.float32)
@@ -314,5 +258,5 @@ class TransformersCore(EngineCore):
         return EngineStats(running, waiting, self._rate.tokens, tokens_per_s=rate, kv_bytes=kv_bytes, version=version)
 
     def close(self) -> None:
-        self._forget_all()
+        self.abort()
         self._model, self._tensors, self._staged = None, {}, None

@@ -117,6 +117,7 @@ class Installer:
     # --- the loop ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
+        """Install what the catalog leads to, one version after the other, until cancelled."""
         last_ask = -math.inf
         while True:
             self._wake = trio.Event()

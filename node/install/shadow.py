@@ -33,7 +33,10 @@ from p2p.weights.state import FlatState, state_digest
 log = logging.getLogger(__name__)
 
 FORMAT = 1
+"""The form of state.json and of the files that it names. A shadow of another form is thrown away."""
+
 SLOTS = ("a", "b")
+"""Names of the two files that take turns: one is held, the other is being written."""
 
 DISK_MARGIN = 64 * MIB
 """Disk left free beside a staged state, for journals and logs."""
@@ -82,10 +85,6 @@ class Shadow:
         """The held state's digest (32 bytes)."""
         return self._held.digest if self._held else None
 
-    @property
-    def layout(self) -> Layout | None:
-        return self._held.state.layout if self._held else None
-
     def state_file(self) -> StateFile:
         """The held state, all of it changed as far as anyone knows. RuntimeError when none is held."""
         if self._held is None:
@@ -127,7 +126,7 @@ class Shadow:
             state = FlatState.create(self._state_path(slot), layout, reserve=True)
         except OSError as error:
             raise Refusal(f"no room for a state of {layout.nbytes} bytes: {error}", version=version) from error
-        self._staging = Staging(slot, version, state, kind, self._held, segment_bytes)
+        self._staging = Staging(slot, version, state, kind=kind, held=self._held, segment_bytes=segment_bytes)
         return self._staging
 
     def commit(self, staging: Staging) -> None:

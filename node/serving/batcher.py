@@ -29,12 +29,12 @@ TOKENS_PER_MESSAGE = 20_000
 class TokenBatcher:
     """What was made and not sent, of all sequences of a node.
 
-    `due` is when it must go: at most `flush_s` after its oldest token was added; at once when a sequence ended or has
+    `due` is when it must go: at most FLUSH_S after its oldest token was added; at once when a sequence ended or has
     `flush_tokens` waiting; never while there is nothing.
     """
 
-    def __init__(self, flush_s: float = FLUSH_S, flush_tokens: int = FLUSH_TOKENS) -> None:
-        self._flush_s, self._flush_tokens = flush_s, flush_tokens
+    def __init__(self, flush_tokens: int = FLUSH_TOKENS) -> None:
+        self._flush_tokens = flush_tokens
         self._runs: dict[str, list[TokenEvent]] = {}
         """request id -> what waits, joined where it follows on under one version"""
         self.due = math.inf
@@ -42,7 +42,7 @@ class TokenBatcher:
     def add(self, event: TokenEvent, now: float) -> None:
         """Take one event, of whatever sequence. Those of one sequence come in order."""
         if not self._runs:
-            self.due = now + self._flush_s
+            self.due = now + FLUSH_S
         runs = self._runs.setdefault(event.request_id, [])
         if runs and runs[-1].goes_on_with(event):
             runs[-1] = runs[-1].joined(event)

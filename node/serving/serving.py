@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import trio
 
-from node.engine.port import Engine, EngineDied
+from node.engine.port import Engine, EngineDied, EngineStats
 from node.install.engine_slot import EngineSlot
 from node.serving.batcher import TokenBatcher
 from p2p.errors import Refusal, UsageError, first_of
@@ -24,6 +24,8 @@ from p2p.version import Version
 log = logging.getLogger("shoal.node")
 
 ENGINE_RESTART_S = 1.0
+"""Seconds between the death of an engine and the start of the next one, so that one that cannot start does not spin."""
+
 MAX_ENGINE_FAILURES = 5
 """Engine deaths in a row, without one token between them, before the node gives up with the last reason."""
 
@@ -41,7 +43,10 @@ class HeldRequest:
 
 
 class Serving:
-    """`slot` brings the engine to each version; `say(message)` reaches the head, `report()` tells it how this node is."""
+    """The requests of this node and the engine that serves them.
+
+    `slot` brings the engine to each version. `say(message)` sends to the head. `report()` tells the head how this node is.
+    """
 
     def __init__(
         self, slot: EngineSlot, engine_factory: EngineFactory, say: Callable[[object], None],
@@ -50,20 +55,21 @@ class Serving:
         self._slot, self._engine_factory, self._say, self._report = slot, engine_factory, say, report
         slot.before_commit = self.before_commit
         self.engine: Engine | None = None
+        """the one that runs the held version; None while none does"""
         self.assigned: dict[str, HeldRequest] = {}
         self.released = trio.Event()
         """set, and replaced, when something leaves `assigned`"""
         self.updating = False
-        """no new work: a version waits for what runs here to end"""
-        self.ready = False
+        """whether a version waits for what runs here to end; nothing new is taken meanwhile"""
         self.draining = False
-        """no new work: this node leaves"""
+        """whether this node leaves; nothing new is taken any more"""
         self.tokens = 0
-        """that went out to the head"""
+        """tokens that went out to the head"""
         self._batch = TokenBatcher()
         self._failures = 0
 
     async def assign(self, requests: tuple[GenerateRequest, ...], finish_s: float) -> None:
+        """Give these to the engine. The head hears of each that it does not take. `finish_s`: see `HeldRequest`."""
         # All at once: the engine answers between two decoding steps, and groups prefill their prompt together.
         async with trio.open_nursery() as nursery:
             for wire in requests:
@@ -75,7 +81,7 @@ class Serving:
         if self.draining:
             self._say(Rejected(wire.request_id, version, "this node leaves", retryable=True, cause=DRAINING))
             return
-        if engine is None or not self.ready:
+        if engine is None:
             self._say(Rejected(wire.request_id, version, "no engine serves yet", retryable=True))
             return
         if self.updating and wire.exact_version != self._slot.serving:
@@ -94,6 +100,7 @@ class Serving:
             log.info("engine died while taking %s: %s", wire.request_id, died)
 
     async def abort(self, request_ids: tuple[str, ...]) -> None:
+        """Forget these requests (none named: all), with what was made for them and not sent."""
         gone = request_ids or tuple(self.assigned)
         self._batch.drop(gone)
         for request_id in gone:
@@ -139,7 +146,17 @@ class Serving:
             except EngineDied:
                 pass  # keep_engine tells the head
 
+    async def stats(self) -> EngineStats | None:
+        """How the engine is; None while none serves."""
+        if self.engine is not None:
+            try:
+                return await self.engine.stats()
+            except EngineDied:
+                pass  # keep_engine tells the head
+        return None
+
     async def forget(self) -> None:
+        """Drop all requests, with what was made for them."""
         if self.assigned:
             await self.abort(())
 
@@ -151,7 +168,7 @@ class Serving:
             try:
                 async with self._engine_factory() as engine:
                     await self._slot.attach(engine)
-                    self.engine, self.ready = engine, True
+                    self.engine = engine
                     await self._report()
                     await self._pump(engine)
                     reason = "it closed its stream"
@@ -160,7 +177,7 @@ class Serving:
             except* Refusal as group:
                 raise UsageError(f"the engine cannot run this model: {first_of(group)}") from None
             finally:
-                self.engine, self.ready = None, False
+                self.engine = None
                 self._slot.detach()
             log.error("the engine died: %s", reason)
             version = self._slot.shadow.version or Version(0, 0)

@@ -32,8 +32,7 @@ def arrived(swarm: SwarmUnderTest, name: str) -> list[int]:
 async def test_a_killed_node_loses_at_most_what_was_not_flushed(tmp_path, autojump_clock) -> None:
     async with open_swarm(tmp_path) as swarm:
         node = await working(swarm, ["a", "b", "c"])
-        # What the engine made, which nobody reports once it is gone.
-        rows = {name: row for name, row in node.engine.core._held.items()}
+        rows = {name: row for name, row in node.engine.core.held.items()}
         await swarm.kill(node)
         made = {name: list(row.ids) for name, row in rows.items()}
         # At twenty tokens a second the time decides and not the number: the flush, the link's latency, one step.
@@ -48,7 +47,7 @@ async def test_a_killed_node_loses_at_most_what_was_not_flushed(tmp_path, autoju
 async def test_a_node_that_leaves_in_order_loses_nothing(tmp_path, autojump_clock) -> None:
     async with open_swarm(tmp_path) as swarm:
         node = await working(swarm, ["a", "b"])
-        rows = dict(node.engine.core._held)  # what the engine made, which nobody reports once it is gone
+        rows = dict(node.engine.core.held)
         node.agent.stop("a person stopped it")
         before = {name: len(row.ids) for name, row in rows.items()}
         await swarm.head.until(lambda: node.peer not in swarm.head.links)
@@ -59,7 +58,7 @@ async def test_a_node_that_leaves_in_order_loses_nothing(tmp_path, autojump_cloc
 async def test_an_engine_that_dies_takes_no_token_with_it_that_it_sent(tmp_path, autojump_clock) -> None:
     async with open_swarm(tmp_path) as swarm:
         node = await working(swarm, ["a"])
-        row = node.engine.core._held["a"]  # what the engine made, which nobody reports once it is gone
+        row = node.engine.core.held["a"]
         node.engine.kill("out of memory")
         await swarm.head.until(lambda: bool(swarm.head.rejected))
         assert arrived(swarm, "a") == list(row.ids)

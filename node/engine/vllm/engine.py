@@ -21,42 +21,39 @@ import numpy as np
 import torch
 
 from node.engine.flat_model import MappedState, changed_names, check_layout
-from node.engine.port import CommitResult, EngineBroken, EngineCore, EngineStats, StateFile
+from node.engine.port import CommitResult, EngineBroken, EngineStats, StateFile
 from node.engine.rate import TokenRate
-from node.engine.requests import check_request, check_tokens, completion_limit, finish_before_start
+from node.engine.requests import completion_limit, finish_before_start
 from node.engine.rows import EngineRow, pinned_elsewhere
 from node.engine.settings import VllmSettings
+from node.engine.slots import HoldingCore
 from node.engine.vllm import compat as vllm_compat
 from node.engine.vllm.model import LoadPlan, plan_model
 from p2p.errors import Refusal
 from p2p.protocol.rollout import Generate, TokenEvent
-from p2p.version import Version
 
 _NOTHING = np.zeros(1, np.float32)
 
 
-class VllmCore(EngineCore):
+class VllmCore(HoldingCore):
     """See EngineCore for the contract. `clock` gives seconds and serves only statistics and measured pauses."""
 
     def __init__(self, settings: VllmSettings | None = None, *, clock: Callable[[], float] = time.perf_counter) -> None:
         vllm_compat.check_version()
+        super().__init__()
         self.settings = settings or VllmSettings()
         self._clock = clock
         self._engine: Any = None
         self._plan: LoadPlan | None = None
         self._wanted: dict[str, torch.Tensor] = {}
         """the model's tensors by the state's names: shapes and dtypes only"""
-        self._version = Version(0, 0)
         self._staged: tuple[StateFile, tuple[str, ...]] | None = None
-        self._held: dict[str, EngineRow] = {}
         self._keys: dict[str, str] = {}
         """held request -> its name inside vLLM, a new one each time, so that a late output of an aborted request matches none"""
         self._rows: dict[str, tuple[EngineRow, str]] = {}
         """name inside vLLM -> row, and the key under which `drawn` lists its draws"""
         self._instant: dict[str, str] = {}
         """held requests that need no token -> their finish"""
-        self._ended: list[TokenEvent] = []
-        """events that a commit or a score made: the next step returns them"""
         self._last_key = 0
         self._rate = TokenRate()
         self._last_step: float | None = None
@@ -75,7 +72,7 @@ class VllmCore(EngineCore):
             self.close()
             MappedState(state)  # a file that is cut short is refused here, before anything is built
             self._engine = vllm_compat.build_engine(plan, state, self.settings)
-            self._plan = plan
+            self._plan, self._vocab, self._max_context = plan, plan.vocab, plan.context
             self._wanted = {
                 spec.name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta")
                 for spec in state.layout.tensors
@@ -117,23 +114,15 @@ class VllmCore(EngineCore):
 
     # --- sequences ---------------------------------------------------------------------------------------------------
 
-    @property
-    def _max_context(self) -> int:
-        return self._plan.context if self._plan else 0
-
     def add(self, request: Generate) -> None:
         """See `EngineCore.add`."""
         self._loaded()
-        assert self._plan is not None
-        check_request(
-            request, serving=self._version, vocab_size=self._plan.vocab, max_context=self._max_context, in_use=self._held
-        )
-        row = EngineRow(request)
+        row = self._checked(request)
         if finish := finish_before_start(request, self._max_context):
             self._instant[request.request_id] = finish
         else:
             self._enter(row)
-        self._held[request.request_id] = row
+        self.held[request.request_id] = row
 
     def _enter(self, row: EngineRow) -> None:
         """Hand a row to vLLM, which goes on after the tokens that the row has."""
@@ -142,13 +131,12 @@ class VllmCore(EngineCore):
 
         from node.engine.vllm.draws import ask
 
-        assert self._plan is not None
         request = row.request
         self._last_key += 1
         key = str(self._last_key)
         params = SamplingParams(
             temperature=0.0, max_tokens=completion_limit(request, self._max_context) - len(row.ids), detokenize=False,
-            stop_token_ids=sorted({t for t in request.stop_ids if 0 <= t < self._plan.vocab}), ignore_eos=True,
+            stop_token_ids=sorted({t for t in request.stop_ids if 0 <= t < self._vocab}), ignore_eos=True,
             output_kind=RequestOutputKind.DELTA,
             extra_args=ask(key, request.seed, request.temperature, request.top_p, len(row.ids)),
         )  # fmt: skip
@@ -161,14 +149,11 @@ class VllmCore(EngineCore):
         values."""
         return {"prompt_token_ids": tokens, "cache_salt": str(self._version)}
 
-    def has_work(self) -> bool:
-        return bool(self._held or self._ended)
-
     def step(self) -> list[TokenEvent]:
         """See `EngineCore.step`. RuntimeError when vLLM made another token than the one that was drawn."""
         events, self._ended = self._ended, []
         for name, finish in self._instant.items():
-            events.append(self._held.pop(name).last_event(self._version, finish))
+            events.append(self.held.pop(name).last_event(self._version, finish))
         self._instant.clear()
         if self._rows:
             self._advance(events)
@@ -183,7 +168,7 @@ class VllmCore(EngineCore):
             if (found := self._rows.get(output.request_id)) is not None:
                 events.append(self._event(*found, output, drawn))
         now = self._clock()
-        self._last_step = now if self._held else None
+        self._last_step = now if self.held else None
         self._rate.add(now, sum(len(event.ids) for event in events[made:]))
         return ended
 
@@ -204,29 +189,20 @@ class VllmCore(EngineCore):
         row.ids.append(token)
         if finish:
             self._forget(row)
-        return TokenEvent.of(row.request.request_id, start, (token,), logprob, version, finish)
+        return TokenEvent.of(row.request.request_id, start, (token,), logprob, version=version, finish=finish)
 
     def _forget(self, row: EngineRow) -> None:
-        del self._held[row.request.request_id]
+        del self.held[row.request.request_id]
         del self._rows[self._keys.pop(row.request.request_id)]
 
-    def interrupt(self, request_ids: Sequence[str] | None = None) -> list[TokenEvent]:
-        return [row.last_event(self._version, "interrupt") for row in self._take(request_ids)]
-
-    def abort(self, request_ids: Sequence[str] | None = None) -> None:
-        self._take(request_ids)
-
-    def _take(self, request_ids: Sequence[str] | None) -> list[EngineRow]:
-        names = list(self._held) if request_ids is None else [n for n in dict.fromkeys(request_ids) if n in self._held]
-        keys = [self._keys[n] for n in names if n in self._keys]
-        if keys:
-            vllm_compat.withdraw(self._engine, keys)
-        gone = [self._held[n] for n in names]
+    def _take(self, names: list[str]) -> list[EngineRow]:
+        vllm_compat.withdraw(self._engine, [self._keys[n] for n in names if n in self._keys])
+        gone = [self.held[n] for n in names]
         for row in gone:
             if self._instant.pop(row.request.request_id, None) is None:
                 self._forget(row)
             else:
-                del self._held[row.request.request_id]
+                del self.held[row.request.request_id]
         return gone
 
     # --- versions ----------------------------------------------------------------------------------------------------
@@ -248,7 +224,7 @@ class VllmCore(EngineCore):
         begin = self._clock()
         (state, names), self._staged = self._staged, None
         apply_s = self._replace(state, names, way_back=state.changed is not None)
-        self._ended += self.interrupt(pinned_elsewhere(self._held, state.version))
+        self._ended += self.interrupt(pinned_elsewhere(self.held, state.version))
         self._version = state.version
         if self.settings.kv_policy == "recompute":
             self._engine.reset_prefix_cache(reset_running_requests=True)
@@ -317,12 +293,8 @@ class VllmCore(EngineCore):
         from node.engine.vllm.draws import ask
 
         self._loaded()
-        assert self._plan is not None
+        self._check_score(prompt_ids, completion_ids)
         n = len(completion_ids)
-        if not prompt_ids or len(prompt_ids) + n > self._max_context:
-            raise Refusal(f"cannot score {len(prompt_ids)}+{n} tokens in {self._max_context}")
-        check_tokens(prompt_ids, self._plan.vocab, "prompt to score")
-        check_tokens(completion_ids, self._plan.vocab, "completion to score")
         if not n:
             return np.empty(0, np.float32)
         # The last token is not part of the prompt: a context that is full has no room for the one that vLLM would make then.
@@ -346,17 +318,15 @@ class VllmCore(EngineCore):
         """See `EngineCore.stats`; `kv_bytes` is the memory for keys and values that is in use."""
         if self._engine is None:
             return EngineStats(0, 0, 0, tokens_per_s=0.0, kv_bytes=0, version=self._version)
-        running, waiting, used = vllm_compat.occupancy(self._engine)
-        kv_bytes = int(used * vllm_compat.kv_capacity(self._engine))
-        rate, tokens = self._rate, vllm_compat.kv_tokens(self._engine)
+        now, rate = vllm_compat.occupancy(self._engine), self._rate
         return EngineStats(
-            running, waiting, rate.tokens,
-            tokens_per_s=rate.per_second(self._clock()), kv_bytes=kv_bytes, version=self._version, kv_tokens=tokens,
+            now.running, now.waiting, rate.tokens, tokens_per_s=rate.per_second(self._clock()), kv_bytes=now.kv_bytes,
+            version=self._version, kv_tokens=now.kv_tokens,
         )  # fmt: skip
 
     def close(self) -> None:
         """End the engine inside vLLM; another can be loaded afterwards."""
         if self._engine is not None:
             engine, self._engine, self._plan = self._engine, None, None
-            self._held, self._rows, self._keys, self._staged = {}, {}, {}, None
+            self.held, self._rows, self._keys, self._staged = {}, {}, {}, None
             vllm_compat.dispose(engine)

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from node.engine.flat_model import compute_dtype, context_length
+from node.engine.flat_model import compute_dtype, context_length, read_config
 from node.engine.port import StateFile
 from node.engine.settings import VllmSettings
 from p2p.errors import Refusal
@@ -42,13 +41,7 @@ class LoadPlan:
 def plan_model(model_dir: Path, state: StateFile, settings: VllmSettings, *, on_cpu: bool) -> LoadPlan:
     """The plan for the model in `model_dir` with the weights of `state`. Refusal when the folder's configuration is unreadable,
     or of a model that cannot generate."""
-    try:
-        config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
-        text = (model_dir / "config.json").read_text(encoding="utf-8")
-    except (OSError, ValueError, KeyError) as error:
-        raise Refusal(f"model folder {model_dir}: {str(error).splitlines()[0]}") from error
-    if config.is_encoder_decoder:
-        raise Refusal(f"{config.model_type} is an encoder-decoder, not a causal LM")
+    config, text = read_config(model_dir), (model_dir / "config.json").read_text(encoding="utf-8")
     architectures = tuple(config.architectures or ())
     if not architectures:  # a configuration that was never saved with a model lacks them
         known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
