@@ -125,8 +125,8 @@ class Swarm(LinkOwner):
             is_source=isinstance(role, SourceRole), now=now, wall=wall, on_refusal=self.on_refusal, policy=policy,
         )  # fmt: skip
         self.exchange = self._new_exchange()
-        self.spreads: Mapping[bytes, Transfer] = self.exchange.spreads
-        """the manifests that are spread here, by id; their traffic does not count who is kept apart"""
+        self.transfers: Mapping[bytes, Transfer] = self.exchange.transfers
+        """the transfers here, by manifest id; their traffic does not count who is kept apart"""
         self._apart: dict[str, Exchange] = {}
         """the exchanges of those who are kept apart, by peer"""
         self.rosters: Rosters | None = None
@@ -296,7 +296,7 @@ class Swarm(LinkOwner):
 
     def _asks_catalog(self, message: object) -> bool:
         """Who asks for a manifest that is not here any more needs to know what is."""
-        return isinstance(message, GetCatalog) or (isinstance(message, GetParts) and message.mid not in self.spreads)
+        return isinstance(message, GetCatalog) or (isinstance(message, GetParts) and message.mid not in self.transfers)
 
     async def _follow(self, link: Link, message: object) -> None:
         if link.peer != self.head:

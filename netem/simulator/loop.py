@@ -166,7 +166,7 @@ class BroadcastSimulation:
         self._run(inf)
         self._run(self.now + PAUSE_S)
         times, t_star = list(self._done.values()), profile_bound(self.profile, version.payload)
-        twice = sum(t.traffic.duplicates for p in self.peers.values() if (t := p.spreads.get(version.mid)) is not None)
+        twice = sum(t.traffic.duplicates for p in self.peers.values() if (t := p.transfers.get(version.mid)) is not None)
         return SimResult(
             t_star, max(times, default=0.0), median(times) if times else 0.0, max(times, default=0.0) / t_star,
             source.pump.sent - sent, twice, self._done, self.events - events,

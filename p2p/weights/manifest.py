@@ -60,7 +60,7 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class SegmentRecord:
     """One encoded segment: `size` payload bytes, cut into chunks of header.chunk_bytes, numbered from `first`."""
 
     segment: int
@@ -163,7 +163,7 @@ class Manifest:
     def __init__(self, mid: bytes, header: Header, header_part: bytes) -> None:
         self.mid, self.header = mid, header
         self.segments: tuple[Segment, ...] = header.layout.segments(header.segment_bytes)
-        self.records: dict[int, Record] = {}
+        self.records: dict[int, SegmentRecord] = {}
         self.seal: Seal | None = None
         self._bodies: dict[int, bytes] = {}
         self._parts: dict[int, bytes] = {-1: header_part}
@@ -260,7 +260,7 @@ class Manifest:
             raise Refusal(f"segment {segment}: chunk numbers overlap", version=self.version)
         if chunks.stop > self.max_chunks:
             raise Refusal(f"segment {segment}: chunks beyond {'the seal' if self.seal else 'policy'}", version=self.version)
-        record = Record(segment, first, size, digests)
+        record = SegmentRecord(segment, first, size, digests)
         # Checked before anything is kept: a manifest that does not add up must never look whole.
         if len(self.records) + 1 == len(self.segments):
             self._check_whole({**self.records, segment: record}, {**self._bodies, segment: body}, self.seal)
@@ -293,7 +293,7 @@ class Manifest:
         self._parts[len(self.segments)] = part
         self._seen.add(part)
 
-    def _check_whole(self, records: dict[int, Record], bodies: dict[int, bytes], seal: Seal | None) -> None:
+    def _check_whole(self, records: dict[int, SegmentRecord], bodies: dict[int, bytes], seal: Seal | None) -> None:
         if seal is None or len(records) < len(self.segments):
             return
         order = [records[i] for i in range(len(self.segments))]

@@ -161,7 +161,7 @@ class HeadUnderTest(SwarmOwner):
         return published
 
     def sent(self, published: Published) -> int:
-        return self.swarm.spreads[published.mid].traffic.sent
+        return self.swarm.transfers[published.mid].traffic.sent
 
     def ask(
         self, peer: str, name: str, tokens: int = 20, min_version: Version = Version(0, 0), exact: Version | None = None,
@@ -198,7 +198,7 @@ class NodeUnderTest:
         return self.identity.peer_id
 
     def traffic(self, published: Published):
-        return self.agent.swarm.spreads[published.mid].traffic
+        return self.agent.swarm.transfers[published.mid].traffic
 
 
 class SwarmUnderTest:

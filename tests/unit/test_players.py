@@ -174,11 +174,11 @@ def account(sent: int, duplicates: int, cpu_s: float) -> dict[str, Any]:
 def test_who_was_named_by_whom() -> None:
     state = new_round()
     wrong = ["c", "chunk does not hash"]
-    state.take("a", {**account(1, 0, 0.0), "reports": [wrong, wrong], "shuns": ["c"]})
-    state.take("b", {**account(1, 0, 0.0), "reports": [["d", "?"]], "shuns": []})
-    state.take("learner", {**account(1, 0, 0.0), "reports": [wrong], "shuns": []})
+    state.take("a", {**account(1, 0, 0.0), "reports": [wrong, wrong], "banned": ["c"]})
+    state.take("b", {**account(1, 0, 0.0), "reports": [["d", "?"]], "banned": []})
+    state.take("learner", {**account(1, 0, 0.0), "reports": [wrong], "banned": []})
     result = state.result()
-    assert result.named == {"c": ("a",), "d": ("b",)} and result.shunned == {"c": ("a",)} and result.reported == ("c",)
+    assert result.named == {"c": ("a",), "d": ("b",)} and result.banned == {"c": ("a",)} and result.reported == ("c",)
 
 
 def test_whence_it_came() -> None:
