@@ -23,7 +23,6 @@ from node.agent import Agent, NodeSettings
 from node.engine.fake import ScriptedCore, ScriptedSettings
 from node.install.base_model import BaseModel
 from p2p.broadcast.peer_groups import MESH
-from p2p.channel.memory import MemoryNetwork, MemorySwitch
 from p2p.errors import Refusal
 from p2p.identity import Identity
 from p2p.layout import Layout
@@ -40,6 +39,7 @@ from p2p.weights.encode import encode_version
 from p2p.weights.state import FlatState
 from p2p.weights.store import ChunkStore
 from tests.support.inline_engine import InlineEngine, open_inline_engine
+from tests.support.memory_network import MemoryNetwork, MemorySwitch
 
 RUN = "run-under-test"
 WALL = 1_800_000_000.0

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import trio
 
-from p2p.channel.memory import MemorySwitch
 from p2p.codec import decode_segment
 from p2p.errors import ChannelClosed, Refusal, UsageError, first_of
 from p2p.identity import Identity
@@ -27,6 +26,7 @@ from p2p.weights.manifest import CODEC, Header, ManifestSigner
 from p2p.weights.state import FlatState
 from p2p.weights.store import ChunkStore
 from tests.support.harness import LAYOUT, RUN, identity, make_state, wall
+from tests.support.memory_network import MemorySwitch
 
 HEAD, ONE, TWO, OTHER = (identity(number) for number in (200, 1, 2, 3))
 TICKET = make_ticket(HEAD, RUN, (f"/memory/{HEAD.peer_id}",))

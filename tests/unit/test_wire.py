@@ -80,7 +80,7 @@ BOUNDED = {"Text", "Blob", "Digest", "Count", "Real", "bool", "Version", "State"
 @pytest.mark.parametrize("decoder", [decode, from_trainer])
 def test_every_field_of_every_message_has_a_bounded_type(decoder) -> None:
     assert decoder.fields()["Tokens" if decoder is decode else "Ok"] is not None
-    records = [cls for cls in Record.__subclasses__() if cls is not Message]
+    records = [cls for cls in Record.__subclasses__() if cls is not Message and cls.__module__.startswith("p2p.")]
     assert {"GenerateRequest", "TokenEvent", "RosterEntry", "Placed", "CatalogEntry"} <= {cls.__name__ for cls in records}
     assert not any(cls.__struct_defaults__ for cls in records), "a part of a message may lack nothing"
     known = BOUNDED | {cls.__name__ for cls in records}
