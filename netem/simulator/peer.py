@@ -43,8 +43,9 @@ class SimPeer(ExchangeCore):
         self.loop, self.host, self.name, self._delay_s, self._ticks_from = loop, host, host.name, delay_s, phase
         super().__init__(
             me=host.name, run=RUN, head=source, head_key=HEAD.public_key, store=NoChunks(), is_source=host.name == source,
-            now=lambda: loop.now, wall=lambda: loop.now, on_header=self._on_header, policy=policy,
+            now=lambda: loop.now, wall=lambda: loop.now, policy=policy,
         )  # fmt: skip
+        self.on_header = self._on_header
         self.alive = True
         self._parked = False
         """has nothing to do until a version or a want comes: it does not tick"""

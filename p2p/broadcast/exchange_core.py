@@ -32,9 +32,10 @@ TICK_S = 0.05
 class ExchangeCore:
     """Sessions, manifests and store of one peer.
 
-    `on_header(manifest)` decides whether to take part in a newly announced manifest; it is called once for each.
+    `on_header(manifest)`, which the owner sets, decides whether to take part in a newly announced manifest. It is called once
+    for each.
     `on_refusal(peer, refusal)` hears every refusal; it drops the peer when `refusal.fatal`.
-    `on_full()` is asked to free store space when a chunk finds none; it says whether it freed any.
+    `on_full()`, which the owner sets, is asked to free store space when a chunk finds none; it says whether it freed any.
     """
 
     def __init__(
@@ -48,9 +49,7 @@ class ExchangeCore:
         is_source: bool,
         now: Callable[[], float],
         wall: Callable[[], float],
-        on_header: Callable[[Manifest], bool] | None = None,
         on_refusal: RefusedBy | None = None,
-        on_full: Callable[[], bool] | None = None,
         policy: str = DEFAULT,
     ) -> None:
         self.me, self.run_id, self.head, self.head_key = me, run, head, head_key
@@ -58,7 +57,9 @@ class ExchangeCore:
         self.min_epoch = 0
         self.floor: Version | None = None
         """headers of versions below this are refused as rolled back (set by the node to what it serves)"""
-        self.on_header, self.on_refusal, self.on_full = on_header, on_refusal, on_full
+        self.on_header: Callable[[Manifest], bool] = lambda manifest: False
+        self.on_full: Callable[[], bool] = lambda: False
+        self._on_refusal = on_refusal
         self.transfers: dict[bytes, Transfer] = {}
         self.peers: dict[str, Neighbour] = {}
         self.policy = policy
@@ -67,7 +68,7 @@ class ExchangeCore:
         self._pump = self._make_pump()
         self._inbox = Inbox(
             head=head, head_key=head_key, is_source=is_source, store=store, transfers=self.transfers, peers=self.peers,
-            pump=self._pump, now=now, announced=self._announced, make_room=self._make_room, report=self.report,
+            pump=self._pump, now=now, announced=self._announced, make_room=lambda: self.on_full(), report=self.report,
         )  # fmt: skip
         self.handle = self._inbox.handle
         """takes one message of a neighbour; False when it is not of the versions family"""
@@ -96,6 +97,7 @@ class ExchangeCore:
         self._pump.enter(peer)
 
     def remove_peer(self, name: str) -> None:
+        """`name` is no neighbour any more; what was asked of it is asked of others."""
         peer = self.peers.pop(name, None)
         if peer is None:
             return
@@ -146,11 +148,8 @@ class ExchangeCore:
         if transfer.manifest.whole and transfer.manifest.seal is not None:
             transfer.session.close(transfer.manifest.seal.chunks)
             transfer.traffic.done_at = now
-            if announce:
-                self._post_all(Parts(mid, (part,)))
-            else:
-                for name in transfer.session.peers():
-                    self.peers[name].post(Parts(mid, (part,)))
+            for name in self.peers if announce else transfer.session.peers():
+                self.peers[name].post(Parts(mid, (part,)))
         transfer.wake()
         self._pump.wake()
 
@@ -191,8 +190,8 @@ class ExchangeCore:
 
     async def report(self, peer: str, refusal: Refusal) -> None:
         """Tell the owner of a refusal."""
-        if self.on_refusal is not None:
-            await self.on_refusal(peer, refusal)
+        if self._on_refusal is not None:
+            await self._on_refusal(peer, refusal)
 
     def _announced(self, part: bytes, mid: bytes) -> bool:
         """The first part of a manifest that is not known here: True when it is its header, which is remembered from now on."""
@@ -203,12 +202,9 @@ class ExchangeCore:
         if manifest is None:
             return False  # its header did not reach us: GetParts or another neighbour will bring it
         self._open(manifest, wanted=False)
-        if self.on_header is not None and self.on_header(manifest):
+        if self.on_header(manifest):
             self.take(manifest.mid, catching=False)
         return True
-
-    def _make_room(self) -> bool:
-        return self.on_full is not None and self.on_full()
 
     def _lose(self, transfer: Transfer, chunk: int) -> None:
         """The store turned out not to have a chunk that we counted as held."""

@@ -188,6 +188,7 @@ class Pulls:
         self._somewhere |= has.bits
 
     def leave(self, peer: str) -> None:
+        """`peer` is gone: its leases end, and what it announced first is awaited from nobody."""
         supplier = self._suppliers.pop(peer)
         for chunk in supplier.asked:
             del self.leases[chunk]

@@ -7,7 +7,7 @@ code, never weights.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -66,6 +66,14 @@ def unpack_descriptor(blob: bytes, folder: Path) -> None:
         write_whole(folder / name, data)
 
 
-def descriptor_layout(blob: bytes) -> tuple[Layout, np.ndarray]:
+class DescriptorState(NamedTuple):
+    """A descriptor as a state of one tensor."""
+
+    layout: Layout
+    words: np.ndarray
+    """uint8 [bytes of the descriptor]"""
+
+
+def descriptor_layout(blob: bytes) -> DescriptorState:
     """The blob as a state of one uint8 tensor: its layout and its words."""
-    return Layout.build([(TENSOR, "uint8", (len(blob),))]), np.frombuffer(blob, dtype=np.uint8)
+    return DescriptorState(Layout.build([(TENSOR, "uint8", (len(blob),))]), np.frombuffer(blob, dtype=np.uint8))
