@@ -10,11 +10,12 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import blake3
-import msgpack
+import msgspec
 import numpy as np
+from msgspec import Meta
 
 from p2p.errors import Refusal
 from p2p.limits import DEFAULT_SEGMENT, MAX_SEGMENT, MAX_STATE, MAX_TENSOR_NAME, MAX_TENSORS
@@ -40,6 +41,11 @@ ITEMSIZE: dict[str, int] = {
 
 WORD: dict[int, np.dtype] = {n: np.dtype(f"<u{n}") for n in (1, 2, 4, 8)}
 """The integer view through which values of that many bytes are compared and coded."""
+
+_Name = Annotated[str, Meta(min_length=1, max_length=MAX_TENSOR_NAME)]
+_Shape = Annotated[tuple[Annotated[int, Meta(ge=0, lt=2**40)], ...], Meta(max_length=8)]
+_Table = Annotated[list[tuple[_Name, str, _Shape]], Meta(max_length=MAX_TENSORS)]
+"""The wire form of a layout: name, dtype and shape of each tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +119,7 @@ class Layout:
     @cached_property
     def digest(self) -> bytes:
         """BLAKE3 (32 bytes) of the wire form."""
-        return blake3.blake3(msgpack.packb(self.to_wire())).digest()
+        return blake3.blake3(msgspec.msgpack.encode(self.to_wire())).digest()
 
     def segments(self, target: int = DEFAULT_SEGMENT) -> tuple[Segment, ...]:
         """Cut the flat state into segments of about `target` bytes, never mixing word sizes."""
@@ -142,24 +148,10 @@ class Layout:
     @classmethod
     def from_wire(cls, wire: Any) -> Layout:
         """Parse and check what a peer sent; Refusal on anything malformed or over the limits."""
-        if not isinstance(wire, list) or len(wire) > MAX_TENSORS:
-            raise Refusal(f"tensor table is not a list of at most {MAX_TENSORS} entries")
-        entries = []
-        for row in wire:
-            if not isinstance(row, list) or len(row) != 3:
-                raise Refusal("tensor table row is not [name, dtype, shape]")
-            name, dtype, shape = row
-            if not isinstance(name, str) or not 0 < len(name) <= MAX_TENSOR_NAME:
-                raise Refusal("tensor name is empty, too long or not text")
-            if not isinstance(shape, list) or len(shape) > 8 or not all(type(n) is int and 0 <= n < 2**40 for n in shape):
-                raise Refusal(f"tensor {name!r}: bad shape")
-            if not isinstance(dtype, str):
-                raise Refusal(f"tensor {name!r}: bad dtype")
-            entries.append((name, dtype, tuple(shape)))
         try:
-            layout = cls.build(entries)
-        except ValueError as error:
-            raise Refusal(str(error)) from None
+            layout = cls.build(msgspec.convert(wire, _Table))
+        except (ValueError, RecursionError) as error:
+            raise Refusal(f"malformed tensor table: {error}") from None
         if layout.nbytes > MAX_STATE:
             raise Refusal(f"state of {layout.nbytes} bytes is over the limit of {MAX_STATE}")
         if layout.to_wire() != wire:

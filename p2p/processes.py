@@ -26,6 +26,8 @@ INSTALLED = ROOT.name in ("site-packages", "dist-packages")
 """Whether ROOT is where Python looks anyway, among all other packages of its environment."""
 
 _PR_SET_PDEATHSIG = 1
+"""The number of the request of Linux's prctl that names the signal for a dead parent's child (linux/prctl.h)."""
+
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 """Loaded here and not in the child: between fork and exec as little as possible may happen there."""
 

@@ -125,8 +125,8 @@ class Swarm(LinkOwner):
             is_source=isinstance(role, SourceRole), now=now, wall=wall, on_refusal=self.on_refusal, policy=policy,
         )  # fmt: skip
         self.exchange = self._new_exchange()
-        self.spreads: Mapping[bytes, Transfer] = self.exchange.spreads
-        """the manifests that are spread here, by id; their traffic does not count who is kept apart"""
+        self.transfers: Mapping[bytes, Transfer] = self.exchange.transfers
+        """the transfers here, by manifest id; their traffic does not count who is kept apart"""
         self._apart: dict[str, Exchange] = {}
         """the exchanges of those who are kept apart, by peer"""
         self.rosters: Rosters | None = None
@@ -249,6 +249,7 @@ class Swarm(LinkOwner):
     # --- what links say (LinkOwner) ----------------------------------------------------------------------------------
 
     async def on_up(self, link: Link) -> None:
+        """Tell the owner, then let the peer take part in the broadcast."""
         self._up[link.peer] = link
         if link.peer == self.head:
             self._arrange(None)  # it may be another head, and says anew which groups there are
@@ -261,6 +262,7 @@ class Swarm(LinkOwner):
             self.rosters.changed()
 
     async def on_down(self, link: Link, reason: str) -> None:
+        """Take the peer out of the broadcast, then tell the owner."""
         if self._up.get(link.peer) is not link:
             return  # a newer link has taken its place
         del self._up[link.peer]
@@ -270,6 +272,7 @@ class Swarm(LinkOwner):
             self.rosters.changed()
 
     async def on_message(self, link: Link, message: object) -> None:
+        """Pass a message to whom it is for: the catalog, the exchange, the membership or the owner."""
         if self._up.get(link.peer) is not link:
             return  # a newer link has taken its place
         if self.rosters is not None and self._asks_catalog(message):
@@ -282,6 +285,7 @@ class Swarm(LinkOwner):
                 await self.on_refusal(link.peer, refusal)
 
     async def on_refusal(self, peer: str, refusal: Refusal) -> None:
+        """Tell the owner, and as a follower the head; a fatal refusal costs the link."""
         self._owner.on_refusal(peer, refusal)
         if self.rosters is None:
             self.send(self.head, Report(peer, refusal.version or Version(0, 0), refusal.chunk or 0, refusal.reason[:MAX_REASON]))
@@ -296,7 +300,7 @@ class Swarm(LinkOwner):
 
     def _asks_catalog(self, message: object) -> bool:
         """Who asks for a manifest that is not here any more needs to know what is."""
-        return isinstance(message, GetCatalog) or (isinstance(message, GetParts) and message.mid not in self.spreads)
+        return isinstance(message, GetCatalog) or (isinstance(message, GetParts) and message.mid not in self.transfers)
 
     async def _follow(self, link: Link, message: object) -> None:
         if link.peer != self.head:

@@ -224,9 +224,9 @@ class Publisher:
     def count_traffic(self) -> None:
         """Update `Published.sent` of every manifest that is kept."""
         for mid, published in self._by_mid.items():
-            spread = self._swarm.spreads.get(mid)
-            if spread is not None:
-                published.sent = spread.traffic.sent
+            transfer = self._swarm.transfers.get(mid)
+            if transfer is not None:
+                published.sent = transfer.traffic.sent
 
     def prune(self, readers: Iterable[Version]) -> list[Version]:
         """Drop manifests that nobody can need: older than the newest anchor and than every reader.
@@ -243,7 +243,7 @@ class Publisher:
         self.count_traffic()
         dropped = []
         for mid, published in list(self._by_mid.items()):
-            if published.kind == "descriptor" or published.version >= keep_from or mid not in self._swarm.spreads:
+            if published.kind == "descriptor" or published.version >= keep_from or mid not in self._swarm.transfers:
                 continue
             self._swarm.store.drop(self._swarm.forget(mid))
             self._signers.pop(mid, None)
@@ -252,5 +252,5 @@ class Publisher:
         return dropped
 
     def manifest(self, mid: bytes) -> Manifest | None:
-        spread = self._swarm.spreads.get(mid)
-        return None if spread is None else spread.manifest
+        transfer = self._swarm.transfers.get(mid)
+        return None if transfer is None else transfer.manifest

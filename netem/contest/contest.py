@@ -76,7 +76,7 @@ class RoundResult:
     """host -> nodes that refused something it sent"""
     reported: tuple[str, ...] = ()
     """hosts that the source refused, or that a node reported to it"""
-    shunned: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    banned: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """host -> nodes that have dropped it and keep away from it"""
     faults: tuple[Fault, ...] = ()
     """faults that were caused before the round was over"""
@@ -153,7 +153,7 @@ class Round:
             whence={h: a["whence"] for h, a in self._accounts.items() if "whence" in a and h != self._source},
             named=self._by_whom(lambda account: (host for host, _ in account.get("reports", ()))),
             reported=tuple(sorted({host for host, _ in self._accounts.get(self._source, {}).get("reports", ())})),
-            shunned=self._by_whom(lambda account: account.get("shuns", ())), **network,
+            banned=self._by_whom(lambda account: account.get("banned", ())), **network,
         )  # fmt: skip
 
     def _by_whom(self, whom: Callable[[Event], Iterable[str]]) -> dict[str, tuple[str, ...]]:

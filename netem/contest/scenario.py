@@ -172,7 +172,7 @@ def _misnamed(named: Collection[str], required: Collection[str], result: RoundRe
             wrong.append(f"nobody named {host}")
         if host not in result.reported:
             wrong.append(f"{host} was not reported to the source")
-        keep = [name for name in required if name not in result.shunned.get(host, ())]
+        keep = [name for name in required if name not in result.banned.get(host, ())]
         if keep:
             wrong.append(f"{host} was not dropped by {', '.join(keep)}")
     return wrong

@@ -74,7 +74,7 @@ def round_values(scenario: Scenario, result: RoundResult, number: int) -> dict[s
         "dropped": result.dropped, "cut_off": result.cut_off, "failures": list(result.failures), "verified": result.verified,
         "joined": result.joined, "from_source": result.from_source, "crossed": crossed(scenario, result),
         "faults": len(result.faults), "named": result.named,
-        "reported": result.reported, "shunned": result.shunned,
+        "reported": result.reported, "banned": result.banned,
     }  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def print_trial(result: dict[str, Any], console: Console) -> None:
             shares = ", ".join(f"{site} {share:.3f}" for site, share in r["crossed"].items())
             console.print(f"round {r['round']}: of the payload came over the WAN to {shares}", markup=False, highlight=False)
         for host, nodes in r["named"].items():
-            dropped = ", ".join(r["shunned"].get(host, ())) or "nobody"
+            dropped = ", ".join(r["banned"].get(host, ())) or "nobody"
             reported = "reported to" if host in r["reported"] else "unknown to"
             told = f"round {r['round']}: {host} named by {', '.join(nodes)}, dropped by {dropped}, {reported} the source"
             console.print(told, markup=False, highlight=False)

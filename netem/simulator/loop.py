@@ -163,7 +163,7 @@ class BroadcastSimulation:
         self._run(inf)
         self._run(self.now + PAUSE_S)
         times, t_star = list(self._done.values()), profile_bound(self.profile, version.payload)
-        twice = sum(t.traffic.duplicates for p in self.peers.values() if (t := p.spreads.get(version.mid)) is not None)
+        twice = sum(t.traffic.duplicates for p in self.peers.values() if (t := p.transfers.get(version.mid)) is not None)
         t_max = max(times, default=0.0)
         return SimResult(
             t_star=t_star, t_max=t_max, t_median=median(times) if times else 0.0, ratio=t_max / t_star,

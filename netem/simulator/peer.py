@@ -43,8 +43,9 @@ class SimPeer(ExchangeCore):
         self.loop, self.host, self.name, self._delay_s, self._ticks_from = loop, host, host.name, delay_s, phase
         super().__init__(
             me=host.name, run=RUN, head=source, head_key=HEAD.public_key, store=NoChunks(), is_source=host.name == source,
-            now=lambda: loop.now, wall=lambda: loop.now, on_header=self._on_header, policy=policy,
+            now=lambda: loop.now, wall=lambda: loop.now, policy=policy,
         )  # fmt: skip
+        self.on_header = self._on_header
         self.alive = True
         self._parked = False
         """has nothing to do until a version or a want comes: it does not tick"""
@@ -54,7 +55,7 @@ class SimPeer(ExchangeCore):
         loop.at(phase, self._tick)
 
     def _make_pump(self) -> SimPump:
-        return SimPump(self.spreads, self.loop, self.host, delay_s=self._delay_s, busy=self._left)
+        return SimPump(self.transfers, self.loop, self.host, delay_s=self._delay_s, busy=self._left)
 
     @property
     def pump(self) -> SimPump:
@@ -105,8 +106,8 @@ class SimPeer(ExchangeCore):
 
     def _forget_old(self, new: bytes = b"") -> None:
         self.wake_up()
-        for mid in [mid for mid in self.spreads if mid != new]:
-            self.floor = self.spreads[mid].manifest.version
+        for mid in [mid for mid in self.transfers if mid != new]:
+            self.floor = self.transfers[mid].manifest.version
             self.forget(mid)
         for peer in self.peers.values():
             peer.job = None  # what was not handed to a channel yet belongs to the past
@@ -126,12 +127,12 @@ class SimPeer(ExchangeCore):
         chunk = bulk.chunk
         for parts in bulk.proof:
             self._inbox.take(source, parts)
-        spread = self.spreads.get(chunk.mid)
-        held = 0 if spread is None else len(spread.session.held)
+        transfer = self.transfers.get(chunk.mid)
+        held = 0 if transfer is None else len(transfer.session.held)
         self._inbox.take(source, chunk)
-        if spread is not None and len(spread.session.held) > held:
+        if transfer is not None and len(transfer.session.held) > held:
             self.loop.moved_at = self.loop.now
-            if spread.session.complete:
+            if transfer.session.complete:
                 self.loop.completed(self.name)
 
     # --- timers ------------------------------------------------------------------------------------------------------
@@ -149,7 +150,7 @@ class SimPeer(ExchangeCore):
         if not self.alive:
             return
         self.tick()
-        done = not self.is_source and all(s.session.complete and not s.news.pending for s in self.spreads.values())
+        done = not self.is_source and all(s.session.complete and not s.news.pending for s in self.transfers.values())
         if done and self._pump.at_rest:
             self._parked = True
         else:

@@ -18,7 +18,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from node.engine.pipe import Call, CallRefused, Credit, Decoder, Events, Failed, Farewell, Message, Reply, encode
+from node.engine.pipe import Call, CallRefused, Credit, Events, Failed, Farewell, Message, PipeDecoder, Reply, encode
 from node.engine.port import EngineBroken, EngineCore
 from p2p.errors import Refusal
 
@@ -63,7 +63,7 @@ class EngineChild:
 
     def __init__(self, core: EngineCore, sock: socket.socket) -> None:
         self._core, self._sock = core, sock
-        self._decoder = Decoder()
+        self._decoder = PipeDecoder()
         self._room = EVENT_WINDOW
         """event batches that may still be sent before the agent takes one"""
         self._poll = select.poll()

@@ -162,7 +162,7 @@ def decode(data: bytes) -> Message:
     return found
 
 
-class Decoder:
+class PipeDecoder:
     """Bytes in, messages out."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 import trio
 
 from node.engine.child import EVENT_WINDOW
-from node.engine.pipe import Call, CallRefused, Credit, Decoder, Events, Failed, Farewell, Message, Reply, encode
+from node.engine.pipe import Call, CallRefused, Credit, Events, Failed, Farewell, Message, PipeDecoder, Reply, encode
 from node.engine.port import CommitResult, Engine, EngineDied, EngineStats, StateFile
 from p2p.processes import INSTALLED, ROOT, Process, child_environment, end, python_command, start
 from p2p.protocol.rollout import Generate, TokenEvent
@@ -174,7 +174,7 @@ class EngineProcess(Engine):
         return f"the engine process exited with status {code}"
 
     async def _read(self) -> None:
-        decoder = Decoder()
+        decoder = PipeDecoder()
         reason = ""
         try:
             while data := await self._stream.receive_some(1 << 18):

@@ -82,14 +82,14 @@ class Installer:
         """The head answered under this epoch: what earlier epochs announced is over."""
         if epoch != self._exchange.min_epoch:
             self._exchange.min_epoch = epoch
-            for mid, spread in list(self._exchange.spreads.items()):
-                if spread.manifest.version.epoch < epoch:
+            for mid, transfer in list(self._exchange.transfers.items()):
+                if transfer.manifest.version.epoch < epoch:
                     self._forget(mid)
             self._plan.new_epoch(epoch)
 
     def set_catalog(self, catalog: Catalog) -> None:
         """What the head retains, and which version is current. From here on new deltas are followed."""
-        self._plan.set_catalog(catalog, self._exchange.min_epoch, self._exchange.spreads.keys())
+        self._plan.set_catalog(catalog, self._exchange.min_epoch, self._exchange.transfers.keys())
         self._exchange.follow(not self._asleep)
         self._wake.set()
 
@@ -216,16 +216,16 @@ class Installer:
         mid = entry.mid
         if entry.kind in ("anchor", "cumulative"):
             self._forget_superseded(entry.version, but=mid)
-        if mid not in self._exchange.spreads:
+        if mid not in self._exchange.transfers:
             self._exchange.ask_manifest(mid, self._exchange.head)
         with trio.move_on_after(HEADER_S):
             await self._exchange.manifest(mid)
-        if mid not in self._exchange.spreads:
+        if mid not in self._exchange.transfers:
             # The head has pruned it, or is away: drop the stale entry and look at a fresh catalog.
             self._plan.drop(mid)
             self._ask_catalog()
             raise ShoalError(f"manifest {mid.hex()[:12]} is not to be had any more")
-        manifest = self._exchange.spreads[mid].manifest
+        manifest = self._exchange.transfers[mid].manifest
         self._exchange.take(mid, catching=entry.size > 0)
         return manifest
 
@@ -269,7 +269,7 @@ class Installer:
             await self._announce(relabelled, entry.state_digest)
             return
         manifest = await self._receive(entry)
-        traffic = self._exchange.spreads[manifest.mid].traffic
+        traffic = self._exchange.transfers[manifest.mid].traffic
         h = manifest.header
         staging = self.shadow.begin(h.version, h.kind, h.layout, h.base, h.base_digest, segment_bytes=h.segment_bytes)
         try:
@@ -304,7 +304,7 @@ class Installer:
     def _keep(self, mid: bytes) -> None:
         """An installed manifest goes on being relayed for a while, then makes room."""
         self._plan.drop(mid)
-        if mid in self._exchange.spreads:  # a new epoch may have swept it away meanwhile
+        if mid in self._exchange.transfers:  # a new epoch may have swept it away meanwhile
             self._kept.append(mid)
         if self.shadow.version is not None:
             self._forget_superseded(self.shadow.version, but=mid)
@@ -313,8 +313,8 @@ class Installer:
 
     def _forget_superseded(self, version: Version, *, but: bytes) -> None:
         """Drop manifests that an anchor overtook: nobody here will install them, and their number is limited."""
-        for mid, spread in list(self._exchange.spreads.items()):
-            m = spread.manifest
+        for mid, transfer in list(self._exchange.transfers.items()):
+            m = transfer.manifest
             if m.header.kind != "descriptor" and m.version <= version and mid != but and mid not in self._kept:
                 self._forget(mid)
                 self._plan.drop(mid)

@@ -29,8 +29,7 @@ def accept_header(
     """The manifest whose header `part` is; None for a signed part of another kind, whose header did not come. Refusal when
     it is not the head's, of another run or an older epoch, at or below `floor` (what is installed) as a delta, a second one
     for the same version, or one too many."""
-    kind, _ = open_part(part, head_key)
-    if kind != "header":
+    if open_part(part, head_key).kind != "header":
         return None
     manifest = open_header(part, head_key=head_key, run=run, min_epoch=min_epoch, now=now)
     version = manifest.version

@@ -25,7 +25,7 @@ class Exchange(ExchangeCore):
     _nursery: trio.Nursery | None = None
 
     def _make_pump(self) -> Pump:
-        return Pump(self.spreads, self.store, self._now, self._lose)
+        return Pump(self.transfers, self.store, self._now, self._lose)
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """Owns every task of the exchange."""
@@ -45,48 +45,48 @@ class Exchange(ExchangeCore):
 
     async def manifest(self, mid: bytes) -> Manifest:
         """The manifest once its header is here. No deadline: the caller sets one on progress."""
-        while mid not in self.spreads:
+        while mid not in self.transfers:
             opened = trio.Event()
             self._opened.append(opened.set)
             await opened.wait()
-        return self.spreads[mid].manifest
+        return self.transfers[mid].manifest
 
     async def segment(self, mid: bytes, index: int) -> bytes:
         """The encoded payload of one segment, once its record and all its chunks are here. ShoalError when the manifest
         is forgotten meanwhile. No deadline: the caller watches `progress`."""
         lacking = 0
         while True:
-            spread = self._spread(mid)
-            chunks = spread.manifest.chunks_of(index)
-            while chunks is not None and lacking < len(chunks) and chunks[lacking] in spread.session.held:
+            transfer = self._transfer(mid)
+            chunks = transfer.manifest.chunks_of(index)
+            while chunks is not None and lacking < len(chunks) and chunks[lacking] in transfer.session.held:
                 lacking += 1
             if chunks is not None and lacking == len(chunks):
-                pieces = [await self._pump.read(d) for d in spread.manifest.records[index].digests]
+                pieces = [await self._pump.read(d) for d in transfer.manifest.records[index].digests]
                 if all(piece is not None for piece in pieces):
                     return b"".join(piece for piece in pieces if piece is not None)
                 # The disk lost a chunk that was whole when it came: fetch it again.
                 for chunk, piece in zip(chunks, pieces, strict=True):
                     if piece is None:
-                        self._lose(spread, chunk)
+                        self._lose(transfer, chunk)
                 lacking = 0
-            await _change(spread)
+            await _change(transfer)
 
     async def sealed(self, mid: bytes) -> Manifest:
         """The manifest once seal and all records are here."""
         while True:
-            spread = self._spread(mid)
-            if spread.manifest.whole:
-                return spread.manifest
-            await _change(spread)
+            transfer = self._transfer(mid)
+            if transfer.manifest.whole:
+                return transfer.manifest
+            await _change(transfer)
 
-    def _spread(self, mid: bytes) -> Transfer:
-        spread = self.spreads.get(mid)
-        if spread is None:
+    def _transfer(self, mid: bytes) -> Transfer:
+        transfer = self.transfers.get(mid)
+        if transfer is None:
             raise ShoalError(f"manifest {mid.hex()[:12]} is not held any more")
-        return spread
+        return transfer
 
 
-async def _change(spread: Transfer) -> None:
+async def _change(transfer: Transfer) -> None:
     changed = trio.Event()
-    spread.waiting.append(changed.set)
+    transfer.waiting.append(changed.set)
     await changed.wait()

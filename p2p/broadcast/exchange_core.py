@@ -1,8 +1,8 @@
-"""The manifests that are spread here, from their offer or their header on, and the neighbours: an exchange without its tasks.
+"""The transfers at one peer, each from its offer or its header on, and the neighbours: an exchange without its tasks.
 
 Nodes and the head run it as `exchange.Exchange`; the simulator runs it on simulated links. Must not know reinforcement learning,
 engines or how peers were admitted: peers are added and removed by the owner. What they say is the `inbox`'s business, what
-leaves the pump's; both work on this exchange's spreads and neighbours.
+leaves the pump's; both work on this exchange's transfers and neighbours.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ TICK_S = 0.05
 class ExchangeCore:
     """Sessions, manifests and store of one peer.
 
-    `on_header(manifest)` decides whether to take part in a newly announced manifest; it is called once for each.
+    `on_header(manifest)`, which the owner sets, decides whether to take part in a newly announced manifest. It is called once
+    for each.
     `on_refusal(peer, refusal)` hears every refusal; it drops the peer when `refusal.fatal`.
-    `on_full()` is asked to free store space when a chunk finds none; it says whether it freed any.
+    `on_full()`, which the owner sets, is asked to free store space when a chunk finds none; it says whether it freed any.
     """
 
     def __init__(
@@ -48,9 +49,7 @@ class ExchangeCore:
         is_source: bool,
         now: Callable[[], float],
         wall: Callable[[], float],
-        on_header: Callable[[Manifest], bool] | None = None,
         on_refusal: RefusedBy | None = None,
-        on_full: Callable[[], bool] | None = None,
         policy: str = DEFAULT,
     ) -> None:
         self.me, self.run_id, self.head, self.head_key = me, run, head, head_key
@@ -58,16 +57,18 @@ class ExchangeCore:
         self.min_epoch = 0
         self.floor: Version | None = None
         """headers of versions below this are refused as rolled back (set by the node to what it serves)"""
-        self.on_header, self.on_refusal, self.on_full = on_header, on_refusal, on_full
-        self.spreads: dict[bytes, Transfer] = {}
+        self.on_header: Callable[[Manifest], bool] = lambda manifest: False
+        self.on_full: Callable[[], bool] = lambda: False
+        self._on_refusal = on_refusal
+        self.transfers: dict[bytes, Transfer] = {}
         self.peers: dict[str, Neighbour] = {}
         self.policy = policy
         self._memory: dict[str, float] = {}
         self._places: PeerPlaces | None = None
         self._pump = self._make_pump()
         self._inbox = Inbox(
-            head=head, head_key=head_key, is_source=is_source, store=store, spreads=self.spreads, peers=self.peers,
-            pump=self._pump, now=now, announced=self._announced, make_room=self._make_room, report=self.report,
+            head=head, head_key=head_key, is_source=is_source, store=store, transfers=self.transfers, peers=self.peers,
+            pump=self._pump, now=now, announced=self._announced, make_room=lambda: self.on_full(), report=self.report,
         )  # fmt: skip
         self.handle = self._inbox.handle
         """takes one message of a neighbour; False when it is not of the versions family"""
@@ -87,28 +88,29 @@ class ExchangeCore:
         peer = self.peers[name] = Neighbour(name, post, bulk, self._now())
         if self._following:
             post(Follow(True))
-        for mid, spread in self.spreads.items():
-            if spread.wanted:
-                post(Subscribe(mid, bitmap(spread.session.held)))
+        for mid, transfer in self.transfers.items():
+            if transfer.wanted:
+                post(Subscribe(mid, bitmap(transfer.session.held)))
         self._serve(peer)
 
     def _serve(self, peer: Neighbour) -> None:
         self._pump.enter(peer)
 
     def remove_peer(self, name: str) -> None:
+        """`name` is no neighbour any more; what was asked of it is asked of others."""
         peer = self.peers.pop(name, None)
         if peer is None:
             return
         self._pump.drop(peer)
-        for spread in self.spreads.values():
-            spread.session.leave(name, self._now())
+        for transfer in self.transfers.values():
+            transfer.session.leave(name, self._now())
         self._pump.wake()
 
     def arrange(self, places: PeerPlaces | None) -> None:
         """Which groups the peers are in from now on; None while all are one."""
         self._places = places
-        for spread in self.spreads.values():
-            spread.session.places = places
+        for transfer in self.transfers.values():
+            transfer.session.places = places
 
     def follow(self, on: bool) -> None:
         """Ask every neighbour, now and later ones, to push new deltas as they are made."""
@@ -126,56 +128,53 @@ class ExchangeCore:
         """Start a manifest of our own. With `announce` its header goes to every neighbour and its chunks are pushed
         to those who follow; without, it is there for who asks."""
         manifest = open_header(header_part, head_key=self.head_key, run=self.run_id, min_epoch=0, now=self._wall())
-        spread = self._open(manifest, wanted=True)
+        transfer = self._open(manifest, wanted=True)
         if announce:
             for peer in self.peers.values():
                 peer.post(Parts(manifest.mid, (header_part,)))
                 if peer.following:
-                    spread.session.join(peer.name, (), self._now())
+                    transfer.session.join(peer.name, (), self._now())
         return manifest
 
     def extend(self, mid: bytes, part: bytes, *, announce: bool) -> None:
         """A further part of our own manifest; its chunks must be in the store already, and are pinned there until `forget`."""
-        spread = self.spreads[mid]
+        transfer = self.transfers[mid]
         now = self._now()
-        chunks = spread.manifest.add(part, self.head_key)
-        self.store.pin(d for d in map(spread.manifest.chunk_digest, chunks) if d is not None)
-        spread.session.learn(chunks, now)
+        chunks = transfer.manifest.add(part, self.head_key)
+        self.store.pin(d for d in map(transfer.manifest.chunk_digest, chunks) if d is not None)
+        transfer.session.learn(chunks, now)
         for chunk in chunks:
-            spread.session.hold(chunk, None, duty=0, now=now)
-        if spread.manifest.whole and spread.manifest.seal is not None:
-            spread.session.close(spread.manifest.seal.chunks)
-            spread.traffic.done_at = now
-            if announce:
-                self._post_all(Parts(mid, (part,)))
-            else:
-                for name in spread.session.peers():
-                    self.peers[name].post(Parts(mid, (part,)))
-        spread.wake()
+            transfer.session.hold(chunk, None, duty=0, now=now)
+        if transfer.manifest.whole and transfer.manifest.seal is not None:
+            transfer.session.close(transfer.manifest.seal.chunks)
+            transfer.traffic.done_at = now
+            for name in self.peers if announce else transfer.session.peers():
+                self.peers[name].post(Parts(mid, (part,)))
+        transfer.wake()
         self._pump.wake()
 
     def forget(self, mid: bytes) -> list[bytes]:
         """Drop a manifest; returns the digests of its chunks (for the store)."""
-        spread = self.spreads.pop(mid, None)
-        if spread is None:
+        transfer = self.transfers.pop(mid, None)
+        if transfer is None:
             return []
-        spread.wake()
+        transfer.wake()
         for peer in self.peers.values():
             peer.forget(mid)
         # Only what this manifest pinned: another one may hold the same bytes.
-        held = [spread.manifest.chunk_digest(chunk) for chunk in spread.session.held]
+        held = [transfer.manifest.chunk_digest(chunk) for chunk in transfer.session.held]
         self.store.unpin(d for d in held if d is not None)
-        return [d for record in spread.manifest.records.values() for d in record.digests]
+        return [d for record in transfer.manifest.records.values() for d in record.digests]
 
     # --- a receiver --------------------------------------------------------------------------------------------------
 
     def take(self, mid: bytes, *, catching: bool) -> None:
         """Take part in a known manifest from now on: tell the neighbours, receive, relay."""
-        spread = self.spreads[mid]
-        spread.session.catching = spread.session.catching or catching
-        if not spread.wanted:
-            spread.wanted = True
-            self._post_all(Subscribe(mid, bitmap(spread.session.held)))
+        transfer = self.transfers[mid]
+        transfer.session.catching = transfer.session.catching or catching
+        if not transfer.wanted:
+            transfer.wanted = True
+            self._post_all(Subscribe(mid, bitmap(transfer.session.held)))
 
     def ask_manifest(self, mid: bytes, peer: str) -> None:
         entry = self.peers.get(peer)
@@ -184,40 +183,37 @@ class ExchangeCore:
 
     def progress(self, mid: bytes) -> int:
         """Grows with every record and chunk: a watchdog compares two readings."""
-        spread = self.spreads.get(mid)
-        return 0 if spread is None else len(spread.session.held) + len(spread.manifest.records) + spread.manifest.whole
+        transfer = self.transfers.get(mid)
+        return 0 if transfer is None else len(transfer.session.held) + len(transfer.manifest.records) + transfer.manifest.whole
 
     # --- for inbox and pump ------------------------------------------------------------------------------------------
 
     async def report(self, peer: str, refusal: Refusal) -> None:
         """Tell the owner of a refusal."""
-        if self.on_refusal is not None:
-            await self.on_refusal(peer, refusal)
+        if self._on_refusal is not None:
+            await self._on_refusal(peer, refusal)
 
     def _announced(self, part: bytes, mid: bytes) -> bool:
         """The first part of a manifest that is not known here: True when it is its header, which is remembered from now on."""
         manifest = accept_header(
-            part, mid, [spread.manifest for spread in self.spreads.values()], head_key=self.head_key, run=self.run_id,
+            part, mid, [transfer.manifest for transfer in self.transfers.values()], head_key=self.head_key, run=self.run_id,
             min_epoch=self.min_epoch, floor=self.floor, now=self._wall(),
         )  # fmt: skip
         if manifest is None:
             return False  # its header did not reach us: GetParts or another neighbour will bring it
         self._open(manifest, wanted=False)
-        if self.on_header is not None and self.on_header(manifest):
+        if self.on_header(manifest):
             self.take(manifest.mid, catching=False)
         return True
 
-    def _make_room(self) -> bool:
-        return self.on_full is not None and self.on_full()
-
-    def _lose(self, spread: Transfer, chunk: int) -> None:
+    def _lose(self, transfer: Transfer, chunk: int) -> None:
         """The store turned out not to have a chunk that we counted as held."""
-        if chunk in spread.session.held:
-            digest = spread.manifest.chunk_digest(chunk)
-            log.error("chunk %d of version %s is gone from the store", chunk, spread.manifest.version)
+        if chunk in transfer.session.held:
+            digest = transfer.manifest.chunk_digest(chunk)
+            log.error("chunk %d of version %s is gone from the store", chunk, transfer.manifest.version)
             if digest is not None:
                 self.store.unpin([digest])
-            spread.session.lose(chunk, self._now())
+            transfer.session.lose(chunk, self._now())
 
     # --- timers ------------------------------------------------------------------------------------------------------
 
@@ -225,31 +221,31 @@ class ExchangeCore:
         """What is to be called every TICK_S."""
         now = self._now()
         self._pump.measure()
-        for mid, spread in self.spreads.items():
-            session = spread.session
+        for mid, transfer in self.transfers.items():
+            session = transfer.session
             session.pace = self._pump.uplink.pace
             session.tick(now)
-            for names, chunks in spread.news.due(session, now, self.peers):
+            for names, chunks in transfer.news.due(session, now, self.peers):
                 for message in haves(mid, chunks):
                     for name in names:
                         self.peers[name].post(message)
-            if not spread.wanted or self.is_source:
+            if not transfer.wanted or self.is_source:
                 continue
             for name, chunks in session.wants(now).items():
                 self.peers[name].post(Want(mid, tuple(chunks)))
-            if not spread.manifest.whole and session.missing == 0 and now - spread.asked_parts_at > spread.ask_parts_after:
-                self._ask_for_parts(spread, now)
+            if not transfer.manifest.whole and session.missing == 0 and now - transfer.asked_parts_at > transfer.ask_parts_after:
+                self._ask_for_parts(transfer, now)
         self._pump.wake()
 
-    def _ask_for_parts(self, spread: Transfer, now: float) -> None:
+    def _ask_for_parts(self, transfer: Transfer, now: float) -> None:
         """Records come with the chunks; when nothing is on its way and the manifest is not whole, ask for the rest."""
-        if spread.asked_parts_at > 0:
-            holders = [n for n in spread.session.peers() if n in self.peers and n != self.head]
+        if transfer.asked_parts_at > 0:
+            holders = [n for n in transfer.session.peers() if n in self.peers and n != self.head]
             target = self.head if self.head in self.peers else (holders[0] if holders else None)
             if target is not None:
-                self.peers[target].post(GetParts(spread.manifest.mid))
-                spread.ask_parts_after = min(2 * spread.ask_parts_after, ASK_PARTS_MAX_S)
-        spread.asked_parts_at = now
+                self.peers[target].post(GetParts(transfer.manifest.mid))
+                transfer.ask_parts_after = min(2 * transfer.ask_parts_after, ASK_PARTS_MAX_S)
+        transfer.asked_parts_at = now
 
     def _open(self, manifest: Manifest, *, wanted: bool) -> Transfer:
         now = self._now()
@@ -257,7 +253,7 @@ class ExchangeCore:
             me=self.me, source=None if self.is_source else self.head, now=now, policy=self.policy,
             chunk_bytes=manifest.header.chunk_bytes, memory=self._memory, places=self._places,
         )  # fmt: skip
-        spread = self.spreads[manifest.mid] = Transfer(manifest, session, Traffic(), wanted)
+        transfer = self.transfers[manifest.mid] = Transfer(manifest, session, Traffic(), wanted)
         opened, self._opened = self._opened, []
         for call in opened:
             call()
@@ -265,7 +261,7 @@ class ExchangeCore:
             # Those who follow take part in every new delta without saying so each time; the head is always asked last.
             if peer.name == self.head or (peer.following and manifest.header.kind == "delta" and not self.is_source):
                 session.join(peer.name, (), now)
-        return spread
+        return transfer
 
     def _post_all(self, message: object) -> None:
         for peer in self.peers.values():

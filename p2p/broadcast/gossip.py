@@ -1,6 +1,6 @@
 """What one peer tells of the chunks that it got, of one manifest: to whom, and when. Pure.
 
-The source hears at once: it feeds those who have room, and seeds again what died with a distributor. The others repair by
+The source hears at once: it feeds those who have room, and hands out again what died with a distributor. The others repair by
 it, and repair is patient. Where peers are in groups, the source hears at once from some peers of each lane only (it could not
 listen to a thousand), and each peer tells its own group more often than the others. Must not know messages or links.
 """

@@ -1,7 +1,7 @@
 """What neighbours say: messages of the versions family are checked here and told to the sessions; chunks are kept first.
 
 Every byte taken from a neighbour is proven first: manifest parts by the head's signature, chunks by their digest. Must not
-know which manifests are wanted or when they are dropped, nor what leaves: spreads and neighbours are the exchange's.
+know which manifests are wanted or when they are dropped, nor what leaves: transfers and neighbours are the exchange's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RefusedBy = Callable[[str, Refusal], Awaitable[None]]
 
 
 class Inbox:
-    """`spreads` by manifest id and `peers` by name change under it.
+    """`transfers` by manifest id and `peers` by name change under it.
 
     `announced(part, mid)` gets the first part of a manifest that is not known; it says whether that was its header and it
     is known from now on, or raises a Refusal. `make_room()` is called when a chunk finds no store space; it says whether some
@@ -43,7 +43,7 @@ class Inbox:
         head_key: bytes,
         is_source: bool,
         store: Chunks,
-        spreads: Mapping[bytes, Transfer],
+        transfers: Mapping[bytes, Transfer],
         peers: Mapping[str, Neighbour],
         pump: PumpCore,
         now: Callable[[], float],
@@ -52,7 +52,7 @@ class Inbox:
         report: RefusedBy,
     ) -> None:
         self._head, self._head_key, self._is_source = head, head_key, is_source
-        self._store, self._spreads, self._peers, self._pump, self._now = store, spreads, peers, pump, now
+        self._store, self._transfers, self._peers, self._pump, self._now = store, transfers, peers, pump, now
         self._announced, self._make_room, self._report = announced, make_room, report
 
         self._handlers: dict[type, Callable[[Neighbour, Any], None]] = {
@@ -87,19 +87,19 @@ class Inbox:
         await self._report(name, refusal)
 
     def _on_chunk(self, peer: Neighbour, message: Chunk) -> None:
-        spread = self._spreads.get(message.mid)
-        if spread is None or not spread.wanted:
+        transfer = self._transfers.get(message.mid)
+        if transfer is None or not transfer.wanted:
             return  # a manifest we dropped meanwhile: the sender could not know
-        version = spread.manifest.version
-        digest = spread.manifest.chunk_digest(message.index)
+        version = transfer.manifest.version
+        digest = transfer.manifest.chunk_digest(message.index)
         if digest is None:
             raise Refusal("chunk came before the record that proves it", version=version, chunk=message.index)
         now = self._now()
         # Only the source makes a peer the distributor of a chunk; others may ask it to bring one to some groups.
         duty = message.duty if peer.name == self._head or message.duty != EVERYWHERE else 0
-        if message.index in spread.session.held:
-            spread.session.hold(message.index, peer.name, duty=duty, now=now)
-            spread.traffic.duplicates += len(message.data)
+        if message.index in transfer.session.held:
+            transfer.session.hold(message.index, peer.name, duty=duty, now=now)
+            transfer.traffic.duplicates += len(message.data)
             peer.post(Have(message.mid, (message.index,)))
             return
         try:
@@ -112,19 +112,19 @@ class Inbox:
             return
         self._store.pin([digest])
         self._pump.keep(digest, message.data)
-        traffic = spread.traffic
+        traffic = transfer.traffic
         traffic.first_at = traffic.first_at or now
         if peer.name == self._head:
             traffic.from_head += len(message.data)
         else:
             traffic.from_peers += len(message.data)
-        spread.session.hold(message.index, peer.name, duty=duty, now=now)
-        answered = spread.news.came_from(peer.name, message.index)
+        transfer.session.hold(message.index, peer.name, duty=duty, now=now)
+        answered = transfer.news.came_from(peer.name, message.index)
         if answered:
             peer.post(Have(message.mid, tuple(answered)))
-        if spread.session.complete:
+        if transfer.session.complete:
             traffic.done_at = now
-        spread.wake()
+        transfer.wake()
         self._pump.wake()
 
     def _keep(self, digest: bytes, data: bytes) -> None:
@@ -138,33 +138,33 @@ class Inbox:
             self._store.put(digest, data)
 
     def _on_have(self, peer: Neighbour, message: Have) -> None:
-        spread = self._spreads.get(message.mid)
-        if spread is not None:
-            self._check_range(spread, message.chunks)
+        transfer = self._transfers.get(message.mid)
+        if transfer is not None:
+            self._check_range(transfer, message.chunks)
             # Its answer to our Subscribe may be the first we hear of it here: who holds chunks takes part.
-            joined = spread.session.join(peer.name, (), self._now())
-            if spread.session.peer_has(peer.name, message.chunks, self._now()) or joined:
+            joined = transfer.session.join(peer.name, (), self._now())
+            if transfer.session.peer_has(peer.name, message.chunks, self._now()) or joined:
                 self._pump.wake()
 
     def _on_follow(self, peer: Neighbour, message: Follow) -> None:
         peer.following = message.on
 
     def _on_want(self, peer: Neighbour, message: Want) -> None:
-        spread = self._spreads.get(message.mid)
-        if spread is not None:
-            self._check_range(spread, message.chunks)
-            spread.session.join(peer.name, (), self._now())
-            spread.session.peer_wants(peer.name, message.chunks, self._now())
+        transfer = self._transfers.get(message.mid)
+        if transfer is not None:
+            self._check_range(transfer, message.chunks)
+            transfer.session.join(peer.name, (), self._now())
+            transfer.session.peer_wants(peer.name, message.chunks, self._now())
             self._pump.wake()
 
     def _on_relieve(self, peer: Neighbour, message: Relieve) -> None:
-        spread = self._spreads.get(message.mid)
-        if spread is None:
+        transfer = self._transfers.get(message.mid)
+        if transfer is None:
             return
         if peer.name != self._head:
-            raise Refusal("Relieve from a peer that is not the source", version=spread.manifest.version, fatal=True)
-        self._check_range(spread, message.chunks)
-        spread.session.relieve(message.chunks)
+            raise Refusal("Relieve from a peer that is not the source", version=transfer.manifest.version, fatal=True)
+        self._check_range(transfer, message.chunks)
+        transfer.session.relieve(message.chunks)
 
     def _on_parts(self, peer: Neighbour, message: Parts) -> None:
         self.prove(message.mid, message.parts)
@@ -172,45 +172,45 @@ class Inbox:
     def prove(self, mid: bytes, parts: Sequence[bytes]) -> None:
         """Signed parts of a manifest are here, from whomever. Refusal when one is not the head's, or not of this manifest."""
         for part in parts:
-            spread = self._spreads.get(mid)
-            if spread is None:
+            transfer = self._transfers.get(mid)
+            if transfer is None:
                 if not self._announced(part, mid):
                     return  # what follows is part of it: no signature is worth checking without the header
                 continue
-            chunks = spread.manifest.add(part, self._head_key)
-            spread.session.learn(chunks, self._now())
+            chunks = transfer.manifest.add(part, self._head_key)
+            transfer.session.learn(chunks, self._now())
             if chunks:
-                spread.ask_parts_after = ASK_PARTS_S
-            if spread.manifest.whole and spread.manifest.seal is not None:
-                spread.session.close(spread.manifest.seal.chunks)
-            spread.wake()
+                transfer.ask_parts_after = ASK_PARTS_S
+            if transfer.manifest.whole and transfer.manifest.seal is not None:
+                transfer.session.close(transfer.manifest.seal.chunks)
+            transfer.wake()
 
     def _on_get_parts(self, peer: Neighbour, message: GetParts) -> None:
-        spread = self._spreads.get(message.mid)
+        transfer = self._transfers.get(message.mid)
         now = self._now()
-        if spread is None or now < peer.answered.get(message.mid, -1e9):
+        if transfer is None or now < peer.answered.get(message.mid, -1e9):
             return
-        parts = spread.manifest.parts()
+        parts = transfer.manifest.parts()
         peer.answered[message.mid] = now + ANSWER_PARTS_S * max(1.0, sum(map(len, parts)) / MIB)
         for batch in batches(parts):
             peer.post(Parts(message.mid, batch))
 
     def _on_subscribe(self, peer: Neighbour, message: Subscribe) -> None:
-        spread = self._spreads.get(message.mid)
-        if spread is None:
+        transfer = self._transfers.get(message.mid)
+        if transfer is None:
             return
-        if len(message.have) > spread.manifest.max_chunks // 8 + 1:
-            raise Refusal(f"a bitmap of {len(message.have)} bytes", version=spread.manifest.version, fatal=True)
+        if len(message.have) > transfer.manifest.max_chunks // 8 + 1:
+            raise Refusal(f"a bitmap of {len(message.have)} bytes", version=transfer.manifest.version, fatal=True)
         have = members(message.have)
-        self._check_range(spread, have)
+        self._check_range(transfer, have)
         peer.forget_sent(message.mid)  # it may have dropped the manifest and taken it up again
-        spread.session.join(peer.name, have, self._now())
-        if not self._is_source and spread.wanted and message.mid not in peer.greeted:
+        transfer.session.join(peer.name, have, self._now())
+        if not self._is_source and transfer.wanted and message.mid not in peer.greeted:
             peer.greeted.add(message.mid)
-            peer.post_have(message.mid, sorted(spread.session.held))
+            peer.post_have(message.mid, sorted(transfer.session.held))
         self._pump.wake()
 
-    def _check_range(self, spread: Transfer, chunks: Sequence[int]) -> None:
-        limit, chunk = spread.manifest.max_chunks, max(chunks, default=-1)
+    def _check_range(self, transfer: Transfer, chunks: Sequence[int]) -> None:
+        limit, chunk = transfer.manifest.max_chunks, max(chunks, default=-1)
         if chunk >= limit:
-            raise Refusal(f"chunk {chunk} of {limit}", version=spread.manifest.version, chunk=chunk, fatal=True)
+            raise Refusal(f"chunk {chunk} of {limit}", version=transfer.manifest.version, chunk=chunk, fatal=True)

@@ -1,4 +1,4 @@
-"""The pulling half of one manifest's spreading at one peer: which missing chunk is asked of whom, when, for how long.
+"""The pulling half of one manifest's transfer at one peer: which missing chunk is asked of whom, when, for how long.
 
 Pure, as the session that owns it. Nothing about rates is configured: how many chunks are out at once, and how long a
 lease lasts, follow what really arrives, so a slow downlink is not asked to carry a chunk twice.
@@ -188,6 +188,7 @@ class Pulls:
         self._somewhere |= has.bits
 
     def leave(self, peer: str) -> None:
+        """`peer` is gone: its leases end, and what it announced first is awaited from nobody."""
         supplier = self._suppliers.pop(peer)
         for chunk in supplier.asked:
             del self.leases[chunk]

@@ -129,6 +129,7 @@ class Grid:
         return [g.peers for g in self._groups]
 
     def add(self, peer: str, site: str = "") -> None:
+        """Place a peer that came, or that is at another site now."""
         if self._sites.get(peer) == site:
             return
         self.remove(peer)
@@ -139,6 +140,7 @@ class Grid:
             self._place(peer, site)
 
     def remove(self, peer: str) -> None:
+        """Empty the cell of a peer that left."""
         if self._sites.pop(peer, None) is None:
             return
         where = self._where.pop(peer, None)

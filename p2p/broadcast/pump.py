@@ -72,6 +72,7 @@ class Pump(PumpCore):
         self._wake.set()
 
     def keep(self, digest: bytes, data: bytes) -> None:
+        """Remember `data`, the newest RECENT_BYTES of it, so that relaying needs no disk."""
         if digest not in self._recent:
             self._recent[digest] = data
             self._recent_bytes += len(data)
@@ -143,6 +144,7 @@ class Pump(PumpCore):
         return data
 
     def measure(self) -> None:
+        """Sum up what all connections delivered, pace the uplink by it, and tell each connection of the pace."""
         queueing: float | None = None
         now = self._now()
         for peer, task in self._tasks.items():

@@ -22,7 +22,7 @@ SHORTEST_PAUSE_S = 0.001
 
 
 class PumpCore:
-    """`transfers`: what is spread here, by manifest id; it changes under the pump."""
+    """`transfers`: the transfers here, by manifest id; they change under the pump."""
 
     def __init__(self, transfers: Mapping[bytes, Transfer]) -> None:
         self._transfers = transfers

@@ -1,4 +1,4 @@
-"""One manifest's spreading, seen from one peer: who holds what, who asked for what, and what to hand to whom next.
+"""One manifest's transfer, seen from one peer: who holds what, who asked for what, and what to hand to whom next.
 
 Pure: no clock, socket or randomness; `now` (seconds, any origin) is passed in. Must not know bytes, digests or
 channels: chunks are numbers, peers are names. The same object runs in nodes, in the head, in tests and in the simulator.
@@ -155,7 +155,7 @@ class Session:
         return new
 
     def leave(self, peer: str, now: float) -> None:
-        """`peer` is gone: what it alone distributed is seeded again, what was asked of it is free to ask elsewhere."""
+        """`peer` is gone: what it alone distributed is handed out again, what was asked of it is free to ask elsewhere."""
         if self._peers.pop(peer, None) is None:
             return
         self.lagging.discard(peer)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple, Protocol
 
+from p2p.broadcast.chunkset import bits_of, chunks_of
 from p2p.broadcast.gossip import Gossip
 from p2p.broadcast.session import Session
 from p2p.channel.port import Channel
@@ -150,14 +151,12 @@ def batches(parts: Iterable[bytes]) -> Iterator[tuple[bytes, ...]]:
 
 def bitmap(chunks: set[int]) -> bytes:
     """Bit i of byte i//8 is set for every chunk i."""
-    out = bytearray((max(chunks) >> 3) + 1 if chunks else 0)
-    for chunk in chunks:
-        out[chunk >> 3] |= 1 << (chunk & 7)
-    return bytes(out)
+    bits = bits_of(chunks)
+    return bits.to_bytes((bits.bit_length() + 7) >> 3, "little")
 
 
 def members(bits: bytes) -> list[int]:
     """Inverse of `bitmap`. Refusal over one MiB (it is bounded by the frame already)."""
     if len(bits) > MIB:
         raise Refusal("bitmap too long", fatal=True)
-    return [8 * i + bit for i, byte in enumerate(bits) if byte for bit in range(8) if byte >> bit & 1]
+    return list(chunks_of(int.from_bytes(bits, "little")))

@@ -119,6 +119,7 @@ class Uplink:
         return max(0.0, self._debt / self.pace)
 
     def spent(self, now: float, nbytes: int) -> None:
+        """`nbytes` left just now: they count against the pace."""
         self._settle(now)
         self._debt += nbytes
         self._begun = True

@@ -1,1 +1,1 @@
-"""The Channel port: ordered messages between two authenticated peers. libp2p and in-memory adapters, one suite."""
+"""The Channel port: ordered messages between two authenticated peers; libp2p adapter here, in-memory twin in tests/support."""

@@ -139,7 +139,7 @@ class _Muxer(Yamux):
         try:
             await self._write_now(data)
         except ConnectionClosedError as error:
-            logging.getLogger(__name__).debug("window update not sent: %s", error)
+            logging.getLogger("shoal.channel").debug("window update not sent: %s", error)
 
     async def _read_data_body(self, length: int) -> bytes:
         if isinstance(self.secured_conn, HotSession):
@@ -192,7 +192,7 @@ def smooth(swarm_connection: Any, rate: float) -> None:
         try:
             stream.socket.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=Q", int(rate)))
         except OSError as error:  # closed just now, or an old kernel
-            logging.getLogger(__name__).debug("cannot pace a connection: %s", error)
+            logging.getLogger("shoal.channel").debug("cannot pace a connection: %s", error)
 
 
 class _Upgrader(TransportUpgrader):
@@ -215,7 +215,7 @@ class _Swarm(Swarm):
         try:
             muxed: Any = await self.upgrade_inbound_raw_conn(raw, maddr)
         except Exception as error:  # a scanner, another protocol, a peer that went away
-            logging.getLogger(__name__).debug("inbound connection refused: %s", error)
+            logging.getLogger("shoal.channel").debug("inbound connection refused: %s", error)
             await raw.close()
             return
         await muxed.event_closed.wait()

@@ -24,7 +24,7 @@ from p2p.errors import ChannelClosed, UsageError
 from p2p.identity import Identity, public_key_of
 from p2p.limits import HANDSHAKE_S, MAX_CONNECTIONS
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("shoal.channel")
 
 PROTOCOLS = {CONTROL: "/shoal/1/control", BULK: "/shoal/1/bulk"}
 

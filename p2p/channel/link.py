@@ -29,7 +29,7 @@ MAX_REASON = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class ReceivedMessage:
     """A whole message; its credit stays taken until `LinkCore.consumed`."""
 
     body: bytes
@@ -54,7 +54,7 @@ class Closed:
     reason: str
 
 
-Event = Message | Granted | Alive | Closed
+Event = ReceivedMessage | Granted | Alive | Closed
 
 
 def cost_of(size: int) -> int:
@@ -184,7 +184,7 @@ class LinkCore:
     def _finish(self, body: bytes) -> Event:
         kind, self._type, self._length = self._type, -1, -1
         if kind == DATA:
-            return Message(body)
+            return ReceivedMessage(body)
         if kind == CREDIT:
             (amount,) = _CREDIT_BODY.unpack(body)
             if amount == 0 or amount > self._outstanding:

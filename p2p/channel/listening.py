@@ -15,7 +15,7 @@ import psutil
 
 from p2p.errors import UsageError
 
-log = logging.getLogger("p2p.channel.libp2p")
+log = logging.getLogger("shoal.channel")
 
 MAX_FILES = 65_536
 """Open files this process asks to be allowed: every connection is one, and many systems give 1024 unless asked."""

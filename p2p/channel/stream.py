@@ -14,7 +14,7 @@ from typing import Protocol
 
 import trio
 
-from p2p.channel.link import HEADER, Closed, Granted, LinkCore, Message, cost_of
+from p2p.channel.link import HEADER, Closed, Granted, LinkCore, ReceivedMessage, cost_of
 from p2p.channel.port import Channel, ChannelStats, PathState
 from p2p.errors import ChannelClosed, Refusal
 from p2p.limits import CHANNEL_WINDOW, CREDIT_PROGRESS_S, KEEPALIVE_S, KIB, MAX_FRAME, SILENCE_S, WRITE_PROGRESS_S
@@ -292,7 +292,7 @@ class StreamChannel(Channel):
             return False
         self._last_heard = trio.current_time()
         for event in self._core.feed(data):
-            if isinstance(event, Message):
+            if isinstance(event, ReceivedMessage):
                 if self._reason is None:
                     self._received += 1
                     self._received_bytes += len(event.body)

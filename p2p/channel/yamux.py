@@ -14,7 +14,7 @@ import trio
 
 from p2p.channel.port import PathState
 
-log = logging.getLogger("p2p.channel.libp2p")
+log = logging.getLogger("shoal.channel")
 
 
 @functools.cache

@@ -18,7 +18,7 @@ import numpy as np
 from numba import njit
 
 from p2p.codec.rans import BITS, LOW, SCALE
-from p2p.codec.tokens import DIRECT, FIRST, RAW_BITS, TOKENS
+from p2p.codec.tokens import DIRECT, FIRST, RAW_BITS, TOKENS, token_of
 from p2p.codec.vectors import highest_bit, load_bits, store_bits
 from p2p.errors import Refusal
 
@@ -125,15 +125,6 @@ def read(
 
 
 @njit(nogil=True, cache=True)
-def _token(number):  # type: ignore[no-untyped-def]
-    """The token of one number, as `tokens.tokens_of` gives it."""
-    if number < DIRECT:
-        return number
-    octave = highest_bit(np.uint64(number))
-    return DIRECT + 4 * (octave - 3) + ((number >> (octave - 2)) & 3)
-
-
-@njit(nogil=True, cache=True)
 def _tokens(counts, models, ranks, steps, gap_tokens, step_tokens, held):  # type: ignore[no-untyped-def]
     bits = 8 * steps.itemsize
     most = (np.int64(1) << bits) - 1
@@ -143,11 +134,11 @@ def _tokens(counts, models, ranks, steps, gap_tokens, step_tokens, held):  # typ
         table, last = 2 * models[run], np.int64(-1)
         for i in range(start, stop):
             rank, step = np.int64(ranks[i]), np.int64(steps[i])
-            token = _token(rank - last - 1)
+            token = token_of(rank - last - 1)
             last = rank
             gap_tokens[i] = token
             held[table, token] += 1
-            token = _token((((step << 1) ^ -(step >> (bits - 1))) & most) - 1)
+            token = token_of((((step << 1) ^ -(step >> (bits - 1))) & most) - 1)
             step_tokens[i] = token
             held[table + 1, token] += 1
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from p2p.codec.vectors import highest_bit
+
 DIRECT = 8
 """Numbers below this are their own token: the smallest numbers are the most frequent, and a quarter of an octave below 8 would be
 less than one number."""
@@ -72,17 +74,18 @@ def _histogram(values, counts):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
+def token_of(number):  # type: ignore[no-untyped-def]
+    """The token of one number (int64, 0 to 2**32 - 1), for compiled loops."""
+    if number < DIRECT:
+        return number
+    octave = highest_bit(np.uint64(number))
+    return DIRECT + 4 * (octave - 3) + ((number >> (octave - 2)) & 3)
+
+
+@njit(nogil=True, cache=True)
 def _tokens_of(numbers, tokens):  # type: ignore[no-untyped-def]
     for i in range(len(numbers)):
-        number = np.int64(numbers[i])
-        if number < DIRECT:
-            tokens[i] = number
-        else:
-            octave, rest = 3, number >> 4
-            while rest:
-                octave += 1
-                rest >>= 1
-            tokens[i] = DIRECT + 4 * (octave - 3) + ((number >> (octave - 2)) & 3)
+        tokens[i] = token_of(np.int64(numbers[i]))
 
 
 @njit(nogil=True, cache=True)

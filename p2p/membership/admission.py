@@ -8,14 +8,10 @@ expiry) and is what two nodes show each other.
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
-from typing import Any
-
-import msgpack
 
 from p2p.errors import Refusal, UsageError
 from p2p.identity import Identity, peer_id_of, public_key_of, verify
-from p2p.protocol.wire import unpack
+from p2p.protocol.wire import Blob, Row, Signed, Text, encode_struct, unpack
 
 TICKET_DOMAIN = b"shoal/ticket/1"
 MEMBERSHIP_DOMAIN = b"shoal/membership/1"
@@ -25,38 +21,24 @@ PREFIX = "shoal1"
 """How the text of a ticket starts: a person, and `read_ticket`, see at once what it is. The digit is the format's version."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
+class Ticket(Signed, frozen=True):
     """An invitation to a run. `addresses` are dialable multiaddrs of the head, `expires` is Unix seconds (0: never)."""
 
-    run: str
-    head: str
-    addresses: tuple[str, ...]
+    run: Text
+    head: Text
+    addresses: Row[Text]
     expires: int
-    signature: bytes
+    signature: Blob
 
     def encode(self) -> str:
         """The text that a person passes on; `read_ticket` takes it."""
-        body = msgpack.packb([*_ticket_body(self.run, self.head, self.addresses, self.expires), self.signature])
-        return PREFIX + base64.urlsafe_b64encode(body).decode().rstrip("=")
-
-
-def _ticket_body(run: str, head: str, addresses: tuple[str, ...], expires: int) -> list[Any]:
-    return [run, head, list(addresses), expires]
-
-
-def _fields(wire: Any, *kinds: type) -> list[Any]:
-    """`wire`, if it is a list of just these types. Nothing is converted before: int() and bytes() of what a stranger
-    sent can raise anything and allocate everything."""
-    if type(wire) is not list or len(wire) != len(kinds) or any(type(x) is not k for x, k in zip(wire, kinds, strict=True)):
-        raise ValueError(f"not {len(kinds)} fields of the right types")
-    return wire
+        return PREFIX + base64.urlsafe_b64encode(encode_struct(self)).decode().rstrip("=")
 
 
 def make_ticket(head: Identity, run: str, addresses: tuple[str, ...], expires: int = 0) -> Ticket:
     """A ticket for `run`, signed by the head's key. `addresses` are dialable multiaddrs of the head; `expires` is Unix seconds
     (0: never)."""
-    body = msgpack.packb(_ticket_body(run, head.peer_id, addresses, expires))
+    body = encode_struct([run, head.peer_id, addresses, expires])
     return Ticket(run, head.peer_id, addresses, expires, head.sign(TICKET_DOMAIN, body))
 
 
@@ -67,10 +49,8 @@ def read_ticket(text: str) -> Ticket:
         raise UsageError(f"not a ticket: it should start with {PREFIX!r}, this starts with {text[:12]!r}")
     try:
         raw = base64.urlsafe_b64decode(text[len(PREFIX) :] + "=" * (-len(text[len(PREFIX) :]) % 4))
-        run, head, addresses, expires, signature = fields = _fields(unpack(raw), str, str, list, int, bytes)
-        _fields(addresses, *[str] * len(addresses))
-        ticket = Ticket(run, head, tuple(addresses), expires, signature)
-        body = msgpack.packb(fields[:4])
+        ticket = unpack(raw, Ticket)
+        body = encode_struct([ticket.run, ticket.head, ticket.addresses, ticket.expires])
         whole = verify(public_key_of(ticket.head), TICKET_DOMAIN, body, ticket.signature)
     except (ValueError, Refusal):
         raise UsageError("not a ticket: it is cut off or altered (copy it whole from the learner's output)") from None
@@ -94,31 +74,36 @@ def check_ticket(text: str, *, head: str, run: str, now: float, peer: str = "") 
         raise Refusal(f"the ticket expired {now - ticket.expires:.0f} s ago", peer=peer)
 
 
-@dataclass(frozen=True, slots=True)
-class Membership:
+class Membership(Signed, frozen=True):
     """The head's word that `peer` belongs to `run` until `expires` (Unix seconds)."""
 
-    run: str
+    run: Text
     epoch: int
-    peer: str
+    peer: Text
     expires: int
+
+
+class _Shown(Signed, frozen=True):
+    """A membership as peers show it."""
+
+    body: Blob
+    signature: Blob
 
 
 def sign_membership(head: Identity, membership: Membership) -> bytes:
     """`membership` in the form that peers show each other, signed by the head's key."""
-    m = membership
-    body = msgpack.packb([m.run, m.epoch, m.peer, m.expires])
-    return msgpack.packb([body, head.sign(MEMBERSHIP_DOMAIN, body)])
+    body = encode_struct(membership)
+    return encode_struct(_Shown(body, head.sign(MEMBERSHIP_DOMAIN, body)))
 
 
 def check_membership(data: bytes, *, head_key: bytes, run: str, peer: str, now: float, min_epoch: int = 0) -> Membership:
     """The membership that `peer` (as the transport proved it) showed, verified at `now` (Unix seconds). Fatal Refusal with the
     reason when it is not the head's, not for this peer and run, of an epoch before `min_epoch`, or out of date."""
     try:
-        body, signature = _fields(unpack(data), bytes, bytes)
-        genuine = verify(head_key, MEMBERSHIP_DOMAIN, body, signature)
-        membership = Membership(*_fields(unpack(body), str, int, str, int)) if genuine else None
-    except (Refusal, ValueError):
+        shown = unpack(data, _Shown)
+        genuine = verify(head_key, MEMBERSHIP_DOMAIN, shown.body, shown.signature)
+        membership = unpack(shown.body, Membership) if genuine else None
+    except Refusal:
         raise Refusal("malformed membership", peer=peer, fatal=True) from None
     if membership is None:
         raise Refusal(f"membership is not signed by the head {peer_id_of(head_key)}", peer=peer, fatal=True)

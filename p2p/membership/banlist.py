@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-SHUN_S = (30.0, 3600.0)
+BAN_S = (30.0, 3600.0)
 """Seconds for which a peer that was dropped for what it sent is not let in again: the first for the first time, doubled each
 time, up to the second. A fault of the line is over in half a minute; a peer that goes on costs one handshake an hour."""
 
-MAX_SHUNNED = 1024
+MAX_BANNED = 1024
 """Dropped peers that are remembered before those are forgotten whose time is long over. Identities are free, so the list
 needs a bound."""
 
@@ -23,11 +23,11 @@ class Banlist:
 
     def add(self, peer: str, now: float) -> None:
         """Keep away from `peer` from `now` on, for longer each time."""
-        if len(self._terms) >= MAX_SHUNNED:
+        if len(self._terms) >= MAX_BANNED:
             # Who has behaved since it was let in again starts anew; identities are free, so the list must not grow.
             self._terms = {p: (until, seconds) for p, (until, seconds) in self._terms.items() if now <= until + seconds}
-        _, seconds = self._terms.get(peer, (now, SHUN_S[0]))
-        self._terms[peer] = (now + seconds, min(2 * seconds, SHUN_S[1]))
+        _, seconds = self._terms.get(peer, (now, BAN_S[0]))
+        self._terms[peer] = (now + seconds, min(2 * seconds, BAN_S[1]))
 
     def holds(self, peer: str, now: float) -> bool:
         """Whether `peer` is still to be kept away from."""

@@ -1,6 +1,6 @@
 """Who may come in, and with what proof: tickets, memberships, revocations, peers to keep away from.
 
-No I/O; both clocks are passed in (`wall` for what is signed, `now` for how long a peer is shunned). Must not know
+No I/O; both clocks are passed in (`wall` for what is signed, `now` for how long a peer is banned). Must not know
 channels or links.
 """
 
@@ -33,7 +33,7 @@ class Gate:
         self.is_head = identity.peer_id == head
         self.membership, self.epoch = b"", 0
         self.revoked: set[str] = set()
-        self.shunned = Banlist()
+        self.banned = Banlist()
 
     def admit(self, peer: str, hello: Hello, now: float) -> bytes:
         """Check the hello of `peer` at `now` (seconds of the clock that bans are counted by). Returns the membership to answer
@@ -44,7 +44,7 @@ class Gate:
             raise Refusal(f"it wants run {hello.run}, this is run {self.run_id}", peer=peer, fatal=True)
         if peer in self.revoked:
             raise Refusal("its membership was revoked", peer=peer, fatal=True)
-        if self.shunned.holds(peer, now):
+        if self.banned.holds(peer, now):
             raise Refusal("it was dropped a short while ago for what it sent", peer=peer)
         if len(hello.addresses) > MAX_ADDRESSES or len(hello.name) > MAX_NAME or len(hello.agent) > MAX_NAME:
             raise Refusal("its hello says too much: names or addresses over the limit", peer=peer, fatal=True)

@@ -19,7 +19,7 @@ from p2p.protocol.join import Renewal
 from p2p.protocol.messages import decode
 from p2p.protocol.wire import encode
 
-log = logging.getLogger("shoal.peering")
+log = logging.getLogger("shoal.membership")
 
 OUTBOX = 8192
 """Control messages that may wait for one peer. A peer that lets more pile up does not read, and its link is closed."""

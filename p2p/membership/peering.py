@@ -26,7 +26,7 @@ from p2p.protocol.join import Hello, Rejection, Renewal, RosterEntry, Welcome
 from p2p.protocol.messages import decode
 from p2p.protocol.wire import encode
 
-log = logging.getLogger("shoal.peering")
+log = logging.getLogger("shoal.membership")
 
 AGENT = "shoal/0.1"
 """The program and its version, as a peer says of itself. Nothing depends on it: `PROTOCOL_VERSION` decides who fits whom."""
@@ -177,7 +177,7 @@ class Peering:
             attempt = 0
             # A cancelled scope ends only what waits: a dial that was just through comes round once more.
             while (member := self._members.get(peer)) is not None:
-                if peer in self.links or self.shuns(peer):
+                if peer in self.links or self.is_banned(peer):
                     attempt = 0
                     await trio.sleep(1.0)
                     continue
@@ -208,12 +208,12 @@ class Peering:
 
     async def expel(self, peer: str, reason: str) -> None:
         """Close the link to `peer` for what it sent, and keep away from it for a while."""
-        self.gate.shunned.add(peer, trio.current_time())
+        self.gate.banned.add(peer, trio.current_time())
         await self.close(peer, reason)
 
-    def shuns(self, peer: str) -> bool:
+    def is_banned(self, peer: str) -> bool:
         """Whether `peer` was expelled, and its time is not over."""
-        return self.gate.shunned.holds(peer, trio.current_time())
+        return self.gate.banned.holds(peer, trio.current_time())
 
     # --- accepting ---------------------------------------------------------------------------------------------------
 

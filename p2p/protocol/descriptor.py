@@ -7,14 +7,16 @@ code, never weights.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, NamedTuple
 
-import msgpack
+import msgspec
 import numpy as np
 
 from p2p.errors import Refusal, UsageError
 from p2p.files import write_whole
 from p2p.layout import Layout
 from p2p.limits import MAX_DESCRIPTOR
+from p2p.protocol.wire import MALFORMED, encode_struct
 
 FILES = (
     "config.json",
@@ -31,6 +33,9 @@ FILES = (
 """The only names a descriptor may hold: data that transformers reads without running it."""
 
 TENSOR = "descriptor"
+"""Name of the one tensor that a descriptor travels as."""
+
+_read = msgspec.msgpack.Decoder(Annotated[dict[str, bytes], msgspec.Meta(max_length=len(FILES))]).decode
 
 
 def pack_descriptor(folder: Path) -> bytes:
@@ -38,7 +43,7 @@ def pack_descriptor(folder: Path) -> bytes:
     files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
     if "config.json" not in files:
         raise UsageError(f"{folder} holds no config.json: not a Hugging Face model folder")
-    blob = msgpack.packb(files)
+    blob = encode_struct(files)
     if len(blob) > MAX_DESCRIPTOR:
         raise UsageError(f"config and tokenizer in {folder} are {len(blob)} bytes, over the limit of {MAX_DESCRIPTOR}")
     return blob
@@ -49,19 +54,26 @@ def unpack_descriptor(blob: bytes, folder: Path) -> None:
     if len(blob) > MAX_DESCRIPTOR:
         raise Refusal(f"descriptor of {len(blob)} bytes is over the limit of {MAX_DESCRIPTOR}")
     try:
-        files = msgpack.unpackb(blob, raw=False, max_bin_len=MAX_DESCRIPTOR, max_map_len=len(FILES), max_ext_len=0)
-    except (ValueError, msgpack.UnpackException) as error:
+        files = _read(blob)
+    except MALFORMED as error:
         raise Refusal(f"malformed descriptor: {error}") from None
-    if not isinstance(files, dict) or "config.json" not in files:
+    if "config.json" not in files:
         raise Refusal("descriptor holds no config.json")
-    for name, data in files.items():
-        if name not in FILES or not isinstance(data, bytes):
-            raise Refusal(f"descriptor holds {name!r}, which is not one of the files a model may bring")
+    for name in files.keys() - set(FILES):
+        raise Refusal(f"descriptor holds {name!r}, which is not one of the files a model may bring")
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
         write_whole(folder / name, data)
 
 
-def descriptor_layout(blob: bytes) -> tuple[Layout, np.ndarray]:
+class DescriptorState(NamedTuple):
+    """A descriptor as a state of one tensor."""
+
+    layout: Layout
+    words: np.ndarray
+    """uint8 [bytes of the descriptor]"""
+
+
+def descriptor_layout(blob: bytes) -> DescriptorState:
     """The blob as a state of one uint8 tensor: its layout and its words."""
-    return Layout.build([(TENSOR, "uint8", (len(blob),))]), np.frombuffer(blob, dtype=np.uint8)
+    return DescriptorState(Layout.build([(TENSOR, "uint8", (len(blob),))]), np.frombuffer(blob, dtype=np.uint8))

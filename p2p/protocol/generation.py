@@ -28,8 +28,9 @@ class GenerateRequest(Record, frozen=True):
     def of(cls, g: Generate) -> GenerateRequest:
         """struct.error for a token id that is not in [0, 2**32)."""
         return cls(
-            g.request_id, pack_ids(g.prompt_ids), pack_ids(g.prefix_ids), pack_ids(g.stop_ids), g.max_new_tokens, g.seed,
-            g.min_version, g.temperature, g.top_p, g.exact_version,
+            request_id=g.request_id, prompt_ids=pack_ids(g.prompt_ids), prefix_ids=pack_ids(g.prefix_ids),
+            stop_ids=pack_ids(g.stop_ids), max_new_tokens=g.max_new_tokens, seed=g.seed, min_version=g.min_version,
+            temperature=g.temperature, top_p=g.top_p, exact_version=g.exact_version,
         )  # fmt: skip
 
     def generate(self) -> Generate:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from p2p.limits import MAX_FRAME, MAX_PEERS
 from p2p.protocol.wire import Blob, Count, Message, Record, Row, Text
 
-log = logging.getLogger("shoal.messages")
+log = logging.getLogger("shoal.protocol")
 
 
 class Hello(Message, frozen=True, tag="hello"):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec.structs import replace
 
 from p2p.protocol.wire import Blob, Count, Record, Text
 from p2p.version import Version
@@ -87,7 +88,8 @@ class TokenEvent(Record, frozen=True):
         finish: str = "", message: str = "",
     ) -> TokenEvent:  # fmt: skip
         """From values that are not packed yet. struct.error for an id that is not in [0, 2**32)."""
-        return cls(request_id, start, pack_ids(ids), np.asarray(logprobs, "<f4").tobytes(), version, finish, message)
+        packed = np.asarray(logprobs, "<f4").tobytes()
+        return cls(request_id, start, pack_ids(ids), packed, version, finish=finish, message=message)
 
     @property
     def whole(self) -> bool:
@@ -106,7 +108,7 @@ class TokenEvent(Record, frozen=True):
     def joined(self, later: TokenEvent) -> TokenEvent:
         """This and what it goes on with, as one."""
         ids, logprobs = self.packed_ids + later.packed_ids, self.packed_logprobs + later.packed_logprobs
-        return TokenEvent(self.request_id, self.start, ids, logprobs, self.version, later.finish, later.message)
+        return replace(later, start=self.start, packed_ids=ids, packed_logprobs=logprobs)
 
     @property
     def ids(self) -> tuple[int, ...]:

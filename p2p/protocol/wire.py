@@ -33,7 +33,6 @@ import typing
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import msgpack
 import msgspec
 from msgspec import Meta, Struct
 
@@ -72,7 +71,14 @@ class Message(Record, frozen=True):
     """Base of all messages. A subclass gives its `tag`, a short text."""
 
 
+class Signed(Record, frozen=True):
+    """Base of what the head signs: it travels inside messages, as bytes."""
+
+
 encode_struct = msgspec.msgpack.Encoder().encode
+
+MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises on bytes that are not what was asked for."""
 
 
 def encode(message: Any) -> bytes:
@@ -103,7 +109,7 @@ class Decoder:
             raise Refusal(f"message of {len(data)} bytes is over the frame limit of {MAX_FRAME}", fatal=True)
         try:
             message = self._decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except MALFORMED as error:
             raise Refusal(self._reason(data, error), fatal=True) from None
         if data[0] != _ARRAY + 1 + len(message.__struct_fields__):  # msgspec fills a missing field from its default
             raise Refusal(_miscounted(type(message), data), fatal=True)
@@ -139,12 +145,9 @@ def _field(kind: Any, path: str) -> str:
     return name
 
 
-def unpack(data: bytes) -> Any:
-    """Any value in msgpack, with our limits and no extension types: for signed bodies, which whoever reads them checks.
-    Refusal on anything malformed."""
+def unpack(data: bytes, kind: type[T]) -> T:
+    """What the head signed, read as `kind`. Refusal, always fatal, on anything else."""
     try:
-        return msgpack.unpackb(
-            data, max_str_len=MAX_TEXT, max_bin_len=MAX_FRAME, max_array_len=MAX_ITEMS, max_map_len=4096, max_ext_len=0
-        )
-    except (ValueError, msgpack.UnpackException, UnicodeDecodeError, RecursionError, OverflowError, TypeError) as error:
+        return msgspec.msgpack.decode(data, type=kind)
+    except MALFORMED as error:
         raise Refusal(f"malformed msgpack: {type(error).__name__}: {error}"[:300], fatal=True) from None

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
+from itertools import count
 
 from p2p.protocol.versions import CatalogEntry
 from p2p.version import Version
 from p2p.weights.manifest import DELTAS
+
+PER_INSTALL = 4096
+"""Bytes that an install counts for besides its own: it costs a pause and a digest pass even when its bytes are few."""
 
 
 def plan_catch_up(
@@ -21,31 +25,23 @@ def plan_catch_up(
     """
     entries = [e for e in entries if e.kind in ("anchor", *DELTAS)]
     digests = {e.version: e.state_digest for e in entries if e.state_digest}
-    if held == target:
+    if held == target or (held_digest and digests.get(target) == held_digest):
         return []
-    if held_digest and digests.get(target) == held_digest:
-        return []
-    # An install costs a pause and a digest pass even when its bytes are few.
-    per_install = 4096
-    best: dict[Version, int] = {}
-    queue: list[tuple[int, int, Version, tuple[CatalogEntry, ...]]] = []
-    count = 0
-    for entry in entries:
-        if entry.kind == "anchor" or (held_digest and entry.base_digest == held_digest):
-            heapq.heappush(queue, (entry.size + per_install, count, entry.version, (entry,)))
-            count += 1
-    deltas: dict[Version, list[CatalogEntry]] = {}
-    for entry in entries:
-        if entry.kind in DELTAS and entry.base is not None:
-            deltas.setdefault(entry.base, []).append(entry)
+    tie, done = count(), set[Version]()
+    queue: list[tuple[int, int, Version, tuple[CatalogEntry, ...]]] = [
+        (entry.size + PER_INSTALL, next(tie), entry.version, (entry,))
+        for entry in entries
+        if entry.kind == "anchor" or (held_digest and entry.base_digest == held_digest)
+    ]
+    heapq.heapify(queue)
     while queue:
         cost, _, version, path = heapq.heappop(queue)
         if version == target:
             return list(path)
-        if best.get(version, 1 << 62) <= cost:
+        if version in done:
             continue
-        best[version] = cost
-        for entry in deltas.get(version, []):
-            count += 1
-            heapq.heappush(queue, (cost + entry.size + per_install, count, entry.version, (*path, entry)))
+        done.add(version)
+        for entry in entries:
+            if entry.kind in DELTAS and entry.base == version:
+                heapq.heappush(queue, (cost + entry.size + PER_INSTALL, next(tie), entry.version, (*path, entry)))
     return None

@@ -7,20 +7,22 @@ chunk may be relayed as soon as its segment's record is known; a version is inst
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import blake3
-import msgpack
+import msgspec
 import zstandard
 
 from p2p.errors import Refusal
 from p2p.identity import Identity, verify
 from p2p.layout import Layout, Segment
 from p2p.limits import GIB, MAX_CHUNK, MAX_SEGMENT, MAX_SEGMENT_CHUNKS, MAX_TABLE
-from p2p.protocol.wire import unpack
+from p2p.protocol.wire import MALFORMED, Blob, Count, Digest, Signed, Text, encode_struct, unpack
 from p2p.version import Version
+
+B = TypeVar("B", "SegmentRecord", "Seal")
 
 DOMAIN = {kind: f"shoal/manifest/{kind}/1".encode() for kind in ("header", "record", "seal")}
 """Kind of a part -> the domain under which the head signs it, so that no part passes for one of another kind."""
@@ -42,8 +44,7 @@ MAX_CLOCK_SKEW_S = 24 * 3600
 """Seconds: a manifest created further in the future is refused. Volunteers' clocks are often wrong by hours."""
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """What the manifest is of. Times are Unix seconds; `segment_bytes` fixes how `layout` is cut into segments."""
 
     run: str
@@ -56,37 +57,68 @@ class Header:
     chunk_bytes: int
     created: int
     expires: int
-    layout: Layout = field(repr=False)
+    layout: Layout
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+_HeaderBody = tuple[Text, Version, Text, Version | None, Digest, Text, int, int, int, int, Any]
+"""What is signed of a header: its fields in order, the layout as its wire form, compressed."""
+
+
+class SegmentRecord(Signed, frozen=True):
     """One encoded segment: `size` payload bytes, cut into chunks of header.chunk_bytes, numbered from `first`."""
 
-    segment: int
-    first: int
-    size: int
-    digests: tuple[bytes, ...]
+    mid: Digest
+    segment: Count
+    first: Count
+    size: Count
+    joined: Blob
+    """the digests of its chunks (BLAKE3, 32 bytes each), end to end"""
+
+    @property
+    def chunks(self) -> range:
+        return range(self.first, self.first + len(self.joined) // 32)
+
+    @property
+    def digests(self) -> tuple[bytes, ...]:
+        return _cut(self.joined, 32)
 
 
-@dataclass(frozen=True, slots=True)
-class Seal:
+class Seal(Signed, frozen=True):
     """The end of a manifest: totals, and the digests that the installed state must have."""
 
-    segments: int
-    chunks: int
-    size: int
-    tensor_digests: tuple[bytes, ...]
-    state_digest: bytes
-    records_digest: bytes
+    mid: Digest
+    segments: Count
+    chunks: Count
+    size: Count
+    joined: Blob
+    """the digests of the state's tensors (16 bytes each), end to end"""
+    state_digest: Digest
+    records_digest: Digest
+
+    @property
+    def tensor_digests(self) -> tuple[bytes, ...]:
+        return _cut(self.joined, 16)
 
 
-def _part(identity: Identity, kind: str, body: bytes) -> bytes:
-    return msgpack.packb([kind, body, identity.sign(DOMAIN[kind], body)])
+class SignedPart(Signed, frozen=True):
+    """One part of a manifest."""
+
+    kind: Literal["header", "record", "seal"]
+    body: Blob
+    """the msgpack bytes that were signed"""
+    signature: Blob
+
+
+def _cut(joined: bytes, size: int) -> tuple[bytes, ...]:
+    return tuple(joined[at : at + size] for at in range(0, len(joined), size))
+
+
+def _sign(identity: Identity, kind: Literal["header", "record", "seal"], body: bytes) -> bytes:
+    return encode_struct(SignedPart(kind, body, identity.sign(DOMAIN[kind], body)))
 
 
 def _pack_table(layout: Layout) -> bytes:
-    table = msgpack.packb(layout.to_wire())
+    table = encode_struct(layout.to_wire())
     if len(table) > MAX_TABLE:
         raise ValueError(f"a tensor table of {len(table)} bytes is over the limit of {MAX_TABLE}")
     return zstandard.ZstdCompressor(level=9).compress(table)
@@ -102,7 +134,15 @@ def _read_table(data: bytes) -> Layout:
         table = zstandard.ZstdDecompressor().decompress(data, max_output_size=MAX_TABLE, allow_extra_data=False)
     except (zstandard.ZstdError, ValueError, MemoryError) as error:
         raise Refusal(f"tensor table is not a zstd frame: {error}", fatal=True) from None
-    return Layout.from_wire(unpack(table))
+    return Layout.from_wire(unpack(table, list))
+
+
+def _read(part: SignedPart, kind: Any, version: Version | None = None) -> Any:
+    """The body of a part. Refusal when it is not of this kind; `version` is only for the refusal's message."""
+    try:
+        return msgspec.msgpack.decode(part.body, type=kind)
+    except MALFORMED as error:
+        raise Refusal(f"malformed manifest {part.kind}: {error}", version=version or _claimed(part.body), fatal=True) from None
 
 
 def mid_of(header_body: bytes) -> bytes:
@@ -110,28 +150,15 @@ def mid_of(header_body: bytes) -> bytes:
     return blake3.blake3(header_body).digest()[:16]
 
 
-class SignedPart(NamedTuple):
-    """One part of a manifest whose signature was checked."""
-
-    kind: str
-    """header, record or seal"""
-    body: bytes
-    """the msgpack bytes that were signed"""
-
-
 class ManifestSigner:
     """The head's side: turns header, records and seal into signed parts, in order."""
 
     def __init__(self, identity: Identity, header: Header) -> None:
         self._identity, self.header = identity, header
-        h = header
-        base = None if h.base is None else [h.base.epoch, h.base.step]
-        body = msgpack.packb([
-            h.run, [h.version.epoch, h.version.step], h.kind, base, h.base_digest, h.codec, h.segment_bytes,
-            h.chunk_bytes, h.created, h.expires, _pack_table(h.layout),
-        ])  # fmt: skip
+        *fields, layout = header
+        body = encode_struct([*fields, _pack_table(layout)])
         self.mid = mid_of(body)
-        self.header_part = _part(identity, "header", body)
+        self.header_part = _sign(identity, "header", body)
         self._records = blake3.blake3()
         self._chunks = self._size = self._segments = 0
 
@@ -140,21 +167,21 @@ class ManifestSigner:
         when it is not the next one."""
         if segment != self._segments:
             raise ValueError(f"segment {segment} out of order, expected {self._segments}")
-        body = msgpack.packb([self.mid, segment, self._chunks, size, b"".join(digests)])
+        body = encode_struct(SegmentRecord(self.mid, segment, self._chunks, size, b"".join(digests)))
         self._records.update(body)
         self._segments, self._chunks, self._size = segment + 1, self._chunks + len(digests), self._size + size
-        return _part(self._identity, "record", body)
+        return _sign(self._identity, "record", body)
 
     def seal(self, tensor_digests: list[bytes], state_digest: bytes) -> bytes:
         """Sign the totals and the digests of the state (16 bytes for each tensor in layout order, 32 for the whole). Returns the
         part. ValueError before the last segment's record."""
         if self._segments != len(self.header.layout.segments(self.header.segment_bytes)):
             raise ValueError("seal before the last segment")
-        body = msgpack.packb([
-            self.mid, self._segments, self._chunks, self._size, b"".join(tensor_digests), state_digest,
-            self._records.digest(),
-        ])  # fmt: skip
-        return _part(self._identity, "seal", body)
+        seal = Seal(
+            self.mid, self._segments, self._chunks, self._size, b"".join(tensor_digests), state_digest=state_digest,
+            records_digest=self._records.digest(),
+        )  # fmt: skip
+        return _sign(self._identity, "seal", encode_struct(seal))
 
 
 class Manifest:
@@ -163,9 +190,8 @@ class Manifest:
     def __init__(self, mid: bytes, header: Header, header_part: bytes) -> None:
         self.mid, self.header = mid, header
         self.segments: tuple[Segment, ...] = header.layout.segments(header.segment_bytes)
-        self.records: dict[int, Record] = {}
+        self.records: dict[int, SegmentRecord] = {}
         self.seal: Seal | None = None
-        self._bodies: dict[int, bytes] = {}
         self._parts: dict[int, bytes] = {-1: header_part}
         self._owner: dict[int, int] = {}
         self._seen: set[bytes] = {header_part}
@@ -209,7 +235,8 @@ class Manifest:
         if segment is None:
             return None
         record = self.records[segment]
-        return record.digests[chunk - record.first]
+        at = 32 * (chunk - record.first)
+        return record.joined[at : at + 32]
 
     def chunk_size(self, chunk: int) -> int:
         """Bytes of this chunk; the most it can be while no record covers it."""
@@ -221,171 +248,138 @@ class Manifest:
 
     def chunks_of(self, segment: int) -> range | None:
         record = self.records.get(segment)
-        return None if record is None else range(record.first, record.first + len(record.digests))
+        return None if record is None else record.chunks
 
     def add(self, part: bytes, head_key: bytes) -> list[int]:
         """Take a record or the seal. Returns the chunks that became provable ([] for a seal or a part that came before).
         Refusal when the head did not sign it, when it is of another manifest, or when it contradicts an earlier part."""
         if part in self._seen:
             return []  # every neighbour brings every record once: the signature is checked the first time
-        kind, body = open_part(part, head_key, self.version)
-        try:
-            fields = unpack(body)
-            if kind == "record":
-                return self._add_record(part, body, *fields)
-            if kind == "seal":
-                self._add_seal(part, *fields)
-                return []
-        except (TypeError, ValueError) as error:
-            raise Refusal(f"malformed manifest {kind}: {error}", version=self.version, fatal=True) from None
-        if mid_of(body) != self.mid:
-            raise Refusal("header of another manifest", version=self.version, fatal=True)
+        signed = open_part(part, head_key, self.version)
+        match signed.kind:
+            case "record":
+                return self._add_record(part, self._mine(_read(signed, SegmentRecord, self.version)))
+            case "seal":
+                self._add_seal(part, self._mine(_read(signed, Seal, self.version)))
+            case "header":
+                if mid_of(signed.body) != self.mid:
+                    raise Refusal("header of another manifest", version=self.version, fatal=True)
         return []
 
-    def _add_record(self, part: bytes, body: bytes, mid: bytes, segment: int, first: int, size: int, joined: bytes) -> list[int]:
-        self._mine(mid)
-        if any(type(x) is not int or x < 0 for x in (segment, first, size)) or not isinstance(joined, bytes):
-            raise ValueError("a field is of the wrong type")
+    def _add_record(self, part: bytes, record: SegmentRecord) -> list[int]:
+        segment, size, chunks = record.segment, record.size, record.chunks
         if segment in self.records:
-            if self._bodies[segment] != body:
+            if self.records[segment] != record:
                 raise Refusal(f"two signed records for segment {segment}: the head equivocates", version=self.version)
             return []
-        digests = tuple(joined[i : i + 32] for i in range(0, len(joined), 32))
-        if not 0 <= segment < len(self.segments) or len(joined) % 32 or not digests:
+        if segment >= len(self.segments) or len(record.joined) % 32 or not chunks:
             raise Refusal(f"record of segment {segment} is out of range", version=self.version, fatal=True)
-        if len(digests) != -(-size // self.header.chunk_bytes) or size > 2 * self.segments[segment].nbytes + 4096:
-            raise Refusal(f"segment {segment}: {size} bytes in {len(digests)} chunks", version=self.version, fatal=True)
-        chunks = range(first, first + len(digests))
-        if first < segment or any(c in self._owner for c in chunks):
+        if len(chunks) != -(-size // self.header.chunk_bytes) or size > 2 * self.segments[segment].nbytes + 4096:
+            raise Refusal(f"segment {segment}: {size} bytes in {len(chunks)} chunks", version=self.version, fatal=True)
+        if record.first < segment or any(c in self._owner for c in chunks):
             raise Refusal(f"segment {segment}: chunk numbers overlap", version=self.version)
         if chunks.stop > self.max_chunks:
             raise Refusal(f"segment {segment}: chunks beyond {'the seal' if self.seal else 'policy'}", version=self.version)
-        record = Record(segment, first, size, digests)
         # Checked before anything is kept: a manifest that does not add up must never look whole.
-        if len(self.records) + 1 == len(self.segments):
-            self._check_whole({**self.records, segment: record}, {**self._bodies, segment: body}, self.seal)
-        self.records[segment] = record
-        self._bodies[segment], self._parts[segment] = body, part
+        self._check_whole({**self.records, segment: record}, self.seal)
+        self.records[segment], self._parts[segment] = record, part
         self._owner.update(dict.fromkeys(chunks, segment))
         self._seen.add(part)
         return list(chunks)
 
-    def _add_seal(self, part: bytes, mid: bytes, n: int, chunks: int, size: int, joined: bytes, state: bytes, rec: bytes) -> None:
-        self._mine(mid)
-        if any(type(x) is not int or x < 0 for x in (n, chunks, size)):
-            raise ValueError("a field is of the wrong type")
-        if not all(isinstance(x, bytes) for x in (joined, state, rec)):
-            raise ValueError("a field is of the wrong type")
-        tensors = tuple(joined[i : i + 16] for i in range(0, len(joined), 16))
-        seal = Seal(n, chunks, size, tensor_digests=tensors, state_digest=state, records_digest=rec)
+    def _add_seal(self, part: bytes, seal: Seal) -> None:
         if self.seal is not None:
             if self.seal != seal:
                 raise Refusal("two signed seals: the head equivocates", version=self.version)
             return
-        if n != len(self.segments) or len(tensors) != len(self.header.layout.tensors) or len(state) != 32:
+        tensors, rest = divmod(len(seal.joined), 16)
+        fits = seal.segments == len(self.segments) and tensors == len(self.header.layout.tensors) and not rest
+        if not fits or len(seal.state_digest) != 32:
             raise Refusal("seal does not fit the header", version=self.version, fatal=True)
-        if chunks > self.max_chunks:
-            raise Refusal(f"a seal of {chunks} chunks: over policy", version=self.version)
-        if any(chunk >= chunks for chunk in self._owner):
+        if seal.chunks > self.max_chunks:
+            raise Refusal(f"a seal of {seal.chunks} chunks: over policy", version=self.version)
+        if any(chunk >= seal.chunks for chunk in self._owner):
             raise Refusal("seal leaves out chunks of a signed record", version=self.version)
-        self._check_whole(self.records, self._bodies, seal)
-        self.seal = seal
-        self._parts[len(self.segments)] = part
+        self._check_whole(self.records, seal)
+        self.seal, self._parts[len(self.segments)] = seal, part
         self._seen.add(part)
 
-    def _check_whole(self, records: dict[int, Record], bodies: dict[int, bytes], seal: Seal | None) -> None:
+    def _check_whole(self, records: Mapping[int, SegmentRecord], seal: Seal | None) -> None:
+        """Refusal when there are all records and a seal, and they do not add up."""
         if seal is None or len(records) < len(self.segments):
             return
-        order = [records[i] for i in range(len(self.segments))]
-        first = 0
-        for record in order:
+        first, size, joined = 0, 0, blake3.blake3()
+        for record in (records[i] for i in range(len(self.segments))):
             if record.first != first:
                 raise Refusal(f"segment {record.segment}: chunks do not follow on", version=self.version)
-            first += len(record.digests)
-        joined = blake3.blake3(b"".join(bodies[i] for i in range(len(self.segments)))).digest()
-        total = sum(r.size for r in order)
-        if (first, total, joined) != (seal.chunks, seal.size, seal.records_digest):
+            first, size = record.chunks.stop, size + record.size
+            joined.update(encode_struct(record))
+        if (first, size, joined.digest()) != (seal.chunks, seal.size, seal.records_digest):
             raise Refusal("records do not add up to the seal", version=self.version)
 
-    def _mine(self, mid: Any) -> None:
-        if mid != self.mid:
+    def _mine(self, body: B) -> B:
+        if body.mid != self.mid:
             raise Refusal("part of another manifest", version=self.version, fatal=True)
+        return body
 
 
 def open_part(part: bytes, head_key: bytes, version: Version | None = None) -> SignedPart:
     """Read a part and check its signature. Refusal unless `head_key` signed it as a part of its kind; `version` is only for the
     refusal's message."""
-    wire = unpack(part)
-    if not isinstance(wire, list) or len(wire) != 3:
-        raise Refusal("malformed manifest part", version=version, fatal=True)
-    kind, body, signature = wire
-    if not isinstance(kind, str) or kind not in DOMAIN or not isinstance(body, bytes) or not isinstance(signature, bytes):
-        raise Refusal("malformed manifest part", version=version, fatal=True)
-    if not verify(head_key, DOMAIN[kind], body, signature):
-        raise Refusal(f"manifest {kind} is not signed by the head", version=version or _claimed(body), fatal=True)
-    return SignedPart(kind, body)
+    try:
+        signed = unpack(part, SignedPart)
+    except Refusal:
+        raise Refusal("malformed manifest part", version=version, fatal=True) from None
+    if not verify(head_key, DOMAIN[signed.kind], signed.body, signed.signature):
+        why = f"manifest {signed.kind} is not signed by the head"
+        raise Refusal(why, version=version or _claimed(signed.body), fatal=True)
+    return signed
 
 
 def _claimed(body: bytes) -> Version | None:
-    """The version that a badly signed header claims; only for the refusal's message."""
+    """The version that a bad header claims; only for the refusal's message."""
     try:
-        return _version(unpack(body)[1])
-    except (Refusal, TypeError, ValueError, IndexError, KeyError):
+        return unpack(unpack(body, list[msgspec.Raw])[1], Version)
+    except (Refusal, IndexError):
         return None
-
-
-def _version(wire: Any) -> Version:
-    if not isinstance(wire, list) or len(wire) != 2 or any(type(n) is not int or n < 0 for n in wire):
-        raise ValueError("a version is not [epoch, step]")
-    return Version(*wire)
 
 
 def open_header(part: bytes, *, head_key: bytes, run: str, min_epoch: int, now: float) -> Manifest:
     """Verify a header part and start a Manifest. Refusal: not the head's, another run, an older epoch, an unknown kind or
     codec, sizes over policy, expired or from the future."""
-    kind, body = open_part(part, head_key)
-    if kind != "header":
-        raise Refusal(f"expected a manifest header, got a {kind}", fatal=True)
-    try:
-        h_run, v, h_kind, base, base_digest, codec, segment_bytes, chunk_bytes, created, expires, layout = unpack(body)
-        version = _version(v)
-        base_version = None if base is None else _version(base)
-        if any(type(x) is not int for x in (segment_bytes, chunk_bytes, created, expires)):
-            raise ValueError("a size or a time is not a whole number")
-        if not isinstance(h_run, str) or not isinstance(h_kind, str) or not isinstance(base_digest, bytes):
-            raise ValueError("a field is of the wrong type")
-    except (TypeError, ValueError) as error:
-        raise Refusal(f"malformed manifest header: {error}", fatal=True) from None
-    if h_run != run:
-        raise Refusal(f"manifest is for run {h_run}, this is run {run}", version=version, fatal=True)
+    signed = open_part(part, head_key)
+    if signed.kind != "header":
+        raise Refusal(f"expected a manifest header, got a {signed.kind}", fatal=True)
+    h = Header(*_read(signed, _HeaderBody))
+    version, base, packed = h.version, h.base, cast(object, h.layout)
+    if h.run != run:
+        raise Refusal(f"manifest is for run {h.run}, this is run {run}", version=version, fatal=True)
     if version.epoch < min_epoch:
         raise Refusal(f"manifest of older epoch {version.epoch}, the run is at epoch {min_epoch}", version=version)
-    if h_kind not in KINDS:
-        raise Refusal(f"unknown manifest kind {h_kind!r}", version=version)
-    if codec != CODEC:
-        raise Refusal(f"unknown codec {codec!r}, this node knows {CODEC}", version=version)
-    if (h_kind in DELTAS) != (base_version is not None) or (base_version is not None and base_version >= version):
-        raise Refusal(f"{h_kind} with base {base_version}", version=version, fatal=True)
-    if not 1024 <= chunk_bytes <= MAX_CHUNK or not 1024 <= segment_bytes <= MAX_SEGMENT:
-        raise Refusal(f"chunks of {chunk_bytes} and segments of {segment_bytes} bytes: over policy", version=version, fatal=True)
-    if segment_bytes > chunk_bytes * MAX_SEGMENT_CHUNKS:
-        raise Refusal(f"segments of {segment_bytes} bytes in chunks of {chunk_bytes}: over policy", version=version, fatal=True)
-    if not created <= now + MAX_CLOCK_SKEW_S or expires - created > MAX_LIFETIME_S:
+    if h.kind not in KINDS:
+        raise Refusal(f"unknown manifest kind {h.kind!r}", version=version)
+    if h.codec != CODEC:
+        raise Refusal(f"unknown codec {h.codec!r}, this node knows {CODEC}", version=version)
+    if (h.kind in DELTAS) != (base is not None) or (base is not None and base >= version):
+        raise Refusal(f"{h.kind} with base {base}", version=version, fatal=True)
+    if not 1024 <= h.chunk_bytes <= MAX_CHUNK or not 1024 <= h.segment_bytes <= MAX_SEGMENT:
+        why = f"chunks of {h.chunk_bytes} and segments of {h.segment_bytes} bytes: over policy"
+        raise Refusal(why, version=version, fatal=True)
+    if h.segment_bytes > h.chunk_bytes * MAX_SEGMENT_CHUNKS:
+        why = f"segments of {h.segment_bytes} bytes in chunks of {h.chunk_bytes}: over policy"
+        raise Refusal(why, version=version, fatal=True)
+    if not h.created <= now + MAX_CLOCK_SKEW_S or h.expires - h.created > MAX_LIFETIME_S:
         raise Refusal("manifest is dated in the future or lives too long", version=version)
-    if expires <= now:
-        raise Refusal(f"manifest expired {now - expires:.0f} s ago", version=version)
+    if h.expires <= now:
+        raise Refusal(f"manifest expired {now - h.expires:.0f} s ago", version=version)
     try:
-        if not isinstance(layout, bytes):
+        if not isinstance(packed, bytes):
             raise Refusal("tensor table is not bytes", fatal=True)
-        table = _read_table(layout)
+        table = _read_table(packed)
     except Refusal as refusal:
         raise refusal.at(version=version) from None
     if not table.tensors or not table.nbytes:
         raise Refusal("manifest of no tensors", version=version)
-    if h_kind == "descriptor" and table.nbytes > GIB:
+    if h.kind == "descriptor" and table.nbytes > GIB:
         raise Refusal("descriptor is too large", version=version)
-    header = Header(
-        h_run, version, h_kind, base=base_version, base_digest=base_digest, codec=codec, segment_bytes=segment_bytes,
-        chunk_bytes=chunk_bytes, created=created, expires=expires, layout=table,
-    )  # fmt: skip
-    return Manifest(mid_of(body), header, part)
+    return Manifest(mid_of(signed.body), h._replace(layout=table), part)

@@ -19,7 +19,7 @@ import blake3
 from p2p.errors import Refusal, ShoalError
 from p2p.limits import GIB, MAX_CHUNK
 
-log = logging.getLogger("shoal.store")
+log = logging.getLogger("shoal.weights")
 
 CHUNK_NAME = re.compile("[0-9a-f]{64}")
 TEMPORARY = "tmp-"

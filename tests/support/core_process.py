@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from node.engine.child import make_core
-from node.engine.pipe import Call, CallRefused, Decoder, Events, Failed, Message, Reply, encode
+from node.engine.pipe import Call, CallRefused, Events, Failed, Message, PipeDecoder, Reply, encode
 from node.engine.port import CommitResult, EngineCore, EngineStats, StateFile
 from p2p.errors import Refusal
 from p2p.protocol.rollout import Generate, TokenEvent
@@ -36,7 +36,7 @@ class CoreProcess(EngineCore):
                 [python, str(Path(__file__).resolve()), str(theirs.fileno())], pass_fds=[theirs.fileno()], stdout=out,
                 stderr=out, env={**os.environ, "PYTHONPATH": str(ROOT)},
             )  # fmt: skip
-        self._sock, self._decoder, self._id = ours, Decoder(), 0
+        self._sock, self._decoder, self._id = ours, PipeDecoder(), 0
         self.make(kind, settings)
 
     def _call(self, method: str, *args: Any) -> Any:
@@ -133,7 +133,7 @@ class CorePool:
 
 def serve(sock: socket.socket) -> None:
     core: EngineCore | None = None
-    decoder = Decoder()
+    decoder = PipeDecoder()
 
     def answer(call: Call) -> list[Message]:
         nonlocal core

@@ -23,7 +23,6 @@ from node.agent import Agent, NodeSettings
 from node.engine.fake import ScriptedCore, ScriptedSettings
 from node.install.base_model import BaseModel
 from p2p.broadcast.peer_groups import MESH
-from p2p.channel.memory import MemoryNetwork, MemorySwitch
 from p2p.errors import Refusal
 from p2p.identity import Identity
 from p2p.layout import Layout
@@ -40,6 +39,7 @@ from p2p.weights.encode import encode_version
 from p2p.weights.state import FlatState
 from p2p.weights.store import ChunkStore
 from tests.support.inline_engine import InlineEngine, open_inline_engine
+from tests.support.memory_network import MemoryNetwork, MemorySwitch
 
 RUN = "run-under-test"
 WALL = 1_800_000_000.0
@@ -161,7 +161,7 @@ class HeadUnderTest(SwarmOwner):
         return published
 
     def sent(self, published: Published) -> int:
-        return self.swarm.spreads[published.mid].traffic.sent
+        return self.swarm.transfers[published.mid].traffic.sent
 
     def ask(
         self, peer: str, name: str, tokens: int = 20, min_version: Version = Version(0, 0), exact: Version | None = None,
@@ -198,7 +198,7 @@ class NodeUnderTest:
         return self.identity.peer_id
 
     def traffic(self, published: Published):
-        return self.agent.swarm.spreads[published.mid].traffic
+        return self.agent.swarm.transfers[published.mid].traffic
 
 
 class SwarmUnderTest:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import trio
 
-from p2p.channel.memory import MemoryNetwork
 from p2p.channel.port import BULK, CONTROL, Channel
 from p2p.errors import ChannelClosed
 from p2p.limits import PROTOCOL_VERSION
@@ -13,6 +12,7 @@ from p2p.protocol.join import Hello, Welcome
 from p2p.protocol.messages import decode
 from p2p.protocol.wire import encode
 from tests.support.harness import RUN, WALL, SwarmUnderTest
+from tests.support.memory_network import MemoryNetwork
 
 
 def membership(swarm: SwarmUnderTest, peer: str, *, epoch: int = 1, run: str = RUN, lifetime: float = 1e6) -> bytes:

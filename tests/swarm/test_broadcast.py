@@ -139,8 +139,8 @@ async def test_a_node_killed_in_mid_transfer_does_not_stop_the_others(tmp_path, 
         anchor = head.publish(1, state)
 
         def under_way() -> bool:
-            spread = victim.agent.swarm.spreads.get(anchor.mid)
-            return spread is not None and len(spread.session.held) >= 6
+            transfer = victim.agent.swarm.transfers.get(anchor.mid)
+            return transfer is not None and len(transfer.session.held) >= 6
 
         while not under_way():
             await trio.sleep(0.02)

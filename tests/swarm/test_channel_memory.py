@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from p2p.channel.memory import MemorySwitch
 from p2p.channel.port import BULK, CONTROL
 from p2p.channel.stream import PIECE
 from p2p.errors import ChannelClosed
 from p2p.limits import CREDIT_PROGRESS_S, HANDSHAKE_S, KEEPALIVE_S, KIB, MAX_FRAME, MIB, SILENCE_S, WRITE_PROGRESS_S
 from tests.support.channel_suite import ChannelSuite, connect
+from tests.support.memory_network import MemorySwitch
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ async def test_a_version_crosses_into_each_site_once(tmp_path, autojump_clock, m
 
     def counted(self, peer, message) -> None:
         if self in owners and site_of.get(peer.name) != (site := site_of[owners[self].me]):
-            crossed[site, owners[self].spreads[message.mid].manifest.version.step] += len(message.data)
+            crossed[site, owners[self].transfers[message.mid].manifest.version.step] += len(message.data)
         handle(self, peer, message)
 
     monkeypatch.setattr(Inbox, "_on_chunk", counted)

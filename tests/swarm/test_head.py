@@ -26,7 +26,6 @@ from learner.rollouts.group_spec import RolloutSettings
 from learner.rollouts.outcomes import GroupAborted, Sampling
 from learner.tasks.registry import make_task
 from learner.trajectory import Group, Trajectory, unpack_groups
-from p2p.channel.memory import MemorySwitch
 from p2p.errors import ChannelClosed, Refusal, ShoalError
 from p2p.identity import Identity
 from p2p.membership.admission import Membership, sign_membership
@@ -36,6 +35,7 @@ from p2p.protocol.versions import Installed
 from p2p.version import Version
 from p2p.weights.encode import encode_version
 from tests.support.harness import LAYOUT, RUN, WALL, identity, inline, make_state
+from tests.support.memory_network import MemorySwitch
 from tests.support.rogue import Rogue
 
 STOP, STALL_S = 0, 30.0

@@ -109,7 +109,7 @@ async def test_who_was_away_comes_back_in_one_step(tmp_path, autojump_clock) -> 
             await head.until_installed([stays.peer], Version(1, step))
         span = head.publish(5, made[4], base=1, old=made[0], cumulative=True)
         await trio.sleep(3)
-        assert head.sent(span) == 0 and span.mid not in stays.agent.swarm.spreads, "nobody is sent what it did not ask for"
+        assert head.sent(span) == 0 and span.mid not in stays.agent.swarm.transfers, "nobody is sent what it did not ask for"
         back = await swarm.start_node(1)
         await head.until_installed([back.peer], Version(1, 5))
         assert set(head.installed[back.peer]) == {Version(1, 1), Version(1, 5)}

@@ -104,7 +104,7 @@ async def test_a_manifest_that_the_head_pruned_meanwhile(tmp_path, autojump_cloc
         head.store.drop(head.swarm.exchange.forget(old.mid))
         del head.publisher._by_mid[old.mid]  # it is pruned while a node still asks for it
         await head.until_installed([late.peer], Version(1, 2))
-        assert new.mid in late.agent.swarm.spreads and old.mid not in late.agent.swarm.spreads
+        assert new.mid in late.agent.swarm.transfers and old.mid not in late.agent.swarm.transfers
 
 
 async def test_a_store_too_small_lets_go_of_what_it_keeps_for_others(tmp_path, autojump_clock) -> None:
@@ -158,10 +158,10 @@ async def test_a_chunk_that_a_relay_cannot_read_just_then(tmp_path, autojump_clo
         assert failures and late.agent.shadow.digest == make_state(1).digest()
         assert set(head.links) == {n.peer for n in swarm.nodes}  # it lives
         store = nodes[0].agent.store
-        held = anchor.mid in nodes[0].agent.swarm.spreads and store.has(bytes.fromhex(failures[0]))
+        held = anchor.mid in nodes[0].agent.swarm.transfers and store.has(bytes.fromhex(failures[0]))
         assert held or code == errno.EIO  # short of handles, it did not throw the chunk away
         await trio.sleep(10)
-        assert nodes[0].agent.swarm.spreads[anchor.mid].session.missing == 0  # what was lost came again
+        assert nodes[0].agent.swarm.transfers[anchor.mid].session.missing == 0  # what was lost came again
 
 
 async def test_memberships_are_renewed_while_the_link_lives(tmp_path, autojump_clock, monkeypatch) -> None:
@@ -258,7 +258,7 @@ async def test_a_new_epoch_in_the_middle_of_a_transfer(tmp_path, autojump_clock)
         await head.until_installed(names, Version(1, 1))
         second = changed_state(first, 2)
         delta = head.publish(2, second, base=1, old=first)
-        while not any(delta.mid in n.agent.swarm.spreads and n.agent.swarm.exchange.progress(delta.mid) > 3 for n in nodes):
+        while not any(delta.mid in n.agent.swarm.transfers and n.agent.swarm.exchange.progress(delta.mid) > 3 for n in nodes):
             await trio.sleep(0.05)
         await swarm.kill_head()
         head = await swarm.start_head(2)
@@ -266,7 +266,7 @@ async def test_a_new_epoch_in_the_middle_of_a_transfer(tmp_path, autojump_clock)
         await head.until_installed(names, Version(2, 1), 120)
         await trio.sleep(10)
         assert all(n.agent.shadow.version == Version(2, 1) for n in nodes)
-        assert all(delta.mid not in n.agent.swarm.spreads for n in nodes)
+        assert all(delta.mid not in n.agent.swarm.transfers for n in nodes)
 
 
 async def test_waiting_for_a_segment_ends_when_its_manifest_is_forgotten(tmp_path, autojump_clock) -> None:
@@ -276,7 +276,7 @@ async def test_waiting_for_a_segment_ends_when_its_manifest_is_forgotten(tmp_pat
         anchor = head.publish(1, make_state(1))
         await head.until_installed([nodes[0].peer], Version(1, 1))
         exchange = nodes[0].agent.swarm.exchange
-        exchange.spreads[anchor.mid].session.held.clear()
+        exchange.transfers[anchor.mid].session.held.clear()
         failed: list[str] = []
 
         async def wait(call) -> None:
@@ -308,11 +308,11 @@ async def test_what_an_anchor_overtook_does_not_pile_up(tmp_path, autojump_clock
             head.publish(step, state, base=step - 1, old=old)
             await trio.sleep(1)
         exchange = nodes[0].agent.swarm.exchange
-        assert len(exchange.spreads) > 10
+        assert len(exchange.transfers) > 10
         state = make_state(12)
         head.publish(12, state)
         await head.until_installed(names, Version(1, 12))
-        assert len(exchange.spreads) <= 3  # the descriptor and two anchors
+        assert len(exchange.transfers) <= 3  # the descriptor and two anchors
         assert nodes[0].agent.store.total < 2 * MIB
         # Pins of chunks that are gone: they would never be dropped.
         assert not [d for d, n in exchange.store._pins.items() if n and not exchange.store.has(d)]
@@ -338,6 +338,6 @@ async def test_an_anchor_of_many_chunks_is_announced_in_pieces(tmp_path, autojum
             await rogue.say(Subscribe(anchor.mid, b""))
             await trio.sleep(1)
             haves = [m for m in rogue.heard if isinstance(m, Have)]
-            chunks = head.swarm.spreads[anchor.mid].manifest.seal.chunks
+            chunks = head.swarm.transfers[anchor.mid].manifest.seal.chunks
             assert len(haves) > 2 and sorted(c for m in haves for c in m.chunks) == list(range(chunks))
             nursery.cancel_scope.cancel()

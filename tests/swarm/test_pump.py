@@ -46,7 +46,7 @@ class Pipe:
         return PathState(self.delivered, 1 if self.sent > self.delivered else 0, 0.02, 0.02)
 
 
-def spread_of(session: Session, sizes: int) -> Any:
+def transfer_of(session: Session, sizes: int) -> Any:
     manifest = SimpleNamespace(
         version=Version(1, 1), mid=b"m" * 32, header=SimpleNamespace(chunk_bytes=CHUNK),
         chunk_digest=lambda chunk: chunk.to_bytes(32, "big"), segment_of=lambda chunk: None, chunk_size=lambda chunk: CHUNK,
@@ -59,9 +59,9 @@ async def drive(
 ) -> tuple[Pump, dict[str, Pipe]]:
     """A source with `chunks` chunks and these receivers, who acknowledge what comes, for so long."""
     session = Session(me="source", source=None, now=trio.current_time(), policy=policy)
-    spread = spread_of(session, CHUNK)
+    transfer = transfer_of(session, CHUNK)
     store: Any = SimpleNamespace(get=lambda digest: bytes(CHUNK))
-    pump = Pump({b"m": spread}, store, trio.current_time, lambda spread, chunk: None)
+    pump = Pump({b"m": transfer}, store, trio.current_time, lambda transfer, chunk: None)
     pipes: dict[str, Pipe] = {}
     sent: dict[str, list[int]] = {name: [] for name in rates}
     original = session.next

@@ -16,7 +16,7 @@ from p2p.channel.port import CONTROL
 from p2p.errors import ChannelClosed
 from p2p.identity import Identity
 from p2p.limits import GREETING_WINDOW, HANDSHAKE_S, MAX_FRAME, PROTOCOL_VERSION
-from p2p.membership.banlist import SHUN_S
+from p2p.membership.banlist import BAN_S
 from p2p.protocol.generation import Assign
 from p2p.protocol.join import Bye, Rejection, Renewal, Roster, Welcome
 from p2p.protocol.versions import Catalog, Chunk, GetParts, Have, Parts, Subscribe, Want
@@ -94,7 +94,7 @@ async def test_a_chunk_with_one_flipped_bit(tmp_path, autojump_clock, caplog) ->
         assert liar.peer not in victim.agent.swarm.links and victim.peer not in liar.agent.swarm.links
         await tokens_flow(head, victim, Version(1, 2), "after")
         await next_version(head, nodes, 3, second)
-        await trio.sleep(SHUN_S[0] + 10)
+        await trio.sleep(BAN_S[0] + 10)
         assert liar.peer in victim.agent.swarm.links  # it may have been the line: another chance
 
 
@@ -113,7 +113,7 @@ async def test_a_manifest_signed_by_another_key(tmp_path, autojump_clock, caplog
         assert line in caplog.text
         await head.until(lambda: bool(head.reports))
         assert head.reports[0][1].peer == rogue.peer and head.reports[0][1].version == Version(1, 9)
-        assert mid not in nodes[0].agent.swarm.spreads
+        assert mid not in nodes[0].agent.swarm.transfers
         await tokens_flow(head, nodes[0], Version(1, 1), "meanwhile")
         await next_version(head, nodes, 2, first)
         await tokens_flow(head, nodes[0], Version(1, 2), "after")
@@ -138,7 +138,7 @@ async def test_a_manifest_of_an_older_epoch(tmp_path, autojump_clock, caplog) ->
         reason = "manifest of older epoch 1, the run is at epoch 2"
         assert f"refused: peer={rogue.peer} version=1.7 chunk=-: {reason}" in caplog.text
         assert (head.reports[0][1].peer, head.reports[0][1].reason) == (rogue.peer, reason)
-        assert mid not in nodes[0].agent.swarm.spreads
+        assert mid not in nodes[0].agent.swarm.transfers
         assert not rogue.closed  # a neighbour may not have heard of the new epoch yet
         await tokens_flow(head, nodes[0], Version(2, 1), "meanwhile")
         await next_version(head, nodes, 2, first)
@@ -394,7 +394,7 @@ async def test_records_without_their_header_are_not_worth_a_signature_check_each
         assert checks.call_count == 1 and not rogue.closed
         await rogue.say(Parts(signer.mid, (signer.header_part, *records)))
         await trio.sleep(1)
-        assert len(node.agent.swarm.spreads[signer.mid].manifest.records) == 4
+        assert len(node.agent.swarm.transfers[signer.mid].manifest.records) == 4
         nursery.cancel_scope.cancel()
 
 
@@ -422,7 +422,7 @@ async def test_a_flood_of_requests_is_bounded(tmp_path, autojump_clock) -> None:
         anchor = head.publish(1, first)
         await head.until_installed([n.peer for n in nodes], Version(1, 1))
         rogue = await Rogue(await swarm.peer(60), nodes[0].peer).connect(nursery, membership(swarm, identity(60).peer_id))
-        chunks = head.swarm.spreads[anchor.mid].manifest.seal.chunks
+        chunks = head.swarm.transfers[anchor.mid].manifest.seal.chunks
         start = trio.current_time()
         for _ in range(300):
             await rogue.say(Want(anchor.mid, (0,)), Subscribe(anchor.mid, b""), GetParts(anchor.mid))
@@ -438,7 +438,7 @@ async def test_a_flood_of_requests_is_bounded(tmp_path, autojump_clock) -> None:
         assert len([m for m in rogue.heard if isinstance(m, Have)]) <= 2
         assert not rogue.closed
         # A bound on what a stranger can make us remember.
-        entry = nodes[0].agent.swarm.spreads[anchor.mid].session._peers[rogue.peer]
+        entry = nodes[0].agent.swarm.transfers[anchor.mid].session._peers[rogue.peer]
         assert len(entry.wanted) <= 32 and len(entry.has) <= chunks
         await rogue.say(Subscribe(anchor.mid, b"\xff" * 1000))
         assert "a bitmap of 1000 bytes" in await rogue.until_closed()
@@ -452,7 +452,7 @@ async def test_a_chunk_number_out_of_range(tmp_path, autojump_clock, caplog) -> 
         nodes = await swarm.start_nodes(1)
         anchor = head.publish(1, make_state(1))
         await head.until_installed([nodes[0].peer], Version(1, 1))
-        chunks = head.swarm.spreads[anchor.mid].manifest.seal.chunks
+        chunks = head.swarm.transfers[anchor.mid].manifest.seal.chunks
         rogue = await Rogue(await swarm.peer(60), nodes[0].peer).connect(nursery, membership(swarm, identity(60).peer_id))
         await rogue.say(Have(anchor.mid, (chunks,)))
         assert await rogue.until_closed()
@@ -485,9 +485,9 @@ async def test_a_peer_that_announces_and_never_sends(tmp_path, autojump_clock) -
         rogues = [await Rogue(network, n.peer).connect(nursery, membership(swarm, network.peer_id)) for n in nodes]
         swarm.switch.stall(nodes[0].peer, nodes[1].peer)  # no relays: what is not pushed to it must be pulled
         anchor = head.publish(1, make_state(1))
-        chunks = head.swarm.spreads[anchor.mid].manifest.seal.chunks
+        chunks = head.swarm.transfers[anchor.mid].manifest.seal.chunks
         for rogue in rogues:
-            await rogue.say(Parts(anchor.mid, tuple(head.swarm.spreads[anchor.mid].manifest.parts())))
+            await rogue.say(Parts(anchor.mid, tuple(head.swarm.transfers[anchor.mid].manifest.parts())))
             await rogue.say(Have(anchor.mid, tuple(range(chunks))))
         await head.until_installed([n.peer for n in nodes], Version(1, 1), 15)
         assert any(isinstance(m, Want) for rogue in rogues for m in rogue.heard)

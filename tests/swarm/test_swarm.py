@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trio
+from msgspec.structs import replace
 
-from p2p.channel.memory import MemorySwitch
 from p2p.codec import decode_segment
 from p2p.errors import ChannelClosed, Refusal, UsageError, first_of
 from p2p.identity import Identity
@@ -27,6 +26,7 @@ from p2p.weights.manifest import CODEC, Header, ManifestSigner
 from p2p.weights.state import FlatState
 from p2p.weights.store import ChunkStore
 from tests.support.harness import LAYOUT, RUN, identity, make_state, wall
+from tests.support.memory_network import MemorySwitch
 
 HEAD, ONE, TWO, OTHER = (identity(number) for number in (200, 1, 2, 3))
 TICKET = make_ticket(HEAD, RUN, (f"/memory/{HEAD.peer_id}",))
@@ -143,11 +143,11 @@ async def test_two_peers_join_take_a_version_and_one_of_them_closes(tmp_path, au
             mid = publish(head.swarm, state)
             for peer in (one, two):
                 assert (await received(peer, mid)).digest() == state.digest()
-            assert head.swarm.sent_bytes == head.swarm.spreads[mid].traffic.sent > 0
+            assert head.swarm.sent_bytes == head.swarm.transfers[mid].traffic.sent > 0
         await until(lambda: head.owner.down == [two.id])
         assert set(head.swarm.links) == {one.id} and one.owner.down == [two.id]
         head.swarm.store.drop(head.swarm.forget(mid))
-        assert not head.swarm.spreads and not head.swarm.store.total
+        assert not head.swarm.transfers and not head.swarm.store.total
         head.swarm.send(two.id, Bye("nobody hears it", done=True))
         head.swarm.send(one.id, Bye("the run is over", done=True))
         await until(lambda: (HEAD.peer_id, Bye("the run is over", done=True)) in one.owner.heard)
@@ -175,7 +175,7 @@ async def test_one_kept_apart_gets_versions_and_nobody_hears_of_it(tmp_path, aut
         mid = publish(world.head.swarm, make_state(1))
         for peer in (one, two):
             assert (await received(peer, mid)).digest() == make_state(1).digest()
-        assert world.head.swarm.sent_bytes == two.swarm.spreads[mid].traffic.from_head > 0, "who is apart does not count"
+        assert world.head.swarm.sent_bytes == two.swarm.transfers[mid].traffic.from_head > 0, "who is apart does not count"
 
 
 async def test_a_second_head_is_nobodys_head(tmp_path, autojump_clock) -> None:

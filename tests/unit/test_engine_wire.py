@@ -11,7 +11,19 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from node.engine.pipe import MAX_LOCAL_FRAME, Call, CallRefused, Credit, Decoder, Events, Failed, Farewell, Reply, decode, encode
+from node.engine.pipe import (
+    MAX_LOCAL_FRAME,
+    Call,
+    CallRefused,
+    Credit,
+    Events,
+    Failed,
+    Farewell,
+    PipeDecoder,
+    Reply,
+    decode,
+    encode,
+)
 from node.engine.port import CommitResult, EngineStats, StateFile
 from p2p.errors import Refusal
 from p2p.layout import Layout
@@ -38,7 +50,7 @@ MESSAGES: list[Any] = [
 @given(cut=st.integers(1, 40))
 def test_round_trip_in_any_pieces(cut: int) -> None:
     data = b"".join(encode(m) for m in MESSAGES)
-    decoder = Decoder()
+    decoder = PipeDecoder()
     out = [m for at in range(0, len(data), cut) for m in decoder.feed(data[at : at + cut])]
     assert out == MESSAGES
 
@@ -50,7 +62,7 @@ def test_events_arrays_and_refusals_round_trip() -> None:
         TokenEvent.of("t", 5, (), np.empty(0, np.float32), V, "interrupt"),
     ]
     refusal = Refusal("too old", peer="p", version=V, chunk=4, fatal=True, cause="past")
-    got = list(Decoder().feed(encode(Events(events)) + encode(CallRefused(3, refusal)) + encode(Reply(4, np.ones(3)))))
+    got = list(PipeDecoder().feed(encode(Events(events)) + encode(CallRefused(3, refusal)) + encode(Reply(4, np.ones(3)))))
     assert got[0] == Events(events)
     assert str(got[1].refusal) == str(refusal) and got[1].refusal.fatal and got[1].refusal.cause == "past"  # type: ignore[union-attr]
     assert got[2].value.tolist() == [1.0, 1.0, 1.0]  # type: ignore[union-attr]
@@ -67,7 +79,7 @@ def test_events_arrays_and_refusals_round_trip() -> None:
 )
 def test_what_is_not_a_message_is_an_error(frame: bytes) -> None:
     with pytest.raises(ValueError):
-        list(Decoder().feed(frame))
+        list(PipeDecoder().feed(frame))
 
 
 def test_a_value_without_a_wire_form_is_an_error() -> None:

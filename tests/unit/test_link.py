@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p.channel.link import CLOSE, CREDIT, DATA, HEADER, KEEPALIVE, Alive, Closed, Granted, LinkCore, Message, cost_of
+from p2p.channel.link import CLOSE, CREDIT, DATA, HEADER, KEEPALIVE, Alive, Closed, Granted, LinkCore, ReceivedMessage, cost_of
 from p2p.errors import Refusal
 from p2p.limits import CHANNEL_WINDOW, MAX_FRAME
 
@@ -59,7 +59,7 @@ def test_what_is_sent_arrives(messages: list[bytes], cuts: list[int]) -> None:
     wire = b"".join(sender.data_header(len(message)) + message for message in messages)
     wire += sender.keepalive_frame() + sender.close_frame("done")
     events = [event for piece in split(wire, cuts) for event in receiver.feed(piece)]
-    assert events == [*map(Message, messages), Alive(), Closed("done")]
+    assert events == [*map(ReceivedMessage, messages), Alive(), Closed("done")]
     for message in messages:
         receiver.consumed(len(message))
     assert sender.outstanding == receiver.ungranted == sum(cost_of(len(message)) for message in messages)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import trio
 import trio.testing
 
-from p2p.channel.memory import MemorySwitch
 from p2p.identity import Identity
 from p2p.membership.links import LinkOwner
 from p2p.membership.peering import Peering, PeerSettings
 from p2p.protocol.join import RosterEntry
+from tests.support.memory_network import MemorySwitch
 
 
 async def test_a_dial_that_outlives_its_roster_just_ends(monkeypatch) -> None:

@@ -35,12 +35,12 @@ from netem.contest.players.events import (
 from netem.contest.players.rogue import Conduct, RogueChannel
 from netem.contest.players.shard import LAYOUTS, upstream_of
 from netem.networks.profile import Profile, build_profile
-from p2p.channel.memory import MemorySwitch
 from p2p.channel.port import BULK
 from p2p.errors import ChannelClosed, UsageError
 from p2p.protocol.messages import decode
 from p2p.protocol.versions import Chunk, Have
 from p2p.protocol.wire import encode
+from tests.support.memory_network import MemorySwitch
 
 HOSTS = {"learner": "10.77.0.1", "node-1": "10.77.0.2", "node-2": "10.77.0.3"}
 NODE = Role("node", "node-1", HOSTS["node-1"], "/nowhere", HOSTS, "learner", {"width": 1})
@@ -174,11 +174,11 @@ def account(sent: int, duplicates: int, cpu_s: float) -> dict[str, Any]:
 def test_who_was_named_by_whom() -> None:
     state = new_round()
     wrong = ["c", "chunk does not hash"]
-    state.take("a", {**account(1, 0, 0.0), "reports": [wrong, wrong], "shuns": ["c"]})
-    state.take("b", {**account(1, 0, 0.0), "reports": [["d", "?"]], "shuns": []})
-    state.take("learner", {**account(1, 0, 0.0), "reports": [wrong], "shuns": []})
+    state.take("a", {**account(1, 0, 0.0), "reports": [wrong, wrong], "banned": ["c"]})
+    state.take("b", {**account(1, 0, 0.0), "reports": [["d", "?"]], "banned": []})
+    state.take("learner", {**account(1, 0, 0.0), "reports": [wrong], "banned": []})
     result = state.result()
-    assert result.named == {"c": ("a",), "d": ("b",)} and result.shunned == {"c": ("a",)} and result.reported == ("c",)
+    assert result.named == {"c": ("a",), "d": ("b",)} and result.banned == {"c": ("a",)} and result.reported == ("c",)
 
 
 def test_whence_it_came() -> None:

@@ -23,7 +23,7 @@ def publisher(folder: Path, chunk_bytes: int) -> Publisher:
     """Over an exchange that takes everything."""
     (folder / "layout").write_bytes(msgpack.packb(LAYOUT.to_wire()))
     nothing = SimpleNamespace(
-        offer=lambda part, announce: None, extend=lambda mid, part, announce: None, spreads={},
+        offer=lambda part, announce: None, extend=lambda mid, part, announce: None, transfers={},
         store=SimpleNamespace(pin=lambda digests: None),
     )  # fmt: skip
     return Publisher(

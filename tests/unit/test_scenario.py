@@ -248,14 +248,14 @@ def test_who_corrupts_is_named_reported_and_dropped() -> None:
     assert scenario.faults == (Corrupt(at=1.0, host="node-1"),) and scenario.required == NODES[1:]
     times, others = dict.fromkeys(NODES[1:], 2.8), NODES[1:]
     known = {"faults": scenario.faults, "named": {"node-1": others[:1]}, "reported": ("node-1",)}
-    assert judge(scenario, [everyone(3.0), result(times, **known, shunned={"node-1": others})]) == []
-    (why,) = judge(scenario, [everyone(3.0), result(times, **known, shunned={"node-1": others[1:]})])
+    assert judge(scenario, [everyone(3.0), result(times, **known, banned={"node-1": others})]) == []
+    (why,) = judge(scenario, [everyone(3.0), result(times, **known, banned={"node-1": others[1:]})])
     assert why == "round 2: node-1 was not dropped by node-2"
     whys = judge(scenario, [everyone(3.0), result(times, faults=scenario.faults)])
     assert [why.split(": ")[1].split(" by ")[0] for why in whys] == [
         "nobody named node-1", "node-1 was not reported to the source", "node-1 was not dropped"
     ]
-    slander = {**known, "named": {"node-1": others, "node-3": ("node-2",)}, "shunned": {"node-1": others}}
+    slander = {**known, "named": {"node-1": others, "node-3": ("node-2",)}, "banned": {"node-1": others}}
     assert judge(scenario, [everyone(3.0), result(times, **slander)]) == ["round 2: node-3 was named, and did nothing"]
     # Who withholds cannot be convicted of it: `named = []` says that nobody is.
     scenario = build_scenario(values(faults=[{**KILL, "kind": "withhold"}], require={"named": []}), "x")

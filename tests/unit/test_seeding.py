@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from p2p.broadcast.policies.port import Push
 from p2p.broadcast.policies.queues import Queues
 from p2p.broadcast.policies.seeding import OVERDUE_S, Seeding
 from p2p.broadcast.session import LAG_S, Session
@@ -302,7 +303,7 @@ def test_what_a_peer_has_by_now_does_not_count_as_waiting_for_it() -> None:
         queues.settle("a", chunk)
         queues.settle("a", chunk)
     assert queues.longest() == 4
-    assert [queues.next("a") for _ in range(5)] == [("a", 0), ("a", 2), ("a", 3), ("a", 5), None]
+    assert [queues.next("a") for _ in range(5)] == [*(Push("a", chunk, 0) for chunk in (0, 2, 3, 5)), None]
     queues.settle("b", 0)
     assert queues.longest() == 0 and queues.next("b") is None
 

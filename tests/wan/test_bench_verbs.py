@@ -81,7 +81,7 @@ def test_a_relay_that_corrupts_is_named_and_dropped(tmp_path: Path) -> None:
     assert said["holds"] and said["why"] == [], said
     cold, warm = said["rounds"]
     assert cold["named"] == {} and cold["verified"].keys() == {"node-1", "node-2"}
-    assert warm["named"] == warm["shunned"] == {"node-2": ["node-1"]} and warm["reported"] == ["node-2"]
+    assert warm["named"] == warm["banned"] == {"node-2": ["node-1"]} and warm["reported"] == ["node-2"]
     assert "node-1" in warm["verified"]
 
 

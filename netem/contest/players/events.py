@@ -11,7 +11,7 @@ networks, namespaces or any peer-to-peer program. The first half is pure; `serve
 | `expect` round, digest, bytes, and that | nodes | `expecting` |
 | `publish` round | source | `published` at |
 | | nodes | `verified` at, digest, sent, received, duplicates: once the payload is whole and its BLAKE3 was checked |
-| `account` round | all | `account` sent, received, duplicates, cpu_s; of ours also reports, shuns, whence (host -> bytes) |
+| `account` round | all | `account` sent, received, duplicates, cpu_s; of ours also reports, banned, whence (host -> bytes) |
 | `turn` to | a node of ours | `turned`: from now on it corrupts or withholds what it sends |
 | `stop`, or the end of stdin | all | exit status 0 |
 

@@ -247,17 +247,17 @@ class ShoalPlayer(SwarmOwner):
 
     async def _wait_for(self, number: int) -> Manifest:
         while True:
-            for mid, spread in self.swarm.spreads.items():
-                if spread.manifest.version == Version(1, number):
+            for mid, transfer in self.swarm.transfers.items():
+                if transfer.manifest.version == Version(1, number):
                     self.mids[number] = mid
-                    return spread.manifest
+                    return transfer.manifest
             await trio.sleep(0.005)
 
     def _traffic(self, number: int) -> dict[str, int]:
-        spread = self.swarm.spreads.get(self.mids.get(number, b""))
-        if spread is None:
+        transfer = self.swarm.transfers.get(self.mids.get(number, b""))
+        if transfer is None:
             return {"sent": 0, "received": 0, "duplicates": 0, "from_source": 0}
-        t = spread.traffic
+        t = transfer.traffic
         return {
             "sent": t.sent, "received": t.from_head + t.from_peers + t.duplicates, "duplicates": t.duplicates,
             "from_source": t.from_head,
@@ -265,10 +265,10 @@ class ShoalPlayer(SwarmOwner):
 
     def _account(self, number: int) -> None:
         cpu = sum(psutil.Process().cpu_times()[:2]) - self.cpu.get(number, 0.0)
-        shuns = [name for peer, name in self.names.items() if self.swarm.peering.shuns(peer) and peer not in self.swarm.links]
+        banned = [n for peer, n in self.names.items() if self.swarm.peering.is_banned(peer) and peer not in self.swarm.links]
         came = self.swarm.whence.get(self.mids.get(number, b""), Counter())
         whence = {self.names.get(peer, peer): size for peer, size in came.items()}
-        self.say("account", round=number, cpu_s=cpu, reports=self.reports, shuns=shuns, whence=whence, **self._traffic(number))
+        self.say("account", round=number, cpu_s=cpu, reports=self.reports, banned=banned, whence=whence, **self._traffic(number))
 
     # --- links -------------------------------------------------------------------------------------------------------
 
@@ -280,7 +280,7 @@ class ShoalPlayer(SwarmOwner):
         if not self.mids:
             return None
         number = max(self.mids)
-        manifest = self.swarm.spreads[self.mids[number]].manifest
+        manifest = self.swarm.transfers[self.mids[number]].manifest
         header = manifest.header
         size = manifest.seal.size if manifest.seal is not None else 0
         entry = CatalogEntry(manifest.mid, "delta", header.version, header.base, header.base_digest, b"", size)
@@ -288,7 +288,7 @@ class ShoalPlayer(SwarmOwner):
 
     async def _catch_up(self, entry: CatalogEntry) -> None:
         """Take part in a manifest that was announced before this host was there."""
-        if entry.mid not in self.swarm.spreads:
+        if entry.mid not in self.swarm.transfers:
             self.exchange.ask_manifest(entry.mid, self.head.peer_id)
             await self.exchange.manifest(entry.mid)
             self.exchange.take(entry.mid, catching=entry.size > 0)

@@ -107,6 +107,7 @@ class Lanes(Policy):
     # --- facts -------------------------------------------------------------------------------------------------------
 
     def joined(self, peer: str, now: float) -> None:
+        """Put `peer` into its lane, as a witness if it is one or the lane has none."""
         places = self._places
         name = f"lane {places.lanes.get(peer, 0)}"
         lane = self._lanes.get(name)
@@ -122,6 +123,7 @@ class Lanes(Policy):
             self._recount(lane, now)
 
     def left(self, peer: str, now: float) -> None:
+        """Bring on what `peer` still had to distribute or relay."""
         lane = self._lane_of.pop(peer, None)
         if lane is None:
             return
@@ -166,6 +168,7 @@ class Lanes(Policy):
                 self._complete(lane, chunk, now)
 
     def has(self, peer: str, chunk: int, now: float) -> None:
+        """A witness has the chunk: its lane does once all witnesses that count do."""
         lane = self._lane_of.get(peer)
         if lane is None or peer not in lane.witnesses or chunk in lane.holds:
             return
@@ -183,6 +186,7 @@ class Lanes(Policy):
         self._seeding.held(chunk, duty=duty, now=now)
 
     def tick(self, now: float) -> None:
+        """Tell the seeding which lanes lag: those all of whose peers do."""
         lagging = {lane.name for lane in self._lanes.values() if lane.peers.keys() <= self._session.lagging}
         if self._session.lagging:
             for lane in self._lanes.values():
@@ -192,6 +196,7 @@ class Lanes(Policy):
         self._seeding.tick(now)
 
     def claim(self, peer: str, chunk: int, now: float) -> int:
+        """As at a single source: who asks for a chunk that nobody was given becomes its distributor."""
         lane = self._lane_of.get(peer)
         if lane is not None and self._seeding.claim(lane.name, chunk, now):
             self._given[chunk] = peer
@@ -199,6 +204,7 @@ class Lanes(Policy):
         return 0
 
     def relieved(self) -> list[Relieved]:
+        """Those whom the seeding relieved, as peers instead of lanes, and those whom a take-over relieved."""
         told, self._relieved = self._relieved, []
         for _, chunk in self._seeding.relieved():
             peer = self._given.pop(chunk, None)
@@ -209,6 +215,7 @@ class Lanes(Policy):
     # --- decisions ---------------------------------------------------------------------------------------------------
 
     def push(self, ready: Sequence[str], now: float) -> Push | None:
+        """The next chunk for a lane's distributor, else a copy that the source hands out itself."""
         members: dict[str, list[str]] = {}
         for peer in ready:
             lane = self._lane_of.get(peer)

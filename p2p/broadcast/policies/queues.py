@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from p2p.broadcast.policies.port import ReceiverView
+from p2p.broadcast.policies.port import Push, ReceiverView
 
 
 class Queues:
@@ -42,8 +42,8 @@ class Queues:
         """Chunks that wait for the peer for which most do, those that lag aside."""
         return max((len(q) for peer, q in self._queues.items() if peer not in self._session.lagging), default=0)
 
-    def next(self, ready: Sequence[str]) -> tuple[str, int] | None:
-        """To whom most waits, and the oldest of it that is still lacking there."""
+    def next(self, ready: Sequence[str]) -> Push | None:
+        """To whom most waits, and the oldest of it that is still lacking there; without a duty."""
         session, queues, lagging = self._session, self._queues, self._session.lagging
         if not queues:
             return None
@@ -62,7 +62,7 @@ class Queues:
                 chunk = queue.popleft()
                 if not queue:
                     del queues[peer]
-                return peer, chunk
+                return Push(peer, chunk, 0)
             if not queue:
                 del queues[peer]
                 waiting.remove((peer, queue))

@@ -46,6 +46,7 @@ class Relaying(Policy):
             self.entrusted(chunk, duty, now)
 
     def entrusted(self, chunk: int, duty: int, now: float) -> None:
+        """Queue the chunk for this peer's own group, and for those groups of its duty that it was not given before."""
         places = self._session.places
         if places is not None:
             groups = [g for g in groups_of(duty, len(places.sites)) if not self._done.get(chunk, 0) >> g + 1 & 1]
@@ -62,10 +63,10 @@ class Relaying(Policy):
         self._queues.spare(chunks)  # not `_tree`: other groups count on this peer
 
     def push(self, ready: Sequence[str], now: float) -> Push | None:
+        """Copies for other groups leave first, since more follows from them."""
         places = self._session.places
         if places is not None:
             errand = self._tree.next(ready, now, places)
             if errand is not None:
                 return errand
-        found = self._queues.next(ready)
-        return None if found is None else Push(*found, 0)
+        return self._queues.next(ready)

@@ -135,6 +135,7 @@ class Seeding(Policy):
         return peer not in self._lagging and not self._receivers.peer_holds(peer, chunk)
 
     def left(self, peer: str, now: float) -> None:
+        """Hand out again what nobody but `peer` has; distribute here what it had begun to distribute."""
         gone = self._peers.pop(peer, None)
         self._own.drop(peer)
         if gone is None:
@@ -154,6 +155,7 @@ class Seeding(Policy):
                 self._done(chunk, out)
 
     def has(self, peer: str, chunk: int, now: float) -> None:
+        """Count the copy for its distributor, and notice when nearly all or all have the chunk."""
         self._own.settle(peer, chunk)
         out = self._out.get(chunk)
         if out is None or peer in self._lagging:
@@ -213,6 +215,7 @@ class Seeding(Policy):
         return d.rate or self._window(peer, d) * self._copies() / BACKLOG_S
 
     def tick(self, now: float) -> None:
+        """Give up on distributors whose chunk is overdue, and measure the pace of the others."""
         if self._lagging != self._receivers.lagging:
             self._lagging = frozenset(self._receivers.lagging)
             self._recount(now)
@@ -266,6 +269,7 @@ class Seeding(Policy):
     # --- decisions ---------------------------------------------------------------------------------------------------
 
     def push(self, ready: Sequence[str], now: float) -> Push | None:
+        """A chunk that nobody has for a distributor, else a copy that the source hands out itself."""
         seed = self.seed(ready, now)
         if seed is not None:
             return seed
@@ -278,7 +282,7 @@ class Seeding(Policy):
             found = self._own.next(ready)
             if lacked:
                 break
-        return None if found is None else Push(*found, 0)
+        return found
 
     def seed(self, ready: Sequence[str], now: float) -> Push | None:
         """A chunk that nobody has, for the distributor with most room."""
