@@ -19,7 +19,7 @@ from p2p.layout import Layout
 from p2p.version import Version
 from p2p.weights.state import FlatState
 
-log = logging.getLogger("shoal.publisher")
+log = logging.getLogger("shoal.reference_states")
 
 NAME = "first"
 

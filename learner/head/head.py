@@ -356,7 +356,7 @@ class Head(SwarmOwner):
             "pool": self.final_pool or self._pool(),
             "local_engine": self.local_engine.status() if self.local_engine is not None else {},
             "redundancy": self.rollouts.buffers.redundancy.status() if self.rollouts else {},
-            **self.publisher.history.summary(),
+            **self.publisher.published.summary(),
             "metrics": trainer.latest,
             "evals": {str(step): value for step, value in trainer.evals.items()},
             "reports": self.reports[-10:],

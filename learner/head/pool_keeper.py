@@ -83,7 +83,7 @@ class PoolKeeper:
         now, load = self._now(), rollouts.collector.load
         # What engines promise matters only where somebody may be let go.
         priced = self.pool.priced
-        promise = rollouts.steering.outlook.full_rate if priced else lambda peer, sequences: 0.0
+        promise = rollouts.steering.forecast.full_rate if priced else lambda peer, sequences: 0.0
         seen = {
             peer: Seen(
                 node.serves(rollouts.epoch, now), load(peer), node.capacity, node.sent_bytes, promise(peer, node.capacity)

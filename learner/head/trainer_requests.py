@@ -156,7 +156,7 @@ class TrainerRequests:
         base = str(published.base) if published.base is not None else ""
         parts.journal.record_version(published.version, published.kind, published.mid.hex(), base, published.size)
         rollouts.published(published.version)
-        if publisher.history.begun == 1:  # the epoch's first anchor: those who wait for it hear of it now
+        if publisher.published.begun == 1:  # the epoch's first anchor: those who wait for it hear of it now
             parts.tell_catalog()
         # Here, while the trainer waits for this answer: it must not be writing a chunk that is being dropped.
         publisher.prune(node.reading_from or node.version for node in parts.nodes.values() if parts.still_follows(node))
@@ -195,7 +195,7 @@ class TrainerRequests:
         parts, rollouts, publisher = self._parts, self._parts.ready_rollouts, self._parts.publisher
         trained: dict[str, Any] = json.loads(message.metrics)
         publisher.count_traffic()
-        network = network_metrics(publisher.history, list(parts.nodes.values()), publisher.current)
+        network = network_metrics(publisher.published, list(parts.nodes.values()), publisher.current)
         if rollouts.buffers.redundant:
             network |= rollouts.buffers.redundancy.metrics()
         network |= parts.keeper.pool.metrics(parts.now())

@@ -196,11 +196,11 @@ class Journal:
 
     def record_reserved(self, groups: Iterable[ReservedGroup]) -> None:
         """Write groups down before their first request is sent, in one transaction."""
-        rows = [(g.group_id, g.task_index, g.samples, g.version.epoch, g.version.step, g.recipe, g.extra) for g in groups]
+        rows = [(g.group_id, g.task_index, g.samples, g.version.epoch, g.version.step, g.spec_digest, g.extra) for g in groups]
         with self._transaction():
             try:
                 self._db.executemany(
-                    "INSERT INTO groups (group_id, task_index, samples, epoch, step, recipe, extra, state) "
+                    "INSERT INTO groups (group_id, task_index, samples, epoch, step, spec_digest, extra, state) "
                     "VALUES (?, ?, ?, ?, ?, ?, ?, 'reserved')",
                     rows,
                 )
@@ -259,7 +259,7 @@ class Journal:
     def unfinished(self) -> tuple[UnfinishedGroup, ...]:
         """Groups that are reserved and not finished, with their tokens so far, in order of their ids."""
         rows = self._db.execute(
-            "SELECT group_id, task_index, epoch, step, samples, recipe, extra FROM groups WHERE state = 'reserved' "
+            "SELECT group_id, task_index, epoch, step, samples, spec_digest, extra FROM groups WHERE state = 'reserved' "
             "ORDER BY group_id"
         )
         groups = [ReservedGroup(g, task, Version(epoch, step), *rest) for g, task, epoch, step, *rest in rows]

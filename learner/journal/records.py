@@ -51,7 +51,7 @@ class ReservedGroup:
     version: Version
     samples: int
     """members that it will have when it is whole"""
-    recipe: int = 0
+    spec_digest: int = 0
     """tells prompt, seeds and sampling: who goes on with its tokens must have the same"""
     extra: int = 0
     """members that are generated beyond those: whichever end first are kept"""

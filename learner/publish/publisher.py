@@ -72,7 +72,7 @@ class Publisher:
         self._identity, self._run, self._run_dir, self._swarm = identity, run, run_dir, swarm
         self.epoch, self.segment_bytes, self.chunk_bytes = epoch, segment_bytes, chunk_bytes
         self._now, self._wall = now, wall
-        self.history = PublishedVersions(lambda p: p.mid not in self._by_mid)
+        self.published = PublishedVersions(lambda p: p.mid not in self._by_mid)
         self.current: Version | None = None
         self._signers: dict[bytes, ManifestSigner] = {}
         self._layouts: dict[str, Layout] = {}
@@ -158,7 +158,7 @@ class Publisher:
         published = Published(signer.mid, kind, version, base, began=self._now(), base_digest=base_digest)
         self._by_mid[signer.mid] = published
         if kind != "descriptor":
-            self.history.add(published)
+            self.published.add(published)
         self._swarm.offer(signer.header_part, announce=announce)
         return signer
 
@@ -176,7 +176,7 @@ class Publisher:
         published.sealed = self._now()
         self._sizes[published.kind] = published.size
         if published.kind != "descriptor":
-            self.history.seal(published)
+            self.published.seal(published)
 
     def _signer(self, mid: bytes) -> ManifestSigner:
         signer = self._signers.get(mid)
@@ -215,7 +215,7 @@ class Publisher:
     def installed(self, peer: str, version: Version, peer_bytes: int) -> float | None:
         """`peer` reports that it serves `version`, with `peer_bytes` of it from other nodes. Returns the seconds from the
         version's header to this report; None for a version that is no longer recent."""
-        published = self.history.find(version)
+        published = self.published.find(version)
         if published is None:
             return None
         published.peer_bytes += peer_bytes

@@ -13,7 +13,7 @@ prefill, never a token.
 Whether a trajectory has ended follows from its tokens (a stop token, or the budget used up), never from a node's word
 alone: a node that claims an end the tokens do not show is refused, and one that dies between its last token and its
 last event costs nothing. Two things end a trajectory that its tokens do not: a group with members beyond need (`extra`;
-StaleFlow's N' > N, arXiv 2601.12784) is whole with those that end first, and `cut` ends a group where it stands.
+StaleFlow's N' > N, arXiv 2601.12784) is whole with those that end first, and `cut` ends a group where it progress.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from learner.rollouts.outcomes import (
     Cancel,
     EventRefused,
     GroupAborted,
+    GroupProgress,
     Ignored,
     Outcome,
     Requeued,
     Sampling,
-    Standing,
     WholeGroup,
 )
 from learner.trajectory import TRUNCATED, Group
@@ -178,7 +178,7 @@ class Collector:
         return generate(group, index, member)
 
     def states(self) -> Iterator[GroupState]:
-        """Every unfinished group, for the outlook. A prompt's own length is its feature."""
+        """Every unfinished group, for the forecast. A prompt's own length is its feature."""
         for group in self._groups.values():
             members = [
                 MemberState(
@@ -210,14 +210,14 @@ class Collector:
             out[node] = {self._current(k): len(self._groups[k[0]].members[k[1]].completion.ids) for k in keys}
         return out
 
-    def standing(self, group_id: int) -> Standing | None:
+    def progress_of(self, group_id: int) -> GroupProgress | None:
         """How far an unfinished group has come; None for any other."""
         group = self._groups.get(group_id)
         if group is None:
             return None
         ended = tuple(len(m.completion.ids) for m in group.members if m.finish)
         running = tuple(len(m.completion.ids) for m in group.members if not m.finish)
-        return Standing(ended, running, group.needed - len(ended))
+        return GroupProgress(ended, running, group.needed - len(ended))
 
     @property
     def outstanding(self) -> tuple[int, ...]:
@@ -345,7 +345,7 @@ class Collector:
         TRUNCATED.
 
         KeyError when it is not outstanding; ValueError, and nothing changed, when too few members have a token
-        (`Standing.longest`). The journal need not know: after a crash what it has of the group goes on.
+        (`GroupProgress.longest`). The journal need not know: after a crash what it has of the group goes on.
         """
         group = self._groups[group_id]
         missing = group.needed - sum(bool(m.finish) for m in group.members)

@@ -43,7 +43,7 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class GroupProgress:
     """How far a group has come."""
 
     ended: tuple[int, ...]

@@ -65,10 +65,10 @@ class Redundancy:
         the newest among equals; whole ones, which only wait for their reward, when nothing else is left."""
 
         def cost(group_id: int) -> tuple[bool, bool, int, int]:
-            stands = collector.standing(group_id)
-            if stands is None:
+            progress = collector.progress_of(group_id)
+            if progress is None:
                 return True, False, 0, -group_id
-            return False, collector.task_of(group_id)[0] in self.spared, stands.tokens, -group_id
+            return False, collector.task_of(group_id)[0] in self.spared, progress.tokens, -group_id
 
         return sorted(surplus.of, key=cost)[: surplus.count]
 
@@ -143,11 +143,11 @@ def to_cut(ledger: Ledger, collector: Collector, lengths: Lengths) -> list[int]:
     left: dict[int, float] = {}
     whole: list[int] = []
     for group_id in ledger.blockers():
-        stands = collector.standing(group_id)
-        if stands is None:
+        progress = collector.progress_of(group_id)
+        if progress is None:
             whole.append(group_id)  # it waits for its reward, and comes anyway
-        elif len(stands.longest) == stands.missing:
-            belief = lengths.believe(*collector.task_of(group_id), stands.ended, [n for n in stands.running if n])
-            left[group_id] = sum(belief.expected(made, lengths.most) - made for made in stands.longest)
+        elif len(progress.longest) == progress.missing:
+            belief = lengths.believe(*collector.task_of(group_id), progress.ended, [n for n in progress.running if n])
+            left[group_id] = sum(belief.expected(made, lengths.most) - made for made in progress.longest)
     ranked = sorted(left, key=lambda group_id: left[group_id])
     return [group_id for group_id in ledger.fillers([*whole, *ranked]) if group_id in left]

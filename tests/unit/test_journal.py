@@ -193,13 +193,14 @@ def test_a_run_of_the_schema_before_goes_on(tmp_path: Path) -> None:
         reserve(journal, 0)
         journal.record_tokens([piece(0, 0)])
         journal._db.executescript(
-            f"DROP TRIGGER pieces_of_reserved; ALTER TABLE groups DROP COLUMN extra; {OLD_TRIGGER} PRAGMA user_version = 2;"
+            f"DROP TRIGGER pieces_of_reserved; ALTER TABLE groups DROP COLUMN extra; {OLD_TRIGGER} "
+            "ALTER TABLE groups RENAME COLUMN spec_digest TO recipe; PRAGMA user_version = 2;"
         )
     with pytest.raises(UsageError, match="belongs to run"):
         open_journal(tmp_path, "other")
     for _ in range(2):
         with open_journal(tmp_path) as journal:
-            assert journal._db.execute("PRAGMA user_version").fetchone() == (3,)
+            assert journal._db.execute("PRAGMA user_version").fetchone() == (4,)
             assert journal.unfinished()[0].group == ReservedGroup(0, 0, START, 2)
     with open_journal(tmp_path) as journal:
         journal.record_reserved([ReservedGroup(1, 1, START, 1, extra=1)])

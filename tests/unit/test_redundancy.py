@@ -59,7 +59,7 @@ def test_those_are_cut_that_would_still_make_least() -> None:
     assert to_cut(ledger, collector, lengths) == [3, 1, 2]
     make(collector, 3, 0, 80, [STOP])
     make(collector, 3, 1, 99, [STOP])
-    assert collector.standing(3) is None and to_cut(ledger, collector, lengths) == [1, 2]  # it only waits for its reward
+    assert collector.progress_of(3) is None and to_cut(ledger, collector, lengths) == [1, 2]  # it only waits for its reward
     ledger.occupy(3, 5)
     assert to_cut(ledger, collector, lengths) == [1, 2]
 
