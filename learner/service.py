@@ -133,12 +133,15 @@ async def run_learner(
         listen = _listen(run_dir, config)
         async with open_libp2p_network(identity, listen) as network:
             _keep_ports(run_dir, listen, list(network.addresses))
-            head = Head(config=config, run=run, run_dir=run_dir, identity=identity, network=network, journal=journal)
             # Abandoned: the scorer's end, which follows, ends it. (mypy sees trio-typing's stubs, older than trio.)
             in_thread: Any = partial(trio.to_thread.run_sync, abandon_on_cancel=True)  # type: ignore[call-arg]
-            head.rollouts = Rollouts(
-                _rollout_settings(config, model.stop_ids), journal, task, model.tokenizer, model.vocab_size, epoch=head.epoch,
-                send=head.send, nodes=head.node_views, report=head.report, scorer=scorer, in_thread=in_thread,
+            head = Head(
+                config=config, run=run, run_dir=run_dir, identity=identity, network=network, journal=journal,
+                open_rollouts=lambda head: Rollouts(
+                    _rollout_settings(config, model.stop_ids), journal, task, model.tokenizer, model.vocab_size,
+                    epoch=head.epoch, send=head.send, nodes=head.node_views, report=head.report, scorer=scorer,
+                    in_thread=in_thread,
+                ),
             )  # fmt: skip
             head.rollouts.buffers.stop_at(trainer_config.steps)
             if config.local_engine.engine:

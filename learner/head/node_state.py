@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from learner.dispatch.dispatcher import NodeView
 from p2p.membership.peering import Link
@@ -33,6 +33,13 @@ MAX_BYTES = 1 << 53
 
 NO_VERSION = Version(0, 0)
 """what a node that has installed nothing reports"""
+
+
+class Speed(NamedTuple):
+    """What a node is believed to make: tokens per second over so many sequences that run at once."""
+
+    running: int
+    tokens_per_s: float
 
 
 @dataclass
@@ -95,14 +102,14 @@ class NodeState:
         if accepted:
             self.backoff_s = 0.0
 
-    def believed(self, message: NodeStatus, load: int) -> tuple[int, float] | None:
-        """(running, tokens per second) as far as its status is borne out by what we hold of it: `load` requests, and the tokens
-        that arrived. None when that says too little. Who says that it is faster than it delivers must not draw work."""
+    def believed(self, message: NodeStatus, load: int) -> Speed | None:
+        """Its speed as far as its status is borne out by what we hold of it: `load` requests, and the tokens that arrived.
+        None when that says too little. Who says that it is faster than it delivers must not draw work."""
         (began, before), (now, after) = self._arrived[0], self._arrived[-1]
         least = min(load, self.capacity) / 2
         if now - began < DELIVERY_S[0] or not least <= message.running <= load:
             return None
-        return message.running, min(message.tokens_per_s, DELIVERED * (after - before) / (now - began))
+        return Speed(message.running, min(message.tokens_per_s, DELIVERED * (after - before) / (now - began)))
 
     def back_off(self, now: float) -> None:
         """It gave work back, or sat on it."""

@@ -68,10 +68,6 @@ class Steering:
             self._moved[_name(move.request_id)] = now
         return moves
 
-    def observe(self, peer: str, running: int, tokens_per_s: float) -> None:
-        """What is believed of a node's speed (`nodes.NodeState.believed`)."""
-        self.forecast.observe(peer, running, tokens_per_s)
-
     def _foreseen(self, request: WaitingSequence, now: float, step: int, collector: Collector) -> WaitingSequence:
         task_index, feature = collector.task_of(request.group_id)
         key = request.group_id, member_of(request.request_id)
