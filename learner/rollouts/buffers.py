@@ -166,7 +166,7 @@ class TrainingBuffers:
         step = self.awaited
         if step is None or step != self.ledger.step or self.ledger.ready(step):
             return None
-        return step if self.ledger.stuck(step) or self.wanted() < 1 else None
+        return step if self.ledger.stuck() or self.wanted() < 1 else None
 
     def stop_at(self, step: int) -> None:
         """Training ends at `step`: no group is opened that could only be consumed then or later."""
