@@ -15,7 +15,7 @@ from learner.dispatch.forecast import Forecast
 from learner.dispatch.migration import Move, balance
 from learner.dispatch.node_table import NodeView
 from learner.rollouts.collector import Collector
-from learner.rollouts.group import member_of
+from learner.rollouts.group import parse_request
 from p2p.version import Version
 
 MOVES_A_NODE = 2
@@ -70,7 +70,9 @@ class Steering:
 
     def _foreseen(self, request: WaitingSequence, now: float, step: int, collector: Collector) -> WaitingSequence:
         task_index, feature = collector.task_of(request.group_id)
-        key = request.group_id, member_of(request.request_id)
+        name = parse_request(request.request_id)
+        assert name is not None  # the collector made it
+        key = request.group_id, name.member
         return self.forecast.request(request, key, now, step, task_index, feature)
 
 
