@@ -41,7 +41,8 @@ def state(collector: Collector) -> object:
         (g.group_id, [(m.completion, m.attempt, m.node, m.last_node, m.failures, m.failed_on) for m in g.members])
         for g in c._groups.values()
     ]
-    return members, c.tokens_by_node, c.failures_by_node, {node: sorted(held) for node, held in c._held.items()}, c.unwritten._groups
+    held = {node: sorted(names) for node, names in c._held.items()}
+    return members, c.tokens_by_node, c.failures_by_node, held, c.unwritten._groups
 
 
 def test_a_plain_run_is_taken() -> None:
