@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version
 
-IDS, LOGPROBS = "<i4", "<f4"
-"""How a piece holds its tokens. Log probabilities are float32 on the wire, so nothing is rounded."""
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -26,7 +23,7 @@ class Piece:
     ids: bytes
     """little-endian int32, one a token"""
     logprobs: bytes
-    """little-endian float32 (nats), one a token"""
+    """little-endian float32 (nats), one a token, as on the wire: nothing is rounded"""
     node: str
     """who made them"""
 
