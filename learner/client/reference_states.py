@@ -22,6 +22,7 @@ from p2p.weights.state import FlatState
 log = logging.getLogger("shoal.reference_states")
 
 NAME = "first"
+"""Name of the files that keep the run's first version: `first.json` and `first.state`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ from p2p.weights.store import ChunkStore
 log = logging.getLogger("shoal.head")
 
 TICK_S = 0.5
+"""Seconds between two looks at what no event announces: half a second is little against what nodes and people notice."""
 STALL_TICKS = 4
 """Every so many ticks the head looks for sequences that make no progress: a look at all of them, for what takes minutes."""
 
@@ -104,10 +105,11 @@ class Head(SwarmOwner):
         """`peer` is a node on this machine, with the learner's local engine. Call it before `run`, and before any version."""
         s = self.config.local_engine
         local_rollout = LocalRollout(floor_s=s.floor_s, most_s=s.most_s or math.inf)
-        self.local_engine = LocalEngine(peer, local_rollout, self.nodes, self.keeper.pool, self.send, self.now)
+        self.local_engine = LocalEngine(peer, local_rollout, self.nodes, pool=self.keeper.pool, send=self.send, now=self.now)
         self.swarm.keep_apart(peer)
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve the swarm until cancelled. sqlite3.Error when the journal cannot be written."""
         async with trio.open_nursery() as nursery:
             await nursery.start(self.swarm.run)
             nursery.start_soon(self.rollouts.buffers.score_whole)
@@ -178,6 +180,7 @@ class Head(SwarmOwner):
         self.reports = [*self.reports[-99:], text]
 
     async def on_up(self, link: Link) -> None:
+        """A node's link is up: it takes part from here on. What an older link of the same node held goes to others."""
         old = self.nodes.pop(link.peer, None)
         if old is not None:
             with self._keeping_books():
@@ -193,6 +196,7 @@ class Head(SwarmOwner):
         log.info("node %s (%s) joined", link.name, link.peer)
 
     async def on_down(self, link: Link, reason: str) -> None:
+        """A node's link is closed: what the node held goes to others, and its row stays on the status page as gone."""
         node = self.nodes.pop(link.peer, None)
         if node is None:
             return  # its arrival failed half way

@@ -80,6 +80,7 @@ class NodeState:
     """(time, tokens accepted until then) at each status of the last DELIVERY_S"""
 
     def on_status(self, message: NodeStatus, now: float) -> None:
+        """Take over what the node says of itself, its numbers bounded."""
         self._arrived.append((now, self.tokens))
         while len(self._arrived) > 2 and now - self._arrived[1][0] >= DELIVERY_S[1]:
             self._arrived.popleft()
@@ -126,7 +127,8 @@ class NodeState:
         live = self.ready and self.version.epoch == epoch and now - self.heard < STATUS_SILENCE_S and now >= self.not_before
         return NodeView(
             self.link.peer, self.version, min(load, self.capacity), max(0, load - self.capacity), self.capacity,
-            self.tokens_per_s, live=live, draining=self.draining or self.updating or not active, room=float(self.kv_tokens),
+            tokens_per_s=self.tokens_per_s, live=live, draining=self.draining or self.updating or not active,
+            room=float(self.kv_tokens),
         )  # fmt: skip
 
     def describe(self) -> dict[str, Any]:

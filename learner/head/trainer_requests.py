@@ -111,6 +111,7 @@ class TrainerRequests:
             self.trainer_gone.set()
 
     def on_resume(self, message: Resume) -> Start:
+        """Where the trainer goes on. ShoalError for a second trainer in one epoch."""
         if self.trainer_pid:
             # A second trainer of one epoch would train on groups the first has taken: only a new epoch fences it.
             raise ShoalError("this epoch had its trainer already; start the learner again with --resume")
@@ -133,6 +134,7 @@ class TrainerRequests:
         return Begun(*self._parts.publisher.begin(message))
 
     def on_seal(self, message: SealVersion) -> None:
+        """A version is whole: sign it, write it down, let groups be generated under it, and drop what nobody needs any more."""
         parts, rollouts, publisher = self._parts, self._parts.rollouts, self._parts.publisher
         published = publisher.seal(message)
         base = str(published.base) if published.base is not None else ""
@@ -145,6 +147,7 @@ class TrainerRequests:
         rollouts.need_dispatch()
 
     async def on_next(self, message: NextBatch) -> Batch:
+        """The step's next groups, in a file of the run directory; waits until there are enough of them."""
         parts, engine = self._parts, self._parts.local_engine
         began, pool, rollouts = parts.now(), parts.keeper.pool, parts.rollouts
         if not message.seen:
@@ -174,6 +177,7 @@ class TrainerRequests:
         self._parts.rollouts.buffers.discard(message.group_ids)
 
     def on_log(self, message: Log) -> None:
+        """Write the trainer's numbers to metrics.jsonl, with those of the network, the pool and the local engine."""
         parts, rollouts, publisher = self._parts, self._parts.rollouts, self._parts.publisher
         trained: dict[str, Any] = json.loads(message.metrics)
         publisher.count_traffic()

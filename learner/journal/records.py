@@ -36,7 +36,7 @@ class Piece:
 
     def event(self) -> TokenEvent:
         """As it came from the node, without its request id."""
-        return TokenEvent("", self.start, self.ids, self.logprobs, self.version, "", "")
+        return TokenEvent("", self.start, self.ids, self.logprobs, version=self.version, finish="", message="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +116,14 @@ class Unwritten:
     def take(self) -> list[Piece]:
         """Everything that waits, joined where it follows on, in order of group, member and start; nothing waits then."""
         out = [
-            Piece(group_id, member, run.start, run.version, b"".join(run.ids), b"".join(run.logprobs), run.node)
+            Piece(
+                group_id, member, run.start, version=run.version, ids=b"".join(run.ids), logprobs=b"".join(run.logprobs),
+                node=run.node,
+            )
             for group_id, members in sorted(self._groups.items())
             for member, runs in sorted(members.items())
             for run in runs
-        ]
+        ]  # fmt: skip
         self._groups, self.tokens, self.longest = {}, 0, 0
         return out
 

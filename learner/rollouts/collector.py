@@ -45,6 +45,7 @@ from learner.rollouts.outcomes import (
     GroupProgress,
     Ignored,
     Outcome,
+    PromptFeature,
     Requeued,
     Sampling,
     WholeGroup,
@@ -197,12 +198,14 @@ class Collector:
                 for index, m in enumerate(group.members)
             ]  # fmt: skip
             tokens = len(group.prompt_ids)
-            yield GroupState(group.group_id, group.task_index, tokens, float(tokens), group.version.step, members)
+            yield GroupState(
+                group.group_id, group.task_index, tokens, feature=float(tokens), step=group.version.step, members=members
+            )
 
-    def task_of(self, group_id: int) -> tuple[int, float]:
-        """(task index, feature) of an unfinished group."""
+    def task_of(self, group_id: int) -> PromptFeature:
+        """The prompt of an unfinished group. KeyError for any other group."""
         group = self._groups[group_id]
-        return group.task_index, float(len(group.prompt_ids))
+        return PromptFeature(group.task_index, float(len(group.prompt_ids)))
 
     def working(self, node: str) -> list[str]:
         """Request ids that `node` holds."""

@@ -135,8 +135,8 @@ class Rollouts:
         """Go on with a group of the epoch before, from its last journaled tokens."""
         group, spec = left.group, self._group_spec(left.group)
         whole = self.collector.restore_group(
-            group.group_id, group.task_index, spec.prompt_ids, group.version, spec.seeds, self.settings.sampling, left.members,
-            extra=group.extra,
+            group.group_id, group.task_index, spec.prompt_ids, version=group.version, seeds=spec.seeds,
+            sampling=self.settings.sampling, members=left.members, extra=group.extra,
         )  # fmt: skip
         self.resumed_groups += 1
         self.resumed_tokens += left.tokens
@@ -217,8 +217,13 @@ class Rollouts:
         s = self.settings
         extra = s.extra_samples
         spec = self._make_spec(task_index, group_id, s.samples, extra)
-        self.journal.record_reserved([ReservedGroup(group_id, task_index, version, s.samples, spec.spec_digest, extra)])
-        self.collector.open_group(group_id, task_index, spec.prompt_ids, version, spec.seeds, s.sampling, extra=extra)
+        reserved = ReservedGroup(
+            group_id, task_index, version, samples=s.samples, spec_digest=spec.spec_digest, extra=extra
+        )
+        self.journal.record_reserved([reserved])
+        self.collector.open_group(
+            group_id, task_index, spec.prompt_ids, version=version, seeds=spec.seeds, sampling=s.sampling, extra=extra
+        )
         self.durations.opened(group_id, self._now())
         return True
 

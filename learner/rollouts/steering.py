@@ -73,7 +73,7 @@ class Steering:
         name = parse_request(request.request_id)
         assert name is not None  # the collector made it
         key = request.group_id, name.member
-        return self.forecast.request(request, key, now, step, task_index, feature)
+        return self.forecast.request(request, key, now, step=step, task_index=task_index, feature=feature)
 
 
 def _name(request_id: str) -> str:
