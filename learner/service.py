@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
@@ -43,8 +43,16 @@ Announce = Callable[[str, dict[str, Any]], None]
 """Hears ("ready", {ticket, status_port, run, run_dir}) once nodes can join."""
 
 
-def prepare_run(config: LearnerConfig, *, resume: bool) -> tuple[str, Path]:
-    """Make or check the run directory; (run id, directory). UsageError when it does not fit the wish.
+class PreparedRun(NamedTuple):
+    """A run and its directory."""
+
+    run: str
+    """the run's id"""
+    run_dir: Path
+
+
+def prepare_run(config: LearnerConfig, *, resume: bool) -> PreparedRun:
+    """Make or check the run directory. UsageError when it does not fit the wish.
 
     Changes nothing in a directory that holds a run: a learner may be running on it, and only the journal's lock tells.
     """
@@ -69,10 +77,12 @@ def prepare_run(config: LearnerConfig, *, resume: bool) -> tuple[str, Path]:
         raise UsageError(f"cannot make the run directory {run_dir}: {error.strerror}") from None
     if not marker.exists():
         write_whole(marker, json.dumps({"run": run}))
-    return run, run_dir
+    return PreparedRun(run, run_dir)
 
 
 GC_THRESHOLDS = (20_000, 20, 100)
+"""New values, and rounds of the generation below, until Python looks for garbage in its three generations: by default a small
+fraction of that, which a head of a thousand nodes reaches many times a second."""
 
 
 def calm_gc() -> None:
@@ -133,12 +143,15 @@ async def run_learner(
         listen = _listen(run_dir, config)
         async with open_libp2p_network(identity, listen) as network:
             _keep_ports(run_dir, listen, list(network.addresses))
-            head = Head(config=config, run=run, run_dir=run_dir, identity=identity, network=network, journal=journal)
             # Abandoned: the scorer's end, which follows, ends it. (mypy sees trio-typing's stubs, older than trio.)
             in_thread: Any = partial(trio.to_thread.run_sync, abandon_on_cancel=True)  # type: ignore[call-arg]
-            head.rollouts = Rollouts(
-                _rollout_settings(config, model.stop_ids), journal, task, model.tokenizer, model.vocab_size, epoch=head.epoch,
-                send=head.send, nodes=head.node_views, report=head.report, scorer=scorer, in_thread=in_thread,
+            head = Head(
+                config=config, run=run, run_dir=run_dir, identity=identity, network=network, journal=journal,
+                open_rollouts=lambda head: Rollouts(
+                    _rollout_settings(config, model.stop_ids), journal, task, model.tokenizer, model.vocab_size,
+                    epoch=head.epoch, send=head.send, nodes=head.node_views, report=head.report, scorer=scorer,
+                    in_thread=in_thread,
+                ),
             )  # fmt: skip
             head.rollouts.buffers.stop_at(trainer_config.steps)
             if config.local_engine.engine:
@@ -152,7 +165,9 @@ async def run_learner(
             ticket = make_ticket(identity, run, addresses).encode()
             (run_dir / "ticket.txt").write_text(ticket + "\n")
             a = config.activation
-            head.provider = Provider(head.keeper.pool.advice, run, ticket, a.ask_command, a.ask_url, a.ask_every_s)
+            head.provider = Provider(
+                head.keeper.pool.advice, run, ticket, command=a.ask_command, url=a.ask_url, every_s=a.ask_every_s
+            )
             return await _run(config, head, run_dir, ticket, announce)
 
 

@@ -49,6 +49,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -99,6 +100,17 @@ Answer = TypeVar("Answer")
 class HeadGone(ShoalError):
     """The head closed the socket, stopped answering, or refused a request (the message says which). Nothing more can be asked
     over this connection."""
+
+
+@contextmanager
+def _told_of(what: str) -> Iterator[None]:
+    """Around what the head must have done within SILENCE_S: a HeadGone says what it has not, or how the socket ended."""
+    try:
+        yield
+    except TimeoutError:
+        raise HeadGone(f"the head has not {what} for {SILENCE_S:.0f} s") from None
+    except OSError as error:
+        raise HeadGone(f"the head is gone: {error}") from None
 
 
 class LearnerClient:
@@ -307,27 +319,18 @@ class LearnerClient:
     def _tell(self, message: object) -> None:
         """Send what the head does not answer (`SegmentDone`)."""
         data = encode(message)
-        try:
+        with _told_of(f"taken {type(message).__name__}"):
             self._sock.sendall(struct.pack(">I", len(data)) + data)
-        except TimeoutError:
-            raise HeadGone(f"the head has not taken {type(message).__name__} for {SILENCE_S:.0f} s") from None
-        except OSError as error:
-            raise HeadGone(f"the head is gone: {error}") from None
 
     def _ask(self, request: object, expect: type[Answer]) -> Answer:
         self._tell(request)
-        try:
-            while True:
+        answer: object = Wait()
+        with _told_of(f"answered {type(request).__name__}"):
+            while isinstance(answer, Wait):
                 (size,) = struct.unpack(">I", self._read(4))
                 if size > MAX_FRAME:
                     raise HeadGone(f"the head sent a frame of {size} bytes")
                 answer = decode(self._read(size))
-                if not isinstance(answer, Wait):
-                    break
-        except TimeoutError:
-            raise HeadGone(f"the head has not answered {type(request).__name__} for {SILENCE_S:.0f} s") from None
-        except OSError as error:
-            raise HeadGone(f"the head is gone: {error}") from None
         if isinstance(answer, Error):
             raise HeadGone(f"the head refused {type(request).__name__}: {answer.reason}")
         if not isinstance(answer, expect):

@@ -19,9 +19,10 @@ from p2p.layout import Layout
 from p2p.version import Version
 from p2p.weights.state import FlatState
 
-log = logging.getLogger("shoal.publisher")
+log = logging.getLogger("shoal.reference_states")
 
 NAME = "first"
+"""Name of the files that keep the run's first version: `first.json` and `first.state`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,14 +72,15 @@ async def keep_local_engine(head: Head, run_dir: Path, section: LocalEngineSecti
     cannot run with such settings."""
     s, folder, pause = section, run_dir / LOCAL_ENGINE, AGAIN_S[0]
     log_file = run_dir / "logs" / f"{LOCAL_ENGINE}.log"
-    command = python_command(
-        NODE, "node", "--join", str(folder / "ticket.txt"), "--dir", str(folder), "--name", NAME,
+    options = [
+        "node", "--join", str(folder / "ticket.txt"), "--dir", str(folder), "--name", NAME,
         "--listen", "/ip4/127.0.0.1/tcp/0", "--engine", s.engine, "--capacity", str(s.capacity), "--threads", str(s.threads),
         "--dtype", s.dtype, "--device", s.device, "--json",
-    )  # fmt: skip
-    command += ["--engine-python", s.engine_python] if s.engine_python else []
+    ]  # fmt: skip
+    options += ["--engine-python", s.engine_python] if s.engine_python else []
     for key, value in s.engine_set.items():
-        command += ["--engine-set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+        options += ["--engine-set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+    command = python_command(NODE, *options)
     while not head.finished.is_set():
         began = trio.current_time()
         status = await _end_of(start(command, stdout=log_file, stderr=subprocess.STDOUT))

@@ -31,7 +31,7 @@ from learner.journal.journal import Journal, JournalTally
 from learner.publish.publisher import Publisher
 from learner.rollouts.controller import Rollouts
 from p2p.channel.port import Network
-from p2p.errors import Refusal, ShoalError
+from p2p.errors import Refusal
 from p2p.identity import Identity
 from p2p.membership.links import Link
 from p2p.protocol.generation import NodeStatus, Rejected, Tokens
@@ -45,6 +45,7 @@ from p2p.weights.store import ChunkStore
 log = logging.getLogger("shoal.head")
 
 TICK_S = 0.5
+"""Seconds between two looks at what no event announces: half a second is little against what nodes and people notice."""
 STALL_TICKS = 4
 """Every so many ticks the head looks for sequences that make no progress: a look at all of them, for what takes minutes."""
 
@@ -53,7 +54,8 @@ FAREWELL_S = 30.0
 
 
 class Head(SwarmOwner):
-    """One epoch of one run. The owner sets `rollouts` before `run`. `now` counts seconds, `wall` reads the Unix time."""
+    """One epoch of one run. `open_rollouts(head)` makes its rollouts when everything else of the head is there. `now` counts
+    seconds, `wall` reads the Unix time."""
 
     def __init__(
         self,
@@ -64,6 +66,7 @@ class Head(SwarmOwner):
         identity: Identity,
         network: Network,
         journal: Journal,
+        open_rollouts: Callable[[Head], Rollouts],
         now: Callable[[], float] = trio.current_time,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -80,7 +83,6 @@ class Head(SwarmOwner):
             identity, run, run_dir, self.swarm, epoch=self.epoch, segment_bytes=config.swarm.segment_bytes,
             chunk_bytes=config.swarm.chunk_bytes, now=now, wall=wall,
         )  # fmt: skip
-        self.rollouts: Rollouts | None = None
         self.nodes: dict[str, NodeState] = {}
         self.gone: dict[str, dict[str, Any]] = {}
         self.reports: list[str] = []
@@ -97,16 +99,17 @@ class Head(SwarmOwner):
         """set, and replaced, when a node reports or goes"""
         self._fault: sqlite3.Error | None = None
         self._faulted = trio.Event()
+        self.rollouts = open_rollouts(self)
 
     def expect_local_engine(self, peer: str) -> None:
         """`peer` is a node on this machine, with the learner's local engine. Call it before `run`, and before any version."""
         s = self.config.local_engine
         local_rollout = LocalRollout(floor_s=s.floor_s, most_s=s.most_s or math.inf)
-        self.local_engine = LocalEngine(peer, local_rollout, self.nodes, self.keeper.pool, self.send, self.now)
+        self.local_engine = LocalEngine(peer, local_rollout, self.nodes, pool=self.keeper.pool, send=self.send, now=self.now)
         self.swarm.keep_apart(peer)
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
-        assert self.rollouts is not None
+        """Serve the swarm until cancelled. sqlite3.Error when the journal cannot be written."""
         async with trio.open_nursery() as nursery:
             await nursery.start(self.swarm.run)
             nursery.start_soon(self.rollouts.buffers.score_whole)
@@ -141,20 +144,19 @@ class Head(SwarmOwner):
             await trio.sleep(TICK_S)
             ticks += 1
             if ticks % STALL_TICKS == 0:
-                for peer in self.ready_rollouts.take_from_stalled(self.now()):
+                for peer in self.rollouts.take_from_stalled(self.now()):
                     if peer in self.nodes:
                         self.nodes[peer].back_off(self.now())
-            self.ready_rollouts.buffers.truncate_stuck(self.now())
-            self.keeper.tick(self.ready_rollouts)
+            self.rollouts.buffers.truncate_stuck(self.now())
+            self.keeper.tick(self.rollouts)
             if self.local_engine is not None:
-                self.local_engine.look(self.ready_rollouts)
-            self.ready_rollouts.need_dispatch()
+                self.local_engine.look(self.rollouts)
+            self.rollouts.need_dispatch()
 
     # --- nodes -------------------------------------------------------------------------------------------------------
 
     def node_views(self) -> list[NodeView]:
         """The dispatcher's view of the nodes."""
-        assert self.rollouts is not None
         load, now, active = self.rollouts.collector.load, self.now(), self._active
         return [node.view(load(peer), self.epoch, now, active(peer)) for peer, node in self.nodes.items()]
 
@@ -178,8 +180,9 @@ class Head(SwarmOwner):
         self.reports = [*self.reports[-99:], text]
 
     async def on_up(self, link: Link) -> None:
+        """A node's link is up: it takes part from here on. What an older link of the same node held goes to others."""
         old = self.nodes.pop(link.peer, None)
-        if old is not None and self.rollouts is not None:
+        if old is not None:
             with self._keeping_books():
                 self.rollouts.on_node_lost(link.peer)
         catalog = self.publisher.catalog()
@@ -193,6 +196,7 @@ class Head(SwarmOwner):
         log.info("node %s (%s) joined", link.name, link.peer)
 
     async def on_down(self, link: Link, reason: str) -> None:
+        """A node's link is closed: what the node held goes to others, and its row stays on the status page as gone."""
         node = self.nodes.pop(link.peer, None)
         if node is None:
             return  # its arrival failed half way
@@ -202,7 +206,7 @@ class Head(SwarmOwner):
         moved = 0
         with self._keeping_books():
             self.journal.record_node(link.peer, link.name, node.tokens, node.bytes_from_peers + node.bytes_from_head)
-            moved = self.rollouts.on_node_lost(link.peer) if self.rollouts is not None else 0
+            moved = self.rollouts.on_node_lost(link.peer)
         log.info("node %s (%s) is gone: %s; %d sequences go elsewhere", link.name, link.peer, reason, moved)
 
     def _wake(self) -> None:
@@ -224,7 +228,7 @@ class Head(SwarmOwner):
         node = self.nodes[link.peer]
         match message:
             case Tokens():
-                accepted = self.ready_rollouts.on_tokens(link.peer, message)
+                accepted = self.rollouts.on_tokens(link.peer, message)
                 node.on_tokens(accepted)
                 self.keeper.pool.accepted(link.peer, accepted)
             case NodeStatus():
@@ -235,7 +239,7 @@ class Head(SwarmOwner):
                 if message.retryable and message.cause not in (PAST, UPDATING, DRAINING):
                     node.back_off(self.now())
                 node.draining = node.draining or message.cause == DRAINING
-                self.ready_rollouts.on_rejected(link.peer, message)
+                self.rollouts.on_rejected(link.peer, message)
             case Terms() if self._is_local(link.peer):
                 pass  # the learner's machine has its price in the config
             case Terms() if message.sound:
@@ -257,21 +261,16 @@ class Head(SwarmOwner):
     def tell_catalog(self) -> None:
         """To every node: for the epoch's first version, which those who are here wait for."""
         for node in self.nodes.values():
-            self.send_catalog(node.link)
-
-    def send_catalog(self, link: Link) -> None:
-        """Tell the node of `link` what it may fetch."""
-        self.swarm.send_catalog(link)
+            self.swarm.send_catalog(node.link)
 
     def _on_status(self, node: NodeState, message: NodeStatus) -> None:
         was_open = node.ready and not node.updating and node.version == message.version
         node.on_status(message, self.now())
         self._wake()
-        if self.rollouts is not None:
-            seen = node.believed(message, self.rollouts.collector.load(node.link.peer))
-            if seen is not None:
-                self.rollouts.steering.observe(node.link.peer, *seen)
-        if node.ready and not node.updating and not was_open and self.rollouts is not None:
+        seen = node.believed(message, self.rollouts.collector.load(node.link.peer))
+        if seen is not None:
+            self.rollouts.steering.forecast.observe(node.link.peer, seen.running, seen.tokens_per_s)
+        if node.ready and not node.updating and not was_open:
             self.rollouts.need_dispatch()
 
     def _on_installed(self, node: NodeState, message: Installed) -> None:
@@ -285,12 +284,6 @@ class Head(SwarmOwner):
         self.keeper.pool.received(node.link.peer, min(message.bytes_from_peers, MAX_BYTES))
         if took is not None:
             self.keeper.pool.installed(node.link.peer, took, self.now())
-
-    @property
-    def ready_rollouts(self) -> Rollouts:
-        if self.rollouts is None:
-            raise ShoalError("the head is not ready yet")
-        return self.rollouts
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -343,20 +336,17 @@ class Head(SwarmOwner):
             "version": str(self.publisher.current) if self.publisher.current else None,
             "nodes": [*nodes.values(), *(g for p, g in self.gone.items() if p not in nodes)],
             "max_staleness": self.config.rollout.max_staleness,
-            "max_staleness_seen": self.rollouts.buffers.max_staleness_seen if self.rollouts else 0,
+            "max_staleness_seen": self.rollouts.buffers.max_staleness_seen,
             "trajectories": {
                 "reserved": tally.reserved, "consumed": tally.consumed, "aborted": tally.aborted,
                 "outstanding": tally.outstanding + tally.finished, "lost": tally.lost,
             },
-            "moved": dict(self.rollouts.steering.moves) if self.rollouts else {},
-            "resumed": {
-                "groups": self.rollouts.resumed_groups if self.rollouts else 0,
-                "tokens": self.rollouts.resumed_tokens if self.rollouts else 0,
-            },
+            "moved": dict(self.rollouts.steering.moves),
+            "resumed": {"groups": self.rollouts.resumed_groups, "tokens": self.rollouts.resumed_tokens},
             "pool": self.final_pool or self._pool(),
             "local_engine": self.local_engine.status() if self.local_engine is not None else {},
-            "redundancy": self.rollouts.buffers.redundancy.status() if self.rollouts else {},
-            **self.publisher.history.summary(),
+            "redundancy": self.rollouts.buffers.redundancy.total.values(),
+            **self.publisher.published.summary(),
             "metrics": trainer.latest,
             "evals": {str(step): value for step, value in trainer.evals.items()},
             "reports": self.reports[-10:],

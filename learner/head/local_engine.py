@@ -25,12 +25,13 @@ from p2p.protocol.prices import Activate
 log = logging.getLogger("shoal.local_engine")
 
 NAME = "local-engine"
+"""The name that its node joins under."""
 
 LOOK_S = 0.02
-"""While the trainer waits for its turn."""
+"""Seconds between two looks whose turn it is, while the trainer waits for its own: little against a step."""
 
 HAND_BACK_S = 5.0
-"""An engine that has not handed over by then: the trainer begins all the same, and it is said."""
+"""Seconds that the engine has to hand over. After that the trainer begins all the same, and the log says so."""
 
 
 class LocalEngine:

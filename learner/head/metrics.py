@@ -27,7 +27,7 @@ class MetricsLog:
 
 
 def network_metrics(
-    history: PublishedVersions, nodes: Sequence[NodeState], current: Version | None
+    published: PublishedVersions, nodes: Sequence[NodeState], current: Version | None
 ) -> dict[str, Any]:
     """`broadcast/*`, `node/*` and `pool/*` of the newest version that every live node has installed, or else the newest."""
     out: dict[str, Any] = {"pool/live": len(nodes), "pool/active": sum(n.ready for n in nodes)}
@@ -36,7 +36,7 @@ def network_metrics(
         out["node/apply_s"] = max(n.apply_s for n in nodes)
         out["node/version_lag"] = max(current.step - n.version.step for n in nodes)
         out["node/tokens_per_s"] = sum(n.tokens_per_s for n in nodes)
-    sealed = [p for p in history.recent if p.sealed and p.kind == "delta"]
+    sealed = [p for p in published.recent if p.sealed and p.kind == "delta"]
     if not sealed:
         return out
     peers = {n.link.peer for n in nodes}
@@ -45,7 +45,7 @@ def network_metrics(
         "broadcast/step": spread.version.step,
         "broadcast/bytes": spread.size,
         "broadcast/density": spread.changed / max(1, spread.words),
-        "broadcast/ratio": spread.size / history.anchor_bytes if history.anchor_bytes else 0.0,
+        "broadcast/ratio": spread.size / published.anchor_bytes if published.anchor_bytes else 0.0,
         "broadcast/encode_s": spread.encode_s,
         "broadcast/seed_egress_bytes": spread.sent,
         "broadcast/peer_bytes": spread.peer_bytes,

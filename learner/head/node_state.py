@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from learner.dispatch.dispatcher import NodeView
 from p2p.membership.peering import Link
@@ -33,6 +33,13 @@ MAX_BYTES = 1 << 53
 
 NO_VERSION = Version(0, 0)
 """what a node that has installed nothing reports"""
+
+
+class Speed(NamedTuple):
+    """What a node is believed to make: tokens per second over so many sequences that run at once."""
+
+    running: int
+    tokens_per_s: float
 
 
 @dataclass
@@ -73,6 +80,7 @@ class NodeState:
     """(time, tokens accepted until then) at each status of the last DELIVERY_S"""
 
     def on_status(self, message: NodeStatus, now: float) -> None:
+        """Take over what the node says of itself, its numbers bounded."""
         self._arrived.append((now, self.tokens))
         while len(self._arrived) > 2 and now - self._arrived[1][0] >= DELIVERY_S[1]:
             self._arrived.popleft()
@@ -95,14 +103,14 @@ class NodeState:
         if accepted:
             self.backoff_s = 0.0
 
-    def believed(self, message: NodeStatus, load: int) -> tuple[int, float] | None:
-        """(running, tokens per second) as far as its status is borne out by what we hold of it: `load` requests, and the tokens
-        that arrived. None when that says too little. Who says that it is faster than it delivers must not draw work."""
+    def believed(self, message: NodeStatus, load: int) -> Speed | None:
+        """Its speed as far as its status is borne out by what we hold of it: `load` requests, and the tokens that arrived.
+        None when that says too little. Who says that it is faster than it delivers must not draw work."""
         (began, before), (now, after) = self._arrived[0], self._arrived[-1]
         least = min(load, self.capacity) / 2
         if now - began < DELIVERY_S[0] or not least <= message.running <= load:
             return None
-        return message.running, min(message.tokens_per_s, DELIVERED * (after - before) / (now - began))
+        return Speed(message.running, min(message.tokens_per_s, DELIVERED * (after - before) / (now - began)))
 
     def back_off(self, now: float) -> None:
         """It gave work back, or sat on it."""
@@ -119,7 +127,8 @@ class NodeState:
         live = self.ready and self.version.epoch == epoch and now - self.heard < STATUS_SILENCE_S and now >= self.not_before
         return NodeView(
             self.link.peer, self.version, min(load, self.capacity), max(0, load - self.capacity), self.capacity,
-            self.tokens_per_s, live=live, draining=self.draining or self.updating or not active, room=float(self.kv_tokens),
+            tokens_per_s=self.tokens_per_s, live=live, draining=self.draining or self.updating or not active,
+            room=float(self.kv_tokens),
         )  # fmt: skip
 
     def describe(self) -> dict[str, Any]:

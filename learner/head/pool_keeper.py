@@ -27,8 +27,9 @@ from p2p.protocol.prices import Activate, Terms
 log = logging.getLogger("shoal.pool")
 
 SAY_S = 600.0
+"""Seconds until the same kind of hindrance is said again: a person reads it, and little changes in ten minutes."""
 KEEP_S = 10.0
-"""How often the bill is written down: what a crash may cost a budget."""
+"""Seconds between two times that the bill is written down: a crash costs the budget's account so much at the most."""
 
 
 def rules_of(config: LearnerConfig) -> Rules:
@@ -50,8 +51,8 @@ class PoolKeeper:
         self._file = run_dir / "bill.json"
         self._nodes, self._send, self._now = nodes, send, now
         self.pool = Pool(
-            rules_of(config), config.rollout.max_staleness, config.rollout.publish_every, a.prices, a.learner_usd_per_hour,
-            self._read(), a.most_usd_per_hour,
+            rules_of(config), config.rollout.max_staleness, config.rollout.publish_every, prices=a.prices,
+            learner_usd_per_hour=a.learner_usd_per_hour, spent_before=self._read(), most_usd_per_hour=a.most_usd_per_hour,
         )  # fmt: skip
         self._kept = now()
         self._said: dict[str, float] = {}
@@ -83,7 +84,7 @@ class PoolKeeper:
         now, load = self._now(), rollouts.collector.load
         # What engines promise matters only where somebody may be let go.
         priced = self.pool.priced
-        promise = rollouts.steering.outlook.full_rate if priced else lambda peer, sequences: 0.0
+        promise = rollouts.steering.forecast.full_rate if priced else lambda peer, sequences: 0.0
         seen = {
             peer: Seen(
                 node.serves(rollouts.epoch, now), load(peer), node.capacity, node.sent_bytes, promise(peer, node.capacity)

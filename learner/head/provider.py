@@ -20,6 +20,7 @@ from learner.economy.allocation import Advice
 log = logging.getLogger("shoal.provider")
 
 LOOK_S = 5.0
+"""Seconds between two looks whether nodes are missed; a node takes longer to come in any case."""
 LASTING_S = 30.0
 """Nodes are missed for so long without a break before anybody is asked: one that restarts is back by then."""
 
@@ -45,7 +46,7 @@ class Provider:
     """what became of it, for people"""
 
     async def run(self) -> None:
-        """For ever."""
+        """Ask whenever nodes have been missed for LASTING_S, for as long as the run lasts."""
         if not self.command and not self.url:
             return
         since: float | None = None

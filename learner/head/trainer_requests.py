@@ -54,17 +54,13 @@ class RunParts(Protocol):
     journal: Journal
     publisher: Publisher
     keeper: PoolKeeper
+    rollouts: Rollouts
     local_engine: LocalEngine | None
     now: Callable[[], float]
     wall: Callable[[], float]
 
     @property
     def nodes(self) -> Mapping[str, NodeState]: ...
-
-    @property
-    def ready_rollouts(self) -> Rollouts:
-        """ShoalError while there are none yet."""
-        ...
 
     def tell_catalog(self) -> None:
         """Send every node what the publisher offers."""
@@ -94,33 +90,19 @@ class TrainerRequests:
         self.evals: dict[int, float] = {}
         """step -> held-out exact match"""
         self._batch_files = 0
+        self._answers: dict[type, Callable[[Any], object]] = {
+            Resume: self.on_resume, Due: self.on_due, Begin: self.on_begin, SegmentDone: parts.publisher.segment,
+            SealVersion: self.on_seal, CommitStep: self.on_commit, Discard: self.on_discard, Log: self.on_log,
+            Finish: lambda _: self.finished.set(),
+        }  # fmt: skip
+        """type of message -> what answers it, but for `NextBatch`, which waits; None is answered with `Ok`"""
 
     async def answer(self, request: object) -> object:
         """The answer to any message of the trainer's; takes as long as it takes. ShoalError: refused, and its text says why."""
-        match request:
-            case Resume():
-                return self.on_resume(request)
-            case Due():
-                return self.on_due(request)
-            case Begin():
-                return self.on_begin(request)
-            case NextBatch():
-                return await self.on_next(request)
-            case SegmentDone():
-                self._parts.publisher.segment(request)
-            case SealVersion():
-                self.on_seal(request)
-            case CommitStep():
-                self.on_commit(request)
-            case Discard():
-                self.on_discard(request)
-            case Log():
-                self.on_log(request)
-            case Finish():
-                self.finished.set()
-            case _:
-                return Error(f"unexpected {type(request).__name__}")
-        return Ok()
+        if isinstance(request, NextBatch):
+            return await self.on_next(request)
+        answer = self._answers.get(type(request))
+        return (answer(request) or Ok()) if answer is not None else Error(f"unexpected {type(request).__name__}")
 
     def on_gone(self, reason: str) -> None:
         """The connection that `answer` served is over."""
@@ -129,6 +111,7 @@ class TrainerRequests:
             self.trainer_gone.set()
 
     def on_resume(self, message: Resume) -> Start:
+        """Where the trainer goes on. ShoalError for a second trainer in one epoch."""
         if self.trainer_pid:
             # A second trainer of one epoch would train on groups the first has taken: only a new epoch fences it.
             raise ShoalError("this epoch had its trainer already; start the learner again with --resume")
@@ -147,24 +130,26 @@ class TrainerRequests:
         return IsDue(message.step >= self.steps or self._parts.keeper.pool.due(message.step, published))
 
     def on_begin(self, message: Begin) -> Begun:
-        self._parts.ready_rollouts.buffers.advance(message.step)
+        self._parts.rollouts.buffers.advance(message.step)
         return Begun(*self._parts.publisher.begin(message))
 
     def on_seal(self, message: SealVersion) -> None:
-        parts, rollouts, publisher = self._parts, self._parts.ready_rollouts, self._parts.publisher
+        """A version is whole: sign it, write it down, let groups be generated under it, and drop what nobody needs any more."""
+        parts, rollouts, publisher = self._parts, self._parts.rollouts, self._parts.publisher
         published = publisher.seal(message)
         base = str(published.base) if published.base is not None else ""
         parts.journal.record_version(published.version, published.kind, published.mid.hex(), base, published.size)
         rollouts.published(published.version)
-        if publisher.history.begun == 1:  # the epoch's first anchor: those who wait for it hear of it now
+        if publisher.published.begun == 1:  # the epoch's first anchor: those who wait for it hear of it now
             parts.tell_catalog()
         # Here, while the trainer waits for this answer: it must not be writing a chunk that is being dropped.
         publisher.prune(node.reading_from or node.version for node in parts.nodes.values() if parts.still_follows(node))
         rollouts.need_dispatch()
 
     async def on_next(self, message: NextBatch) -> Batch:
+        """The step's next groups, in a file of the run directory; waits until there are enough of them."""
         parts, engine = self._parts, self._parts.local_engine
-        began, pool, rollouts = parts.now(), parts.keeper.pool, parts.ready_rollouts
+        began, pool, rollouts = parts.now(), parts.keeper.pool, parts.rollouts
         if not message.seen:
             pool.stepped(message.step, began)
             if engine is not None:
@@ -183,19 +168,20 @@ class TrainerRequests:
         return Batch(name, last, parts.config.rollout.groups_per_step)
 
     def on_commit(self, message: CommitStep) -> None:
-        self._parts.ready_rollouts.buffers.commit(message.step, message.checkpoint)
+        self._parts.rollouts.buffers.commit(message.step, message.checkpoint)
         self.step = message.step
         self._parts.keeper.keep()
 
     def on_discard(self, message: Discard) -> None:
         self._parts.report("trainer", Refusal(f"step {message.step}: {message.reason}"))
-        self._parts.ready_rollouts.buffers.discard(message.group_ids)
+        self._parts.rollouts.buffers.discard(message.group_ids)
 
     def on_log(self, message: Log) -> None:
-        parts, rollouts, publisher = self._parts, self._parts.ready_rollouts, self._parts.publisher
+        """Write the trainer's numbers to metrics.jsonl, with those of the network, the pool and the local engine."""
+        parts, rollouts, publisher = self._parts, self._parts.rollouts, self._parts.publisher
         trained: dict[str, Any] = json.loads(message.metrics)
         publisher.count_traffic()
-        network = network_metrics(publisher.history, list(parts.nodes.values()), publisher.current)
+        network = network_metrics(publisher.published, list(parts.nodes.values()), publisher.current)
         if rollouts.buffers.redundant:
             network |= rollouts.buffers.redundancy.metrics()
         network |= parts.keeper.pool.metrics(parts.now())

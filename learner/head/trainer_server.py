@@ -20,7 +20,7 @@ from p2p.errors import Refusal, ShoalError
 from p2p.limits import MAX_FRAME
 from p2p.protocol.wire import encode
 
-log = logging.getLogger("shoal.trainer_port")
+log = logging.getLogger("shoal.trainer_server")
 
 
 Answer = Callable[[object], Awaitable[object]]

@@ -23,7 +23,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,33 +98,25 @@ class Journal:
         The lock is on a file beside it and goes with the process, however that ends.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
+        with ExitStack() as undo:
+            lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            undo.callback(os.close, lock)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise UsageError(f"another learner is running on this directory: {path.parent}") from None
             try:
                 db = sqlite3.connect(path, isolation_level=None)
-            except sqlite3.Error as error:
-                error.add_note(str(path))
-                raise
-            try:
+                undo.callback(db.close)
                 prepare(db, path, run_id)
-                return cls(path, db, lock, clock)
+                journal = cls(path, db, lock, clock)
             except sqlite3.OperationalError as error:  # a full disk, no permission: no fault of the file
-                db.close()
                 error.add_note(str(path))
                 raise
             except sqlite3.DatabaseError as error:
-                db.close()
                 raise UsageError(f"{path} is not a journal: {error}") from error
-            except BaseException:
-                db.close()
-                raise
-        except BaseException:
-            os.close(lock)
-            raise
+            undo.pop_all()
+            return journal
 
     def close(self) -> None:
         """Idempotent."""
@@ -196,11 +188,11 @@ class Journal:
 
     def record_reserved(self, groups: Iterable[ReservedGroup]) -> None:
         """Write groups down before their first request is sent, in one transaction."""
-        rows = [(g.group_id, g.task_index, g.samples, g.version.epoch, g.version.step, g.recipe, g.extra) for g in groups]
+        rows = [(g.group_id, g.task_index, g.samples, g.version.epoch, g.version.step, g.spec_digest, g.extra) for g in groups]
         with self._transaction():
             try:
                 self._db.executemany(
-                    "INSERT INTO groups (group_id, task_index, samples, epoch, step, recipe, extra, state) "
+                    "INSERT INTO groups (group_id, task_index, samples, epoch, step, spec_digest, extra, state) "
                     "VALUES (?, ?, ?, ?, ?, ?, ?, 'reserved')",
                     rows,
                 )
@@ -259,7 +251,7 @@ class Journal:
     def unfinished(self) -> tuple[UnfinishedGroup, ...]:
         """Groups that are reserved and not finished, with their tokens so far, in order of their ids."""
         rows = self._db.execute(
-            "SELECT group_id, task_index, epoch, step, samples, recipe, extra FROM groups WHERE state = 'reserved' "
+            "SELECT group_id, task_index, epoch, step, samples, spec_digest, extra FROM groups WHERE state = 'reserved' "
             "ORDER BY group_id"
         )
         groups = [ReservedGroup(g, task, Version(epoch, step), *rest) for g, task, epoch, step, *rest in rows]

@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version
 
-IDS, LOGPROBS = "<i4", "<f4"
-"""How a piece holds its tokens. Log probabilities are float32 on the wire, so nothing is rounded."""
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -26,7 +23,7 @@ class Piece:
     ids: bytes
     """little-endian int32, one a token"""
     logprobs: bytes
-    """little-endian float32 (nats), one a token"""
+    """little-endian float32 (nats), one a token, as on the wire: nothing is rounded"""
     node: str
     """who made them"""
 
@@ -39,7 +36,7 @@ class Piece:
 
     def event(self) -> TokenEvent:
         """As it came from the node, without its request id."""
-        return TokenEvent("", self.start, self.ids, self.logprobs, self.version, "", "")
+        return TokenEvent("", self.start, self.ids, self.logprobs, version=self.version, finish="", message="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +48,7 @@ class ReservedGroup:
     version: Version
     samples: int
     """members that it will have when it is whole"""
-    recipe: int = 0
+    spec_digest: int = 0
     """tells prompt, seeds and sampling: who goes on with its tokens must have the same"""
     extra: int = 0
     """members that are generated beyond those: whichever end first are kept"""
@@ -119,11 +116,14 @@ class Unwritten:
     def take(self) -> list[Piece]:
         """Everything that waits, joined where it follows on, in order of group, member and start; nothing waits then."""
         out = [
-            Piece(group_id, member, run.start, run.version, b"".join(run.ids), b"".join(run.logprobs), run.node)
+            Piece(
+                group_id, member, run.start, version=run.version, ids=b"".join(run.ids), logprobs=b"".join(run.logprobs),
+                node=run.node,
+            )
             for group_id, members in sorted(self._groups.items())
             for member, runs in sorted(members.items())
             for run in runs
-        ]
+        ]  # fmt: skip
         self._groups, self.tokens, self.longest = {}, 0, 0
         return out
 

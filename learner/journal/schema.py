@@ -11,8 +11,9 @@ from pathlib import Path
 
 from p2p.errors import UsageError
 
-SCHEMA_VERSION = 3
-"""2: pieces of unfinished trajectories, and the recipe that they were made by. 3: members beyond need."""
+SCHEMA_VERSION = 4
+"""2: pieces of unfinished trajectories, and the digest of what they were made from. 3: members beyond need. 4: that digest is
+called `spec_digest`, and no longer `recipe`."""
 
 APPLICATION_ID = 0x53484F4C
 """"SHOL": tells our file from any other SQLite file."""
@@ -24,8 +25,12 @@ WHEN NOT EXISTS (SELECT 1 FROM groups WHERE group_id = NEW.group_id AND state = 
 BEGIN SELECT RAISE(ABORT, 'a piece of a group that is not reserved'); END;
 """
 
-_FROM_2 = f"ALTER TABLE groups ADD COLUMN {_EXTRA}; DROP TRIGGER pieces_of_reserved; {_PIECES_OF_RESERVED}"
-"""A run that an earlier version of this program began goes on."""
+_FROM = {
+    2: f"ALTER TABLE groups ADD COLUMN {_EXTRA}; DROP TRIGGER pieces_of_reserved; {_PIECES_OF_RESERVED}",
+    3: "ALTER TABLE groups RENAME COLUMN recipe TO spec_digest;",
+}
+"""Schema version -> what makes a journal of it one of the next version: a run that an earlier version of this program began goes
+on."""
 
 _SCHEMA = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
@@ -38,7 +43,7 @@ CREATE TABLE groups (
     epoch INTEGER NOT NULL, step INTEGER NOT NULL,  -- the version it was reserved at
     state TEXT NOT NULL CHECK (state IN ('reserved', 'finished', 'consumed', 'aborted')),
     reason TEXT NOT NULL DEFAULT '', payload BLOB, consumed_step INTEGER REFERENCES commits,
-    recipe INTEGER NOT NULL DEFAULT 0,
+    spec_digest INTEGER NOT NULL DEFAULT 0,
     {_EXTRA},  -- members generated beyond `samples`
     CHECK ((state = 'consumed') = (consumed_step IS NOT NULL)),
     CHECK ((state = 'finished') = (payload IS NOT NULL)),
@@ -96,11 +101,12 @@ def prepare(db: sqlite3.Connection, path: Path, run_id: str) -> None:
     elif application != APPLICATION_ID:
         raise UsageError(f"{path} is not a journal")
     schema = db.execute("PRAGMA user_version").fetchone()[0]
-    if schema not in (2, SCHEMA_VERSION):
+    if schema not in (*_FROM, SCHEMA_VERSION):
         raise UsageError(f"{path} has schema {schema}, this program writes {SCHEMA_VERSION}")
     found = db.execute("SELECT value FROM meta WHERE key = 'run'").fetchone()[0]
     if found != run_id:
         raise UsageError(f"{path} belongs to run {found!r}, not {run_id!r}")
-    if schema == 2:
-        db.executescript(f"PRAGMA synchronous = FULL; BEGIN IMMEDIATE; {_FROM_2} PRAGMA user_version = 3; COMMIT;")
+    for old in range(schema, SCHEMA_VERSION):
+        step = f"{_FROM[old]} PRAGMA user_version = {old + 1};"
+        db.executescript(f"PRAGMA synchronous = FULL; BEGIN IMMEDIATE; {step} COMMIT;")
     db.execute("PRAGMA synchronous = NORMAL")

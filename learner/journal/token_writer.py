@@ -17,6 +17,7 @@ JOURNAL_SEQUENCE = 16
 soon as JOURNAL_LEAST_S allows when there are as many of one. With as many that its node holds back, a crash costs it 32."""
 
 JOURNAL_LEAST_S = 0.01
+"""Seconds between two transactions of tokens at the least: a hundred a second is what a slow disk takes."""
 
 
 class TokenJournal:

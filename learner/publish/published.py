@@ -37,6 +37,12 @@ class Published:
     """chunk bytes the learner sent of it, kept when the manifest is dropped"""
     peer_bytes: int = 0
 
+    @property
+    def announced(self) -> bool:
+        """Whether everybody who follows is told of its parts. Anchors, cumulative deltas and descriptors are fetched by those who
+        need one."""
+        return self.kind == "delta"
+
 
 @dataclass
 class _Sums:
@@ -78,7 +84,8 @@ class PublishedVersions:
         self._sums = _Sums()
         self._versions = 0
         self._newest: Version | None = None
-        self._anchor_bytes = 0
+        self.anchor_bytes = 0
+        """size of the newest anchor, 0 before the first"""
 
     def add(self, published: Published) -> None:
         """Enter a manifest that was begun; the oldest ones beyond the limit become sums."""
@@ -92,16 +99,11 @@ class PublishedVersions:
         if self._newest is None or published.version > self._newest:
             self._versions, self._newest = self._versions + 1, published.version
         if published.kind == "anchor":
-            self._anchor_bytes = published.size
+            self.anchor_bytes = published.size
 
     def find(self, version: Version) -> Published | None:
         """The first manifest of `version`, while it is recent: later ones of the same version are for joiners. None otherwise."""
         return next((p for p in self.recent if p.version == version), None)
-
-    @property
-    def anchor_bytes(self) -> int:
-        """Size of the newest anchor, 0 before the first."""
-        return self._anchor_bytes
 
     def summary(self) -> dict[str, Any]:
         """Plain values for the status page; ratios and means are over manifests."""
@@ -112,7 +114,7 @@ class PublishedVersions:
             "versions_published": self._versions,
             "delta_bytes_mean": s.delta_bytes / s.deltas if s.deltas else 0,
             "delta_density_mean": s.changed / max(1, s.words),
-            "anchor_bytes": self._anchor_bytes,
+            "anchor_bytes": self.anchor_bytes,
             "learner_egress_ratio": s.ratios / s.rated if s.rated else 0.0,
             "learner_egress_bytes": s.sent,
             "peer_bytes": s.peer_bytes,

@@ -24,7 +24,7 @@ from p2p.protocol.versions import Catalog, CatalogEntry
 from p2p.swarm import Swarm
 from p2p.version import Version
 from p2p.weights.encode import chunk_bytes_for, encode_version
-from p2p.weights.manifest import CODEC, DELTAS, MAX_LIFETIME_S, Header, Manifest, ManifestSigner
+from p2p.weights.manifest import CODEC, DELTAS, MAX_LIFETIME_S, Header, ManifestSigner
 from p2p.weights.state import FlatState, state_digest
 
 log = logging.getLogger("shoal.publisher")
@@ -72,7 +72,7 @@ class Publisher:
         self._identity, self._run, self._run_dir, self._swarm = identity, run, run_dir, swarm
         self.epoch, self.segment_bytes, self.chunk_bytes = epoch, segment_bytes, chunk_bytes
         self._now, self._wall = now, wall
-        self.history = PublishedVersions(lambda p: p.mid not in self._by_mid)
+        self.published = PublishedVersions(lambda p: p.mid not in self._by_mid)
         self.current: Version | None = None
         self._signers: dict[bytes, ManifestSigner] = {}
         self._layouts: dict[str, Layout] = {}
@@ -88,12 +88,12 @@ class Publisher:
         layout, words = descriptor_layout(blob)
         state = FlatState.in_memory(layout)
         state.write_tensor(layout.tensors[0].name, words)
-        signer = self._open("descriptor", Version(self.epoch, 0), None, b"", layout, announce=False)
+        signer = self._open("descriptor", Version(self.epoch, 0), None, b"", layout)
         chunk_bytes = signer.header.chunk_bytes
         for s in encode_version(state, None, self._swarm.store, segment_bytes=self.segment_bytes, chunk_bytes=chunk_bytes):
-            self._segment(signer, s.index, s.size, s.digests, announce=False)
+            self._segment(signer, s.index, s.size, s.digests)
         tensor_digests = state.tensor_digests()
-        self._seal(signer, tensor_digests, state_digest(layout, tensor_digests), announce=False)
+        self._seal(signer, tensor_digests, state_digest(layout, tensor_digests))
 
     def begin(self, message: Begin) -> BegunManifest:
         """Sign and offer the header of a version that the trainer is about to encode. ShoalError for a delta against a version
@@ -107,8 +107,7 @@ class Publisher:
                 raise ShoalError(f"version {version} is a delta against {base}, which was not published in this epoch")
             base_digest = found
         layout = self._layout(message.layout_file)
-        # Anchors and cumulative deltas are fetched by those who need one; a delta goes to everybody who follows.
-        signer = self._open(message.kind, version, base, base_digest, layout, announce=message.kind == "delta")
+        signer = self._open(message.kind, version, base, base_digest, layout)
         return BegunManifest(signer.mid, signer.header.chunk_bytes)
 
     def _chunk_bytes(self, kind: str, layout: Layout) -> int:
@@ -125,7 +124,7 @@ class Publisher:
         published = self._by_mid[message.mid]
         published.changed += message.changed
         published.words += message.words
-        self._segment(signer, message.index, message.size, digests, announce=published.kind == "delta")
+        self._segment(signer, message.index, message.size, digests)
 
     def seal(self, message: SealVersion) -> Published:
         """Sign and offer the seal of a version; from here on it is the current one. ShoalError when it was published before with
@@ -134,7 +133,7 @@ class Publisher:
         published = self._by_mid[message.mid]
         published.encode_s = message.encode_s
         digests = [message.tensor_digests[i : i + 16] for i in range(0, len(message.tensor_digests), 16)]
-        self._seal(signer, digests, message.state_digest, announce=published.kind == "delta")
+        self._seal(signer, digests, message.state_digest)
         known = self._digests.setdefault(published.version, message.state_digest)
         while len(self._digests) > DIGESTS:
             del self._digests[next(iter(self._digests))]
@@ -144,9 +143,7 @@ class Publisher:
             self.current = published.version
         return published
 
-    def _open(
-        self, kind: str, version: Version, base: Version | None, base_digest: bytes, layout: Layout, *, announce: bool
-    ) -> ManifestSigner:
+    def _open(self, kind: str, version: Version, base: Version | None, base_digest: bytes, layout: Layout) -> ManifestSigner:
         created = int(self._wall())
         header = Header(
             run=self._run, version=version, kind=kind, base=base, base_digest=base_digest, codec=CODEC,
@@ -158,25 +155,23 @@ class Publisher:
         published = Published(signer.mid, kind, version, base, began=self._now(), base_digest=base_digest)
         self._by_mid[signer.mid] = published
         if kind != "descriptor":
-            self.history.add(published)
-        self._swarm.offer(signer.header_part, announce=announce)
+            self.published.add(published)
+        self._swarm.offer(signer.header_part, announce=published.announced)
         return signer
 
-    def _segment(
-        self, signer: ManifestSigner, index: int, size: int, digests: tuple[bytes, ...], *, announce: bool
-    ) -> None:
-        part = signer.record(index, size, digests)
-        self._by_mid[signer.mid].size += size
-        self._swarm.extend(signer.mid, part, announce=announce)
+    def _segment(self, signer: ManifestSigner, index: int, size: int, digests: tuple[bytes, ...]) -> None:
+        published, part = self._by_mid[signer.mid], signer.record(index, size, digests)
+        published.size += size
+        self._swarm.extend(signer.mid, part, announce=published.announced)
 
-    def _seal(self, signer: ManifestSigner, tensor_digests: list[bytes], digest: bytes, *, announce: bool) -> None:
+    def _seal(self, signer: ManifestSigner, tensor_digests: list[bytes], digest: bytes) -> None:
         published = self._by_mid[signer.mid]
         published.state_digest = digest
-        self._swarm.extend(signer.mid, signer.seal(tensor_digests, digest), announce=announce)
+        self._swarm.extend(signer.mid, signer.seal(tensor_digests, digest), announce=published.announced)
         published.sealed = self._now()
         self._sizes[published.kind] = published.size
         if published.kind != "descriptor":
-            self.history.seal(published)
+            self.published.seal(published)
 
     def _signer(self, mid: bytes) -> ManifestSigner:
         signer = self._signers.get(mid)
@@ -215,7 +210,7 @@ class Publisher:
     def installed(self, peer: str, version: Version, peer_bytes: int) -> float | None:
         """`peer` reports that it serves `version`, with `peer_bytes` of it from other nodes. Returns the seconds from the
         version's header to this report; None for a version that is no longer recent."""
-        published = self.history.find(version)
+        published = self.published.find(version)
         if published is None:
             return None
         published.peer_bytes += peer_bytes
@@ -228,29 +223,21 @@ class Publisher:
             if transfer is not None:
                 published.sent = transfer.traffic.sent
 
-    def prune(self, readers: Iterable[Version]) -> list[Version]:
+    def prune(self, readers: Iterable[Version]) -> None:
         """Drop manifests that nobody can need: older than the newest anchor and than every reader.
 
         `readers` are the versions that live nodes hold, or, for one that is catching up, the oldest it was offered.
-        Returns the versions dropped.
         """
         anchors = [p.version for p in self._by_mid.values() if p.kind == "anchor" and p.sealed]
         if not anchors or self.current is None:
-            return []
+            return
         newest = max(anchors)
         near = [v for v in readers if v.epoch == self.epoch and self.current.step - v.step <= STRAGGLER_STEPS]
         keep_from = min([newest, *near])
         self.count_traffic()
-        dropped = []
         for mid, published in list(self._by_mid.items()):
             if published.kind == "descriptor" or published.version >= keep_from or mid not in self._swarm.transfers:
                 continue
             self._swarm.store.drop(self._swarm.forget(mid))
-            self._signers.pop(mid, None)
+            del self._signers[mid]
             del self._by_mid[mid]
-            dropped.append(published.version)
-        return dropped
-
-    def manifest(self, mid: bytes) -> Manifest | None:
-        transfer = self._swarm.transfers.get(mid)
-        return None if transfer is None else transfer.manifest

@@ -54,7 +54,7 @@ class TrainingBuffers:
         ledger: Ledger,
         finished: dict[int, Group],
         collector: Collector,
-        outlook: Forecast,
+        forecast: Forecast,
         durations: Durations,
         redundancy: Redundancy,
         score: Callable[[Group], Group],
@@ -64,7 +64,7 @@ class TrainingBuffers:
         now: Callable[[], float],
     ) -> None:
         self.settings, self.journal, self.ledger, self.finished = settings, journal, ledger, finished
-        self._collector, self._outlook, self._durations, self.redundancy = collector, outlook, durations, redundancy
+        self._collector, self._forecast, self._durations, self.redundancy = collector, forecast, durations, redundancy
         self.score, self.in_thread, self._cancel, self._room_changed, self._now = score, in_thread, cancel, changed, now
         self.retry: list[int] = list(journal.tasks_to_retry())
         self.max_staleness_seen = 0
@@ -104,7 +104,7 @@ class TrainingBuffers:
         """A group has its reward: it takes its place in a buffer, unless it is surplus or teaches nothing."""
         # What was cut counts with what it had: too little, but what takes long would not be heard of at all without.
         lengths = [len(t.completion_ids) for t in group.trajectories]
-        self._outlook.ended(group.task_index, float(len(group.trajectories[0].prompt_ids)), lengths)
+        self._forecast.ended(group.task_index, float(len(group.trajectories[0].prompt_ids)), lengths)
         if self.scoring.pop(group.group_id, None) is None:
             return  # surplus by now: others filled its buffer while it waited for its reward
         if not self.settings.keep_equal and group.equal:
@@ -137,10 +137,10 @@ class TrainingBuffers:
             self._abort(ids, SURPLUS)
             for group_id in ids:
                 self._durations.dropped(group_id)
-                stands = self._collector.standing(group_id)
-                if stands is not None:
+                progress = self._collector.progress_of(group_id)
+                if progress is not None:
                     task_index, _ = self._collector.task_of(group_id)
-                    self.redundancy.surplus_group(task_index, stands.ended, stands.running)
+                    self.redundancy.surplus_group(task_index, progress.ended, progress.running)
                     self._cancel(self._collector.abort_group(group_id))
                 else:
                     group = self.scoring.pop(group_id)
@@ -154,7 +154,7 @@ class TrainingBuffers:
         To be called every now and then."""
         if not self._patience.over(self._stuck_step(), now):
             return
-        cut = to_cut(self.ledger, self._collector, self._outlook.lengths)
+        cut = to_cut(self.ledger, self._collector, self._forecast.lengths)
         for group_id in cut:
             self.whole(self._collector.cut(group_id))
         if cut:
@@ -166,7 +166,7 @@ class TrainingBuffers:
         step = self.awaited
         if step is None or step != self.ledger.step or self.ledger.ready(step):
             return None
-        return step if self.ledger.stuck(step) or self.wanted() < 1 else None
+        return step if self.ledger.stuck() or self.wanted() < 1 else None
 
     def stop_at(self, step: int) -> None:
         """Training ends at `step`: no group is opened that could only be consumed then or later."""
@@ -206,8 +206,8 @@ class TrainingBuffers:
         if step != at and not (step == at + 1 and self.ledger.ready(at)):
             what = "all" if self.ledger.ready(at) else "not all"
             raise ShoalError(f"step {step} is out of order: the run stands at step {at}, whose groups are {what} finished")
-        if at < step or not self._outlook.began:
-            self._outlook.stepped(self._now())
+        if at < step or not self._forecast.began:
+            self._forecast.stepped(self._now())
         while self.ledger.step < step:
             self._consumed.extend(self.ledger.consume(self.ledger.step))
             self.wake()

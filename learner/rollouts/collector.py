@@ -1,6 +1,7 @@
 """Gathers the tokens of every outstanding trajectory, whichever nodes they come from.
 
-One room although it is long: every method changes the same books (who holds which attempt of what), and they must agree.
+One room: every method changes the same books (who holds which attempt of what), and they must agree. What can be said of one
+group without them is in `group`.
 
 Pure: no clock, network, ledger, reward or tokenizer. Events in (`tokens`, `declined`, `node_lost`), outcomes out. What a group
 and its members are, and what their requests are called, is in `group`.
@@ -13,7 +14,7 @@ prefill, never a token.
 Whether a trajectory has ended follows from its tokens (a stop token, or the budget used up), never from a node's word
 alone: a node that claims an end the tokens do not show is refused, and one that dies between its last token and its
 last event costs nothing. Two things end a trajectory that its tokens do not: a group with members beyond need (`extra`;
-StaleFlow's N' > N, arXiv 2601.12784) is whole with those that end first, and `cut` ends a group where it stands.
+StaleFlow's N' > N, arXiv 2601.12784) is whole with those that end first, and `cut` ends a group where it progress.
 """
 
 from __future__ import annotations
@@ -25,21 +26,28 @@ from collections.abc import Iterator, Sequence
 from learner.dispatch.dispatcher import WaitingSequence
 from learner.dispatch.forecast import GroupState, MemberState
 from learner.journal.records import Piece, Unwritten
-from learner.rollouts.group import MIN_LOGPROB, end, fault, generate, has_ended, parse_request, trajectory
-from learner.rollouts.group import RunningGroup as _Group
-from learner.rollouts.group import RunningSample as _Member
-from learner.rollouts.group import min_version as _min_version
-from learner.rollouts.group import request_name as _name
+from learner.rollouts.group import (
+    MIN_LOGPROB,
+    RunningGroup,
+    RunningSample,
+    fault,
+    finish_of,
+    generate,
+    min_version,
+    parse_request,
+    trajectory,
+)
 from learner.rollouts.outcomes import (
     Accepted,
     Cancel,
     EventRefused,
     GroupAborted,
+    GroupProgress,
     Ignored,
     Outcome,
+    PromptFeature,
     Requeued,
     Sampling,
-    Standing,
     WholeGroup,
 )
 from learner.trajectory import TRUNCATED, Group
@@ -72,14 +80,12 @@ class Collector:
         self.unwritten = Unwritten()
         self.tokens_by_node: dict[str, int] = {}
         self.failures_by_node: dict[str, int] = {}
-        """what the head weighs before it drops a node"""
-        self._groups: dict[int, _Group] = {}
+        """events and requests refused that were held against a node"""
+        self._groups: dict[int, RunningGroup] = {}
         self._last_group = first_group - 1
         self._published: set[Version] = set()
-        self._by_node: dict[str, set[tuple[int, int]]] = {}
-        """node -> (group id, member) it works on"""
-        self._held: dict[str, tuple[_Group, int, _Member]] = {}
-        """request id -> what a node works on under it"""
+        self._held: dict[str, dict[str, tuple[RunningGroup, int, RunningSample]]] = {}
+        """node -> request id -> what it works on under that: the group, the member's number, the member"""
 
     # ---- work to do
 
@@ -113,10 +119,11 @@ class Collector:
         if version not in self._published:
             raise ValueError(f"group {group_id}: version {version} was not published")
         self._last_group = group_id
-        members = [_Member(seed, attempt=self.first_attempt) for seed in seeds]
-        pin = version if exact else None
-        self._groups[group_id] = _Group(group_id, task_index, version, tuple(prompt_ids), sampling, members, pin, extra)
-        return tuple(_name(group_id, m, self.first_attempt) for m in range(len(members)))
+        group = self._groups[group_id] = RunningGroup(
+            group_id, task_index, version, prompt_ids=tuple(prompt_ids), sampling=sampling, extra=extra,
+            members=[RunningSample(seed, attempt=self.first_attempt) for seed in seeds], exact_version=version if exact else None,
+        )  # fmt: skip
+        return tuple(group.request_name(index) for index in range(len(seeds)))
 
     def restore_group(
         self,
@@ -139,14 +146,15 @@ class Collector:
             raise ValueError(f"group {group_id} is not of an earlier epoch, or was taken up already")
         if len(seeds) <= extra or not prompt_ids or len(seeds) != len(members):
             raise ValueError(f"group {group_id} has {len(seeds)} seeds and {len(members)} members")
-        group = _Group(group_id, task_index, version, tuple(prompt_ids), sampling, [], extra=extra)
+        group = RunningGroup(
+            group_id, task_index, version, prompt_ids=tuple(prompt_ids), sampling=sampling, extra=extra, members=[]
+        )  # fmt: skip
         for seed, pieces in zip(seeds, members, strict=True):
-            member = _Member(seed, attempt=self.first_attempt + 1)  # a second attempt, for the dispatcher
+            member = RunningSample(seed, attempt=self.first_attempt + 1)  # a second attempt, for the dispatcher
             for piece in pieces:
                 member.completion.add(piece.event())
                 member.last_node = piece.node
-            if has_ended(group, member):
-                end(group, member)
+            member.finish = finish_of(group, member)
             group.members.append(member)
         self._groups[group_id] = group
         return self._whole(group)
@@ -155,10 +163,10 @@ class Collector:
         """What waits for a node, for the dispatcher."""
         return [
             WaitingSequence(
-                _name(group.group_id, index, member.attempt),
+                group.request_name(index),
                 group.group_id,
                 group.version,
-                _min_version(group, member),
+                min_version(group, member),
                 tokens=len(member.completion.ids),
                 attempt=member.attempt - self.first_attempt,
                 avoid=frozenset(member.failed_on),
@@ -172,52 +180,56 @@ class Collector:
 
     def assign(self, request_id: str, node: str) -> Generate:
         """`node` works on this request from now on; what to send it. KeyError when it does not wait for a node."""
-        group, index, member = self._held[request_id] = self._waiting(request_id)
+        found = self._find(request_id)
+        if found is None or found[2].node or found[2].finish:
+            raise KeyError(f"request {request_id} does not wait for a node")
+        group, index, member = self._held.setdefault(node, {})[request_id] = found
         member.node = node
-        self._by_node.setdefault(node, set()).add((group.group_id, index))
         return generate(group, index, member)
 
     def states(self) -> Iterator[GroupState]:
-        """Every unfinished group, for the outlook. A prompt's own length is its feature."""
+        """Every unfinished group, for the forecast. A prompt's own length is its feature."""
         for group in self._groups.values():
             members = [
                 MemberState(
-                    len(m.completion.ids), bool(m.finish), m.node, _name(group.group_id, index, m.attempt),
-                    _min_version(group, m), stays=group.exact_version is not None,
+                    len(m.completion.ids), bool(m.finish), m.node, group.request_name(index), min_version(group, m),
+                    stays=group.exact_version is not None,
                 )
                 for index, m in enumerate(group.members)
             ]  # fmt: skip
             tokens = len(group.prompt_ids)
-            yield GroupState(group.group_id, group.task_index, tokens, float(tokens), group.version.step, members)
+            yield GroupState(
+                group.group_id, group.task_index, tokens, feature=float(tokens), step=group.version.step, members=members
+            )
 
-    def task_of(self, group_id: int) -> tuple[int, float]:
-        """(task index, feature) of an unfinished group."""
+    def task_of(self, group_id: int) -> PromptFeature:
+        """The prompt of an unfinished group. KeyError for any other group."""
         group = self._groups[group_id]
-        return group.task_index, float(len(group.prompt_ids))
+        return PromptFeature(group.task_index, float(len(group.prompt_ids)))
 
     def working(self, node: str) -> list[str]:
         """Request ids that `node` holds."""
-        return [self._current(key) for key in sorted(self._by_node.get(node, ()))]
+        return list(self._held.get(node, ()))
 
     def load(self, node: str) -> int:
         """How many requests `node` holds."""
-        return len(self._by_node.get(node, ()))
+        return len(self._held.get(node, ()))
 
     def progress(self) -> dict[str, dict[str, int]]:
         """Node -> request id -> completion tokens so far, of everything that nodes hold."""
-        out: dict[str, dict[str, int]] = {}
-        for node, keys in self._by_node.items():
-            out[node] = {self._current(k): len(self._groups[k[0]].members[k[1]].completion.ids) for k in keys}
-        return out
+        return {
+            node: {request_id: len(member.completion.ids) for request_id, (_, _, member) in held.items()}
+            for node, held in self._held.items()
+        }
 
-    def standing(self, group_id: int) -> Standing | None:
+    def progress_of(self, group_id: int) -> GroupProgress | None:
         """How far an unfinished group has come; None for any other."""
         group = self._groups.get(group_id)
         if group is None:
             return None
         ended = tuple(len(m.completion.ids) for m in group.members if m.finish)
         running = tuple(len(m.completion.ids) for m in group.members if not m.finish)
-        return Standing(ended, running, group.needed - len(ended))
+        return GroupProgress(ended, running, group.needed - len(ended))
 
     @property
     def outstanding(self) -> tuple[int, ...]:
@@ -234,18 +246,19 @@ class Collector:
         A thousand nodes send sixteen thousand runs a second, of three tokens: hence bytes to lists at once and built-in
         functions over them, where `tokens` takes each check by itself.
         """
-        held = self._held.get(run.request_id)
+        at_node = self._held.get(node)
+        held = at_node.get(run.request_id) if at_node else None
         if held is None or run.finish:
             return 0
         group, index, member = held
         size, completion, sampling, version = len(run.packed_ids), member.completion, group.sampling, run.version
         start, count = len(completion.ids), size // 4
-        if member.node != node or not count or size % 4 or size != len(run.packed_logprobs) or run.start != start:
+        if not count or size % 4 or size != len(run.packed_logprobs) or run.start != start:
             return 0
         if start + count >= sampling.max_new_tokens:
             return 0
         if not completion.spans or completion.spans[-1].version is not version:
-            if version not in self._published or version < _min_version(group, member):
+            if version not in self._published or version < min_version(group, member):
                 return 0
             if group.exact_version not in (None, version):
                 return 0
@@ -259,15 +272,17 @@ class Collector:
         completion.extend(ids, logprobs, version)
         member.last_node = node
         self.tokens_by_node[node] = self.tokens_by_node.get(node, 0) + count
-        self.unwritten.add(group.group_id, index, node, start, version, run.packed_ids, run.packed_logprobs)
+        self.unwritten.add(
+            group.group_id, index, node=node, start=start, version=version, ids=run.packed_ids, logprobs=run.packed_logprobs
+        )
         return count
 
     def tokens(self, node: str, event: TokenEvent) -> Outcome:
         """Take one event from `node`. Never raises on anything a node can send."""
         where = parse_request(event.request_id)
-        if where is not None and where[2] < self.first_attempt:
+        if where is not None and where.attempt < self.first_attempt:
             return Ignored(event.request_id)  # of an earlier epoch; after a power cut, even of a group that nobody knows
-        if where is None or where[0] > self._last_group:
+        if where is None or where.group_id > self._last_group:
             return EventRefused(self._refuse(node, event, f"no such request {event.request_id!r:.80}"))
         group_id, index, attempt = where
         group = self._groups.get(group_id)
@@ -295,12 +310,17 @@ class Collector:
         if count:
             member.last_node = node
             self.tokens_by_node[node] = self.tokens_by_node.get(node, 0) + count
-            self.unwritten.add(group_id, index, node, event.start, event.version, event.packed_ids, event.packed_logprobs)
-        if has_ended(group, member):
-            return Accepted(event.request_id, count, self._finish(group, index))
+            self.unwritten.add(
+                group_id, index, node=node, start=event.start, version=event.version, ids=event.packed_ids,
+                logprobs=event.packed_logprobs,
+            )  # fmt: skip
+        member.finish = finish_of(group, member)
+        if member.finish:
+            self._stop(group, index)
+            return Accepted(event.request_id, count, self._whole(group))
         if event.finish == "interrupt":
             old = self._release(group, index)
-            return Requeued(_name(group_id, index, member.attempt), old, None, count)
+            return Requeued(group.request_name(index), old, None, count)
         if event.finish in ("error", "abort"):
             what = f"gave up with {event.finish}: {event.message:.200}"
             return self._failed(group, index, self._refuse(node, event, f"request {event.request_id}: {what}"), count)
@@ -310,29 +330,25 @@ class Collector:
         """`node` would not take the request. Retryable (it is full, draining, stalled, or behind `min_version`) costs the
         trajectory nothing, and with `avoid` others are asked first from now on; otherwise it counts against the trajectory,
         whose request may be at fault."""
-        where = parse_request(request_id)
-        group = self._groups.get(where[0]) if where else None
-        if where is None or group is None or where[1] >= len(group.members):
+        held = self._held.get(node, {}).get(request_id)
+        if held is None:
             return Ignored(request_id)
-        member = group.members[where[1]]
-        if member.attempt != where[2] or member.node != node:
-            return Ignored(request_id)
+        group, index, member = held
         if not retryable:
             what = f"request {request_id} declined: {reason}"
-            refusal = Refusal(what, peer=node, version=_min_version(group, member))
-            return self._failed(group, where[1], refusal)
+            return self._failed(group, index, Refusal(what, peer=node, version=min_version(group, member)))
         if avoid:
             member.failed_on.add(node)
-        old = self._release(group, where[1])
-        return Requeued(self._current((group.group_id, where[1])), old)
+        old = self._release(group, index)
+        return Requeued(group.request_name(index), old)
 
     def node_lost(self, node: str) -> list[str]:
         """The node is gone. Every trajectory it held waits again, with all its tokens: their new request ids."""
-        keys = sorted(self._by_node.get(node, ()))
-        for group_id, index in keys:
-            self._release(self._groups[group_id], index)
-        self._by_node.pop(node, None)
-        return [self._current(key) for key in keys]
+        lost = list(self._held.get(node, {}).values())
+        for group, index, _ in lost:
+            self._release(group, index)
+        self._held.pop(node, None)
+        return [group.request_name(index) for group, index, _ in lost]
 
     def abort_group(self, group_id: int) -> Cancel:
         """Forget a group: the (node, request id) that still work on it. KeyError when it is not outstanding."""
@@ -345,7 +361,7 @@ class Collector:
         TRUNCATED.
 
         KeyError when it is not outstanding; ValueError, and nothing changed, when too few members have a token
-        (`Standing.longest`). The journal need not know: after a crash what it has of the group goes on.
+        (`GroupProgress.longest`). The journal need not know: after a crash what it has of the group goes on.
         """
         group = self._groups[group_id]
         missing = group.needed - sum(bool(m.finish) for m in group.members)
@@ -363,7 +379,7 @@ class Collector:
     def _refuse(self, node: str, event: TokenEvent, reason: str) -> Refusal:
         return Refusal(reason, peer=node, version=event.version)
 
-    def _failed(self, group: _Group, index: int, refusal: Refusal, tokens: int = 0) -> Requeued | GroupAborted:
+    def _failed(self, group: RunningGroup, index: int, refusal: Refusal, tokens: int = 0) -> Requeued | GroupAborted:
         member = group.members[index]
         member.failures += 1
         member.failed_on.add(refusal.peer)
@@ -372,37 +388,27 @@ class Collector:
             reason = f"member {index} failed {member.failures} times, last on {refusal.peer}: {refusal.reason}"
             return GroupAborted(group.group_id, reason, self.abort_group(group.group_id), refusal)
         old = self._release(group, index)
-        return Requeued(_name(group.group_id, index, member.attempt), old, refusal, tokens)
+        return Requeued(group.request_name(index), old, refusal, tokens)
 
-    def _release(self, group: _Group, index: int) -> tuple[str, str]:
-        """Take the member from its node and start a new attempt: the (node, request id) that is over."""
+    def _stop(self, group: RunningGroup, index: int) -> tuple[str, str]:
+        """Nobody works on the member any more: the (node, request id) that is over."""
         member = group.members[index]
-        old = (member.node, _name(group.group_id, index, member.attempt))
-        self._by_node[member.node].discard((group.group_id, index))
-        del self._held[old[1]]
+        old = (member.node, group.request_name(index))
+        del self._held[old[0]][old[1]]
         member.node = ""
-        member.attempt += 1
         return old
 
-    def _let_go(self, group: _Group) -> Cancel:
+    def _release(self, group: RunningGroup, index: int) -> tuple[str, str]:
+        """Take the member from its node and start a new attempt: the (node, request id) that is over."""
+        old = self._stop(group, index)
+        group.members[index].attempt += 1
+        return old
+
+    def _let_go(self, group: RunningGroup) -> Cancel:
         """Of a group that left: what nodes still work on."""
-        cancel = []
-        for index, member in enumerate(group.members):
-            if member.node:
-                cancel.append((member.node, _name(group.group_id, index, member.attempt)))
-                del self._held[cancel[-1][1]]
-                self._by_node[member.node].discard((group.group_id, index))
-        return tuple(cancel)
+        return tuple(self._stop(group, index) for index, member in enumerate(group.members) if member.node)
 
-    def _finish(self, group: _Group, index: int) -> WholeGroup | None:
-        member = group.members[index]
-        end(group, member)
-        self._by_node[member.node].discard((group.group_id, index))
-        del self._held[_name(group.group_id, index, member.attempt)]
-        member.node = ""
-        return self._whole(group)
-
-    def _whole(self, group: _Group) -> WholeGroup | None:
+    def _whole(self, group: RunningGroup) -> WholeGroup | None:
         """The group, which leaves the collector, once as many members as it needs have ended. Its last tokens stay in `unwritten`
         until the journal has it as finished: it may wait long for its reward."""
         ended = [m for m in group.members if m.finish]
@@ -415,14 +421,11 @@ class Collector:
             self._let_go(group),
         )
 
-    def _current(self, key: tuple[int, int]) -> str:
-        return _name(key[0], key[1], self._groups[key[0]].members[key[1]].attempt)
-
-    def _waiting(self, request_id: str) -> tuple[_Group, int, _Member]:
-        where = parse_request(request_id)
-        group = self._groups.get(where[0]) if where else None
-        if where and group and where[1] < len(group.members):
-            member = group.members[where[1]]
-            if member.attempt == where[2] and not member.node and not member.finish:
-                return group, where[1], member
-        raise KeyError(f"request {request_id} does not wait for a node")
+    def _find(self, request_id: str) -> tuple[RunningGroup, int, RunningSample] | None:
+        """The member whose present attempt bears this name; None for any other text."""
+        name = parse_request(request_id)
+        group = self._groups.get(name.group_id) if name else None
+        if name is None or group is None or name.member >= len(group.members):
+            return None
+        member = group.members[name.member]
+        return (group, name.member, member) if member.attempt == name.attempt else None

@@ -101,7 +101,7 @@ class Rollouts:
         self.ledger = left.ledger
         self.buffers = TrainingBuffers(
             settings, journal, ledger=self.ledger, finished=left.finished, collector=self.collector,
-            outlook=self.steering.outlook, durations=self.durations, redundancy=redundancy, score=self._score,
+            forecast=self.steering.forecast, durations=self.durations, redundancy=redundancy, score=self._score,
             in_thread=in_thread, cancel=self._cancel, changed=self.need_dispatch, now=now,
         )  # fmt: skip
         for group in left.go_on:
@@ -120,7 +120,7 @@ class Rollouts:
         step = last.step if last else 0
         plan = plan_resume(journal.epochs(), step, journal.unconsumed(), journal.unfinished(), s.max_staleness)
         left = place(
-            plan, step, lambda group: self._spec(group).recipe == group.recipe, max_staleness=s.max_staleness,
+            plan, step, lambda group: self._group_spec(group).spec_digest == group.spec_digest, max_staleness=s.max_staleness,
             groups_per_step=s.groups_per_step, extra_groups=s.extra_groups,
         )  # fmt: skip
         for group in left.surplus:
@@ -133,17 +133,17 @@ class Rollouts:
 
     def _take_up(self, left: UnfinishedGroup) -> None:
         """Go on with a group of the epoch before, from its last journaled tokens."""
-        group, spec = left.group, self._spec(left.group)
+        group, spec = left.group, self._group_spec(left.group)
         whole = self.collector.restore_group(
-            group.group_id, group.task_index, spec.prompt_ids, group.version, spec.seeds, self.settings.sampling, left.members,
-            extra=group.extra,
+            group.group_id, group.task_index, spec.prompt_ids, version=group.version, seeds=spec.seeds,
+            sampling=self.settings.sampling, members=left.members, extra=group.extra,
         )  # fmt: skip
         self.resumed_groups += 1
         self.resumed_tokens += left.tokens
         if whole is not None:  # it had its last token and no reward yet
             self.buffers.whole(whole)
 
-    def _spec(self, group: ReservedGroup) -> GroupSpec:
+    def _group_spec(self, group: ReservedGroup) -> GroupSpec:
         return self._make_spec(group.task_index, group.group_id, group.samples, group.extra)
 
     def _score(self, group: Group) -> Group:
@@ -217,8 +217,13 @@ class Rollouts:
         s = self.settings
         extra = s.extra_samples
         spec = self._make_spec(task_index, group_id, s.samples, extra)
-        self.journal.record_reserved([ReservedGroup(group_id, task_index, version, s.samples, spec.recipe, extra)])
-        self.collector.open_group(group_id, task_index, spec.prompt_ids, version, spec.seeds, s.sampling, extra=extra)
+        reserved = ReservedGroup(
+            group_id, task_index, version, samples=s.samples, spec_digest=spec.spec_digest, extra=extra
+        )
+        self.journal.record_reserved([reserved])
+        self.collector.open_group(
+            group_id, task_index, spec.prompt_ids, version=version, seeds=spec.seeds, sampling=s.sampling, extra=extra
+        )
         self.durations.opened(group_id, self._now())
         return True
 
@@ -281,7 +286,7 @@ class Rollouts:
     def on_node_lost(self, peer: str) -> int:
         """What the node held goes to others, with its tokens so far. A dead node is never a reason to abort."""
         moved = len(self.collector.node_lost(peer))
-        self.steering.outlook.forget(peer)
+        self.steering.forecast.forget(peer)
         self.need_dispatch()
         return moved
 

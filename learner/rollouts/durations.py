@@ -12,6 +12,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
+from learner.rollouts.group import parse_request
+
 RECENT = 128
 """Groups that are looked back on."""
 
@@ -20,7 +22,7 @@ RECENT = 128
 class _GroupTimes:
     opened: float
     first: float | None = None
-    began: dict[str, float] = field(default_factory=dict)
+    began: dict[int, float] = field(default_factory=dict)
     """member -> when its first token came"""
     longest: float = 0.0
 
@@ -39,18 +41,18 @@ class Durations:
 
     def began(self, request_id: str, now: float) -> None:
         """The first token of a completion came. What is not known, of an earlier epoch or aborted, is passed over."""
-        group_id, member = _name(request_id)
-        group = self._groups.get(group_id)
-        if group is not None:
-            group.began.setdefault(member, now)
+        name = parse_request(request_id)
+        group = self._groups.get(name.group_id) if name else None
+        if name and group is not None:
+            group.began.setdefault(name.member, now)
             group.first = now if group.first is None else group.first
 
     def ended(self, request_id: str, now: float) -> None:
         """Its last token came, or it was interrupted: of several calls the last one counts."""
-        group_id, member = _name(request_id)
-        group = self._groups.get(group_id)
-        if group is not None and member in group.began:
-            group.longest = max(group.longest, now - group.began[member])
+        name = parse_request(request_id)
+        group = self._groups.get(name.group_id) if name else None
+        if name and group is not None and name.member in group.began:
+            group.longest = max(group.longest, now - group.began[name.member])
 
     def whole(self, group_id: int) -> None:
         """All that it needs has ended."""
@@ -66,8 +68,3 @@ class Durations:
     def generation_s(self) -> float:
         """0 before any group was whole."""
         return median(self._longest) + min(self._starts) if self._longest else 0.0
-
-
-def _name(request_id: str) -> tuple[int, str]:
-    group, _, rest = request_id.partition(".")
-    return (int(group) if group.isdigit() else -1), rest.partition(".")[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from learner.rollouts.outcomes import Sampling
 from learner.trajectory import Finish, Trajectory
@@ -57,23 +58,29 @@ class RunningGroup:
     def needed(self) -> int:
         return len(self.members) - self.extra
 
-
-def request_name(group_id: int, member: int, attempt: int) -> str:
-    return f"{group_id}.{member}.{attempt}"
-
-
-def member_of(request_id: str) -> int:
-    """The member that a request id of ours is for."""
-    return int(request_id.split(".")[1])
+    def request_name(self, index: int) -> str:
+        """The request id of a member's present attempt."""
+        return str(RequestName(self.group_id, index, self.members[index].attempt))
 
 
-def parse_request(request_id: str) -> tuple[int, int, int] | None:
+class RequestName(NamedTuple):
+    """What a request id says."""
+
+    group_id: int
+    member: int
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.group_id}.{self.member}.{self.attempt}"
+
+
+def parse_request(request_id: str) -> RequestName | None:
     """The three numbers of a request id in their one spelling, None for any other text."""
     parts = request_id.split(".")
     if len(request_id) > 64 or len(parts) != 3 or not all(p.isascii() and p.isdigit() for p in parts):
         return None
-    group_id, member, attempt = (int(p) for p in parts)
-    return (group_id, member, attempt) if request_name(group_id, member, attempt) == request_id else None
+    name = RequestName(*map(int, parts))
+    return name if str(name) == request_id else None
 
 
 def min_version(group: RunningGroup, member: RunningSample) -> Version:
@@ -81,15 +88,12 @@ def min_version(group: RunningGroup, member: RunningSample) -> Version:
     return member.completion.spans[-1].version if member.completion.spans else group.version
 
 
-def has_ended(group: RunningGroup, member: RunningSample) -> bool:
-    """Whether its tokens show an end."""
+def finish_of(group: RunningGroup, member: RunningSample) -> Finish | None:
+    """How its tokens show that it has ended; None when they do not."""
     ids = member.completion.ids
-    return bool(ids) and (len(ids) >= group.sampling.max_new_tokens or ids[-1] in group.sampling.stop_ids)
-
-
-def end(group: RunningGroup, member: RunningSample) -> None:
-    """Its tokens show that it has ended (`has_ended`): say how."""
-    member.finish = "stop" if member.completion.ids[-1] in group.sampling.stop_ids else "length"
+    if ids and ids[-1] in group.sampling.stop_ids:
+        return "stop"
+    return "length" if ids and len(ids) >= group.sampling.max_new_tokens else None
 
 
 def trajectory(group: RunningGroup, member: RunningSample) -> Trajectory:
@@ -105,17 +109,11 @@ def trajectory(group: RunningGroup, member: RunningSample) -> Trajectory:
 def generate(group: RunningGroup, index: int, member: RunningSample) -> Generate:
     """What a node is asked for: seed and sampling as in every attempt, the tokens so far as a prefix."""
     return Generate(
-        request_name(group.group_id, index, member.attempt),
-        group.prompt_ids,
-        group.sampling.max_new_tokens,
-        group.sampling.stop_ids,
-        member.seed,
-        min_version(group, member),
-        group.sampling.temperature,
-        group.sampling.top_p,
-        tuple(member.completion.ids),
-        group.exact_version,
-    )
+        group.request_name(index), group.prompt_ids, max_new_tokens=group.sampling.max_new_tokens,
+        stop_ids=group.sampling.stop_ids, seed=member.seed, min_version=min_version(group, member),
+        temperature=group.sampling.temperature, top_p=group.sampling.top_p, prefix_ids=tuple(member.completion.ids),
+        exact_version=group.exact_version,
+    )  # fmt: skip
 
 
 def fault(

@@ -1,7 +1,7 @@
-"""What a run's groups are made of: its settings, and from them each group's prompt, seeds and recipe. Pure.
+"""What a run's groups are made of: its settings, and from them each group's prompt, seeds and digest. Pure.
 
-The same in every epoch, so that a learner that starts again can go on with what the one before had; `recipe` tells when it
-cannot. Must not know which groups there are, nor who generates them.
+The same in every epoch, so that a learner that starts again can go on with what the one before had; `spec_digest` tells
+when it cannot. Must not know which groups there are, nor who generates them.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class RolloutSettings:
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """What a group is made from. `recipe` is all of it in one number, with the sampling."""
+    """What a group is made from. `spec_digest` is all of it in one number, with the sampling."""
 
     prompt_ids: tuple[int, ...]
     seeds: list[int]
-    recipe: int
+    spec_digest: int
 
 
 def make_spec(
@@ -58,13 +58,13 @@ def make_spec(
     extra: int = 0,
 ) -> GroupSpec:  # fmt: skip
     """What a group's tokens follow from, beside the weights: the same in every epoch, unless the run is resumed with
-    another task, tokenizer, seed or sampling; then the recipe differs, and its tokens are of no use. The first `samples` members
+    another task, tokenizer, seed or sampling; then the digest differs, and its tokens are of no use. The first `samples` members
     have the same seeds with `extra` more and without."""
     sampling = settings.sampling
     prompt_ids = encode_prompt(tokenizer, task.prompt(task_index))
     seeds = [mix(settings.seed, task_index, group_id, member) for member in range(samples + extra)]
     sampled = [sampling.max_new_tokens, sampling.stop_ids, sampling.temperature, sampling.top_p, vocab_size]
-    if extra:  # not else: recipes of groups without are what they always were
+    if extra:  # not else: digests of groups without are what they always were
         sampled.append(extra)
     digest = blake3.blake3(msgpack.packb([prompt_ids, seeds, sampled])).digest(8)
     return GroupSpec(prompt_ids, seeds, int.from_bytes(digest) >> 1)

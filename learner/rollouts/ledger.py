@@ -1,6 +1,8 @@
 """The staleness ledger: no group is generated unless there is room to train on it in time.
 
-One room although it is long: half of it is the proof, and every method keeps the one invariant that the proof is about.
+One room: half of it is the proof, and every method keeps the one invariant that the proof is about. A part of it elsewhere
+would be code without its reason.
+
 Pure: no clock, disk, network, trajectory contents or epochs (steps are plain ints; a new epoch restores a new ledger).
 
 The protocol is StaleFlow's (arXiv 2601.12784, section 3): one buffer per future learner step, reserve at dispatch,
@@ -52,6 +54,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 class StalenessViolation(RuntimeError):
@@ -74,15 +77,6 @@ class NoRoom:
     group_id: int
     version: int
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Entries:
-    """How the entries of one buffer stand; they sum to groups_per_step, with `extra_groups` more while it is not full."""
-
-    empty: int
-    reserved: int
-    occupied: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +104,12 @@ class LedgerCounts:
         return self.reserved - self.consumed - sum(self.aborted.values()) - self.outstanding
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerSnapshot:
-    """Everything a resume needs. Occupied groups are (group_id, oldest_step), in order of buffer and arrival."""
+class RestoredLedger(NamedTuple):
+    """A ledger made from what an earlier one held."""
 
-    step: int
-    occupied: tuple[tuple[int, int], ...]
-    reserved: tuple[tuple[int, int], ...]
-    """(group_id, version_step)"""
+    ledger: Ledger
+    misfits: tuple[int, ...]
+    """groups that have no place in it"""
 
 
 @dataclass
@@ -157,7 +149,7 @@ class Ledger:
 
         ValueError for an id already in the ledger, or a version that cannot exist yet.
         """
-        if group_id in self._reserved or self._buffer_of(group_id) is not None:
+        if group_id in self._reserved or group_id in self._home:
             raise ValueError(f"group {group_id} is already in the ledger")
         self._check_exists(group_id, version_step)
         if version_step < self.step - self.max_staleness:
@@ -258,20 +250,17 @@ class Ledger:
         of the current step must not have been handed to the trainer.
         """
         ids = list(dict.fromkeys(group_ids))
-        homes: dict[int, int | None] = {}
         for group_id in ids:
-            home = None if group_id in self._reserved else self._buffer_of(group_id)
-            if group_id not in self._reserved and home is None:
+            if group_id not in self._reserved and group_id not in self._home:
                 raise KeyError(f"group {group_id} is not in the ledger")
-            if home is not None and not finished:
-                raise ValueError(f"group {group_id} is finished: it waits in buffer {home}")
-            homes[group_id] = home
-        for group_id, home in homes.items():
-            if home is None:
+            if group_id in self._home and not finished:
+                raise ValueError(f"group {group_id} is finished: it waits in buffer {self._home[group_id]}")
+        for group_id in ids:
+            if group_id in self._reserved:
                 self._by_version[self._reserved.pop(group_id)] -= 1
             else:
+                home = self._home.pop(group_id)
                 self._buffers[home] = [entry for entry in self._buffers[home] if entry[0] != group_id]
-                del self._home[group_id]
             self._aborted[reason] += 1
         self._pull_forward()
 
@@ -282,22 +271,10 @@ class Ledger:
         """The newest version that can exist: one past `step` when the trainer has all it needs to make it."""
         return self.step + 1 if self.ready(self.step) else self.step
 
-    def entries(self, step: int) -> Entries:
-        """The buffer's entries, with reservations placed as late as their deadlines allow."""
-        if step not in self._buffers:
-            raise KeyError(f"buffer {step} is not open: {self.step} to {self.step + self.max_staleness} are")
-        carry, reserved = 0, 0
-        due = self._due()
-        for b in range(self.step + self.max_staleness, step - 1, -1):
-            carry += due[b]
-            reserved = min(carry, self._places(b))
-            carry -= reserved
-        return Entries(self._places(step) - reserved, reserved, len(self._buffers[step]))
-
-    def stuck(self, step: int) -> bool:
-        """Not ready, and no entry is left to reserve: only unfinished work can fill it (see `blockers`)."""
-        entries = self.entries(step)
-        return not entries.empty and entries.reserved > 0
+    def stuck(self) -> bool:
+        """Whether the current buffer is not full and no entry of it is left to reserve: only unfinished work can fill it (see
+        `blockers`). With reservations as late as their deadlines allow, the smallest slack is the number of its empty entries."""
+        return not self.ready(self.step) and min(self._slack().values()) < 1
 
     def blockers(self) -> list[int]:
         """Reserved groups of which the next to finish fills the current buffer; others go to later buffers.
@@ -322,18 +299,11 @@ class Ledger:
                     slack[j] -= 1
         return taken
 
-    def is_reserved(self, group_id: int) -> bool:
-        return group_id in self._reserved
-
     def counts(self) -> LedgerCounts:
         outstanding = len(self._reserved) + sum(len(entries) for entries in self._buffers.values())
         return LedgerCounts(self._granted, self._consumed, dict(self._aborted), outstanding)
 
     # ---- resume
-
-    def snapshot(self) -> LedgerSnapshot:
-        occupied = tuple(entry for b in sorted(self._buffers) for entry in self._buffers[b])
-        return LedgerSnapshot(self.step, occupied, tuple(self._reserved.items()))
 
     @classmethod
     def restore(
@@ -344,7 +314,7 @@ class Ledger:
         finished: Sequence[tuple[int, int]],
         reserved: Sequence[tuple[int, int]] = (),
         extra_groups: int = 0,
-    ) -> tuple[Ledger, tuple[int, ...]]:
+    ) -> RestoredLedger:
         """A ledger at `step` holding finished groups (group_id, oldest_step) and reservations (group_id, version_step)
         that go on, and the ids that do not fit.
 
@@ -373,7 +343,7 @@ class Ledger:
             if version > step or isinstance(ledger.reserve(group_id, version), NoRoom):
                 misfits.append(group_id)
         for group_id, oldest in stalest_first:
-            if ledger.is_reserved(group_id):
+            if group_id in ledger._reserved:
                 ledger.occupy(group_id, oldest)
         if extra_groups:
             ledger.extra_groups = extra_groups
@@ -381,7 +351,7 @@ class Ledger:
                 if group_id in misfits and version <= step and isinstance(ledger.reserve(group_id, version), Reservation):
                     misfits.remove(group_id)
             ledger._pull_forward()
-        return ledger, tuple(misfits)
+        return RestoredLedger(ledger, tuple(misfits))
 
     # ---- inside
 
@@ -396,22 +366,15 @@ class Ledger:
         """The last open buffer that may take a group of `version` (one ahead of `step`: the last that is open)."""
         return min(version, self.step) + self.max_staleness
 
-    def _due(self) -> Counter[int]:
+    def _slack(self) -> dict[int, int]:
         due: Counter[int] = Counter()
         for version, count in self._by_version.items():
             due[self._deadline(version)] += count
-        return due
-
-    def _slack(self) -> dict[int, int]:
-        due = self._due()
         slack, total = {}, 0
         for b in range(self.step, self.step + self.max_staleness + 1):
             total += self._places(b) - due[b]
             slack[b] = total
         return slack
-
-    def _buffer_of(self, group_id: int) -> int | None:
-        return self._home.get(group_id)
 
     def _check_exists(self, group_id: int, version: int) -> None:
         if version < 0 or version > self.newest_version:

@@ -6,6 +6,7 @@ Plain values. Must not know nodes, the ledger or rewards' meaning.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from learner.trajectory import Group
 from p2p.errors import Refusal
@@ -20,6 +21,14 @@ class Sampling:
     stop_ids: tuple[int, ...]
     temperature: float = 1.0
     top_p: float = 1.0
+
+
+class PromptFeature(NamedTuple):
+    """What a group's lengths are foretold from."""
+
+    task_index: int
+    feature: float
+    """the prompt's own length in tokens"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +52,7 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class GroupProgress:
     """How far a group has come."""
 
     ended: tuple[int, ...]

@@ -103,12 +103,12 @@ class LeftOver:
 
 
 def place(
-    plan: ResumePlan, step: int, same_recipe: Callable[[ReservedGroup], bool], *, max_staleness: int, groups_per_step: int,
+    plan: ResumePlan, step: int, same_spec: Callable[[ReservedGroup], bool], *, max_staleness: int, groups_per_step: int,
     extra_groups: int,
 ) -> LeftOver:  # fmt: skip
-    """The ledger at `step` with what `plan` keeps. A group goes on only where `same_recipe` says that this epoch would make the
+    """The ledger at `step` with what `plan` keeps. A group goes on only where `same_spec` says that this epoch would make the
     same of it: its prompt, seeds and sampling."""
-    go_on = [g for g in plan.go_on if same_recipe(g.group)]
+    go_on = [g for g in plan.go_on if same_spec(g.group)]
     ledger, misfits = Ledger.restore(
         max_staleness, groups_per_step, step,
         finished=[(g.group_id, g.oldest.step) for g in plan.keep],
@@ -117,7 +117,7 @@ def place(
     )  # fmt: skip
     surplus = [g for g in go_on if g.group_id in misfits] if extra_groups else []
     abort = {reason: list(ids) for reason, ids in plan.abort.items()}
-    abort["restart"] = [g.group_id for g in plan.go_on if not same_recipe(g.group)]
+    abort["restart"] = [g.group_id for g in plan.go_on if not same_spec(g.group)]
     abort[SURPLUS] = [g.group_id for g in surplus]
     abort.setdefault("stale", []).extend(group_id for group_id in misfits if group_id not in abort[SURPLUS])
     finished = {g.group_id: g for g in plan.keep if g.group_id not in misfits}

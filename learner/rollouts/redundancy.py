@@ -9,8 +9,7 @@ of what was kept are counted beside those of what was cut. Must not know nodes, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from learner.dispatch.lengths import Lengths
 from learner.rollouts.collector import Collector
@@ -55,8 +54,8 @@ class Redundancy:
 
     spared: set[int] = field(default_factory=set)
     total: _Counts = field(default_factory=_Counts, init=False)
-    _step: _Counts = field(default_factory=_Counts, init=False)
-    """since the last `metrics`"""
+    _told: _Counts = field(default_factory=_Counts, init=False)
+    """`total` as it was at the last `metrics`"""
 
     # ---- who goes
 
@@ -65,10 +64,10 @@ class Redundancy:
         the newest among equals; whole ones, which only wait for their reward, when nothing else is left."""
 
         def cost(group_id: int) -> tuple[bool, bool, int, int]:
-            stands = collector.standing(group_id)
-            if stands is None:
+            progress = collector.progress_of(group_id)
+            if progress is None:
                 return True, False, 0, -group_id
-            return False, collector.task_of(group_id)[0] in self.spared, stands.tokens, -group_id
+            return False, collector.task_of(group_id)[0] in self.spared, progress.tokens, -group_id
 
         return sorted(surplus.of, key=cost)[: surplus.count]
 
@@ -77,17 +76,15 @@ class Redundancy:
     def surplus_group(self, task_index: int, ended: Sequence[int], running: Sequence[int]) -> None:
         """A group was aborted as surplus; its members had so many tokens."""
         self.spared.add(task_index)
-        for counts in (self.total, self._step):
-            counts.surplus_groups += 1
-            counts.surplus_sequences += len(ended)
-            counts.surplus_tokens += sum(ended)
+        self.total.surplus_groups += 1
+        self.total.surplus_sequences += len(ended)
+        self.total.surplus_tokens += sum(ended)
         self.surplus_members(running)
 
     def surplus_members(self, running: Sequence[int]) -> None:
         """A group is whole, or goes, without these, which had so many tokens."""
-        for counts in (self.total, self._step):
-            counts.surplus_sequences += len(running)
-            counts.surplus_tokens += sum(running)
+        self.total.surplus_sequences += len(running)
+        self.total.surplus_tokens += sum(running)
         self._cut([n for n in running if n])
 
     def finished(self, group: Group) -> None:
@@ -95,27 +92,22 @@ class Redundancy:
         self.spared.discard(group.task_index)
         cut = [len(t.completion_ids) for t in group.trajectories if t.finish == TRUNCATED]
         kept = [len(t.completion_ids) for t in group.trajectories if t.finish != TRUNCATED]
-        for counts in (self.total, self._step):
-            counts.truncated += len(cut)
-            counts.kept += len(kept)
-            counts.kept_tokens += sum(kept)
+        self.total.truncated += len(cut)
+        self.total.kept += len(kept)
+        self.total.kept_tokens += sum(kept)
         self._cut(cut)
 
     # ---- what it says
 
     def metrics(self) -> dict[str, float]:
         """Of the time since this was last asked for, as a line of metrics has it."""
-        step, self._step = self._step, _Counts()
-        return {f"redundancy/{name}": value for name, value in step.values().items()}
-
-    def status(self) -> dict[str, Any]:
-        """Of the epoch, for the status page."""
-        return self.total.values()
+        told, self._told = vars(self._told), replace(self.total)
+        since = _Counts(**{name: count - told[name] for name, count in vars(self.total).items()})
+        return {f"redundancy/{name}": value for name, value in since.values().items()}
 
     def _cut(self, tokens: Sequence[int]) -> None:
-        for counts in (self.total, self._step):
-            counts.cut += len(tokens)
-            counts.cut_tokens += sum(tokens)
+        self.total.cut += len(tokens)
+        self.total.cut_tokens += sum(tokens)
 
 
 @dataclass
@@ -143,11 +135,11 @@ def to_cut(ledger: Ledger, collector: Collector, lengths: Lengths) -> list[int]:
     left: dict[int, float] = {}
     whole: list[int] = []
     for group_id in ledger.blockers():
-        stands = collector.standing(group_id)
-        if stands is None:
+        progress = collector.progress_of(group_id)
+        if progress is None:
             whole.append(group_id)  # it waits for its reward, and comes anyway
-        elif len(stands.longest) == stands.missing:
-            belief = lengths.believe(*collector.task_of(group_id), stands.ended, [n for n in stands.running if n])
-            left[group_id] = sum(belief.expected(made, lengths.most) - made for made in stands.longest)
+        elif len(progress.longest) == progress.missing:
+            belief = lengths.believe(*collector.task_of(group_id), progress.ended, [n for n in progress.running if n])
+            left[group_id] = sum(belief.expected(made, lengths.most) - made for made in progress.longest)
     ranked = sorted(left, key=lambda group_id: left[group_id])
     return [group_id for group_id in ledger.fillers([*whole, *ranked]) if group_id in left]

@@ -1,7 +1,7 @@
 """Dispatch with foresight: what to assign, to open and to move, from the collector's books and the nodes' reports. Pure; told
 the time.
 
-Joins dispatcher, balancer and outlook for the head. Must not know the network, the journal or how a move is carried out.
+Joins dispatcher, balancer and forecast for the head. Must not know the network, the journal or how a move is carried out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from learner.dispatch.forecast import Forecast
 from learner.dispatch.migration import Move, balance
 from learner.dispatch.node_table import NodeView
 from learner.rollouts.collector import Collector
-from learner.rollouts.group import member_of
+from learner.rollouts.group import parse_request
 from p2p.version import Version
 
 MOVES_A_NODE = 2
@@ -33,7 +33,7 @@ class Steering:
     most: int
     max_staleness: int
     strategies: Strategies
-    outlook: Forecast = field(init=False)
+    forecast: Forecast = field(init=False)
     moves: Counter[str] = field(default_factory=Counter, init=False)
     """sequences moved between living nodes, by reason"""
     _dispatcher: Dispatcher = field(init=False)
@@ -41,7 +41,7 @@ class Steering:
     """group.member -> when it was last moved"""
 
     def __post_init__(self) -> None:
-        self.outlook = Forecast(self.most, self.max_staleness)
+        self.forecast = Forecast(self.most, self.max_staleness)
         self._dispatcher = Dispatcher(self.samples, self.strategies)
 
     def plan(
@@ -49,33 +49,31 @@ class Steering:
     ) -> DispatchPlan:
         """As `Dispatcher.choose`, the learner being at `step`. The caller applies all of it."""
         asked = {r.request_id: self._foreseen(r, now, step, collector) for r in collector.pending()}
-        known = [self.outlook.view(node) for node in nodes]
-        plan = self._dispatcher.choose(known, asked.values(), room, self.outlook.prompt_tokens, self.outlook.usual)
+        known = [self.forecast.view(node) for node in nodes]
+        plan = self._dispatcher.choose(known, asked.values(), room, self.forecast.prompt_tokens, self.forecast.usual)
         for request_id, peer in plan.assign:
-            self.outlook.put(peer, asked[request_id])
+            self.forecast.put(peer, asked[request_id])
         return plan
 
     def look(self, now: float, step: int, nodes: Sequence[NodeView], collector: Collector) -> list[Move]:
         """Go over everything outstanding; what to ask nodes to hand back, so that it goes on elsewhere."""
-        self.outlook.look(now, step, collector.states())
+        self.forecast.look(now, step, collector.states())
         if not self.strategies.balance:
             return []
         self._moved = {name: at for name, at in self._moved.items() if now - at < MOVE_AGAIN_S}
-        running = [r for r in self.outlook.running if _name(r.request_id) not in self._moved]
-        moves = balance([self.outlook.view(node) for node in nodes], running, MOVES_A_NODE * len(nodes))
+        running = [r for r in self.forecast.running if _name(r.request_id) not in self._moved]
+        moves = balance([self.forecast.view(node) for node in nodes], running, MOVES_A_NODE * len(nodes))
         for move in moves:
             self.moves[move.reason] += 1
             self._moved[_name(move.request_id)] = now
         return moves
 
-    def observe(self, peer: str, running: int, tokens_per_s: float) -> None:
-        """What is believed of a node's speed (`nodes.NodeState.believed`)."""
-        self.outlook.observe(peer, running, tokens_per_s)
-
     def _foreseen(self, request: WaitingSequence, now: float, step: int, collector: Collector) -> WaitingSequence:
         task_index, feature = collector.task_of(request.group_id)
-        key = request.group_id, member_of(request.request_id)
-        return self.outlook.request(request, key, now, step, task_index, feature)
+        name = parse_request(request.request_id)
+        assert name is not None  # the collector made it
+        key = request.group_id, name.member
+        return self.forecast.request(request, key, now, step=step, task_index=task_index, feature=feature)
 
 
 def _name(request_id: str) -> str:

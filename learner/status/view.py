@@ -108,15 +108,11 @@ def print_status(status: Mapping[str, Any], console: Console | None = None) -> N
         if not console.is_terminal:
             console = Console(width=int(os.environ.get("COLUMNS") or WIDTH))
     console.print(Group(run_table(status), Text(), node_table(status.get("nodes", []))))
-    changes = (status.get("pool") or {}).get("changes") or []
-    if changes:
-        console.print(Text("\nwho generates, and why"), style="bold")
-        for line in changes:
-            console.print(Text(f"  {line}"), highlight=False)
-    reports = status.get("reports") or []
-    if reports:
-        console.print(Text("\nrecent reports"), style="bold")
-        for line in reports:
+    changes = (status.get("pool") or {}).get("changes")
+    for title, lines in (("who generates, and why", changes), ("recent reports", status.get("reports"))):
+        if lines:
+            console.print(Text(f"\n{title}"), style="bold")
+        for line in lines or ():
             console.print(Text(f"  {line}"), highlight=False)
 
 

@@ -13,7 +13,6 @@ from tests.swarm.test_head import check_books, good, open_head, silent
 async def test_what_moves_at_once_is_dispatched_once(tmp_path, autojump_clock) -> None:
     async with open_head(tmp_path / "run", staleness=4) as bench:
         rollouts = bench.head.rollouts
-        assert rollouts is not None
         dispatch, times = rollouts.dispatch, []
 
         def counted() -> None:
@@ -43,7 +42,6 @@ async def test_slow_dispatching_leaves_time_for_tokens(tmp_path, autojump_clock)
     """One that takes 30 ms may run a tenth of the time, however much moves."""
     async with open_head(tmp_path / "run", staleness=4) as bench:
         rollouts = bench.head.rollouts
-        assert rollouts is not None
         dispatch, calls = rollouts.dispatch, 0
 
         def slow() -> None:

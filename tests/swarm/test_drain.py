@@ -77,7 +77,6 @@ async def test_others_go_on_at_once_from_the_last_token(tmp_path, autojump_clock
         agents: list = []
         for number in (1, 2):
             await bench.nursery.start(agent, bench, number, tmp_path, 0.05, agents)
-        assert head.rollouts is not None
         collector = head.rollouts.collector
         await bench.until(lambda: len(head.nodes) == 2 and all(n.tokens and collector.working(p) for p, n in head.nodes.items()))
         agents[0].stop("preempted")

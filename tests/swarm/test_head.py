@@ -165,15 +165,17 @@ async def open_head(
     switch = MemorySwitch(latency=0.001, rate=1e8)
     with Journal.open(run_dir / "journal.sqlite", RUN) as journal:
         async with switch.network(HEAD.peer_id) as network, trio.open_nursery() as nursery:
-            head = Head(config=config, run=RUN, run_dir=run_dir, identity=HEAD, network=network, journal=journal, wall=wall)
             settings = RolloutSettings(
                 max_staleness=staleness, groups_per_step=2, samples=2, seed=0, sampling=Sampling(max_new_tokens, (STOP,)),
                 micro_batch_groups=99, stall_s=STALL_S, finish_s=finish_s,
             )  # fmt: skip
             settings = replace(settings, **more)
-            head.rollouts = Rollouts(
-                settings, journal, make_task("reverse"), Tokenizer(), 10, epoch=head.epoch, send=head.send,
-                nodes=head.node_views, report=head.report, in_thread=inline, scorer=scorer,
+            head = Head(
+                config=config, run=RUN, run_dir=run_dir, identity=HEAD, network=network, journal=journal, wall=wall,
+                open_rollouts=lambda head: Rollouts(
+                    settings, journal, make_task("reverse"), Tokenizer(), 10, epoch=head.epoch, send=head.send,
+                    nodes=head.node_views, report=head.report, in_thread=inline, scorer=scorer,
+                ),
             )  # fmt: skip
             if own:
                 head.expect_local_engine(own)

@@ -38,15 +38,14 @@ class Slow(Node):
 async def test_a_slow_node_hands_back_what_a_fast_one_will_have_done_sooner(tmp_path, autojump_clock) -> None:
     async with open_head(tmp_path / "run", max_new_tokens=2000) as bench:
         rollouts = bench.head.rollouts
-        assert rollouts is not None
         slow = await bench.join(Slow.first, capacity=64)
         slow.__class__ = Slow
         bench.nursery.start_soon(slow.hand_back)
         await bench.until(lambda: len(slow.requests) == 8)  # two groups of two, for each of two steps
         fast = await bench.join(good, capacity=64)
         for running in (1, 2, 4, 8):
-            rollouts.steering.observe(slow.peer, running, 3.0 * running)
-            rollouts.steering.observe(fast.peer, running, 90.0 * running)
+            rollouts.steering.forecast.observe(slow.peer, running, 3.0 * running)
+            rollouts.steering.forecast.observe(fast.peer, running, 90.0 * running)
         groups = [*await bench.batch(0, 60)]
         assert {t.node for g in groups for t in g.trajectories} == {fast.peer}
         assert rollouts.steering.moves["slow"] > 0

@@ -178,7 +178,7 @@ async def test_the_last_step_is_not_waited_for_for_ever(tmp_path, autojump_clock
         await bench.join(two_tokens, capacity=16)
         groups = await bench.batch(0, 30)
         assert all(t.finish == "truncated" for g in groups for t in g.trajectories)
-        assert not bench.head.rollouts.ledger.stuck(0)
+        assert not bench.head.rollouts.ledger.stuck()
 
 
 async def test_a_learner_that_died_before_it_aborted_the_surplus_does_so_when_it_comes_back(tmp_path, autojump_clock) -> None:

@@ -210,7 +210,7 @@ async def test_both_bounds_hold_whatever_a_new_version_does_to_what_runs(tmp_pat
             old, state = state, changed_state(state, step + 2)
             head.trainer_requests.on_commit(CommitStep(step + 1, ""))
             await publish(head, step + 1, state, old)
-        assert head.rollouts is not None and head.rollouts.buffers.max_staleness_seen <= staleness
+        assert head.rollouts.buffers.max_staleness_seen <= staleness
         check_books(head)
         assert not head.status()["trajectories"]["aborted"] and not head.reports
         several = sum(n > 1 for n in spans)

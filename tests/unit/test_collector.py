@@ -92,8 +92,8 @@ def test_what_a_node_says_of_versions_is_kept_run_by_run_and_never_goes_back() -
     assert isinstance(out, Requeued) and out.refusal is not None and "older than 1.6" in out.refusal.reason
     collector.assign("3.0.1", "b")
     done = collector.tokens("b", tokens("3.0.1", 2, [STOP], V6, "stop"))
-    assert isinstance(done, Accepted) and done.finished is not None
-    assert done.finished.samples[0].spans == (Span(V5, 0, 1), Span(V6, 1, 3))
+    assert isinstance(done, Accepted) and done.whole is not None
+    assert done.whole.group.trajectories[0].spans == (Span(V5, 0, 1), Span(V6, 1, 3))
 
 
 def test_a_lost_node_costs_a_prefill_and_no_token() -> None:

@@ -8,7 +8,7 @@ import pytest
 from learner.journal.records import Piece
 from learner.rollouts.collector import Collector
 from learner.rollouts.group import ATTEMPTS, first_attempt
-from learner.rollouts.outcomes import Accepted, Ignored, Sampling, Standing, WholeGroup
+from learner.rollouts.outcomes import Accepted, GroupProgress, Ignored, Sampling, WholeGroup
 from p2p.protocol.rollout import Span, TokenEvent
 from p2p.version import Version
 
@@ -40,7 +40,7 @@ def test_a_group_is_whole_with_the_members_that_end_first_in_order_of_member() -
     collector = opened(4, extra=2)
     collector.tokens("a", tokens("3.0.0", 0, [1, 2, 3]))
     collector.tokens("d", tokens("3.3.0", 0, [1, STOP]))
-    assert collector.standing(3) == Standing((2,), (3, 0, 0), 1)
+    assert collector.progress_of(3) == GroupProgress((2,), (3, 0, 0), 1)
     collector.tokens("c", tokens("3.2.0", 0, [4]))
     done = collector.tokens("b", tokens("3.1.0", 0, [STOP]))
     got = whole(done)
@@ -48,8 +48,8 @@ def test_a_group_is_whole_with_the_members_that_end_first_in_order_of_member() -
     assert [(t.seed, t.completion_ids, t.finish) for t in kept] == [(101, (STOP,), "stop"), (103, (1, STOP), "stop")]
     assert got.surplus == (3, 1)
     assert isinstance(done, Accepted) and set(got.cancel) == {("a", "3.0.0"), ("c", "3.2.0")}
-    assert collector.standing(3) is None and collector.outstanding == () and collector.pending() == []
-    assert all(not collector.working(node) for node in "abcd") and collector._held == {}  # memory of what is over
+    assert collector.progress_of(3) is None and collector.outstanding == () and collector.pending() == []
+    assert all(not collector.working(node) for node in "abcd") and not any(collector._held.values())  # memory of what is over
     # What is still under way from those that were not needed is nobody's fault.
     assert collector.tokens("a", tokens("3.0.0", 3, [STOP], finish="stop")) == Ignored("3.0.0")
     assert collector.declined("c", "3.2.0", "gone", retryable=False) == Ignored("3.2.0")
@@ -76,12 +76,12 @@ def test_a_cut_group_ends_with_what_its_members_have() -> None:
     collector.tokens("a", tokens("3.0.0", 0, [1, 2, 3]))
     collector.tokens("a", tokens("3.0.0", 3, [4], V6))
     collector.tokens("b", tokens("3.1.0", 0, [STOP]))
-    assert collector.standing(3) == Standing((1,), (4, 0), 2)
+    assert collector.progress_of(3) == GroupProgress((1,), (4, 0), 2)
     with pytest.raises(ValueError, match="needs 2 more members, and 1 have a token"):
         collector.cut(3)
     assert collector.working("a") == ["3.0.0"]  # nothing has changed
     collector.tokens("c", tokens("3.2.0", 0, [7], V6))
-    assert collector.standing(3) == Standing((1,), (4, 1), 2)
+    assert collector.progress_of(3) == GroupProgress((1,), (4, 1), 2)
     got = collector.cut(3)
     assert [(s.completion_ids, s.finish, s.node) for s in got.group.trajectories] == [
         ((1, 2, 3, 4), "truncated", "a"), ((STOP,), "stop", "b"), ((7,), "truncated", "c"),
@@ -99,8 +99,8 @@ def test_of_members_beyond_need_those_that_have_made_most_are_cut_and_the_others
     for node, member, count in (("a", 0, 1), ("b", 1, 5), ("c", 2, 3)):
         collector.tokens(node, tokens(f"3.{member}.0", 0, [1] * count))
     collector.tokens("d", tokens("3.3.0", 0, [STOP]))
-    stands = collector.standing(3)
-    assert stands == Standing((1,), (1, 5, 3, 0), 2) and stands.longest == (5, 3) and stands.tokens == 10
+    progress = collector.progress_of(3)
+    assert progress == GroupProgress((1,), (1, 5, 3, 0), 2) and progress.longest == (5, 3) and progress.tokens == 10
     got = collector.cut(3)
     assert [(s.seed, s.finish) for s in got.group.trajectories] == [(101, "truncated"), (102, "truncated"), (103, "stop")]
     assert got.surplus == (1, 0) and len(got.cancel) == 4

@@ -181,7 +181,7 @@ def test_what_is_beyond_need_is_cut_in_many_lives(
         world.journal.fuse, world.journal.fuse_after = (rng.randrange(80) if life % 2 else None), bool(life % 4 == 1)
         with contextlib.suppress(Killed):
             world.run(rng, 12)
-        account.update({k: int(v) for k, v in world.rollouts.buffers.redundancy.status().items()})
+        account.update({k: int(v) for k, v in world.rollouts.buffers.redundancy.total.values().items()})
         world.crash()
     states = Counter(b.state for b in world.disk.groups.values())
     assert states["consumed"] > 40

@@ -17,13 +17,13 @@ manifests = st.lists(
 def test_sums_are_the_same_however_little_is_kept(made, kept) -> None:
     short, whole = PublishedVersions(lambda p: True, recent=kept), PublishedVersions(lambda p: False)
     for step, (anchor, size, sent, peers, sealed) in enumerate(made):
-        for history in (short, whole):
+        for published in (short, whole):
             p = Published(bytes([step]), "anchor" if anchor else "delta", Version(1, step), None, size, size // 2, size)
-            history.add(p)
+            published.add(p)
             p.sent, p.peer_bytes = sent, peers
             if sealed:
                 p.sealed = 1.0
-                history.seal(p)
+                published.seal(p)
     assert len(short.recent) <= kept and short.begun == len(made)
     mine, all_kept = short.summary(), whole.summary()
     assert abs(mine.pop("learner_egress_ratio") - all_kept.pop("learner_egress_ratio")) < 1e-9
@@ -35,22 +35,22 @@ def test_sums_are_the_same_however_little_is_kept(made, kept) -> None:
 
 
 def test_a_version_is_found_by_what_it_was_published_with() -> None:
-    history = PublishedVersions(lambda p: True)
+    published = PublishedVersions(lambda p: True)
     for kind, size in (("delta", 10), ("cumulative", 40), ("anchor", 900)):
         made = Published(kind.encode(), kind, Version(1, 7), None, size, 1, 2, sealed=1.0)
-        history.add(made)
-        history.seal(made)
-    assert history.find(Version(1, 7)) is history.recent[0]
-    assert history.summary()["delta_bytes_mean"] == 10 and history.summary()["anchor_bytes"] == 900
+        published.add(made)
+        published.seal(made)
+    assert published.find(Version(1, 7)) is published.recent[0]
+    assert published.summary()["delta_bytes_mean"] == 10 and published.summary()["anchor_bytes"] == 900
 
 
 def test_what_can_still_change_is_kept() -> None:
     open_mids = {b"a"}
-    history = PublishedVersions(lambda p: p.mid not in open_mids, recent=2)
+    published = PublishedVersions(lambda p: p.mid not in open_mids, recent=2)
     for name in b"abcde":
-        history.add(Published(bytes([name]), "delta", Version(1, name), None))
-    assert [p.mid for p in history.recent] == [b"a", b"b", b"c", b"d", b"e"]
+        published.add(Published(bytes([name]), "delta", Version(1, name), None))
+    assert [p.mid for p in published.recent] == [b"a", b"b", b"c", b"d", b"e"]
     open_mids.clear()
-    history.add(Published(b"f", "delta", Version(1, 200), None))
-    assert [p.mid for p in history.recent] == [b"e", b"f"]
-    assert history.find(Version(1, 200)) is history.recent[1] and history.find(Version(1, ord("a"))) is None
+    published.add(Published(b"f", "delta", Version(1, 200), None))
+    assert [p.mid for p in published.recent] == [b"e", b"f"]
+    assert published.find(Version(1, 200)) is published.recent[1] and published.find(Version(1, ord("a"))) is None

@@ -195,13 +195,14 @@ def test_a_run_of_the_schema_before_goes_on(tmp_path: Path) -> None:
         journal.record_tokens([piece(0, 0)])
         run_script(
             tmp_path / "journal.db",
-            f"DROP TRIGGER pieces_of_reserved; ALTER TABLE groups DROP COLUMN extra; {OLD_TRIGGER} PRAGMA user_version = 2;",
+            f"DROP TRIGGER pieces_of_reserved; ALTER TABLE groups DROP COLUMN extra; {OLD_TRIGGER} "
+            "ALTER TABLE groups RENAME COLUMN spec_digest TO recipe; PRAGMA user_version = 2;",
         )
     with pytest.raises(UsageError, match="belongs to run"):
         open_journal(tmp_path, "other")
     for _ in range(2):
         with open_journal(tmp_path) as journal:
-            assert read_rows(tmp_path / "journal.db", "PRAGMA user_version") == [(3,)]
+            assert read_rows(tmp_path / "journal.db", "PRAGMA user_version") == [(4,)]
             assert journal.unfinished()[0].group == ReservedGroup(0, 0, START, 2)
     with open_journal(tmp_path) as journal:
         journal.record_reserved([ReservedGroup(1, 1, START, 1, extra=1)])

@@ -59,7 +59,7 @@ def test_those_are_cut_that_would_still_make_least() -> None:
     assert to_cut(ledger, collector, lengths) == [3, 1, 2]
     make(collector, 3, 0, 80, [STOP])
     make(collector, 3, 1, 99, [STOP])
-    assert collector.standing(3) is None and to_cut(ledger, collector, lengths) == [1, 2]  # it only waits for its reward
+    assert collector.progress_of(3) is None and to_cut(ledger, collector, lengths) == [1, 2]  # it only waits for its reward
     ledger.occupy(3, 5)
     assert to_cut(ledger, collector, lengths) == [1, 2]
 
@@ -112,7 +112,7 @@ def test_the_account() -> None:
     redundancy.surplus_members([30])
     metrics = redundancy.metrics()
     assert metrics["redundancy/cut_mean_length"] == 30.0 and "redundancy/kept_mean_length" not in metrics
-    assert cut_short(Redundancy().status()) == "" == cut_short({})
+    assert cut_short(Redundancy().total.values()) == "" == cut_short({})
     said = "5 surplus sequences (1 surplus groups among them, 50 tokens), 1 truncated; mean tokens 16 cut, 4 kept"
-    assert cut_short(redundancy.status()) == said
-    assert redundancy.status() == first | {"surplus_sequences": 5, "surplus_tokens": 50, "cut_mean_length": 16.5}
+    assert cut_short(redundancy.total.values()) == said
+    assert redundancy.total.values() == first | {"surplus_sequences": 5, "surplus_tokens": 50, "cut_mean_length": 16.5}

@@ -71,7 +71,6 @@ class BenchHead:
 
     def __init__(self, head: Head, process: LoggedProcess, count: int) -> None:
         self._head, self._process, self._count = head, process, count
-        assert head.rollouts is not None
         self._rollouts = head.rollouts
         self._rounds = self._accepted = 0
         self._first = self._last = 0.0
@@ -147,15 +146,16 @@ async def open_swarm(
     identity = Identity.from_seed(b"head of the engine's bench".ljust(32, b"."))
     with Journal.open(folder / "journal.sqlite", RUN) as journal:
         async with open_libp2p_network(identity, ["/ip4/127.0.0.1/tcp/0"]) as network, trio.open_nursery() as nursery:
-            head = Head(config=config, run=RUN, run_dir=folder, identity=identity, network=network, journal=journal)
-            head.rollouts = Rollouts(
-                RolloutSettings(
-                    max_staleness=STEPS, groups_per_step=count, samples=1, seed=0, sampling=Sampling(new, ()),
-                    micro_batch_groups=count,
+            settings = RolloutSettings(
+                max_staleness=STEPS, groups_per_step=count, samples=1, seed=0, sampling=Sampling(new, ()),
+                micro_batch_groups=count,
+            )  # fmt: skip
+            head = Head(
+                config=config, run=RUN, run_dir=folder, identity=identity, network=network, journal=journal,
+                open_rollouts=lambda head: Rollouts(
+                    settings, journal, Numbered(), RandomPrompts(length, model.vocabulary), model.vocabulary, epoch=head.epoch,
+                    send=head.send, nodes=head.node_views, report=head.report,
                 ),
-                journal, Numbered(),
-                RandomPrompts(length, model.vocabulary), model.vocabulary, epoch=head.epoch, send=head.send,
-                nodes=head.node_views, report=head.report,
             )  # fmt: skip
             head.rollouts.buffers.stop_at(0)
             calm_gc()

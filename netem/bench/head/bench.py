@@ -110,14 +110,16 @@ async def _run(bench: HeadBench, folder: Path, say: Callable[[str], None]) -> di
     origin, board = time.monotonic(), Board(folder / "board", create=True)
     with Journal.open(folder / "journal.sqlite", RUN) as journal:
         async with open_libp2p_network(identity, ["/ip4/127.0.0.1/tcp/0"]) as network, trio.open_nursery() as nursery:
-            head = Head(config=config, run=RUN, run_dir=folder, identity=identity, network=network, journal=journal)
             settings = RolloutSettings(
                 max_staleness=bench.staleness, groups_per_step=GROUPS, samples=SAMPLES, seed=bench.seed,
                 sampling=Sampling(int(16 * bench.length), (STOP,)), micro_batch_groups=4,
             )  # fmt: skip
-            head.rollouts = Rollouts(
-                settings, journal, make_task("reverse"), FakeTokenizer(), VOCABULARY, epoch=head.epoch, send=head.send,
-                nodes=head.node_views, report=head.report,
+            head = Head(
+                config=config, run=RUN, run_dir=folder, identity=identity, network=network, journal=journal,
+                open_rollouts=lambda head: Rollouts(
+                    settings, journal, make_task("reverse"), FakeTokenizer(), VOCABULARY, epoch=head.epoch, send=head.send,
+                    nodes=head.node_views, report=head.report,
+                ),
             )  # fmt: skip
             meter = Meter(origin)
             meter.watch(head.rollouts)
@@ -220,7 +222,6 @@ async def _measure(
 
 def _held(head: Head) -> int:
     """Tokens that the head holds, of unfinished sequences and of finished groups that no step took."""
-    assert head.rollouts is not None
     unfinished = sum(sum(held.values()) for held in head.rollouts.collector.progress().values())
     return unfinished + sum(len(t.completion_ids) for g in head.rollouts.buffers.finished.values() for t in g.trajectories)
 

@@ -43,7 +43,7 @@ class Trainer:
         while True:
             seen, last = 0, False
             while not last:
-                groups, last = await self._head.ready_rollouts.buffers.next_groups(step, seen)
+                groups, last = await self._head.rollouts.buffers.next_groups(step, seen)
                 seen += len(groups)
             await self._head.trainer_requests.on_next(NextBatch(step, seen))
             step += 1
