@@ -103,12 +103,13 @@ class Activation:
         active, capped = self._afford(view, active, before, {p for p in pool if self._may(now, p)})
         active, spent = self._within_budget(view, active, spent_usd)
         blocked = spent or capped or blocked
-        trials = set(self.exploration.trials) - active
-        if spent or capped or view.demand is None:
-            trials = set() if spent else view.fits(self.rules.max_usd_per_hour, active, trials)
-        else:
-            self._try_some(now, view, active)
-            trials = set(self.exploration.trials) - active
+        # What is needed may have grown since the trials under way began: those go on for which the cap still leaves room.
+        under_way, cap = set(self.exploration.trials) - active, self.rules.max_usd_per_hour
+        trials = set() if spent else view.fits(cap, active, under_way)
+        if not spent:
+            self._say(under_way - trials, f"max_usd_per_hour {cap:.2f} leaves no room for a trial")
+        if not (spent or capped) and view.demand is not None:
+            trials |= self._try_some(now, view, active)
         for peer in set(self.exploration.trials) - trials:
             self.exploration.end(peer, now, tried=False)
         return self._decision(now, view, frozenset(active | trials), blocked, surplus)
@@ -267,7 +268,8 @@ class Activation:
         self._say((p for p in view.pool if view.costs(p)), said)
         return {p for p in active if not view.costs(p)}, said
 
-    def _try_some(self, now: float, view: View, active: set[str]) -> None:
+    def _try_some(self, now: float, view: View, active: set[str]) -> set[str]:
+        """Begin trials beside those under way; who is tried from now on."""
         room = self.rules.max_usd_per_hour - view.idle() - view.extra(active | set(self.exploration.trials))
         unknown = (c for p, c in view.pool.items() if p not in active and self._may(now, p))
         slowest = min((view.pool[p].download for p in active), default=0.0)
@@ -276,8 +278,10 @@ class Activation:
         def harmless(c: Candidate) -> bool:  # a version has to reach it, too
             return c.download >= slowest or view.required(active | {c.peer}) <= enough * (1 + EXACT)
 
-        for peer in self.exploration.begin(now, unknown, len(active), room, harmless):
+        begun = self.exploration.begin(now, unknown, len(active), room, harmless)
+        for peer in begun:
             self._why[peer] = f"unknown: tried for up to ${self.exploration.trials[peer].usd:.3f}"
+        return set(begun)
 
     # ---- what is said
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from learner.economy.allocation import more_nodes
 from learner.economy.bill import Bill
-from learner.economy.local_rollout import LocalRollout, wanted
+from learner.economy.local_rollout import LocalRollout
 
 PRICES = {"a": (3.6, 0.36, 0.1), "b": (7.2, 0.0, 0.0), "c": (0.0, 1.8, 2.0)}
 
@@ -145,11 +145,6 @@ def test_seeding_at_its_floor() -> None:
     before = dict(local_rollout.memory)
     local_rollout.stepped(60.0, 0.0, 4, changed=True)
     assert local_rollout.memory == before
-
-
-def test_what_rlboost_would_ask_for() -> None:
-    assert wanted(60.0, 20.0, 40.0, 6, reserved=4) == 11.0
-    assert wanted(60.0, 20.0, 0.0, 6) == math.inf
 
 
 # ---- allocation
