@@ -147,7 +147,7 @@ class DispatchSection(Section):
     """Of equally stale sequences, those expected to be longest go first (StreamRL, arXiv 2504.15930)."""
     pace: bool = False
     """Instead of `gain`: a sequence goes to the node where it is fastest, unless it slows down urgent ones there."""
-    balance: bool = True
+    migration: bool = True
     """Running sequences move to nodes where they are enough faster to pay for the move (RLBoost, arXiv 2510.19225)."""
 
     def strategies(self) -> Strategies:

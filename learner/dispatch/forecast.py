@@ -182,7 +182,7 @@ class Forecast:
 
     @property
     def running(self) -> Sequence[Running]:
-        """What nodes held at the last look, for `balance`."""
+        """What nodes held at the last look, for `migrate`."""
         return self._running
 
     @property

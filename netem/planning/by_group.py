@@ -33,7 +33,7 @@ class GroupSimulation(GroupNodes):
         self.tell = tell
         self.version = 0
         self._trained_until, self._current = 0.0, 0
-        self._surplus = False
+        self._held_back = False
         self._gone = 0
         """active nodes that were lost since the last decision"""
         self.account = Account(scenario, self.autoscaler)
@@ -52,7 +52,7 @@ class GroupSimulation(GroupNodes):
         """Run to the end. ShoalError when nothing more happens before it."""
         file = self.scenario.file
         self.at(0.0, self._decide)
-        self.at(0.0, self.balance)
+        self.at(0.0, self.migrate)
         while self.step < file.steps:
             if not self.events or self.now > MAX_SIMULATED_S:
                 raise ShoalError(f"{self.step} steps in {self.now:.0f} simulated seconds, then nothing more: {self._why()}")
@@ -135,9 +135,8 @@ class GroupSimulation(GroupNodes):
             self.advance(self.nodes[i])
             return self.nodes[i].made
 
-        surplus, self.refused, self._gone = self.refused, False, 0
-        self._surplus = surplus
-        for i, active in self.autoscaler.decide(self.now, made, self._busy, surplus=surplus):
+        self._held_back, self.refused, self._gone = self.refused, False, 0
+        for i, active in self.autoscaler.decide(self.now, made, self._busy, held_back=self._held_back):
             if active:
                 self.at(max(self.now, self.autoscaler.ready_at[i]), partial(self._ready, i))
             else:
@@ -151,7 +150,7 @@ class GroupSimulation(GroupNodes):
 
     def _busy(self, i: int) -> bool:
         node = self.nodes[i]
-        waits = self.waits_for() and self._trained_until <= self.now and not self._surplus
+        waits = self.waits_for() and self._trained_until <= self.now and not self._held_back
         return node.on and (waits or len(node.groups) == self.kinds[node.row].slots)
 
     # ---- what came of it

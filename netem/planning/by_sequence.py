@@ -61,7 +61,7 @@ class PricedSimulation(RolloutSimulation):
         """seconds of the local engines' turns, a step"""
         self.kept_back = False
         """work was held back since the last decision, because the ledger refused more"""
-        self._surplus = False
+        self._held_back = False
         self.published = 0
         self._since: dict[int, float] = {}
         self._totals: dict[int, float] = defaultdict(float)
@@ -183,9 +183,8 @@ class PricedSimulation(RolloutSimulation):
             self._decide(again=False)
 
     def _decide(self, again: bool = True) -> None:
-        surplus, self.kept_back = self.kept_back, False
-        self._surplus = surplus
-        for i, active in self.autoscaler.decide(self.now, self._made, self._full, surplus=surplus):
+        self._held_back, self.kept_back = self.kept_back, False
+        for i, active in self.autoscaler.decide(self.now, self._made, self._full, held_back=self._held_back):
             if active:
                 self.after(max(0.0, self.autoscaler.ready_at[i] - self.now), partial(self._ready, i))
             elif self.nodes[i].name in self.engines:
@@ -211,7 +210,7 @@ class PricedSimulation(RolloutSimulation):
         engine = self.engines.get(self.nodes[i].name)
         if engine is None:
             return False
-        waits = not self._busy and not self.local_turn and not self._surplus
+        waits = not self._busy and not self.local_turn and not self._held_back
         return waits or bool(engine.waiting) or len(engine.running) >= BUSY_SHARE * self.at_once[self.nodes[i].row]
 
 

@@ -198,7 +198,7 @@ def test_work_held_back_proves_that_it_is_enough() -> None:
     pool.step(demand(80))
     pool.nodes = {p: replace(c, rate=Estimate(70.0, 0.0, True)) for p, c in pool.nodes.items()}
     for _ in range(30):
-        assert len(pool.step(demand(80), surplus=True).active) == 1
+        assert len(pool.step(demand(80), held_back=True).active) == 1
     for _ in range(5):
         out = pool.step(demand(80))
     assert len(out.active) == 2
@@ -209,7 +209,7 @@ def test_with_work_in_hand_no_margin_is_paid_for() -> None:
     want = Demand(80 * 60.0, 60.0, 3, 1)
     pool.step(None)
     assert [len(pool.step(want).active) for _ in range(60)][-1] == 10  # 1.25 times of what is required
-    seen = [len(pool.step(want, surplus=True).active) for _ in range(60)]
+    seen = [len(pool.step(want, held_back=True).active) for _ in range(60)]
     assert seen[0] == 10 and seen[-1] == 8, "what is required, and no less"
     assert [len(pool.step(want).active) for _ in range(6)] == [8] * 6, "a step's work is there"
     assert [len(pool.step(want).active) for _ in range(60)][-1] == 9  # 1.1 times
@@ -224,7 +224,7 @@ def test_work_in_hand_makes_no_flapping(nodes: list[tuple[float, float]], share:
     want = demand(share * sum(r for _, r in nodes))
     kept, changes, waited = 0.0, 0, 0
     for i in range(1500):
-        out = pool.step(want, surplus=kept >= 3 * want.tokens)
+        out = pool.step(want, held_back=kept >= 3 * want.tokens)
         made = sum(nodes[int(p[1:])][1] for p in out.active)
         kept = min(3 * want.tokens, kept + 10.0 * (made - want.tokens / TRAIN))
         waited, kept = waited + (kept < 0 and i > 100), max(0.0, kept)
