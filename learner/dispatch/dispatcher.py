@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from learner.dispatch.node_table import SAME, NodeTable, NodeView
+from learner.section import Section
 from p2p.version import Version
 
 __all__ = ["Assignment", "DispatchPlan", "Dispatcher", "NodeView", "Opening", "Strategies", "WaitingSequence"]
@@ -78,21 +79,24 @@ class DispatchPlan:
     """request_id -> why it got no node"""
 
 
-@dataclass(frozen=True, slots=True)
-class Strategies:
-    """What the dispatcher goes by. `shoal bench rollouts` measures what each is worth."""
+class Strategies(Section):
+    """Strategies of the dispatcher, to be switched off to see what each is worth (`shoal bench rollouts`)."""
 
     gain: bool = True
-    """a sequence goes to the node whose throughput grows most (StaleFlow, arXiv 2601.12784), else to the emptiest"""
+    """A sequence goes to the node whose throughput grows most (StaleFlow, arXiv 2601.12784), else to the emptiest."""
     longest_first: bool = True
-    """of equally stale sequences the longest expected go first (StreamRL, arXiv 2504.15930)"""
+    """Of equally stale sequences, those expected to be longest go first (StreamRL, arXiv 2504.15930)."""
+    # StreamRL: long ones to fast nodes at a small batch. With `migration` it gains nothing, and where capacity is scarce it
+    # costs, since which sequences are long shows only later.
     pace: bool = False
-    """instead of `gain`: a sequence goes to the node where it is fastest, unless it slows down others there that must be fast to
-    be in time (StreamRL: long ones to fast nodes at a small batch). With `migration` it gains nothing, and where capacity is
-    scarce it costs, since which sequences are long shows only later"""
+    """Instead of `gain`: a sequence goes to the node where it is fastest, unless it slows down urgent ones there."""
+    # The most urgent move first. The last member of a group bounds a run far more than tokens per second do.
     migration: bool = True
-    """running sequences move to nodes where they are enough faster to pay for the move (RLBoost, arXiv 2510.19225), the most
-    urgent first. The last member of a group bounds a run far more than tokens per second do"""
+    """Running sequences move to nodes where they are enough faster to pay for the move (RLBoost, arXiv 2510.19225)."""
+
+
+USUAL_STRATEGIES = Strategies()
+"""What the dispatcher goes by unless the configuration says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ class Dispatcher:
 
     samples: int
     """sequences in a group"""
-    strategies: Strategies = Strategies()
+    strategies: Strategies = USUAL_STRATEGIES
 
     def order(self, request: WaitingSequence) -> tuple:
         """Re-dispatched before fresh (they hold up a group that others work on), then stalest, then longest expected."""
