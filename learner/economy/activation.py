@@ -175,7 +175,7 @@ class Activation:
         if (lost and have < level) or ((short or lacks_margin) and not held_back):
             if not lost and now - self._released < REGRET_DWELLS * self.rules.dwell_s:
                 self._calm, self._released = min(2 * self._calm, MAX_CALM), -math.inf
-            return self._add(now, view, active, able, lost, mark)
+            return self._add(now, view, active, able=able, lost=lost, mark=mark)
         stays = self._release(now, view, active, full)
         return stays if stays != active else self._swap(now, view, active, able, mark)
 
@@ -303,6 +303,7 @@ class Activation:
         aim = view.aim(active) if view.demand is not None else math.inf
         of = {s: frozenset(p for p, state in states.items() if state == s) for s in (WARM, ASLEEP)}
         return Decision(
-            active, of[WARM], of[ASLEEP], tuple(changes), view.required(active), supply, view.supply(active) - supply,
-            view.idle() + view.extra(active), view.spread(active), max(0.0, aim - supply) if aim < math.inf else 0.0, blocked,
+            active, of[WARM], of[ASLEEP], changes=tuple(changes), required=view.required(active), supply=supply,
+            coming=view.supply(active) - supply, usd_per_hour=view.idle() + view.extra(active), spread_s=view.spread(active),
+            short_by=max(0.0, aim - supply) if aim < math.inf else 0.0, blocked=blocked,
         )  # fmt: skip

@@ -142,7 +142,7 @@ class Bill:
         """Every node's account, by name."""
         self._until(now)
         accounts = sorted(self._accounts.items())
-        return [NodeBill(peer, a.active_s, a.idle_s, a.egress, a.tokens, a.usd) for peer, a in accounts]
+        return [NodeBill(peer, a.active_s, a.idle_s, egress_bytes=a.egress, tokens=a.tokens, usd=a.usd) for peer, a in accounts]
 
     def _account(self, peer: str, now: float | None = None) -> _Account:
         if now is not None:
