@@ -138,22 +138,6 @@ class LocalEngineSection(Section):
     """Longest turn in seconds. 0 is no limit."""
 
 
-class DispatchSection(Section):
-    """Strategies of the dispatcher, to be switched off to see what each is worth (`shoal bench rollouts`)."""
-
-    gain: bool = True
-    """A sequence goes to the node whose throughput grows most (StaleFlow, arXiv 2601.12784), else to the emptiest."""
-    longest_first: bool = True
-    """Of equally stale sequences, those expected to be longest go first (StreamRL, arXiv 2504.15930)."""
-    pace: bool = False
-    """Instead of `gain`: a sequence goes to the node where it is fastest, unless it slows down urgent ones there."""
-    balance: bool = True
-    """Running sequences move to nodes where they are enough faster to pay for the move (RLBoost, arXiv 2510.19225)."""
-
-    def strategies(self) -> Strategies:
-        return Strategies(**self.model_dump())
-
-
 class SwarmSection(Section):
     """How the learner is reached, and how versions are cut and chained."""
 
@@ -192,7 +176,7 @@ class LearnerConfig(Section):
     """Wait for a trainer of yours (`learner.client.client`) instead of starting ours."""
     task: TaskSection = TaskSection()
     rollout: RolloutSection = RolloutSection()
-    dispatch: DispatchSection = DispatchSection()
+    dispatch: Strategies = Strategies()
     activation: ActivationSection = ActivationSection()
     local_engine: LocalEngineSection = LocalEngineSection()
     swarm: SwarmSection = SwarmSection()

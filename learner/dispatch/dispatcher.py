@@ -1,7 +1,7 @@
 """Which node gets which sequence, and how many new groups to open. Pure: views of the nodes in, a plan out.
 
 Must not know the network, the ledger's buffers or token values. `choose` is called whenever something moved (a node
-joined, a sequence ended, a version was installed); between two calls its caller applies the whole plan. `balance` says what to
+joined, a sequence ended, a version was installed); between two calls its caller applies the whole plan. `migrate` says what to
 move between nodes that live. Each strategy can be switched off (`Strategies`), so that its worth can be measured.
 """
 
@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from learner.dispatch.node_table import SAME, NodeTable, NodeView
+from learner.section import Section
 from p2p.version import Version
 
 __all__ = ["Assignment", "DispatchPlan", "Dispatcher", "NodeView", "Opening", "Strategies", "WaitingSequence"]
@@ -78,21 +79,24 @@ class DispatchPlan:
     """request_id -> why it got no node"""
 
 
-@dataclass(frozen=True, slots=True)
-class Strategies:
-    """What the dispatcher goes by. `shoal bench rollouts` measures what each is worth."""
+class Strategies(Section):
+    """Strategies of the dispatcher, to be switched off to see what each is worth (`shoal bench rollouts`)."""
 
     gain: bool = True
-    """a sequence goes to the node whose throughput grows most (StaleFlow, arXiv 2601.12784), else to the emptiest"""
+    """A sequence goes to the node whose throughput grows most (StaleFlow, arXiv 2601.12784), else to the emptiest."""
     longest_first: bool = True
-    """of equally stale sequences the longest expected go first (StreamRL, arXiv 2504.15930)"""
+    """Of equally stale sequences, those expected to be longest go first (StreamRL, arXiv 2504.15930)."""
+    # StreamRL: long ones to fast nodes at a small batch. With `migration` it gains nothing, and where capacity is scarce it
+    # costs, since which sequences are long shows only later.
     pace: bool = False
-    """instead of `gain`: a sequence goes to the node where it is fastest, unless it slows down others there that must be fast to
-    be in time (StreamRL: long ones to fast nodes at a small batch). With `balance` it gains nothing, and where capacity is scarce
-    it costs, since which sequences are long shows only later"""
-    balance: bool = True
-    """running sequences move to nodes where they are enough faster to pay for the move (RLBoost, arXiv 2510.19225), the most
-    urgent first. The last member of a group bounds a run far more than tokens per second do"""
+    """Instead of `gain`: a sequence goes to the node where it is fastest, unless it slows down urgent ones there."""
+    # The most urgent move first. The last member of a group bounds a run far more than tokens per second do.
+    migration: bool = True
+    """Running sequences move to nodes where they are enough faster to pay for the move (RLBoost, arXiv 2510.19225)."""
+
+
+USUAL_STRATEGIES = Strategies()
+"""What the dispatcher goes by unless the configuration says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ class Dispatcher:
 
     samples: int
     """sequences in a group"""
-    strategies: Strategies = Strategies()
+    strategies: Strategies = USUAL_STRATEGIES
 
     def order(self, request: WaitingSequence) -> tuple:
         """Re-dispatched before fresh (they hold up a group that others work on), then stalest, then longest expected."""
@@ -122,7 +126,7 @@ class Dispatcher:
         usable = [n for n in nodes if n.live and not n.draining and n.capacity > 0]
         if len({n.peer for n in usable}) != len(usable):
             raise ValueError("two nodes with one peer id")
-        places = NodeTable(usable)
+        table = NodeTable(usable)
         assign: list[Assignment] = []
         held: dict[str, str] = {}
         full: set[tuple[Version, Version | None]] = set()
@@ -131,50 +135,50 @@ class Dispatcher:
             if asked in full:
                 held[request.request_id] = f"none of {len(usable)} nodes has a free place"
                 continue
-            i = self._place(places, request)
+            i = self._place(table, request)
             if isinstance(i, str):
                 held[request.request_id] = i
-                able = places.able(*asked)
-                if able.any() and not (able & (places.load < places.limit)).any():
+                able = table.able(*asked)
+                if able.any() and not (able & (table.load < table.limit)).any():
                     full.add(asked)  # whatever else is asked of such nodes
                 continue
-            places.put(i, request.context, request.expected_tokens, request.need)
+            table.put(i, request.context, request.expected_tokens, request.need)
             assign.append(Assignment(request.request_id, usable[i].peer))
-        return DispatchPlan(tuple(assign), self._open(places, room, prompt_tokens, expected_tokens), held)
+        return DispatchPlan(tuple(assign), self._open(table, room, prompt_tokens, expected_tokens), held)
 
-    def _place(self, places: NodeTable, request: WaitingSequence) -> int | str:
+    def _place(self, table: NodeTable, request: WaitingSequence) -> int | str:
         """The node for it, or why there is none."""
-        able = places.able(request.min_version, request.exact_version)
+        able = table.able(request.min_version, request.exact_version)
         if not able.any():
-            return f"none of {len(places.nodes)} nodes has version {request.exact_version or f'{request.min_version} or newer'}"
+            return f"none of {len(table.nodes)} nodes has version {request.exact_version or f'{request.min_version} or newer'}"
         # A broken node fails fast, so it is always the least loaded: without this one node could use up a whole failure
         # budget.
-        avoid = places.listed(request.avoid)
+        avoid = table.listed(request.avoid)
         if not (able & ~avoid).any():
             avoid[:] = False
-        free = able & ~avoid & places.free(request.context, request.expected_tokens)
+        free = able & ~avoid & table.free(request.context, request.expected_tokens)
         if not free.any():
-            return f"none of {len(places.nodes)} nodes has a free place"
-        return self._best(places, free, request.context, request.need, request.expected_tokens)
+            return f"none of {len(table.nodes)} nodes has a free place"
+        return self._best(table, free, request.context, request.need, request.expected_tokens)
 
-    def _best(self, places: NodeTable, free: np.ndarray, context: float, need: float, expected: float) -> int | str:
+    def _best(self, table: NodeTable, free: np.ndarray, context: float, need: float, expected: float) -> int | str:
         if self.strategies.pace:
-            after = places.pace(1, context)
-            free = free & places.harmless(context, expected, need)
+            after = table.pace(1, context)
+            free = free & table.harmless(context, expected, need)
             if not free.any():
-                return f"none of {len(places.nodes)} nodes has a free place that slows nothing down too far"
+                return f"none of {len(table.nodes)} nodes has a free place that slows nothing down too far"
             free = free & (after >= (1 - SAME) * after[free].max())
         elif self.strategies.gain:
-            gain = np.where(free, places.gain(context), -np.inf)
+            gain = np.where(free, table.gain(context), -np.inf)
             free = free & (gain >= gain.max() - SAME * abs(gain.max()))
-        return int(np.argmin(np.where(free, places.fill(), np.inf)))
+        return int(np.argmin(np.where(free, table.fill(), np.inf)))
 
-    def _open(self, places: NodeTable, room: Callable[[Version], int], context: float, growth: float) -> tuple[Opening, ...]:
+    def _open(self, table: NodeTable, room: Callable[[Version], int], context: float, growth: float) -> tuple[Opening, ...]:
         """For each version, freshest first, groups for the places that are left at it."""
         free: dict[Version, int] = {}
-        for i, count in enumerate(places.count(context, growth, self.strategies.pace).tolist()):
+        for i, count in enumerate(table.count(context, growth, self.strategies.pace).tolist()):
             if count > 0:
-                version = places.nodes[i].version
+                version = table.nodes[i].version
                 free[version] = free.get(version, 0) + count
         openings: list[Opening] = []
         opened = 0

@@ -143,7 +143,9 @@ class Forecast:
                     self._count(m.node, group.prompt_tokens + m.made, left, need)
                     held = group.prompt_tokens + m.made
                     if not m.stays:
-                        self._running.append(Running(m.request_id, m.node, m.min_version, held, left, need, m.waiting))
+                        self._running.append(Running(
+                            m.request_id, m.node, m.min_version, context=held, expected_tokens=left, need=need, waiting=m.waiting
+                        ))  # fmt: skip
         if count:
             self.prompt_tokens = prompts / count
 
@@ -182,7 +184,7 @@ class Forecast:
 
     @property
     def running(self) -> Sequence[Running]:
-        """What nodes held at the last look, for `balance`."""
+        """What nodes held at the last look, for `migrate`."""
         return self._running
 
     @property

@@ -18,7 +18,7 @@ from statistics import NormalDist
 RETENTION = 0.999
 """Factor of what was learned with each group that ends, so that some thousand groups count: lengths move as the policy learns."""
 
-PRIOR_SPREAD = 1.0
+PRIOR_SCATTER = 1.0
 """Standard deviation of log lengths, between prompts and within one, that is assumed before anything has ended."""
 
 _NORMAL = NormalDist()
@@ -33,12 +33,12 @@ class Belief:
 
     mean: float
     doubt: float
-    spread: float
+    scatter: float
     """of its members about the mean"""
 
     def expected(self, made: int, most: int) -> float:
         """Tokens in the whole completion, given that it has `made` already and may have `most`."""
-        sigma = math.hypot(self.doubt, self.spread)
+        sigma = math.hypot(self.doubt, self.scatter)
         if made <= 0:
             return min(float(most), math.exp(min(self.mean + sigma * sigma / 2, 50.0)))
         at = (math.log(made) - self.mean) / sigma
@@ -49,7 +49,7 @@ class Belief:
 
     def quantile(self, made: int, most: int, q: float) -> float:
         """Tokens in the whole completion that it has with probability q at most, given `made`."""
-        sigma = math.hypot(self.doubt, self.spread)
+        sigma = math.hypot(self.doubt, self.scatter)
         tail = _upper((math.log(made) - self.mean) / sigma) if made > 0 else 1.0
         return min(float(most), max(made + 1.0, math.exp(min(self.mean + sigma * _inverse_upper((1 - q) * tail), 50.0))))
 
@@ -108,7 +108,7 @@ class Lengths:
         Members that end first are the short ones: the others count as evidence of the length that they have reached at least, so
         that a group is not believed short because its short members are what is known of it.
         """
-        spread = self.spread
+        scatter = self.scatter
         mean, variance = self._line(math.log(max(1.0, feature)))
         precision = 1.0 / variance
         total = mean * precision
@@ -117,33 +117,33 @@ class Lengths:
             y, n = self._prompts[task_index]
             evidence.append((y, float(n)))
         # Those that run: at what they would have in the mean, given that they are longer than they are now.
-        weight = precision + sum(w for _, w in evidence) / spread**2
-        start = (total + sum(v * w for v, w in evidence) / spread**2) / weight
-        wide = math.hypot(spread, weight**-0.5)
+        weight = precision + sum(w for _, w in evidence) / scatter**2
+        start = (total + sum(v * w for v, w in evidence) / scatter**2) / weight
+        wide = math.hypot(scatter, weight**-0.5)
         for n in made:
             at = (math.log(max(1, n)) - start) / wide
             if at > -2.0:  # one that has hardly begun says nothing
                 evidence.append((start + wide * _hazard(at), min(1.0, 0.5 + at / 4)))
         for value, members in evidence:
-            total += value * members / spread**2
-            precision += members / spread**2
-        return Belief(total / precision, precision**-0.5, spread)
+            total += value * members / scatter**2
+            precision += members / scatter**2
+        return Belief(total / precision, precision**-0.5, scatter)
 
     def usual(self) -> float:
         """Tokens of a completion of a prompt of which nothing is known."""
         mean, variance = self._line(self._x / self.weight if self.weight else 0.0)
-        return Belief(mean, math.sqrt(variance), self.spread).expected(0, self.most)
+        return Belief(mean, math.sqrt(variance), self.scatter).expected(0, self.most)
 
     @property
-    def spread(self) -> float:
+    def scatter(self) -> float:
         """Of the log lengths of one prompt's members."""
-        return math.sqrt((self._within + PRIOR_SPREAD**2) / (self._within_weight + 1)) if self._within_weight else PRIOR_SPREAD
+        return math.sqrt((self._within + PRIOR_SCATTER**2) / (self._within_weight + 1)) if self._within_weight else PRIOR_SCATTER
 
     def _line(self, x: float) -> tuple[float, float]:
         """(mean, variance) of a prompt's mean log length, from its feature."""
         guess = math.log(GUESSED_SHARE * self.most)
         if self.weight < 1:
-            return guess, PRIOR_SPREAD**2
+            return guess, PRIOR_SCATTER**2
         mean_x, mean_y = self._x / self.weight, self._y / self.weight
         # One pseudo-observation of no slope for the few: a line through two points says nothing.
         var_x = max(self._xx / self.weight - mean_x**2, 0.0)
@@ -151,7 +151,7 @@ class Lengths:
         slope = cov * self.weight / (var_x * self.weight + 1.0)
         left = max(self._yy / self.weight - mean_y**2 - slope * cov, 0.0)
         sure = self.weight / (self.weight + self._distrust)
-        variance = sure * left + (1 - sure) * PRIOR_SPREAD**2
+        variance = sure * left + (1 - sure) * PRIOR_SCATTER**2
         return sure * (mean_y + slope * (x - mean_x)) + (1 - sure) * guess, max(variance, 1e-4)
 
     @property

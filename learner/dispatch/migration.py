@@ -62,18 +62,18 @@ class Move:
     reason: Literal["waits", "slow"]
 
 
-def balance(nodes: Iterable[NodeView], running: Sequence[Running], most: int) -> list[Move]:
+def migrate(nodes: Iterable[NodeView], running: Sequence[Running], most: int) -> list[Move]:
     """At most `most` moves, the most urgent first. `running`: what nodes hold, as of the last look."""
     usable = [n for n in nodes if n.live and n.capacity > 0]
-    places = NodeTable(usable)
+    table = NodeTable(usable)
     index = {n.peer: i for i, n in enumerate(usable)}
     takes = np.array([not n.draining for n in usable], bool)
-    those = [replace(r, need=min(r.need, places.fastest)) for r in running if r.peer in index]
+    those = [replace(r, need=min(r.need, table.fastest)) for r in running if r.peer in index]
     needs: dict[int, list[float]] = {}
     for r in those:
         needs.setdefault(index[r.peer], []).append(r.need)
     moves: list[Move] = []
-    pace, best = places.pace(0), np.max(np.where(takes, places.pace(1), 0.0), initial=0.0)
+    pace, best = table.pace(0), np.max(np.where(takes, table.pace(1), 0.0), initial=0.0)
     looked = 0
     for r in sorted(those, key=lambda r: (not r.waiting, -r.need, -r.expected_tokens, r.request_id)):
         if len(moves) >= most or looked >= LOOKS_A_MOVE * most:
@@ -83,29 +83,29 @@ def balance(nodes: Iterable[NodeView], running: Sequence[Running], most: int) ->
         if best < MIN_SPEEDUP * have:  # at once: of most nodes nothing is to be moved
             continue
         looked += 1
-        after = np.where(_takes(places, r, takes), places.pace(1, r.context), 0.0)
+        after = np.where(_takes(table, r, takes), table.pace(1, r.context), 0.0)
         after[i] = 0.0
         t = int(np.argmax(after))
-        if after[t] < max(MIN_SPEEDUP * have, 1e-9) or not _pays(places, r, have, after[t], t):
+        if after[t] < max(MIN_SPEEDUP * have, 1e-9) or not _pays(table, r, have, after[t], t):
             continue
         needs[i].remove(r.need)
         needs.setdefault(t, []).append(r.need)
-        places.put(i, -r.context, -r.expected_tokens, 0.0, -1)
-        places.need[i] = max(needs[i], default=0.0)
-        places.put(t, r.context, r.expected_tokens, r.need)
-        pace, best = places.pace(0), np.max(np.where(takes, places.pace(1), 0.0))
+        table.put(i, -r.context, -r.expected_tokens, 0.0, -1)
+        table.need[i] = max(needs[i], default=0.0)
+        table.put(t, r.context, r.expected_tokens, r.need)
+        pace, best = table.pace(0), np.max(np.where(takes, table.pace(1), 0.0))
         moves.append(Move(r.request_id, r.peer, usable[t].peer, "waits" if r.waiting else "slow"))
     return moves
 
 
-def _takes(places: NodeTable, r: Running, takes: np.ndarray) -> np.ndarray:
+def _takes(table: NodeTable, r: Running, takes: np.ndarray) -> np.ndarray:
     """bool: where it could go without slowing what is more pressed there."""
-    free = places.able(r.min_version) & places.free(r.context, r.expected_tokens)
-    return takes & free & places.harmless(r.context, r.expected_tokens, r.need)
+    free = table.able(r.min_version) & table.free(r.context, r.expected_tokens)
+    return takes & free & table.harmless(r.context, r.expected_tokens, r.need)
 
 
-def _pays(places: NodeTable, r: Running, have: float, after: float, target: int) -> bool:
+def _pays(table: NodeTable, r: Running, have: float, after: float, target: int) -> bool:
     if have <= 0:
         return True
     saved = r.expected_tokens / have - r.expected_tokens / after
-    return bool(saved >= MIN_SAVED_S + MIN_RETURN * PREFILL_STEPS * r.context / places.alone(r.context)[target])
+    return bool(saved >= MIN_SAVED_S + MIN_RETURN * PREFILL_STEPS * r.context / table.alone(r.context)[target])

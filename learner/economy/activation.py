@@ -11,7 +11,7 @@ for (`cover`), not sorted for; rates are lower bounds (`rates`), unknown nodes a
   up first;
 - **a joiner** counts for nothing until it is ready, and is given up for a while, each time longer, when it never is;
 - **before the first step** nobody knows what is required: everything within the caps works, which measures it all as well;
-- **work held back** (`surplus`) proves that the set is enough, whatever the estimates say: nothing is added. The learner then
+- **work held back** (`held_back`) proves that the set is enough, whatever the estimates say: nothing is added. The learner then
   has in hand what the ledger allows, which is margin enough: until a step later those stay that make what is required;
 - **caps** come last. Those that work go on as far as the cap allows, and it is said what it allows. A budget that is spent
   stays spent; nodes that cost nothing go on. What a stopped node was doing is the caller's: it drains, and others go on.
@@ -75,10 +75,10 @@ class Activation:
 
     def decide(
         self, now: float, demand: Demand | None, candidates: Iterable[Candidate], spread: Spread, spent_usd: float = 0.0, *,
-        surplus: bool = False,
+        held_back: bool = False,
     ) -> Decision:  # fmt: skip
         """What is to be active now. `demand` is None before the first step; `spread(peers)`: seconds that a version takes to
-        reach all of them; `spent_usd`: by the whole run; `surplus`: work is held back, since the learner could not use more. To
+        reach all of them; `spent_usd`: by the whole run; `held_back`: work is held back, since the learner could not use more. To
         be called every few seconds, and when a node left."""
         pool = {c.peer: c for c in candidates}
         self._why = {}
@@ -95,23 +95,24 @@ class Activation:
             active = {p for p in pool if self._may(now, p)}
             self._say(active - before, "nobody knows yet what a step takes")
         else:
-            active = self._needed(now, view, active, lost, surplus)
+            active = self._needed(now, view, active, lost, held_back)
             if view.unreachable(active):
                 blocked = f"no capacity suffices {view.rules_said}: {view.aim(active):,.0f} tokens/s are aimed at"
-            elif view.supply(active) < view.aim(active) * (1 - EXACT) and not surplus:
+            elif view.supply(active) < view.aim(active) * (1 - EXACT) and not held_back:
                 blocked = f"all there are make {view.supply(active):,.0f} of {view.aim(active):,.0f} tokens/s"
         active, capped = self._afford(view, active, before, {p for p in pool if self._may(now, p)})
         active, spent = self._within_budget(view, active, spent_usd)
         blocked = spent or capped or blocked
-        trials = set(self.exploration.trials) - active
-        if spent or capped or view.demand is None:
-            trials = set() if spent else view.fits(self.rules.max_usd_per_hour, active, trials)
-        else:
-            self._try_some(now, view, active)
-            trials = set(self.exploration.trials) - active
+        # What is needed may have grown since the trials under way began: those go on for which the cap still leaves room.
+        under_way, cap = set(self.exploration.trials) - active, self.rules.max_usd_per_hour
+        trials = set() if spent else view.fits(cap, active, under_way)
+        if not spent:
+            self._say(under_way - trials, f"max_usd_per_hour {cap:.2f} leaves no room for a trial")
+        if not (spent or capped) and view.demand is not None:
+            trials |= self._try_some(now, view, active)
         for peer in set(self.exploration.trials) - trials:
             self.exploration.end(peer, now, tried=False)
-        return self._decision(now, view, frozenset(active | trials), blocked, surplus)
+        return self._decision(now, view, frozenset(active | trials), blocked, held_back)
 
     # ---- what moved
 
@@ -157,9 +158,9 @@ class Activation:
 
     # ---- what is needed
 
-    def _needed(self, now: float, view: View, active: set[str], lost: list[str], surplus: bool) -> set[str]:
+    def _needed(self, now: float, view: View, active: set[str], lost: list[str], held_back: bool) -> set[str]:
         mark, have = view.aim(active), view.supply(active)
-        self._in_hand_until = now + view.demand.train_s if surplus and view.demand is not None else self._in_hand_until
+        self._in_hand_until = now + view.demand.train_s if held_back and view.demand is not None else self._in_hand_until
         able = {p for p in view.pool if p in active or (view.value(p) > 0 and self._may(now, p))}
         level = mark * (1 if (full := now < self._in_hand_until) else 1 + self.rules.margin)
         short = self._lasts(now, "short", have < mark * (1 - EXACT), LACK_DWELLS) or have < DIP_SHARE * mark
@@ -171,10 +172,10 @@ class Activation:
                 chosen = {view.names[i] for i in other.chosen}
                 self._say(chosen ^ active, "a version reaches these in time")
                 return chosen
-        if (lost and have < level) or ((short or lacks_margin) and not surplus):
+        if (lost and have < level) or ((short or lacks_margin) and not held_back):
             if not lost and now - self._released < REGRET_DWELLS * self.rules.dwell_s:
                 self._calm, self._released = min(2 * self._calm, MAX_CALM), -math.inf
-            return self._add(now, view, active, able, lost, mark)
+            return self._add(now, view, active, able=able, lost=lost, mark=mark)
         stays = self._release(now, view, active, full)
         return stays if stays != active else self._swap(now, view, active, able, mark)
 
@@ -267,7 +268,8 @@ class Activation:
         self._say((p for p in view.pool if view.costs(p)), said)
         return {p for p in active if not view.costs(p)}, said
 
-    def _try_some(self, now: float, view: View, active: set[str]) -> None:
+    def _try_some(self, now: float, view: View, active: set[str]) -> set[str]:
+        """Begin trials beside those under way; who is tried from now on."""
         room = self.rules.max_usd_per_hour - view.idle() - view.extra(active | set(self.exploration.trials))
         unknown = (c for p, c in view.pool.items() if p not in active and self._may(now, p))
         slowest = min((view.pool[p].download for p in active), default=0.0)
@@ -276,12 +278,14 @@ class Activation:
         def harmless(c: Candidate) -> bool:  # a version has to reach it, too
             return c.download >= slowest or view.required(active | {c.peer}) <= enough * (1 + EXACT)
 
-        for peer in self.exploration.begin(now, unknown, len(active), room, harmless):
+        begun = self.exploration.begin(now, unknown, len(active), room, harmless)
+        for peer in begun:
             self._why[peer] = f"unknown: tried for up to ${self.exploration.trials[peer].usd:.3f}"
+        return set(begun)
 
     # ---- what is said
 
-    def _decision(self, now: float, view: View, active: frozenset[str], blocked: str, surplus: bool) -> Decision:
+    def _decision(self, now: float, view: View, active: frozenset[str], blocked: str, held_back: bool) -> Decision:
         spares = sorted((c for p, c in view.pool.items() if p not in active), key=lambda c: (view.dear(c.peer), c.peer))
         version_s = demand.kappa * demand.train_s if (demand := view.demand) is not None else 0.0
         states = {p: ACTIVE for p in active} | self.standby.choose(spares, version_s, self._placed)
@@ -299,6 +303,7 @@ class Activation:
         aim = view.aim(active) if view.demand is not None else math.inf
         of = {s: frozenset(p for p, state in states.items() if state == s) for s in (WARM, ASLEEP)}
         return Decision(
-            active, of[WARM], of[ASLEEP], tuple(changes), view.required(active), supply, view.supply(active) - supply,
-            view.idle() + view.extra(active), view.spread(active), max(0.0, aim - supply) if aim < math.inf else 0.0, blocked,
+            active, of[WARM], of[ASLEEP], changes=tuple(changes), required=view.required(active), supply=supply,
+            coming=view.supply(active) - supply, usd_per_hour=view.idle() + view.extra(active), spread_s=view.spread(active),
+            short_by=max(0.0, aim - supply) if aim < math.inf else 0.0, blocked=blocked,
         )  # fmt: skip

@@ -8,7 +8,6 @@ What the learner itself costs is an account like any other. Must not know why a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 GB = 1e9
@@ -140,12 +139,10 @@ class Bill:
         return account.usd
 
     def rows(self, now: float | None = None) -> list[NodeBill]:
+        """Every node's account, by name."""
         self._until(now)
-        return list(self._rows())
-
-    def _rows(self) -> Iterator[NodeBill]:
-        for peer, a in sorted(self._accounts.items()):
-            yield NodeBill(peer, a.active_s, a.idle_s, a.egress, a.tokens, a.usd)
+        accounts = sorted(self._accounts.items())
+        return [NodeBill(peer, a.active_s, a.idle_s, egress_bytes=a.egress, tokens=a.tokens, usd=a.usd) for peer, a in accounts]
 
     def _account(self, peer: str, now: float | None = None) -> _Account:
         if now is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 
 from learner.economy.candidates import Candidate, Rules
 from learner.economy.cover import EXACT, Cover, consistent
@@ -88,8 +89,7 @@ class View:
 
     def cover(self, able: Collection[str], level: float, fixed: Collection[str] = ()) -> Cover:
         """The cheapest of these that make `level` times what they themselves require; what is in reach when no set can."""
-        demand, overlap = self.demand, self.rules.overlap
-        assert demand is not None
+        assert self.demand is not None
         values = [self._value[p] if p in able else 0.0 for p in self.names]
         prices = [max(0.0, self.pool[p].usd_per_hour - self.pool[p].idle_usd_per_hour) for p in self.names]
         downloads = [self.pool[p].download for p in self.names]
@@ -98,13 +98,10 @@ class View:
             return self.spread(frozenset(self.names[i] for i in chosen))
 
         held = [i for i, p in enumerate(self.names) if p in fixed]
-        def need(seconds: float) -> float:
-            return level * required(demand, seconds, overlap=overlap)
 
-        def reach(seconds: float) -> float:
-            return level * within_reach(demand, seconds, overlap=overlap)
+        def solve(rule: Callable[..., float]) -> Cover:
+            need = partial(rule, self.demand, overlap=self.rules.overlap)
+            return consistent(prices, values, lambda s: level * need(s), spread, fixed=held, downloads=downloads)
 
-        strict = consistent(prices, values, need, spread, fixed=held, downloads=downloads)
-        if strict.required < math.inf:
-            return strict
-        return consistent(prices, values, reach, spread, fixed=held, downloads=downloads)
+        strict = solve(required)
+        return strict if strict.required < math.inf else solve(within_reach)

@@ -242,7 +242,7 @@ def consistent(
             chosen = tuple(sorted([*fixed, *(allowed[i] for i in part.chosen)]))
             seconds = spread(chosen) if chosen else 0.0
             wanted = need(seconds)
-            out = Cover(chosen, paid + part.price, have + part.rate, part.proven, wanted, seconds)
+            out = Cover(chosen, paid + part.price, have + part.rate, proven=part.proven, required=wanted, spread_s=seconds)
             if not out.short or part.short or wanted == math.inf:
                 return out
             target = max(target, wanted)

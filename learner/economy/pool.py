@@ -52,7 +52,7 @@ class Pool:
     bill: Bill = field(default_factory=Bill, init=False)
     decision: Decision | None = field(default=None, init=False)
     changes: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_CHANGES), init=False)
-    _members: dict[str, PricedNode] = field(default_factory=dict, init=False)
+    _nodes: dict[str, PricedNode] = field(default_factory=dict, init=False)
     _rates: NodeRates = field(default_factory=NodeRates, init=False)
     _activation: Activation = field(init=False)
     _received: int = field(default=0, init=False)
@@ -77,7 +77,7 @@ class Pool:
 
     def joined(self, peer: str, name: str, now: float) -> None:
         """It says what it costs right after."""
-        self._members[peer] = m = PricedNode(name, sampled=now, joined=now)
+        self._nodes[peer] = m = PricedNode(name, sampled=now, joined=now)
         assigned = self._assigned(name)
         m.terms, m.hired = assigned or FREE, assigned is not None
         self._account(peer, m, now)
@@ -86,7 +86,7 @@ class Pool:
         """What it says it costs; what to tell it, if anything: what costs something takes versions and waits to be chosen. It is
         a stranger's word, and money: who asks for too much is not used, what was said first stands as long as the link does, and
         waiting costs only once it was wanted."""
-        m = self._members[peer]
+        m = self._nodes[peer]
         if m.offered:
             return None
         m.offered, assigned = True, self._assigned(m.name)
@@ -107,16 +107,16 @@ class Pool:
     def received(self, peer: str, from_peers: int) -> None:
         """A node says that it got so many bytes of a version from other nodes."""
         self._received += from_peers
-        if m := self._members.get(peer):
+        if m := self._nodes.get(peer):
             m.received += from_peers
 
     def left(self, peer: str, now: float) -> None:
-        if self._members.pop(peer, None) is not None:
+        if self._nodes.pop(peer, None) is not None:
             self.bill.left(peer, now)
 
     def accepted(self, peer: str, tokens: int) -> None:
         """So many of a node's tokens were accepted."""
-        m = self._members.get(peer)
+        m = self._nodes.get(peer)
         if m is not None and tokens:
             m.accepted += tokens
             self.bill.accepted(peer, tokens)
@@ -124,27 +124,27 @@ class Pool:
     def installed(self, peer: str, seconds: float, now: float) -> None:
         """A version reached it so long after it was begun. What was begun before the node was ready does not count: what a joiner
         takes to catch up is another matter."""
-        m = self._members.get(peer)
+        m = self._nodes.get(peer)
         if m is not None and m.ready and now - seconds >= m.ready_at:
             m.spreads.append(seconds)
 
     @property
     def priced(self) -> bool:
         """Whether any node costs something."""
-        return any(m.costs for m in self._members.values())
+        return any(m.costs for m in self._nodes.values())
 
     @property
     def known(self) -> bool:
         """Whether all active nodes have worked long enough to be known: until then they seem to make too little."""
-        return all(self._rates.estimate(p).known for p, m in self._members.items() if m.state == "active" and m.ready)
+        return all(self._rates.estimate(p).known for p, m in self._nodes.items() if m.state == "active" and m.ready)
 
     def active(self, peer: str) -> bool:
         """Whether a node is to be given work."""
-        m = self._members.get(peer)
+        m = self._nodes.get(peer)
         return m is not None and m.state == "active"
 
     def sleeps(self, peer: str) -> bool:
-        m = self._members.get(peer)
+        m = self._nodes.get(peer)
         return m is not None and m.state == "asleep"
 
     # ---- the learner
@@ -176,10 +176,10 @@ class Pool:
     @property
     def enough(self) -> bool:
         """Whether those that generate meet the capacity rule; False before it is known what a step takes."""
-        demand, peers = self.demand, [p for p in self._members if self.active(p)]
+        demand, peers = self.demand, [p for p in self._nodes if self.active(p)]
         if demand is None:
             return False
-        return sum(self.estimate(p).mean for p in peers if self._members[p].ready) >= required(demand, self.spread(peers))
+        return sum(self.estimate(p).mean for p in peers if self._nodes[p].ready) >= required(demand, self.spread(peers))
 
     @property
     def kappa(self) -> int:
@@ -187,7 +187,7 @@ class Pool:
         if self.publish_every or not self._steps:
             return self.publish_every or 1
         work = median(s for s, _ in self._steps)
-        spread_s = self.spread([p for p in self._members if self.active(p)])
+        spread_s = self.spread([p for p in self._nodes if self.active(p)])
         return choose_kappa(self.staleness, work, spread_s, self.generation_s)
 
     def due(self, step: int, published: int | None) -> bool:
@@ -196,30 +196,30 @@ class Pool:
 
     def spread(self, peers: Collection[str]) -> float:
         """Seconds until a version is with all of these."""
-        known = {p: median(m.spreads) for p, m in self._members.items() if m.spreads}
+        known = {p: median(m.spreads) for p, m in self._nodes.items() if m.spreads}
         usual = max(known.values(), default=0.0)
         return max((known.get(p, usual) for p in peers), default=0.0)
 
     # ---- deciding
 
-    def tick(self, now: float, seen: Mapping[str, Seen], *, surplus: bool = False) -> list[tuple[str, Activate]]:
-        """Look at the nodes; who is to be told what. `surplus`: work was held back, since the learner could not use more."""
+    def tick(self, now: float, seen: Mapping[str, Seen], *, held_back: bool = False) -> list[tuple[str, Activate]]:
+        """Look at the nodes; who is to be told what. `held_back`: work was held back, since the learner could not use more."""
         for peer, s in seen.items():
-            if peer in self._members:
-                m = self._members[peer]
+            if peer in self._nodes:
+                m = self._nodes[peer]
                 self.bill.counted(peer, m.counted(s.sent_bytes, self._received - m.received))
                 if sample := m.look(s, now):
                     self._rates.observe(peer, now, *sample)
         if self._decided is not None and now - self._decided < DECIDE_S:
             return []
         self._decided = now
-        priced = {p: m for p, m in self._members.items() if m.costs}
+        priced = {p: m for p, m in self._nodes.items() if m.costs}
         if not priced:
             self.decision = None
             return []
         self.decision = decision = self._activation.decide(
             now, self._still_needed(priced), [self._candidate(p, m) for p, m in priced.items()], self.spread,
-            self.spent_usd(now), surplus=surplus,
+            self.spent_usd(now), held_back=held_back,
         )  # fmt: skip
         return [(c.peer, self._change(c.peer, c.to, c.why, now)) for c in decision.changes if c.peer in priced]
 
@@ -228,25 +228,25 @@ class Pool:
         demand = self.demand
         if demand is None:
             return None
-        free = [p for p, m in self._members.items() if p not in priced and m.ready and m.state == "active"]
+        free = [p for p, m in self._nodes.items() if p not in priced and m.ready and m.state == "active"]
         made = sum(self.estimate(p).lower(self.rules.z) for p in free)
         left = max(demand.tokens - made * demand.train_s, 1e-3)
         return replace(demand, tokens=left)
 
     def estimate(self, peer: str) -> Estimate:
         """What a node makes, or would if it had all the work that it can take."""
-        found, m = self._rates.estimate(peer), self._members.get(peer)
+        found, m = self._rates.estimate(peer), self._nodes.get(peer)
         return m.estimate(found) if m is not None else found
 
     def _candidate(self, peer: str, m: PricedNode) -> Candidate:
-        usual = median([o.caught_up_s for o in self._members.values() if o.ready] or [0.0])
+        usual = median([o.caught_up_s for o in self._nodes.values() if o.ready] or [0.0])
         waiting = 0.0 if m.ready else max(usual, 1.0)
         return Candidate(
             peer, m.terms.usd_per_hour, self.estimate(peer), m.state, m.ready, m.idle_hourly, waiting
         )  # fmt: skip
 
     def _change(self, peer: str, to: State, why: str, now: float) -> Activate:
-        m = self._members[peer]
+        m = self._nodes[peer]
         m.state, m.why = to, why
         if to == "active":
             m.why_active, m.hired = why, True
@@ -265,13 +265,13 @@ class Pool:
     def advice(self) -> Advice | None:
         """How many more nodes would be worth asking for; None where there is nothing to say: before the first step, while those
         that are there are not known, and where some that are there are kept waiting."""
-        demand, nodes = self.demand, [p for p, m in self._members.items() if m.ready]
+        demand, nodes = self.demand, [p for p, m in self._nodes.items() if m.ready]
         working = [p for p in nodes if self.active(p)]
         if demand is None or len(working) < len(nodes) or not all(self._rates.estimate(p).known for p in working):
             return None
         supply = sum(self.estimate(p).mean for p in working)
-        price = fsum(self._members[p].terms.usd_per_hour for p in working) / max(1, len(working))
-        room = self.rules.max_usd_per_hour - fsum(m.hourly for m in self._members.values())
+        price = fsum(self._nodes[p].terms.usd_per_hour for p in working) / max(1, len(working))
+        room = self.rules.max_usd_per_hour - fsum(m.hourly for m in self._nodes.values())
         return more_nodes(
             demand.tokens / supply if supply > 0 else inf, demand.train_s, len(working), node_usd_per_hour=price,
             learner_usd_per_hour=self.learner_usd_per_hour, most=room // price if price > 0 else inf,
@@ -285,7 +285,7 @@ class Pool:
 
     def describe(self, peer: str, now: float) -> dict[str, Any]:
         """A node's part, for the status page."""
-        m = self._members.get(peer)
+        m = self._nodes.get(peer)
         out: dict[str, Any] = {"usd": self.bill.usd(peer, now)}
         if m is not None:
             e = self.estimate(peer)
@@ -308,14 +308,14 @@ class Pool:
     def status(self, now: float) -> dict[str, Any]:
         """Plain values for the status page."""
         demand, d = self.demand, self.decision
-        peers = [p for p, m in self._members.items() if m.state == "active"]
-        supply = sum(self.estimate(p).mean for p in peers if self._members[p].ready)
+        peers = [p for p, m in self._nodes.items() if m.state == "active"]
+        supply = sum(self.estimate(p).mean for p in peers if self._nodes[p].ready)
         usd, tokens = sum(c for c, _ in self._costs), sum(t for _, t in self._costs)
         out: dict[str, Any] = {
-            "nodes": len(self._members), "active": len(peers), "supply_tokens_per_s": supply,
+            "nodes": len(self._nodes), "active": len(peers), "supply_tokens_per_s": supply,
             "required_tokens_per_s": demand.tokens / demand.train_s if demand else 0.0, "kappa": self.kappa,
             "spread_s": self.spread(peers), "train_s": demand.train_s if demand else 0.0,
-            "usd_per_hour": sum(m.hourly for m in self._members.values()) + self.learner_usd_per_hour,
+            "usd_per_hour": sum(m.hourly for m in self._nodes.values()) + self.learner_usd_per_hour,
             "spent_usd": self.spent_usd(now), "usd_per_step": usd / len(self._costs) if self._costs else 0.0,
             "usd_per_mtok": 1e6 * usd / tokens if tokens else 0.0,
             "budget_usd": self.rules.budget_usd if self.rules.budget_usd < inf else 0.0,
@@ -333,10 +333,10 @@ class Pool:
         demand = self.demand
         out = {
             "cost/usd": usd, "cost/total_usd": self.spent_usd(now), "cost/usd_per_mtok": 1e6 * usd / tokens if tokens else 0.0,
-            "pool/generating": float(sum(m.state == "active" and m.ready for m in self._members.values())),
+            "pool/generating": float(sum(m.state == "active" and m.ready for m in self._nodes.values())),
         }  # fmt: skip
         if demand is not None:
-            peers = [p for p in self._members if self.active(p)]
+            peers = [p for p in self._nodes if self.active(p)]
             supply, spread_s = sum(self.estimate(p).mean for p in peers), self.spread(peers)
             wanted = required(demand, spread_s)
             out |= {

@@ -114,7 +114,7 @@ class Head(SwarmOwner):
             await nursery.start(self.swarm.run)
             nursery.start_soon(self.rollouts.buffers.score_whole)
             nursery.start_soon(self.rollouts.keep_dispatched)
-            nursery.start_soon(self.rollouts.keep_balanced)
+            nursery.start_soon(self.rollouts.keep_migrating)
             nursery.start_soon(self.rollouts.tokens.run)
             nursery.start_soon(self._tick)
             nursery.start_soon(self._until_faulted)

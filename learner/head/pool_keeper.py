@@ -92,7 +92,7 @@ class PoolKeeper:
             for peer, node in self._nodes.items()
         }
         self.pool.generation_s = rollouts.durations.generation_s
-        orders = self.pool.tick(now, seen, surplus=priced and rollouts.held_back)
+        orders = self.pool.tick(now, seen, held_back=priced and rollouts.held_back)
         for peer, order in orders:
             log.info("node %s is %s: %s", self._nodes[peer].link.name, order.state, order.why)
             self._tell(peer, order, rollouts)

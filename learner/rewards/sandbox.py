@@ -22,6 +22,7 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 """Landlock's system calls: the same numbers on every architecture."""
 
 _EXECUTE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 2, 1 << 3
+"""Landlock's rights to run a file, read a file and list a folder, as bits of linux/landlock.h."""
 _FS_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 """Landlock version -> every file right it can take away (from that version until the next one listed)."""
 

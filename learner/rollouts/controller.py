@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -87,7 +86,7 @@ class Rollouts:
         )
         self.tokens = TokenJournal(journal, self.collector.unwritten)
         # Nothing is moved where sequences are to end under the weights that they began with: elsewhere there may be newer ones.
-        chosen = replace(settings.strategies, balance=False) if settings.finish_s else settings.strategies
+        chosen = settings.strategies.model_copy(update={"migration": False}) if settings.finish_s else settings.strategies
         members = settings.samples + settings.extra_samples
         self.steering = Steering(members, settings.sampling.max_new_tokens, settings.max_staleness, chosen)
         self.resumed_groups = self.resumed_tokens = 0
@@ -188,7 +187,7 @@ class Rollouts:
             for i in range(0, len(requests), REQUESTS_PER_MESSAGE):
                 self._send(peer, Assign(tuple(requests[i : i + REQUESTS_PER_MESSAGE]), self.settings.finish_s))
 
-    async def keep_balanced(self) -> None:
+    async def keep_migrating(self) -> None:
         """For ever: look at everything outstanding, and have nodes hand back what would be in time elsewhere. It comes back with
         all its tokens and waits first in line."""
         while True:

@@ -12,12 +12,10 @@ from typing import Any
 import blake3
 import msgpack
 
-from learner.dispatch.dispatcher import Strategies
+from learner.dispatch.dispatcher import USUAL_STRATEGIES, Strategies
 from learner.rollouts.outcomes import Sampling
 from learner.tasks.port import Task
 from learner.tasks.prompting import encode_prompt
-
-ALL_STRATEGIES = Strategies()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +31,7 @@ class RolloutSettings:
     """a node that has work and makes no token for so long loses it to others"""
     finish_s: float = 0.0
     """how long a node may hold a newer version back so that what it runs ends under the weights it began with; 0: not at all"""
-    strategies: Strategies = ALL_STRATEGIES
+    strategies: Strategies = USUAL_STRATEGIES
     keep_equal: bool = True
     """train also on groups whose members all have the same reward"""
     extra_groups: int = 0

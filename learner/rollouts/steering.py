@@ -1,7 +1,7 @@
 """Dispatch with foresight: what to assign, to open and to move, from the collector's books and the nodes' reports. Pure; told
 the time.
 
-Joins dispatcher, balancer and forecast for the head. Must not know the network, the journal or how a move is carried out.
+Joins dispatcher, migration and forecast for the head. Must not know the network, the journal or how a move is carried out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from learner.dispatch.dispatcher import Dispatcher, DispatchPlan, Strategies, WaitingSequence
 from learner.dispatch.forecast import Forecast
-from learner.dispatch.migration import Move, balance
+from learner.dispatch.migration import Move, migrate
 from learner.dispatch.node_table import NodeView
 from learner.rollouts.collector import Collector
 from learner.rollouts.group import parse_request
@@ -58,11 +58,11 @@ class Steering:
     def look(self, now: float, step: int, nodes: Sequence[NodeView], collector: Collector) -> list[Move]:
         """Go over everything outstanding; what to ask nodes to hand back, so that it goes on elsewhere."""
         self.forecast.look(now, step, collector.states())
-        if not self.strategies.balance:
+        if not self.strategies.migration:
             return []
         self._moved = {name: at for name, at in self._moved.items() if now - at < MOVE_AGAIN_S}
         running = [r for r in self.forecast.running if _name(r.request_id) not in self._moved]
-        moves = balance([self.forecast.view(node) for node in nodes], running, MOVES_A_NODE * len(nodes))
+        moves = migrate([self.forecast.view(node) for node in nodes], running, MOVES_A_NODE * len(nodes))
         for move in moves:
             self.moves[move.reason] += 1
             self._moved[_name(move.request_id)] = now

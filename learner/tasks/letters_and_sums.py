@@ -37,8 +37,16 @@ class Problem(NamedTuple):
 class TextTask(Task):
     """A prompt with one right answer. Reward: 0.5 if exact + 0.5 * the fraction of the answer's positions right."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    digits_range: tuple[int, int]
+    """least and most digits of a number"""
+    letters: str
+    """all characters of problems and answers"""
+
+    def __init__(self, seed: int, digits: int) -> None:
+        least, most = self.digits_range
+        if not least <= digits <= most:
+            raise UsageError(f"task {self.name}: digits = {digits} is not within {least}..{most}")
+        self.seed, self.digits = seed, digits
 
     def problem(self, bits: int) -> Problem:
         """The problem made from 64 uniform bits."""
@@ -68,40 +76,31 @@ class TextTask(Task):
     def solution(self, prompt: Prompt) -> str:
         return str(prompt.entry)
 
+    def characters(self) -> Sequence[str]:
+        return tuple(self.letters)
+
 
 class ReverseTask(TextTask):
     """ "739120>" -> "021937". """
 
-    name = "reverse"
+    name, digits_range, letters = "reverse", (3, 18), "0123456789>"
 
     def __init__(self, seed: int, digits: int = 6) -> None:
-        if not 3 <= digits <= 18:
-            raise UsageError(f"task reverse: digits = {digits} is not within 3..18")
-        super().__init__(seed)
-        self.digits = digits
+        super().__init__(seed, digits)
 
     def problem(self, bits: int) -> Problem:
         digits = f"{bits % 10**self.digits:0{self.digits}d}"
         return Problem(f"{digits}>", digits[::-1])
 
-    def characters(self) -> Sequence[str]:
-        return tuple("0123456789>")
-
 
 class AddTask(TextTask):
     """ "12+34=" -> "46"; operands below 10**digits. """
 
-    name = "add"
+    name, digits_range, letters = "add", (2, 9), "0123456789+="
 
     def __init__(self, seed: int, digits: int = 2) -> None:
-        if not 2 <= digits <= 9:
-            raise UsageError(f"task add: digits = {digits} is not within 2..9")
-        super().__init__(seed)
-        self.digits = digits
+        super().__init__(seed, digits)
 
     def problem(self, bits: int) -> Problem:
         a, b = bits % 10**self.digits, (bits >> 32) % 10**self.digits
         return Problem(f"{a}+{b}=", str(a + b))
-
-    def characters(self) -> Sequence[str]:
-        return tuple("0123456789+=")

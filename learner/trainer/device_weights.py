@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from learner.trainer.device_diff import find_on_device
-from learner.trainer.model import INT_VIEW, SERVED_DTYPES, named_state
+from learner.trainer.model import INT_VIEW, named_state, served_dtype
 from p2p.codec.classes import Changes
 from p2p.codec.sparse import room
-from p2p.errors import UsageError
 from p2p.layout import WORD, Layout, Segment
 
 
@@ -22,10 +21,9 @@ class DeviceWeights:
     """A `learner.client.port.WeightSource` over a model; the same words as `learner.trainer.model.served_tensors` gives."""
 
     def __init__(self, model: nn.Module, dtype: str = "bfloat16") -> None:
-        if dtype not in SERVED_DTYPES:
-            raise UsageError(f"served dtype {dtype!r} is not one of {', '.join(SERVED_DTYPES)}")
+        target = served_dtype(dtype)
         self._tensors = dict(named_state(model))
-        self._dtypes = {n: SERVED_DTYPES[dtype] if t.is_floating_point() else t.dtype for n, t in self._tensors.items()}
+        self._dtypes = {n: target if t.is_floating_point() else t.dtype for n, t in self._tensors.items()}
         self.layout = Layout.build(
             [(n, str(self._dtypes[n]).removeprefix("torch."), tuple(t.shape)) for n, t in self._tensors.items()]
         )

@@ -20,20 +20,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-Aggregate = Literal["token", "sequence", "constant"]
-"""token: mean over the step's tokens (DAPO). sequence: mean over sequences of their token means (GRPO). constant: token sums /
-max_tokens, mean over sequences (Dr.GRPO)."""
-
-Proximal = Literal["trainer", "behaviour"]
-"""The policy from which the clip measures: the trainer's at the start of the step (decoupled), or the one that generated."""
-
-AGGREGATES: tuple[Aggregate, ...] = get_args(Aggregate)
-PROXIMALS: tuple[Proximal, ...] = get_args(Proximal)
+from learner.trainer.settings import Aggregate, Proximal
 
 MAX_LOG_RATIO = 20.0
 """Nats: log ratios are cut to this size, since one token with exp(100) would outweigh the step or make it NaN."""
@@ -41,7 +32,7 @@ MAX_LOG_RATIO = 20.0
 
 @dataclass(frozen=True, slots=True)
 class LossOptions:
-    """The choices of the loss. ValueError for an unknown aggregate or proximal policy."""
+    """The choices of the loss, as the settings have them (`learner.trainer.settings`)."""
 
     clip_low: float = 0.2
     clip_high: float = 0.28
@@ -54,12 +45,6 @@ class LossOptions:
     """the constant of "constant": the completion budget"""
     kl_coef: float = 0.0
     """weight of the k3 estimate of KL(pi || reference); 0 needs no reference"""
-
-    def __post_init__(self) -> None:
-        if self.aggregate not in AGGREGATES:
-            raise ValueError(f"aggregate {self.aggregate!r} is not one of {', '.join(AGGREGATES)}")
-        if self.proximal not in PROXIMALS:
-            raise ValueError(f"proximal {self.proximal!r} is not one of {', '.join(PROXIMALS)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,13 @@ ServedTensors = dict[str, tuple[str, np.ndarray]]
 """name -> (dtype name, unsigned integer bits in the tensor's shape)"""
 
 
+def served_dtype(name: str) -> torch.dtype:
+    """The torch dtype of this name. UsageError for one that cannot be served."""
+    if name not in SERVED_DTYPES:
+        raise UsageError(f"served dtype {name!r} is not one of {', '.join(SERVED_DTYPES)}")
+    return SERVED_DTYPES[name]
+
+
 def pick_device(name: str = "auto") -> torch.device:
     """ "auto": the first CUDA device, else the CPU."""
     if name == "auto":
@@ -86,13 +93,12 @@ def served_tensors(model: nn.Module, dtype: str = "bfloat16") -> ServedTensors:
     Pure: the model is not changed. Where no cast and no copy off the device is needed the arrays share the model's
     memory, so they are valid only until the next optimizer step. UsageError on a dtype that cannot be served.
     """
-    if dtype not in SERVED_DTYPES:
-        raise UsageError(f"served dtype {dtype!r} is not one of {', '.join(SERVED_DTYPES)}")
+    target = served_dtype(dtype)
     served: ServedTensors = {}
     for name, tensor in named_state(model):
         value = tensor.detach()
         if value.is_floating_point():
-            value = value.to(SERVED_DTYPES[dtype])
+            value = value.to(target)
         value = value.contiguous().cpu()
         size = value.element_size()
         bits = value.view(INT_VIEW[size]).numpy().view(WORD[size])

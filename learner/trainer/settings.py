@@ -18,6 +18,13 @@ MIN_SEED, MAX_SEED = -(1 << 63), (1 << 63) - 1
 Seed = Annotated[int, Field(ge=MIN_SEED, le=MAX_SEED)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
+Aggregate = Literal["token", "sequence", "constant"]
+"""token: mean over the step's tokens (DAPO). sequence: mean over sequences of their token means (GRPO). constant: token sums /
+max_tokens, mean over sequences (Dr.GRPO)."""
+
+Proximal = Literal["behaviour", "trainer"]
+"""The policy from which the clip measures: the trainer's at the start of the step (decoupled), or the one that generated."""
+
 
 class TrainerSection(Section):
     """The optimizer, the objective, evaluation and checkpoints."""
@@ -45,11 +52,11 @@ class TrainerSection(Section):
     arXiv 2503.14476)."""
     tis_cap: float = Field(default=2.0, gt=0)
     """Largest importance weight pi / mu of a token, mu being the policy that sampled it (truncated importance sampling)."""
-    proximal: Literal["behaviour", "trainer"] = "behaviour"
+    proximal: Proximal = "behaviour"
     """Policy that the clip is measured from. "behaviour": the one that sampled the token, so the clip sees staleness.
     "trainer": the trainer's own at the start of the step, and staleness becomes a weight of at most `tis_cap` (decoupled
     objective, AReaL, arXiv 2505.24298)."""
-    aggregate: Literal["token", "sequence", "constant"] = "token"
+    aggregate: Aggregate = "token"
     """How token losses are averaged. "token": over all tokens of the step (DAPO, arXiv 2503.14476). "sequence": over each
     completion, then over completions (GRPO, arXiv 2402.03300). "constant": sums divided by `rollout.max_new_tokens`, then over
     completions (Dr. GRPO, arXiv 2503.20783)."""

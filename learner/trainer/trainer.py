@@ -66,7 +66,7 @@ class PolicyTrainer:
             clip_low=config.clip_low,
             clip_high=config.clip_high,
             tis_cap=config.tis_cap,
-            proximal=config.proximal,  # LossOptions checks both
+            proximal=config.proximal,
             aggregate=config.aggregate,
             max_tokens=config.max_new_tokens,
             kl_coef=config.kl_coef,

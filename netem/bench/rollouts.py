@@ -70,7 +70,7 @@ POLICIES: dict[str, Callable[[], RolloutPolicy]] = {
 }  # fmt: skip
 
 ABLATIONS: dict[str, Callable[[], RolloutPolicy]] = {
-    "no balance": lambda: Shoal(Strategies(balance=False), label="no balance"),
+    "no migration": lambda: Shoal(Strategies(migration=False), label="no migration"),
     "emptiest node": lambda: Shoal(Strategies(gain=False), label="emptiest node"),
     "fastest node": lambda: Shoal(Strategies(pace=True), label="fastest node"),
     "not longest first": lambda: Shoal(Strategies(longest_first=False), label="not longest first"),

@@ -144,10 +144,10 @@ class Autoscaler:
         return self.kappa
 
     def decide(
-        self, now: float, made: Callable[[int], float], busy: Callable[[int], bool], *, surplus: bool = False
+        self, now: float, made: Callable[[int], float], busy: Callable[[int], bool], *, held_back: bool = False
     ) -> list[tuple[int, bool]]:
         """(node, whether it is active from now on) of those that change. `made(i)`: tokens that node `i` has made so far;
-        `busy(i)`: it has all the work that it can take; `surplus`: work is held back, since the learner could not use more."""
+        `busy(i)`: it has all the work that it can take; `held_back`: work is held back, since the learner could not use more."""
         activation = self.scenario.file.activation
         if activation.all:
             new, self._fresh = [i for i in self._fresh if i in self.here and self.state[i] != "active"], []
@@ -159,7 +159,7 @@ class Autoscaler:
         candidates = [self._candidate(i, now) for i in self.here]
         spent = self.bill.spent(now) - self._learner_usd(now)
         self.decision = decision = self.activation.decide(
-            now, self.demand, candidates, self.spread_of, max(0.0, spent), surplus=surplus
+            now, self.demand, candidates, self.spread_of, max(0.0, spent), held_back=held_back
         )
         out = []
         for i in self.here:

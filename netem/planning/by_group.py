@@ -35,7 +35,7 @@ class GroupSimulation(GroupNodes):
     def run(self) -> Result:
         """Run to the end. ShoalError when nothing more happens before it."""
         self.fleet.start()
-        self.at(0.0, self.balance)
+        self.at(0.0, self.migrate)
         while self.step < self.scenario.file.steps:
             if not self.events or self.now > MAX_SIMULATED_S:
                 raise ShoalError(f"{self.step} steps in {self.now:.0f} simulated seconds, then nothing more: {self._why()}")
@@ -89,7 +89,7 @@ class GroupSimulation(GroupNodes):
 
     def full(self, i: int) -> bool:
         node = self.nodes[i]
-        waits = self.waits_for() and self._trained_until <= self.now and not self.fleet.surplus
+        waits = self.waits_for() and self._trained_until <= self.now and not self.fleet.was_held_back
         return node.on and (waits or len(node.groups) == self.kinds[node.row].slots)
 
     # ---- what came of it

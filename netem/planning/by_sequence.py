@@ -180,7 +180,7 @@ class PricedSimulation(RolloutSimulation):
         engine = self.engines.get(self.nodes[i].name)
         if engine is None:
             return False
-        waits = not self._busy and not self.local_turn and not self.fleet.surplus
+        waits = not self._busy and not self.local_turn and not self.fleet.was_held_back
         return waits or bool(engine.waiting) or len(engine.running) >= BUSY_SHARE * self.at_once[self.nodes[i].row]
 
 

@@ -18,7 +18,7 @@ from netem.planning.group_server import BLOCK, SQUEEZED, DrawnLengths, Servers, 
 from netem.planning.simulated_fleet import SimulatedFleet, Tell
 from node.serving.batcher import FLUSH_S
 
-BALANCES_A_STEP = 20
+MIGRATIONS_A_STEP = 20
 """Times that groups are moved in a step that never waits. What the learner waits for must move while it still helps."""
 
 MOST_MOVES = 256
@@ -229,9 +229,9 @@ class GroupNodes:
             self._count += 1
             heapq.heappush(self.events, (when, self._count, node.stamp, i))
 
-    def balance(self) -> None:
+    def migrate(self) -> None:
         """Move groups that the current step waits for to where they are much faster, as production does with sequences."""
-        self.at(self.now + (self.workload.train_s + self.workload.update_s) / BALANCES_A_STEP, self.balance)
+        self.at(self.now + (self.workload.train_s + self.workload.update_s) / MIGRATIONS_A_STEP, self.migrate)
         where = {g: i for i in self.autoscaler.here for g in self.nodes[i].groups} if self.waits_for() else {}
         for group_id in self.ledger.blockers()[:MOST_MOVES] if where else ():
             i, target = where.get(group_id), self._fastest()

@@ -20,7 +20,7 @@ def policy_of(policy: PolicySection) -> RolloutPolicy:
 
 
 class Ours(Priced, Shoal):
-    """Production's ledger, dispatcher and balancer. The local engines generate in the turns that production's `Turns` gives
+    """Production's ledger, dispatcher and migration. The local engines generate in the turns that production's `Turns` gives
     them."""
 
     def __init__(self, settings: PolicySection) -> None:

@@ -81,7 +81,7 @@ class SimulatedFleet:
         """seconds that each version took to the last active node"""
         self.held_back = False
         """work was held back since the last decision, because the ledger refused more"""
-        self.surplus = False
+        self.was_held_back = False
         """it was held back before that decision"""
         self._lost = 0
         """active nodes that were lost since the last decision"""
@@ -188,8 +188,8 @@ class SimulatedFleet:
 
     def _decide(self) -> None:
         sim, scaler = self._simulator, self.autoscaler
-        self.surplus, self.held_back, self._lost = self.held_back, False, 0
-        for i, active in scaler.decide(sim.now, sim.made, sim.full, surplus=self.surplus):
+        self.was_held_back, self.held_back, self._lost = self.held_back, False, 0
+        for i, active in scaler.decide(sim.now, sim.made, sim.full, held_back=self.was_held_back):
             if active:
                 sim.at(max(sim.now, scaler.ready_at[i]), partial(self._ready, i))
             else:

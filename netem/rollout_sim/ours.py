@@ -1,4 +1,4 @@
-"""Shoal on simulated time: production's ledger, dispatcher, balancer and forecast, told what a head is told."""
+"""Shoal on simulated time: production's ledger, dispatcher, migration and forecast, told what a head is told."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from learner.dispatch.dispatcher import Dispatcher, NodeView, Strategies, WaitingSequence
 from learner.dispatch.forecast import Forecast, GroupState, MemberState
-from learner.dispatch.migration import balance
+from learner.dispatch.migration import migrate
 from netem.rollout_sim.engine import Sequence
 from netem.rollout_sim.sim import OpenedGroup
 from netem.rollout_sim.staleflow import Bounded
@@ -63,8 +63,8 @@ class Shoal(Bounded):
         """Look, report and balance each at their own interval, as production does, and dispatch every time."""
         if self._ticks % LOOK_TICKS == 0:
             self._look()
-            if self.strategies.balance:
-                self._balance()
+            if self.strategies.migration:
+                self._migrate()
         self._ticks += 1
         if self._ticks % REPORT_TICKS == 0:
             self._report()
@@ -138,8 +138,8 @@ class Shoal(Bounded):
                 self.forecast.observe(name, then.running, rate, (then.context + e.context) / 2)
             self._watched[name] = _Watched(self.sim.now, e.total, len(e.running), e.context, e.debt)
 
-    def _balance(self) -> None:
-        for move in balance([self._view(name) for name in self.sim.engines], self.forecast.running, MOST_MOVES):
+    def _migrate(self) -> None:
+        for move in migrate([self._view(name) for name in self.sim.engines], self.forecast.running, MOST_MOVES):
             group, member = map(int, move.request_id.split("."))
             s = self.sim.groups[group].members[member]
             self.sim.moved += 1

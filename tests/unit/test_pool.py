@@ -45,7 +45,7 @@ class World:
             self.pool.waited(1.0, 0)
         load = 4 if short else 10
         seen = {p: Seen(True, load if p in active else 0, 10, full_rate=self.rates[p]) for p in self.rates}
-        for peer, order in self.pool.tick(self.now, seen, surplus=short):
+        for peer, order in self.pool.tick(self.now, seen, held_back=short):
             self.told[peer] = order.state
 
     def run(self, seconds: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.dispatch.migration import MIN_SPEEDUP, Running, balance
+from learner.dispatch.migration import MIN_SPEEDUP, Running, migrate
 from learner.dispatch.node_table import NodeView
 from netem.rollout_sim.fleet import KINDS, QWEN3_8B
 from p2p.version import Version
@@ -28,30 +28,30 @@ def runs(name: str, peer: str, context: float = 3000, left: float = 8000, need: 
 
 def test_the_long_one_of_a_slow_node_follows_when_a_fast_one_has_room() -> None:
     nodes = [node("slow", "L40S", 2, 12_000), node("fast", "H100-SXM", 4, 20_000)]
-    moves = balance(nodes, [runs("a", "slow", 9000, 8000), runs("b", "slow", left=20)], 9)
+    moves = migrate(nodes, [runs("a", "slow", 9000, 8000), runs("b", "slow", left=20)], 9)
     assert [(m.request_id, m.target, m.reason) for m in moves] == [("a", "fast", "slow")]  # b has ended before it is there
 
 
 def test_nothing_moves_between_equals_or_to_who_takes_nothing() -> None:
     held = [runs("a", "x"), runs("b", "x")]
-    assert not balance([node("x", "L40S", 2, 6000), node("y", "L40S", 2, 6000)], held, 9)
+    assert not migrate([node("x", "L40S", 2, 6000), node("y", "L40S", 2, 6000)], held, 9)
     for more in ({"draining": True}, {"live": False}, {"version": Version(1, 4)}, {"room": 100.0, "load": 1}):
         more = {("running" if k == "load" else k): v for k, v in more.items()}
-        assert not balance([node("x", "L40S", 2, 6000), replace(node("y", "H100-SXM", 1, 90.0), **more)], held, 9), more  # type: ignore[arg-type]
+        assert not migrate([node("x", "L40S", 2, 6000), replace(node("y", "H100-SXM", 1, 90.0), **more)], held, 9), more  # type: ignore[arg-type]
 
 
 def test_what_waits_for_memory_goes_anywhere() -> None:
     nodes = [node("full", "L40S", 30, 180_000), node("other", "L40S", 30, 90_000)]
-    moves = balance(nodes, [runs("w", "full", waiting=True)], 9)
+    moves = migrate(nodes, [runs("w", "full", waiting=True)], 9)
     assert [(m.request_id, m.target, m.reason) for m in moves] == [("w", "other", "waits")]
 
 
 def test_the_most_pressed_go_first_and_what_they_need_is_left_to_them() -> None:
     nodes = [node("slow", "L40S", 10, 60_000), node("fast", "H100-SXM", 20, 150_000, need=39.0)]
     held = [runs("calm", "slow", need=3.0), runs("late", "slow", need=38.0)]
-    assert [m.request_id for m in balance(nodes, held, 1)] == ["late"]
+    assert [m.request_id for m in migrate(nodes, held, 1)] == ["late"]
     crowded = replace(nodes[1], running=30, context=240_000.0)  # 40 tokens a second: one more calm one is too many
-    assert [m.request_id for m in balance([nodes[0], crowded], held, 9)] == ["late"]
+    assert [m.request_id for m in migrate([nodes[0], crowded], held, 9)] == ["late"]
 
 
 @settings(max_examples=100, deadline=None)
@@ -69,7 +69,7 @@ def test_every_plan(kinds: list[tuple[str, bool]], held: list[tuple[int, float, 
         own = [r for r in those if r.peer == f"n{i}"]
         need = max((r.need for r in own), default=0.0)
         nodes.append(node(f"n{i}", kind, len(own), sum(r.context for r in own), draining=draining, need=need))
-    moves = balance(nodes, those, most)
+    moves = migrate(nodes, those, most)
     assert len(moves) <= most and len({m.request_id for m in moves}) == len(moves)
     by_name, views = {r.request_id: r for r in those}, {n.peer: n for n in nodes}
     for m in moves:
