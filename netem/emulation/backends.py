@@ -16,7 +16,7 @@ from functools import partial
 from typing import NamedTuple
 
 from netem.emulation.fabric import Fabric
-from netem.emulation.namespaces import Place, check_namespaces, check_possible, congestion_in, places
+from netem.emulation.namespaces import HostNamespace, check_namespaces, check_possible, congestion_in, open_namespaces
 from netem.emulation.switch import IDLE_S, Switch
 from netem.emulation.tc import LinkRates, NetworkPlan, dropped_and_lost, needs_netem, rate_commands, stats_commands, up_commands
 from netem.networks.profile import Profile
@@ -43,7 +43,7 @@ class Backend:
     """A network that is up, until the `with` block that made it ends."""
 
     name: str
-    places: dict[str, Place]
+    hosts: dict[str, HostNamespace]
     namespaces: list[str]
     """all namespaces that were made for it"""
 
@@ -115,7 +115,7 @@ def open_backend(name: str, profile: Profile, prefix: str) -> Iterator[Backend]:
             yield backend
     else:
         names = [h.name for h in profile.hosts]
-        with places(names, mtu=profile.mtu, prefix=prefix, congestion=profile.congestion) as hosts:
+        with open_namespaces(names, mtu=profile.mtu, prefix=prefix, congestion=profile.congestion) as hosts:
             yield SwitchBackend(profile, hosts)
 
 
@@ -124,11 +124,11 @@ class SwitchBackend(Backend):
 
     name = SWITCH
 
-    def __init__(self, profile: Profile, hosts: dict[str, Place]) -> None:
-        self.places, self.namespaces = hosts, [place.namespace for place in hosts.values()]
+    def __init__(self, profile: Profile, hosts: dict[str, HostNamespace]) -> None:
+        self.hosts, self.namespaces = hosts, [host.namespace for host in hosts.values()]
         self._fabric = Fabric(profile)
-        addresses = {place.address: name for name, place in hosts.items()}
-        self._switch = Switch(self._fabric, {name: place.tun for name, place in hosts.items()}, addresses)
+        addresses = {host.address: name for name, host in hosts.items()}
+        self._switch = Switch(self._fabric, {name: host.tun for name, host in hosts.items()}, addresses)
         self._seen = 0, 0
 
     def run(self, stop: Callable[[], bool]) -> None:
@@ -154,8 +154,8 @@ class TcBackend(Backend):
 
     name = TC
 
-    def __init__(self, plan: NetworkPlan, hosts: dict[str, Place], now: Callable[[], float] = time.monotonic) -> None:
-        self.places, self.namespaces = hosts, plan.namespaces
+    def __init__(self, plan: NetworkPlan, hosts: dict[str, HostNamespace], now: Callable[[], float] = time.monotonic) -> None:
+        self.hosts, self.namespaces = hosts, plan.namespaces
         self._plan, self._now, self._began = plan, now, now()
         self._rates = {h.name: LinkRates(h.access.up, h.access.down, h.trace) for h in plan.profile.hosts}
         self._applied = {h.name: (h.access.up, h.access.down) for h in plan.profile.hosts}
@@ -199,8 +199,9 @@ def _open_tc(profile: Profile, prefix: str) -> Iterator[Backend]:
             _call(command)
         hosts = {}
         for host in profile.hosts:
-            where = plan.namespace(host.name)
-            hosts[host.name] = Place(host.name, where, plan.address(host.name), -1, congestion_in(where, profile.congestion))
+            where, address = plan.namespace(host.name), plan.address(host.name)
+            congestion = congestion_in(where, profile.congestion)
+            hosts[host.name] = HostNamespace(host.name, where, address, tun=-1, congestion=congestion)
         yield TcBackend(plan, hosts)
     finally:
         remove(plan.namespaces)

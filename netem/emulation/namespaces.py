@@ -39,7 +39,7 @@ _CLONE_NEWNET = 0x40000000
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HostNamespace:
     """The namespace in which a host's programs run."""
 
     name: str
@@ -71,29 +71,29 @@ def check_possible() -> None:
 
 
 @contextmanager
-def places(names: Sequence[str], *, mtu: int, prefix: str, congestion: str = "") -> Iterator[dict[str, Place]]:
+def open_namespaces(names: Sequence[str], *, mtu: int, prefix: str, congestion: str = "") -> Iterator[dict[str, HostNamespace]]:
     """A namespace called PREFIX-NAME for each of `names`, removed when the block ends. UsageError where they cannot be made."""
     check_possible()
     if len(names) > NETWORK.num_addresses - 2:
         raise UsageError(f"{len(names)} hosts: at most {NETWORK.num_addresses - 2}")
-    made: dict[str, Place] = {}
+    made: dict[str, HostNamespace] = {}
     try:
         for number, name in enumerate(names, start=1):
             namespace = f"{prefix}-{name}"
             _ip("netns", "add", namespace)
-            made[name] = Place(name, namespace, "", -1, "")
+            made[name] = HostNamespace(name, namespace, "", -1, "")
             address = str(NETWORK[number])
             tun = _tun_in(namespace)
-            made[name] = Place(name, namespace, address, tun, congestion_in(namespace, congestion))
+            made[name] = HostNamespace(name, namespace, address, tun, congestion_in(namespace, congestion))
             _ip("-n", namespace, "link", "set", "lo", "up")
             _ip("-n", namespace, "link", "set", DEVICE, "mtu", str(mtu), "txqueuelen", str(QUEUE), "up")
             _ip("-n", namespace, "addr", "add", f"{address}/{NETWORK.prefixlen}", "dev", DEVICE)
         yield made
     finally:
-        for place in made.values():
-            if place.tun >= 0:
-                os.close(place.tun)
-            subprocess.run(["ip", "netns", "del", place.namespace], capture_output=True, check=False)
+        for host in made.values():
+            if host.tun >= 0:
+                os.close(host.tun)
+            subprocess.run(["ip", "netns", "del", host.namespace], capture_output=True, check=False)
 
 
 def _ip(*arguments: str) -> None:

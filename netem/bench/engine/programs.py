@@ -1,5 +1,6 @@
-"""The measured processes of the engine's environment (`rival`): started, asked, held still while others are measured. Must not
-know what they measure."""
+"""The measured processes of the engine's environment, each a `vllm_alone`: started, asked, held still while others are measured.
+
+Must not know what they measure."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ class VllmProgram:
 
 
 @asynccontextmanager
-async def open_rival(kind: str, settings: dict[str, Any], python: str, log: Path) -> AsyncIterator[VllmProgram]:
+async def open_vllm_program(kind: str, settings: dict[str, Any], python: str, log: Path) -> AsyncIterator[VllmProgram]:
     """Started and ready. `-P`: nothing that lies beside the program is importable, as it is another environment's."""
     with packages(python) as root, open(log, "wb") as out:  # noqa: ASYNC230
         process = start(
@@ -53,9 +54,9 @@ async def open_rival(kind: str, settings: dict[str, Any], python: str, log: Path
             environment=child_environment(root=root),
         )  # fmt: skip
         try:
-            rival = VllmProgram(kind, process, log)
-            await rival.answer()
-            yield rival
+            program = VllmProgram(kind, process, log)
+            await program.answer()
+            yield program
         finally:
             signal_group(process, signal.SIGKILL)
             process.wait()
