@@ -191,7 +191,9 @@ def run_contest(
     late = list(joiners(faults))
     with underlay(profile, backend) as network, open_folder(copies) as folder:
         sites = {host.name: host.site for host in profile.hosts}
-        with open_players(network, player_argv, folder, options=options or {}, late=late, sites=sites) as players:
+        with open_players(
+            network.addresses, player_argv, folder, options=options or {}, on_host=network.command, late=late, sites=sites
+        ) as players:
             for number in range(1, rounds + 1):
                 trouble = None
                 if number == rounds and faults:

@@ -17,10 +17,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from netem.contest.players.events import Command, EndPlayer, Links, Role, command_line
-from netem.emulation.underlay import Underlay
 from netem.networks.profile import LEARNER
 from netem.processes.children import MODEST
 from p2p.errors import ShoalError
@@ -86,7 +85,7 @@ class Players:
             stdin = self._processes[name].stdin
             assert stdin is not None
             try:
-                stdin.write(command_line(command).encode())
+                stdin.write(command_line(command))
                 stdin.flush()
             except OSError:
                 pass
@@ -174,19 +173,22 @@ class Players:
 
 @contextmanager
 def open_players(
-    network: Underlay, player_argv: Callable[[Role], list[str]], folder: Path, options: dict[str, Any], late: list[str],
-    sites: Mapping[str, str],
+    hosts: Mapping[str, str], player_argv: Callable[[Role], list[str]], folder: Path, *, options: dict[str, Any],
+    on_host: Callable[[str, list[str]], list[str]] = lambda host, command: command, late: Sequence[str] = (),
+    sites: Mapping[str, str] | None = None,
 ) -> Iterator[Players]:
-    """The source first, then the nodes but the late ones; all ready. Whatever they are doing, they are gone at the end.
-    `sites`: host -> its site."""
-    hosts = network.addresses
+    """The source first, then the nodes but the late ones; all ready and linked. At the end they are gone, whatever they do.
+
+    `hosts`: host -> its IPv4 address. `on_host(host, command)`: what runs a command there. `sites`: host -> its site.
+    """
 
     def launch(players: Players, name: str) -> None:
-        own = folder / name
-        own.mkdir()
-        kind: Literal["source", "node"] = "source" if name == LEARNER else "node"
-        role = Role(kind, name, hosts[name], str(own), hosts, LEARNER, options, late, sites.get(name, ""))
-        players.start(name, network.command(name, player_argv(role)), folder / f"{name}.log")
+        (folder / name).mkdir()
+        role = Role(
+            role="source" if name == LEARNER else "node", name=name, address=hosts[name], directory=str(folder / name),
+            hosts=dict(hosts), source=LEARNER, options=options, late=list(late), site=(sites or {}).get(name, ""),
+        )  # fmt: skip
+        players.start(name, on_host(name, player_argv(role)), folder / f"{name}.log")
 
     players = Players(launch)
     try:

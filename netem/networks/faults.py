@@ -12,71 +12,53 @@ from netem.networks.bound import profile_bound
 from netem.networks.profile import LEARNER, Profile
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kill:
+@dataclass(frozen=True, kw_only=True)
+class HostFault:
+    """Something that happens to one host, `at` seconds after the publication."""
+
+    at: float
+    host: str
+
+
+class Kill(HostFault):
     """The host's program is gone for good."""
 
-    at: float
-    host: str
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
+class Stop(HostFault):
     """The host's program is stopped (SIGSTOP): its connections stay and nothing moves."""
 
-    at: float
-    host: str
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Continue:
+class Continue(HostFault):
     """The host's stopped program goes on (SIGCONT)."""
 
-    at: float
-    host: str
+
+class Join(HostFault):
+    """The host's program starts only now."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetRates:
-    """The host's access link has these rates from then on."""
+class Corrupt(HostFault):
+    """From then on every chunk that the host sends has a wrong byte in it."""
 
-    at: float
-    host: str
+
+class Withhold(HostFault):
+    """From then on the host sends no chunk any more, not even those seeded to it. It still receives and announces chunks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetRates(HostFault):
+    """The host's access link has these rates from then on, in bit/s."""
+
     up: float
     down: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Outage:
     """For `seconds` no packet leaves or reaches the host; without a host, none of all hosts."""
 
     at: float
     seconds: float
     host: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Join:
-    """The host's program starts only now."""
-
-    at: float
-    host: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Corrupt:
-    """From then on every chunk that the host sends has a wrong byte in it."""
-
-    at: float
-    host: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Withhold:
-    """From then on the host sends no chunk any more, not even those seeded to it. It still receives and announces chunks."""
-
-    at: float
-    host: str
 
 
 Fault = Kill | Stop | Continue | SetRates | Outage | Join | Corrupt | Withhold

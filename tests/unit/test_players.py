@@ -7,13 +7,13 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 import trio.testing
 from blake3 import blake3
+from msgspec.structs import replace
 from pydantic import TypeAdapter
 
 from netem.contest.contest import Round
@@ -57,7 +57,7 @@ COMMANDS = [
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_come_back(command: Command) -> None:
     line = command_line(command)
-    assert line.endswith("\n") and line.count("\n") == 1
+    assert line.endswith(b"\n") and line.count(b"\n") == 1
     assert parse_command(line) == command
 
 
@@ -78,7 +78,7 @@ def test_roles_come_back_and_must_fit() -> None:
     for wrong in (replace(NODE, role="source"), replace(NODE, name="node-9"), replace(NODE, source="nobody")):
         with pytest.raises(UsageError, match="role: "):
             Role.parse(wrong.text())
-    with pytest.raises(UsageError, match="role: colour"):
+    with pytest.raises(UsageError, match="role: Object contains unknown field `colour`"):
         Role.parse(json.dumps({**json.loads(NODE.text()), "colour": "red"}))
 
 
@@ -108,14 +108,14 @@ sys.exit(serve(sys.argv, Both))
 """
 
 
-def played(commands: list[str]) -> Iterator[Any]:
+def played(commands: list[bytes]) -> Iterator[Any]:
     """Events of PLAYER; each command is written once the one before was answered, and the end of stdin comes last."""
     argv = [sys.executable, "-c", PLAYER, NODE.text()]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdin is not None and process.stdout is not None
         for command in commands:
             yield json.loads(process.stdout.readline())
-            process.stdin.write(command.encode())
+            process.stdin.write(command)
             process.stdin.flush()
         process.stdin.close()
         for line in process.stdout:
@@ -143,13 +143,13 @@ def test_a_player_ends_with_its_stdin() -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ('{"do":"sing"}\n', "no command"),
+        (b'{"do":"sing"}\n', "no command"),
         (command_line(Expect(0, "", 1, {})), "lost"),
         (command_line(Publish(3)), "round 3 is not the latest"),
         (command_line(TurnRogue("corrupt")), "cannot be turned"),
     ],
 )
-def test_a_player_that_fails_says_why(line: str, why: str) -> None:
+def test_a_player_that_fails_says_why(line: bytes, why: str) -> None:
     *_, failed, status = played([line])
     assert failed["event"] == "failed" and why in failed["why"] and status == 1
 
