@@ -9,14 +9,21 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 from netem.emulation.fabric import Fabric
-from netem.emulation.namespaces import HostNamespace, check_namespaces, check_possible, congestion_in, open_namespaces
+from netem.emulation.namespaces import (
+    HostNamespace,
+    call,
+    check_namespaces,
+    check_possible,
+    congestion_in,
+    open_namespaces,
+    remove,
+)
 from netem.emulation.switch import IDLE_S, Switch
 from netem.emulation.tc import LinkRates, NetworkPlan, dropped_and_lost, needs_netem, rate_commands, stats_commands, up_commands
 from netem.networks.profile import Profile
@@ -96,14 +103,14 @@ def why_not_tc(*, netem: bool = True) -> str:
     rate = ["class", "add", "dev", "lo", "parent", "1:", "classid", "1:10", "htb", "rate", "1mbit"]
     delay = ["qdisc", "add", "dev", "lo", "parent", "1:10", "handle", "101:", "netem", "delay", "1ms"]
     bfifo = ["qdisc", "add", "dev", "lo", "parent", "101:1" if netem else "1:10", "handle", "102:", "bfifo", "limit", "3000"]
-    _call(["ip", "netns", "add", probe])
+    call("ip", "netns", "add", probe)
     try:
         for name, words in (("htb", htb), ("htb", rate), *([("netem", delay)] if netem else []), ("bfifo", bfifo)):
             done = subprocess.run(["tc", "-n", probe, *words], capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 return f"this kernel lacks sch_{name} ({' '.join(done.stderr.split()) or 'tc failed'})"
     finally:
-        subprocess.run(["ip", "netns", "del", probe], capture_output=True, check=False)
+        remove([probe])
     return ""
 
 
@@ -142,11 +149,7 @@ class SwitchBackend(Backend):
         return Weather(late, self._seen[0] - before[0], self._seen[1] - before[1])
 
     def set_rates(self, host: str, up: float, down: float, seconds: float | None) -> None:
-        self._switch.call(partial(_set_rates, host, up, down, seconds))
-
-
-def _set_rates(host: str, up: float, down: float, seconds: float | None, fabric: Fabric, now: float) -> None:
-    fabric.set_rates(now, host, up, down, seconds)
+        self._switch.call(lambda fabric, now: fabric.set_rates(now, host, up, down, seconds))
 
 
 class TcBackend(Backend):
@@ -168,7 +171,7 @@ class TcBackend(Backend):
             time.sleep(IDLE_S)
 
     def weather(self) -> Weather:
-        said = [_call(command) for command in stats_commands(self._plan)]
+        said = [call(*command) for command in stats_commands(self._plan)]
         before, self._seen = self._seen, dropped_and_lost(said)
         return Weather(0.0, self._seen[0] - before[0], self._seen[1] - before[1])
 
@@ -186,7 +189,7 @@ class TcBackend(Backend):
                 wanted = rates.at(now)
                 if wanted != self._applied[host]:
                     for command in rate_commands(self._plan, host, *wanted):
-                        _call(command)
+                        call(*command)
                     self._applied[host] = wanted
 
 
@@ -196,7 +199,7 @@ def _open_tc(profile: Profile, prefix: str) -> Iterator[Backend]:
     plan = NetworkPlan(profile, prefix)
     try:
         for command in up_commands(plan):
-            _call(command)
+            call(*command)
         hosts = {}
         for host in profile.hosts:
             where, address = plan.namespace(host.name), plan.address(host.name)
@@ -205,16 +208,3 @@ def _open_tc(profile: Profile, prefix: str) -> Iterator[Backend]:
         yield TcBackend(plan, hosts)
     finally:
         remove(plan.namespaces)
-
-
-def remove(namespaces: Sequence[str]) -> None:
-    """Delete those of `namespaces` that exist, and their devices with them."""
-    for namespace in namespaces:
-        subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
-
-
-def _call(command: Sequence[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise UsageError(f"{' '.join(command)}: {' '.join(done.stderr.split()) or 'failed'}")
-    return done.stdout

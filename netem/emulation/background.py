@@ -18,8 +18,8 @@ from typing import Any
 
 import psutil
 
-from netem.emulation.backends import AUTO, choose, open_backend, remove
-from netem.emulation.namespaces import check_namespaces
+from netem.emulation.backends import AUTO, choose, open_backend
+from netem.emulation.namespaces import check_namespaces, remove
 from netem.networks.profile import LEARNER, Profile, load_profile
 from p2p.errors import ShoalError, UsageError
 from p2p.files import write_whole

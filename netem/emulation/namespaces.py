@@ -12,7 +12,7 @@ import os
 import shutil
 import struct
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,10 +50,6 @@ class HostNamespace:
     congestion: str
     """TCP congestion control in force there: the one asked for, or the kernel's own where it lets no namespace choose"""
 
-    def command(self, argv: Sequence[str]) -> list[str]:
-        """`argv` as a command that runs in this host's network."""
-        return ["ip", "netns", "exec", self.namespace, *argv]
-
 
 def check_namespaces() -> None:
     """UsageError where namespaces cannot be made: not root, or no program ip."""
@@ -80,26 +76,34 @@ def open_namespaces(names: Sequence[str], *, mtu: int, prefix: str, congestion: 
     try:
         for number, name in enumerate(names, start=1):
             namespace = f"{prefix}-{name}"
-            _ip("netns", "add", namespace)
+            call("ip", "netns", "add", namespace)
             made[name] = HostNamespace(name, namespace, "", -1, "")
             address = str(NETWORK[number])
             tun = _tun_in(namespace)
             made[name] = HostNamespace(name, namespace, address, tun, congestion_in(namespace, congestion))
-            _ip("-n", namespace, "link", "set", "lo", "up")
-            _ip("-n", namespace, "link", "set", DEVICE, "mtu", str(mtu), "txqueuelen", str(QUEUE), "up")
-            _ip("-n", namespace, "addr", "add", f"{address}/{NETWORK.prefixlen}", "dev", DEVICE)
+            call("ip", "-n", namespace, "link", "set", "lo", "up")
+            call("ip", "-n", namespace, "link", "set", DEVICE, "mtu", str(mtu), "txqueuelen", str(QUEUE), "up")
+            call("ip", "-n", namespace, "addr", "add", f"{address}/{NETWORK.prefixlen}", "dev", DEVICE)
         yield made
     finally:
         for host in made.values():
             if host.tun >= 0:
                 os.close(host.tun)
-            subprocess.run(["ip", "netns", "del", host.namespace], capture_output=True, check=False)
+        remove(host.namespace for host in made.values())
 
 
-def _ip(*arguments: str) -> None:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+def call(*command: str) -> str:
+    """What `command` prints. UsageError, with what it said, when it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise UsageError(f"ip {' '.join(arguments)}: {done.stderr.strip() or 'failed'}")
+        raise UsageError(f"{' '.join(command)}: {' '.join(done.stderr.split()) or 'failed'}")
+    return done.stdout
+
+
+def remove(namespaces: Iterable[str]) -> None:
+    """Delete those of `namespaces` that exist, and their devices with them."""
+    for namespace in namespaces:
+        subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
 
 
 def congestion_in(namespace: str, wanted: str) -> str:

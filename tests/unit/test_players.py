@@ -33,7 +33,7 @@ from netem.contest.players.events import (
     parse_command,
 )
 from netem.contest.players.rogue import Conduct, RogueChannel
-from netem.contest.players.shard import LAYOUTS, upstream_of
+from netem.contest.players.shard import upstream_of
 from netem.networks.profile import Profile, build_profile
 from p2p.channel.memory import MemorySwitch
 from p2p.channel.port import BULK
@@ -43,7 +43,8 @@ from p2p.protocol.versions import Chunk, Have
 from p2p.protocol.wire import encode
 
 HOSTS = {"learner": "10.77.0.1", "node-1": "10.77.0.2", "node-2": "10.77.0.3"}
-NODE = Role("node", "node-1", HOSTS["node-1"], "/nowhere", HOSTS, "learner", {"width": 1})
+TREE = {"node-1": ["learner"], "node-2": ["node-1"]}
+NODE = Role("node", "node-1", HOSTS["node-1"], "/nowhere", HOSTS, "learner", {"upstream": TREE})
 
 COMMANDS = [
     Links(), Prepare(0, 1 << 20, 7), Expect(3, "ab", 5, {"torrent": "xyz"}), Expect(3, "ab", 5, {}), Publish(1), AskAccount(2),
@@ -294,25 +295,12 @@ def test_other_rounds_and_wrong_hosts_do_not_count() -> None:
 # --- the rest ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", list(LAYOUTS))
-@pytest.mark.parametrize("width", [1, 2, 3, 8, 20])
-def test_trees_reach_everyone(layout: str, width: int) -> None:
-    nodes = [f"node-{i}" for i in range(8)]
-    tree = LAYOUTS[layout]("source", nodes, width)
-    assert list(tree) == nodes
-    reached = {"source"}
-    for name in nodes:  # in this order nobody waits for one that comes later, so that the tree can start
-        assert tree[name] and set(tree[name]) <= reached
-        reached.add(name)
-    assert sum("source" in upstream for upstream in tree.values()) >= min(width, 8)
-
-
 def test_upstreams_of_a_role() -> None:
     assert upstream_of(NODE) == ["learner"]
     second = replace(NODE, name="node-2")
     assert upstream_of(second) == ["node-1"]
     assert upstream_of(replace(second, options={"upstream": {"node-2": ["learner", "node-1"]}})) == ["learner", "node-1"]
-    for options in ({"layout": "ring"}, {"width": 0}, {"upstream": {}}, {"upstream": {"node-2": ["node-2"]}},
+    for options in ({}, {"upstream": {}}, {"upstream": {"node-2": ["node-2"]}},
                     {"upstream": {"node-2": ["moon"]}}):  # fmt: skip
         with pytest.raises(UsageError, match="option"):
             upstream_of(replace(second, options=options))

@@ -107,14 +107,19 @@ def network(backend: str, profile: dict[str, Any] = PROFILE) -> Iterator[tuple[d
             thread.join()
 
 
+def on_host(host: HostNamespace, *argv: str) -> list[str]:
+    """The command that runs `argv` in the host's network."""
+    return ["ip", "netns", "exec", host.namespace, *argv]
+
+
 def pair(server: HostNamespace, text: str, client: HostNamespace, sender: str, *arguments: str) -> tuple[str, str]:
     """Run `text` on one host and, once it is up, `sender` on the other; what the two printed."""
-    command = server.command([sys.executable, "-c", text])
+    command = on_host(server, sys.executable, "-c", text)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None and process.stdout.readline() == "up\n"
             done = subprocess.run(
-                client.command([sys.executable, "-c", sender, server.address, *arguments]),
+                on_host(client, sys.executable, "-c", sender, server.address, *arguments),
                 capture_output=True, text=True, timeout=60, check=True,
             )  # fmt: skip
             if text is ECHO:

@@ -88,14 +88,13 @@ class ShoalPlayer(SwarmOwner):
     def __init__(self, role: Role, network: Network) -> None:
         self.hosts, self.is_source, options = role.hosts, role.role == "source", role.options
         self.late = {*role.late} - {role.name}
-        self.chunk_bytes: int | None = options.get("chunk_bytes")
         self.segment_bytes: int = options.get("segment_bytes", SEGMENT)
         self.head = key_of(role.source)
         address = f"/ip4/{self.hosts[role.source]}/tcp/{PORT}/p2p/{self.head.peer_id}"
         self.directory = Path(role.directory)
         self.store = ChunkStore(self.directory / "chunks")
         part = SourceRole(RUN, epoch=1, mesh=options.get("mesh", MESH)) if self.is_source else FollowerRole(
-            make_ticket(self.head, RUN, (address,)), dialable=options.get("dialable", True), site=role.site
+            make_ticket(self.head, RUN, (address,)), site=role.site
         )  # fmt: skip
         policy = options.get("policy", DEFAULT)
         self.swarm = CountingSwarm(network, key_of(role.name), self.store, part, self, name=role.name, policy=policy)
@@ -198,7 +197,7 @@ class ShoalPlayer(SwarmOwner):
         at = time.monotonic()
         state = self.states.pop(number)
         base = FlatState.in_memory(state.layout)  # never written, so it takes no memory
-        chunk = self.chunk_bytes or chunk_bytes_for(state.layout.nbytes)
+        chunk = chunk_bytes_for(state.layout.nbytes)
         now = int(time.time())
         header = Header(
             run=RUN, version=Version(1, number), kind="delta", base=Version(1, number - 1), base_digest=base.digest(),
