@@ -222,7 +222,8 @@ class _Bench:
         cpu: dict[str, list[float]] = {}
         async with AsyncExitStack() as stack:
             swarm = await stack.enter_async_context(open_swarm(
-                model, self.folder / f"{model.name}-run", b.engine, b.python, b.count, b.length, new, b.running, b.dtype,
+                model, self.folder / f"{model.name}-run", engine=b.engine, python=b.python, count=b.count, length=b.length,
+                new=new, running=b.running, dtype=b.dtype,
             ))  # fmt: skip
             client = await self._engine(stack, model)
             rows = [TokenMaker("process", client), TokenMaker("node", swarm)]
