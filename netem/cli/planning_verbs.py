@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_verbs(verbs: Any, verb: AddVerb) -> None:
+    """`verbs`: argparse's subparsers of the whole command."""
     what = "simulate what a run would cost: a fleet with prices, a model and a learner, or the setting of a paper"
     p = verb("simulate", _simulate, what, verbs)
     p.add_argument("scenario", nargs="?", metavar="SCENARIO.toml", type=Path, help="file with fleet, model and learner")

@@ -229,7 +229,7 @@ def _bench_broadcast(args: argparse.Namespace) -> dict[str, Any]:
             args.where = file
             file.parent.mkdir(parents=True, exist_ok=True)
             file.touch()
-    result = bench(names, policies, args.repeat, args.mtu, _say, args.backend)
+    result = bench(names, policies, args.repeat, mtu=args.mtu, say=_say, backend=args.backend)
     print_bench(result)
     if args.markdown is not None:
         write_markdown(result, args.markdown)
@@ -309,7 +309,7 @@ def _bench_rollouts(args: argparse.Namespace) -> dict[str, Any]:
     settings = settings_of(args.staleness, args.steps, args.seed)
     names = args.workloads.split(",") if args.workloads else list(cases(args.seed))
     policies = args.policies.split(",") if args.policies else list(POLICIES)
-    result = bench_rollouts(names, policies, settings, not args.no_ablations, len(os.sched_getaffinity(0)), _say)
+    result = bench_rollouts(names, policies, settings, ablate=not args.no_ablations, jobs=len(os.sched_getaffinity(0)), say=_say)
     print_rollouts(result)
     if args.real:
         from netem.bench.chaos.bench import bench_chaos, describe

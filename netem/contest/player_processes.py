@@ -78,6 +78,7 @@ class Players:
         signal_group(self._processes[name], number)
 
     def start(self, name: str, command: list[str], log: Path) -> None:
+        """Start `name`'s player; what it writes to stderr goes to `log`."""
         pipe = subprocess.PIPE
         self._processes[name] = start(command, stdin=pipe, stdout=pipe, stderr=log, environment=child_environment(MODEST))
         self._logs[name] = log

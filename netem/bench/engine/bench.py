@@ -34,8 +34,10 @@ PAUSE_FACTOR, SHARE, APPLY_GBPS = 1.5, 0.9, 1.0
 GB of touched state a second."""
 
 IN_FLIGHT = 32
+"""Sequences in flight while an update is measured."""
+
 SEQUENCES = {"270m": 8, "0.6b": 4, "1.2b": 2}
-"""In flight where 32 would take minutes to prefill on a processor."""
+"""Model -> sequences in flight where IN_FLIGHT would take minutes to prefill on a processor."""
 
 VLLM_PROGRAMS = (("offline", "offline", False), ("spread", "offline", True), ("core", "core", False))
 """Name of a row of throughput, kind of its process (`vllm_alone`), whether vLLM may spread over several processes."""

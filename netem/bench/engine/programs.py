@@ -36,6 +36,7 @@ class VllmProgram:
         return await self.answer()
 
     async def answer(self) -> dict[str, Any]:
+        """Its next answer, after which it is held still. ShoalError when it ends instead."""
         assert self._process.stdout is not None
         line = await trio.to_thread.run_sync(self._process.stdout.readline)
         if not line:

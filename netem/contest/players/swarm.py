@@ -62,6 +62,7 @@ def key_of(name: str) -> Identity:
 
 
 def contest_layout(nbytes: int) -> Layout:
+    """Tensors for a payload of `nbytes` bytes, TENSOR_WORDS each but the last."""
     words, tensors = nbytes // 2, []
     for i, start in enumerate(range(0, words, TENSOR_WORDS)):
         tensors.append((f"block.{i}.weight", "bfloat16", (min(TENSOR_WORDS, words - start),)))
@@ -282,7 +283,9 @@ class ShoalPlayer(SwarmOwner):
         manifest = self.swarm.spreads[self.mids[number]].manifest
         header = manifest.header
         size = manifest.seal.size if manifest.seal is not None else 0
-        entry = CatalogEntry(manifest.mid, "delta", header.version, header.base, header.base_digest, b"", size)
+        entry = CatalogEntry(
+            manifest.mid, "delta", header.version, base=header.base, base_digest=header.base_digest, state_digest=b"", size=size
+        )
         return Catalog(Version(1, number - 1), (entry,))
 
     async def _catch_up(self, entry: CatalogEntry) -> None:
