@@ -32,8 +32,9 @@ from learner.rollouts.controller import Rollouts
 from learner.rollouts.group_spec import RolloutSettings
 from learner.rollouts.outcomes import Sampling
 from learner.tasks.registry import make_task
+from netem.bench.head.board import VOCABULARY, Board
 from netem.bench.head.meter import Look, Meter, spread
-from netem.bench.head.simulated_nodes import STOP, VOCABULARY, Board, NodesSettings
+from netem.bench.head.simulated_nodes import STOP, NodesSettings
 from netem.bench.head.twins import FakeTokenizer, Trainer
 from netem.bench.real_head import RealHead, open_real_head
 from p2p.errors import ShoalError, UsageError

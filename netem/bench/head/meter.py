@@ -13,7 +13,8 @@ import psutil
 
 from learner.journal.records import Piece
 from learner.rollouts.controller import Rollouts
-from netem.bench.head.simulated_nodes import STOP, Board, age_s
+from netem.bench.head.board import Board, age_s
+from netem.bench.head.simulated_nodes import STOP
 from p2p.protocol.generation import Tokens
 
 SAMPLE_EVERY = 8

@@ -6,7 +6,7 @@ alone. A node here joins with the ticket, says its status, takes requests and st
 decode in lockstep, and each draws its length when it begins. A token's id is the time at which it was made (`stamp`), so that
 the head's side can tell how old a token is without another message.
 
-`Board` is a page of memory that both processes map. Must not know the head's inside.
+Must not know the head's inside.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import msgpack
 import numpy as np
 import trio
 
+from netem.bench.head.board import TICKS_PER_S, Board, digest_path, stamp
 from p2p.channel.libp2p import open_libp2p_network
 from p2p.channel.port import BULK, CONTROL, Channel
 from p2p.errors import ChannelClosed, ShoalError
@@ -47,12 +48,6 @@ STOP = 0
 
 NO_VERSION = Version(0, 0)
 """The version of a node that has installed none."""
-
-VOCABULARY = 1 << 31
-"""Token ids are below this: as many as a stamp needs."""
-
-TICKS_PER_S = 100_000
-"""Of a token's stamp: 10 us, and six hours until it would not fit a token id."""
 
 JOINING = 16
 """Nodes that shake hands at once."""
@@ -82,38 +77,6 @@ class NodesSettings:
     flush_s: float
     flush_tokens: int
     seed: int
-
-
-class Board:
-    """int64 words that both processes see."""
-
-    WORDS = ("phase", "epoch", "step", "joined", "busy", "made", "sent", "messages", "late_us", "cpu_us")
-    RUN, STOP = 0, 1
-
-    def __init__(self, path: Path, *, create: bool = False) -> None:
-        mode: Any = "w+" if create else "r+"
-        self._words = np.memmap(path, dtype=np.int64, mode=mode, shape=(len(self.WORDS),))
-
-    def __getitem__(self, word: str) -> int:
-        return int(self._words[self.WORDS.index(word)])
-
-    def __setitem__(self, word: str, value: int) -> None:
-        self._words[self.WORDS.index(word)] = value
-
-
-def stamp(at: float, origin: float) -> int:
-    """The id of a token made at monotonic time `at`; 0 is the stop token's."""
-    return 1 + max(0, int((at - origin) * TICKS_PER_S)) % (VOCABULARY - 1)
-
-
-def age_s(ids: np.ndarray, now: float, origin: float) -> np.ndarray:
-    """Seconds since these tokens (uint32 ids) were made."""
-    return (now - origin) - (ids.astype(np.float64) - 1) / TICKS_PER_S
-
-
-def digest_path(board: str) -> Path:
-    """Where the head's side writes the digest that nodes must report."""
-    return Path(board + ".digest")
 
 
 @dataclass(slots=True)

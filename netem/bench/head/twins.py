@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from learner.client.messages import CommitStep, NextBatch
-from netem.bench.head.simulated_nodes import Board, digest_path
+from netem.bench.head.board import Board, digest_path
 from netem.bench.real_head import RealHead
 from p2p.layout import Layout
 from p2p.weights.state import FlatState
