@@ -10,15 +10,14 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from netem.contest.contest import Round
-from netem.contest.player_processes import READY_S, Players
+from netem.contest.player_processes import open_players
 from netem.contest.players import peer_argv
-from netem.contest.players.events import AskAccount, Expect, Links, Prepare, Publish, Role
+from netem.contest.players.events import AskAccount, Expect, Prepare, Publish
 from netem.networks.profile import LEARNER
 from p2p.errors import ShoalError, UsageError
 from p2p.limits import DEFAULT_SEGMENT, MIB
@@ -27,11 +26,16 @@ BOUND = 300 * MIB
 """Above idle, of source and node, for a version of 1 GiB."""
 
 SAMPLE_S = 0.05
+"""Seconds between two looks at a process: short, since a peak may last only as long as one segment is decoded."""
+
 NODE = "node-1"
+"""Name of the peer that receives."""
+
 COPIES = 5
-"""Of the payload on disk: chunks and state of both, and room."""
+"""Copies of the payload that the disk must have room for: chunks and state of both peers, and one to spare."""
 
 ANSWER_S = 120.0
+"""Seconds that a player has to make the state or to give its account."""
 
 
 def measure_memory(payload_bytes: int, folder: Path | None = None, cut_s: float = 600.0) -> dict[str, Any]:
@@ -49,9 +53,13 @@ def measure_memory(payload_bytes: int, folder: Path | None = None, cut_s: float 
 
 def _measure(size: int, folder: Path, cut_s: float) -> dict[str, Any]:
     # Addresses of their own: another contest may be on this machine.
-    own = f"{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
-    hosts = {name: f"127.{net + (os.getpid() >> 16)}.{own}" for name, net in ((LEARNER, 64), (NODE, 128))}
-    with _players(hosts, folder) as players, _sampled({name: players.pid(name) for name in hosts}) as anonymous:
+    last = f"{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
+    hosts = {name: f"127.{net + (os.getpid() >> 16)}.{last}" for name, net in ((LEARNER, 64), (NODE, 128))}
+    options = {"segment_bytes": DEFAULT_SEGMENT}  # as a run has it unless told otherwise; contests have smaller ones
+    with (
+        open_players(hosts, peer_argv("shoal"), folder, options=options) as players,
+        Anonymous({name: players.pid(name) for name in hosts}) as anonymous,
+    ):
         idle = anonymous.mark()
         players.tell([LEARNER], Prepare(1, size, 1))
         prepared = players.gather("prepared", [LEARNER], ANSWER_S)[LEARNER]
@@ -85,7 +93,7 @@ def describe(result: dict[str, Any]) -> str:
 class Anonymous:
     """Anonymous memory of processes, looked at every SAMPLE_S until `stop`."""
 
-    def __init__(self, pids: dict[str, int]) -> None:
+    def __init__(self, pids: Mapping[str, int]) -> None:
         self._pids, self._over, self._lock = pids, threading.Event(), threading.Lock()
         self.peak = self._look()
         self.samples = 0
@@ -98,7 +106,14 @@ class Anonymous:
             self.peak = self._look()
             return dict(self.peak)
 
+    def __enter__(self) -> Anonymous:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def stop(self) -> None:
+        """Look no more."""
         self._over.set()
         self._thread.join()
 
@@ -120,35 +135,3 @@ def anonymous_bytes(pid: int) -> int:
     except (FileNotFoundError, ProcessLookupError):
         return 0
     return next((1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon:")), 0)
-
-
-@contextmanager
-def _sampled(pids: dict[str, int]) -> Iterator[Anonymous]:
-    anonymous = Anonymous(pids)
-    try:
-        yield anonymous
-    finally:
-        anonymous.stop()
-
-
-@contextmanager
-def _players(hosts: dict[str, str], folder: Path) -> Iterator[Players]:
-    argv = peer_argv("shoal")
-
-    def launch(players: Players, name: str) -> None:
-        own = folder / name
-        own.mkdir()
-        options = {"segment_bytes": DEFAULT_SEGMENT}  # as a run has it unless told otherwise; contests have smaller ones
-        role = Role("source" if name == LEARNER else "node", name, hosts[name], str(own), hosts, LEARNER, options)
-        players.start(name, argv(role), folder / f"{name}.log")
-
-    players = Players(launch)
-    try:
-        for name in hosts:
-            players.launch(name)
-            players.gather("ready", [name], READY_S)
-        players.tell(players.names, Links())
-        players.gather("linked", players.names, READY_S)
-        yield players
-    finally:
-        players.end()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_verbs(verbs: Any, verb: AddVerb) -> None:
+    """`verbs`: argparse's subparsers of the whole command."""
     what = "simulate what a run would cost: a fleet with prices, a model and a learner, or the setting of a paper"
     p = verb("simulate", _simulate, what, verbs)
     p.add_argument("scenario", nargs="?", metavar="SCENARIO.toml", type=Path, help="file with fleet, model and learner")
@@ -78,23 +81,16 @@ def _simulate(args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-class _bar:
+@contextmanager
+def _bar(steps: int) -> Iterator[Callable[[int], None]]:
     """A progress bar on stderr, where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    def __init__(self, steps: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeRemainingColumn())
-        self.progress = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
-        self.task = self.progress.add_task("", total=steps)
-
-    def __enter__(self) -> Any:
-        self.progress.start()
-        return lambda step: self.progress.update(self.task, completed=step)
-
-    def __exit__(self, *error: object) -> None:
-        self.progress.stop()
+    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("", total=steps)
+        yield lambda step: progress.update(task, completed=step)
 
 
 def _plan(args: argparse.Namespace) -> dict[str, Any]:

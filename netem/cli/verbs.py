@@ -48,7 +48,7 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
     p.add_argument("--scenario", action="extend", nargs="+", metavar="NAME_OR_FILE",
                    help="scenarios to run (default: the README's five)")
     p.add_argument("--policies", metavar="A,B", help="systems to compare (default: all)")
-    p.add_argument("--repeat", type=int, default=3, metavar="N", help="runs of shoal, shardcast and libtorrent (default 3)")
+    _add_value(p, "--repeat", 3, "N", "runs of shoal, shardcast and libtorrent")
     p.add_argument("--mtu", type=int, metavar="N", help="MTU of all links, instead of the scenarios'")
     _add_backend(p)
     p.add_argument("--plot", type=Path, metavar="FILE", help="write a plot (PNG, SVG or PDF)")
@@ -61,28 +61,27 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
     p.add_argument("--pair", nargs=2, type=Path, metavar=("OLD.safetensors", "NEW.safetensors"), help=what)
     what = "check that the learner waits where the capacity model says so: real nodes, paced engines, emulated links (needs root)"
     p = verb("capacity", _bench_capacity, what, actions)
-    p.add_argument("--factors", default="1.15,0.8", metavar="A,B",
-                   help="tokens per second of the nodes over what the learner needs, a run each (default 1.15,0.8)")
-    p.add_argument("--steps", type=int, default=30, metavar="N", help="learner steps, of which six are not counted (default 30)")
-    p.add_argument("--nodes", type=int, default=4, metavar="N", help="number of nodes (default 4)")
-    p.add_argument("--staleness", type=int, default=3, metavar="S", help="bound in learner steps (default 3)")
+    _add_value(p, "--factors", "1.15,0.8", "A,B", "tokens per second of the nodes over what the learner needs, a run each")
+    _add_value(p, "--steps", 30, "N", "learner steps, of which six are not counted")
+    _add_value(p, "--nodes", 4, "N", "number of nodes")
+    _add_value(p, "--staleness", 3, "S", "bound in learner steps")
     what = "give the learner a local engine that makes X times what it needs and takes turns with the trainer (default 0: none)"
     p.add_argument("--local-engine", type=float, default=0.0, metavar="X", help=what)
     what = "let nodes come and go: there for S seconds in the mean, away for half of that (default 0: they stay)"
     p.add_argument("--spot", type=float, default=0.0, metavar="S", help=what)
-    p.add_argument("--seed", type=int, default=0, metavar="N", help="seed of comings and goings (default 0)")
-    p.add_argument("--link", default="home-cable", metavar="NAME", help="access link of all hosts (default home-cable)")
+    _add_value(p, "--seed", 0, "N", "seed of comings and goings")
+    _add_value(p, "--link", "home-cable", "NAME", "access link of all hosts")
     _add_backend(p)
     _add_folder(p)
     p = verb("chaos", _bench_chaos, "kill nodes and learner of a real run with SIGKILL, and say what it cost", actions)
-    p.add_argument("--steps", type=int, default=24, metavar="N", help="learner steps (default 24)")
-    p.add_argument("--nodes", type=int, default=3, metavar="N", help="number of nodes (default 3)")
-    p.add_argument("--node-kills", type=int, default=6, metavar="N", help="kills of nodes (default 6)")
-    p.add_argument("--learner-kills", type=int, default=2, metavar="N", help="kills of the learner (default 2)")
-    p.add_argument("--engine-kills", type=int, default=0, metavar="N", help="kills of engines, whose nodes stay (default 0)")
-    p.add_argument("--engine", default="transformers", metavar="KIND", help="engine of all nodes (default transformers)")
+    _add_value(p, "--steps", 24, "N", "learner steps")
+    _add_value(p, "--nodes", 3, "N", "number of nodes")
+    _add_value(p, "--node-kills", 6, "N", "kills of nodes")
+    _add_value(p, "--learner-kills", 2, "N", "kills of the learner")
+    _add_value(p, "--engine-kills", 0, "N", "kills of engines, whose nodes stay")
+    _add_value(p, "--engine", "transformers", "KIND", "engine of all nodes")
     p.add_argument("--engine-python", metavar="PATH", help="the Python of the engine's environment (default: this one)")
-    p.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the kills (default 0)")
+    _add_value(p, "--seed", 0, "N", "seed of the kills")
     p.add_argument("--temperature", type=float, default=1.0, metavar="T",
                    help="sampling temperature (default 1; 0.0001 is as good as greedy)")
     p.add_argument("--train", action="store_true", help="change the weights from step to step (default: frozen)")
@@ -93,50 +92,48 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
     p = verb("engine", _bench_engine, what, actions)
     p.add_argument("--engine", default="vllm", choices=["vllm", "transformers"], help="engine to compare (default vllm)")
     p.add_argument("--engine-python", default="", metavar="PATH", help="as for shoal node")
-    p.add_argument("--rounds", type=int, default=5, metavar="N", help="turns in which each is measured (default 5)")
-    p.add_argument("--pauses", type=int, default=5, metavar="N", help="weight updates in a turn (default 5)")
+    _add_value(p, "--rounds", 5, "N", "turns in which each is measured")
+    _add_value(p, "--pauses", 5, "N", "weight updates in a turn")
     p.add_argument("--pause", default="0.45m", metavar="MODEL",
                    help="model whose pauses are compared ('' for none; default 0.45m)")
     p.add_argument("--sizes", default="0.45m,2m,10m,57m", metavar="A,B",
                    help="models whose updates are measured (default 0.45m to 57m; also 270m, 0.6b, 1.2b)")
-    p.add_argument("--throughput", default="0.45m,57m", metavar="A,B", help="models whose tokens are counted (default 0.45m,57m)")
-    p.add_argument("--prompts", type=int, default=64, metavar="N", help="prompts of a turn (default 64)")
+    _add_value(p, "--throughput", "0.45m,57m", "A,B", "models whose tokens are counted")
+    _add_value(p, "--prompts", 64, "N", "prompts of a turn")
     p.add_argument("--new", type=int, default=0, metavar="TOKENS",
                    help="tokens made for each prompt of 40 tokens (default 512, or 64 from 20 M parameters on)")
-    p.add_argument("--running", type=int, default=32, metavar="N", help="sequences that run at once (default 32)")
+    _add_value(p, "--running", 32, "N", "sequences that run at once")
     p.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"],
                    help="type that the engine computes in (default float32)")
     _add_folder(p)
     what = "check that the head keeps up with many nodes that stream tokens, on one core (two processes over loopback)"
     p = verb("head", _bench_head, what, actions)
-    p.add_argument("--nodes", type=int, default=1000, metavar="N", help="number of nodes (default 1000)")
-    p.add_argument("--rate", type=float, default=50.0, metavar="TOKENS", help="tokens per second from each node (default 50)")
-    p.add_argument("--seconds", type=float, default=20.0, metavar="S", help="seconds that are measured (default 20)")
-    p.add_argument("--sequences", type=int, default=4, metavar="N", help="sequences at once on each node (default 4)")
-    p.add_argument("--length", type=float, default=400.0, metavar="TOKENS", help="mean tokens of a completion (default 400)")
+    _add_value(p, "--nodes", 1000, "N", "number of nodes")
+    _add_value(p, "--rate", 50.0, "TOKENS", "tokens per second from each node")
+    _add_value(p, "--seconds", 20.0, "S", "seconds that are measured")
+    _add_value(p, "--sequences", 4, "N", "sequences at once on each node")
+    _add_value(p, "--length", 400.0, "TOKENS", "mean tokens of a completion")
     p.add_argument("--flush", type=float, default=0.25, metavar="S",
                    help="seconds that a node gathers tokens before it sends them (default 0.25; 0 sends every step by itself)")
     _add_folder(p)
     what = "measure the memory that a source and a node take for one large version (over loopback)"
     p = verb("memory", _bench_memory, what, actions)
-    p.add_argument("--payload", default="1 GiB", metavar="SIZE", help="size of the version (default 1 GiB)")
+    _add_value(p, "--payload", "1 GiB", "SIZE", "size of the version")
     _add_folder(p)
     what = "compare rollouts on simulated fleets: ours, synchronous, one step off, AReaL's, ROLL's and StaleFlow's"
     p = verb("rollouts", _bench_rollouts, what, actions)
     p.add_argument("--workloads", metavar="A,B", help="workloads to run (default: all of skewed, tight, scarce, even, spot)")
     p.add_argument("--policies", metavar="A,B", help="systems to compare (default: all)")
-    p.add_argument("--staleness", type=int, default=3, metavar="S", help="bound in learner steps (default 3)")
-    p.add_argument("--steps", type=int, default=20, metavar="N",
-                   help="learner steps, of which the first 4 are not counted (default 20)")
-    p.add_argument("--seed", type=int, default=0, metavar="N", help="seed of lengths and preemptions (default 0)")
+    _add_value(p, "--staleness", 3, "S", "bound in learner steps")
+    _add_value(p, "--steps", 20, "N", "learner steps, of which the first 4 are not counted")
+    _add_value(p, "--seed", 0, "N", "seed of lengths and preemptions")
     p.add_argument("--no-ablations", action="store_true", help="leave out our variants with strategies switched off")
     p.add_argument("--real", action="store_true", help="add a short run of real processes, as `shoal bench chaos` does")
     what = "time one sparse update of a large model, stage by stage (real processes over loopback)"
     p = verb("update", _bench_update, what, actions)
-    p.add_argument("--layers", type=int, default=4, metavar="N",
-                   help="layers with an 8B model's shapes, 0.44 GB each (default 4)")
-    p.add_argument("--nodes", type=int, default=2, metavar="N", help="number of nodes (default 2)")
-    p.add_argument("--changed", type=float, default=0.01, metavar="SHARE", help="share of all values that change (default 0.01)")
+    _add_value(p, "--layers", 4, "N", "layers with an 8B model's shapes, 0.44 GB each")
+    _add_value(p, "--nodes", 2, "N", "number of nodes")
+    _add_value(p, "--changed", 0.01, "SHARE", "share of all values that change")
     _add_folder(p)
 
 
@@ -145,8 +142,21 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def _told(args: argparse.Namespace, result: dict[str, Any], describe: Callable[[dict[str, Any]], str]) -> dict[str, Any]:
+    """`result`, printed for people unless it is to be printed as JSON."""
+    if not args.json:
+        print(describe(result))
+    return result
+
+
+def _add_value(sub: argparse.ArgumentParser, flag: str, default: int | float | str, metavar: str, help: str) -> None:
+    """A flag with a value of the default's type; its help ends with the default."""
+    shown = f"{default:g}" if isinstance(default, float) else default
+    sub.add_argument(flag, type=type(default), default=default, metavar=metavar, help=f"{help} (default {shown})")
+
+
 def _add_folder(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--folder", type=Path, metavar="DIR",
+    sub.add_argument("--folder", type=Path, metavar="DIR", dest="where",
                      help="folder for the files of the run (default: the system's temporary one)")
 
 
@@ -219,7 +229,7 @@ def _bench_broadcast(args: argparse.Namespace) -> dict[str, Any]:
             args.where = file
             file.parent.mkdir(parents=True, exist_ok=True)
             file.touch()
-    result = bench(names, policies, args.repeat, args.mtu, _say, args.backend)
+    result = bench(names, policies, args.repeat, mtu=args.mtu, say=_say, backend=args.backend)
     print_bench(result)
     if args.markdown is not None:
         write_markdown(result, args.markdown)
@@ -241,7 +251,6 @@ def _bench_capacity(args: argparse.Namespace) -> dict[str, Any]:
     from netem.bench.capacity.run import CapacityCase, bench_capacity
     from p2p.errors import UsageError
 
-    args.where = args.folder
     try:
         factors = [float(text) for text in args.factors.split(",")]
     except ValueError:
@@ -250,64 +259,48 @@ def _bench_capacity(args: argparse.Namespace) -> dict[str, Any]:
         factor=1.0, nodes=args.nodes, steps=args.steps, staleness=args.staleness, link=args.link, spot_up_s=args.spot,
         seed=args.seed, values=1_000_000 if args.spot else 8_000_000, local_engine=args.local_engine,
     )  # fmt: skip
-    return bench_capacity(factors, case, args.backend, args.folder, _say)
+    return bench_capacity(factors, case, args.backend, args.where, _say)
 
 
 def _bench_chaos(args: argparse.Namespace) -> dict[str, Any]:
     from netem.bench.chaos.bench import bench_chaos, describe
     from netem.bench.chaos.run import ChaosSettings
 
-    args.where = args.folder
     engine = ("--engine", args.engine, *(("--engine-python", args.engine_python) if args.engine_python else ()))
     settings = ChaosSettings(
         seed=args.seed, steps=args.steps, nodes=args.nodes, node_kills=args.node_kills, learner_kills=args.learner_kills,
         frozen=not args.train, temperature=args.temperature, engine_kills=args.engine_kills, engine=engine,
     )  # fmt: skip
-    result = bench_chaos(settings, args.compare, args.folder, _say)
-    if not args.json:
-        print(describe(result))
-    return result
+    return _told(args, bench_chaos(settings, args.compare, args.where, _say), describe)
 
 
 def _bench_engine(args: argparse.Namespace) -> dict[str, Any]:
     from netem.bench.engine.bench import EngineBench, bench_engine
     from netem.bench.engine.table import describe
 
-    args.where = args.folder
     sizes, throughput = (tuple(filter(None, text.split(","))) for text in (args.sizes, args.throughput))
     bench = EngineBench(
         engine=args.engine, python=args.engine_python or sys.executable, rounds=args.rounds, pauses=args.pauses,
         throughput=throughput, sizes=sizes, count=args.prompts, length=40, new=args.new, running=args.running,
         dtype=args.dtype, pause_model=args.pause,
     )  # fmt: skip
-    result = bench_engine(bench, args.folder, _say)
-    if not args.json:
-        print(describe(result))
-    return result
+    return _told(args, bench_engine(bench, args.where, _say), describe)
 
 
 def _bench_head(args: argparse.Namespace) -> dict[str, Any]:
     from netem.bench.head.bench import HeadBench, bench_head, describe
 
-    args.where = args.folder
     bench = HeadBench(
         nodes=args.nodes, rate=args.rate, seconds=args.seconds, sequences=args.sequences, length=args.length, flush_s=args.flush
     )
-    result = bench_head(bench, args.folder, _say)
-    if not args.json:
-        print(describe(result))
-    return result
+    return _told(args, bench_head(bench, args.where, _say), describe)
 
 
 def _bench_memory(args: argparse.Namespace) -> dict[str, Any]:
     from netem.bench.node_memory import describe, measure_memory
     from netem.contest.scenario import payload_size
 
-    args.where = args.folder
-    result = measure_memory(payload_size(args.payload, "--payload"), args.folder)
-    if not args.json:
-        print(describe(result))
-    return result
+    return _told(args, measure_memory(payload_size(args.payload, "--payload"), args.where), describe)
 
 
 def _bench_rollouts(args: argparse.Namespace) -> dict[str, Any]:
@@ -316,7 +309,7 @@ def _bench_rollouts(args: argparse.Namespace) -> dict[str, Any]:
     settings = settings_of(args.staleness, args.steps, args.seed)
     names = args.workloads.split(",") if args.workloads else list(cases(args.seed))
     policies = args.policies.split(",") if args.policies else list(POLICIES)
-    result = bench_rollouts(names, policies, settings, not args.no_ablations, len(os.sched_getaffinity(0)), _say)
+    result = bench_rollouts(names, policies, settings, ablate=not args.no_ablations, jobs=len(os.sched_getaffinity(0)), say=_say)
     print_rollouts(result)
     if args.real:
         from netem.bench.chaos.bench import bench_chaos, describe
@@ -331,8 +324,4 @@ def _bench_rollouts(args: argparse.Namespace) -> dict[str, Any]:
 def _bench_update(args: argparse.Namespace) -> dict[str, Any]:
     from netem.bench.update import bench_update, describe
 
-    args.where = args.folder
-    result = bench_update(args.layers, args.nodes, args.changed, args.folder, _say)
-    if not args.json:
-        print(describe(result))
-    return result
+    return _told(args, bench_update(args.layers, args.nodes, args.changed, args.where, _say), describe)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from netem.contest.player_processes import Event, Players, open_folder, open_players
+from netem.contest.player_processes import Event, Players, Trouble, open_folder, open_players
 from netem.contest.players.events import AskAccount, Expect, Prepare, Publish, Role, TurnRogue
 from netem.emulation.backends import AUTO
 from netem.emulation.underlay import Underlay, underlay
@@ -191,32 +191,26 @@ def run_contest(
     late = list(joiners(faults))
     with underlay(profile, backend) as network, open_folder(copies) as folder:
         sites = {host.name: host.site for host in profile.hosts}
-        with open_players(network, player_argv, folder, options=options or {}, late=late, sites=sites) as players:
+        with open_players(
+            network.addresses, player_argv, folder, options=options or {}, on_host=network.command, late=late, sites=sites
+        ) as players:
             for number in range(1, rounds + 1):
-                trouble = None
-                if number == rounds and faults:
-                    trouble = _Trouble(network, players, profile, faults)
+                now = faults if number == rounds else ()
                 result = _run_round(
-                    network, players, number,
-                    size=payload_bytes, seed=seed + number, cut_s=cut_s, trouble=trouble, required=required,
+                    network, players, number, size=payload_bytes, seed=seed + number, cut_s=cut_s,
+                    trouble=_Trouble(network, players, profile, now), required=required if now else None,
                 )  # fmt: skip
                 results.append(result)
-                on_result(results[-1])
-                if results[-1].cut_off or results[-1].failures:
+                on_result(result)
+                if result.cut_off or result.failures:
                     break
     return results
 
 
 def _run_round(
-    network: Underlay,
-    players: Players,
-    number: int,
-    size: int,
-    seed: int,
-    cut_s: float,
-    trouble: _Trouble | None,
+    network: Underlay, players: Players, number: int, *, size: int, seed: int, cut_s: float, trouble: _Trouble,
     required: Collection[str] | None,
-) -> RoundResult:
+) -> RoundResult:  # fmt: skip
     players.tell([LEARNER], Prepare(number, size, seed))
     prepared = players.gather("prepared", [LEARNER], ANSWER_S)[LEARNER]
     extra = {name: value for name, value in prepared.items() if name not in ("event", "round", "digest")}
@@ -224,25 +218,20 @@ def _run_round(
     players.tell(players.nodes, expect)
     players.gather("expecting", players.nodes, ANSWER_S)
     network.weather()
-    nodes = set(players.nodes)
-    if trouble is not None:
-        everyone = nodes | set(trouble.late)
-        nodes = everyone - trouble.excused if required is None else set(required)
+    nodes = (set(players.nodes) | set(trouble.late)) - trouble.excused if required is None else set(required)
     state = Round(number, nodes, LEARNER, prepared["digest"], others=network.addresses)
     players.tell([LEARNER], Publish(number))
-    if trouble is not None:
-        trouble.begin(state, expect)
+    trouble.begin(state, expect)
     players.feed(state.take, lambda: state.whole, cut_s, trouble)
     weather = network.weather()
     if not state.failures:
         players.tell([name for name in players.names if name in nodes | {LEARNER}], AskAccount(number))
         players.feed(state.take, lambda: state.accounted, ANSWER_S)
-    happened = trouble.summary(state) if trouble is not None else {}
     known = {"congestion": network.congestion, "backend": network.backend}
-    return state.result(late_s=weather.late_s, dropped=weather.dropped, **known, **happened)
+    return state.result(late_s=weather.late_s, dropped=weather.dropped, **known, **trouble.summary(state))
 
 
-class _Trouble:
+class _Trouble(Trouble):
     """Causes faults when their time has come."""
 
     def __init__(self, network: Underlay, players: Players, profile: Profile, faults: Sequence[Fault]) -> None:

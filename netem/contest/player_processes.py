@@ -15,12 +15,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from netem.contest.players.events import Command, EndPlayer, Links, Role, command_line
-from netem.emulation.underlay import Underlay
 from netem.networks.profile import LEARNER
 from netem.processes.children import MODEST
 from p2p.errors import ShoalError
@@ -35,18 +34,23 @@ STOP_S = 5.0
 Event = dict[str, Any]
 
 
-class Trouble(Protocol):
-    """What else has its time while players are heard."""
+class Trouble:
+    """What else has its time while players are heard: nothing, unless a subclass has more to do."""
 
     @property
     def next_at(self) -> float:
         """CLOCK_MONOTONIC; infinite when nothing is left."""
+        return float("inf")
 
     def act(self) -> None:
         """Do what is due."""
 
     def heard(self, host: str, event: Event | None) -> None:
         """Before anyone else hears it."""
+
+
+NO_TROUBLE = Trouble()
+"""Nothing happens but what the players do."""
 
 
 class Players:
@@ -74,6 +78,7 @@ class Players:
         signal_group(self._processes[name], number)
 
     def start(self, name: str, command: list[str], log: Path) -> None:
+        """Start `name`'s player; what it writes to stderr goes to `log`."""
         pipe = subprocess.PIPE
         self._processes[name] = start(command, stdin=pipe, stdout=pipe, stderr=log, environment=child_environment(MODEST))
         self._logs[name] = log
@@ -85,11 +90,9 @@ class Players:
         for name in names:
             stdin = self._processes[name].stdin
             assert stdin is not None
-            try:
-                stdin.write(command_line(command).encode())
+            with suppress(OSError):
+                stdin.write(command_line(command))
                 stdin.flush()
-            except OSError:
-                pass
 
     def gather(self, kind: str, names: Sequence[str], wait_s: float) -> dict[str, Event]:
         """An event of that kind from each of `names`. ShoalError when a player fails or the time is up."""
@@ -107,25 +110,19 @@ class Players:
         return got
 
     def feed(
-        self,
-        take: Callable[[str, Event | None], None],
-        enough: Callable[[], bool],
-        wait_s: float,
-        trouble: Trouble | None = None,
+        self, take: Callable[[str, Event | None], None], enough: Callable[[], bool], wait_s: float, trouble: Trouble = NO_TROUBLE
     ) -> None:
         """Events to `take`, and trouble in its time, until that is enough or the time is up."""
         deadline = time.monotonic() + wait_s
         while not enough():
-            said = self._next(min(deadline, trouble.next_at if trouble is not None else deadline))
-            if trouble is not None:
-                trouble.act()
+            said = self._next(min(deadline, trouble.next_at))
+            trouble.act()
             if said is None:
                 if time.monotonic() >= deadline:
                     return
                 continue
             host, event = said
-            if trouble is not None:
-                trouble.heard(host, event)
+            trouble.heard(host, event)
             take(host, {"event": "failed", "why": self._last_words(host)} if event is None else event)
 
     def end(self) -> None:
@@ -133,18 +130,14 @@ class Players:
         self.tell(list(self._processes), EndPlayer())
         deadline = time.monotonic() + STOP_S
         for process in self._processes.values():
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                pass
         for name, process in self._processes.items():
             self.signal(name, signal.SIGKILL)
             process.wait()
             assert process.stdin is not None
-            try:
+            with suppress(OSError):  # what was not written any more
                 process.stdin.close()
-            except OSError:
-                pass  # what was not written any more
 
     def _next(self, deadline: float) -> tuple[str, Event | None] | None:
         try:
@@ -174,19 +167,22 @@ class Players:
 
 @contextmanager
 def open_players(
-    network: Underlay, player_argv: Callable[[Role], list[str]], folder: Path, options: dict[str, Any], late: list[str],
-    sites: Mapping[str, str],
+    hosts: Mapping[str, str], player_argv: Callable[[Role], list[str]], folder: Path, *, options: dict[str, Any],
+    on_host: Callable[[str, list[str]], list[str]] = lambda host, command: command, late: Sequence[str] = (),
+    sites: Mapping[str, str] | None = None,
 ) -> Iterator[Players]:
-    """The source first, then the nodes but the late ones; all ready. Whatever they are doing, they are gone at the end.
-    `sites`: host -> its site."""
-    hosts = network.addresses
+    """The source first, then the nodes but the late ones; all ready and linked. At the end they are gone, whatever they do.
+
+    `hosts`: host -> its IPv4 address. `on_host(host, command)`: what runs a command there. `sites`: host -> its site.
+    """
 
     def launch(players: Players, name: str) -> None:
-        own = folder / name
-        own.mkdir()
-        kind: Literal["source", "node"] = "source" if name == LEARNER else "node"
-        role = Role(kind, name, hosts[name], str(own), hosts, LEARNER, options, late, sites.get(name, ""))
-        players.start(name, network.command(name, player_argv(role)), folder / f"{name}.log")
+        (folder / name).mkdir()
+        role = Role(
+            role="source" if name == LEARNER else "node", name=name, address=hosts[name], directory=str(folder / name),
+            hosts=dict(hosts), source=LEARNER, options=options, late=list(late), site=(sites or {}).get(name, ""),
+        )  # fmt: skip
+        players.start(name, on_host(name, player_argv(role)), folder / f"{name}.log")
 
     players = Players(launch)
     try:

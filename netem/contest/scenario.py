@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -22,6 +22,7 @@ from netem.networks.faults import (
     Continue,
     Corrupt,
     Fault,
+    HostFault,
     Join,
     Kill,
     Outage,
@@ -193,41 +194,21 @@ def finish(scenario: Scenario, result: RoundResult) -> float:
 # --- the file ------------------------------------------------------------------------------------------------------------
 
 
-KINDS: dict[str, Any] = {
-    "kill": Kill, "stop": Stop, "cont": Continue, "join": Join, "corrupt": Corrupt, "withhold": Withhold,
-}  # fmt: skip
-"""Kinds of faults that have only a time and a host."""
+class _Rate(HostFault):
+    """`SetRates` as a file has it, in Mbit/s."""
 
-
-class _Fault(Section):
-    at: float = Field(ge=0)
-
-
-class _Hosts(_Fault):
-    kind: Literal["kill", "stop", "cont", "join", "corrupt", "withhold"]
-    host: str
-
-    def fault(self) -> Fault:
-        return KINDS[self.kind](at=self.at, host=self.host)
-
-
-class _Rate(_Fault):
     kind: Literal["rate"]
-    host: str
     up_mbit: float = Field(gt=0)
     down_mbit: float = Field(gt=0)
 
     def fault(self) -> Fault:
+        """The same in bit/s."""
         return SetRates(at=self.at, host=self.host, up=self.up_mbit * 1e6, down=self.down_mbit * 1e6)
 
 
-class _Outage(_Fault):
-    kind: Literal["outage"]
-    seconds: float = Field(gt=0)
-    host: str = ""
-
-    def fault(self) -> Fault:
-        return Outage(at=self.at, seconds=self.seconds, host=self.host)
+FileFault = Kill | Stop | Continue | Join | Corrupt | Withhold | _Rate | Outage
+KINDS = tuple(get_args(kind.model_fields["kind"].annotation)[0] for kind in get_args(FileFault))
+"""Values of a fault's `kind`, which tells pydantic its type."""
 
 
 class _File(Section):
@@ -239,7 +220,7 @@ class _File(Section):
     warm_up: int = Field(default=1, ge=0, le=100)
     seed: int = Field(default=0, ge=0)
     mesh: int = Field(default=MESH, ge=2, le=MESH)
-    faults: list[Annotated[_Hosts | _Rate | _Outage, Field(discriminator="kind")]] = Field(default_factory=list)
+    faults: list[Annotated[FileFault, Field(discriminator="kind")]] = Field(default_factory=list)
     require: Require = Field(default_factory=Require)
 
     @model_validator(mode="after")
@@ -273,13 +254,13 @@ def load_scenario(file: str | Path) -> Scenario:
 
 def build_scenario(values: dict[str, Any], source: str, name: str = "scenario", folder: Path = Path()) -> Scenario:
     """A scenario from plain values; its profile's path is relative to `folder`. UsageError names `source` and the wrong key."""
-    file = check_section(_File, values, source, leave_out=(*KINDS, "rate", "outage"))
+    file = check_section(_File, values, source, leave_out=KINDS)
     name = file.name or name
     if isinstance(file.profile, str):
         profile = load_profile(folder / file.profile)
     else:
         profile = build_profile(file.profile, f"{source}: profile", name)
-    faults = tuple(in_order([f.fault() for f in file.faults]))
+    faults = tuple(in_order([f.fault() if isinstance(f, _Rate) else f for f in file.faults]))
     _check_faults(source, faults, {h.name for h in profile.hosts})
     require = file.require
     for host in require.complete if isinstance(require.complete, list) else ():

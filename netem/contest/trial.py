@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from statistics import median
 from typing import Any
 
@@ -56,7 +55,7 @@ def run_scenario(
         "mtu": profile.mtu, "scale": profile.scale,
         "congestion": congestion_in_force(scenario.policy, profile, results[0].congestion),
         "ratio": median(warm) if warm else None, "cold_ratio": cold[0] if cold else None, "rounds": rounds,
-        "faults": [{"kind": type(f).__name__, **asdict(f)} for f in scenario.faults],
+        "faults": [{"kind": type(f).__name__, **f.model_dump(exclude={"kind"})} for f in scenario.faults],
     }  # fmt: skip
 
 

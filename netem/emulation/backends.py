@@ -9,14 +9,21 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 from netem.emulation.fabric import Fabric
-from netem.emulation.namespaces import Place, check_namespaces, check_possible, congestion_in, places
+from netem.emulation.namespaces import (
+    HostNamespace,
+    call,
+    check_namespaces,
+    check_possible,
+    congestion_in,
+    open_namespaces,
+    remove,
+)
 from netem.emulation.switch import IDLE_S, Switch
 from netem.emulation.tc import LinkRates, NetworkPlan, dropped_and_lost, needs_netem, rate_commands, stats_commands, up_commands
 from netem.networks.profile import Profile
@@ -43,7 +50,7 @@ class Backend:
     """A network that is up, until the `with` block that made it ends."""
 
     name: str
-    places: dict[str, Place]
+    hosts: dict[str, HostNamespace]
     namespaces: list[str]
     """all namespaces that were made for it"""
 
@@ -96,14 +103,14 @@ def why_not_tc(*, netem: bool = True) -> str:
     rate = ["class", "add", "dev", "lo", "parent", "1:", "classid", "1:10", "htb", "rate", "1mbit"]
     delay = ["qdisc", "add", "dev", "lo", "parent", "1:10", "handle", "101:", "netem", "delay", "1ms"]
     bfifo = ["qdisc", "add", "dev", "lo", "parent", "101:1" if netem else "1:10", "handle", "102:", "bfifo", "limit", "3000"]
-    _call(["ip", "netns", "add", probe])
+    call("ip", "netns", "add", probe)
     try:
         for name, words in (("htb", htb), ("htb", rate), *([("netem", delay)] if netem else []), ("bfifo", bfifo)):
             done = subprocess.run(["tc", "-n", probe, *words], capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 return f"this kernel lacks sch_{name} ({' '.join(done.stderr.split()) or 'tc failed'})"
     finally:
-        subprocess.run(["ip", "netns", "del", probe], capture_output=True, check=False)
+        remove([probe])
     return ""
 
 
@@ -115,7 +122,7 @@ def open_backend(name: str, profile: Profile, prefix: str) -> Iterator[Backend]:
             yield backend
     else:
         names = [h.name for h in profile.hosts]
-        with places(names, mtu=profile.mtu, prefix=prefix, congestion=profile.congestion) as hosts:
+        with open_namespaces(names, mtu=profile.mtu, prefix=prefix, congestion=profile.congestion) as hosts:
             yield SwitchBackend(profile, hosts)
 
 
@@ -124,11 +131,11 @@ class SwitchBackend(Backend):
 
     name = SWITCH
 
-    def __init__(self, profile: Profile, hosts: dict[str, Place]) -> None:
-        self.places, self.namespaces = hosts, [place.namespace for place in hosts.values()]
+    def __init__(self, profile: Profile, hosts: dict[str, HostNamespace]) -> None:
+        self.hosts, self.namespaces = hosts, [host.namespace for host in hosts.values()]
         self._fabric = Fabric(profile)
-        addresses = {place.address: name for name, place in hosts.items()}
-        self._switch = Switch(self._fabric, {name: place.tun for name, place in hosts.items()}, addresses)
+        addresses = {host.address: name for name, host in hosts.items()}
+        self._switch = Switch(self._fabric, {name: host.tun for name, host in hosts.items()}, addresses)
         self._seen = 0, 0
 
     def run(self, stop: Callable[[], bool]) -> None:
@@ -142,11 +149,7 @@ class SwitchBackend(Backend):
         return Weather(late, self._seen[0] - before[0], self._seen[1] - before[1])
 
     def set_rates(self, host: str, up: float, down: float, seconds: float | None) -> None:
-        self._switch.call(partial(_set_rates, host, up, down, seconds))
-
-
-def _set_rates(host: str, up: float, down: float, seconds: float | None, fabric: Fabric, now: float) -> None:
-    fabric.set_rates(now, host, up, down, seconds)
+        self._switch.call(lambda fabric, now: fabric.set_rates(now, host, up, down, seconds))
 
 
 class TcBackend(Backend):
@@ -154,8 +157,8 @@ class TcBackend(Backend):
 
     name = TC
 
-    def __init__(self, plan: NetworkPlan, hosts: dict[str, Place], now: Callable[[], float] = time.monotonic) -> None:
-        self.places, self.namespaces = hosts, plan.namespaces
+    def __init__(self, plan: NetworkPlan, hosts: dict[str, HostNamespace], now: Callable[[], float] = time.monotonic) -> None:
+        self.hosts, self.namespaces = hosts, plan.namespaces
         self._plan, self._now, self._began = plan, now, now()
         self._rates = {h.name: LinkRates(h.access.up, h.access.down, h.trace) for h in plan.profile.hosts}
         self._applied = {h.name: (h.access.up, h.access.down) for h in plan.profile.hosts}
@@ -168,7 +171,7 @@ class TcBackend(Backend):
             time.sleep(IDLE_S)
 
     def weather(self) -> Weather:
-        said = [_call(command) for command in stats_commands(self._plan)]
+        said = [call(*command) for command in stats_commands(self._plan)]
         before, self._seen = self._seen, dropped_and_lost(said)
         return Weather(0.0, self._seen[0] - before[0], self._seen[1] - before[1])
 
@@ -186,7 +189,7 @@ class TcBackend(Backend):
                 wanted = rates.at(now)
                 if wanted != self._applied[host]:
                     for command in rate_commands(self._plan, host, *wanted):
-                        _call(command)
+                        call(*command)
                     self._applied[host] = wanted
 
 
@@ -196,24 +199,12 @@ def _open_tc(profile: Profile, prefix: str) -> Iterator[Backend]:
     plan = NetworkPlan(profile, prefix)
     try:
         for command in up_commands(plan):
-            _call(command)
+            call(*command)
         hosts = {}
         for host in profile.hosts:
-            where = plan.namespace(host.name)
-            hosts[host.name] = Place(host.name, where, plan.address(host.name), -1, congestion_in(where, profile.congestion))
+            where, address = plan.namespace(host.name), plan.address(host.name)
+            congestion = congestion_in(where, profile.congestion)
+            hosts[host.name] = HostNamespace(host.name, where, address, tun=-1, congestion=congestion)
         yield TcBackend(plan, hosts)
     finally:
         remove(plan.namespaces)
-
-
-def remove(namespaces: Sequence[str]) -> None:
-    """Delete those of `namespaces` that exist, and their devices with them."""
-    for namespace in namespaces:
-        subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
-
-
-def _call(command: Sequence[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise UsageError(f"{' '.join(command)}: {' '.join(done.stderr.split()) or 'failed'}")
-    return done.stdout

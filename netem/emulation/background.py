@@ -18,8 +18,8 @@ from typing import Any
 
 import psutil
 
-from netem.emulation.backends import AUTO, choose, open_backend, remove
-from netem.emulation.namespaces import check_namespaces
+from netem.emulation.backends import AUTO, choose, open_backend
+from netem.emulation.namespaces import check_namespaces, remove
 from netem.networks.profile import LEARNER, Profile, load_profile
 from p2p.errors import ShoalError, UsageError
 from p2p.files import write_whole
@@ -135,7 +135,7 @@ def _clear(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _own(profile: Profile, path: Path, name: str) -> None:
+def _run_network(profile: Profile, path: Path, name: str) -> None:
     """The owner's main: bring the network up, write the state file, run until SIGTERM."""
     over: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: over.append(number))
@@ -143,8 +143,8 @@ def _own(profile: Profile, path: Path, name: str) -> None:
         state = {
             "name": profile.name, "pid": os.getpid(), "started": psutil.Process().create_time(), "backend": backend.name,
             "namespaces": backend.namespaces, "mtu": profile.mtu, "scale": profile.scale,
-            "congestion": backend.places[LEARNER].congestion, "congestion_asked": profile.congestion,
-            "hosts": {n: {"address": p.address, "namespace": p.namespace} for n, p in backend.places.items()},
+            "congestion": backend.hosts[LEARNER].congestion, "congestion_asked": profile.congestion,
+            "hosts": {n: {"address": p.address, "namespace": p.namespace} for n, p in backend.hosts.items()},
         }  # fmt: skip
         write_whole(path, json.dumps(state))
         backend.run(lambda: bool(over))
@@ -153,6 +153,6 @@ def _own(profile: Profile, path: Path, name: str) -> None:
 
 if __name__ == "__main__":
     try:
-        _own(load_profile(sys.argv[2]), Path(sys.argv[3]), sys.argv[1])
+        _run_network(load_profile(sys.argv[2]), Path(sys.argv[3]), sys.argv[1])
     except ShoalError as error:
         sys.exit(str(error))

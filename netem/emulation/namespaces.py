@@ -12,7 +12,7 @@ import os
 import shutil
 import struct
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +39,7 @@ _CLONE_NEWNET = 0x40000000
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HostNamespace:
     """The namespace in which a host's programs run."""
 
     name: str
@@ -49,10 +49,6 @@ class Place:
     """the device's file descriptor, non-blocking: one IP packet a read or write; -1 where the kernel has the packets"""
     congestion: str
     """TCP congestion control in force there: the one asked for, or the kernel's own where it lets no namespace choose"""
-
-    def command(self, argv: Sequence[str]) -> list[str]:
-        """`argv` as a command that runs in this host's network."""
-        return ["ip", "netns", "exec", self.namespace, *argv]
 
 
 def check_namespaces() -> None:
@@ -71,35 +67,43 @@ def check_possible() -> None:
 
 
 @contextmanager
-def places(names: Sequence[str], *, mtu: int, prefix: str, congestion: str = "") -> Iterator[dict[str, Place]]:
+def open_namespaces(names: Sequence[str], *, mtu: int, prefix: str, congestion: str = "") -> Iterator[dict[str, HostNamespace]]:
     """A namespace called PREFIX-NAME for each of `names`, removed when the block ends. UsageError where they cannot be made."""
     check_possible()
     if len(names) > NETWORK.num_addresses - 2:
         raise UsageError(f"{len(names)} hosts: at most {NETWORK.num_addresses - 2}")
-    made: dict[str, Place] = {}
+    made: dict[str, HostNamespace] = {}
     try:
         for number, name in enumerate(names, start=1):
             namespace = f"{prefix}-{name}"
-            _ip("netns", "add", namespace)
-            made[name] = Place(name, namespace, "", -1, "")
+            call("ip", "netns", "add", namespace)
+            made[name] = HostNamespace(name, namespace, "", -1, "")
             address = str(NETWORK[number])
             tun = _tun_in(namespace)
-            made[name] = Place(name, namespace, address, tun, congestion_in(namespace, congestion))
-            _ip("-n", namespace, "link", "set", "lo", "up")
-            _ip("-n", namespace, "link", "set", DEVICE, "mtu", str(mtu), "txqueuelen", str(QUEUE), "up")
-            _ip("-n", namespace, "addr", "add", f"{address}/{NETWORK.prefixlen}", "dev", DEVICE)
+            made[name] = HostNamespace(name, namespace, address, tun, congestion_in(namespace, congestion))
+            call("ip", "-n", namespace, "link", "set", "lo", "up")
+            call("ip", "-n", namespace, "link", "set", DEVICE, "mtu", str(mtu), "txqueuelen", str(QUEUE), "up")
+            call("ip", "-n", namespace, "addr", "add", f"{address}/{NETWORK.prefixlen}", "dev", DEVICE)
         yield made
     finally:
-        for place in made.values():
-            if place.tun >= 0:
-                os.close(place.tun)
-            subprocess.run(["ip", "netns", "del", place.namespace], capture_output=True, check=False)
+        for host in made.values():
+            if host.tun >= 0:
+                os.close(host.tun)
+        remove(host.namespace for host in made.values())
 
 
-def _ip(*arguments: str) -> None:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+def call(*command: str) -> str:
+    """What `command` prints. UsageError, with what it said, when it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise UsageError(f"ip {' '.join(arguments)}: {done.stderr.strip() or 'failed'}")
+        raise UsageError(f"{' '.join(command)}: {' '.join(done.stderr.split()) or 'failed'}")
+    return done.stdout
+
+
+def remove(namespaces: Iterable[str]) -> None:
+    """Delete those of `namespaces` that exist, and their devices with them."""
+    for namespace in namespaces:
+        subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
 
 
 def congestion_in(namespace: str, wanted: str) -> str:

@@ -116,9 +116,9 @@ def _answer(process: subprocess.Popen[bytes], wait_s: float) -> dict:
     return json.loads(line)
 
 
-def _own(profile: Profile, name: str) -> None:
+def _run_network(profile: Profile, name: str) -> None:
     with open_backend(name, profile, f"shoal-{os.getpid()}") as backend:
-        hosts = backend.places
+        hosts = backend.hosts
         _say({"hosts": {n: [p.address, p.namespace] for n, p in hosts.items()}, "congestion": hosts[LEARNER].congestion})
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, NICE)
@@ -127,8 +127,8 @@ def _own(profile: Profile, name: str) -> None:
         try:
             backend.run(over.is_set)
         finally:
-            for place in hosts.values():
-                _kill_in(place.namespace)
+            for host in hosts.values():
+                _kill_in(host.namespace)
 
 
 def _kill_in(namespace: str) -> None:
@@ -157,7 +157,7 @@ def _say(values: dict) -> None:
 
 if __name__ == "__main__":
     try:
-        _own(TypeAdapter(Profile).validate_json(sys.argv[2]), sys.argv[1])
+        _run_network(TypeAdapter(Profile).validate_json(sys.argv[2]), sys.argv[1])
     except (ShoalError, OSError) as error:
         _say({"error": str(error)})
         sys.exit(1)

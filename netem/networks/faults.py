@@ -6,77 +6,72 @@ Times are in seconds from the publication, rates in bit/s. Must not know process
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import Literal
 
+from pydantic import Field
+
+from learner.section import Section
 from netem.networks.bound import profile_bound
 from netem.networks.profile import LEARNER, Profile
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kill:
+class HostFault(Section):
+    """Something that happens to one host, `at` seconds after the publication."""
+
+    at: float = Field(ge=0)
+    host: str
+
+
+class Kill(HostFault):
     """The host's program is gone for good."""
 
-    at: float
-    host: str
+    kind: Literal["kill"] = "kill"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
+class Stop(HostFault):
     """The host's program is stopped (SIGSTOP): its connections stay and nothing moves."""
 
-    at: float
-    host: str
+    kind: Literal["stop"] = "stop"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Continue:
+class Continue(HostFault):
     """The host's stopped program goes on (SIGCONT)."""
 
-    at: float
-    host: str
+    kind: Literal["cont"] = "cont"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetRates:
-    """The host's access link has these rates from then on."""
+class Join(HostFault):
+    """The host's program starts only now."""
 
-    at: float
-    host: str
+    kind: Literal["join"] = "join"
+
+
+class Corrupt(HostFault):
+    """From then on every chunk that the host sends has a wrong byte in it."""
+
+    kind: Literal["corrupt"] = "corrupt"
+
+
+class Withhold(HostFault):
+    """From then on the host sends no chunk any more, not even those seeded to it. It still receives and announces chunks."""
+
+    kind: Literal["withhold"] = "withhold"
+
+
+class SetRates(HostFault):
+    """The host's access link has these rates from then on, in bit/s."""
+
+    kind: Literal["rate"] = "rate"
     up: float
     down: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outage:
+class Outage(HostFault):
     """For `seconds` no packet leaves or reaches the host; without a host, none of all hosts."""
 
-    at: float
-    seconds: float
+    kind: Literal["outage"] = "outage"
     host: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Join:
-    """The host's program starts only now."""
-
-    at: float
-    host: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Corrupt:
-    """From then on every chunk that the host sends has a wrong byte in it."""
-
-    at: float
-    host: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Withhold:
-    """From then on the host sends no chunk any more, not even those seeded to it. It still receives and announces chunks."""
-
-    at: float
-    host: str
+    seconds: float = Field(gt=0)
 
 
 Fault = Kill | Stop | Continue | SetRates | Outage | Join | Corrupt | Withhold

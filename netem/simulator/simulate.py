@@ -67,8 +67,6 @@ def simulate(
             raise UsageError(f"{fault}: the simulator knows no {type(fault).__name__}")
         if fault.host not in names or (fault.host == names[0] and not isinstance(fault, SetRates)):
             raise UsageError(f"{fault}: the host must be one of the profile's, and not the source")
-        if fault.at < 0:
-            raise UsageError(f"{fault}: times count from the publication")
     grid = None
     if policy == DEFAULT:
         late = joiners(faults)

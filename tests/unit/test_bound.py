@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -57,8 +57,7 @@ def test_a_sites_hosts_are_one_to_the_wan() -> None:
     assert bound(site="east") == pytest.approx(bits / 250e6), "nothing crosses the WAN"
 
 
-@dataclass(frozen=True, slots=True)
-class Streams:
+class Streams(NamedTuple):
     """A fluid schedule that reaches the bound: rates in bit/s."""
 
     repeated: tuple[float, ...]

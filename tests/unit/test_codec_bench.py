@@ -1,4 +1,4 @@
-"""The codec benchmark: rivals give back what they were given, bounds are what theory says, and the JSON has what it promises."""
+"""The codec benchmark: other codecs give back what they were given, bounds are what theory says, the JSON is complete."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from netem.bench.codec.bench import CASES, CODECS, bench_codec, print_codec
 from netem.bench.codec.entropy import conditional_bytes, memoryless_bytes
 from netem.bench.codec.measure import measure
 from netem.bench.codec.model_updates import ModelUpdate, demo_updates, gaussian_update
-from netem.bench.codec.other_codecs import RIVALS, check, missing
+from netem.bench.codec.other_codecs import OTHER_CODECS, check, missing
 from netem.demo.recipes import RECIPES
 from p2p.errors import ShoalError, UsageError
 
@@ -31,16 +31,16 @@ def updates(draw: st.DrawFn) -> ModelUpdate:
     return ModelUpdate("drawn", "none", None, 1, shapes, old, new)
 
 
-@given(updates(), st.sampled_from([name for name in RIVALS if missing(name) is None]))
+@given(updates(), st.sampled_from([name for name in OTHER_CODECS if missing(name) is None]))
 @settings(max_examples=120, deadline=None)
-def test_rivals_give_back_what_they_were_given(update: ModelUpdate, name: str) -> None:
-    check(name, RIVALS[name].encode(update), update)
+def test_other_codecs_give_back_what_they_were_given(update: ModelUpdate, name: str) -> None:
+    check(name, OTHER_CODECS[name].encode(update), update)
 
 
-def test_a_rival_that_loses_something_is_no_rival() -> None:
+def test_a_codec_that_loses_something_is_refused() -> None:
     update = gaussian_update("g", [(64, 64)], 0.05)
     with pytest.raises(ShoalError, match="pulse did not decode"):
-        check("pulse", RIVALS["pulse"].encode(update), ModelUpdate("h", "", None, 1, update.shapes, update.old, update.old))
+        check("pulse", OTHER_CODECS["pulse"].encode(update), ModelUpdate("h", "", None, 1, update.shapes, update.old, update.old))
 
 
 def test_bounds_of_changes_that_are_coin_tosses() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from netem.bench.engine import vllm_alone as rival
+from netem.bench.engine import vllm_alone
 from netem.bench.engine.bench import EngineBench, bench_engine, node_share, spread, verdicts
 from netem.bench.engine.models import Model, prompts
 from netem.bench.engine.table import describe
@@ -67,7 +67,7 @@ def test_without_vllm_beside_it_nothing_is_judged() -> None:
 
 def test_all_are_given_the_same_prompts() -> None:
     ask = {"seed": 7, "count": 3, "length": 5, "vocabulary": 48}
-    assert [tuple(ids) for ids in rival.prompts(ask)] == prompts(7, 3, 5, 48)
+    assert [tuple(ids) for ids in vllm_alone.prompts(ask)] == prompts(7, 3, 5, 48)
 
 
 def test_a_part_of_a_model_is_whole_tensors() -> None:

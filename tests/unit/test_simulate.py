@@ -183,7 +183,6 @@ def test_a_round_that_cannot_end_is_given_up() -> None:
         ({"policy": "flood"}, "no policy 'flood'"),
         ({"faults": [Kill(at=1.0, host="nobody")]}, "the host must be one of the profile's"),
         ({"faults": [Kill(at=1.0, host="learner")]}, "and not the source"),
-        ({"faults": [Withhold(at=-1.0, host="n-1")]}, "times count from the publication"),
         ({"faults": [Corrupt(at=1.0, host="n-1")]}, "the simulator knows no Corrupt"),
         ({"fault_round": 2}, "faults in round 2: there are 1 rounds"),
         ({"chunk_bytes": 0}, "chunks of 0"),

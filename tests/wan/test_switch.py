@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from netem.emulation.backends import SWITCH, TC, Backend, choose, open_backend, why_not_tc
-from netem.emulation.namespaces import Place, check_possible, places
+from netem.emulation.namespaces import HostNamespace, check_possible, open_namespaces
 from netem.emulation.tc import NetworkPlan, up_commands
 from netem.networks.profile import LEARNER, build_profile
 from p2p.errors import UsageError
@@ -25,7 +25,7 @@ from tests.support.watchdog import PATIENCE_S
 def _why_not() -> str:
     try:
         check_possible()
-        with places(["probe"], mtu=1500, prefix=f"shoal-{os.getpid()}"):
+        with open_namespaces(["probe"], mtu=1500, prefix=f"shoal-{os.getpid()}"):
             return ""
     except (UsageError, OSError) as error:
         return str(error)
@@ -96,26 +96,31 @@ for i in range(packets):
 
 
 @contextmanager
-def network(backend: str, profile: dict[str, Any] = PROFILE) -> Iterator[tuple[dict[str, Place], Backend]]:
+def network(backend: str, profile: dict[str, Any] = PROFILE) -> Iterator[tuple[dict[str, HostNamespace], Backend]]:
     with open_backend(backend, build_profile(profile, "test"), f"shoal-{os.getpid()}") as network:
         over = threading.Event()
         thread = threading.Thread(target=network.run, args=(over.is_set,))
         thread.start()
         try:
-            yield network.places, network
+            yield network.hosts, network
         finally:
             over.set()
             thread.join()
 
 
-def pair(server: Place, text: str, client: Place, sender: str, *arguments: str) -> tuple[str, str]:
+def on_host(host: HostNamespace, *argv: str) -> list[str]:
+    """The command that runs `argv` in the host's network."""
+    return ["ip", "netns", "exec", host.namespace, *argv]
+
+
+def pair(server: HostNamespace, text: str, client: HostNamespace, sender: str, *arguments: str) -> tuple[str, str]:
     """Run `text` on one host and, once it is up, `sender` on the other; what the two printed."""
-    command = server.command([sys.executable, "-c", text])
+    command = on_host(server, sys.executable, "-c", text)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None and process.stdout.readline() == "up\n"
             done = subprocess.run(
-                client.command([sys.executable, "-c", sender, server.address, *arguments]),
+                on_host(client, sys.executable, "-c", sender, server.address, *arguments),
                 capture_output=True, text=True, timeout=PATIENCE_S, check=True,
             )  # fmt: skip
             if text is ECHO:
@@ -152,7 +157,7 @@ def test_delay(backend: str, source: str, target: str, one_way: float) -> None:
 RATES = [(LEARNER, "clean", 40e6), ("clean", "slow", 10e6), ("slow", LEARNER, 5e6)]
 
 
-def off_rate(hosts: dict[str, Place], source: str, target: str, rate: float) -> str:
+def off_rate(hosts: dict[str, HostNamespace], source: str, target: str, rate: float) -> str:
     """What is wrong with the rate from one host to another, "" for nothing."""
     said, _ = pair(hosts[target], SINK, hosts[source], FLOOD, str(int(2.5 * rate / 12000)), str(1.3 * rate))
     got = float(said.split()[1])
@@ -243,7 +248,7 @@ def test_tc_understands_every_word() -> None:
     prefix = f"shoal-{os.getpid()}-words"
     netem = [words for words in up_commands(NetworkPlan(profile, prefix)) if "netem" in words]
     assert len(netem) == 4
-    with places(["probe"], mtu=1500, prefix=prefix):
+    with open_namespaces(["probe"], mtu=1500, prefix=prefix):
         for words in netem:
             where = ["tc", "-n", f"{prefix}-probe", "qdisc", "add", "dev", "lo", "root", *words[words.index("handle") :]]
             done = subprocess.run(where, capture_output=True, text=True, check=False)
@@ -271,10 +276,10 @@ def test_which_back_end_is_chosen() -> None:
 
 def test_nothing_is_left_behind() -> None:
     prefix = f"shoal-{os.getpid()}-gone"
-    with pytest.raises(KeyboardInterrupt), places(["a", "b"], mtu=1500, prefix=prefix):
+    with pytest.raises(KeyboardInterrupt), open_namespaces(["a", "b"], mtu=1500, prefix=prefix):
         assert f"{prefix}-a" in os.listdir("/run/netns")
         raise KeyboardInterrupt
     assert not [n for n in os.listdir("/run/netns") if n.startswith(prefix)]
-    with pytest.raises(UsageError, match="netns add"), places(["a", "a"], mtu=1500, prefix=prefix):
+    with pytest.raises(UsageError, match="netns add"), open_namespaces(["a", "a"], mtu=1500, prefix=prefix):
         pass
     assert not [n for n in os.listdir("/run/netns") if n.startswith(prefix)]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from netem.bench.broadcast.prediction import foretell
 from netem.contest.contest import RoundResult, run_contest
@@ -47,6 +47,8 @@ FAR = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ContestTurn:
+    """One set of players, and the rounds that it plays."""
+
     scenario: Scenario
     policy: str
     repeat: int
@@ -64,6 +66,7 @@ class ContestTurn:
 
     @property
     def expected_s(self) -> float:
+        """Seconds that the turn is likely to take, network and players included; 0 when it is likely to be left out."""
         t_star = self.scenario.t_star
         ratio = LIKELY.get(self.policy) or min(static_seconds(self.policy, self.scenario) / t_star, CUT_ONCE)
         if self.is_idle([ratio] * self.repeat):
@@ -202,10 +205,20 @@ def bench(
     }  # fmt: skip
 
 
+class Selection(NamedTuple):
+    """What a benchmark measures."""
+
+    scenarios: list[Scenario]
+    policies: list[str]
+    """those that can be played here"""
+    skipped: dict[str, str]
+    """a policy that cannot be played -> why"""
+
+
 def select(
     names: Sequence[str], policies: Sequence[str], repeat: int, mtu: int | None
-) -> tuple[list[Scenario], list[str], dict[str, str]]:
-    """(scenarios, policies that can be played, those that cannot and why). UsageError."""
+) -> Selection:
+    """What is to be measured. UsageError for what cannot be measured at all."""
     if repeat < 1:
         raise UsageError("--repeat must be at least 1")
     if mtu is not None and not 576 <= mtu <= 65_000:
@@ -227,7 +240,7 @@ def select(
     chosen = [policy for policy in policies if policy not in skipped]
     if not chosen:
         raise UsageError("; ".join(skipped.values()))
-    return scenarios, chosen, skipped
+    return Selection(scenarios, chosen, skipped)
 
 
 def _options(policy: str, scenario: Scenario) -> dict[str, Any]:
@@ -239,8 +252,8 @@ def _take(turn: ContestTurn, tally: TurnTally, say: Callable[[str], None], backe
     profile: Profile = scenario.profile
     try:
         results = run_contest(
-            profile, peer_argv(turn.policy), scenario.payload_bytes, turn.rounds, scenario.seed + 100 * turn.repeat, turn.cut_s,
-            _options(turn.policy, scenario), backend=backend,
+            profile, peer_argv(turn.policy), scenario.payload_bytes, rounds=turn.rounds, cut_s=turn.cut_s,
+            seed=scenario.seed + 100 * turn.repeat, options=_options(turn.policy, scenario), backend=backend,
         )  # fmt: skip
     except UsageError:
         raise

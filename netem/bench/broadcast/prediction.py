@@ -17,6 +17,7 @@ from netem.simulator.wire import count_chunks
 from p2p.weights.encode import chunk_bytes_for
 
 SEEDS = 3
+"""Simulations, each with a seed of its own, whose median counts."""
 
 
 def foretell(scenario: Scenario, policy: str, rounds: int, cpu_s: float, duplicate_bytes: int) -> dict[str, Any]:

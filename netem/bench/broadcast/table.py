@@ -64,6 +64,7 @@ def _simulated(row: dict[str, Any]) -> float | None:
 
 
 def markdown(result: dict[str, Any]) -> str:
+    """The tables in Markdown, one for each scenario."""
     lines = []
     for scenario in result["scenarios"]:
         lines += [f"**{headline(scenario)}**", "", "| " + " | ".join(COLUMNS) + " |", "|---" + "|---:" * 8 + "|---|---|"]

@@ -34,6 +34,7 @@ GROUPS, SAMPLES = 20, 4
 """A step: so much that it takes a second or two, where nothing else runs either, and kills find something under way."""
 
 SEED, MAX_NEW_TOKENS = 5, 48
+"""Seed of the run, always the same since kills have one of their own; most tokens of a completion, so that steps are short."""
 
 TAPPED = "netem.bench.chaos.tapped"
 """The module that is `shoal`, and writes down what it does."""
@@ -155,6 +156,7 @@ class Chaos:
         return sorted(kills)
 
     def go(self) -> ChaosAccount:
+        """The whole run. Blocks; all processes are gone at the end."""
         started = time.monotonic()
         try:
             hold = self.root / HOLD

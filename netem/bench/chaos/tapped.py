@@ -98,7 +98,7 @@ def tap(log: int) -> None:
         self: Unwritten, group_id: int, member: int, node: str, start: int, version: Version, ids: bytes, logprobs: bytes
     ) -> None:
         write("accepted", f"{group_id}.{member}.0", start, len(ids) // 4)
-        add(self, group_id, member, node, start, version, ids, logprobs)
+        add(self, group_id, member, node, start, version=version, ids=ids, logprobs=logprobs)
 
     def journaled(self: Journal, pieces: Iterable[Piece]) -> None:
         batch = list(pieces)

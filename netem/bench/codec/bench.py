@@ -11,10 +11,10 @@ from rich.table import Table
 
 from netem.bench.codec.measure import ANCHOR, OURS, measure
 from netem.bench.codec.model_updates import ModelUpdate, demo_updates, gaussian_update, minilm_updates, pair_update
-from netem.bench.codec.other_codecs import RIVALS, missing
+from netem.bench.codec.other_codecs import OTHER_CODECS, missing
 from p2p.errors import UsageError
 
-CODECS = (OURS, *RIVALS, ANCHOR)
+CODECS = (OURS, *OTHER_CODECS, ANCHOR)
 
 LAYER_8B = ((4096, 4096), (1024, 4096), (1024, 4096), (4096, 4096), (14336, 4096), (14336, 4096), (4096, 14336))
 """One layer of an 8B model (Llama 3's shapes): 218 M values."""
@@ -41,8 +41,8 @@ def bench_codec(
     for name in cases:
         if name not in CASES:
             raise UsageError(f"--cases: no case {name!r}: {', '.join(CASES)}")
-    sources = [lambda: pair_update(*pair)] if pair else [CASES[name] for name in cases or CASES]
-    out = [measure(update, codecs, say) for source in sources for update in source()]
+    makers = [lambda: pair_update(*pair)] if pair else [CASES[name] for name in cases or CASES]
+    out = [measure(update, codecs, say) for make in makers for update in make()]
     skipped = {name: why for name in codecs if (why := missing(name)) is not None}
     return {"ok": True, "cases": out, "skipped": skipped}
 

@@ -19,7 +19,7 @@ import torch
 from learner.trainer.device_diff import find_on_device
 from netem.bench.codec.entropy import conditional_bytes, memoryless_bytes
 from netem.bench.codec.model_updates import ModelUpdate
-from netem.bench.codec.other_codecs import RIVALS, check, missing
+from netem.bench.codec.other_codecs import OTHER_CODECS, check, missing
 from p2p.codec import decode_segment, encode_segment
 from p2p.codec.sparse import room
 from p2p.errors import ShoalError
@@ -45,7 +45,7 @@ def measure(update: ModelUpdate, codecs: Sequence[str], say: Callable[[str], Non
         if (why := missing(name)) is not None:
             say(f"{update.name}: {why}")
             continue
-        row = _ours(update, name == ANCHOR) if name in (OURS, ANCHOR) else _rival(update, name)
+        row = _ours(update, name == ANCHOR) if name in (OURS, ANCHOR) else _other(update, name)
         row = {"codec": name, "bits_per_changed": 8 * row["bytes"] / changed if changed else None, **row}
         rows.append(row)
         say(f"{update.name}: {name} {row['bytes']:,} bytes, {row['encode_gbps']:.2f} and {row['decode_gbps']:.2f} GB/s")
@@ -100,14 +100,14 @@ def segments(update: ModelUpdate) -> Iterator[slice]:
     return (slice(start, min(start + size, update.values)) for start in range(0, update.values, size))
 
 
-def _rival(update: ModelUpdate, name: str) -> dict[str, Any]:
-    rival = RIVALS[name]
-    payload = rival.encode(update)
+def _other(update: ModelUpdate, name: str) -> dict[str, Any]:
+    codec = OTHER_CODECS[name]
+    payload = codec.encode(update)
     check(name, payload, update)
     return {
-        "bytes": len(payload), "encode_gbps": _rate(update.new, lambda: rival.encode(update)),
-        "decode_gbps": _rate(update.new, lambda: rival.decode(payload, update)),
-        "peak_bytes": max(_peak(lambda: rival.encode(update)), _peak(lambda: rival.decode(payload, update))),
+        "bytes": len(payload), "encode_gbps": _rate(update.new, lambda: codec.encode(update)),
+        "decode_gbps": _rate(update.new, lambda: codec.decode(payload, update)),
+        "peak_bytes": max(_peak(lambda: codec.encode(update)), _peak(lambda: codec.decode(payload, update))),
     }  # fmt: skip
 
 

@@ -154,7 +154,7 @@ def _zipnn():  # type: ignore[no-untyped-def]
     return ZipNN(bytearray_dtype="bfloat16", input_format="byte", threads=1)
 
 
-RIVALS = {
+OTHER_CODECS = {
     "pulse": OtherCodec(pulse_encode, pulse_decode), "xor": OtherCodec(xor_encode, xor_decode),
     "leb128": OtherCodec(leb128_encode, leb128_decode), "full": OtherCodec(full_encode, full_decode),
     "zipnn": OtherCodec(zipnn_encode, zipnn_decode),
@@ -170,7 +170,7 @@ def missing(name: str) -> str | None:
 
 def check(name: str, payload: bytes, update: ModelUpdate) -> None:
     """ShoalError when the codec does not decode to the words that it encoded: then its size means nothing."""
-    if not np.array_equal(RIVALS[name].decode(payload, update), update.new):
+    if not np.array_equal(OTHER_CODECS[name].decode(payload, update), update.new):
         raise ShoalError(f"{name} did not decode to what it encoded ({update.name})")
 
 

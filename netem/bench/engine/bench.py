@@ -23,7 +23,7 @@ import trio
 
 from netem.bench.engine.load import Client, generate, rows, update
 from netem.bench.engine.models import CONTEXT, SHAPES, Model, make_model, prompts
-from netem.bench.engine.programs import VllmProgram, open_rival
+from netem.bench.engine.programs import VllmProgram, open_vllm_program
 from netem.bench.engine.real_swarm import BenchHead, open_swarm
 from node.engine.environment import missing, survey
 from node.engine.process import open_engine_process
@@ -34,11 +34,13 @@ PAUSE_FACTOR, SHARE, APPLY_GBPS = 1.5, 0.9, 1.0
 GB of touched state a second."""
 
 IN_FLIGHT = 32
-SEQUENCES = {"270m": 8, "0.6b": 4, "1.2b": 2}
-"""In flight where 32 would take minutes to prefill on a processor."""
+"""Sequences in flight while an update is measured."""
 
-RIVALS = (("offline", "offline", False), ("spread", "offline", True), ("core", "core", False))
-"""Name of a row of throughput, kind of its process (`rival`), whether vLLM may spread over several processes."""
+SEQUENCES = {"270m": 8, "0.6b": 4, "1.2b": 2}
+"""Model -> sequences in flight where IN_FLIGHT would take minutes to prefill on a processor."""
+
+VLLM_PROGRAMS = (("offline", "offline", False), ("spread", "offline", True), ("core", "core", False))
+"""Name of a row of throughput, kind of its process (`vllm_alone`), whether vLLM may spread over several processes."""
 
 NEW_TOKENS, NEW_TOKENS_LARGE, LARGE = 512, 64, 20_000_000
 """Made for each prompt, unless told: fewer by models of so many parameters, which take that long for a token."""
@@ -133,13 +135,16 @@ class _Bench:
         log = str(self.folder / "engine.log")
         return {"dtype": self.bench.dtype, "max_running": self.bench.running, "threads": 1, "log": log, **kind}
 
-    def _rival(self, model: Model, processes: bool) -> dict[str, Any]:
+    async def _vllm(self, stack: AsyncExitStack, name: str, model: Model, kind: str, processes: bool) -> VllmProgram:
+        """A process of vLLM's own, for as long as `stack` is open; what it says goes to NAME.log. `processes`: whether vLLM may
+        spread over several."""
         b = self.bench
-        return {
+        settings = {
             "whole": str(model.whole), "folder": str(model.folder), "state": str(model.states[0]), "dtype": b.dtype,
             "layout": model.layout.to_wire(), "running": b.running, "context": CONTEXT, "kv_bytes": model.kv_bytes, "threads": 1,
             "processes": processes,
         }  # fmt: skip
+        return await stack.enter_async_context(open_vllm_program(kind, settings, b.python, self.folder / f"{name}.log"))
 
     # --- pauses ------------------------------------------------------------------------------------------------------
 
@@ -150,16 +155,12 @@ class _Bench:
         ours: dict[str, list[float]] = {}
         async with AsyncExitStack() as stack:
             client = await self._engine(stack, model)
-            rival = None
-            if b.engine == "vllm":
-                rival = await stack.enter_async_context(
-                    open_rival("async", self._rival(model, True), b.python, self.folder / "async.log")
-                )
+            program = await self._vllm(stack, "async", model, "async", processes=True) if b.engine == "vllm" else None
             step, everything = 1, model.some(1)
             for turn in range(b.rounds + 1):
                 seed = self._prompts(IN_FLIGHT)
-                if rival is not None:
-                    answer = await rival.ask(
+                if program is not None:
+                    answer = await program.ask(
                         seed=seed, count=IN_FLIGHT, length=b.length, new=CONTEXT - b.length, vocabulary=model.vocabulary,
                         pauses=b.pauses,
                     )  # fmt: skip
@@ -223,17 +224,17 @@ class _Bench:
         cpu: dict[str, list[float]] = {}
         async with AsyncExitStack() as stack:
             swarm = await stack.enter_async_context(open_swarm(
-                model, self.folder / f"{model.name}-run", b.engine, b.python, b.count, b.length, new, b.running, b.dtype,
+                model, self.folder / f"{model.name}-run", engine=b.engine, python=b.python, count=b.count, length=b.length,
+                new=new, running=b.running, dtype=b.dtype,
             ))  # fmt: skip
             client = await self._engine(stack, model)
             rows = [TokenMaker("process", client), TokenMaker("node", swarm)]
             if b.engine == "vllm":
-                for name, kind, processes in RIVALS:
-                    log = self.folder / f"{name}.log"
-                    rival = await stack.enter_async_context(open_rival(kind, self._rival(model, processes), b.python, log))
-                    rows.append(TokenMaker(name, rival))
+                for name, kind, processes in VLLM_PROGRAMS:
+                    program = await self._vllm(stack, name, model, kind, processes)
+                    rows.append(TokenMaker(name, program))
                     if kind == "offline":
-                        rows.append(TokenMaker(f"{name}_plain", rival, logprobs=False))
+                        rows.append(TokenMaker(f"{name}_plain", program, logprobs=False))
             for turn in range(b.rounds + 1):
                 # Prompts of the node's turn are those of its numbers; the others get the same.
                 given = prompts(turn * b.count, b.count, b.length, model.vocabulary)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
@@ -40,6 +40,14 @@ class UpdateTimes:
     bytes: int
 
 
+class MeasuredUpdates(NamedTuple):
+    """What `update` measured."""
+
+    updates: list[UpdateTimes]
+    steps: list[float]
+    """seconds of ordinary decoding steps before the first update"""
+
+
 class Client:
     """Takes an engine's tokens, and knows when they came."""
 
@@ -68,7 +76,7 @@ class Client:
         async with trio.open_nursery() as nursery:
             for i, ids in enumerate(given):
                 self._asked += 1
-                request = Generate(f"r{self._asked}", ids, new, (), i, Version(0, 0))
+                request = Generate(f"r{self._asked}", ids, new, stop_ids=(), seed=i, min_version=Version(0, 0))
                 self._held.add(request.request_id)
                 nursery.start_soon(self.engine.add, request)
 
@@ -90,8 +98,8 @@ async def generate(client: Client, given: list[tuple[int, ...]], new: int) -> di
 
 async def update(
     client: Client, model: Model, names: tuple[str, ...], first: int, count: int, *, sequences: int, length: int, seed: int
-) -> tuple[list[UpdateTimes], list[float]]:
-    """`count` updates of these tensors, to versions from `first` on, under so many sequences; and the times of ordinary steps."""
+) -> MeasuredUpdates:
+    """`count` updates of the tensors `names`, to versions from `first` on, under `sequences` sequences."""
     engine = client.engine
     client.arrivals.clear()
     await client.start(prompts(seed, sequences, length, model.vocabulary), CONTEXT - length)
@@ -113,10 +121,13 @@ async def update(
         near = arrivals[max(0, at - 1) :]
         gap = max(b - a for a, b in pairwise(near)) if len(near) > 1 else first_step
         out.append(
-            UpdateTimes(result.pause_s, result.apply_s, answered - staged, staged - began, gap, first_step, model.touched(names))
+            UpdateTimes(
+                pause_s=result.pause_s, apply_s=result.apply_s, call_s=answered - staged, stage_s=staged - began, gap_s=gap,
+                first_step_s=first_step, bytes=model.touched(names),
+            )
         )
     await client.stop()
-    return out, steps
+    return MeasuredUpdates(out, steps)
 
 
 def rows(updates: list[UpdateTimes]) -> dict[str, list[float]]:

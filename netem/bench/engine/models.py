@@ -13,6 +13,7 @@ from p2p.layout import ITEMSIZE, Layout
 from p2p.version import Version
 
 CONTEXT = 1024
+"""Most tokens of a sequence, prompt included: what a bench asks for fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +29,13 @@ class Shape:
 
 
 SHAPES = {
-    "0.45m": Shape(128, 3, 4, 32, 256, 48),
-    "2m": Shape(256, 3, 8, 32, 512, 256),
-    "10m": Shape(384, 6, 6, 64, 1024, 1024),
-    "57m": Shape(512, 12, 8, 64, 1536, 32000),
-    "270m": Shape(1024, 16, 16, 64, 3072, 64000),
-    "0.6b": Shape(1024, 28, 16, 128, 3072, 151936),
-    "1.2b": Shape(1792, 28, 14, 128, 5376, 64000),
+    "0.45m": Shape(128, 3, 4, width=32, inner=256, vocabulary=48),
+    "2m": Shape(256, 3, 8, width=32, inner=512, vocabulary=256),
+    "10m": Shape(384, 6, 6, width=64, inner=1024, vocabulary=1024),
+    "57m": Shape(512, 12, 8, width=64, inner=1536, vocabulary=32000),
+    "270m": Shape(1024, 16, 16, width=64, inner=3072, vocabulary=64000),
+    "0.6b": Shape(1024, 28, 16, width=128, inner=3072, vocabulary=151936),
+    "1.2b": Shape(1792, 28, 14, width=128, inner=5376, vocabulary=64000),
 }
 """Named by their parameters, roughly. 0.45m is the demo's; 0.6b is Qwen3-0.6B's own shape."""
 
@@ -97,7 +98,8 @@ def make_model(name: str, folder: Path, running: int, *, whole: bool, dtype: str
     states = (folder / "state-0.bin", folder / "state-1.bin")
     kv_bytes = cpu_kv_bytes(config, dtype, CONTEXT, running)
     return Model(
-        name, folder / "folder", folder / "whole" if whole else None, layout, states, s.vocabulary, parameters, kv_bytes
+        name, folder / "folder", folder / "whole" if whole else None, layout=layout, states=states, vocabulary=s.vocabulary,
+        parameters=parameters, kv_bytes=kv_bytes,
     )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
-"""The measured processes of the engine's environment (`rival`): started, asked, held still while others are measured. Must not
-know what they measure."""
+"""The measured processes of the engine's environment, each a `vllm_alone`: started, asked, held still while others are measured.
+
+Must not know what they measure."""
 
 from __future__ import annotations
 
@@ -35,6 +36,7 @@ class VllmProgram:
         return await self.answer()
 
     async def answer(self) -> dict[str, Any]:
+        """Its next answer, after which it is held still. ShoalError when it ends instead."""
         assert self._process.stdout is not None
         line = await trio.to_thread.run_sync(self._process.stdout.readline)
         if not line:
@@ -45,7 +47,7 @@ class VllmProgram:
 
 
 @asynccontextmanager
-async def open_rival(kind: str, settings: dict[str, Any], python: str, log: Path) -> AsyncIterator[VllmProgram]:
+async def open_vllm_program(kind: str, settings: dict[str, Any], python: str, log: Path) -> AsyncIterator[VllmProgram]:
     """Started and ready. `-P`: nothing that lies beside the program is importable, as it is another environment's."""
     with packages(python) as root, open(log, "wb") as out:  # noqa: ASYNC230
         process = start(
@@ -53,9 +55,9 @@ async def open_rival(kind: str, settings: dict[str, Any], python: str, log: Path
             environment=child_environment(root=root),
         )  # fmt: skip
         try:
-            rival = VllmProgram(kind, process, log)
-            await rival.answer()
-            yield rival
+            program = VllmProgram(kind, process, log)
+            await program.answer()
+            yield program
         finally:
             signal_group(process, signal.SIGKILL)
             process.wait()

@@ -42,6 +42,7 @@ def arguments(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def offline(settings: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """vLLM's offline batch. Returns the function that answers a question."""
     from vllm import LLM, SamplingParams
 
     llm = LLM(**arguments(settings))
@@ -60,6 +61,7 @@ def offline(settings: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, An
 
 
 def core(settings: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Our adapter of vLLM, in this process. Returns the function that answers a question."""
     from node.engine.port import StateFile
     from node.engine.settings import VllmSettings
     from node.engine.vllm.engine import VllmCore
@@ -73,7 +75,8 @@ def core(settings: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]
 
     def generate(ask: dict[str, Any]) -> dict[str, Any]:
         requests = [
-            Generate(str(i), tuple(ids), ask["new"], (), i, Version(0, 0)) for i, ids in enumerate(prompts(ask))
+            Generate(str(i), tuple(ids), ask["new"], stop_ids=(), seed=i, min_version=Version(0, 0))
+            for i, ids in enumerate(prompts(ask))
         ]
         began, made = time.perf_counter(), 0
         for request in requests:
@@ -148,6 +151,7 @@ class Paused:
 
 
 def main(argv: list[str]) -> int:
+    """Answer questions until stdin ends; `argv` is [kind, settings as JSON]."""
     kind, settings = argv[0], json.loads(argv[1])
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -28,23 +28,20 @@ from typing import Any
 import psutil
 import trio
 
-from learner.config import build_config
-from learner.head.head import Head
-from learner.journal.journal import Journal
 from learner.rollouts.controller import Rollouts
 from learner.rollouts.group_spec import RolloutSettings
 from learner.rollouts.outcomes import Sampling
-from learner.service import calm_gc
 from learner.tasks.registry import make_task
+from netem.bench.head.board import VOCABULARY, Board
 from netem.bench.head.meter import Look, Meter, spread
-from netem.bench.head.simulated_nodes import STOP, VOCABULARY, Board, NodesSettings
+from netem.bench.head.simulated_nodes import STOP, NodesSettings
 from netem.bench.head.twins import FakeTokenizer, Trainer
+from netem.bench.real_head import RealHead, open_real_head
 from p2p.errors import ShoalError, UsageError
-from p2p.identity import Identity
-from p2p.membership.admission import make_ticket
 from p2p.processes import python_command, start
 
 RUN = "bench-head"
+"""Name of the run that the nodes join."""
 
 SIMULATED_NODES = "netem.bench.head.simulated_nodes"
 """The module of the other process, which is all nodes."""
@@ -53,8 +50,10 @@ SAMPLES, GROUPS = 16, 128
 """A group and a step: the batch of the published systems that the rollout bench compares with."""
 
 WARM_S = 90.0
-"""The longest wait for the first step's groups."""
+"""Seconds of the longest wait for the first step's groups."""
+
 JOIN_S = 180.0
+"""Seconds of the longest wait for all nodes to join, and then for all to be at work: so long that only a hang reaches it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,48 +102,34 @@ def _one_core(pin: bool) -> Iterator[None]:
 
 
 async def _run(bench: HeadBench, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    from p2p.channel.libp2p import open_libp2p_network
-
-    config = build_config({"run_dir": str(folder), "model": "none", "external_trainer": True}, "bench")
-    identity = Identity.from_seed(b"head of the bench".ljust(32, b"."))
     origin, board = time.monotonic(), Board(folder / "board", create=True)
-    with Journal.open(folder / "journal.sqlite", RUN) as journal:
-        async with open_libp2p_network(identity, ["/ip4/127.0.0.1/tcp/0"]) as network, trio.open_nursery() as nursery:
-            settings = RolloutSettings(
-                max_staleness=bench.staleness, groups_per_step=GROUPS, samples=SAMPLES, seed=bench.seed,
-                sampling=Sampling(int(16 * bench.length), (STOP,)), micro_batch_groups=4,
-            )  # fmt: skip
-            head = Head(
-                config=config, run=RUN, run_dir=folder, identity=identity, network=network, journal=journal,
-                open_rollouts=lambda head: Rollouts(
-                    settings, journal, make_task("reverse"), FakeTokenizer(), VOCABULARY, epoch=head.epoch, send=head.send,
-                    nodes=head.node_views, report=head.report,
-                ),
-            )  # fmt: skip
-            meter = Meter(origin)
-            meter.watch(head.rollouts)
-            calm_gc()
-            await nursery.start(head.run)
-            trainer = Trainer(head, board)
-            await trainer.publish(0)
-            ticket = make_ticket(identity, RUN, tuple(network.addresses)).encode()
-            nodes = NodesSettings(
-                ticket, str(folder / "board"), bench.nodes, bench.rate, bench.sequences, bench.length, bench.flush_s,
-                bench.flush_tokens, bench.seed,
-            )  # fmt: skip
-            with _nodes(nodes, origin) as process:
-                await _until(lambda: board["joined"] == bench.nodes, JOIN_S, process, "every node to join")
-                joined_s = time.monotonic() - origin
-                say(f"{bench.nodes} nodes joined in {joined_s:.1f} s")
-                nursery.start_soon(trainer.run)
-                at_work = 0.9 * bench.nodes * bench.sequences
-                await _until(lambda: board["busy"] >= at_work, JOIN_S, process, "every node to be at work")
-                result = await _measure(bench, head, board, meter, process, say)
-            tally = head.journal.counts().trajectories
-            result |= {"joined_s": joined_s, "steps": head.trainer_requests.step}
-            result |= {"lost": tally.lost, "refusals": len(head.reports)}
-            result["ok"] = result["cpu_per_s"] < 1 and not tally.lost and not head.reports
-            nursery.cancel_scope.cancel()
+    settings = RolloutSettings(
+        max_staleness=bench.staleness, groups_per_step=GROUPS, samples=SAMPLES, seed=bench.seed,
+        sampling=Sampling(int(16 * bench.length), (STOP,)), micro_batch_groups=4,
+    )  # fmt: skip
+    async with open_real_head(
+        folder, RUN, settings, task=make_task("reverse"), tokenizer=FakeTokenizer(), vocabulary=VOCABULARY
+    ) as real:
+        head, meter, trainer = real.head, Meter(origin), Trainer(real, board)
+        meter.watch(real.rollouts)
+        await real.start()
+        trainer.publish(0)
+        nodes = NodesSettings(
+            ticket=real.ticket, board=str(folder / "board"), nodes=bench.nodes, rate=bench.rate, sequences=bench.sequences,
+            length=bench.length, flush_s=bench.flush_s, flush_tokens=bench.flush_tokens, seed=bench.seed,
+        )  # fmt: skip
+        with _nodes(nodes, origin) as process:
+            await _until(lambda: board["joined"] == bench.nodes, process, "every node to join")
+            joined_s = time.monotonic() - origin
+            say(f"{bench.nodes} nodes joined in {joined_s:.1f} s")
+            real.nursery.start_soon(trainer.run)
+            at_work = 0.9 * bench.nodes * bench.sequences
+            await _until(lambda: board["busy"] >= at_work, process, "every node to be at work")
+            result = await _measure(bench, real, board, meter=meter, process=process, say=say)
+        tally = head.journal.counts().trajectories
+        result |= {"joined_s": joined_s, "steps": head.trainer_requests.step}
+        result |= {"lost": tally.lost, "refusals": len(head.reports)}
+        result["ok"] = result["cpu_per_s"] < 1 and not tally.lost and not head.reports
     return result
 
 
@@ -166,26 +151,31 @@ def _nodes(settings: NodesSettings, origin: float) -> Iterator[subprocess.Popen[
         process.wait()
 
 
-async def _until(ready: Callable[[], bool], seconds: float, process: subprocess.Popen[bytes], what: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not ready():
-        if process.poll() is not None:
-            raise ShoalError(f"the process of the nodes ended with status {process.returncode}")
-        if time.monotonic() > deadline:
-            raise ShoalError(f"waited {seconds:.0f} s for {what}")
-        await trio.sleep(0.1)
+def _check(process: subprocess.Popen[bytes]) -> None:
+    """ShoalError when the process of the nodes has ended."""
+    if process.poll() is not None:
+        raise ShoalError(f"the process of the nodes ended with status {process.returncode}")
+
+
+async def _until(ready: Callable[[], bool], process: subprocess.Popen[bytes], what: str) -> None:
+    with trio.move_on_after(JOIN_S) as scope:
+        while not ready():
+            _check(process)
+            await trio.sleep(0.1)
+    if scope.cancelled_caught:
+        raise ShoalError(f"waited {JOIN_S:.0f} s for {what}")
 
 
 async def _measure(
-    bench: HeadBench, head: Head, board: Board, meter: Meter, process: subprocess.Popen[bytes], say: Callable[[str], None]
+    bench: HeadBench, real: RealHead, board: Board, *, meter: Meter, process: subprocess.Popen[bytes], say: Callable[[str], None]
 ) -> dict[str, Any]:
-    began = time.monotonic()
-    while head.trainer_requests.step < 1:
-        if time.monotonic() - began > WARM_S:
-            say("the first step's groups were not there in time: measuring before they are")
-            break
-        await _until(lambda: True, 1, process, "")
-        await trio.sleep(0.5)
+    head = real.head
+    with trio.move_on_after(WARM_S) as scope:
+        while head.trainer_requests.step < 1:
+            _check(process)
+            await trio.sleep(0.5)
+    if scope.cancelled_caught:
+        say("the first step's groups were not there in time: measuring before they are")
     await trio.sleep(bench.settle)
     gc.collect()
     me = psutil.Process()
@@ -195,7 +185,7 @@ async def _measure(
     looks = [start]
     while time.monotonic() < start.at + bench.seconds:
         await trio.sleep(min(1.0, max(0.0, start.at + bench.seconds - time.monotonic())))
-        await _until(lambda: True, 1, process, "")
+        _check(process)
         looks.append(Look.now(board, meter, me))
         rows.append(looks[-1].since(looks[-2]))
     end = looks[-1]
@@ -215,15 +205,15 @@ async def _measure(
         "writes_per_s": total["writes"], "pieces_per_s": total["journaled"],
         "accept_s": spread(meter.ages), "journal_s": spread(meter.journal_ages),
         "rss_start": start.rss, "rss_end": end.rss, "blocks_start": start.blocks, "blocks_end": blocks,
-        "tokens_held": _held(head), "groups_finished": counts.finished + counts.consumed - ended_before.finished
+        "tokens_held": _held(real.rollouts), "groups_finished": counts.finished + counts.consumed - ended_before.finished
         - ended_before.consumed,
     }  # fmt: skip
 
 
-def _held(head: Head) -> int:
+def _held(rollouts: Rollouts) -> int:
     """Tokens that the head holds, of unfinished sequences and of finished groups that no step took."""
-    unfinished = sum(sum(held.values()) for held in head.rollouts.collector.progress().values())
-    return unfinished + sum(len(t.completion_ids) for g in head.rollouts.buffers.finished.values() for t in g.trajectories)
+    unfinished = sum(sum(held.values()) for held in rollouts.collector.progress().values())
+    return unfinished + sum(len(t.completion_ids) for g in rollouts.buffers.finished.values() for t in g.trajectories)
 
 
 def _times(spread: dict[str, float]) -> str:

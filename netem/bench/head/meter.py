@@ -13,7 +13,8 @@ import psutil
 
 from learner.journal.records import Piece
 from learner.rollouts.controller import Rollouts
-from netem.bench.head.simulated_nodes import STOP, Board, age_s
+from netem.bench.head.board import Board, age_s
+from netem.bench.head.simulated_nodes import STOP
 from p2p.protocol.generation import Tokens
 
 SAMPLE_EVERY = 8
@@ -37,6 +38,7 @@ class Meter:
     on: bool = False
 
     def watch(self, rollouts: Rollouts) -> None:
+        """Count all that `rollouts` accepts and journals from now on. To be called before the head runs."""
         take = rollouts.on_tokens
 
         def on_tokens(peer: str, message: Tokens) -> int:
@@ -86,9 +88,9 @@ class Look:
     def now(cls, board: Board, meter: Meter, me: psutil.Process) -> Look:
         use = resource.getrusage(resource.RUSAGE_SELF)
         return cls(
-            time.monotonic(), use.ru_utime + use.ru_stime, board["cpu_us"] / 1e6, board["made"], board["sent"], meter.accepted,
-            meter.messages, meter.runs, meter.writes, meter.journaled, me.memory_info().rss, sys.getallocatedblocks(),
-            board["late_us"] / 1e6,
+            at=time.monotonic(), cpu=use.ru_utime + use.ru_stime, nodes_cpu=board["cpu_us"] / 1e6, made=board["made"],
+            sent=board["sent"], accepted=meter.accepted, messages=meter.messages, runs=meter.runs, writes=meter.writes,
+            journaled=meter.journaled, rss=me.memory_info().rss, blocks=sys.getallocatedblocks(), late=board["late_us"] / 1e6,
         )  # fmt: skip
 
     def since(self, before: Look) -> dict[str, float]:

@@ -6,7 +6,7 @@ alone. A node here joins with the ticket, says its status, takes requests and st
 decode in lockstep, and each draws its length when it begins. A token's id is the time at which it was made (`stamp`), so that
 the head's side can tell how old a token is without another message.
 
-`Board` is a page of memory that both processes map. Must not know the head's inside.
+Must not know the head's inside.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import msgpack
 import numpy as np
 import trio
 
+from netem.bench.head.board import TICKS_PER_S, Board, digest_path, stamp
 from p2p.channel.libp2p import open_libp2p_network
 from p2p.channel.port import BULK, CONTROL, Channel
 from p2p.errors import ChannelClosed, ShoalError
@@ -43,10 +44,10 @@ from p2p.protocol.wire import encode
 from p2p.version import Version
 
 STOP = 0
+"""The id of the stop token."""
+
 NO_VERSION = Version(0, 0)
-VOCABULARY = 1 << 31
-TICKS_PER_S = 100_000
-"""Of a token's stamp: 10 us, and six hours until it would not fit a token id."""
+"""The version of a node that has installed none."""
 
 JOINING = 16
 """Nodes that shake hands at once."""
@@ -76,38 +77,6 @@ class NodesSettings:
     flush_s: float
     flush_tokens: int
     seed: int
-
-
-class Board:
-    """int64 words that both processes see."""
-
-    WORDS = ("phase", "epoch", "step", "joined", "busy", "made", "sent", "messages", "late_us", "cpu_us")
-    RUN, STOP = 0, 1
-
-    def __init__(self, path: Path, *, create: bool = False) -> None:
-        mode: Any = "w+" if create else "r+"
-        self._words = np.memmap(path, dtype=np.int64, mode=mode, shape=(len(self.WORDS),))
-
-    def __getitem__(self, word: str) -> int:
-        return int(self._words[self.WORDS.index(word)])
-
-    def __setitem__(self, word: str, value: int) -> None:
-        self._words[self.WORDS.index(word)] = value
-
-
-def stamp(at: float, origin: float) -> int:
-    """The id of a token made at monotonic time `at`; 0 is the stop token's."""
-    return 1 + max(0, int((at - origin) * TICKS_PER_S)) % (VOCABULARY - 1)
-
-
-def age_s(ids: np.ndarray, now: float, origin: float) -> np.ndarray:
-    """Seconds since these tokens (uint32 ids) were made."""
-    return (now - origin) - (ids.astype(np.float64) - 1) / TICKS_PER_S
-
-
-def digest_path(board: str) -> Path:
-    """Where the head's side writes the digest that nodes must report."""
-    return Path(board + ".digest")
 
 
 @dataclass(slots=True)
@@ -167,6 +136,7 @@ class SimulatedNodes:
         return s.sequences / s.rate
 
     def take(self, node: SimulatedNode, message: Assign) -> None:
+        """Begin what the head assigns to `node`, or let it wait for a free sequence."""
         for request in message.requests:
             prefix = len(request.prefix_ids) // 4
             share = self._rng.uniform(1 - SPREAD, 1 + SPREAD)
@@ -236,7 +206,8 @@ class SimulatedNodes:
                 del node.running[s.request_id]
             at = self._rng.randrange(len(self._logprobs) - count)
             logprobs = self._logprobs[at : at + count].tobytes()
-            runs.append(TokenEvent(s.request_id, s.sent, np.asarray(ids, "<u4").tobytes(), logprobs, node.version, finish, ""))
+            packed = np.asarray(ids, "<u4").tobytes()
+            runs.append(TokenEvent(s.request_id, s.sent, packed, logprobs, node.version, finish=finish, message=""))
             s.sent = s.made
             node.tokens += count
             self._sent += count
@@ -330,13 +301,16 @@ class SimulatedNodes:
                 wanted, at = current, time.monotonic() + self._rng.uniform(0.2, INSTALL_S)
             if node.version != wanted and time.monotonic() >= at:
                 node.version = wanted
-                self._post(node, Installed(wanted, digest_path(self.settings.board).read_bytes(), 0.01, 0.01, 0.1, 1000, 9000))
+                digest = digest_path(self.settings.board).read_bytes()
+                times = {"pause_s": 0.01, "apply_s": 0.01, "transfer_s": 0.1}
+                self._post(node, Installed(wanted, digest, **times, bytes_from_head=1000, bytes_from_peers=9000))
             running, waiting = len(node.running), len(node.waiting)
             rate = self.settings.rate * running / node.capacity
             ready = node.version.epoch > 0 and board["joined"] == self.settings.nodes
-            self._post(
-                node, NodeStatus(ready, node.version, running, waiting, node.capacity, node.tokens, rate, 1, 1 << 30)
-            )
+            self._post(node, NodeStatus(
+                ready, node.version, running, waiting, capacity=node.capacity, tokens=node.tokens, tokens_per_s=rate, pid=1,
+                rss_bytes=1 << 30,
+            ))  # fmt: skip
             await trio.sleep(1.0)
 
     async def join(self, index: int, ticket: Ticket, gate: trio.CapacityLimiter) -> None:
@@ -366,14 +340,18 @@ class SimulatedNodes:
 
     async def _greet(self, network: Any, kind: str, ticket: Ticket, index: int) -> Channel:
         channel: Channel = await network.open(ticket.head, list(ticket.addresses), kind)
-        name = f"node-{index}"
-        await channel.send(encode(Hello(PROTOCOL_VERSION, ticket.run, self.settings.ticket, b"", (), name, "bench", "")))
+        hello = Hello(
+            PROTOCOL_VERSION, ticket.run, self.settings.ticket, membership=b"", addresses=(), name=f"node-{index}", agent="bench",
+            site="",
+        )  # fmt: skip
+        await channel.send(encode(hello))
         answer = decode(await channel.receive())
         if not isinstance(answer, Welcome):
             raise ShoalError(f"node {index} was refused: {answer}")
         return channel
 
     async def run(self) -> None:
+        """Have all nodes join, and decode until the board says stop. ShoalError when a node cannot join or loses its link."""
         ticket = read_ticket(self.settings.ticket)
         gate = trio.CapacityLimiter(JOINING)
         self.nodes = [None] * self.settings.nodes  # type: ignore[list-item]
@@ -389,6 +367,7 @@ class SimulatedNodes:
 
 
 def main(argv: list[str]) -> int:
+    """Run all nodes; `argv` is [settings as JSON]."""
     values = json.loads(argv[0])
     origin = values.pop("origin")
     settings = NodesSettings(**values)

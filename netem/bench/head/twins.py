@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgpack
 import numpy as np
 
-from learner.client.messages import Begin, CommitStep, NextBatch, SealVersion, SegmentDone
-from learner.head.head import Head
-from netem.bench.head.simulated_nodes import Board, digest_path
+from learner.client.messages import CommitStep, NextBatch
+from netem.bench.head.board import Board, digest_path
+from netem.bench.real_head import RealHead
 from p2p.layout import Layout
-from p2p.limits import KIB
-from p2p.weights.encode import encode_version
 from p2p.weights.state import FlatState
 
 LAYOUT = Layout.build([("weights", "bfloat16", (256, 128))])
+"""The weights: 64 KiB, so small that making and sending them costs next to nothing."""
 
 
 class FakeTokenizer:
@@ -33,33 +31,30 @@ class FakeTokenizer:
 class Trainer:
     """Takes each step's groups as a trainer does, commits, and publishes a small delta."""
 
-    def __init__(self, head: Head, board: Board) -> None:
-        self._head, self._board = head, board
-        self._state = FlatState.in_memory(LAYOUT)
-        (head.run_dir / "layout").write_bytes(msgpack.packb(LAYOUT.to_wire()))
+    def __init__(self, real: RealHead, board: Board) -> None:
+        self._real, self._board = real, board
+        self._state: FlatState | None = None
 
     async def run(self) -> None:
-        step = 0
+        """For ever, from step 0 on."""
+        step, head = 0, self._real.head
         while True:
             seen, last = 0, False
             while not last:
-                groups, last = await self._head.rollouts.buffers.next_groups(step, seen)
+                groups, last = await self._real.rollouts.buffers.next_groups(step, seen)
                 seen += len(groups)
-            await self._head.trainer_requests.on_next(NextBatch(step, seen))
+            await head.trainer_requests.on_next(NextBatch(step, seen))
             step += 1
-            self._head.trainer_requests.on_commit(CommitStep(step, ""))
-            await self.publish(step)
+            head.trainer_requests.on_commit(CommitStep(step, ""))
+            self.publish(step)
 
-    async def publish(self, step: int) -> None:
-        head, new = self._head, FlatState.in_memory(LAYOUT)
+    def publish(self, step: int) -> None:
+        """Publish random weights as version `step`, and say so on the board."""
+        new = FlatState.in_memory(LAYOUT)
         rng = np.random.default_rng(step)
         words = new.tensor("weights")
         words[...] = rng.integers(0, np.iinfo(words.dtype).max, size=words.shape, dtype=words.dtype)
-        begun = head.trainer_requests.on_begin(Begin(step, "delta" if step else "anchor", step - 1 if step else None, "layout"))
-        base = self._state if step else None
-        for s in encode_version(new, base, head.store, segment_bytes=64 * KIB, chunk_bytes=begun.chunk_bytes):
-            head.publisher.segment(SegmentDone(begun.mid, s.index, s.size, b"".join(s.digests), s.changed, s.words))
-        digest_path(str(head.run_dir / "board")).write_bytes(new.digest())
-        head.trainer_requests.on_seal(SealVersion(begun.mid, b"".join(new.tensor_digests()), new.digest(), 0.0))
+        self._real.publish(step, new, self._state)
+        digest_path(str(self._real.head.run_dir / "board")).write_bytes(new.digest())
         self._state = new
-        self._board["epoch"], self._board["step"] = head.epoch, step
+        self._board["epoch"], self._board["step"] = self._real.head.epoch, step

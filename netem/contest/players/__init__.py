@@ -6,7 +6,8 @@ Importing this imports none of them. The peers' packages come with the extra `pe
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from netem.contest.players.events import Role, need
 from p2p.errors import UsageError

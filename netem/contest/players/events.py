@@ -8,7 +8,7 @@ networks, namespaces or any peer-to-peer program. The first half is pure; `serve
 | (start) | all | `ready` |
 | `links` | all | `linked`: connected to whomever it wants to be connected to before there is a payload |
 | `prepare` round, bytes, seed | source | `prepared` digest and whatever nodes need to know beforehand |
-| `expect` round, digest, bytes, and that | nodes | `expecting` |
+| `expect` round, digest, bytes, and that as `extra` | nodes | `expecting` |
 | `publish` round | source | `published` at |
 | | nodes | `verified` at, digest, sent, received, duplicates: once the payload is whole and its BLAKE3 was checked |
 | `account` round | all | `account` sent, received, duplicates, cpu_s; of ours also reports, banned, whence (host -> bytes) |
@@ -26,11 +26,11 @@ import os
 import select
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+import msgspec
 from blake3 import blake3
-from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from netem.contest.players.payload import payload_bytes
 from p2p.errors import ShoalError, UsageError
@@ -38,14 +38,8 @@ from p2p.errors import ShoalError, UsageError
 POLL_S = 0.005
 """Seconds between two looks of a player whether its payload is whole; a measured time is too long by at most this."""
 
-_STRICT = ConfigDict(extra="forbid", strict=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Role:
+class Role(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The part of one player. `hosts` maps the name of every host to its IPv4 address, in the order of the profile."""
-
-    __pydantic_config__ = _STRICT
 
     role: Literal["source", "node"]
     name: str
@@ -55,8 +49,8 @@ class Role:
     hosts: dict[str, str]
     source: str
     """the source's name"""
-    options: dict[str, Any] = field(default_factory=dict)
-    late: list[str] = field(default_factory=list)
+    options: dict[str, Any] = {}
+    late: list[str] = []
     """hosts whose players start only in the middle of a round"""
     site: str = ""
     """hosts of one site share a fast LAN; "" for no site"""
@@ -67,38 +61,38 @@ class Role:
 
     def text(self) -> str:
         """The role as JSON, which a player gets in argv[1]."""
-        return json.dumps(asdict(self))
+        return msgspec.json.encode(self).decode()
 
     @staticmethod
     def parse(text: str) -> Role:
         """Read what `text` made. UsageError for anything else."""
         try:
-            role = TypeAdapter(Role).validate_json(text)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise UsageError(f"role: {'.'.join(str(p) for p in first['loc'])}: {first['msg']}") from None
+            role = msgspec.json.decode(text, type=Role)
+        except msgspec.DecodeError as error:
+            raise UsageError(f"role: {error}") from None
         if role.name not in role.hosts or role.source not in role.hosts or (role.role == "source") != (role.name == role.source):
             raise UsageError(f"role: {role.name} as {role.role}, the source being {role.source}, of {', '.join(role.hosts)}")
         return role
 
 
-@dataclass(frozen=True, slots=True)
-class Links:
-    __pydantic_config__ = _STRICT
+class _Message(msgspec.Struct, forbid_unknown_fields=True, tag_field="do"):
+    """A command; its class keyword `tag` is the value of `do`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prepare:
-    __pydantic_config__ = _STRICT
+class Links(_Message, tag="links"):
+    """Connect to whomever there is to connect to."""
+
+
+class Prepare(_Message, tag="prepare"):
+    """Make the payload of a round: `bytes` bytes from `seed`."""
 
     round: int
     bytes: int
     seed: int
 
 
-@dataclass(frozen=True, slots=True)
-class Expect:
-    __pydantic_config__ = _STRICT
+class Expect(_Message, tag="expect"):
+    """Get ready to receive the payload of a round."""
 
     round: int
     digest: str
@@ -108,59 +102,42 @@ class Expect:
     """what the source's `prepare` returned"""
 
 
-@dataclass(frozen=True, slots=True)
-class Publish:
-    __pydantic_config__ = _STRICT
+class Publish(_Message, tag="publish"):
+    """Start the broadcast of a round."""
 
     round: int
 
 
-@dataclass(frozen=True, slots=True)
-class AskAccount:
-    __pydantic_config__ = _STRICT
+class AskAccount(_Message, tag="account"):
+    """Say what a round cost."""
 
     round: int
 
 
-@dataclass(frozen=True, slots=True)
-class TurnRogue:
-    __pydantic_config__ = _STRICT
+class TurnRogue(_Message, tag="turn"):
+    """Cheat the others from now on."""
 
     to: Literal["corrupt", "withhold"]
 
 
-@dataclass(frozen=True, slots=True)
-class EndPlayer:
-    __pydantic_config__ = _STRICT
+class EndPlayer(_Message, tag="stop"):
+    """End."""
 
 
 Command = Links | Prepare | Expect | Publish | AskAccount | TurnRogue | EndPlayer
-_KINDS: dict[str, type[Command]] = {
-    "links": Links, "prepare": Prepare, "expect": Expect, "publish": Publish, "account": AskAccount, "turn": TurnRogue,
-    "stop": EndPlayer,
-}  # fmt: skip
-_OWN = ("round", "digest", "bytes")
 
 
 def parse_command(line: str | bytes) -> Command:
     """Read one line. UsageError when it is no command."""
     try:
-        values = json.loads(line)
-        kind = _KINDS[values.pop("do")]
-        if kind is Expect:
-            values = {name: values.pop(name) for name in _OWN} | {"extra": values}
-        command = TypeAdapter(kind).validate_json(json.dumps(values))  # from JSON: strict takes no dict else
-    except (ValueError, KeyError, TypeError, AttributeError) as error:  # pydantic's is a ValueError
-        raise UsageError(f"no command: {line[:200]!r} ({type(error).__name__})") from None
-    return command
+        return msgspec.json.decode(line, type=Command)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"no command: {line[:200]!r} ({error})") from None
 
 
-def command_line(command: Command) -> str:
+def command_line(command: Command) -> bytes:
     """A command as a line, newline included, for `parse_command`."""
-    values = asdict(command)
-    values |= values.pop("extra", {})
-    name = next(name for name, kind in _KINDS.items() if kind is type(command))
-    return json.dumps({"do": name, **values}) + "\n"
+    return msgspec.json.encode(command) + b"\n"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ are shortened as its library and its environment variables allow. `broadcast` (h
 A node with several upstream servers draws one for each shard and takes the answer "not there yet" for a fault: trees where
 that can happen (the source beside a parent) measured worse than chains.
 
-Options: shard_bytes, poll_s, concurrent (downloads of a node), retry_s (whole seconds), and the tree: layout and width, or
-upstream (host -> list of hosts it may download from).
+Options: upstream, which is the tree (host -> list of hosts it may download from); shard_bytes; concurrent (downloads of a node).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,33 +67,13 @@ START_S = 25.0
 _GET = re.compile(r'"GET /(v\d+/shard_\d+\.bin) HTTP/[\d.]+" 200')
 
 
-def chains(source: str, nodes: Sequence[str], width: int) -> dict[str, list[str]]:
-    """`width` chains: each node downloads from the one before it, the first node of a chain from the source."""
-    return {name: [nodes[i - width] if i >= width else source] for i, name in enumerate(nodes)}
-
-
-def tiers(source: str, nodes: Sequence[str], width: int) -> dict[str, list[str]]:
-    """The first `width` nodes download from the source, all others from any of those."""
-    return {name: [source] if i < width else list(nodes[:width]) for i, name in enumerate(nodes)}
-
-
-LAYOUTS: dict[str, Callable[[str, Sequence[str], int], dict[str, list[str]]]] = {"chains": chains, "tiers": tiers}
-OPTIONS: dict[str, type | tuple[type, ...]] = {
-    "shard_bytes": int, "poll_s": (int, float), "concurrent": int, "retry_s": int, "layout": str, "width": int, "upstream": dict,
-}  # fmt: skip
+OPTIONS: dict[str, type | tuple[type, ...]] = {"shard_bytes": int, "concurrent": int, "upstream": dict}
+"""Options of this player and their types."""
 
 
 def upstream_of(role: Role) -> list[str]:
-    """The hosts that this one downloads from. UsageError for a layout that is none."""
-    options = role.options
-    if "upstream" in options:
-        tree = options["upstream"]
-    else:
-        layout, width = options.get("layout", "chains"), options.get("width", 2)
-        if layout not in LAYOUTS or width < 1:
-            raise UsageError(f"option layout: {layout!r} of width {width}; layouts are {', '.join(LAYOUTS)}")
-        tree = LAYOUTS[layout](role.source, role.nodes, width)
-    names = tree.get(role.name, [])
+    """The hosts that this one downloads from. UsageError when `upstream` does not say, or names itself or nobody's host."""
+    names = role.options.get("upstream", {}).get(role.name, [])
     if not names or not set(names) <= set(role.hosts) - {role.name}:
         raise UsageError(f"option upstream: {role.name} downloads from {names}")
     return list(names)
@@ -177,7 +156,7 @@ class ShardPlayer(Player):
         while time.monotonic() < deadline:
             try:
                 with _alone(deadline):
-                    return MiddleNode(servers, str(self._served), PORT, self._role.options.get("poll_s", POLL_S))
+                    return MiddleNode(servers, str(self._served), PORT, POLL_S)
             except Exception as error:  # it raises plain ones
                 why = str(error)
                 time.sleep(0.2)
@@ -187,7 +166,7 @@ class ShardPlayer(Player):
 def _set_up(options: dict[str, Any], served: Path) -> _Counter:
     """Set the environment that shardcast reads when it is imported; returns the counter of the bytes that its server sends."""
     settings = {
-        "RETRY_ATTEMPTS": TRIES, "FAST_RETRY_ATTEMPTS": TRIES, "FAST_RETRY_INTERVAL": options.get("retry_s", RETRY_S),
+        "RETRY_ATTEMPTS": TRIES, "FAST_RETRY_ATTEMPTS": TRIES, "FAST_RETRY_INTERVAL": RETRY_S,
         "MAX_CONCURRENT_DOWNLOADS": options.get("concurrent", CONCURRENT), "MAX_DISTRIBUTION_FOLDERS": KEEP,
     }  # fmt: skip
     os.environ.update({f"SHARDCAST_{name}": str(value) for name, value in settings.items()})

@@ -62,6 +62,7 @@ def key_of(name: str) -> Identity:
 
 
 def contest_layout(nbytes: int) -> Layout:
+    """Tensors for a payload of `nbytes` bytes, TENSOR_WORDS each but the last."""
     words, tensors = nbytes // 2, []
     for i, start in enumerate(range(0, words, TENSOR_WORDS)):
         tensors.append((f"block.{i}.weight", "bfloat16", (min(TENSOR_WORDS, words - start),)))
@@ -88,14 +89,13 @@ class ShoalPlayer(SwarmOwner):
     def __init__(self, role: Role, network: Network) -> None:
         self.hosts, self.is_source, options = role.hosts, role.role == "source", role.options
         self.late = {*role.late} - {role.name}
-        self.chunk_bytes: int | None = options.get("chunk_bytes")
         self.segment_bytes: int = options.get("segment_bytes", SEGMENT)
         self.head = key_of(role.source)
         address = f"/ip4/{self.hosts[role.source]}/tcp/{PORT}/p2p/{self.head.peer_id}"
         self.directory = Path(role.directory)
         self.store = ChunkStore(self.directory / "chunks")
         part = SourceRole(RUN, epoch=1, mesh=options.get("mesh", MESH)) if self.is_source else FollowerRole(
-            make_ticket(self.head, RUN, (address,)), dialable=options.get("dialable", True), site=role.site
+            make_ticket(self.head, RUN, (address,)), site=role.site
         )  # fmt: skip
         policy = options.get("policy", DEFAULT)
         self.swarm = CountingSwarm(network, key_of(role.name), self.store, part, self, name=role.name, policy=policy)
@@ -198,7 +198,7 @@ class ShoalPlayer(SwarmOwner):
         at = time.monotonic()
         state = self.states.pop(number)
         base = FlatState.in_memory(state.layout)  # never written, so it takes no memory
-        chunk = self.chunk_bytes or chunk_bytes_for(state.layout.nbytes)
+        chunk = chunk_bytes_for(state.layout.nbytes)
         now = int(time.time())
         header = Header(
             run=RUN, version=Version(1, number), kind="delta", base=Version(1, number - 1), base_digest=base.digest(),
@@ -283,7 +283,9 @@ class ShoalPlayer(SwarmOwner):
         manifest = self.swarm.transfers[self.mids[number]].manifest
         header = manifest.header
         size = manifest.seal.size if manifest.seal is not None else 0
-        entry = CatalogEntry(manifest.mid, "delta", header.version, header.base, header.base_digest, b"", size)
+        entry = CatalogEntry(
+            manifest.mid, "delta", header.version, base=header.base, base_digest=header.base_digest, state_digest=b"", size=size
+        )
         return Catalog(Version(1, number - 1), (entry,))
 
     async def _catch_up(self, entry: CatalogEntry) -> None:

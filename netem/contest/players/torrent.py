@@ -3,8 +3,7 @@
 Generous to it: the torrent is made in `prepare`, before the clock runs (a user could not: hashing comes after the training
 step); nodes have its metadata and are connected to each other before `publish`; nothing looks for peers. After `publish` the
 source adds the torrent as a seed, dials all nodes, and the rest is libtorrent's. Must not know rates or delays.
-
-Options: piece_bytes; super_seeding; settings (of libtorrent, over SETTINGS).
+It has no options.
 """
 
 from __future__ import annotations
@@ -61,11 +60,11 @@ class TorrentPlayer(Player):
         need("libtorrent")
         import libtorrent
 
-        check_options(role.options, {"piece_bytes": int, "super_seeding": bool, "settings": dict})
+        check_options(role.options, {})
         self._lt, self._role, self._directory = libtorrent, role, Path(role.directory)
         alerts = libtorrent.alert.category_t
         settings = {
-            **SETTINGS, **role.options.get("settings", {}), "listen_interfaces": f"{role.address}:{PORT}",
+            **SETTINGS, "listen_interfaces": f"{role.address}:{PORT}",
             "alert_mask": alerts.status_notification | alerts.error_notification | alerts.storage_notification,
         }  # fmt: skip
         self._session: lt.session | None = libtorrent.session(cast(Any, settings))  # its stubs know no plain dict
@@ -82,9 +81,8 @@ class TorrentPlayer(Player):
         self._forget()
         folder = self._folder(command.round)
         (folder / "payload").write_bytes(payload)
-        size = self._role.options.get("piece_bytes", PIECE_BYTES)
         files = [lt.create_file_entry("payload", len(payload))]
-        torrent = lt.create_torrent(files, size, lt.create_torrent.v1_only)
+        torrent = lt.create_torrent(files, PIECE_BYTES, lt.create_torrent.v1_only)
         lt.set_piece_hashes(torrent, str(folder))
         encoded = lt.bencode(torrent.generate())
         self._metadata = self._parse(encoded)
@@ -93,9 +91,7 @@ class TorrentPlayer(Player):
     def publish(self, round: int) -> None:
         """Source: seed the torrent and connect to all nodes."""
         assert self._metadata is not None
-        flags = self._lt.torrent_flags
-        super_seeding = flags.super_seeding if self._role.options.get("super_seeding", False) else 0
-        self._handle = self._add(self._metadata, round, flags.seed_mode | super_seeding)
+        self._handle = self._add(self._metadata, round, self._lt.torrent_flags.seed_mode)
         self._dial(self._role.nodes)
 
     # --- a node ---
