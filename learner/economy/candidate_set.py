@@ -69,6 +69,7 @@ class View:
         return self.pool[peer].usd_per_hour / value if value > 0 else math.inf
 
     def spread(self, peers: Collection[str]) -> float:
+        """Seconds that a version takes to the last of these nodes; 0 for none."""
         if not peers:
             return 0.0
         if self._seen[0] != frozenset(peers):

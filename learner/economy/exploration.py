@@ -96,7 +96,7 @@ class Exploration:
         return not c.rate.known and c.peer not in self.tried and c.peer not in self.trials
 
 
-def promise(c: Candidate) -> tuple[float, float, str]:
+def promise(c: Candidate) -> tuple[float | str, ...]:
     """Order of candidates: $ a token if a node is as fast as it may be, its price where nothing is known."""
     may_be = c.rate.upper(1.0)
     return (c.usd_per_hour / may_be if may_be > 0 else c.usd_per_hour), c.usd_per_hour, c.peer

@@ -242,7 +242,8 @@ class Pool:
         usual = median([o.caught_up_s for o in self._nodes.values() if o.ready] or [0.0])
         waiting = 0.0 if m.ready else max(usual, 1.0)
         return Candidate(
-            peer, m.terms.usd_per_hour, self.estimate(peer), m.state, m.ready, m.idle_hourly, waiting
+            peer, m.terms.usd_per_hour, self.estimate(peer), state=m.state, ready=m.ready,
+            idle_usd_per_hour=m.idle_hourly, catch_up_s=waiting,
         )  # fmt: skip
 
     def _change(self, peer: str, to: State, why: str, now: float) -> Activate:
@@ -260,7 +261,9 @@ class Pool:
 
     def _account(self, peer: str, m: PricedNode, now: float) -> None:
         t = m.terms
-        self.bill.state(peer, now, m.state, t.usd_per_hour, m.idle_hourly, t.usd_per_gb)
+        self.bill.state(
+            peer, now, m.state, usd_per_hour=t.usd_per_hour, idle_usd_per_hour=m.idle_hourly, usd_per_gb=t.usd_per_gb
+        )
 
     def advice(self) -> Advice | None:
         """How many more nodes would be worth asking for; None where there is nothing to say: before the first step, while those

@@ -194,10 +194,10 @@ def crowded_calls(modules: Mapping[str, Module]) -> list[str]:
 
 VARIADIC = {
     "join", "joinpath", "max", "min", "print", "debug", "info", "warning", "error", "pack", "zip", "chain", "add_row", "mix",
-    "_ip", "_tc",
+    "_ip", "_tc", "call", "start",
 }  # fmt: skip
 """Last names of functions that take any number of equals: a row, a path, fields of a log line, a seed's numbers, the words of a
-command line (`_ip` and `_tc`, of netem/emulation)."""
+command line (`_ip`, `_tc` and `call` of netem/emulation, `start` of a child process)."""
 
 
 def _is_variadic(func: ast.expr) -> bool:

@@ -280,7 +280,7 @@ class MemoryNetwork(Network):
             raise ChannelClosed(f"cannot open a channel to {peer}: {'it is gone' if target is None else 'too many'}")
         there, back = _Pipe(self._switch, self.peer_id, peer), _Pipe(self._switch, peer, self.peer_id)
         channel = self._add(_End(there, back), peer, kind)
-        target.table.announce(target._add(_End(back, there), self.peer_id, kind))
+        target.table.announce(target._add(_End(back, there), self.peer_id, kind))  # the same class
         return channel
 
     def _add(self, end: _End, peer: str, kind: str) -> StreamChannel:

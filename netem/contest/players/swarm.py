@@ -78,6 +78,7 @@ class CountingSwarm(Swarm):
         """manifest -> peer -> bytes of payload that came from it"""
 
     async def on_message(self, link: Link, message: object) -> None:
+        """What the swarm leaves to its owner: catalogs, and reports of refusals at the source."""
         if isinstance(message, Chunk):
             self.whence.setdefault(message.mid, Counter())[link.peer] += len(message.data)
         await super().on_message(link, message)
@@ -116,6 +117,7 @@ class ShoalPlayer(SwarmOwner):
         print(json.dumps({"event": event, **values}), flush=True)
 
     async def run(self) -> None:
+        """Take part until cancelled, and obey the commands that come on stdin."""
         async with trio.open_nursery() as nursery:
             self.nursery = nursery
             await nursery.start(self.swarm.run)
