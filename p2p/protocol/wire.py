@@ -120,7 +120,7 @@ class Decoder:
         what, _, path = str(error).partition(" - at `$")
         if not isinstance(error, msgspec.ValidationError):
             return f"malformed msgpack: {type(error).__name__}: {what}"[:300]
-        claimed = len(data) > 1 and _ARRAY < data[0] < _TEXT <= data[1]
+        claimed = len(data) > 1 and _ARRAY < data[0] < _TEXT <= data[1] < _TEXT + 32  # a short text stands first
         kind = self.kinds.get(data[2 : 2 + data[1] - _TEXT].decode(errors="replace")) if claimed else None
         if kind is None:
             return f"message is not a list that starts with a known tag: {what[:1].lower()}{what[1:]}"[:200]

@@ -20,7 +20,7 @@ from p2p.protocol.generation import GenerateRequest
 from p2p.protocol.join import Hello, Roster, RosterEntry, make_roster
 from p2p.protocol.messages import decode
 from p2p.protocol.rollout import Completion, Generate, TokenEvent
-from p2p.protocol.versions import Chunk, Have, Installed, Parts
+from p2p.protocol.versions import Chunk, GetCatalog, Have, Installed, Parts
 from p2p.protocol.wire import MAX_ITEMS, MAX_TEXT, Message, Record, encode
 from p2p.version import Version
 
@@ -283,3 +283,11 @@ def test_a_bitmap_is_bounded() -> None:
 def test_a_number_for_a_float_is_taken() -> None:
     wire = ["installed", [1, 1], b"", 1, 0, 0, 1, 1]
     assert decode(msgpack.packb(wire)) == Installed(Version(1, 1), b"", 1.0, 0.0, 0.0, 1, 1)
+
+
+@pytest.mark.parametrize("first", [0xE0, 0xFF, 0xC0])
+def test_a_number_that_looks_like_a_long_tag_is_refused(first: int) -> None:
+    """Found by hypothesis: a byte above those of short texts was read as a text's length, and the reason could not be said."""
+    with pytest.raises(Refusal, match="known tag") as raised:
+        decode(bytes([0x91, first]) + GetCatalog.__struct_config__.tag.encode())
+    assert raised.value.fatal

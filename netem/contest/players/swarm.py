@@ -78,7 +78,7 @@ class CountingSwarm(Swarm):
         """manifest -> peer -> bytes of payload that came from it"""
 
     async def on_message(self, link: Link, message: object) -> None:
-        """What the swarm leaves to its owner: catalogs, and reports of refusals at the source."""
+        """Also counts from whom each version's bytes came."""
         if isinstance(message, Chunk):
             self.whence.setdefault(message.mid, Counter())[link.peer] += len(message.data)
         await super().on_message(link, message)
@@ -304,6 +304,7 @@ class ShoalPlayer(SwarmOwner):
         self.reports.append((self.names.get(peer, peer), refusal.reason))
 
     async def on_message(self, link: Link, message: object) -> None:
+        """What the swarm leaves to its owner: catalogs, and at the source reports of refusals."""
         match message:
             case Catalog():
                 assert self.nursery is not None
