@@ -94,7 +94,7 @@ def test_a_contest_over_the_kernels_own_queues() -> None:
 DEAF = """
 import sys, time
 from pathlib import Path
-from netem.contest.players.events import Player, Role, Traffic, serve
+from netem.contest.players.events import Player, Role, RoundTraffic, serve
 class Deaf(Player):
     def __init__(self, role):
         self.mark, self.fails = Path(role.directory).parent / "published", role.name == role.options.get("fails")
@@ -103,7 +103,7 @@ class Deaf(Player):
     def publish(self, round): self.mark.touch()
     def poll(self):
         if self.fails and self.mark.exists(): raise ValueError("out of luck")
-    def traffic(self): return Traffic(0, 0, 0)
+    def traffic(self): return RoundTraffic(0, 0, 0)
     def close(self): time.sleep(3600)
 sys.exit(serve(sys.argv, Deaf))
 """
