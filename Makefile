@@ -15,8 +15,10 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 ARGS ?=
 PYTEST_ARGS ?=
 JOBS ?= $(shell nproc)
-# Unit and swarm tests are pure or on a mock clock, so they share the cores. Real processes and networks have deadlines: one at a time.
-PARALLEL := -n $(JOBS) --maxprocesses 8 --dist worksteal
+# Unit and swarm tests are pure or on a mock clock. Those with real processes wait patiently (tests/support/watchdog.py); emulated
+# networks go one after the other in one worker (tests/conftest.py).
+WORKERS := -n $(JOBS) --maxprocesses 8 --dist
+PARALLEL := $(WORKERS) worksteal
 SLOWEST := --durations=15 --durations-min=1
 
 .PHONY: help demo demo-sparse check test test-vllm lint types layout setup clean check-build
@@ -36,7 +38,7 @@ check: lint types
 test: lint types
 ifeq ($(strip $(PYTEST_ARGS)),)
 	$(BIN)/python -m pytest $(PARALLEL) $(SLOWEST) tests/unit tests/swarm
-	$(BIN)/python -m pytest $(SLOWEST) tests/e2e tests/wan tests/gpu
+	$(BIN)/python -m pytest $(WORKERS) loadscope $(SLOWEST) tests/e2e tests/wan tests/gpu
 else
 	$(BIN)/python -m pytest $(SLOWEST) $(PYTEST_ARGS)
 endif

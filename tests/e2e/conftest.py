@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,8 +20,12 @@ def shoal(tmp_path: Path) -> Iterator[Children]:
 
 
 @pytest.fixture(scope="session")
-def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo's small model, warmed up as the demo does it."""
-    folder = tmp_path_factory.mktemp("model") / "model"
-    run_module("netem.demo.recipes", str(folder), "reverse", "0", timeout_s=PATIENCE_S)
+def demo_model(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """The demo's small model, warmed up as the demo does it: once, also where several workers need it."""
+    shared = tmp_path_factory.getbasetemp() if worker_id == "master" else tmp_path_factory.getbasetemp().parent
+    folder = shared / "model"
+    with (shared / "model.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            run_module("netem.demo.recipes", str(folder), "reverse", "0", timeout_s=PATIENCE_S)
     return folder
