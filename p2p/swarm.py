@@ -122,7 +122,7 @@ class Swarm(LinkOwner):
         """live links by peer, from the end of the handshake on"""
         self._new_exchange = partial(
             Exchange, me=self.me, run=settings.run, head=self.head, head_key=self.peering.gate.head_key, store=store,
-            is_source=isinstance(role, SourceRole), now=now, wall=wall, on_refusal=self.on_refusal, policy=policy,
+            now=now, wall=wall, on_refusal=self.on_refusal, policy=policy,
         )  # fmt: skip
         self.exchange = self._new_exchange()
         self.transfers: Mapping[bytes, Transfer] = self.exchange.transfers

@@ -9,7 +9,8 @@ from typing import Any
 
 import trio
 
-from p2p.broadcast.exchange_core import TICK_S, ExchangeCore
+from p2p.broadcast.exchange_core import TICK_S
+from p2p.broadcast.inbox import Inbox
 from p2p.broadcast.pump import Pump
 from p2p.broadcast.transfer import Neighbour, Transfer
 from p2p.errors import ShoalError
@@ -17,7 +18,7 @@ from p2p.weights.manifest import Manifest
 from p2p.weights.store import ChunkStore
 
 
-class Exchange(ExchangeCore):
+class Exchange(Inbox):
     """Sessions, manifests and store of one peer. Peers and manifests may be added before `run` and while it runs."""
 
     store: ChunkStore
