@@ -179,6 +179,11 @@ class ExchangeCore:
         transfer = self.transfers.get(mid)
         return 0 if transfer is None else len(transfer.session.held) + len(transfer.manifest.records) + transfer.manifest.whole
 
+    async def report(self, peer: str, refusal: Refusal) -> None:
+        """Tell the owner of a refusal."""
+        if self._on_refusal is not None:
+            await self._on_refusal(peer, refusal)
+
     # --- for the pump ------------------------------------------------------------------------------------------------
 
     def _lose(self, transfer: Transfer, chunk: int) -> None:

@@ -54,8 +54,7 @@ class Inbox(ExchangeCore):
                 reason = f"{refusal.reason}; {peer.refusals} of its messages were refused"
                 refusal = Refusal(reason, peer=name, version=refusal.version, chunk=refusal.chunk, fatal=True)
         log.warning("%s", refusal)
-        if self._on_refusal is not None:
-            await self._on_refusal(name, refusal)
+        await self.report(name, refusal)
 
     def _on_chunk(self, peer: Neighbour, message: Chunk) -> None:
         transfer = self.transfers.get(message.mid)

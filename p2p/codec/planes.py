@@ -27,11 +27,7 @@ def zigzag(new: np.ndarray, base: np.ndarray) -> np.ndarray:
     On raw words: ordering sign-magnitude floats first gave the same entropy (2.041 bits a change, bf16, 5 % changed),
     and raw words need not know which segments hold floats.
     """
-    return zigzag_steps(new - base)
-
-
-def zigzag_steps(steps: np.ndarray) -> np.ndarray:
-    """`zigzag` of differences."""
+    steps = new - base
     signed = steps.view(f"<i{steps.itemsize}")
     return ((signed << 1) ^ (signed >> (8 * steps.itemsize - 1))).view(steps.dtype)
 

@@ -19,11 +19,10 @@ class RawCoding(Coding):
         bits = 8 * new.itemsize
         return Encoded(pack(split_planes(new if bits == 8 else (new << 1) | (new >> (bits - 1)))), changed(new, base))
 
-    def decode(self, body: memoryview, base: np.ndarray | None, out: np.ndarray) -> int:
+    def decode(self, body: memoryview, base: np.ndarray | None, out: np.ndarray) -> None:
         """See `Coding.decode`."""
         sections = Sections(body)
         planes = [sections.take_exact(len(out)) for _ in range(out.itemsize)]
         sections.end()
         words, bits = join_planes(planes, out.dtype), 8 * out.itemsize
         out[:] = words if bits == 8 else (words >> 1) | (words << (bits - 1))
-        return changed(out, base)
