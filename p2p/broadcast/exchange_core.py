@@ -106,7 +106,7 @@ class ExchangeCore:
             transfer.session.places = places
 
     def follow(self, on: bool) -> None:
-        """Ask every neighbour, now and later ones, to push new deltas as they are made."""
+        """Ask every neighbour, now and later ones, to push new deltas as they are made; or no more."""
         self._following = on
         self._post_all(Follow(on))
 
