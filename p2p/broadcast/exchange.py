@@ -5,6 +5,7 @@ Must not know what a message means, or which chunk leaves next.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import trio
@@ -47,9 +48,7 @@ class Exchange(Inbox):
     async def manifest(self, mid: bytes) -> Manifest:
         """The manifest once its header is here. No deadline: the caller sets one on progress."""
         while mid not in self.transfers:
-            opened = trio.Event()
-            self._opened.append(opened.set)
-            await opened.wait()
+            await _called(self._opened)
         return self.transfers[mid].manifest
 
     async def segment(self, mid: bytes, index: int) -> bytes:
@@ -70,7 +69,7 @@ class Exchange(Inbox):
                     if piece is None:
                         self._lose(transfer, chunk)
                 lacking = 0
-            await _change(transfer)
+            await _called(transfer.waiting)
 
     async def sealed(self, mid: bytes) -> Manifest:
         """The manifest once seal and all records are here."""
@@ -78,7 +77,7 @@ class Exchange(Inbox):
             transfer = self._transfer(mid)
             if transfer.manifest.whole:
                 return transfer.manifest
-            await _change(transfer)
+            await _called(transfer.waiting)
 
     def _transfer(self, mid: bytes) -> Transfer:
         transfer = self.transfers.get(mid)
@@ -87,7 +86,8 @@ class Exchange(Inbox):
         return transfer
 
 
-async def _change(transfer: Transfer) -> None:
-    changed = trio.Event()
-    transfer.waiting.append(changed.set)
-    await changed.wait()
+async def _called(waiting: list[Callable[[], object]]) -> None:
+    """Wait among those who are called once each."""
+    called = trio.Event()
+    waiting.append(called.set)
+    await called.wait()

@@ -103,7 +103,7 @@ class ExchangeCore:
         """Which groups the peers are in from now on; None while all are one."""
         self._places = places
         for transfer in self.transfers.values():
-            transfer.session.places = places
+            transfer.session.arrange(places)
 
     def follow(self, on: bool) -> None:
         """Ask every neighbour, now and later ones, to push new deltas as they are made; or no more."""

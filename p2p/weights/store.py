@@ -41,11 +41,6 @@ def _write_file(path: str, data: bytes) -> None:
         os.close(fd)
 
 
-def _read_file(path: str) -> bytes:
-    with open(path, "rb", buffering=0) as file:
-        return file.readall()
-
-
 class ChunkFolder:
     """A folder of chunks, without an account of which chunks are in it: for a process that only adds."""
 
@@ -131,7 +126,8 @@ class ChunkStore(ChunkFolder):
         """The chunk, verified again as it is read (a disk may rot); None when it is not held or cannot be read any
         more. OSError only of SHORTAGE."""
         try:
-            data = _read_file(self._where(digest))
+            with open(self._where(digest), "rb", buffering=0) as file:
+                data = file.readall()
         except FileNotFoundError:
             self._forget(digest)
             return None

@@ -33,7 +33,7 @@ def test_a_full_one_lets_go_of_its_bits_and_takes_them_up_again(total, number) -
     for chunk in range(total):
         chunks.add(chunk if chunk else total)
         chunks.compact(total)
-        assert chunks._bits, "not all of them are in"
+        assert chunks._bits  # not all of them are in, so that compacting would lose some
     chunks.discard(total)
     chunks.add(0)
     chunks.compact(total)
