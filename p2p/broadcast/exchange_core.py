@@ -117,7 +117,7 @@ class ExchangeCore:
 
     # --- the source --------------------------------------------------------------------------------------------------
 
-    def offer(self, header_part: bytes, *, announce: bool) -> Manifest:
+    def offer(self, header_part: bytes, *, announce: bool) -> None:
         """Start a manifest of our own. With `announce` its header goes to every neighbour and its chunks are pushed
         to those who follow; without, it is there for who asks."""
         manifest = open_header(header_part, head_key=self.head_key, run=self.run_id, min_epoch=0, now=self._wall())
@@ -127,7 +127,6 @@ class ExchangeCore:
                 peer.post(Parts(manifest.mid, (header_part,)))
                 if peer.following:
                     transfer.session.join(peer.name, (), self._now())
-        return manifest
 
     def extend(self, mid: bytes, part: bytes, *, announce: bool) -> None:
         """A further part of our own manifest; its chunks must be in the store already, and are pinned there until `forget`."""

@@ -41,6 +41,11 @@ def _write_file(path: str, data: bytes) -> None:
         os.close(fd)
 
 
+def _read_file(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.readall()
+
+
 class ChunkFolder:
     """A folder of chunks, without an account of which chunks are in it: for a process that only adds."""
 
@@ -126,8 +131,7 @@ class ChunkStore(ChunkFolder):
         """The chunk, verified again as it is read (a disk may rot); None when it is not held or cannot be read any
         more. OSError only of SHORTAGE."""
         try:
-            with open(self._where(digest), "rb", buffering=0) as file:
-                data = file.readall()
+            data = _read_file(self._where(digest))
         except FileNotFoundError:
             self._forget(digest)
             return None
