@@ -221,10 +221,9 @@ class Manifest:
     def parts(self) -> list[bytes]:
         return [self._parts[i] for i in sorted(self._parts)]
 
-    def part_of(self, chunk: int) -> bytes | None:
-        """The signed record that proves this chunk, to send ahead of it."""
-        record = self._owner.get(chunk)
-        return None if record is None else self._parts[record.segment]
+    def part(self, segment: int) -> bytes:
+        """The signed record of a segment, to send ahead of its chunks; of -1, the header. KeyError while it has not arrived."""
+        return self._parts[segment]
 
     def segment_of(self, chunk: int) -> int | None:
         record = self._owner.get(chunk)
