@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass, replace
+
 from p2p.version import Version
 
 
@@ -13,6 +15,7 @@ class UsageError(ShoalError):
     """Bad input from the person at the keyboard: printed as one line, exit status 2."""
 
 
+@dataclass(eq=False, repr=False)
 class Refusal(ShoalError):
     """Something a peer sent is not accepted; what was held before stays whole.
 
@@ -21,19 +24,13 @@ class Refusal(ShoalError):
     peer is to act on the refusal, else "".
     """
 
-    def __init__(
-        self,
-        reason: str,
-        *,
-        peer: str = "",
-        version: Version | None = None,
-        chunk: int | None = None,
-        fatal: bool = False,
-        cause: str = "",
-    ) -> None:
-        self.reason, self.peer, self.version, self.chunk, self.fatal = reason, peer, version, chunk, fatal
-        self.cause = cause
-        super().__init__(reason)
+    reason: str
+    _: KW_ONLY
+    peer: str = ""
+    version: Version | None = None
+    chunk: int | None = None
+    fatal: bool = False
+    cause: str = ""
 
     def __str__(self) -> str:
         peer = self.peer or "local"
@@ -43,13 +40,11 @@ class Refusal(ShoalError):
 
     def at(self, *, peer: str = "", version: Version | None = None, chunk: int | None = None) -> Refusal:
         """The same refusal; `peer`, `version` and `chunk` fill in what was unknown where it was raised."""
-        return Refusal(
-            self.reason,
+        return replace(
+            self,
             peer=self.peer or peer,
             version=self.version if self.version is not None else version,
             chunk=self.chunk if self.chunk is not None else chunk,
-            fatal=self.fatal,
-            cause=self.cause,
         )
 
 

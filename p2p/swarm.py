@@ -122,9 +122,10 @@ class Swarm(LinkOwner):
         """live links by peer, from the end of the handshake on"""
         self._new_exchange = partial(
             Exchange, me=self.me, run=settings.run, head=self.head, head_key=self.peering.gate.head_key, store=store,
-            is_source=isinstance(role, SourceRole), now=now, wall=wall, on_refusal=self.on_refusal, policy=policy,
+            now=now, wall=wall, on_refusal=self.on_refusal, policy=policy,
         )  # fmt: skip
         self.exchange = self._new_exchange()
+        """with everybody but those who are kept apart"""
         self.transfers: Mapping[bytes, Transfer] = self.exchange.transfers
         """the transfers here, by manifest id; their traffic does not count who is kept apart"""
         self._apart: dict[str, Exchange] = {}
@@ -207,11 +208,6 @@ class Swarm(LinkOwner):
         self._apart[peer] = self._new_exchange()
         self.rosters.apart.add(peer)
 
-    @property
-    def sent_bytes(self) -> int:
-        """Payload of all chunks that left here, but for those kept apart."""
-        return self.exchange.sent_bytes
-
     def offer(self, header_part: bytes, *, announce: bool) -> None:
         """As `Exchange.offer`, to everybody."""
         for exchange in self._exchanges:
@@ -227,10 +223,6 @@ class Swarm(LinkOwner):
         for exchange in self._apart.values():
             exchange.forget(mid)
         return self.exchange.forget(mid)
-
-    def follow(self, on: bool) -> None:
-        """Ask every neighbour, now and later ones, to push new deltas as they are made; or no more."""
-        self.exchange.follow(on)
 
     def send_catalog(self, link: Link) -> None:
         """The source's: tell the peer of `link` what it may fetch."""

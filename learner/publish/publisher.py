@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgpack
+import numpy as np
 
 from learner.client.messages import Begin, SealVersion, SegmentDone
 from learner.publish.published import Published, PublishedVersions
@@ -19,7 +20,7 @@ from p2p.errors import ShoalError
 from p2p.identity import Identity
 from p2p.layout import Layout
 from p2p.limits import MAX_SEGMENT
-from p2p.protocol.descriptor import descriptor_layout
+from p2p.protocol.descriptor import TENSOR, descriptor_layout
 from p2p.protocol.versions import Catalog, CatalogEntry
 from p2p.swarm import Swarm
 from p2p.version import Version
@@ -85,9 +86,9 @@ class Publisher:
 
     def offer_descriptor(self, blob: bytes) -> None:
         """Make the model descriptor available to joiners."""
-        layout, words = descriptor_layout(blob)
+        layout = descriptor_layout(blob)
         state = FlatState.in_memory(layout)
-        state.write_tensor(layout.tensors[0].name, words)
+        state.write_tensor(TENSOR, np.frombuffer(blob, np.uint8))
         signer = self._open("descriptor", Version(self.epoch, 0), None, b"", layout)
         chunk_bytes = signer.header.chunk_bytes
         for s in encode_version(state, None, self._swarm.store, segment_bytes=self.segment_bytes, chunk_bytes=chunk_bytes):

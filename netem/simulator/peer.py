@@ -16,7 +16,8 @@ from netem.networks.profile import Host
 from netem.simulator.flows import Arrival
 from netem.simulator.sim_pump import Bulk, Loop, SimPump
 from netem.simulator.wire import HEAD, RUN, SimVersion
-from p2p.broadcast.exchange_core import TICK_S, ExchangeCore
+from p2p.broadcast.exchange_core import TICK_S
+from p2p.broadcast.inbox import Inbox
 from p2p.channel.port import Channel
 from p2p.weights.manifest import Manifest
 
@@ -34,7 +35,7 @@ class NoChunks:
     def unpin(self, digests: Iterable[bytes]) -> None: ...
 
 
-class SimPeer(ExchangeCore):
+class SimPeer(Inbox):
     """`source`: the source's name. `delay_s`: one way, the middle of its links. `phase`: seconds to its first tick."""
 
     _pump: SimPump
@@ -42,7 +43,7 @@ class SimPeer(ExchangeCore):
     def __init__(self, loop: Loop, host: Host, source: str, *, policy: str, delay_s: float, phase: float) -> None:
         self.loop, self.host, self.name, self._delay_s, self._ticks_from = loop, host, host.name, delay_s, phase
         super().__init__(
-            me=host.name, run=RUN, head=source, head_key=HEAD.public_key, store=NoChunks(), is_source=host.name == source,
+            me=host.name, run=RUN, head=source, head_key=HEAD.public_key, store=NoChunks(),
             now=lambda: loop.now, wall=lambda: loop.now, policy=policy,
         )  # fmt: skip
         self.on_header = self._on_header
@@ -95,7 +96,7 @@ class SimPeer(ExchangeCore):
     def catch_up(self, version: SimVersion) -> None:
         """Take part in a version whose announcement was missed, and whose parts were asked for."""
         self._catching = True
-        self._inbox.prove(version.mid, version.parts)
+        self.prove(version.mid, version.parts)
         self._catching = False
 
     def _on_header(self, manifest: Manifest) -> bool:
@@ -117,19 +118,19 @@ class SimPeer(ExchangeCore):
     def receive(self, arrival: Arrival) -> None:
         """What the network brought. Chunks are verified one after another, and acted on then."""
         if isinstance(arrival.tag, Bulk):
-            self.loop.at(self.loop.worked(self.name), self._on_chunk, arrival.source, arrival.tag)
+            self.loop.at(self.loop.worked(self.name), self._on_bulk, arrival.source, arrival.tag)
         else:
-            self._inbox.take(arrival.source, arrival.tag)
+            self.hear(arrival.source, arrival.tag)
 
-    def _on_chunk(self, source: str, bulk: Bulk) -> None:
+    def _on_bulk(self, source: str, bulk: Bulk) -> None:
         if not self.alive:
             return
         chunk = bulk.chunk
         for parts in bulk.proof:
-            self._inbox.take(source, parts)
+            self.hear(source, parts)
         transfer = self.transfers.get(chunk.mid)
         held = 0 if transfer is None else len(transfer.session.held)
-        self._inbox.take(source, chunk)
+        self.hear(source, chunk)
         if transfer is not None and len(transfer.session.held) > held:
             self.loop.moved_at = self.loop.now
             if transfer.session.complete:

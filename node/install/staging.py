@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node.engine.port import StateFile
-from p2p.codec import SegmentInfo, decode_segment
+from p2p.codec import decode_segment
 from p2p.errors import Refusal
 from p2p.layout import Segment
 from p2p.version import Version
@@ -63,7 +63,7 @@ class Staging:
             for index in range(first, last + 1):
                 self._tensors_of[index].append(i)
 
-    def write(self, segment: Segment, payload: bytes | memoryview) -> SegmentInfo:
+    def write(self, segment: Segment, payload: bytes | memoryview) -> None:
         """Decode one segment, from the base, into the new file. Any order, each just once, from any thread.
 
         Refusal on a segment that is not of this staging's cut, was written before, does not decode, or when the staging
@@ -85,7 +85,7 @@ class Staging:
         try:
             source.populate(segment)
             base = self._base.state.words(segment) if self._base else None
-            info = decode_segment(payload, base, out)
+            decode_segment(payload, base, out)
             done = True
         except Refusal as error:
             raise Refusal(f"segment {index}: {error.reason}", version=self.version, fatal=error.fatal) from None
@@ -102,7 +102,6 @@ class Staging:
                     complete.append(i)
         for i in complete:
             self._digests[i] = source.tensor_digest(i)
-        return info
 
     def finish(self, tensor_digests: Sequence[bytes], digest: bytes) -> StateFile:
         """Check the whole against the seal: every segment there, padding zero, every tensor's digest (xxh3-128, layout

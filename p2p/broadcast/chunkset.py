@@ -54,12 +54,8 @@ class ChunkSet:
 
     def compact(self, total: int) -> None:
         """Let go of the bits when all `total` chunks are in."""
-        if self._count == total and not self._full and self.lowest_outside(total) is None:
+        if self._count == total and not self._full and self._bits.bit_length() == total:
             self._full, self._bits = total, 0
-
-    def lowest_outside(self, total: int) -> int | None:
-        """The lowest number below `total` that is not in."""
-        return _lowest(((1 << total) - 1) & ~self.bits)
 
     def lowest_not_in(self, other: ChunkSet, but: Iterable[int] = ()) -> int | None:
         """The lowest member that `other` lacks, and none of `but`; a few microseconds at 10^5 chunks."""
@@ -68,7 +64,7 @@ class ChunkSet:
         bits = self.bits & ~other.bits
         for chunk in but:
             bits &= ~(1 << chunk)
-        return _lowest(bits)
+        return (bits & -bits).bit_length() - 1 if bits else None
 
 
 def bits_of(chunks: Iterable[int]) -> int:
@@ -94,7 +90,3 @@ def chunks_of(bits: int) -> Iterator[int]:
         low = bits & -bits
         yield low.bit_length() - 1
         bits ^= low
-
-
-def _lowest(bits: int) -> int | None:
-    return (bits & -bits).bit_length() - 1 if bits else None

@@ -5,11 +5,13 @@ Must not know what a message means, or which chunk leaves next.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import trio
 
-from p2p.broadcast.exchange_core import TICK_S, ExchangeCore
+from p2p.broadcast.exchange_core import TICK_S
+from p2p.broadcast.inbox import Inbox
 from p2p.broadcast.pump import Pump
 from p2p.broadcast.transfer import Neighbour, Transfer
 from p2p.errors import ShoalError
@@ -17,7 +19,7 @@ from p2p.weights.manifest import Manifest
 from p2p.weights.store import ChunkStore
 
 
-class Exchange(ExchangeCore):
+class Exchange(Inbox):
     """Sessions, manifests and store of one peer. Peers and manifests may be added before `run` and while it runs."""
 
     store: ChunkStore
@@ -46,9 +48,7 @@ class Exchange(ExchangeCore):
     async def manifest(self, mid: bytes) -> Manifest:
         """The manifest once its header is here. No deadline: the caller sets one on progress."""
         while mid not in self.transfers:
-            opened = trio.Event()
-            self._opened.append(opened.set)
-            await opened.wait()
+            await _called(self._opened)
         return self.transfers[mid].manifest
 
     async def segment(self, mid: bytes, index: int) -> bytes:
@@ -69,7 +69,7 @@ class Exchange(ExchangeCore):
                     if piece is None:
                         self._lose(transfer, chunk)
                 lacking = 0
-            await _change(transfer)
+            await _called(transfer.waiting)
 
     async def sealed(self, mid: bytes) -> Manifest:
         """The manifest once seal and all records are here."""
@@ -77,7 +77,7 @@ class Exchange(ExchangeCore):
             transfer = self._transfer(mid)
             if transfer.manifest.whole:
                 return transfer.manifest
-            await _change(transfer)
+            await _called(transfer.waiting)
 
     def _transfer(self, mid: bytes) -> Transfer:
         transfer = self.transfers.get(mid)
@@ -86,7 +86,8 @@ class Exchange(ExchangeCore):
         return transfer
 
 
-async def _change(transfer: Transfer) -> None:
-    changed = trio.Event()
-    transfer.waiting.append(changed.set)
-    await changed.wait()
+async def _called(waiting: list[Callable[[], object]]) -> None:
+    """Wait among those who are called once each."""
+    called = trio.Event()
+    waiting.append(called.set)
+    await called.wait()

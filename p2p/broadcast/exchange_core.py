@@ -1,17 +1,15 @@
 """The transfers at one peer, each from its offer or its header on, and the neighbours: an exchange without its tasks.
 
 Nodes and the head run it as `exchange.Exchange`; the simulator runs it on simulated links. Must not know reinforcement learning,
-engines or how peers were admitted: peers are added and removed by the owner. What they say is the `inbox`'s business, what
-leaves the pump's; both work on this exchange's transfers and neighbours.
+engines or how peers were admitted: peers are added and removed by the owner. `inbox` adds to this what they say; what leaves is
+the pump's business.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
-from p2p.broadcast.arrivals import accept_header
-from p2p.broadcast.inbox import Inbox, RefusedBy
 from p2p.broadcast.peer_groups import PeerPlaces
 from p2p.broadcast.policies.registry import DEFAULT
 from p2p.broadcast.pump_core import PumpCore
@@ -27,6 +25,8 @@ log = logging.getLogger("shoal.broadcast")
 
 TICK_S = 0.05
 """How often a session's timers are looked at, and whether there is news to announce."""
+
+RefusedBy = Callable[[str, Refusal], Awaitable[None]]
 
 
 class ExchangeCore:
@@ -46,14 +46,13 @@ class ExchangeCore:
         head: str,
         head_key: bytes,
         store: Chunks,
-        is_source: bool,
         now: Callable[[], float],
         wall: Callable[[], float],
         on_refusal: RefusedBy | None = None,
         policy: str = DEFAULT,
     ) -> None:
         self.me, self.run_id, self.head, self.head_key = me, run, head, head_key
-        self.store, self.is_source, self._now, self._wall = store, is_source, now, wall
+        self.store, self.is_source, self._now, self._wall = store, me == head, now, wall
         self.min_epoch = 0
         self.floor: Version | None = None
         """headers of versions below this are refused as rolled back (set by the node to what it serves)"""
@@ -66,12 +65,6 @@ class ExchangeCore:
         self._memory: dict[str, float] = {}
         self._places: PeerPlaces | None = None
         self._pump = self._make_pump()
-        self._inbox = Inbox(
-            head=head, head_key=head_key, is_source=is_source, store=store, transfers=self.transfers, peers=self.peers,
-            pump=self._pump, now=now, announced=self._announced, make_room=lambda: self.on_full(), report=self.report,
-        )  # fmt: skip
-        self.handle = self._inbox.handle
-        """takes one message of a neighbour; False when it is not of the versions family"""
         self._following = False
         self._opened: list[Callable[[], object]] = []
         """called once each when the next manifest's header comes"""
@@ -110,10 +103,10 @@ class ExchangeCore:
         """Which groups the peers are in from now on; None while all are one."""
         self._places = places
         for transfer in self.transfers.values():
-            transfer.session.places = places
+            transfer.session.arrange(places)
 
     def follow(self, on: bool) -> None:
-        """Ask every neighbour, now and later ones, to push new deltas as they are made."""
+        """Ask every neighbour, now and later ones, to push new deltas as they are made; or no more."""
         self._following = on
         self._post_all(Follow(on))
 
@@ -124,7 +117,7 @@ class ExchangeCore:
 
     # --- the source --------------------------------------------------------------------------------------------------
 
-    def offer(self, header_part: bytes, *, announce: bool) -> Manifest:
+    def offer(self, header_part: bytes, *, announce: bool) -> None:
         """Start a manifest of our own. With `announce` its header goes to every neighbour and its chunks are pushed
         to those who follow; without, it is there for who asks."""
         manifest = open_header(header_part, head_key=self.head_key, run=self.run_id, min_epoch=0, now=self._wall())
@@ -134,7 +127,6 @@ class ExchangeCore:
                 peer.post(Parts(manifest.mid, (header_part,)))
                 if peer.following:
                     transfer.session.join(peer.name, (), self._now())
-        return manifest
 
     def extend(self, mid: bytes, part: bytes, *, announce: bool) -> None:
         """A further part of our own manifest; its chunks must be in the store already, and are pinned there until `forget`."""
@@ -186,25 +178,12 @@ class ExchangeCore:
         transfer = self.transfers.get(mid)
         return 0 if transfer is None else len(transfer.session.held) + len(transfer.manifest.records) + transfer.manifest.whole
 
-    # --- for inbox and pump ------------------------------------------------------------------------------------------
-
     async def report(self, peer: str, refusal: Refusal) -> None:
         """Tell the owner of a refusal."""
         if self._on_refusal is not None:
             await self._on_refusal(peer, refusal)
 
-    def _announced(self, part: bytes, mid: bytes) -> bool:
-        """The first part of a manifest that is not known here: True when it is its header, which is remembered from now on."""
-        manifest = accept_header(
-            part, mid, [transfer.manifest for transfer in self.transfers.values()], head_key=self.head_key, run=self.run_id,
-            min_epoch=self.min_epoch, floor=self.floor, now=self._wall(),
-        )  # fmt: skip
-        if manifest is None:
-            return False  # its header did not reach us: GetParts or another neighbour will bring it
-        self._open(manifest, wanted=False)
-        if self.on_header(manifest):
-            self.take(manifest.mid, catching=False)
-        return True
+    # --- for the pump ------------------------------------------------------------------------------------------------
 
     def _lose(self, transfer: Transfer, chunk: int) -> None:
         """The store turned out not to have a chunk that we counted as held."""

@@ -1,18 +1,19 @@
 """What neighbours say: messages of the versions family are checked here and told to the sessions; chunks are kept first.
 
 Every byte taken from a neighbour is proven first: manifest parts by the head's signature, chunks by their digest. Must not
-know which manifests are wanted or when they are dropped, nor what leaves: transfers and neighbours are the exchange's.
+know when manifests are dropped, nor what leaves.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
+from p2p.broadcast.arrivals import accept_header
+from p2p.broadcast.exchange_core import ExchangeCore
 from p2p.broadcast.peer_groups import EVERYWHERE
-from p2p.broadcast.pump_core import PumpCore
-from p2p.broadcast.transfer import ASK_PARTS_S, Chunks, Neighbour, Transfer, batches, members
+from p2p.broadcast.transfer import ASK_PARTS_S, Neighbour, Transfer, batches, members
 from p2p.errors import Refusal, ShoalError
 from p2p.limits import MIB
 from p2p.protocol.versions import Chunk, Follow, GetParts, Have, Parts, Relieve, Subscribe, Want
@@ -25,69 +26,38 @@ ANSWER_PARTS_S = 0.5
 MAX_REFUSALS = 64
 """Refused messages that leave the link alone, before it is cut after all: each costs us work and the head a report."""
 
-RefusedBy = Callable[[str, Refusal], Awaitable[None]]
 
-
-class Inbox:
-    """`transfers` by manifest id and `peers` by name change under it.
-
-    `announced(part, mid)` gets the first part of a manifest that is not known; it says whether that was its header and it
-    is known from now on, or raises a Refusal. `make_room()` is called when a chunk finds no store space; it says whether some
-    was freed. `report(peer, refusal)` hears every refusal; it drops the peer when `refusal.fatal`.
-    """
-
-    def __init__(
-        self,
-        *,
-        head: str,
-        head_key: bytes,
-        is_source: bool,
-        store: Chunks,
-        transfers: Mapping[bytes, Transfer],
-        peers: Mapping[str, Neighbour],
-        pump: PumpCore,
-        now: Callable[[], float],
-        announced: Callable[[bytes, bytes], bool],
-        make_room: Callable[[], bool],
-        report: RefusedBy,
-    ) -> None:
-        self._head, self._head_key, self._is_source = head, head_key, is_source
-        self._store, self._transfers, self._peers, self._pump, self._now = store, transfers, peers, pump, now
-        self._announced, self._make_room, self._report = announced, make_room, report
-
-        self._handlers: dict[type, Callable[[Neighbour, Any], None]] = {
-            Chunk: self._on_chunk, Have: self._on_have, Want: self._on_want, Relieve: self._on_relieve, Parts: self._on_parts,
-            GetParts: self._on_get_parts, Subscribe: self._on_subscribe, Follow: self._on_follow,
-        }  # fmt: skip
+class Inbox(ExchangeCore):
+    """An exchange that hears its neighbours."""
 
     async def handle(self, name: str, message: object) -> bool:
         """One message of the versions family from a neighbour, control or bulk. False when it is not ours to handle."""
         try:
-            return self.take(name, message)
+            return self.hear(name, message)
         except Refusal as refusal:
             await self._refuse(name, refusal)
             return True
 
-    def take(self, name: str, message: object) -> bool:
+    def hear(self, name: str, message: object) -> bool:
         """As `handle`, but raises the Refusal of a message that is refused."""
-        handler, peer = self._handlers.get(type(message)), self._peers.get(name)
+        handler, peer = self._HANDLERS.get(type(message)), self.peers.get(name)
         if handler is not None and peer is not None:
-            handler(peer, message)
+            handler(self, peer, message)
         return handler is not None
 
     async def _refuse(self, name: str, refusal: Refusal) -> None:
         refusal = refusal.at(peer=name)
-        peer = self._peers.get(name)
-        if peer is not None and name != self._head:
+        peer = self.peers.get(name)
+        if peer is not None and name != self.head:
             peer.refusals += 1
             if peer.refusals >= MAX_REFUSALS and not refusal.fatal:
                 reason = f"{refusal.reason}; {peer.refusals} of its messages were refused"
                 refusal = Refusal(reason, peer=name, version=refusal.version, chunk=refusal.chunk, fatal=True)
         log.warning("%s", refusal)
-        await self._report(name, refusal)
+        await self.report(name, refusal)
 
     def _on_chunk(self, peer: Neighbour, message: Chunk) -> None:
-        transfer = self._transfers.get(message.mid)
+        transfer = self.transfers.get(message.mid)
         if transfer is None or not transfer.wanted:
             return  # a manifest we dropped meanwhile: the sender could not know
         version = transfer.manifest.version
@@ -96,7 +66,7 @@ class Inbox:
             raise Refusal("chunk came before the record that proves it", version=version, chunk=message.index)
         now = self._now()
         # Only the source makes a peer the distributor of a chunk; others may ask it to bring one to some groups.
-        duty = message.duty if peer.name == self._head or message.duty != EVERYWHERE else 0
+        duty = message.duty if peer.name == self.head or message.duty != EVERYWHERE else 0
         if message.index in transfer.session.held:
             transfer.session.hold(message.index, peer.name, duty=duty, now=now)
             transfer.traffic.duplicates += len(message.data)
@@ -110,11 +80,11 @@ class Inbox:
             # Nobody's fault but ours: the chunk is not held, the version is not installed, the node goes on.
             log.error("%s", Refusal(f"cannot keep it: {error}", peer=peer.name, version=version, chunk=message.index))
             return
-        self._store.pin([digest])
+        self.store.pin([digest])
         self._pump.keep(digest, message.data)
         traffic = transfer.traffic
         traffic.first_at = traffic.first_at or now
-        if peer.name == self._head:
+        if peer.name == self.head:
             traffic.from_head += len(message.data)
         else:
             traffic.from_peers += len(message.data)
@@ -129,16 +99,16 @@ class Inbox:
 
     def _keep(self, digest: bytes, data: bytes) -> None:
         try:
-            self._store.put(digest, data)
+            self.store.put(digest, data)
         except Refusal:
             raise
         except ShoalError:
-            if not self._make_room():
+            if not self.on_full():
                 raise
-            self._store.put(digest, data)
+            self.store.put(digest, data)
 
     def _on_have(self, peer: Neighbour, message: Have) -> None:
-        transfer = self._transfers.get(message.mid)
+        transfer = self.transfers.get(message.mid)
         if transfer is not None:
             self._check_range(transfer, message.chunks)
             # Its answer to our Subscribe may be the first we hear of it here: who holds chunks takes part.
@@ -150,7 +120,7 @@ class Inbox:
         peer.following = message.on
 
     def _on_want(self, peer: Neighbour, message: Want) -> None:
-        transfer = self._transfers.get(message.mid)
+        transfer = self.transfers.get(message.mid)
         if transfer is not None:
             self._check_range(transfer, message.chunks)
             transfer.session.join(peer.name, (), self._now())
@@ -158,10 +128,10 @@ class Inbox:
             self._pump.wake()
 
     def _on_relieve(self, peer: Neighbour, message: Relieve) -> None:
-        transfer = self._transfers.get(message.mid)
+        transfer = self.transfers.get(message.mid)
         if transfer is None:
             return
-        if peer.name != self._head:
+        if peer.name != self.head:
             raise Refusal("Relieve from a peer that is not the source", version=transfer.manifest.version, fatal=True)
         self._check_range(transfer, message.chunks)
         transfer.session.relieve(message.chunks)
@@ -172,12 +142,12 @@ class Inbox:
     def prove(self, mid: bytes, parts: Sequence[bytes]) -> None:
         """Signed parts of a manifest are here, from whomever. Refusal when one is not the head's, or not of this manifest."""
         for part in parts:
-            transfer = self._transfers.get(mid)
+            transfer = self.transfers.get(mid)
             if transfer is None:
                 if not self._announced(part, mid):
                     return  # what follows is part of it: no signature is worth checking without the header
                 continue
-            chunks = transfer.manifest.add(part, self._head_key)
+            chunks = transfer.manifest.add(part, self.head_key)
             transfer.session.learn(chunks, self._now())
             if chunks:
                 transfer.ask_parts_after = ASK_PARTS_S
@@ -185,8 +155,21 @@ class Inbox:
                 transfer.session.close(transfer.manifest.seal.chunks)
             transfer.wake()
 
+    def _announced(self, part: bytes, mid: bytes) -> bool:
+        """The first part of a manifest that is not known here: True when it is its header, which is remembered from now on."""
+        manifest = accept_header(
+            part, mid, [transfer.manifest for transfer in self.transfers.values()], head_key=self.head_key, run=self.run_id,
+            min_epoch=self.min_epoch, floor=self.floor, now=self._wall(),
+        )  # fmt: skip
+        if manifest is None:
+            return False  # its header did not reach us: GetParts or another neighbour will bring it
+        self._open(manifest, wanted=False)
+        if self.on_header(manifest):
+            self.take(manifest.mid, catching=False)
+        return True
+
     def _on_get_parts(self, peer: Neighbour, message: GetParts) -> None:
-        transfer = self._transfers.get(message.mid)
+        transfer = self.transfers.get(message.mid)
         now = self._now()
         if transfer is None or now < peer.answered.get(message.mid, -1e9):
             return
@@ -196,7 +179,7 @@ class Inbox:
             peer.post(Parts(message.mid, batch))
 
     def _on_subscribe(self, peer: Neighbour, message: Subscribe) -> None:
-        transfer = self._transfers.get(message.mid)
+        transfer = self.transfers.get(message.mid)
         if transfer is None:
             return
         if len(message.have) > transfer.manifest.max_chunks // 8 + 1:
@@ -205,7 +188,7 @@ class Inbox:
         self._check_range(transfer, have)
         peer.forget_sent(message.mid)  # it may have dropped the manifest and taken it up again
         transfer.session.join(peer.name, have, self._now())
-        if not self._is_source and transfer.wanted and message.mid not in peer.greeted:
+        if not self.is_source and transfer.wanted and message.mid not in peer.greeted:
             peer.greeted.add(message.mid)
             peer.post_have(message.mid, sorted(transfer.session.held))
         self._pump.wake()
@@ -214,3 +197,8 @@ class Inbox:
         limit, chunk = transfer.manifest.max_chunks, max(chunks, default=-1)
         if chunk >= limit:
             raise Refusal(f"chunk {chunk} of {limit}", version=transfer.manifest.version, chunk=chunk, fatal=True)
+
+    _HANDLERS: ClassVar[dict[type, Callable[[Inbox, Neighbour, Any], None]]] = {
+        Chunk: _on_chunk, Have: _on_have, Want: _on_want, Relieve: _on_relieve, Parts: _on_parts,
+        GetParts: _on_get_parts, Subscribe: _on_subscribe, Follow: _on_follow,
+    }  # fmt: skip

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import ceil, log, sqrt
 
 MESH = 32
@@ -38,7 +39,7 @@ WITNESSES = 64
 """Peers that tell the source of every chunk at once. What the others tell it, for repair, comes less often."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PeerPlaces:
     """Where one peer stands, and the others as far as it is concerned with them."""
 
@@ -58,6 +59,14 @@ class PeerPlaces:
     """the source alone knows"""
     lans: frozenset[int] = frozenset()
     """groups that are at a site; the source alone knows"""
+
+    @cached_property
+    def members(self) -> dict[int, list[str]]:
+        """Those in `groups`, by group."""
+        members: dict[int, list[str]] = {}
+        for peer, group in self.groups.items():
+            members.setdefault(group, []).append(peer)
+        return members
 
     def near(self, peer: str) -> bool:
         """Whether `peer` is in the same group, or at the same site."""

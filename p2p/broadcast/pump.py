@@ -135,11 +135,18 @@ class Pump(PumpCore):
         self.count_sent(job, len(data))
 
     async def read(self, digest: bytes) -> bytes | None:
-        """As `read_chunk`, past the disk where it is still in memory."""
+        """As `store.get`, past the disk where it is still in memory. A want of file handles or memory, which says nothing about
+        the chunk, is waited out."""
         data = self._recent.get(digest)
-        if data is None:
-            data = await read_chunk(self._store, digest)
-            if data is not None:
+        while data is None:
+            try:
+                data = self._store.get(digest)
+            except OSError as error:
+                log.error("cannot read a chunk now: %s; trying again in %.0f s", error, SHORTAGE_S)
+                await trio.sleep(SHORTAGE_S)
+            else:
+                if data is None:
+                    return None
                 self.keep(digest, data)
         return data
 
@@ -171,13 +178,3 @@ class Pump(PumpCore):
                 if not SMOOTHED < pace / peer.smoothed < 1 / SMOOTHED:
                     peer.smoothed = pace
                     peer.bulk.smooth(pace * BURST)
-
-
-async def read_chunk(store: ChunkStore, digest: bytes) -> bytes | None:
-    """As `store.get`, but a want of file handles or memory, which says nothing about the chunk, is waited out."""
-    while True:
-        try:
-            return store.get(digest)
-        except OSError as error:
-            log.error("cannot read a chunk now: %s; trying again in %.0f s", error, SHORTAGE_S)
-            await trio.sleep(SHORTAGE_S)

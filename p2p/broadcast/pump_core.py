@@ -79,10 +79,9 @@ class PumpCore:
         mid, segment = manifest.mid, manifest.segment_of(job.chunk)
         if (mid, segment) in peer.parts_sent or segment is None:
             return []
-        parts = [] if (mid, -1) in peer.parts_sent else manifest.parts()[:1]
-        record = manifest.part_of(job.chunk)
+        parts = [manifest.part(of) for of in (-1, segment) if (mid, of) not in peer.parts_sent]
         peer.parts_sent |= {(mid, -1), (mid, segment)}
-        return [Parts(mid, batch) for batch in batches([*parts, *([record] if record else ())])]
+        return [Parts(mid, batch) for batch in batches(parts)]
 
     def count_sent(self, job: Job, nbytes: int) -> None:
         """The job's chunk, of so many bytes, is in its channel."""

@@ -69,7 +69,7 @@ class Session:
 
     `me`: this peer's name. `source`: the peer that made the manifest; None at that peer itself.
     `catching`: pull at once from whoever has chunks (a joiner fetching an old manifest) instead of awaiting pushes.
-    `places`: which groups the peers are in; None while all are one. The owner replaces it when that changes.
+    `places`: which groups the peers are in; None while all are one. `arrange` replaces it when that changes.
     `memory`: what the policy remembers of peers from one manifest to the next; shared by a peer's sessions.
     """
 
@@ -88,7 +88,7 @@ class Session:
         self.me, self.source, self.catching, self.chunk_bytes = me, source, catching, chunk_bytes
         self.is_source = source is None
         self.memory = {} if memory is None else memory
-        self._places = places
+        self.places = places
         self.held: set[int] = set()
         self._holds = ChunkSet()
         self.total: int | None = None
@@ -131,14 +131,9 @@ class Session:
         """Provable chunks not held."""
         return len(self._pulls.missing)
 
-    @property
-    def places(self) -> PeerPlaces | None:
-        """Which groups the peers are in; None while all are one."""
-        return self._places
-
-    @places.setter
-    def places(self, places: PeerPlaces | None) -> None:
-        self._places = places
+    def arrange(self, places: PeerPlaces | None) -> None:
+        """Which groups the peers are in from now on; None while all are one."""
+        self.places = places
         self._pulls.place(places)
 
     # --- peers -------------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ protocols on it. Here are the host and its connections: who is dialled and how, 
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -98,12 +97,12 @@ class Libp2pNetwork(Network):
 
     async def open(self, peer: str, addresses: Sequence[str], kind: str) -> Channel:
         """See `Network.open`. KeyError for an unknown kind, ValueError when `peer` is no peer id."""
-        protocol = PROTOCOLS[kind]
+        if kind not in PROTOCOLS:
+            raise KeyError(kind)
         public_key_of(peer)
         # Our caller may be cancelled at any time; what writes to the connection may not. So it runs as our own task.
         give, take = trio.open_memory_channel[StreamChannel | ChannelClosed](1)
-        opening = functools.partial(self._open_task, peer, list(addresses), kind, protocol=protocol, give=give)
-        self._nursery.start_soon(opening)
+        self._nursery.start_soon(self._open_task, peer, list(addresses), kind, give)
         async with take:
             result = await take.receive()
         if isinstance(result, ChannelClosed):
@@ -131,11 +130,9 @@ class Libp2pNetwork(Network):
 
     # --- opening
 
-    async def _open_task(
-        self, peer: str, addresses: list[str], kind: str, protocol: str, give: trio.MemorySendChannel[Any]
-    ) -> None:
+    async def _open_task(self, peer: str, addresses: list[str], kind: str, give: trio.MemorySendChannel[Any]) -> None:
         try:
-            result: StreamChannel | ChannelClosed = await self._open(peer, addresses, kind, protocol)
+            result: StreamChannel | ChannelClosed = await self._open(peer, addresses, kind)
         except ChannelClosed as error:
             result = error
         async with give:
@@ -145,23 +142,26 @@ class Libp2pNetwork(Network):
                 if isinstance(result, StreamChannel):
                     await result.aclose("not wanted any more")
 
-    async def _open(self, peer: str, addresses: list[str], kind: str, protocol: str) -> StreamChannel:
+    async def _open(self, peer: str, addresses: list[str], kind: str) -> StreamChannel:
         deadline = trio.current_time() + HANDSHAKE_S
         if not self.table.has_room(peer):
             raise ChannelClosed(f"cannot open a channel to {peer}: too many are open")
         async with self._one_at_a_time(peer):  # two opens at once share one connection
             for connection in reversed(self._connections(peer)):  # the newest is the likeliest alive
-                negotiate = functools.partial(self._negotiate, connection, protocol)
-                stream = await self._within(REUSE_S, connection, negotiate)
-                if stream is not None:
-                    return self._add(stream, peer, kind)
+                channel = await self._open_over(connection, peer, kind, REUSE_S)
+                if channel is not None:
+                    return channel
             connection = await self._dial_any(peer, addresses, deadline)
-            negotiate = functools.partial(self._negotiate, connection, protocol)
-            stream = await self._within(max(deadline - trio.current_time(), 1.0), connection, negotiate)
-            if stream is not None:
-                return self._add(stream, peer, kind)
-            why = f"{self._worked.pop(peer, '')}: connected, but the peer does not speak {protocol}"
+            channel = await self._open_over(connection, peer, kind, max(deadline - trio.current_time(), 1.0))
+            if channel is not None:
+                return channel
+            why = f"{self._worked.pop(peer, '')}: connected, but the peer does not speak {PROTOCOLS[kind]}"
         raise ChannelClosed(f"cannot open a channel to {peer}: {why}")
+
+    async def _open_over(self, connection: Any, peer: str, kind: str, seconds: float) -> StreamChannel | None:
+        """A channel over this connection; None when it is not to be had in so many seconds."""
+        stream = await self._within(seconds, connection, lambda: self._negotiate(connection, PROTOCOLS[kind]))
+        return None if stream is None else self._add(stream, peer, kind)
 
     async def _dial_any(self, peer: str, addresses: list[str], deadline: float) -> Any:
         """A connection by the first address that answers, the one that worked last being asked first. Each has until

@@ -68,17 +68,12 @@ class LinkCore:
     def __init__(self, peer: str = "", window: int = CHANNEL_WINDOW) -> None:
         self._peer, self._window = peer, window
         self._accepts = window
-        self._outstanding = 0
+        self._outstanding = 0  # credit taken by what we sent and the peer has not given back
         self._held = 0  # received credit not yet granted back, consumed or not
         self._ungranted = 0
         self._head, self._body = bytearray(), bytearray()
         self._type, self._length = -1, -1  # of the frame whose body is coming in; -1 between frames
         self._fault: Refusal | None = None
-
-    @property
-    def outstanding(self) -> int:
-        """Credit taken by what we sent and the peer has not given back, bytes."""
-        return self._outstanding
 
     @property
     def ungranted(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import trio
 
@@ -16,19 +17,6 @@ from p2p.limits import CHANNEL_WINDOW
 
 CONTROL, BULK = "control", "bulk"
 """Channel kinds. Control messages never queue behind chunks: the two are separate streams with separate credits."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelStats:
-    """Counted since the channel opened. `outstanding` is what was sent and not yet credited back (bytes)."""
-
-    sent_messages: int
-    sent_bytes: int
-    received_messages: int
-    received_bytes: int
-    outstanding: int
-    queued: int
-    """messages accepted by `send` and not yet written to the transport"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +72,6 @@ class Channel:
         overrun. The peer does not learn of it: this is for strangers, who are to send one short message and wait."""
         raise NotImplementedError
 
-    def statistics(self) -> ChannelStats:
-        raise NotImplementedError
-
     def path(self) -> PathState | None:
         """The state of the path to the peer; None where the transport cannot say."""
         return None
@@ -96,7 +81,7 @@ class Channel:
         overruns the short queue of a slow link. Does nothing where the transport cannot do it."""
 
 
-class Network:
+class Network(Protocol):
     """One peer's host. Made by an adapter's async context manager, which owns all its tasks."""
 
     peer_id: str
@@ -104,18 +89,14 @@ class Network:
     @property
     def addresses(self) -> Sequence[str]:
         """Where others can dial this peer, full multiaddrs with /p2p/PEER for libp2p."""
-        raise NotImplementedError
 
     async def open(self, peer: str, addresses: Sequence[str], kind: str) -> Channel:
         """A new channel to `peer`, over a live connection if there is one, else by dialling `addresses` in turn.
         ChannelClosed with the reason when none of them works within HANDSHAKE_S."""
-        raise NotImplementedError
 
     @property
     def incoming(self) -> trio.MemoryReceiveChannel[Channel]:
         """Channels that others opened to this peer."""
-        raise NotImplementedError
 
     async def drop(self, peer: str, reason: str) -> None:
         """Close every channel and the connection to `peer`."""
-        raise NotImplementedError

@@ -15,7 +15,7 @@ from typing import Protocol
 import trio
 
 from p2p.channel.link import HEADER, Closed, Granted, LinkCore, ReceivedMessage, cost_of
-from p2p.channel.port import Channel, ChannelStats, PathState
+from p2p.channel.port import Channel, PathState
 from p2p.errors import ChannelClosed, Refusal
 from p2p.limits import CHANNEL_WINDOW, CREDIT_PROGRESS_S, KEEPALIVE_S, KIB, MAX_FRAME, SILENCE_S, WRITE_PROGRESS_S
 
@@ -84,7 +84,6 @@ class StreamChannel(Channel):
         self._rest = memoryview(b"")  # of the frame being written
         self._rest_is_message = False
         self._inbox: deque[bytes] = deque()
-        self._sent = self._sent_bytes = self._received = self._received_bytes = 0
         self._reason: str | None = None  # why it ended; None while open
         self._goodbye: str | None = None  # what a CLOSE frame still has to say
         self._ended, self._writer_done, self._reader_done = trio.Event(), trio.Event(), trio.Event()
@@ -143,16 +142,6 @@ class StreamChannel(Channel):
     def restrict(self, window: int = CHANNEL_WINDOW) -> None:
         self._core.restrict(window)
 
-    def statistics(self) -> ChannelStats:
-        return ChannelStats(
-            sent_messages=self._sent,
-            sent_bytes=self._sent_bytes,
-            received_messages=self._received,
-            received_bytes=self._received_bytes,
-            outstanding=self._core.outstanding,
-            queued=len(self._queue) + (self._rest_is_message and len(self._rest) > 0),
-        )
-
     def path(self) -> PathState | None:
         return self._transport.path() if self._reason is None else None
 
@@ -191,8 +180,6 @@ class StreamChannel(Channel):
             return False
         self._queue.append((self._core.data_header(len(message)), message))
         self._queued_bytes += cost_of(len(message))
-        self._sent += 1
-        self._sent_bytes += len(message)
         self._wake.set()
         return True
 
@@ -294,8 +281,6 @@ class StreamChannel(Channel):
         for event in self._core.feed(data):
             if isinstance(event, ReceivedMessage):
                 if self._reason is None:
-                    self._received += 1
-                    self._received_bytes += len(event.body)
                     self._inbox.append(event.body)
                     self._arrived.set()
             elif isinstance(event, Granted):

@@ -58,10 +58,10 @@ class DenseCoding(Coding):
         words = encode(tokens, rows, tables)
         return Encoded(b"".join([head, LENGTH.pack(len(words)), words, raw]), changes)
 
-    def decode(self, body: memoryview, base: np.ndarray | None, out: np.ndarray) -> int:
+    def decode(self, body: memoryview, base: np.ndarray | None, out: np.ndarray) -> None:
         """See `Coding.decode`."""
         assert base is not None
-        whole, (out, base) = (out, base), (narrow(out), narrow(base))
+        out, base = narrow(out), narrow(base)
         rows = classes_of(base)
         by_class, models, at = _read_classes(body, np.flatnonzero(histogram(rows)))
         levels = np.empty((models, TOKENS), np.uint8)
@@ -73,10 +73,8 @@ class DenseCoding(Coding):
         if len(raw) != raw_bytes(tokens):
             raise Refusal(f"payload has {len(raw)} bytes of raw bits, its steps take {raw_bytes(tokens)}")
         most = np.iinfo(out.dtype).max
-        changes = int(_apply(raw, tokens, FIRST, RAW_BITS, most=most, base=readable(base), out=out))
-        if changes < 0:
+        if not _apply(raw, tokens, FIRST, RAW_BITS, most=most, base=readable(base), out=out):
             raise Refusal("dense delta has a step larger than a word, or something in its padding")
-        return changes if out is whole[0] else changed(*whole)
 
 
 def _read_classes(body: memoryview, used: np.ndarray) -> tuple[np.ndarray, int, int]:
@@ -96,9 +94,9 @@ def _read_classes(body: memoryview, used: np.ndarray) -> tuple[np.ndarray, int, 
 
 @njit(nogil=True, cache=True)
 def _apply(raw, tokens, first, widths, most, base, out):  # type: ignore[no-untyped-def]
-    """How many words changed; -1 for bytes that no encoder makes. `raw` has exactly the length that the tokens ask for."""
+    """False for bytes that no encoder makes. `raw` has exactly the length that the tokens ask for."""
     held = np.uint64(0)
-    count, at, changed = 0, 0, 0
+    count, at = 0, 0
     for i in range(len(tokens)):
         token = tokens[i]
         number = np.int64(token)
@@ -110,10 +108,8 @@ def _apply(raw, tokens, first, widths, most, base, out):  # type: ignore[no-unty
                 count += 8
             number = first[token] + np.int64(held & ((np.uint64(1) << np.uint64(width)) - np.uint64(1)))
             if number > most:
-                return -1
+                return False
             held >>= np.uint64(width)
             count -= width
         out[i] = base[i] + ((number >> 1) ^ -(number & 1))
-        if number:
-            changed += 1
-    return -1 if held else changed
+    return held == 0

@@ -14,9 +14,8 @@ class EmptyCoding(Coding):
     def encode(self, new: np.ndarray, base: np.ndarray | None) -> Encoded:
         return Encoded(b"", 0)
 
-    def decode(self, body: memoryview, base: np.ndarray | None, out: np.ndarray) -> int:
+    def decode(self, body: memoryview, base: np.ndarray | None, out: np.ndarray) -> None:
         """See `Coding.decode`."""
         if len(body):
             raise Refusal(f"{len(body)} bytes after an empty delta")
         out[:] = base
-        return 0

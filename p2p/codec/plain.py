@@ -14,9 +14,8 @@ class PlainCoding(Coding):
     def encode(self, new: np.ndarray, base: np.ndarray | None) -> Encoded:
         return Encoded(new.tobytes(), changed(new, base))
 
-    def decode(self, body: memoryview, base: np.ndarray | None, out: np.ndarray) -> int:
+    def decode(self, body: memoryview, base: np.ndarray | None, out: np.ndarray) -> None:
         """See `Coding.decode`."""
         if len(body) != out.nbytes:
             raise Refusal(f"payload holds {len(body)} bytes of words, expected {out.nbytes}")
         out[:] = np.frombuffer(body, out.dtype)
-        return changed(out, base)

@@ -32,9 +32,9 @@ class Coding:
         """Write `new` against `base`. None when this coding would make the payload large or slow to decode. Deterministic."""
         raise NotImplementedError
 
-    def decode(self, body: memoryview, base: np.ndarray | None, out: np.ndarray) -> int:
-        """Fill `out`; returns how many words differ from `base` (without a base: all of them). Refusal on any body that `encode`
-        could not have made. Memory is bounded by the length of `out`, whatever the body claims."""
+    def decode(self, body: memoryview, base: np.ndarray | None, out: np.ndarray) -> None:
+        """Fill `out`. Refusal on any body that `encode` could not have made. Memory is bounded by the length of `out`, whatever
+        the body claims."""
         raise NotImplementedError
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from p2p.codec.planes import Sections, join_planes, pack, split_planes
+from p2p.codec.planes import join_planes, pack, split_planes, unpack
 from p2p.codec.port import Coding, Encoded, changed
 
 
@@ -19,11 +19,7 @@ class RawCoding(Coding):
         bits = 8 * new.itemsize
         return Encoded(pack(split_planes(new if bits == 8 else (new << 1) | (new >> (bits - 1)))), changed(new, base))
 
-    def decode(self, body: memoryview, base: np.ndarray | None, out: np.ndarray) -> int:
+    def decode(self, body: memoryview, base: np.ndarray | None, out: np.ndarray) -> None:
         """See `Coding.decode`."""
-        sections = Sections(body)
-        planes = [sections.take_exact(len(out)) for _ in range(out.itemsize)]
-        sections.end()
-        words, bits = join_planes(planes, out.dtype), 8 * out.itemsize
+        words, bits = join_planes(unpack(body, out.itemsize, len(out)), out.dtype), 8 * out.itemsize
         out[:] = words if bits == 8 else (words >> 1) | (words << (bits - 1))
-        return changed(out, base)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -24,14 +23,6 @@ CODINGS: dict[int, Coding] = {coding.id: coding for coding in (EMPTY, SPARSE, DE
 RAW_FROM = 0.5
 """RAW is tried as well when the smallest payload so far takes this share of the words' own bytes. Trained
 bf16 weights take RAW about two thirds of them, so a payload below this share is the smaller one."""
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentInfo:
-    """How a payload was coded, and how many words differ from the base (without a base: all of them)."""
-
-    coding: str
-    changed: int
 
 
 class SegmentPayload(NamedTuple):
@@ -67,7 +58,7 @@ def encode_segment(new: np.ndarray, base: np.ndarray | None, changes: Changes | 
     return SegmentPayload(payload if len(payload) <= new.nbytes else bytes([PLAIN.id]) + new.tobytes(), best.changed)
 
 
-def decode_segment(payload: bytes | memoryview, base: np.ndarray | None, out: np.ndarray) -> SegmentInfo:
+def decode_segment(payload: bytes | memoryview, base: np.ndarray | None, out: np.ndarray) -> None:
     """Fill `out` (uN [n]) from a payload and the base it was made against.
 
     Refusal, and nothing else, on any payload that is not whole and well-formed; then `out` holds anything, `base` is
@@ -83,7 +74,7 @@ def decode_segment(payload: bytes | memoryview, base: np.ndarray | None, out: np
         raise Refusal(f"unknown coding {body[0]}")
     if coding.needs_base and base is None:
         raise Refusal(f"coding {coding.name} needs a base, and there is none")
-    return SegmentInfo(coding.name, coding.decode(body[1:], base, out))
+    coding.decode(body[1:], base, out)
 
 
 def warm() -> None:

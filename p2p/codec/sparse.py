@@ -45,14 +45,13 @@ class SparseCoding(Coding):
             return None
         return Encoded(pack(changes), len(changes.ranks) if words is new else changed(new, base))
 
-    def decode(self, body: memoryview, base: np.ndarray | None, out: np.ndarray) -> int:
+    def decode(self, body: memoryview, base: np.ndarray | None, out: np.ndarray) -> None:
         """See `Coding.decode`."""
         assert base is not None
         words, of = narrow(out), narrow(base)
         changes = unpack(body, len(words), words.dtype)
         if not apply(of, changes, words):
             raise Refusal(f"sparse delta reaches beyond the {len(words)} words of its segment")
-        return len(changes.ranks) if words is out else changed(out, base)
 
 
 def room(words: int) -> int:

@@ -1,4 +1,4 @@
-"""Who may come in, and with what proof: tickets, memberships, revocations, peers to keep away from.
+"""Who may come in, and with what proof: tickets, memberships, peers to keep away from.
 
 No I/O; both clocks are passed in (`wall` for what is signed, `now` for how long a peer is banned). Must not know
 channels or links.
@@ -32,7 +32,6 @@ class Gate:
         self.run_id, self.head, self.head_key = run, head, public_key_of(head)
         self.is_head = identity.peer_id == head
         self.membership, self.epoch = b"", 0
-        self.revoked: set[str] = set()
         self.banned = Banlist()
 
     def admit(self, peer: str, hello: Hello, now: float) -> bytes:
@@ -42,8 +41,6 @@ class Gate:
             raise Refusal(f"it speaks protocol {hello.protocol}, this is {PROTOCOL_VERSION}", peer=peer, fatal=True)
         if hello.run != self.run_id:
             raise Refusal(f"it wants run {hello.run}, this is run {self.run_id}", peer=peer, fatal=True)
-        if peer in self.revoked:
-            raise Refusal("its membership was revoked", peer=peer, fatal=True)
         if self.banned.holds(peer, now):
             raise Refusal("it was dropped a short while ago for what it sent", peer=peer)
         if len(hello.addresses) > MAX_ADDRESSES or len(hello.name) > MAX_NAME or len(hello.agent) > MAX_NAME:

@@ -79,19 +79,15 @@ class LinkOwner:
     async def on_up(self, link: Link) -> None:
         """`link` is up; nothing is read from it before this returns. It may take the place of an older link to that peer,
         whose `on_down` comes before or after."""
-        raise NotImplementedError
 
     async def on_down(self, link: Link, reason: str) -> None:
         """`link` is closed. Comes once for every link, also for one that another replaced before its `on_up`."""
-        raise NotImplementedError
 
     async def on_message(self, link: Link, message: object) -> None:
         """A decoded message of either channel. A Refusal that this raises closes the link."""
-        raise NotImplementedError
 
     async def on_refusal(self, peer: str, refusal: Refusal) -> None:
         """Something that `peer` sent is not accepted, and its link is about to close for it."""
-        raise NotImplementedError
 
 
 class LinkTasks:
@@ -156,6 +152,9 @@ class LinkTasks:
         while True:
             try:
                 message = decode(await channel.receive())
+                if isinstance(message, Renewal):
+                    self._renewed(link, message)
+                    continue
             except ChannelClosed as closed:
                 refusal = _refused_below(closed, link.peer)
                 if refusal is not None and not link.closing:
@@ -164,13 +163,7 @@ class LinkTasks:
                 raise
             except Refusal as refusal:
                 raise await self._refused(link, refusal) from None
-            if isinstance(message, Renewal):
-                try:
-                    self._renewed(link, message)
-                except Refusal as refusal:
-                    raise await self._refused(link, refusal) from None
-            else:
-                await self._guarded(link, f"its {type(message).__name__}", self._owner.on_message(link, message))
+            await self._guarded(link, f"its {type(message).__name__}", self._owner.on_message(link, message))
 
     async def _guarded(self, link: Link, what: str, handling: Awaitable[None]) -> None:
         """What a peer does may find a defect of ours: it then costs that peer's link, and no other."""

@@ -111,12 +111,12 @@ class Peering:
 
     # --- dialling ----------------------------------------------------------------------------------------------------
 
-    async def connect(self, peer: str, addresses: Iterable[str]) -> Link:
+    async def connect(self, peer: str, addresses: Iterable[str]) -> None:
         """Open both channels to `peer` and shake hands; `addresses` are multiaddrs, tried in turn. Returns once `on_up` was told.
         ChannelClosed when it cannot be reached, JoinRefused when it answers no, Refusal when its answer is not accepted."""
         try:
             self._greeting.add(peer)
-            return await self._connect(peer, list(addresses))
+            await self._connect(peer, list(addresses))
         except (ChannelClosed, JoinRefused, Refusal):
             raise
         except Exception as error:  # what it sent, or said of itself, found a defect of ours
@@ -125,7 +125,7 @@ class Peering:
         finally:
             self._greeting.discard(peer)
 
-    async def _connect(self, peer: str, addresses: list[str]) -> Link:
+    async def _connect(self, peer: str, addresses: list[str]) -> None:
         opened: list[Channel] = []
         try:
             for kind in (CONTROL, BULK):
@@ -141,7 +141,7 @@ class Peering:
                 await channel.aclose("handshake failed")
             raise
         control, bulk = opened
-        return await self._start(Link(peer, welcome.name, tuple(addresses), control, bulk))
+        await self._start(Link(peer, welcome.name, tuple(addresses), control, bulk))
 
     def keep_connected(self, members: Iterable[RosterEntry]) -> None:
         """Dial, and keep dialling, the members that are ours to dial; stop for those that left the roster."""
@@ -279,17 +279,16 @@ class Peering:
         while True:
             await trio.sleep(RENEW_CHECK_S)
             for link in self.links.values():
-                if self.gate.due(link.proven) and link.peer not in self.gate.revoked:
+                if self.gate.due(link.proven):
                     link.proven = self._wall()
                     link.post(Renewal(self.gate.grant(link.peer)))
 
     # --- links -------------------------------------------------------------------------------------------------------
 
-    async def _start(self, link: Link) -> Link:
+    async def _start(self, link: Link) -> None:
         assert self._nursery is not None
         link.proven = self._wall()
         await self._tasks.start(self._nursery, link)
-        return link
 
     def _renewed(self, link: Link, message: Renewal) -> None:
         if link.peer != self.head:

@@ -7,10 +7,9 @@ code, never weights.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
-import numpy as np
 
 from p2p.errors import Refusal, UsageError
 from p2p.files import write_whole
@@ -66,14 +65,6 @@ def unpack_descriptor(blob: bytes, folder: Path) -> None:
         write_whole(folder / name, data)
 
 
-class DescriptorState(NamedTuple):
-    """A descriptor as a state of one tensor."""
-
-    layout: Layout
-    words: np.ndarray
-    """uint8 [bytes of the descriptor]"""
-
-
-def descriptor_layout(blob: bytes) -> DescriptorState:
-    """The blob as a state of one uint8 tensor: its layout and its words."""
-    return DescriptorState(Layout.build([(TENSOR, "uint8", (len(blob),))]), np.frombuffer(blob, dtype=np.uint8))
+def descriptor_layout(blob: bytes) -> Layout:
+    """The layout of the blob as a state of one uint8 tensor, TENSOR."""
+    return Layout.build([(TENSOR, "uint8", (len(blob),))])

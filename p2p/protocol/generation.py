@@ -5,13 +5,18 @@ Must not know engines, groups or rewards. The values inside are those of `protoc
 
 from __future__ import annotations
 
+from msgspec.structs import asdict
+
 from p2p.protocol.rollout import Generate, TokenEvent, pack_ids, unpack_ids
 from p2p.protocol.wire import Blob, Count, Message, Real, Record, Row, Text
 from p2p.version import Version
 
+PACKED = ("prompt_ids", "prefix_ids", "stop_ids")
+"""Fields of a request that hold token ids."""
+
 
 class GenerateRequest(Record, frozen=True):
-    """`Generate` on the wire: token ids packed as little-endian uint32."""
+    """`Generate` on the wire, field by field: token ids packed as little-endian uint32."""
 
     request_id: Text
     prompt_ids: Blob
@@ -27,20 +32,13 @@ class GenerateRequest(Record, frozen=True):
     @classmethod
     def of(cls, g: Generate) -> GenerateRequest:
         """struct.error for a token id that is not in [0, 2**32)."""
-        return cls(
-            request_id=g.request_id, prompt_ids=pack_ids(g.prompt_ids), prefix_ids=pack_ids(g.prefix_ids),
-            stop_ids=pack_ids(g.stop_ids), max_new_tokens=g.max_new_tokens, seed=g.seed, min_version=g.min_version,
-            temperature=g.temperature, top_p=g.top_p, exact_version=g.exact_version,
-        )  # fmt: skip
+        values = {name: getattr(g, name) for name in cls.__struct_fields__}
+        return cls(**values | {name: pack_ids(values[name]) for name in PACKED})
 
     def generate(self) -> Generate:
         """ValueError when ids are not whole."""
-        return Generate(
-            request_id=self.request_id, prompt_ids=unpack_ids(self.prompt_ids), max_new_tokens=self.max_new_tokens,
-            stop_ids=unpack_ids(self.stop_ids), seed=self.seed, min_version=self.min_version,
-            temperature=self.temperature, top_p=self.top_p, prefix_ids=unpack_ids(self.prefix_ids),
-            exact_version=self.exact_version,
-        )  # fmt: skip
+        values = asdict(self)
+        return Generate(**values | {name: unpack_ids(values[name]) for name in PACKED})
 
 
 class Assign(Message, frozen=True, tag="assign"):

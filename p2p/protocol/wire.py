@@ -21,7 +21,7 @@ type (True is no integer, a text is no number), and a value outside the bounds o
     X | None    X or nil         what is refused of an X
     a Record    list             another number of entries; what is refused of its fields
 
-`Decoder.fields` is the table of all messages in these terms. Bounds that depend on what the receiver knows (is this chunk part
+Bounds that depend on what the receiver knows (is this chunk part
 of the version, was this request made) are the handler's.
 """
 
@@ -98,10 +98,6 @@ class Decoder:
         """tag -> message"""
         assert all(len(kind.__struct_fields__) <= MAX_FIELDS for kind in self.kinds.values())
         self._decode = msgspec.msgpack.Decoder(typing.Union[tuple(self.kinds.values())]).decode  # noqa: UP007
-
-    def fields(self) -> dict[str, dict[str, str]]:
-        """Message -> field -> its bounded type, as the source has it."""
-        return {kind.__name__: dict(kind.__annotations__) for kind in self.kinds.values()}
 
     def __call__(self, data: bytes) -> Any:
         """The message in `data`. Refusal, always fatal, on anything that is not exactly one well-formed, known message."""

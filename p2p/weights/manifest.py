@@ -193,7 +193,7 @@ class Manifest:
         self.records: dict[int, SegmentRecord] = {}
         self.seal: Seal | None = None
         self._parts: dict[int, bytes] = {-1: header_part}
-        self._owner: dict[int, int] = {}
+        self._owner: dict[int, SegmentRecord] = {}
         self._seen: set[bytes] = {header_part}
 
     @property
@@ -221,29 +221,27 @@ class Manifest:
     def parts(self) -> list[bytes]:
         return [self._parts[i] for i in sorted(self._parts)]
 
-    def part_of(self, chunk: int) -> bytes | None:
-        """The signed record that proves this chunk, to send ahead of it."""
-        segment = self._owner.get(chunk)
-        return None if segment is None else self._parts[segment]
+    def part(self, segment: int) -> bytes:
+        """The signed record of a segment, to send ahead of its chunks; of -1, the header. KeyError while it has not arrived."""
+        return self._parts[segment]
 
     def segment_of(self, chunk: int) -> int | None:
-        return self._owner.get(chunk)
+        record = self._owner.get(chunk)
+        return None if record is None else record.segment
 
     def chunk_digest(self, chunk: int) -> bytes | None:
         """BLAKE3 of this chunk, or None while no record covers it."""
-        segment = self._owner.get(chunk)
-        if segment is None:
+        record = self._owner.get(chunk)
+        if record is None:
             return None
-        record = self.records[segment]
         at = 32 * (chunk - record.first)
         return record.joined[at : at + 32]
 
     def chunk_size(self, chunk: int) -> int:
         """Bytes of this chunk; the most it can be while no record covers it."""
-        segment = self._owner.get(chunk)
-        if segment is None:
+        record = self._owner.get(chunk)
+        if record is None:
             return self.header.chunk_bytes
-        record = self.records[segment]
         return min(self.header.chunk_bytes, record.size - (chunk - record.first) * self.header.chunk_bytes)
 
     def chunks_of(self, segment: int) -> range | None:
@@ -283,7 +281,7 @@ class Manifest:
         # Checked before anything is kept: a manifest that does not add up must never look whole.
         self._check_whole({**self.records, segment: record}, self.seal)
         self.records[segment], self._parts[segment] = record, part
-        self._owner.update(dict.fromkeys(chunks, segment))
+        self._owner.update(dict.fromkeys(chunks, record))
         self._seen.add(part)
         return list(chunks)
 

@@ -55,8 +55,7 @@ class ChunkFolder:
         self._text = str(root)
 
     def path(self, digest: bytes) -> Path:
-        name = digest.hex()
-        return self.root / name[:2] / name
+        return Path(self._where(digest))
 
     def _where(self, digest: bytes) -> str:
         """`path` as text, which is faster: handling a chunk is a few such calls, and Path took most of their time."""
@@ -152,7 +151,7 @@ class ChunkStore(ChunkFolder):
         if digest in self._sizes:
             return True
         try:  # the trainer, another process, may have written it
-            self._note(digest, self.path(digest).stat().st_size)
+            self._note(digest, os.stat(self._where(digest)).st_size)
         except FileNotFoundError:
             return False
         return True

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from p2p.broadcast.exchange import Exchange
-from p2p.broadcast.inbox import Inbox
 from p2p.limits import KIB, MIB
+from p2p.protocol.versions import Chunk
 from p2p.version import Version
 from tests.support.harness import CHUNK, SwarmUnderTest, changed_state, make_state, open_swarm
 
@@ -76,15 +76,14 @@ async def test_a_version_crosses_into_each_site_once(tmp_path, autojump_clock, m
     monkeypatch.setattr("p2p.channel.stream.QUEUE_LIMIT", 2 * CHUNK)  # what is chosen leaves soon, as with large versions
     crossed: Counter[tuple[str, int]] = Counter()
     site_of: dict[str, str] = {}
-    owners: dict[Inbox, Exchange] = {}
-    handle = Inbox._on_chunk  # counts the chunks that reach each peer, wanted or not
+    hear = Exchange.hear  # counts the chunks that reach each peer, wanted or not
 
-    def counted(self, peer, message) -> None:
-        if self in owners and site_of.get(peer.name) != (site := site_of[owners[self].me]):
-            crossed[site, owners[self].transfers[message.mid].manifest.version.step] += len(message.data)
-        handle(self, peer, message)
+    def counted(self: Exchange, peer: str, message: object) -> bool:
+        if isinstance(message, Chunk) and (site := site_of.get(self.me)) is not None and site != site_of.get(peer):
+            crossed[site, self.transfers[message.mid].manifest.version.step] += len(message.data)
+        return hear(self, peer, message)
 
-    monkeypatch.setattr(Inbox, "_on_chunk", counted)
+    monkeypatch.setattr(Exchange, "hear", counted)
     async with open_swarm(tmp_path) as swarm:
         head = await swarm.start_head()
         swarm.switch.set_node(swarm.head_identity.peer_id, uplink=300 * KIB)
@@ -92,7 +91,6 @@ async def test_a_version_crosses_into_each_site_once(tmp_path, autojump_clock, m
             site = "left" if number % 2 else "right"
             node = await swarm.start_node(number + 1, site=site)
             site_of[node.peer] = site
-            owners[node.agent.swarm.exchange._inbox] = node.agent.swarm.exchange  # whose inbox it is
             swarm.switch.set_node(node.peer, uplink=2 * MIB)
         await arranged(swarm)
         assert sorted(map(len, head.swarm.rosters.grid.groups)) == [3, 3]

@@ -137,13 +137,13 @@ async def test_two_peers_join_take_a_version_and_one_of_them_closes(tmp_path, au
             assert sorted(head.owner.up) == sorted((one.id, two.id)) and one.swarm.epoch == head.swarm.epoch == 1
             assert (HEAD.peer_id, CATALOG) in one.owner.heard and (HEAD.peer_id, CATALOG) in two.owner.heard
             for peer in (one, two):
-                peer.swarm.follow(True)
+                peer.swarm.exchange.follow(True)
             await trio.sleep(1)
             state = make_state(1)
             mid = publish(head.swarm, state)
             for peer in (one, two):
                 assert (await received(peer, mid)).digest() == state.digest()
-            assert head.swarm.sent_bytes == head.swarm.transfers[mid].traffic.sent > 0
+            assert head.swarm.exchange.sent_bytes == head.swarm.transfers[mid].traffic.sent > 0
         await until(lambda: head.owner.down == [two.id])
         assert set(head.swarm.links) == {one.id} and one.owner.down == [two.id]
         head.swarm.store.drop(head.swarm.forget(mid))
@@ -169,13 +169,14 @@ async def test_who_asks_gets_the_catalog(tmp_path, autojump_clock) -> None:
 async def test_one_kept_apart_gets_versions_and_nobody_hears_of_it(tmp_path, autojump_clock) -> None:
     async with open_world(tmp_path, apart=ONE.peer_id) as world, world.peer(ONE) as one, world.peer(TWO) as two:
         await until(lambda: len(world.head.swarm.links) == 2)
-        one.swarm.follow(True)
+        one.swarm.exchange.follow(True)
         await trio.sleep(5)
         assert set(one.swarm.links) == set(two.swarm.links) == {HEAD.peer_id}
         mid = publish(world.head.swarm, make_state(1))
         for peer in (one, two):
             assert (await received(peer, mid)).digest() == make_state(1).digest()
-        assert world.head.swarm.sent_bytes == two.swarm.transfers[mid].traffic.from_head > 0, "who is apart does not count"
+        sent = world.head.swarm.exchange.sent_bytes
+        assert sent == two.swarm.transfers[mid].traffic.from_head > 0, "who is apart does not count"
 
 
 async def test_a_second_head_is_nobodys_head(tmp_path, autojump_clock) -> None:

@@ -277,7 +277,7 @@ def test_what_was_handed_to_one_that_leaves_goes_another_way(seed: int) -> None:
     group = grid.places(dead).group  # type: ignore[union-attr]
     grid.remove(dead)  # as the head does, and tells who stands in
     for peer in grid:
-        copies.sessions[peer].places = grid.places(peer)
+        copies.sessions[peer].arrange(grid.places(peer))
         for other in grid.links(peer):
             copies.sessions[peer].join(other, copies.sessions[other].held, 0.5)
     copies.settle()

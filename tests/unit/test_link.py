@@ -62,10 +62,12 @@ def test_what_is_sent_arrives(messages: list[bytes], cuts: list[int]) -> None:
     assert events == [*map(ReceivedMessage, messages), Alive(), Closed("done")]
     for message in messages:
         receiver.consumed(len(message))
-    assert sender.outstanding == receiver.ungranted == sum(cost_of(len(message)) for message in messages)
-    granted = list(sender.feed(receiver.grant_frame()))
-    assert granted == ([Granted(receiver_total)] if (receiver_total := sum(cost_of(len(m)) for m in messages)) else [])
-    assert sender.outstanding == receiver.ungranted == 0
+    total = sum(cost_of(len(message)) for message in messages)
+    assert receiver.ungranted == total
+    left = CHANNEL_WINDOW - total - cost_of(0)
+    assert sender.has_credit(left) and not sender.has_credit(left + 1)
+    assert list(sender.feed(receiver.grant_frame())) == ([Granted(total)] if total else [])
+    assert receiver.ungranted == 0 and sender.has_credit(CHANNEL_WINDOW - cost_of(0))
     assert receiver.grant_frame() == b""
 
 

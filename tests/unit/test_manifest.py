@@ -98,7 +98,7 @@ def test_parts_in_any_order_and_number_make_the_same_whole(data) -> None:
     assert manifest.parts() == [made.header_part, *records, seal]
     for chunk in learned:
         segment = manifest.segment_of(chunk)
-        assert manifest.part_of(chunk) == records[segment]
+        assert manifest.part(segment) == records[segment]
         assert manifest.chunk_digest(chunk) == digest(segment, chunk - manifest.chunks_of(segment).start)
     assert manifest.chunk_digest(manifest.seal.chunks) is None
 

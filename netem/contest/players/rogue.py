@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from msgspec.structs import replace
 
-from p2p.channel.port import Channel, ChannelStats, PathState
+from p2p.channel.port import Channel, PathState
 from p2p.limits import CHANNEL_WINDOW
 from p2p.protocol.messages import decode
 from p2p.protocol.versions import Chunk
@@ -69,9 +69,6 @@ class RogueChannel(Channel):
 
     def restrict(self, window: int = CHANNEL_WINDOW) -> None:
         self.inner.restrict(window)
-
-    def statistics(self) -> ChannelStats:
-        return self.inner.statistics()
 
     def path(self) -> PathState | None:
         return self.inner.path()

@@ -122,7 +122,7 @@ class ShoalPlayer(SwarmOwner):
             self.nursery = nursery
             await nursery.start(self.swarm.run)
             if not self.is_source:
-                self.swarm.follow(True)
+                self.swarm.exchange.follow(True)
             nursery.start_soon(self._obey)
 
     async def _obey(self) -> None:

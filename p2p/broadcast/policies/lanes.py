@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from p2p.broadcast.chunkset import ChunkSet
 from p2p.broadcast.peer_groups import EVERYWHERE, PeerPlaces, duty_of, groups_of
@@ -66,13 +65,6 @@ class _LaneView:
         return chunks.lowest_not_in(self._lanes[lane].holds)
 
 
-class _Errand(NamedTuple):
-    """A chunk that the source hands to a peer itself, and the peer's duty with it."""
-
-    chunk: int
-    duty: int
-
-
 class Lanes(Policy):
     """`places`: as they were when the session began. A peer stays in its lane."""
 
@@ -85,11 +77,11 @@ class Lanes(Policy):
         self._seeding = Seeding(self._view, first_window=self._first_window, takes_over=False)
         self._given: dict[int, str] = {}
         """chunk -> who distributes it"""
-        self._own: dict[str, deque[_Errand]] = {}
+        self._own: dict[str, deque[Push]] = {}
         """peer -> what waits for the source to hand it over itself"""
         self._own_at: dict[int, float] = {}
         """chunk -> when the source last decided to distribute it itself"""
-        self._entered: dict[str, list[_Errand]] = {}
+        self._entered: dict[str, list[Push]] = {}
         """peer -> what the source handed it itself, with a duty"""
         self._take_overs = TakeOvers(session)
         self._relieved: list[Relieved] = []
@@ -135,7 +127,7 @@ class Lanes(Policy):
                 self._seeding.unseed(chunk)
             else:  # other groups were served first
                 self._bring_home(chunk, self._places.groups.get(peer, -1))
-        for chunk, duty in entered:
+        for _, chunk, duty in entered:
             for group in groups_of(duty, len(self._began_with.sites)):
                 self._bring_home(chunk, group)
         if not lane.peers:
@@ -153,7 +145,7 @@ class Lanes(Policy):
         members = [p for p in self._lane_of if places.groups.get(p) == group]
         if members and all(session.lacks(p, chunk) for p in members):
             entry = min(members, key=lambda p: (p in session.lagging, len(self._own.get(p, ()))))
-            self._own.setdefault(entry, deque()).append(_Errand(chunk, duty_of([group])))
+            self._owe(Push(entry, chunk, duty_of([group])))
 
     def _counted(self, lane: _Lane) -> list[str]:
         return [p for p in lane.witnesses if p not in self._session.lagging] or list(lane.witnesses)
@@ -256,7 +248,7 @@ class Lanes(Policy):
                     best[group] = rank, peer
         for site in {places.sites[g] for g in best}:
             groups = [g for g in best if places.sites[g] == site]
-            self._own.setdefault(best[groups[0]][1], deque()).append(_Errand(chunk, duty_of(groups)))
+            self._owe(Push(best[groups[0]][1], chunk, duty_of(groups)))
 
     def _help(self, now: float) -> None:
         """Hand a whole group the chunk that somebody in it comes to last."""
@@ -266,17 +258,20 @@ class Lanes(Policy):
         if found is not None:
             self._relieved.append(Relieved(found.holder, found.chunk))
             for peer in found.lacking:
-                self._own.setdefault(peer, deque()).append(_Errand(found.chunk, 0))
+                self._owe(Push(peer, found.chunk, 0))
+
+    def _owe(self, push: Push) -> None:
+        self._own.setdefault(push.peer, deque()).append(push)
 
     def _next_own(self, ready: Sequence[str]) -> Push | None:
         for peer in ready if self._own else ():
             queue = self._own.get(peer)
             while queue:
-                chunk, duty = queue.popleft()
+                push = queue.popleft()
                 if not queue:
                     del self._own[peer]
-                if self._session.lacks(peer, chunk):
-                    if duty:
-                        self._entered.setdefault(peer, []).append(_Errand(chunk, duty))
-                    return Push(peer, chunk, duty)
+                if self._session.lacks(peer, push.chunk):
+                    if push.duty:
+                        self._entered.setdefault(peer, []).append(push)
+                    return push
         return None

@@ -37,7 +37,6 @@ class TakeOvers:
         self._helped: dict[int, int] = {}
         """group -> chunks that it has or gets from the source, in one bit each"""
         self._look_at = float("-inf")
-        self._known: tuple[PeerPlaces | None, list[list[str]]] = (None, [])
 
     def next(self, out: int, pace: SwarmPace, places: PeerPlaces, now: float) -> TakeOver | None:
         """What to take over next, of the chunks `out` (one bit each); None for nothing.
@@ -50,10 +49,10 @@ class TakeOvers:
             return None
         session = self._session
         latest, chosen = TAKE_OVER_S, None
-        for group, peers in enumerate(self._members(places)):
+        for group in range(len(places.sites)):
             if group in places.lans:
                 continue
-            members = [p for p in peers if session.takes_part(p)]
+            members = [p for p in places.members.get(group, ()) if session.takes_part(p)]
             waiting = out & ~self._helped.get(group, 0)
             held = [(p, session.holds_of(p) & waiting) for p in members if p in places.witnesses]
             some = several = 0
@@ -69,14 +68,5 @@ class TakeOvers:
             return None
         group, holder, chunk = chosen
         self._helped[group] = self._helped.get(group, 0) | 1 << chunk
-        lacking = [p for p in self._members(places)[group] if p != holder and session.lacks(p, chunk)]
+        lacking = [p for p in places.members[group] if p != holder and session.lacks(p, chunk)]
         return TakeOver(holder, chunk, tuple(lacking))
-
-    def _members(self, places: PeerPlaces) -> list[list[str]]:
-        """The peers of each group."""
-        if places is not self._known[0]:
-            by_group: list[list[str]] = [[] for _ in places.sites]
-            for peer, group in places.groups.items():
-                by_group[group].append(peer)
-            self._known = places, by_group
-        return self._known[1]

@@ -30,7 +30,8 @@ class SpanningTree:
         self._given: deque[tuple[float, str, Errand]] = deque()
         self._strays: list[Errand] = []
         """for groups in which nobody is known, until we are told of somebody"""
-        self._known: tuple[PeerPlaces | None, dict[int, list[str]]] = (None, {})
+        self._strayed_in: PeerPlaces | None = None
+        """the places by which they are strays"""
 
     def bring(self, chunk: int, groups: Sequence[int], places: PeerPlaces) -> None:
         """This peer is to see to it that `groups` get `chunk`, its own aside."""
@@ -66,7 +67,7 @@ class SpanningTree:
             half = len(rest) // 2
             part, rest = rest[half:], rest[:half]
             while part:
-                linked = [p for group in part[0] for p in self._linked(places).get(group, ()) if self._session.takes_part(p)]
+                linked = [p for group in part[0] for p in places.members.get(group, ()) if self._session.takes_part(p)]
                 if not linked:
                     strays += part.pop(0)
                     continue
@@ -77,11 +78,12 @@ class SpanningTree:
                 del part[0]  # whom we know there has it
         # We know nobody there; somebody else of our own group may.
         if strays:
-            neighbour = self._best(self._linked(places).get(places.group, ()), chunk)
+            neighbour = self._best(places.members.get(places.group, ()), chunk)
             if neighbour is not None:
                 errands.append((neighbour, strays))
             else:
                 self._strays.append((chunk, tuple(strays)))
+                self._strayed_in = places
         return errands
 
     def _best(self, peers: Sequence[str], chunk: int) -> str | None:
@@ -89,16 +91,6 @@ class SpanningTree:
         session, queues = self._session, self._queues
         able = [p for p in peers if session.lacks(p, chunk)]
         return min(able, key=lambda p: (p in session.lagging, len(queues.get(p, ()))), default=None)
-
-    def _linked(self, places: PeerPlaces) -> dict[int, list[str]]:
-        """The peers that we are linked to, by group."""
-        if places is not self._known[0]:
-            by_group: dict[int, list[str]] = {}
-            for peer, group in places.groups.items():
-                if peer != self._session.me:
-                    by_group.setdefault(group, []).append(peer)
-            self._known = places, by_group
-        return self._known[1]
 
     def left(self, peer: str, now: float, places: PeerPlaces) -> None:
         """What waits for `peer`, and what it may not have brought on, goes another way."""
@@ -109,7 +101,7 @@ class SpanningTree:
 
     def next(self, ready: Sequence[str], now: float, places: PeerPlaces) -> Push | None:
         """The errand that goes to most groups, of those that can leave now."""
-        if self._strays and places is not self._known[0]:
+        if self._strays and places is not self._strayed_in:
             strays, self._strays = self._strays, []
             for chunk, groups in strays:
                 self.bring(chunk, groups, places)
