@@ -18,15 +18,12 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from node.engine.pipe import Call, CallRefused, Credit, Events, Failed, Farewell, Message, PipeDecoder, Reply, encode
+from node.engine.pipe import METHODS, Call, CallRefused, Credit, Events, Failed, Farewell, Message, PipeDecoder, Reply, encode
 from node.engine.port import EngineBroken, EngineCore
 from p2p.errors import Refusal
 
 EVENT_WINDOW = 64
 """Event batches, one for each step, that may be sent and not yet taken: 0.2 s at the fastest step measured, 3 ms."""
-
-_METHODS = frozenset({"load", "add", "interrupt", "abort", "stage", "commit", "score", "stats"})
-"""Methods of EngineCore that the agent may call."""
 
 
 def make_core(kind: str, settings: dict[str, Any]) -> EngineCore:
@@ -101,11 +98,11 @@ class EngineChild:
 
     def _answer(self, call: Call) -> None:
         try:
-            if call.method not in _METHODS:
+            if call.method not in METHODS:
                 raise ValueError(f"no such method: {call.method}")
             value = getattr(self._core, call.method)(*call.args)
         except Refusal as refusal:
-            self._send(CallRefused(call.id, refusal))
+            self._send(CallRefused(call.id, refusal.reason, refusal.version, refusal.cause))
             return
         except EngineBroken:
             raise  # the core must not make another token
@@ -116,8 +113,8 @@ class EngineChild:
             return
         if call.method == "interrupt":
             self._send_events(value)  # before the reply: whoever awaits the reply finds them sent
-            value = None
-        self._send(Reply(call.id, value))
+            value = []
+        self._send(Reply(call.id, call.method, value))
 
 
 def main(argv: list[str]) -> int:

@@ -26,6 +26,7 @@ import trio
 from node.engine.child import EVENT_WINDOW
 from node.engine.pipe import Call, CallRefused, Credit, Events, Failed, Farewell, Message, PipeDecoder, Reply, encode
 from node.engine.port import CommitResult, Engine, EngineDied, EngineStats, StateFile
+from p2p.errors import Refusal
 from p2p.processes import INSTALLED, ROOT, Process, child_environment, end, python_command, start
 from p2p.protocol.rollout import Generate, TokenEvent
 
@@ -136,10 +137,10 @@ class EngineProcess(Engine):
         finally:
             self._pending.pop(pending.id, None)
         match pending.reply:
-            case Reply(_, value):
+            case Reply(_, _, value):
                 return value
-            case CallRefused(_, refusal):
-                raise refusal
+            case CallRefused(_, reason, version, cause):
+                raise Refusal(reason, version=version, cause=cause)
             case Failed(_, text):
                 raise RuntimeError(text)
         raise EngineDied(self._death)

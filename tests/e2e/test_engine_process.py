@@ -65,7 +65,7 @@ async def test_fake_through_the_process(tmp_path: Path) -> None:
         async with open_engine_process("fake", {"log": str(log), "faults": {}}) as engine:
             await engine.load(tmp_path, state)
             core = ScriptedCore()
-            for request in (ask("a"), ask("b", seed=2**80, prompt_ids=tuple(range(40)))):
+            for request in (ask("a"), ask("b", seed=2**64 - 1, prompt_ids=tuple(range(40)))):
                 await engine.add(request)
                 core.add(request)
             got = await gather(engine, "a", "b")
@@ -80,8 +80,6 @@ async def test_fake_through_the_process(tmp_path: Path) -> None:
             assert "serves 0.0" in caught.value.reason
             with pytest.raises(RuntimeError, match="nothing is staged"):
                 await engine.commit()
-            with pytest.raises(RuntimeError, match="TypeError"):
-                await engine._call("stats", "unexpected")  # no public method asks so wrongly
             with pytest.raises(RuntimeError, match="no such method"):
                 await engine._call("close")  # no public method asks so wrongly
             await engine.stage(replace(state, version=V1, changed=()))
