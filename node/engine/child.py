@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,9 @@ def make_core(kind: str, settings: dict[str, Any]) -> EngineCore:
     settings = dict(settings)
     threads = settings.pop("threads", 1)
     if kind == "fake":
-        from node.engine.fake import Faults, ScriptedCore, ScriptedSettings
+        from node.engine.fake import ScriptedCore, ScriptedSettings
 
-        faults = Faults(**settings.pop("faults", {}))
-        return ScriptedCore(ScriptedSettings(faults=faults, **settings))
+        return ScriptedCore(ScriptedSettings(**settings))
     if kind == "transformers":
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the model folder is all there is; never ask a hub
         import torch
@@ -134,10 +134,8 @@ def main(argv: list[str]) -> int:
             return 0
         except Exception as error:
             traceback.print_exc()
-            try:
+            with suppress(OSError):  # the agent may be gone as well, and the log has it
                 sock.sendall(encode(Farewell(f"{type(error).__name__}: {error}")))
-            except OSError:
-                pass  # the agent is gone as well, and the log has it
             return 1
     return 0
 
