@@ -206,10 +206,7 @@ class LearnerClient:
         told = {base.version} if base is not None else set()
         if base is None:
             published = self._send_version(step, "anchor", state, None)
-            self._first = load_first(self.run_dir / "versions", layout)
-            if self._first is None:
-                keep_first(self.run_dir / "versions", published)
-                self._first = load_first(self.run_dir / "versions", layout)
+            self._first = load_first(self.run_dir / "versions", layout) or keep_first(self.run_dir / "versions", published)
             self._send_cumulative(published, self._first, told)
             self._milestone = published if self._start.squash_every > 1 else None
         else:

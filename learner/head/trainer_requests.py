@@ -16,7 +16,7 @@ import trio
 from learner.client import messages
 from learner.config import LearnerConfig
 from learner.head.local_engine import LocalEngine
-from learner.head.metrics import MetricsLog, network_metrics
+from learner.head.metrics import append_metrics, network_metrics
 from learner.head.node_state import NodeState
 from learner.head.pool_keeper import PoolKeeper
 from learner.journal.journal import Journal
@@ -58,7 +58,6 @@ class TrainerRequests:
 
     def __init__(self, parts: RunParts, steps: int) -> None:
         self._parts, self.steps = parts, steps
-        self.metrics = MetricsLog(parts.run_dir)
         self.step = 0
         """the last that was committed"""
         self.finished, self.trainer_gone = trio.Event(), trio.Event()
@@ -170,4 +169,4 @@ class TrainerRequests:
         self.latest = {"step": message.step, "epoch": parts.epoch, "time": parts.wall(), **trained, **network}
         if "eval/exact/mean" in trained:
             self.evals[message.step] = trained["eval/exact/mean"]
-        self.metrics.write(self.latest)
+        append_metrics(parts.run_dir, self.latest)
