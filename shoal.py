@@ -264,10 +264,13 @@ async def _until_terminated() -> None:
 
 
 def _node(args: argparse.Namespace) -> dict[str, Any]:
+    from node.agent import NodeSettings
+    from node.install.base_model import BaseModel
     from node.service import NodeOptions, default_directory, run_node
     from p2p.errors import UsageError
+    from p2p.limits import GIB
     from p2p.membership.admission import read_ticket
-    from p2p.protocol.prices import MAX_PRICE
+    from p2p.protocol.prices import MAX_PRICE, Terms
 
     if args.action == "drain" and args.dir is not None:
         return _drain(args, args.dir)
@@ -300,16 +303,18 @@ def _node(args: argparse.Namespace) -> dict[str, Any]:
         raise UsageError("--idle-usd-per-hour is at most --usd-per-hour")
     import trio
 
-    options = NodeOptions(
-        ticket=text, directory=args.dir or default_directory(ticket.run),
-        listen=tuple(args.listen or ["/ip4/0.0.0.0/tcp/0"]), name=args.name, engine=args.engine,
-        engine_set=_settings(args.engine_set),
-        engine_python=args.engine_python, kv_policy=args.kv_policy, device=args.device, dtype=args.dtype, threads=args.threads,
-        capacity=args.capacity, store_gib=args.store_gib, dialable=not args.no_listen, site=args.site,
-        base_model=args.base_model, usd_per_hour=args.usd_per_hour, idle_usd_per_hour=args.idle_usd_per_hour,
-        usd_per_gb=args.usd_per_gb, stay=args.stay,
+    settings = NodeSettings(
+        ticket, args.dir or default_directory(ticket.run), args.name, capacity=args.capacity,
+        store_limit=int(args.store_gib * GIB), dialable=not args.no_listen, exit_when_done=not args.stay, site=args.site,
+        base_model=BaseModel(args.base_model) if args.base_model else None,
+        terms=Terms(args.usd_per_hour, args.idle_usd_per_hour, args.usd_per_gb),
     )  # fmt: skip
-    args.where = options.directory
+    options = NodeOptions(
+        settings, tuple(args.listen or ["/ip4/0.0.0.0/tcp/0"]), engine=args.engine, engine_python=args.engine_python,
+        engine_set=_settings(args.engine_set), kv_policy=args.kv_policy, device=args.device, dtype=args.dtype,
+        threads=args.threads,
+    )  # fmt: skip
+    args.where = settings.directory
     result = trio.run(run_node, options)
     if not args.json:
         print(f"{result['name']}: {result['tokens']} tokens, last version {result['version']} ({result['reason']})")

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,13 +23,9 @@ from node.engine.environment import KINDS, missing, survey
 from node.engine.fake import ScriptedSettings
 from node.engine.process import open_engine_process
 from node.engine.settings import TransformersSettings, VllmSettings
-from node.install.base_model import BaseModel
 from p2p.codec import warm
 from p2p.errors import ShoalError, UsageError
 from p2p.identity import Identity
-from p2p.limits import GIB
-from p2p.membership.admission import read_ticket
-from p2p.protocol.prices import Terms
 
 log = logging.getLogger("shoal.node")
 
@@ -46,31 +42,18 @@ LEAVE_S = 60.0
 class NodeOptions:
     """The command line of a node."""
 
-    ticket: str
-    directory: Path
+    node: NodeSettings
+    """a name of "" becomes one of this machine's"""
     listen: tuple[str, ...]
-    name: str = ""
-    engine: str = "transformers"
-    engine_python: str = ""
+    engine: str
+    engine_python: str
     """the Python of the engine's environment; "" for this one"""
-    kv_policy: str = "recompute"
-    engine_set: tuple[tuple[str, Any], ...] = ()
+    engine_set: tuple[tuple[str, Any], ...]
     """further settings of the engine's own, (name, value)"""
-    device: str = "auto"
-    dtype: str = "auto"
-    threads: int = 1
-    capacity: int = 64
-    store_gib: float = 8.0
-    dialable: bool = True
-    site: str = ""
-    """nodes that say the same share a fast LAN"""
-    base_model: Path | None = None
-    """a folder with the model that the run began with"""
-    usd_per_hour: float = 0.0
-    idle_usd_per_hour: float = 0.0
-    usd_per_gb: float = 0.0
-    stay: bool = False
-    """keep waiting for the learner after the run is over"""
+    kv_policy: str
+    device: str
+    dtype: str
+    threads: int
 
 
 def default_directory(run: str) -> Path:
@@ -86,7 +69,7 @@ def check_engine(options: NodeOptions, python: str) -> dict[str, Any]:
     if options.engine == "vllm" or options.engine_python:
         if why := missing(options.engine, survey(python)):
             raise UsageError(f"the {options.engine} engine cannot run: {why} (see: shoal doctor)")
-    chosen: dict[str, Any] = {"max_running": options.capacity}
+    chosen: dict[str, Any] = {"max_running": options.node.capacity}
     if options.engine != "fake":
         chosen |= {"dtype": options.dtype, "kv_policy": options.kv_policy}
     if options.engine == "transformers":
@@ -112,10 +95,9 @@ async def run_node(options: NodeOptions) -> dict[str, Any]:
     """
     from p2p.channel.libp2p import open_libp2p_network
 
-    ticket = read_ticket(options.ticket)
     python = options.engine_python or sys.executable
     engine_settings = check_engine(options, python)
-    directory = options.directory
+    directory = options.node.directory
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -123,15 +105,9 @@ async def run_node(options: NodeOptions) -> dict[str, Any]:
     warm()
     with _locked(directory):
         identity = Identity.load_or_create(directory / "node.key")
-        settings = NodeSettings(
-            ticket=ticket, directory=directory,
-            name=options.name or f"{socket.gethostname()}-{identity.peer_id[-6:]}", capacity=options.capacity,
-            store_limit=int(options.store_gib * GIB), dialable=options.dialable, exit_when_done=not options.stay,
-            site=options.site, base_model=BaseModel(options.base_model) if options.base_model else None,
-            terms=Terms(options.usd_per_hour, options.idle_usd_per_hour, options.usd_per_gb),
-        )  # fmt: skip
+        settings = replace(options.node, name=options.node.name or f"{socket.gethostname()}-{identity.peer_id[-6:]}")
         engine_settings |= {"threads": options.threads, "log": str(directory / "engine.log")}
-        listen = list(options.listen) if options.dialable else []
+        listen = list(options.listen) if settings.dialable else []
         async with open_libp2p_network(identity, listen) as network:
             agent = Agent(
                 settings, identity, network, lambda: open_engine_process(options.engine, engine_settings, python=python)

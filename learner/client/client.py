@@ -57,28 +57,7 @@ import msgpack
 import numpy as np
 from msgspec.structs import replace
 
-from learner.client.messages import (
-    SILENCE_S,
-    Batch,
-    Begin,
-    Begun,
-    CommitStep,
-    Discard,
-    Due,
-    Error,
-    Finish,
-    IsDue,
-    Log,
-    NextBatch,
-    Ok,
-    Resume,
-    SealVersion,
-    SegmentDone,
-    Start,
-    Wait,
-    decode,
-    socket_path,
-)  # fmt: skip
+from learner.client import messages
 from learner.client.port import ResumeInfo, Weights, WeightSource
 from learner.client.reference_states import Reference, keep_first, load_first
 from learner.trajectory import MicroBatch, unpack_groups
@@ -108,7 +87,7 @@ def _told_of(what: str) -> Iterator[None]:
     try:
         yield
     except TimeoutError:
-        raise HeadGone(f"the head has not {what} for {SILENCE_S:.0f} s") from None
+        raise HeadGone(f"the head has not {what} for {messages.SILENCE_S:.0f} s") from None
     except OSError as error:
         raise HeadGone(f"the head is gone: {error}") from None
 
@@ -118,7 +97,7 @@ class LearnerClient:
 
     def __init__(self, sock: socket.socket, run_dir: Path) -> None:
         self._sock, self.run_dir = sock, run_dir
-        self._start: Start | None = None
+        self._start: messages.Start | None = None
         # The head decides what is dropped: this side only adds.
         self._store = ChunkFolder(run_dir / "versions" / "chunks")
         self._published: Reference | None = None
@@ -138,9 +117,9 @@ class LearnerClient:
         path, deadline = Path(run_dir), time.monotonic() + timeout
         while True:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            sock.settimeout(SILENCE_S)
+            sock.settimeout(messages.SILENCE_S)
             try:
-                with socket_path(path) as name:
+                with messages.socket_path(path) as name:
                     sock.connect(name)
                 return cls(sock, path)
             except OSError as error:
@@ -156,7 +135,7 @@ class LearnerClient:
     def resume(self) -> ResumeInfo:
         """Where to go on: call once, first. HeadGone when this epoch had its trainer already."""
         warm()
-        start = self._ask(Resume(os.getpid()), Start)
+        start = self._ask(messages.Resume(os.getpid()), messages.Start)
         self._start = start
         return ResumeInfo(start.epoch, start.step, Path(start.checkpoint) if start.checkpoint else None)
 
@@ -169,7 +148,7 @@ class LearnerClient:
         """
         seen = 0
         while True:
-            answer = self._ask(NextBatch(step, seen), Batch)
+            answer = self._ask(messages.NextBatch(step, seen), messages.Batch)
             path = self.run_dir / answer.file
             groups = unpack_groups(path.read_bytes())
             path.unlink()
@@ -183,12 +162,12 @@ class LearnerClient:
         ValueError when there is no such path."""
         if not Path(checkpoint).exists():
             raise ValueError(f"commit of step {step}: there is no checkpoint {checkpoint}")
-        self._ask(CommitStep(step, str(Path(checkpoint).resolve())), Ok)
+        self._ask(messages.CommitStep(step, str(Path(checkpoint).resolve())), messages.Ok)
 
     def due(self, step: int) -> bool:
         """Whether a version is to be published after `step` steps: the first and the last are, and as many between as the run's
         `rollout.publish_every` says, or what it costs to bring them to the nodes. Who always publishes does no harm."""
-        return self._ask(Due(step), IsDue).due
+        return self._ask(messages.Due(step), messages.IsDue).due
 
     def publish(self, step: int, tensors: Weights) -> None:
         """Send out the weights after `step` steps: name -> (dtype name, unsigned integer bits in the tensor's shape), named as
@@ -227,10 +206,7 @@ class LearnerClient:
         told = {base.version} if base is not None else set()
         if base is None:
             published = self._send_version(step, "anchor", state, None)
-            self._first = load_first(self.run_dir / "versions", layout)
-            if self._first is None:
-                keep_first(self.run_dir / "versions", published)
-                self._first = load_first(self.run_dir / "versions", layout)
+            self._first = load_first(self.run_dir / "versions", layout) or keep_first(self.run_dir / "versions", published)
             self._send_cumulative(published, self._first, told)
             self._milestone = published if self._start.squash_every > 1 else None
         else:
@@ -251,15 +227,15 @@ class LearnerClient:
 
     def discard(self, step: int, group_ids: Sequence[int], reason: str) -> None:
         """Training on these groups of `step` failed and this trainer stops: no later epoch gets them again."""
-        self._ask(Discard(step, tuple(group_ids), reason[:2000]), Ok)
+        self._ask(messages.Discard(step, tuple(group_ids), reason[:2000]), messages.Ok)
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """One line of metrics.jsonl; the head adds the network's own."""
-        self._ask(Log(step, json.dumps(dict(metrics), default=float)), Ok)
+        self._ask(messages.Log(step, json.dumps(dict(metrics), default=float)), messages.Ok)
 
     def finish(self) -> None:
         """Training is complete: the head waits for the nodes to hold the last version, says goodbye to them, and ends."""
-        self._ask(Finish(self._published.version.step if self._published else 0), Ok)
+        self._ask(messages.Finish(self._published.version.step if self._published else 0), messages.Ok)
 
     def close(self) -> None:
         """Leave without finishing: the learner ends, and can be resumed."""
@@ -296,24 +272,23 @@ class LearnerClient:
         table = folder / f"layout-{state.layout.digest.hex()[:16]}.msgpack"
         if not table.exists():
             write_whole(table, msgpack.packb(state.layout.to_wire()))
-        begin = Begin(step, kind, None, str(table.relative_to(self.run_dir)))
+        begin = messages.Begin(step, kind, None, str(table.relative_to(self.run_dir)))
         if base is not None:
             begin = replace(begin, base=base.version.step, base_epoch=base.version.epoch, base_digest=base.digest)
-        begun = self._ask(begin, Begun)
+        begun = self._ask(begin, messages.Begun)
         segments = encode_version(
             state, base.state if base else None, self._store, segment_bytes=self._start.segment_bytes,
             chunk_bytes=begun.chunk_bytes, threads=len(os.sched_getaffinity(0)), changes=changes,
         )  # fmt: skip
         for s in segments:
-            self._tell(
-                SegmentDone(begun.mid, s.index, size=s.size, digests=b"".join(s.digests), changed=s.changed, words=s.words)
-            )
+            digests = b"".join(s.digests)
+            self._tell(messages.SegmentDone(begun.mid, s.index, size=s.size, digests=digests, changed=s.changed, words=s.words))
         self.stages.setdefault("encode", time.perf_counter() - started)
-        digests = state.tensor_digests()
+        tensor_digests = state.tensor_digests()
         spent = time.perf_counter() - started
         self.stages.setdefault("digest", spent - self.stages["encode"])
-        digest = state_digest(state.layout, digests)
-        self._ask(SealVersion(begun.mid, b"".join(digests), digest, spent), Ok)
+        digest = state_digest(state.layout, tensor_digests)
+        self._ask(messages.SealVersion(begun.mid, b"".join(tensor_digests), digest, spent), messages.Ok)
         return Reference(Version(self._start.epoch, step), digest, state)
 
     def _tell(self, message: object) -> None:
@@ -324,14 +299,14 @@ class LearnerClient:
 
     def _ask(self, request: object, expect: type[Answer]) -> Answer:
         self._tell(request)
-        answer: object = Wait()
+        answer: object = messages.Wait()
         with _told_of(f"answered {type(request).__name__}"):
-            while isinstance(answer, Wait):
+            while isinstance(answer, messages.Wait):
                 (size,) = struct.unpack(">I", self._read(4))
                 if size > MAX_FRAME:
                     raise HeadGone(f"the head sent a frame of {size} bytes")
-                answer = decode(self._read(size))
-        if isinstance(answer, Error):
+                answer = messages.decode(self._read(size))
+        if isinstance(answer, messages.Error):
             raise HeadGone(f"the head refused {type(request).__name__}: {answer.reason}")
         if not isinstance(answer, expect):
             raise HeadGone(f"the head answered {type(request).__name__} with {type(answer).__name__}")

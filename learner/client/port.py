@@ -34,16 +34,13 @@ class WeightSource(Protocol):
     @property
     def layout(self) -> Layout:
         """The tensor table; always the same."""
-        ...
 
     def take(self, segment: Segment) -> Changes | np.ndarray:
         """What changed in this segment since it was last taken; or its words, uN [n], where that is not known, or more than a
         sparse coding takes."""
-        ...
 
     def forget(self) -> None:
         """What was taken so far was not published: the next time every segment is given whole."""
-        ...
 
 
 Weights = Mapping[str, tuple[str, np.ndarray]] | WeightSource
@@ -55,34 +52,27 @@ class TrainerClient(Protocol):
 
     def resume(self) -> ResumeInfo:
         """Where to go on. Called once, first."""
-        ...
 
     def batches(self, step: int) -> Iterator[MicroBatch]:
         """The micro-batches that version `step` consumes, as their groups finish; blocks between them. Ends after the
         one with `last` set."""
-        ...
 
     def commit(self, step: int, checkpoint: Path) -> None:
         """`checkpoint` (synced) holds the state after `step` steps: name it, and mark every group consumed by steps
         before `step` as trained on, in one transaction."""
-        ...
 
     def due(self, step: int) -> bool:
         """Whether `publish` is to be called after `step` steps."""
-        ...
 
     def publish(self, step: int, tensors: Weights) -> None:
         """The weights after `step` steps. Arrays are only valid during the call."""
-        ...
 
     def discard(self, step: int, group_ids: Sequence[int], reason: str) -> None:
         """Training on these groups of `step` failed, and this trainer stops: whoever resumes must not be given them
         again, or one poisoned group would end every later life of the run."""
-        ...
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        ...
+        """One line of metrics.jsonl."""
 
     def finish(self) -> None:
         """Training is complete."""
-        ...

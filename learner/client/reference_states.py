@@ -53,8 +53,8 @@ def load_first(folder: Path, layout: Layout) -> Reference | None:
     return Reference(version, digest, state)
 
 
-def keep_first(folder: Path, first: Reference) -> None:
-    """Keep a copy of `first` in `folder`. A full disk is logged and costs joiners some bytes, nothing else."""
+def keep_first(folder: Path, first: Reference) -> Reference | None:
+    """Keep a copy of `first` in `folder`, and return it. A full disk is logged and costs joiners some bytes, nothing else."""
     record = {"version": str(first.version), "digest": first.digest.hex(), "layout": first.state.layout.digest.hex()}
     state = folder / f"{NAME}.state.tmp"
     try:
@@ -69,3 +69,4 @@ def keep_first(folder: Path, first: Reference) -> None:
     except OSError as error:
         state.unlink(missing_ok=True)
         log.warning("cannot keep the run's first version in %s: %s (joiners with the base model gain nothing)", folder, error)
+    return load_first(folder, first.state.layout)

@@ -319,7 +319,7 @@ class Head(SwarmOwner):
 
     def _describe(self, node: NodeState) -> dict[str, Any]:
         more = self.local_engine.describe() if self.local_engine is not None and self._is_local(node.link.peer) else {}
-        return self.keeper.describe(node) | more
+        return node.describe() | self.keeper.pool.describe(node.link.peer, self.now()) | more
 
     def _pool(self) -> dict[str, Any]:
         return self.keeper.pool.status(self.now()) | {"asked": self.provider.said if self.provider is not None else ""}

@@ -14,16 +14,11 @@ from learner.publish.published import PublishedVersions
 from p2p.version import Version
 
 
-class MetricsLog:
-    """One JSON object a line, appended; NaN and infinity become null, since JSON has neither."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._file = open(run_dir / "metrics.jsonl", "a", encoding="utf-8")  # lives as long as the head
-
-    def write(self, values: Mapping[str, Any]) -> None:
-        clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-        self._file.write(json.dumps(clean) + "\n")
-        self._file.flush()
+def append_metrics(run_dir: Path, values: Mapping[str, Any]) -> None:
+    """One JSON object on a line of its own; NaN and infinity become null, since JSON has neither."""
+    clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+    with open(run_dir / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps(clean) + "\n")
 
 
 def network_metrics(

@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from learner.config import LearnerConfig
 from learner.economy.activation import Rules
@@ -22,7 +21,7 @@ from learner.rollouts.controller import Rollouts
 from p2p.errors import UsageError
 from p2p.files import write_whole
 from p2p.protocol.generation import Interrupt
-from p2p.protocol.prices import Activate, Terms
+from p2p.protocol.prices import Terms
 
 log = logging.getLogger("shoal.pool")
 
@@ -30,14 +29,6 @@ SAY_S = 600.0
 """Seconds until the same kind of hindrance is said again: a person reads it, and little changes in ten minutes."""
 KEEP_S = 10.0
 """Seconds between two times that the bill is written down: a crash costs the budget's account so much at the most."""
-
-
-def rules_of(config: LearnerConfig) -> Rules:
-    a = config.activation
-    return Rules(
-        margin=a.margin, release=a.release, dwell_s=a.dwell_s, explore_share=a.explore_share,
-        max_usd_per_hour=a.max_usd_per_hour or float("inf"), budget_usd=a.budget_usd or float("inf"),
-    )  # fmt: skip
 
 
 class PoolKeeper:
@@ -50,8 +41,12 @@ class PoolKeeper:
         a = config.activation
         self._file = run_dir / "bill.json"
         self._nodes, self._send, self._now = nodes, send, now
+        rules = Rules(
+            margin=a.margin, release=a.release, dwell_s=a.dwell_s, explore_share=a.explore_share,
+            max_usd_per_hour=a.max_usd_per_hour or math.inf, budget_usd=a.budget_usd or math.inf,
+        )  # fmt: skip
         self.pool = Pool(
-            rules_of(config), config.rollout.max_staleness, config.rollout.publish_every, prices=a.prices,
+            rules, config.rollout.max_staleness, config.rollout.publish_every, prices=a.prices,
             learner_usd_per_hour=a.learner_usd_per_hour, spent_before=self._read(), most_usd_per_hour=a.most_usd_per_hour,
         )  # fmt: skip
         self._kept = now()
@@ -95,7 +90,9 @@ class PoolKeeper:
         orders = self.pool.tick(now, seen, held_back=priced and rollouts.held_back)
         for peer, order in orders:
             log.info("node %s is %s: %s", self._nodes[peer].link.name, order.state, order.why)
-            self._tell(peer, order, rollouts)
+            self._send(peer, order)
+            if order.state != "active" and (held := rollouts.collector.working(peer)):
+                self._send(peer, Interrupt(tuple(held)))
         decision = self.pool.decision
         if decision is not None and (self.pool.known or not decision.short_by):
             self._say(decision.blocked, now)
@@ -110,12 +107,3 @@ class PoolKeeper:
         if kind and now - self._said.get(kind, -math.inf) >= SAY_S:
             self._said[kind] = now
             log.warning("%s", blocked)
-
-    def _tell(self, peer: str, order: Activate, rollouts: Rollouts) -> None:
-        self._send(peer, order)
-        held = rollouts.collector.working(peer)
-        if order.state != "active" and held:
-            self._send(peer, Interrupt(tuple(held)))
-
-    def describe(self, node: NodeState) -> dict[str, Any]:
-        return node.describe() | self.pool.describe(node.link.peer, self._now())

@@ -7,33 +7,16 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 import trio
 
-from learner.client.messages import (
-    Batch,
-    Begin,
-    Begun,
-    CommitStep,
-    Discard,
-    Due,
-    Error,
-    Finish,
-    IsDue,
-    Log,
-    NextBatch,
-    Ok,
-    Resume,
-    SealVersion,
-    SegmentDone,
-    Start,
-)  # fmt: skip
+from learner.client import messages
 from learner.config import LearnerConfig
 from learner.head.local_engine import LocalEngine
-from learner.head.metrics import MetricsLog, network_metrics
+from learner.head.metrics import append_metrics, network_metrics
 from learner.head.node_state import NodeState
 from learner.head.pool_keeper import PoolKeeper
 from learner.journal.journal import Journal
@@ -56,23 +39,18 @@ class RunParts(Protocol):
     keeper: PoolKeeper
     rollouts: Rollouts
     local_engine: LocalEngine | None
+    nodes: dict[str, NodeState]
     now: Callable[[], float]
     wall: Callable[[], float]
 
-    @property
-    def nodes(self) -> Mapping[str, NodeState]: ...
-
     def tell_catalog(self) -> None:
         """Send every node what the publisher offers."""
-        ...
 
     def still_follows(self, node: NodeState) -> bool:
         """Whether this node goes on taking versions."""
-        ...
 
     def report(self, peer: str, refusal: Refusal) -> None:
         """Say once what went wrong, and keep it for the status page."""
-        ...
 
 
 class TrainerRequests:
@@ -80,7 +58,6 @@ class TrainerRequests:
 
     def __init__(self, parts: RunParts, steps: int) -> None:
         self._parts, self.steps = parts, steps
-        self.metrics = MetricsLog(parts.run_dir)
         self.step = 0
         """the last that was committed"""
         self.finished, self.trainer_gone = trio.Event(), trio.Event()
@@ -91,18 +68,21 @@ class TrainerRequests:
         """step -> held-out exact match"""
         self._batch_files = 0
         self._answers: dict[type, Callable[[Any], object]] = {
-            Resume: self.on_resume, Due: self.on_due, Begin: self.on_begin, SegmentDone: parts.publisher.segment,
-            SealVersion: self.on_seal, CommitStep: self.on_commit, Discard: self.on_discard, Log: self.on_log,
-            Finish: lambda _: self.finished.set(),
+            messages.Resume: self.on_resume, messages.Due: self.on_due, messages.Begin: self.on_begin,
+            messages.SegmentDone: parts.publisher.segment, messages.SealVersion: self.on_seal,
+            messages.CommitStep: self.on_commit, messages.Discard: self.on_discard, messages.Log: self.on_log,
+            messages.Finish: lambda _: self.finished.set(),
         }  # fmt: skip
         """type of message -> what answers it, but for `NextBatch`, which waits; None is answered with `Ok`"""
 
     async def answer(self, request: object) -> object:
         """The answer to any message of the trainer's; takes as long as it takes. ShoalError: refused, and its text says why."""
-        if isinstance(request, NextBatch):
+        if isinstance(request, messages.NextBatch):
             return await self.on_next(request)
         answer = self._answers.get(type(request))
-        return (answer(request) or Ok()) if answer is not None else Error(f"unexpected {type(request).__name__}")
+        if answer is None:
+            return messages.Error(f"unexpected {type(request).__name__}")
+        return answer(request) or messages.Ok()
 
     def on_gone(self, reason: str) -> None:
         """The connection that `answer` served is over."""
@@ -110,7 +90,7 @@ class TrainerRequests:
             log.error("the trainer is gone: %s", reason)
             self.trainer_gone.set()
 
-    def on_resume(self, message: Resume) -> Start:
+    def on_resume(self, message: messages.Resume) -> messages.Start:
         """Where the trainer goes on. ShoalError for a second trainer in one epoch."""
         if self.trainer_pid:
             # A second trainer of one epoch would train on groups the first has taken: only a new epoch fences it.
@@ -119,21 +99,21 @@ class TrainerRequests:
         last = self._parts.journal.last_commit()
         self.step = last.step if last else 0
         swarm = self._parts.config.swarm
-        return Start(
+        return messages.Start(
             self._parts.epoch, self.step, checkpoint=last.checkpoint if last else "", segment_bytes=swarm.segment_bytes,
             anchor_every=swarm.anchor_every, squash_every=swarm.squash_every,
         )  # fmt: skip
 
-    def on_due(self, message: Due) -> IsDue:
+    def on_due(self, message: messages.Due) -> messages.IsDue:
         current = self._parts.publisher.current
         published = current.step if current is not None and current.epoch == self._parts.epoch else None
-        return IsDue(message.step >= self.steps or self._parts.keeper.pool.due(message.step, published))
+        return messages.IsDue(message.step >= self.steps or self._parts.keeper.pool.due(message.step, published))
 
-    def on_begin(self, message: Begin) -> Begun:
+    def on_begin(self, message: messages.Begin) -> messages.Begun:
         self._parts.rollouts.buffers.advance(message.step)
-        return Begun(*self._parts.publisher.begin(message))
+        return self._parts.publisher.begin(message)
 
-    def on_seal(self, message: SealVersion) -> None:
+    def on_seal(self, message: messages.SealVersion) -> None:
         """A version is whole: sign it, write it down, let groups be generated under it, and drop what nobody needs any more."""
         parts, rollouts, publisher = self._parts, self._parts.rollouts, self._parts.publisher
         published = publisher.seal(message)
@@ -146,7 +126,7 @@ class TrainerRequests:
         publisher.prune(node.reading_from or node.version for node in parts.nodes.values() if parts.still_follows(node))
         rollouts.need_dispatch()
 
-    async def on_next(self, message: NextBatch) -> Batch:
+    async def on_next(self, message: messages.NextBatch) -> messages.Batch:
         """The step's next groups, in a file of the run directory; waits until there are enough of them."""
         parts, engine = self._parts, self._parts.local_engine
         began, pool, rollouts = parts.now(), parts.keeper.pool, parts.rollouts
@@ -165,18 +145,18 @@ class TrainerRequests:
         path = parts.run_dir / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(pack_groups(groups))
-        return Batch(name, last, parts.config.rollout.groups_per_step)
+        return messages.Batch(name, last, parts.config.rollout.groups_per_step)
 
-    def on_commit(self, message: CommitStep) -> None:
+    def on_commit(self, message: messages.CommitStep) -> None:
         self._parts.rollouts.buffers.commit(message.step, message.checkpoint)
         self.step = message.step
         self._parts.keeper.keep()
 
-    def on_discard(self, message: Discard) -> None:
+    def on_discard(self, message: messages.Discard) -> None:
         self._parts.report("trainer", Refusal(f"step {message.step}: {message.reason}"))
         self._parts.rollouts.buffers.discard(message.group_ids)
 
-    def on_log(self, message: Log) -> None:
+    def on_log(self, message: messages.Log) -> None:
         """Write the trainer's numbers to metrics.jsonl, with those of the network, the pool and the local engine."""
         parts, rollouts, publisher = self._parts, self._parts.rollouts, self._parts.publisher
         trained: dict[str, Any] = json.loads(message.metrics)
@@ -189,4 +169,4 @@ class TrainerRequests:
         self.latest = {"step": message.step, "epoch": parts.epoch, "time": parts.wall(), **trained, **network}
         if "eval/exact/mean" in trained:
             self.evals[message.step] = trained["eval/exact/mean"]
-        self.metrics.write(self.latest)
+        append_metrics(parts.run_dir, self.latest)

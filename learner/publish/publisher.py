@@ -9,12 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 import msgpack
 import numpy as np
 
-from learner.client.messages import Begin, SealVersion, SegmentDone
+from learner.client.messages import Begin, Begun, SealVersion, SegmentDone
 from learner.publish.published import Published, PublishedVersions
 from p2p.errors import ShoalError
 from p2p.identity import Identity
@@ -45,15 +44,6 @@ FIRST_DELTA = 32
 percent of the weights."""
 
 
-class BegunManifest(NamedTuple):
-    """A manifest whose header was offered."""
-
-    mid: bytes
-    """the manifest's id"""
-    chunk_bytes: int
-    """bytes of its chunks"""
-
-
 class Publisher:
     """Signs and offers one epoch's versions. `now` counts seconds for statistics, `wall` reads the Unix time for signatures."""
 
@@ -73,11 +63,11 @@ class Publisher:
         self._identity, self._run, self._run_dir, self._swarm = identity, run, run_dir, swarm
         self.epoch, self.segment_bytes, self.chunk_bytes = epoch, segment_bytes, chunk_bytes
         self._now, self._wall = now, wall
-        self.published = PublishedVersions(lambda p: p.mid not in self._by_mid)
+        self.published = PublishedVersions(lambda p: p.mid not in self._kept)
         self.current: Version | None = None
-        self._signers: dict[bytes, ManifestSigner] = {}
+        self._kept: dict[bytes, tuple[ManifestSigner, Published]] = {}
+        """manifests that joiners may ask for, by their id"""
         self._layouts: dict[str, Layout] = {}
-        self._by_mid: dict[bytes, Published] = {}
         self._digests: dict[Version, bytes] = {}
         self._sizes: dict[str, int] = {}
         """kind -> bytes of the last version of it"""
@@ -89,14 +79,15 @@ class Publisher:
         layout = descriptor_layout(blob)
         state = FlatState.in_memory(layout)
         state.write_tensor(TENSOR, np.frombuffer(blob, np.uint8))
-        signer = self._open("descriptor", Version(self.epoch, 0), None, b"", layout)
-        chunk_bytes = signer.header.chunk_bytes
-        for s in encode_version(state, None, self._swarm.store, segment_bytes=self.segment_bytes, chunk_bytes=chunk_bytes):
-            self._segment(signer, s.index, s.size, s.digests)
+        begun = self._open("descriptor", Version(self.epoch, 0), None, b"", layout)
+        for s in encode_version(
+            state, None, self._swarm.store, segment_bytes=self.segment_bytes, chunk_bytes=begun.chunk_bytes
+        ):
+            self._segment(begun.mid, s.index, s.size, s.digests)
         tensor_digests = state.tensor_digests()
-        self._seal(signer, tensor_digests, state_digest(layout, tensor_digests))
+        self._seal(begun.mid, tensor_digests, state_digest(layout, tensor_digests))
 
-    def begin(self, message: Begin) -> BegunManifest:
+    def begin(self, message: Begin) -> Begun:
         """Sign and offer the header of a version that the trainer is about to encode. ShoalError for a delta against a version
         that was not published in this epoch."""
         version = Version(self.epoch, message.step)
@@ -107,9 +98,7 @@ class Publisher:
             if found is None or base_digest not in (b"", found):
                 raise ShoalError(f"version {version} is a delta against {base}, which was not published in this epoch")
             base_digest = found
-        layout = self._layout(message.layout_file)
-        signer = self._open(message.kind, version, base, base_digest, layout)
-        return BegunManifest(signer.mid, signer.header.chunk_bytes)
+        return self._open(message.kind, version, base, base_digest, self._layout(message.layout_file))
 
     def _chunk_bytes(self, kind: str, layout: Layout) -> int:
         """Bytes of a chunk. The header leaves before anything is encoded, so the size is guessed: that of the last version of its
@@ -120,21 +109,17 @@ class Publisher:
     def segment(self, message: SegmentDone) -> None:
         """Sign and offer the record of a segment whose chunks the trainer has stored. ShoalError for a manifest that was not
         begun."""
-        signer = self._signer(message.mid)
         digests = tuple(message.digests[i : i + 32] for i in range(0, len(message.digests), 32))
-        published = self._by_mid[message.mid]
+        published = self._segment(message.mid, message.index, message.size, digests)
         published.changed += message.changed
         published.words += message.words
-        self._segment(signer, message.index, message.size, digests)
 
     def seal(self, message: SealVersion) -> Published:
         """Sign and offer the seal of a version; from here on it is the current one. ShoalError when it was published before with
         another state."""
-        signer = self._signer(message.mid)
-        published = self._by_mid[message.mid]
-        published.encode_s = message.encode_s
         digests = [message.tensor_digests[i : i + 16] for i in range(0, len(message.tensor_digests), 16)]
-        self._seal(signer, digests, message.state_digest)
+        published = self._seal(message.mid, digests, message.state_digest)
+        published.encode_s = message.encode_s
         known = self._digests.setdefault(published.version, message.state_digest)
         while len(self._digests) > DIGESTS:
             del self._digests[next(iter(self._digests))]
@@ -144,7 +129,7 @@ class Publisher:
             self.current = published.version
         return published
 
-    def _open(self, kind: str, version: Version, base: Version | None, base_digest: bytes, layout: Layout) -> ManifestSigner:
+    def _open(self, kind: str, version: Version, base: Version | None, base_digest: bytes, layout: Layout) -> Begun:
         created = int(self._wall())
         header = Header(
             run=self._run, version=version, kind=kind, base=base, base_digest=base_digest, codec=CODEC,
@@ -152,33 +137,33 @@ class Publisher:
             expires=created + (MAX_LIFETIME_S if kind == "descriptor" else LIFETIME_S), layout=layout,
         )  # fmt: skip
         signer = ManifestSigner(self._identity, header)
-        self._signers[signer.mid] = signer
         published = Published(signer.mid, kind, version, base, began=self._now(), base_digest=base_digest)
-        self._by_mid[signer.mid] = published
+        self._kept[signer.mid] = signer, published
         if kind != "descriptor":
             self.published.add(published)
         self._swarm.offer(signer.header_part, announce=published.announced)
-        return signer
+        return Begun(signer.mid, header.chunk_bytes)
 
-    def _segment(self, signer: ManifestSigner, index: int, size: int, digests: tuple[bytes, ...]) -> None:
-        published, part = self._by_mid[signer.mid], signer.record(index, size, digests)
+    def _segment(self, mid: bytes, index: int, size: int, digests: tuple[bytes, ...]) -> Published:
+        signer, published = self._begun(mid)
+        self._swarm.extend(mid, signer.record(index, size, digests), announce=published.announced)
         published.size += size
-        self._swarm.extend(signer.mid, part, announce=published.announced)
+        return published
 
-    def _seal(self, signer: ManifestSigner, tensor_digests: list[bytes], digest: bytes) -> None:
-        published = self._by_mid[signer.mid]
+    def _seal(self, mid: bytes, tensor_digests: list[bytes], digest: bytes) -> Published:
+        signer, published = self._begun(mid)
         published.state_digest = digest
-        self._swarm.extend(signer.mid, signer.seal(tensor_digests, digest), announce=published.announced)
+        self._swarm.extend(mid, signer.seal(tensor_digests, digest), announce=published.announced)
         published.sealed = self._now()
         self._sizes[published.kind] = published.size
         if published.kind != "descriptor":
             self.published.seal(published)
+        return published
 
-    def _signer(self, mid: bytes) -> ManifestSigner:
-        signer = self._signers.get(mid)
-        if signer is None:
+    def _begun(self, mid: bytes) -> tuple[ManifestSigner, Published]:
+        if mid not in self._kept:
             raise ShoalError(f"no manifest {mid.hex()[:12]} was begun")
-        return signer
+        return self._kept[mid]
 
     def _layout(self, file: str) -> Layout:
         layout = self._layouts.get(file)
@@ -200,7 +185,7 @@ class Publisher:
                 p.mid, p.kind, p.version,
                 base=p.base, base_digest=p.base_digest, state_digest=p.state_digest, size=p.size if p.sealed else 0,
             )
-            for p in self._by_mid.values()
+            for _, p in self._kept.values()
             if p.kind == "delta" or p.sealed
         ]  # fmt: skip
         return Catalog(self.current, tuple(entries))
@@ -219,7 +204,7 @@ class Publisher:
 
     def count_traffic(self) -> None:
         """Update `Published.sent` of every manifest that is kept."""
-        for mid, published in self._by_mid.items():
+        for mid, (_, published) in self._kept.items():
             transfer = self._swarm.transfers.get(mid)
             if transfer is not None:
                 published.sent = transfer.traffic.sent
@@ -229,16 +214,15 @@ class Publisher:
 
         `readers` are the versions that live nodes hold, or, for one that is catching up, the oldest it was offered.
         """
-        anchors = [p.version for p in self._by_mid.values() if p.kind == "anchor" and p.sealed]
+        anchors = [p.version for _, p in self._kept.values() if p.kind == "anchor" and p.sealed]
         if not anchors or self.current is None:
             return
         newest = max(anchors)
         near = [v for v in readers if v.epoch == self.epoch and self.current.step - v.step <= STRAGGLER_STEPS]
         keep_from = min([newest, *near])
         self.count_traffic()
-        for mid, published in list(self._by_mid.items()):
+        for mid, (_, published) in list(self._kept.items()):
             if published.kind == "descriptor" or published.version >= keep_from or mid not in self._swarm.transfers:
                 continue
             self._swarm.store.drop(self._swarm.forget(mid))
-            del self._signers[mid]
-            del self._by_mid[mid]
+            del self._kept[mid]

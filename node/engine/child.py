@@ -15,18 +15,16 @@ import signal
 import socket
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from node.engine.pipe import Call, CallRefused, Credit, Events, Failed, Farewell, Message, PipeDecoder, Reply, encode
+from node.engine.pipe import METHODS, Call, CallRefused, Credit, Events, Failed, Farewell, Message, PipeDecoder, Reply, encode
 from node.engine.port import EngineBroken, EngineCore
 from p2p.errors import Refusal
 
 EVENT_WINDOW = 64
 """Event batches, one for each step, that may be sent and not yet taken: 0.2 s at the fastest step measured, 3 ms."""
-
-_METHODS = frozenset({"load", "add", "interrupt", "abort", "stage", "commit", "score", "stats"})
-"""Methods of EngineCore that the agent may call."""
 
 
 def make_core(kind: str, settings: dict[str, Any]) -> EngineCore:
@@ -35,10 +33,9 @@ def make_core(kind: str, settings: dict[str, Any]) -> EngineCore:
     settings = dict(settings)
     threads = settings.pop("threads", 1)
     if kind == "fake":
-        from node.engine.fake import Faults, ScriptedCore, ScriptedSettings
+        from node.engine.fake import ScriptedCore, ScriptedSettings
 
-        faults = Faults(**settings.pop("faults", {}))
-        return ScriptedCore(ScriptedSettings(faults=faults, **settings))
+        return ScriptedCore(ScriptedSettings(**settings))
     if kind == "transformers":
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the model folder is all there is; never ask a hub
         import torch
@@ -101,11 +98,11 @@ class EngineChild:
 
     def _answer(self, call: Call) -> None:
         try:
-            if call.method not in _METHODS:
+            if call.method not in METHODS:
                 raise ValueError(f"no such method: {call.method}")
             value = getattr(self._core, call.method)(*call.args)
         except Refusal as refusal:
-            self._send(CallRefused(call.id, refusal))
+            self._send(CallRefused(call.id, refusal.reason, refusal.version, refusal.cause))
             return
         except EngineBroken:
             raise  # the core must not make another token
@@ -116,8 +113,8 @@ class EngineChild:
             return
         if call.method == "interrupt":
             self._send_events(value)  # before the reply: whoever awaits the reply finds them sent
-            value = None
-        self._send(Reply(call.id, value))
+            value = []
+        self._send(Reply(call.id, call.method, value))
 
 
 def main(argv: list[str]) -> int:
@@ -137,10 +134,8 @@ def main(argv: list[str]) -> int:
             return 0
         except Exception as error:
             traceback.print_exc()
-            try:
+            with suppress(OSError):  # the agent may be gone as well, and the log has it
                 sock.sendall(encode(Farewell(f"{type(error).__name__}: {error}")))
-            except OSError:
-                pass  # the agent is gone as well, and the log has it
             return 1
     return 0
 

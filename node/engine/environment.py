@@ -16,9 +16,9 @@ EngineKind = Literal["transformers", "vllm", "fake"]
 KINDS: tuple[EngineKind, ...] = get_args(EngineKind)
 
 NEEDS = {
-    "transformers": ("torch", "transformers", "numpy", "msgpack", "msgspec", "blake3"),
-    "vllm": ("torch", "transformers", "numpy", "msgpack", "msgspec", "blake3"),
-    "fake": ("numpy", "msgpack", "msgspec", "blake3", "xxhash"),
+    "transformers": ("torch", "transformers", "numpy", "msgspec", "blake3"),
+    "vllm": ("torch", "transformers", "numpy", "msgspec", "blake3"),
+    "fake": ("numpy", "msgspec", "blake3", "xxhash"),
 }
 """Kind of engine -> distributions that its process imports, without vLLM's own, which has two names (VLLM)."""
 

@@ -1,4 +1,4 @@
-"""A scripted engine without torch: tokens from a hash, faults as they are asked for. For tests of agents, heads and processes.
+"""A scripted engine without torch: tokens from a hash. For tests of agents, heads and processes.
 
 Must not know models. The token at completion position i is a pure function of (prompt, seed, i, version), so a test
 can say what any engine at any version must have produced.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import xxhash
 
-from node.engine.port import CommitResult, EngineBroken, EngineStats, StateFile
+from node.engine.port import CommitResult, EngineStats, StateFile
 from node.engine.rows import pinned_elsewhere
 from node.engine.slots import SlotCore
 from p2p.errors import Refusal
@@ -41,24 +41,6 @@ def scripted_token(
 
 
 @dataclass(frozen=True, slots=True)
-class Faults:
-    """What goes wrong, and when; the zero of each means never."""
-
-    commit_error: str = ""
-    """commit raises RuntimeError with this text (the old version serves on)"""
-    commit_broken: str = ""
-    """commit raises EngineBroken with this text"""
-    digest_mismatch: bool = False
-    """commit raises a Refusal, as if the state's bytes were not what the seal says"""
-    stage_error: str = ""
-    """stage raises a Refusal with this reason"""
-    step_error_at: int = 0
-    """step raises once this many tokens were made: the engine is broken"""
-    stall_at: int = 0
-    """step never returns once this many tokens were made (a hung GPU); only for a child process"""
-
-
-@dataclass(frozen=True, slots=True)
 class ScriptedSettings:
     vocab_size: int = 48
     max_context: int = 4096
@@ -69,7 +51,6 @@ class ScriptedSettings:
     """whether load and stage insist on a state file of the layout's length"""
     kv_tokens: int = 0
     """tokens of keys and values that `stats` reports as its room; nothing enforces it"""
-    faults: Faults = field(default_factory=Faults)
 
 
 class ScriptedCore(SlotCore):
@@ -78,8 +59,6 @@ class ScriptedCore(SlotCore):
     def __init__(self, settings: ScriptedSettings | None = None, *, version: Version | None = None) -> None:
         self.settings = settings or ScriptedSettings()
         super().__init__(vocab=self.settings.vocab_size, max_context=self.settings.max_context, version=version)
-        self.faults = self.settings.faults
-        """may be replaced while it runs"""
         self._layout: Layout | None = None
         self._staged: StateFile | None = None
         self._tokens = 0
@@ -99,7 +78,7 @@ class ScriptedCore(SlotCore):
             raise Refusal(f"state file of {have} bytes, its layout needs {state.layout.nbytes}", version=state.version)
 
     def step(self) -> list[TokenEvent]:
-        """See `EngineCore.step`. RuntimeError, or a call that never returns, where `faults` ask for it."""
+        """See `EngineCore.step`."""
         events, self._ended = self._ended, []
         if not self.held:
             return events
@@ -115,17 +94,11 @@ class ScriptedCore(SlotCore):
             ids, logprobs = np.array([t for t, _ in drawn]), np.array([lp for _, lp in drawn], dtype=np.float32)
             self._keep(self._append(self._rows, ids, logprobs, events))
             self._tokens += len(ids)
-        if self.faults.step_error_at and self._tokens >= self.faults.step_error_at:
-            raise RuntimeError(f"scripted: broken after {self._tokens} tokens")
-        while self.faults.stall_at and self._tokens >= self.faults.stall_at:
-            time.sleep(60)
         return events
 
     def stage(self, state: StateFile) -> None:
-        """See `EngineCore.stage`. Refusal when the state has other tensors, or where `faults` ask for it."""
+        """See `EngineCore.stage`. Refusal when the state has other tensors."""
         self._staged = None
-        if self.faults.stage_error:
-            raise Refusal(self.faults.stage_error, version=state.version)
         if self._layout is not None and state.layout.tensors != self._layout.tensors:
             raise Refusal("state has other tensors than the model", version=state.version)
         unknown = [n for n in state.changed or () if n not in state.layout.by_name]
@@ -135,16 +108,10 @@ class ScriptedCore(SlotCore):
         self._staged = state
 
     def commit(self) -> CommitResult:
-        """See `EngineCore.commit`; `faults` may make it fail."""
+        """See `EngineCore.commit`."""
         if self._staged is None:
             raise RuntimeError("nothing is staged")
         staged, self._staged = self._staged, None
-        if self.faults.commit_error:
-            raise RuntimeError(self.faults.commit_error)
-        if self.faults.commit_broken:
-            raise EngineBroken(self.faults.commit_broken)
-        if self.faults.digest_mismatch:
-            raise Refusal("state digest is not the sealed one", version=staged.version)
         self._ended += self.interrupt(pinned_elsewhere(self.held, staged.version))
         self._version = staged.version
         return CommitResult(staged.version, 0.0, 0.0)

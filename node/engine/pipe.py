@@ -3,10 +3,9 @@
 Must not know sockets or engines. Both ends are this program on one machine, so the checks here catch a mixed-up
 installation or a broken pipe, not an adversary; lengths are still checked before anything is allocated.
 
-    frame = length u32 little-endian | one msgpack value, an extension whose code says which message it is
+    frame = length u32 little-endian | one msgpack list, which begins with its message's tag
 
-Arguments and results are whatever the methods of `EngineCore` take and give, so their types do not follow from the message:
-each value names its own by an extension code. The events, which are nearly all of the traffic, are one typed list.
+Arguments and results are whatever the methods of `EngineCore` take and give: its annotations are their types on the wire.
 """
 
 from __future__ import annotations
@@ -14,17 +13,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-import msgpack
 import msgspec
 import numpy as np
 
-from node.engine.port import CommitResult, EngineStats, StateFile
-from p2p.errors import Refusal
-from p2p.layout import Layout
-from p2p.protocol.rollout import Generate, TokenEvent
-from p2p.protocol.wire import Record, encode_struct
+from node.engine.port import EngineCore
+from p2p.protocol.rollout import TokenEvent
+from p2p.protocol.wire import MALFORMED, Record
 from p2p.version import Version
 
 MAX_LOCAL_FRAME = 64 << 20
@@ -33,7 +29,7 @@ MAX_LOCAL_FRAME = 64 << 20
 _LENGTH = struct.Struct("<I")
 
 
-class Call(Record, frozen=True):
+class Call(Record, frozen=True, tag="call"):
     """Agent to child: run `method` of the engine core."""
 
     id: int
@@ -41,40 +37,43 @@ class Call(Record, frozen=True):
     args: tuple[Any, ...]
 
 
-class Credit(Record, frozen=True):
+class Credit(Record, frozen=True, tag="credit"):
     """Agent to child: `batches` more of the event batches that the child sent were taken."""
 
     batches: int
 
 
-class Reply(Record, frozen=True):
-    """What the call returned."""
+class Reply(Record, frozen=True, tag="reply"):
+    """What the call of `method` returned."""
 
     id: int
+    method: str
     value: Any
 
 
-class CallRefused(Record, frozen=True):
-    """The call raised this Refusal."""
+class CallRefused(Record, frozen=True, tag="refused"):
+    """The call raised a Refusal, of which this is what an engine says."""
 
     id: int
-    refusal: Refusal
+    reason: str
+    version: Version | None
+    cause: str
 
 
-class Failed(Record, frozen=True):
+class Failed(Record, frozen=True, tag="failed"):
     """The call raised something else; the child goes on."""
 
     id: int
     text: str
 
 
-class Events(Record, frozen=True):
+class Events(Record, frozen=True, tag="events"):
     """What one step made."""
 
     events: list[TokenEvent]
 
 
-class Farewell(Record, frozen=True):
+class Farewell(Record, frozen=True, tag="farewell"):
     """The child ends because of this; the last message."""
 
     text: str
@@ -82,70 +81,33 @@ class Farewell(Record, frozen=True):
 
 Message = Call | Credit | Reply | CallRefused | Failed | Events | Farewell
 
-_PATH, _LAYOUT, _REFUSAL, _WIDE, _FLOATS = range(1, 6)
-"""Extension codes of the values that have a form of their own on the wire."""
+METHODS = ("load", "add", "interrupt", "abort", "stage", "commit", "score", "stats")
+"""Methods of EngineCore that the agent may call."""
 
-_TYPED: dict[int, Any] = dict(enumerate((Credit, Failed, Farewell, Events, Version, EngineStats, CommitResult), 16))
-"""Extension code -> type, of those that msgspec writes, reads and checks."""
-
-_OPEN: dict[int, Any] = dict(enumerate((Call, Reply, CallRefused, Generate, StateFile), 32))
-"""Extension code -> type, of those whose fields may be extensions again."""
-
-_CODES = {kind: code for code, kind in (_TYPED | _OPEN).items()}
-_READERS = {code: msgspec.msgpack.Decoder(kind).decode for code, kind in _TYPED.items()}
+_HINTS = {method: get_type_hints(getattr(EngineCore, method)) for method in METHODS}
+_RESULTS = {method: hints.pop("return") for method, hints in _HINTS.items()}
+_ARGUMENTS = {method: tuple[tuple(hints.values())] for method, hints in _HINTS.items()}  # type: ignore[misc]
 
 
-def _pack(value: Any) -> bytes:
-    return msgpack.packb(value, default=_to_ext)
-
-
-def _unpack(data: bytes) -> Any:
-    return msgpack.unpackb(data, ext_hook=_from_ext, use_list=False, max_ext_len=MAX_LOCAL_FRAME)
-
-
-def _to_ext(value: Any) -> msgpack.ExtType:
-    code = _CODES.get(type(value), 0)
-    if code in _TYPED:
-        return msgpack.ExtType(code, encode_struct(value))
-    if code in _OPEN:
-        return msgpack.ExtType(code, _pack([getattr(value, name) for name in _OPEN[code].__match_args__]))
-    match value:
-        case Path():
-            return msgpack.ExtType(_PATH, str(value).encode())
-        case Layout():
-            return msgpack.ExtType(_LAYOUT, _pack(value.to_wire()))
-        case Refusal() as r:
-            return msgpack.ExtType(_REFUSAL, _pack([r.reason, r.peer, r.version, r.chunk, r.fatal, r.cause]))
-        case int():  # a seed may be wider than msgpack's integers
-            return msgpack.ExtType(_WIDE, str(value).encode())
-        case np.ndarray():
-            return msgpack.ExtType(_FLOATS, value.astype("<f4").tobytes())
+def _to_plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, np.ndarray):
+        return value.astype("<f4").tobytes()
     raise TypeError(f"{type(value).__name__} does not cross to the engine process")
 
 
-def _from_ext(code: int, data: bytes) -> Any:
-    if code in _READERS:
-        return _READERS[code](data)
-    if code in _OPEN:
-        kind, values = _OPEN[code], _unpack(data)
-        return msgspec.convert(values, kind) if issubclass(kind, Record) else kind(*values)
-    if code == _PATH:
-        return Path(data.decode())
-    if code == _LAYOUT:
-        return Layout.from_wire([[name, dtype, list(shape)] for name, dtype, shape in _unpack(data)])
-    if code == _REFUSAL:
-        reason, peer, version, chunk, fatal, cause = _unpack(data)
-        return Refusal(reason, peer=peer, version=version, chunk=chunk, fatal=fatal, cause=cause)
-    if code == _WIDE:
-        return int(data)
-    if code == _FLOATS:
-        return np.frombuffer(data, "<f4")
-    raise ValueError(f"unknown extension {code}")
+def _from_plain(kind: type, value: Any) -> Any:
+    return Path(value) if kind is Path else np.frombuffer(value, "<f4")
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_to_plain).encode
+_decode = msgspec.msgpack.Decoder(Message, dec_hook=_from_plain).decode
 
 
 def encode(message: Message) -> bytes:
     """One frame. ValueError when it is over MAX_LOCAL_FRAME, TypeError on a value that has no wire form."""
-    data = _pack(message)
+    data = _encode(message)
     if len(data) > MAX_LOCAL_FRAME:
         raise ValueError(f"message of {len(data)} bytes is over {MAX_LOCAL_FRAME}")
     return _LENGTH.pack(len(data)) + data
@@ -154,12 +116,15 @@ def encode(message: Message) -> bytes:
 def decode(data: bytes) -> Message:
     """The message in one frame's body. ValueError, and nothing else, on any other bytes."""
     try:
-        found = _unpack(data)
-    except (TypeError, RecursionError, msgpack.UnpackException, Refusal) as error:
+        message = _decode(data)
+        match message:
+            case Call(id, method, args) if method in METHODS:
+                return Call(id, method, msgspec.convert(args, _ARGUMENTS[method], dec_hook=_from_plain))
+            case Reply(id, method, value) if method in METHODS:
+                return Reply(id, method, msgspec.convert(value, _RESULTS[method], dec_hook=_from_plain))
+    except MALFORMED as error:
         raise ValueError(f"not a message of the engine protocol: {type(error).__name__}: {error}"[:300]) from error
-    if not isinstance(found, Message):
-        raise ValueError(f"not a message of the engine protocol: {type(found).__name__}")
-    return found
+    return message
 
 
 class PipeDecoder:

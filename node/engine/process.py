@@ -15,7 +15,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ import trio
 from node.engine.child import EVENT_WINDOW
 from node.engine.pipe import Call, CallRefused, Credit, Events, Failed, Farewell, Message, PipeDecoder, Reply, encode
 from node.engine.port import CommitResult, Engine, EngineDied, EngineStats, StateFile
+from p2p.errors import Refusal
 from p2p.processes import INSTALLED, ROOT, Process, child_environment, end, python_command, start
 from p2p.protocol.rollout import Generate, TokenEvent
 
@@ -136,10 +137,10 @@ class EngineProcess(Engine):
         finally:
             self._pending.pop(pending.id, None)
         match pending.reply:
-            case Reply(_, value):
+            case Reply(_, _, value):
                 return value
-            case CallRefused(_, refusal):
-                raise refusal
+            case CallRefused(_, reason, version, cause):
+                raise Refusal(reason, version=version, cause=cause)
             case Failed(_, text):
                 raise RuntimeError(text)
         raise EngineDied(self._death)
@@ -210,11 +211,10 @@ class EngineProcess(Engine):
                 raise ValueError(f"unexpected {type(message).__name__}")
 
     async def _write(self) -> None:
-        try:
+        # The reader sees the end of file and says why.
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             async for frame in self._frames:
                 await self._stream.send_all(frame)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass  # the reader sees the end of file and says why
 
     async def _pump(self) -> None:
         """Batches to the consumer in order; a credit for every few that it took."""
@@ -251,10 +251,8 @@ class EngineProcess(Engine):
         with trio.CancelScope(shield=True):
             if not self._death:
                 self._closing = True
-                try:
+                with suppress(OSError):  # already gone
                     self._stream.socket.shutdown(socket.SHUT_WR)
-                except OSError:
-                    pass  # already gone
                 await self._exited(CLOSE_S)
                 self._die("the engine was closed")
             await self._exited(CLOSE_S)

@@ -7,7 +7,7 @@ sequences run once), decodes one token for every running one, and retires what e
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +38,11 @@ from p2p.protocol.rollout import Generate, TokenEvent
 
 
 class TransformersCore(SlotCore):
-    """See EngineCore for the contract. `clock` gives seconds and serves only statistics and measured pauses."""
+    """See EngineCore for the contract."""
 
-    def __init__(
-        self, settings: TransformersSettings | None = None, *, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, settings: TransformersSettings | None = None) -> None:
         super().__init__()
         self.settings = settings or TransformersSettings()
-        self._clock = clock
         self._model: torch.nn.Module | None = None
         self._config: Any = None
         self._tensors: dict[str, torch.Tensor] = {}
@@ -104,7 +101,7 @@ class TransformersCore(SlotCore):
         # token in this step.
         self._admit(model, events)
         made = sum(len(e.ids) for e in events)
-        now = self._clock()
+        now = time.perf_counter()
         self._last_step = now if self.held else None
         self._rate.add(now, made)
         return events
@@ -186,12 +183,12 @@ class TransformersCore(SlotCore):
         if self._staged is None:
             raise RuntimeError("nothing is staged")
         model = self._loaded()
-        begin = self._clock()
+        begin = time.perf_counter()
         (source, names), self._staged = self._staged, None
         undo = fill(self._tensors, source, names)
         try:
             self._synchronize()
-            applied = self._clock()
+            applied = time.perf_counter()
             self._ended += self.interrupt(pinned_elsewhere(self.held, source.version))
             if self.settings.kv_policy == "recompute" and len(self._rows):
                 self._recompute(model)
@@ -202,7 +199,7 @@ class TransformersCore(SlotCore):
             raise
         self._version = source.version
         since = begin if self._last_step is None else min(begin, self._last_step)
-        return CommitResult(source.version, self._clock() - since, applied - begin)
+        return CommitResult(source.version, time.perf_counter() - since, applied - begin)
 
     def _requeue(self) -> None:
         """Send the running rows back to the head of the queue: their cache is gone, their tokens are not."""
@@ -253,7 +250,7 @@ class TransformersCore(SlotCore):
     def stats(self) -> EngineStats:
         """See `EngineCore.stats`."""
         kv_bytes = self._kv.nbytes if self._kv is not None else 0
-        rate = self._rate.per_second(self._clock())
+        rate = self._rate.per_second(time.perf_counter())
         running, waiting, version = len(self._rows), len(self._waiting), self._version
         return EngineStats(running, waiting, self._rate.tokens, tokens_per_s=rate, kv_bytes=kv_bytes, version=version)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import trio
@@ -106,10 +106,8 @@ class Serving:
         for request_id in gone:
             self._release(request_id)
         if self.engine is not None:
-            try:
+            with suppress(EngineDied):  # nothing left to abort; keep_engine reports the death
                 await self.engine.abort(list(request_ids) or None)
-            except EngineDied:
-                pass  # nothing left to abort; keep_engine reports the death
 
     def _release(self, request_id: str) -> None:
         """Nothing more is to come of this request."""
@@ -141,18 +139,14 @@ class Serving:
     async def hand_back(self, request_ids: list[str]) -> None:
         """Have the engine end these; the pump brings their last events to the head."""
         if request_ids and self.engine is not None:
-            try:
+            with suppress(EngineDied):  # keep_engine tells the head
                 await self.engine.interrupt(request_ids)
-            except EngineDied:
-                pass  # keep_engine tells the head
 
     async def stats(self) -> EngineStats | None:
         """How the engine is; None while none serves."""
         if self.engine is not None:
-            try:
+            with suppress(EngineDied):  # keep_engine tells the head
                 return await self.engine.stats()
-            except EngineDied:
-                pass  # keep_engine tells the head
         return None
 
     async def forget(self) -> None:
@@ -194,13 +188,12 @@ class Serving:
     async def _pump(self, engine: Engine) -> None:
         """Tokens from the engine to the head, in batches (see `batcher`)."""
         try:
-            while True:
-                with trio.move_on_at(self._batch.due):
-                    self._gather(await engine.events.receive())
-                if trio.current_time() >= self._batch.due:
-                    self.flush()
-        except trio.EndOfChannel:
-            pass  # the engine is gone; the reason comes another way
+            with suppress(trio.EndOfChannel):  # the engine is gone; the reason comes another way
+                while True:
+                    with trio.move_on_at(self._batch.due):
+                        self._gather(await engine.events.receive())
+                    if trio.current_time() >= self._batch.due:
+                        self.flush()
         finally:
             self.flush()
 

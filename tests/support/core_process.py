@@ -51,10 +51,10 @@ class CoreProcess(EngineCore):
                 match message:
                     case Events(batch):
                         events += batch
-                    case Reply(_, value):
+                    case Reply(_, _, value):
                         return events if method in ("step", "interrupt") else value
-                    case CallRefused(_, refusal):
-                        raise refusal
+                    case CallRefused(_, reason, version, cause):
+                        raise Refusal(reason, version=version, cause=cause)
                     case Failed(_, text):
                         raise RuntimeError(text)
 
@@ -142,19 +142,19 @@ def serve(sock: socket.socket) -> None:
                 if core is not None:
                     core.close()
                 core = make_core(call.args[0], dict(call.args[1]))
-                return [Reply(call.id, None)]
+                return [Reply(call.id, call.method, None)]
             if call.method == "sabotage":
                 _sabotage(*call.args)
-                return [Reply(call.id, None)]
+                return [Reply(call.id, call.method, None)]
             value = getattr(core, call.method)(*call.args)
         except Refusal as refusal:
-            return [CallRefused(call.id, refusal)]
+            return [CallRefused(call.id, refusal.reason, refusal.version, refusal.cause)]
         except Exception as error:
             traceback.print_exc()
             return [Failed(call.id, f"{type(error).__name__}: {error}")]
         if call.method in ("step", "interrupt"):
-            return [Events(value), Reply(call.id, None)]
-        return [Reply(call.id, value)]
+            return [Events(value), Reply(call.id, call.method, [])]
+        return [Reply(call.id, call.method, value)]
 
     while data := sock.recv(1 << 16):
         for message in decoder.feed(data):

@@ -150,7 +150,8 @@ class HeadUnderTest(SwarmOwner):
         if cumulative:
             assert old is not None
             begin = msgspec.structs.replace(begin, kind="cumulative", base_epoch=self.epoch, base_digest=old.digest())
-        mid, chunk_bytes = self.publisher.begin(begin)
+        begun = self.publisher.begin(begin)
+        mid, chunk_bytes = begun.mid, begun.chunk_bytes
         for done in encode_version(new, old, self.store, segment_bytes=SEGMENT, chunk_bytes=chunk_bytes):
             joined = b"".join(done.digests)
             self.publisher.segment(SegmentDone(mid, done.index, done.size, joined, done.changed, done.words))

@@ -8,12 +8,13 @@ import pytest
 import trio
 import trio.testing
 
-from node.engine.fake import Faults, ScriptedCore, ScriptedSettings
+from node.engine.fake import ScriptedCore, ScriptedSettings
 from node.engine.port import EngineDied, StateFile
 from p2p.errors import Refusal
 from p2p.layout import Layout
 from p2p.protocol.rollout import Completion, Generate, Span
 from p2p.version import Version
+from tests.support.faulty_core import Faults, FaultyCore
 from tests.support.inline_engine import BUFFER, InlineEngine, open_inline_engine
 
 V0, V1 = Version(0, 0), Version(0, 1)
@@ -24,7 +25,7 @@ def ask(name: str = "a", max_new_tokens: int = 12, min_version: Version = V0) ->
 
 
 def make_core(faults: Faults | None = None) -> ScriptedCore:
-    return ScriptedCore(ScriptedSettings(check_files=False, faults=faults or Faults()))
+    return FaultyCore(faults or Faults(), ScriptedSettings(check_files=False))
 
 
 async def collect(engine: InlineEngine, into: Completion) -> None:

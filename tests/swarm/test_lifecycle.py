@@ -102,7 +102,7 @@ async def test_a_manifest_that_the_head_pruned_meanwhile(tmp_path, autojump_cloc
         new = head.publish(2, make_state(2))
         head.publisher.catalog = original  # type: ignore[method-assign]
         head.store.drop(head.swarm.exchange.forget(old.mid))
-        del head.publisher._by_mid[old.mid]  # it is pruned while a node still asks for it
+        del head.publisher._kept[old.mid]  # it is pruned while a node still asks for it
         await head.until_installed([late.peer], Version(1, 2))
         assert new.mid in late.agent.swarm.transfers and old.mid not in late.agent.swarm.transfers
 

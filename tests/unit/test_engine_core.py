@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from node.engine import transformers as engine_module
-from node.engine.fake import Faults, ScriptedCore, ScriptedSettings, scripted_token
+from node.engine.fake import ScriptedCore, ScriptedSettings, scripted_token
 from node.engine.flat_model import write_state
 from node.engine.port import EngineCore, StateFile
 from node.engine.transformers import TransformersCore, TransformersSettings
@@ -45,6 +45,7 @@ from tests.support.engine_world import (
     full_log_probs,
     qwen3_config,
 )
+from tests.support.faulty_core import Faults, FaultyCore
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,7 @@ class TestTransformers(ModelSuite):
 
 
 def test_scripted_tokens_and_faults(tmp_path: Path) -> None:
-    core = ScriptedCore(version=V1)
+    core = FaultyCore(Faults(), version=V1)
     got = Gathered(core, ask(max_new_tokens=3)).run()["a"]
     assert got.ids == [scripted_token((5, 6, 7), 3, i, V1, VOCAB)[0] for i in range(3)]
     state = StateFile(tmp_path / "s", Layout.build([]), V2)

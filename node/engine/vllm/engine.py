@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,12 @@ _NOTHING = np.zeros(1, np.float32)
 
 
 class VllmCore(HoldingCore):
-    """See EngineCore for the contract. `clock` gives seconds and serves only statistics and measured pauses."""
+    """See EngineCore for the contract."""
 
-    def __init__(self, settings: VllmSettings | None = None, *, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, settings: VllmSettings | None = None) -> None:
         vllm_compat.check_version()
         super().__init__()
         self.settings = settings or VllmSettings()
-        self._clock = clock
         self._engine: Any = None
         self._plan: LoadPlan | None = None
         self._wanted: dict[str, torch.Tensor] = {}
@@ -167,7 +166,7 @@ class VllmCore(HoldingCore):
         for output in outputs:
             if (found := self._rows.get(output.request_id)) is not None:
                 events.append(self._event(*found, output, drawn))
-        now = self._clock()
+        now = time.perf_counter()
         self._last_step = now if self.held else None
         self._rate.add(now, sum(len(event.ids) for event in events[made:]))
         return ended
@@ -221,7 +220,7 @@ class VllmCore(HoldingCore):
         """See `EngineCore.commit`."""
         if self._staged is None:
             raise RuntimeError("nothing is staged")
-        begin = self._clock()
+        begin = time.perf_counter()
         (state, names), self._staged = self._staged, None
         apply_s = self._replace(state, names, way_back=state.changed is not None)
         self._ended += self.interrupt(pinned_elsewhere(self.held, state.version))
@@ -231,7 +230,7 @@ class VllmCore(HoldingCore):
         else:
             self._enter_again()
         since = begin if self._last_step is None else min(begin, self._last_step)
-        return CommitResult(state.version, self._clock() - since, apply_s)
+        return CommitResult(state.version, time.perf_counter() - since, apply_s)
 
     def _enter_again(self) -> None:
         """Enter rows without a token again: under "keep" they must not share blocks that were computed with the old weights."""
@@ -249,10 +248,10 @@ class VllmCore(HoldingCore):
         changed tensors vouches for that. A shadow that fell behind its engine (a full disk) cannot name them, and may already be
         writing the new state to that file.
         """
-        begin = self._clock()
+        begin = time.perf_counter()
         try:
             self._ask("shoal_fill", "staged", names)
-            apply_s = self._clock() - begin
+            apply_s = time.perf_counter() - begin
             if wrong := self._differing("staged", names):
                 # Compare all tensors, not only `names`: the fault may have hit others too.
                 self._ask("shoal_reload", "staged")
@@ -320,7 +319,7 @@ class VllmCore(HoldingCore):
             return EngineStats(0, 0, 0, tokens_per_s=0.0, kv_bytes=0, version=self._version)
         now, rate = vllm_compat.occupancy(self._engine), self._rate
         return EngineStats(
-            now.running, now.waiting, rate.tokens, tokens_per_s=rate.per_second(self._clock()), kv_bytes=now.kv_bytes,
+            now.running, now.waiting, rate.tokens, tokens_per_s=rate.per_second(time.perf_counter()), kv_bytes=now.kv_bytes,
             version=self._version, kv_tokens=now.kv_tokens,
         )  # fmt: skip
 
