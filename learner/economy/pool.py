@@ -14,9 +14,10 @@ from math import fsum, inf
 from statistics import median
 from typing import Any
 
-from learner.economy.activation import Activation, Candidate, Decision, Rules
+from learner.economy.activation import Activation
 from learner.economy.allocation import Advice, more_nodes
 from learner.economy.bill import Bill
+from learner.economy.candidates import Candidate, Decision, Rules
 from learner.economy.demand import Demand, choose_kappa, required, slack, stall
 from learner.economy.priced_nodes import FREE, PricedNode, Seen
 from learner.economy.rates import Estimate, NodeRates

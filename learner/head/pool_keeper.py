@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from learner.config import LearnerConfig
-from learner.economy.activation import Rules
+from learner.economy.candidates import Rules
 from learner.economy.pool import Pool
 from learner.economy.priced_nodes import Seen
 from learner.head.node_state import NodeState
