@@ -120,7 +120,6 @@ class Pool:
         m = self._nodes.get(peer)
         if m is not None and tokens:
             m.accepted += tokens
-            self.bill.accepted(peer, tokens)
 
     def installed(self, peer: str, seconds: float, now: float) -> None:
         """A version reached it so long after it was begun. What was begun before the node was ready does not count: what a joiner
@@ -162,7 +161,7 @@ class Pool:
             self._steps.append((max(took - self._waited, 1e-6), self._tokens))
             self._waits.append(min(self._waited, took))
             self._learner_s += took
-            cost = self.bill.step(step, now).usd + took / 3600 * self.learner_usd_per_hour
+            cost = self.bill.step(now) + took / 3600 * self.learner_usd_per_hour
             self._costs.append((cost, self._tokens))
         self._began, self._waited, self._tokens, self._step = now, 0.0, 0, step
 

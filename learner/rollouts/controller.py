@@ -23,7 +23,6 @@ from learner.rollouts.collector import Collector
 from learner.rollouts.durations import Durations
 from learner.rollouts.group import first_attempt
 from learner.rollouts.group_spec import GroupSpec, RolloutSettings, make_spec
-from learner.rollouts.ledger import NoRoom
 from learner.rollouts.outcomes import Accepted, Cancel, EventRefused, GroupAborted, Requeued
 from learner.rollouts.recovery import LeftOver, place, plan_resume
 from learner.rollouts.redundancy import Redundancy
@@ -208,7 +207,7 @@ class Rollouts:
         return max(0, min(self.ledger.room(version.step), self.buffers.wanted()))
 
     def _open_group(self, version: Version) -> bool:
-        if isinstance(self.ledger.reserve(self.journal.groups_so_far, version.step), NoRoom):
+        if not self.ledger.reserve(self.journal.groups_so_far, version.step):
             return False
         # Ids are given out without gaps: so a prompt's group, and with it its seeds, does not depend on who died when.
         group_id = self.journal.next_group_id()
