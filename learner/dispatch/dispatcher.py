@@ -43,9 +43,6 @@ class WaitingSequence:
     need: float = 0.0
     """tokens per second with which it ends in time for the learner; 0 when there is no hurry or that is not known"""
 
-    exact_version: Version | None = None
-    """only nodes at this very version may take it"""
-
     @property
     def context(self) -> int:
         """Tokens that it holds on the node that takes it."""
@@ -129,18 +126,17 @@ class Dispatcher:
         table = NodeTable(usable)
         assign: list[Assignment] = []
         held: dict[str, str] = {}
-        full: set[tuple[Version, Version | None]] = set()
+        full: set[Version] = set()
         for request in sorted(pending, key=self.order):
-            asked = request.min_version, request.exact_version
-            if asked in full:
+            if request.min_version in full:
                 held[request.request_id] = f"none of {len(usable)} nodes has a free place"
                 continue
             i = self._place(table, request)
             if isinstance(i, str):
                 held[request.request_id] = i
-                able = table.able(*asked)
+                able = table.able(request.min_version)
                 if able.any() and not (able & (table.load < table.limit)).any():
-                    full.add(asked)  # whatever else is asked of such nodes
+                    full.add(request.min_version)  # whatever else is asked of such nodes
                 continue
             table.put(i, request.context, request.expected_tokens, request.need)
             assign.append(Assignment(request.request_id, usable[i].peer))
@@ -148,9 +144,9 @@ class Dispatcher:
 
     def _place(self, table: NodeTable, request: WaitingSequence) -> int | str:
         """The node for it, or why there is none."""
-        able = table.able(request.min_version, request.exact_version)
+        able = table.able(request.min_version)
         if not able.any():
-            return f"none of {len(table.nodes)} nodes has version {request.exact_version or f'{request.min_version} or newer'}"
+            return f"none of {len(table.nodes)} nodes has version {request.min_version} or newer"
         # A broken node fails fast, so it is always the least loaded: without this one node could use up a whole failure
         # budget.
         avoid = table.listed(request.avoid)

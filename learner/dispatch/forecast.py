@@ -49,8 +49,6 @@ class MemberState:
     min_version: Version = ANY_VERSION
     waiting: bool = False
     """it waits for a place in that node's memory"""
-    stays: bool = False
-    """it is pinned to a version, which other nodes may not have"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +138,11 @@ class Forecast:
                 left, need = self._foresee(belief, m.made, due)
                 self._left[group.group_id, index], self._need[group.group_id, index] = left, need
                 if m.node:
-                    self._count(m.node, group.prompt_tokens + m.made, left, need)
                     held = group.prompt_tokens + m.made
-                    if not m.stays:
-                        self._running.append(Running(
-                            m.request_id, m.node, m.min_version, context=held, expected_tokens=left, need=need, waiting=m.waiting
-                        ))  # fmt: skip
+                    self._count(m.node, held, left, need)
+                    self._running.append(Running(
+                        m.request_id, m.node, m.min_version, context=held, expected_tokens=left, need=need, waiting=m.waiting
+                    ))  # fmt: skip
         if count:
             self.prompt_tokens = prompts / count
 

@@ -202,9 +202,9 @@ def run_trainer(client: TrainerClient, config: TrainerConfig) -> None:
     start = client.resume()
     step = start.step
     if start.checkpoint is not None:
-        meta = load_checkpoint(start.checkpoint, model, trainer.optimizer)
-        if meta.step != step:
-            raise UsageError(f"checkpoint {start.checkpoint} holds step {meta.step}, the run stands at step {step}")
+        saved = load_checkpoint(start.checkpoint, model, trainer.optimizer)
+        if saved != step:
+            raise UsageError(f"checkpoint {start.checkpoint} holds step {saved}, the run stands at step {step}")
     on_gpu = DeviceWeights(model, config.served_dtype) if next(model.parameters()).is_cuda else None
     client.publish(step, on_gpu or served_tensors(model, config.served_dtype))
     if held_out:

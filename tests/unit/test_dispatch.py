@@ -232,13 +232,3 @@ def test_plans_are_legal_and_leave_no_place_unused(
         for version in {n.version for n in usable}:
             free = sum(max(0, left[n.peer]) for n in usable if n.version == version)
             assert sum(o.groups for o in plan.open if o.version == version) * 3 >= free
-
-
-def test_a_pinned_request_goes_to_nodes_at_that_very_version() -> None:
-    nodes = [NodeView(f"n{step}", Version(1, step), 0, 0, 4) for step in (3, 4, 5)]
-    requests = [
-        WaitingSequence(f"r{step}", step, Version(1, 3), Version(1, 3), exact_version=Version(1, step)) for step in (3, 4, 5, 6)
-    ]
-    plan = Dispatcher(1).choose(nodes, requests)
-    assert set(plan.assign) == {("r3", "n3"), ("r4", "n4"), ("r5", "n5")}
-    assert plan.held == {"r6": "none of 3 nodes has version 1.6"}
