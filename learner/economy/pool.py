@@ -176,10 +176,8 @@ class Pool:
     @property
     def enough(self) -> bool:
         """Whether those that generate meet the capacity rule; False before it is known what a step takes."""
-        demand, peers = self.demand, [p for p in self._nodes if self.active(p)]
-        if demand is None:
-            return False
-        return sum(self.estimate(p).mean for p in peers if self._nodes[p].ready) >= required(demand, self.spread(peers))
+        demand = self.demand
+        return demand is not None and self._supply() >= required(demand, self.spread(self._working()))
 
     @property
     def kappa(self) -> int:
@@ -187,8 +185,15 @@ class Pool:
         if self.publish_every or not self._steps:
             return self.publish_every or 1
         work = median(s for s, _ in self._steps)
-        spread_s = self.spread([p for p in self._nodes if self.active(p)])
-        return choose_kappa(self.staleness, work, spread_s, self.generation_s)
+        return choose_kappa(self.staleness, work, self.spread(self._working()), self.generation_s)
+
+    def _working(self) -> list[str]:
+        """Nodes that generate, or are to."""
+        return [p for p, m in self._nodes.items() if m.state == "active"]
+
+    def _supply(self) -> float:
+        """Tokens per second of those that generate."""
+        return sum(self.estimate(p).mean for p in self._working() if self._nodes[p].ready)
 
     def due(self, step: int, published: int | None) -> bool:
         """Whether a version is to be published after `step` steps, the newest one being of `published`."""
@@ -311,8 +316,7 @@ class Pool:
     def status(self, now: float) -> dict[str, Any]:
         """Plain values for the status page."""
         demand, d = self.demand, self.decision
-        peers = [p for p, m in self._nodes.items() if m.state == "active"]
-        supply = sum(self.estimate(p).mean for p in peers if self._nodes[p].ready)
+        peers, supply = self._working(), self._supply()
         usd, tokens = sum(c for c, _ in self._costs), sum(t for _, t in self._costs)
         out: dict[str, Any] = {
             "nodes": len(self._nodes), "active": len(peers), "supply_tokens_per_s": supply,
@@ -339,7 +343,7 @@ class Pool:
             "pool/generating": float(sum(m.state == "active" and m.ready for m in self._nodes.values())),
         }  # fmt: skip
         if demand is not None:
-            peers = [p for p in self._nodes if self.active(p)]
+            peers = self._working()
             supply, spread_s = sum(self.estimate(p).mean for p in peers), self.spread(peers)
             wanted = required(demand, spread_s)
             out |= {
