@@ -79,7 +79,7 @@ class PolicyTrainer:
         or later."""
         for group in groups:
             self.group_ids.append(group.group_id)
-            rows = rows_of([group], self.config.scale_advantages)
+            rows = rows_of(group, self.config.scale_advantages)
             # A sequence without advantage has no gradient: its forward is for the statistics and the loss weight only.
             busy = [r for r in rows if r.advantage != 0.0 or self.config.kl_coef]
             idle = [r for r in rows if r.advantage == 0.0 and not self.config.kl_coef]

@@ -231,7 +231,7 @@ def test_shared_prompts_give_the_same_logprobs_and_gradients(folder: Path) -> No
 
 def test_forwards_fit_the_budget_and_lose_no_row() -> None:
     rng = np.random.default_rng(3)
-    rows = rows_of([make_group(i, rng, size=8) for i in range(6)], True)
+    rows = [row for i in range(6) for row in rows_of(make_group(i, rng, size=8), True)]
     packs = list(cut_forwards(rows, 64))
     assert sorted(map(id, rows)) == sorted(id(r) for pack in packs for r in pack)
     for pack in packs:
