@@ -8,8 +8,8 @@ move between nodes that live. Each strategy can be switched off (`Strategies`), 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -43,9 +43,6 @@ class WaitingSequence:
     need: float = 0.0
     """tokens per second with which it ends in time for the learner; 0 when there is no hurry or that is not known"""
 
-    exact_version: Version | None = None
-    """only nodes at this very version may take it"""
-
     @property
     def context(self) -> int:
         """Tokens that it holds on the node that takes it."""
@@ -75,8 +72,6 @@ class DispatchPlan:
     """in the order to send"""
     open: tuple[Opening, ...] = ()
     """freshest version first"""
-    held: Mapping[str, str] = field(default_factory=dict)
-    """request_id -> why it got no node"""
 
 
 class Strategies(Section):
@@ -128,45 +123,36 @@ class Dispatcher:
             raise ValueError("two nodes with one peer id")
         table = NodeTable(usable)
         assign: list[Assignment] = []
-        held: dict[str, str] = {}
-        full: set[tuple[Version, Version | None]] = set()
+        full: set[Version] = set()
         for request in sorted(pending, key=self.order):
-            asked = request.min_version, request.exact_version
-            if asked in full:
-                held[request.request_id] = f"none of {len(usable)} nodes has a free place"
+            if request.min_version in full:
                 continue
             i = self._place(table, request)
-            if isinstance(i, str):
-                held[request.request_id] = i
-                able = table.able(*asked)
-                if able.any() and not (able & (table.load < table.limit)).any():
-                    full.add(asked)  # whatever else is asked of such nodes
+            if i is None:
+                if not (table.able(request.min_version) & (table.load < table.limit)).any():
+                    full.add(request.min_version)  # whatever else is asked of such nodes
                 continue
             table.put(i, request.context, request.expected_tokens, request.need)
             assign.append(Assignment(request.request_id, usable[i].peer))
-        return DispatchPlan(tuple(assign), self._open(table, room, prompt_tokens, expected_tokens), held)
+        return DispatchPlan(tuple(assign), self._open(table, room, prompt_tokens, expected_tokens))
 
-    def _place(self, table: NodeTable, request: WaitingSequence) -> int | str:
-        """The node for it, or why there is none."""
-        able = table.able(request.min_version, request.exact_version)
-        if not able.any():
-            return f"none of {len(table.nodes)} nodes has version {request.exact_version or f'{request.min_version} or newer'}"
+    def _place(self, table: NodeTable, request: WaitingSequence) -> int | None:
+        """The node for it; None when no node may take it now."""
+        able = table.able(request.min_version)
         # A broken node fails fast, so it is always the least loaded: without this one node could use up a whole failure
         # budget.
         avoid = table.listed(request.avoid)
         if not (able & ~avoid).any():
             avoid[:] = False
         free = able & ~avoid & table.free(request.context, request.expected_tokens)
-        if not free.any():
-            return f"none of {len(table.nodes)} nodes has a free place"
-        return self._best(table, free, request.context, request.need, request.expected_tokens)
+        return self._best(table, free, request.context, request.need, request.expected_tokens) if free.any() else None
 
-    def _best(self, table: NodeTable, free: np.ndarray, context: float, need: float, expected: float) -> int | str:
+    def _best(self, table: NodeTable, free: np.ndarray, context: float, need: float, expected: float) -> int | None:
         if self.strategies.pace:
             after = table.pace(1, context)
             free = free & table.harmless(context, expected, need)
             if not free.any():
-                return f"none of {len(table.nodes)} nodes has a free place that slows nothing down too far"
+                return None
             free = free & (after >= (1 - SAME) * after[free].max())
         elif self.strategies.gain:
             gain = np.where(free, table.gain(context), -np.inf)

@@ -49,8 +49,6 @@ class MemberState:
     min_version: Version = ANY_VERSION
     waiting: bool = False
     """it waits for a place in that node's memory"""
-    stays: bool = False
-    """it is pinned to a version, which other nodes may not have"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +86,13 @@ class Forecast:
     """mean tokens of a prompt"""
     step_s: float = field(default=0.0, init=False)
     """seconds of a learner step; 0 until one was seen"""
+    running: list[Running] = field(default_factory=list, init=False)
+    """what nodes held at the last look, for `migrate`"""
     _began: float | None = field(default=None, init=False)
     _fits: dict[str, Fit] = field(default_factory=dict, init=False)
     _left: dict[Key, float] = field(default_factory=dict, init=False)
     _need: dict[Key, float] = field(default_factory=dict, init=False)
     _load: dict[str, _Load] = field(default_factory=dict, init=False)
-    _running: list[Running] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.lengths = Lengths(self.most)
@@ -126,7 +125,7 @@ class Forecast:
 
     def look(self, now: float, step: int, groups: Iterable[GroupState]) -> None:
         """Forecast all unfinished groups anew, the learner being at `step`."""
-        self._left, self._need, self._load, self._running = {}, {}, {}, []
+        self._left, self._need, self._load, self.running = {}, {}, {}, []
         prompts = count = 0
         for group in groups:
             prompts, count = prompts + group.prompt_tokens, count + 1
@@ -140,12 +139,11 @@ class Forecast:
                 left, need = self._foresee(belief, m.made, due)
                 self._left[group.group_id, index], self._need[group.group_id, index] = left, need
                 if m.node:
-                    self._count(m.node, group.prompt_tokens + m.made, left, need)
                     held = group.prompt_tokens + m.made
-                    if not m.stays:
-                        self._running.append(Running(
-                            m.request_id, m.node, m.min_version, context=held, expected_tokens=left, need=need, waiting=m.waiting
-                        ))  # fmt: skip
+                    self._count(m.node, held, left, need)
+                    self.running.append(Running(
+                        m.request_id, m.node, m.min_version, context=held, expected_tokens=left, need=need, waiting=m.waiting
+                    ))  # fmt: skip
         if count:
             self.prompt_tokens = prompts / count
 
@@ -181,11 +179,6 @@ class Forecast:
         fit = self._fits.get(peer)
         model = fit.model if fit is not None else None
         return model.rate(sequences, sequences * (self.prompt_tokens + self.usual / 2)) if model is not None else 0.0
-
-    @property
-    def running(self) -> Sequence[Running]:
-        """What nodes held at the last look, for `migrate`."""
-        return self._running
 
     @property
     def usual(self) -> float:

@@ -142,10 +142,8 @@ class NodeTable:
         self._at = np.array([self._versions.index(n.version) for n in nodes], np.int64)
         self._index = {n.peer: i for i, n in enumerate(nodes)}
 
-    def able(self, least: Version, exact: Version | None = None) -> np.ndarray:
-        """bool: which are at `least` or newer, and at `exact` if that is asked for."""
-        if exact is not None:
-            return self._at == (self._versions.index(exact) if exact in self._versions else -1)
+    def able(self, least: Version) -> np.ndarray:
+        """bool: which are at `least` or newer."""
         first = next((i for i, v in enumerate(self._versions) if v >= least), len(self._versions))
         return self._at >= first
 

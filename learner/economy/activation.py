@@ -26,13 +26,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from learner.economy.candidate_set import Spread, View
-from learner.economy.candidates import ACTIVE, ASLEEP, WARM, Candidate, Change, Decision, Rules
+from learner.economy.candidates import ACTIVE, WARM, Candidate, Change, Decision, Rules
 from learner.economy.cover import EXACT, cheapest
 from learner.economy.demand import Demand
 from learner.economy.exploration import Exploration, promise
-from learner.economy.standby import Standby
-
-__all__ = ["ACTIVE", "ASLEEP", "WARM", "Activation", "Candidate", "Change", "Decision", "Rules"]
 
 DIP_SHARE = 0.8
 """A supply under this share of what is required is more than the dip of an estimate: nodes are added at once."""
@@ -60,7 +57,6 @@ class Activation:
     """joiners that never were ready -> (not before, seconds of the last pause)"""
     _plan: frozenset[str] = frozenset()
     """the set that a swap in progress leads to"""
-    _placed: set[str] = field(default_factory=set, init=False, repr=False)
     _released: float = -math.inf
     _calm: float = 1.0
     """dwells until a release"""
@@ -71,7 +67,7 @@ class Activation:
     _why: dict[str, str] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.exploration, self.standby = Exploration(self.rules), Standby()
+        self.exploration = Exploration(self.rules)
 
     def decide(
         self, now: float, demand: Demand | None, candidates: Iterable[Candidate], spread: Spread, spent_usd: float = 0.0, *,
@@ -119,7 +115,6 @@ class Activation:
     def _look(self, now: float, pool: dict[str, Candidate]) -> list[str]:
         """Who left that was active; the clocks of those that are."""
         lost = [p for p in self._since if p not in pool]
-        self.standby.proceed(now, len(lost))
         active = {p for p, c in pool.items() if c.state == ACTIVE}
         self._since = {p: self._since.get(p, now) for p in pool if p in active}
         self._plan = self._plan if self._plan <= pool.keys() else frozenset()
@@ -286,24 +281,19 @@ class Activation:
     # ---- what is said
 
     def _decision(self, now: float, view: View, active: frozenset[str], blocked: str, held_back: bool) -> Decision:
-        spares = sorted((c for p, c in view.pool.items() if p not in active), key=lambda c: (view.dear(c.peer), c.peer))
-        version_s = demand.kappa * demand.train_s if (demand := view.demand) is not None else 0.0
-        states = {p: ACTIVE for p in active} | self.standby.choose(spares, version_s, self._placed)
-        self._placed = set(view.pool)
-        idle = {WARM: "warm: its versions cost less than a catch-up", ASLEEP: "sleeps: a catch-up costs less than its versions"}
         changes = []
         for peer, c in view.pool.items():
-            if states[peer] != c.state:
-                why = self._why.get(peer) or (idle[states[peer]] if states[peer] != ACTIVE else "cheapest")
-                if c.state == ACTIVE and peer not in self._why:
+            state = ACTIVE if peer in active else WARM
+            if state != c.state:
+                why = "cheapest" if state == ACTIVE else "warm: its versions cost less than a catch-up"
+                if c.state == ACTIVE:
                     why = f"was tried: {c.rate.mean:,.0f} tokens/s for ${c.usd_per_hour:.2f}/h"
-                changes.append(Change(peer, states[peer], why))
+                changes.append(Change(peer, state, self._why.get(peer) or why))
         self._since = {p: self._since.get(p, now) for p in active}
         supply = view.supply(p for p in active if view.pool[p].ready)
         aim = view.aim(active) if view.demand is not None else math.inf
-        of = {s: frozenset(p for p, state in states.items() if state == s) for s in (WARM, ASLEEP)}
         return Decision(
-            active, of[WARM], of[ASLEEP], changes=tuple(changes), required=view.required(active), supply=supply,
-            coming=view.supply(active) - supply, usd_per_hour=view.idle() + view.extra(active), spread_s=view.spread(active),
+            active, changes=tuple(changes), required=view.required(active), supply=supply,
+            usd_per_hour=view.idle() + view.extra(active), spread_s=view.spread(active),
             short_by=max(0.0, aim - supply) if aim < math.inf else 0.0, blocked=blocked,
         )  # fmt: skip

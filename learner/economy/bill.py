@@ -23,20 +23,7 @@ class NodeBill:
 
     peer: str
     active_s: float
-    idle_s: float
-    egress_bytes: float
-    tokens: float
     usd: float
-
-
-@dataclass(frozen=True, slots=True)
-class StepBill:
-    step: int
-    usd: float
-    seconds: float
-    """since the step before"""
-    nodes: dict[str, float]
-    """US dollars of each that cost anything"""
 
 
 @dataclass
@@ -48,14 +35,9 @@ class _Account:
     idle_usd_per_hour: float = 0.0
     usd_per_gb: float = 0.0
     active_s: float = 0.0
-    idle_s: float = 0.0
-    egress: float = 0.0
-    tokens: float = 0.0
     usd: float = 0.0
     counter: float = 0.0
     """bytes that the present connection has counted"""
-    billed: float = 0.0
-    """dollars that are in a step's bill"""
 
     def charge(self, now: float) -> None:
         seconds = max(0.0, now - self.since)
@@ -64,7 +46,6 @@ class _Account:
             self.active_s += seconds
             self.usd += seconds / 3600 * self.usd_per_hour
         elif self.state:
-            self.idle_s += seconds
             self.usd += seconds / 3600 * self.idle_usd_per_hour
 
 
@@ -75,7 +56,8 @@ class Bill:
     _accounts: dict[str, _Account] = field(default_factory=dict, init=False, repr=False)
     _now: float = field(default=-math.inf, init=False, repr=False)
     """the latest time that it was told"""
-    _step_at: float | None = field(default=None, init=False, repr=False)
+    _billed: float = field(default=0.0, init=False, repr=False)
+    """$ that are in the bills of steps"""
 
     # ---- what happens
 
@@ -97,7 +79,6 @@ class Bill:
     def egress(self, peer: str, sent: float) -> None:
         """So many more bytes were sent to a node, or by the learner."""
         account = self._account(peer)
-        account.egress += sent
         account.usd += sent / GB * account.usd_per_gb
 
     def counted(self, peer: str, total: float) -> None:
@@ -107,20 +88,11 @@ class Bill:
         account.counter = total
         self.egress(peer, new)
 
-    def accepted(self, peer: str, tokens: float) -> None:
-        """So many of a node's tokens were accepted; below zero, taken back."""
-        self._account(peer).tokens += tokens
-
-    def step(self, step: int, now: float) -> StepBill:
-        """A step of the learner ended: its bill is all that was spent and is in no bill yet."""
-        self._until(now)
-        nodes = {}
-        for peer, account in self._accounts.items():
-            if (usd := account.usd - account.billed) != 0:
-                nodes[peer] = usd
-                account.billed = account.usd
-        began, self._step_at = self._step_at, self._now
-        return StepBill(step, math.fsum(nodes.values()), self._now - began if began is not None else 0.0, nodes)
+    def step(self, now: float) -> float:
+        """A step of the learner ended: all $ that were spent and are in no step's bill yet."""
+        spent = self.spent(now)
+        usd, self._billed = spent - self._billed, spent
+        return usd
 
     # ---- what it comes to
 
@@ -142,12 +114,11 @@ class Bill:
         """Every node's account, by name."""
         self._until(now)
         accounts = sorted(self._accounts.items())
-        return [NodeBill(peer, a.active_s, a.idle_s, egress_bytes=a.egress, tokens=a.tokens, usd=a.usd) for peer, a in accounts]
+        return [NodeBill(peer, a.active_s, a.usd) for peer, a in accounts]
 
     def _account(self, peer: str, now: float | None = None) -> _Account:
         if now is not None:
             self._now = max(self._now, now)
-            self._step_at = now if self._step_at is None else self._step_at
         return self._accounts.setdefault(peer, _Account(self._now))
 
     def _until(self, now: float | None) -> None:

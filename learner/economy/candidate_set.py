@@ -61,7 +61,7 @@ class View:
         return out
 
     def costs(self, peer: str) -> bool:
-        return self.pool[peer].usd_per_hour > 0 or self.pool[peer].version_usd > 0
+        return self.pool[peer].usd_per_hour > 0
 
     def dear(self, peer: str) -> float:
         """$ an hour for each token per second."""

@@ -34,10 +34,6 @@ class Candidate:
     """seconds from being activated until it is ready; inf: nobody knows"""
     download: float = math.inf
     """bytes per second of its downlink"""
-    version_usd: float = 0.0
-    """$ of egress for one version to it"""
-    catch_up_usd: float = 0.0
-    """$ of egress for what it must download when it comes back"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +75,12 @@ class Change:
 @dataclass(frozen=True, slots=True)
 class Decision:
     active: frozenset[str]
-    warm: frozenset[str]
-    asleep: frozenset[str]
     changes: tuple[Change, ...]
     """against the states that the candidates came with"""
     required: float
     """tokens per second, without margin; inf before the first step, or when no capacity suffices"""
     supply: float
     """tokens per second of active nodes that are ready, by lower bounds"""
-    coming: float
-    """tokens per second of active nodes that still catch up"""
     usd_per_hour: float
     """price of all candidates in these states"""
     spread_s: float

@@ -79,7 +79,7 @@ class Exploration:
         for c in sorted((c for c in candidates if self._unknown(c)), key=promise):
             lasts = self.rules.explore_s + min(self.rules.join_s, c.catch_up_s if not c.ready else 0.0)
             costs = max(0.0, c.usd_per_hour - c.idle_usd_per_hour)
-            reserve = c.usd_per_hour * lasts / 3600 + c.catch_up_usd
+            reserve = c.usd_per_hour * lasts / 3600
             if len(out) >= places or reserve > self.allowance:
                 break
             looked += 1

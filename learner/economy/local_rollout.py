@@ -21,7 +21,6 @@ FLOOR_S = 5.0
 class LocalRollout:
     turn_s: float = 0.0
     """to generate in the next step"""
-    eta: float = ETA
     floor_s: float = FLOOR_S
     most_s: float = math.inf
     """generating a whole step alone takes no longer"""
@@ -34,7 +33,7 @@ class LocalRollout:
     ) -> float:
         """After a step: how long to generate in the next, for which there are `nodes`. `holds`: the capacity rule does
         without (then it may be 0); `changed`: nodes came or went during the step, though there are as many now."""
-        seconds = self.turn_s + (trainer_wait_s - remote_wait_s) / self.eta
+        seconds = self.turn_s + (trainer_wait_s - remote_wait_s) / ETA
         if not math.isfinite(seconds):
             seconds = self.turn_s
         seconds = min(self.most_s, max(0.0, seconds))

@@ -14,9 +14,10 @@ from math import fsum, inf
 from statistics import median
 from typing import Any
 
-from learner.economy.activation import Activation, Candidate, Decision, Rules
+from learner.economy.activation import Activation
 from learner.economy.allocation import Advice, more_nodes
 from learner.economy.bill import Bill
+from learner.economy.candidates import Candidate, Decision, Rules
 from learner.economy.demand import Demand, choose_kappa, required, slack, stall
 from learner.economy.priced_nodes import FREE, PricedNode, Seen
 from learner.economy.rates import Estimate, NodeRates
@@ -119,7 +120,6 @@ class Pool:
         m = self._nodes.get(peer)
         if m is not None and tokens:
             m.accepted += tokens
-            self.bill.accepted(peer, tokens)
 
     def installed(self, peer: str, seconds: float, now: float) -> None:
         """A version reached it so long after it was begun. What was begun before the node was ready does not count: what a joiner
@@ -161,7 +161,7 @@ class Pool:
             self._steps.append((max(took - self._waited, 1e-6), self._tokens))
             self._waits.append(min(self._waited, took))
             self._learner_s += took
-            cost = self.bill.step(step, now).usd + took / 3600 * self.learner_usd_per_hour
+            cost = self.bill.step(now) + took / 3600 * self.learner_usd_per_hour
             self._costs.append((cost, self._tokens))
         self._began, self._waited, self._tokens, self._step = now, 0.0, 0, step
 
@@ -176,10 +176,8 @@ class Pool:
     @property
     def enough(self) -> bool:
         """Whether those that generate meet the capacity rule; False before it is known what a step takes."""
-        demand, peers = self.demand, [p for p in self._nodes if self.active(p)]
-        if demand is None:
-            return False
-        return sum(self.estimate(p).mean for p in peers if self._nodes[p].ready) >= required(demand, self.spread(peers))
+        demand = self.demand
+        return demand is not None and self._supply() >= required(demand, self.spread(self._working()))
 
     @property
     def kappa(self) -> int:
@@ -187,8 +185,15 @@ class Pool:
         if self.publish_every or not self._steps:
             return self.publish_every or 1
         work = median(s for s, _ in self._steps)
-        spread_s = self.spread([p for p in self._nodes if self.active(p)])
-        return choose_kappa(self.staleness, work, spread_s, self.generation_s)
+        return choose_kappa(self.staleness, work, self.spread(self._working()), self.generation_s)
+
+    def _working(self) -> list[str]:
+        """Nodes that generate, or are to."""
+        return [p for p, m in self._nodes.items() if m.state == "active"]
+
+    def _supply(self) -> float:
+        """Tokens per second of those that generate."""
+        return sum(self.estimate(p).mean for p in self._working() if self._nodes[p].ready)
 
     def due(self, step: int, published: int | None) -> bool:
         """Whether a version is to be published after `step` steps, the newest one being of `published`."""
@@ -311,8 +316,7 @@ class Pool:
     def status(self, now: float) -> dict[str, Any]:
         """Plain values for the status page."""
         demand, d = self.demand, self.decision
-        peers = [p for p, m in self._nodes.items() if m.state == "active"]
-        supply = sum(self.estimate(p).mean for p in peers if self._nodes[p].ready)
+        peers, supply = self._working(), self._supply()
         usd, tokens = sum(c for c, _ in self._costs), sum(t for _, t in self._costs)
         out: dict[str, Any] = {
             "nodes": len(self._nodes), "active": len(peers), "supply_tokens_per_s": supply,
@@ -339,7 +343,7 @@ class Pool:
             "pool/generating": float(sum(m.state == "active" and m.ready for m in self._nodes.values())),
         }  # fmt: skip
         if demand is not None:
-            peers = [p for p in self._nodes if self.active(p)]
+            peers = self._working()
             supply, spread_s = sum(self.estimate(p).mean for p in peers), self.spread(peers)
             wanted = required(demand, spread_s)
             out |= {

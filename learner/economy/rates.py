@@ -71,6 +71,10 @@ class Estimate:
         return max(0.0, self.mean + z * self.sd)
 
 
+NOTHING = Estimate()
+"""What is known of a node before anything is."""
+
+
 @dataclass
 class _Moments:
     """Mean and scatter of weighted values, older ones fading."""
@@ -134,9 +138,8 @@ class _Moments:
 
 @dataclass
 class NodeRate:
-    """One node. `prior` is what is believed of it before it has worked, and is outweighed by what it does."""
+    """One node."""
 
-    prior: Estimate | None = None
     worked_s: float = field(default=0.0, init=False)
     """seconds that it was watched, with all the work it could take and without"""
     _full: _Moments = field(default_factory=_Moments, init=False, repr=False)
@@ -174,17 +177,17 @@ class NodeRate:
     def known(self) -> bool:
         return self.worked_s >= KNOWN_S
 
-    @property
-    def estimate(self) -> Estimate:
-        """Its rate when it has work, joined with the prior as the inverse of their variances; at least its lower bound."""
+    def estimate(self, prior: Estimate = NOTHING) -> Estimate:
+        """Its rate when it has work, at least its lower bound. `prior` is what was believed of it before it worked: joined with
+        what it does as the inverse of their variances."""
         mean, sd = self._full.mean, self._full.sd
-        if self.prior is not None and 0 < self.prior.sd < math.inf:
+        if prior.sd > 0:
             if sd == math.inf:
-                mean, sd = self.prior.mean, self.prior.sd
+                mean, sd = prior.mean, prior.sd
             else:
                 sd = max(sd, 1e-9)
-                trust = self.prior.sd**2 / (self.prior.sd**2 + sd**2)
-                mean, sd = trust * mean + (1 - trust) * self.prior.mean, math.sqrt(trust) * sd
+                trust = prior.sd**2 / (prior.sd**2 + sd**2)
+                mean, sd = trust * mean + (1 - trust) * prior.mean, math.sqrt(trust) * sd
         if self._least > mean:  # the bound has its doubt taken off already
             mean, sd = self._least, min(sd, USUAL_SCATTER * self._least)
         return Estimate(max(0.0, mean), sd if sd < math.inf else 0.0, self.known)
@@ -219,22 +222,18 @@ class NodeRates:
         nodes."""
         rate = self._rates.get(peer)
         if rate is not None and rate.known:
-            return rate.estimate
+            return rate.estimate()
         kind = kind or self._kinds.get(peer, "")
         prior = self._prior(kind)
-        if rate is None:
-            return prior
-        rate.prior = prior
-        out, rate.prior = rate.estimate, None
-        return out
+        return prior if rate is None else rate.estimate(prior)
 
     def _prior(self, kind: str) -> Estimate:
         if not self._priors:
             sorts: dict[str, list[Estimate]] = {"": []}
             for peer, rate in self._rates.items():
                 if rate.known:
-                    sorts[""].append(rate.estimate)
-                    sorts.setdefault(self._kinds[peer], []).append(rate.estimate) if self._kinds[peer] else None
+                    sorts[""].append(rate.estimate())
+                    sorts.setdefault(self._kinds[peer], []).append(rate.estimate()) if self._kinds[peer] else None
             self._priors = {sort: prior_of(estimates) for sort, estimates in sorts.items()}
         if kind in self._priors:
             return self._priors[kind]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from learner.config import LearnerConfig
-from learner.economy.activation import Rules
+from learner.economy.candidates import Rules
 from learner.economy.pool import Pool
 from learner.economy.priced_nodes import Seen
 from learner.head.node_state import NodeState

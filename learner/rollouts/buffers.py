@@ -179,7 +179,7 @@ class TrainingBuffers:
         s, ledger = self.settings, self.ledger
         left = self._target_step - ledger.step
         full = sum(ledger.ready(b) for b in range(ledger.step, ledger.step + min(left, s.max_staleness + 1)))
-        return left * s.groups_per_step + (left - full) * s.extra_groups - ledger.counts().outstanding
+        return left * s.groups_per_step + (left - full) * s.extra_groups - ledger.outstanding
 
     # --- the trainer -------------------------------------------------------------------------------------------------
 
@@ -229,7 +229,7 @@ class TrainingBuffers:
         self.journal.record_aborted([i for i in group_ids if i in self.finished], "diverged")
 
     def _abort(self, ids: Sequence[int], reason: str) -> None:
-        self.ledger.abort(ids, reason)
+        self.ledger.abort(ids)
         self.journal.record_aborted(ids, reason)
 
     def wake(self) -> None:

@@ -21,11 +21,11 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from learner.dispatch.dispatcher import WaitingSequence
 from learner.dispatch.forecast import GroupState, MemberState
-from learner.journal.records import Piece, Unwritten
+from learner.journal.records import ReservedGroup, UnfinishedGroup, Unwritten
 from learner.rollouts.group import (
     MIN_LOGPROB,
     RunningGroup,
@@ -35,8 +35,10 @@ from learner.rollouts.group import (
     generate,
     min_version,
     parse_request,
+    running_group,
     trajectory,
 )
+from learner.rollouts.group_spec import GroupSpec
 from learner.rollouts.outcomes import (
     Accepted,
     Cancel,
@@ -94,62 +96,37 @@ class Collector:
         could otherwise claim to be fresher than it is."""
         self._published.add(version)
 
-    def open_group(
-        self,
-        group_id: int,
-        task_index: int,
-        prompt_ids: Sequence[int],
-        version: Version,
-        seeds: Sequence[int],
-        sampling: Sampling,
-        *,
-        exact: bool = False,
-        extra: int = 0,
-    ) -> tuple[str, ...]:
-        """Start a reserved group with one member a seed. Its request ids, all waiting for a node. `exact`: all of its tokens
-        are to be of `version`; when no node serves that any more, what is unfinished waits until the caller aborts it. With
-        `extra`, the group is whole once all but so many members have ended: with these, in order of member.
+    def open_group(self, reserved: ReservedGroup, spec: GroupSpec, sampling: Sampling) -> tuple[str, ...]:
+        """Start a reserved group with one member a seed. Its request ids, all waiting for a node. With `extra`, the group is
+        whole once all but so many members have ended: with these, in order of member.
 
         Group ids must grow, so that any smaller unknown id is known to be over. ValueError otherwise.
         """
+        group_id = reserved.group_id
         if group_id <= self._last_group:
             raise ValueError(f"group {group_id} comes after group {self._last_group}")
-        if len(seeds) <= extra or not prompt_ids or sampling.max_new_tokens < 1:
+        if len(spec.seeds) <= reserved.extra or not spec.prompt_ids or sampling.max_new_tokens < 1:
             raise ValueError(f"group {group_id} has no members, no prompt or no token budget")
-        if version not in self._published:
-            raise ValueError(f"group {group_id}: version {version} was not published")
+        if reserved.version not in self._published:
+            raise ValueError(f"group {group_id}: version {reserved.version} was not published")
         self._last_group = group_id
-        group = self._groups[group_id] = RunningGroup(
-            group_id, task_index, version, prompt_ids=tuple(prompt_ids), sampling=sampling, extra=extra,
-            members=[RunningSample(seed, attempt=self.first_attempt) for seed in seeds], exact_version=version if exact else None,
-        )  # fmt: skip
-        return tuple(group.request_name(index) for index in range(len(seeds)))
+        members = [RunningSample(seed, attempt=self.first_attempt) for seed in spec.seeds]
+        group = self._groups[group_id] = running_group(reserved, spec, sampling, members)
+        return tuple(group.request_name(index) for index in range(len(members)))
 
-    def restore_group(
-        self,
-        group_id: int,
-        task_index: int,
-        prompt_ids: Sequence[int],
-        version: Version,
-        seeds: Sequence[int],
-        sampling: Sampling,
-        members: Sequence[Sequence[Piece]],
-        *,
-        extra: int = 0,
-    ) -> WholeGroup | None:
+    def restore_group(self, left: UnfinishedGroup, spec: GroupSpec, sampling: Sampling) -> WholeGroup | None:
         """Go on with a group of an earlier epoch, each member from the last token that the journal has of it. The group
         itself when every member (all but `extra`) had ended: then nothing is left to generate.
 
         ValueError for a group id of this epoch, or pieces that do not follow each other from 0 on.
         """
+        group_id = left.group_id
         if group_id > self._last_group or group_id in self._groups:
             raise ValueError(f"group {group_id} is not of an earlier epoch, or was taken up already")
-        if len(seeds) <= extra or not prompt_ids or len(seeds) != len(members):
-            raise ValueError(f"group {group_id} has {len(seeds)} seeds and {len(members)} members")
-        group = RunningGroup(
-            group_id, task_index, version, prompt_ids=tuple(prompt_ids), sampling=sampling, extra=extra, members=[]
-        )  # fmt: skip
-        for seed, pieces in zip(seeds, members, strict=True):
+        if len(spec.seeds) <= left.group.extra or not spec.prompt_ids or len(spec.seeds) != len(left.members):
+            raise ValueError(f"group {group_id} has {len(spec.seeds)} seeds and {len(left.members)} members")
+        group = running_group(left.group, spec, sampling, [])
+        for seed, pieces in zip(spec.seeds, left.members, strict=True):
             member = RunningSample(seed, attempt=self.first_attempt + 1)  # a second attempt, for the dispatcher
             for piece in pieces:
                 member.completion.add(piece.event())
@@ -170,7 +147,6 @@ class Collector:
                 tokens=len(member.completion.ids),
                 attempt=member.attempt - self.first_attempt,
                 avoid=frozenset(member.failed_on),
-                exact_version=group.exact_version,
                 prompt_tokens=len(group.prompt_ids),
             )
             for group in self._groups.values()
@@ -192,8 +168,7 @@ class Collector:
         for group in self._groups.values():
             members = [
                 MemberState(
-                    len(m.completion.ids), bool(m.finish), m.node, group.request_name(index), min_version(group, m),
-                    stays=group.exact_version is not None,
+                    len(m.completion.ids), bool(m.finish), m.node, group.request_name(index), min_version(group, m)
                 )
                 for index, m in enumerate(group.members)
             ]  # fmt: skip
@@ -259,8 +234,6 @@ class Collector:
             return 0
         if not completion.spans or completion.spans[-1].version is not version:
             if version not in self._published or version < min_version(group, member):
-                return 0
-            if group.exact_version not in (None, version):
                 return 0
         ids = struct.unpack(f"<{count}I", run.packed_ids)
         logprobs = struct.unpack(f"<{count}f", run.packed_logprobs)

@@ -23,7 +23,6 @@ from learner.rollouts.collector import Collector
 from learner.rollouts.durations import Durations
 from learner.rollouts.group import first_attempt
 from learner.rollouts.group_spec import GroupSpec, RolloutSettings, make_spec
-from learner.rollouts.ledger import NoRoom
 from learner.rollouts.outcomes import Accepted, Cancel, EventRefused, GroupAborted, Requeued
 from learner.rollouts.recovery import LeftOver, place, plan_resume
 from learner.rollouts.redundancy import Redundancy
@@ -118,10 +117,7 @@ class Rollouts:
         last = journal.last_commit()
         step = last.step if last else 0
         plan = plan_resume(journal.epochs(), step, journal.unconsumed(), journal.unfinished(), s.max_staleness)
-        left = place(
-            plan, step, lambda group: self._group_spec(group).spec_digest == group.spec_digest, max_staleness=s.max_staleness,
-            groups_per_step=s.groups_per_step, extra_groups=s.extra_groups,
-        )  # fmt: skip
+        left = place(plan, step, lambda group: self._group_spec(group).spec_digest == group.spec_digest, s)
         for group in left.surplus:
             redundancy.surplus_group(group.group.task_index, (), [sum(map(len, pieces)) for pieces in group.members])
         for reason, ids in left.abort.items():
@@ -132,11 +128,7 @@ class Rollouts:
 
     def _take_up(self, left: UnfinishedGroup) -> None:
         """Go on with a group of the epoch before, from its last journaled tokens."""
-        group, spec = left.group, self._group_spec(left.group)
-        whole = self.collector.restore_group(
-            group.group_id, group.task_index, spec.prompt_ids, version=group.version, seeds=spec.seeds,
-            sampling=self.settings.sampling, members=left.members, extra=group.extra,
-        )  # fmt: skip
+        whole = self.collector.restore_group(left, self._group_spec(left.group), self.settings.sampling)
         self.resumed_groups += 1
         self.resumed_tokens += left.tokens
         if whole is not None:  # it had its last token and no reward yet
@@ -208,21 +200,18 @@ class Rollouts:
         return max(0, min(self.ledger.room(version.step), self.buffers.wanted()))
 
     def _open_group(self, version: Version) -> bool:
-        if isinstance(self.ledger.reserve(self.journal.groups_so_far, version.step), NoRoom):
+        if not self.ledger.reserve(self.journal.groups_so_far, version.step):
             return False
         # Ids are given out without gaps: so a prompt's group, and with it its seeds, does not depend on who died when.
         group_id = self.journal.next_group_id()
         task_index = self.buffers.retry.pop(0) if self.buffers.retry else self.journal.next_task_index()
         s = self.settings
-        extra = s.extra_samples
-        spec = self._make_spec(task_index, group_id, s.samples, extra)
+        spec = self._make_spec(task_index, group_id, s.samples, s.extra_samples)
         reserved = ReservedGroup(
-            group_id, task_index, version, samples=s.samples, spec_digest=spec.spec_digest, extra=extra
+            group_id, task_index, version, samples=s.samples, spec_digest=spec.spec_digest, extra=s.extra_samples
         )
         self.journal.record_reserved([reserved])
-        self.collector.open_group(
-            group_id, task_index, spec.prompt_ids, version=version, seeds=spec.seeds, sampling=s.sampling, extra=extra
-        )
+        self.collector.open_group(reserved, spec, s.sampling)
         self.durations.opened(group_id, self._now())
         return True
 

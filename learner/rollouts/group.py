@@ -11,6 +11,8 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from learner.journal.records import ReservedGroup
+from learner.rollouts.group_spec import GroupSpec
 from learner.rollouts.outcomes import Sampling
 from learner.trajectory import Finish, Trajectory
 from p2p.protocol.rollout import FINISH_REASONS, Completion, Generate, TokenEvent
@@ -50,7 +52,6 @@ class RunningGroup:
     prompt_ids: tuple[int, ...]
     sampling: Sampling
     members: list[RunningSample]
-    exact_version: Version | None = None
     extra: int = 0
     """members beyond need: the group is whole once all but so many have ended"""
 
@@ -83,6 +84,14 @@ def parse_request(request_id: str) -> RequestName | None:
     return name if str(name) == request_id else None
 
 
+def running_group(reserved: ReservedGroup, spec: GroupSpec, sampling: Sampling, members: list[RunningSample]) -> RunningGroup:
+    """A reserved group, with what it is made from."""
+    return RunningGroup(
+        reserved.group_id, reserved.task_index, reserved.version, spec.prompt_ids, sampling, members=members,
+        extra=reserved.extra,
+    )  # fmt: skip
+
+
 def min_version(group: RunningGroup, member: RunningSample) -> Version:
     """What a node must be at to go on with it."""
     return member.completion.spans[-1].version if member.completion.spans else group.version
@@ -112,7 +121,6 @@ def generate(group: RunningGroup, index: int, member: RunningSample) -> Generate
         group.request_name(index), group.prompt_ids, max_new_tokens=group.sampling.max_new_tokens,
         stop_ids=group.sampling.stop_ids, seed=member.seed, min_version=min_version(group, member),
         temperature=group.sampling.temperature, top_p=group.sampling.top_p, prefix_ids=tuple(member.completion.ids),
-        exact_version=group.exact_version,
     )  # fmt: skip
 
 
@@ -128,8 +136,6 @@ def fault(
             return f"version {event.version} was never published"
         if event.version < min_version(group, member):
             return f"version {event.version} is older than {min_version(group, member)}"
-        if group.exact_version not in (None, event.version):
-            return f"version {event.version} is not {group.exact_version}, which was asked for exactly"
         if float(event.logprobs.min()) < MIN_LOGPROB:
             return f"logprob {float(event.logprobs.min())} of a sampled token"
         if len(held) + len(ids) > sampling.max_new_tokens:

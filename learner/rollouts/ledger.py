@@ -62,46 +62,11 @@ class StalenessViolation(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Reservation:
-    """Room for one group. `buffer` is the latest step that may train on it (version + S)."""
-
-    group_id: int
-    version: int
-    buffer: int
-
-
-@dataclass(frozen=True, slots=True)
-class NoRoom:
-    """No room: back-pressure, to be tried again when the ledger or the weights have moved."""
-
-    group_id: int
-    version: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Surplus:
     """`count` of the reserved groups `of` have no place any more: the caller chooses which, and aborts them."""
 
     count: int
     of: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerCounts:
-    """Groups since this ledger was made. `lost` is what the books miss: anything but 0 is a bug."""
-
-    reserved: int
-    """reservations ever granted, and groups taken over by `restore`"""
-    consumed: int
-    aborted: dict[str, int]
-    """by reason"""
-    outstanding: int
-    """reserved or occupied now, counted from the buffers and not from the other numbers"""
-
-    @property
-    def lost(self) -> int:
-        return self.reserved - self.consumed - sum(self.aborted.values()) - self.outstanding
 
 
 class RestoredLedger(NamedTuple):
@@ -132,9 +97,6 @@ class Ledger:
     """step -> (group id, oldest step) in arrival order"""
     _home: dict[int, int] = field(default_factory=dict, init=False, repr=False)
     """group id -> the buffer that it occupies"""
-    _granted: int = field(default=0, init=False, repr=False)
-    _consumed: int = field(default=0, init=False, repr=False)
-    _aborted: Counter[str] = field(default_factory=Counter, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.max_staleness < 0 or self.groups_per_step < 1 or self.step < 0 or self.extra_groups < 0:
@@ -144,25 +106,20 @@ class Ledger:
 
     # ---- the protocol
 
-    def reserve(self, group_id: int, version_step: int) -> Reservation | NoRoom:
-        """Room for a group that will be generated under `version_step` or newer.
+    def reserve(self, group_id: int, version_step: int) -> bool:
+        """Room for a group that will be generated under `version_step` or newer, at the latest for step `version_step` + S. False
+        where there is none, to be tried again when the ledger or the weights have moved.
 
         ValueError for an id already in the ledger, or a version that cannot exist yet.
         """
         if group_id in self._reserved or group_id in self._home:
             raise ValueError(f"group {group_id} is already in the ledger")
         self._check_exists(group_id, version_step)
-        if version_step < self.step - self.max_staleness:
-            oldest = self.step - self.max_staleness
-            reason = f"version {version_step} is stale: step {self.step} needs >= {oldest}"
-            return NoRoom(group_id, version_step, reason)
         if self.room(version_step) < 1:
-            reason = f"no room in buffers {max(self.step, version_step)} to {self._deadline(version_step)}"
-            return NoRoom(group_id, version_step, reason)
+            return False
         self._reserved[group_id] = version_step
         self._by_version[version_step] += 1
-        self._granted += 1
-        return Reservation(group_id, version_step, version_step + self.max_staleness)
+        return True
 
     def room(self, version_step: int) -> int:
         """How many reservations at `version_step` would be granted now."""
@@ -239,29 +196,19 @@ class Ledger:
         del self._buffers[step]
         self.step += 1
         self._buffers[self.step + self.max_staleness] = []
-        self._consumed += len(taken)
         self._by_version = +self._by_version  # versions nobody holds any more
         return taken
 
-    def abort(self, group_ids: Iterable[int], reason: str, *, finished: bool = False) -> None:
-        """Give up reservations, and with `finished` also groups that already occupy an entry (orphaned by a crash).
-
-        All or nothing: KeyError for an id not here, ValueError for a finished one without `finished`. A finished group
-        of the current step must not have been handed to the trainer.
-        """
+    def abort(self, group_ids: Iterable[int]) -> None:
+        """Give up reservations. All or nothing: KeyError for an id not here, ValueError for a finished one."""
         ids = list(dict.fromkeys(group_ids))
         for group_id in ids:
-            if group_id not in self._reserved and group_id not in self._home:
-                raise KeyError(f"group {group_id} is not in the ledger")
-            if group_id in self._home and not finished:
+            if group_id in self._home:
                 raise ValueError(f"group {group_id} is finished: it waits in buffer {self._home[group_id]}")
+            if group_id not in self._reserved:
+                raise KeyError(f"group {group_id} is not in the ledger")
         for group_id in ids:
-            if group_id in self._reserved:
-                self._by_version[self._reserved.pop(group_id)] -= 1
-            else:
-                home = self._home.pop(group_id)
-                self._buffers[home] = [entry for entry in self._buffers[home] if entry[0] != group_id]
-            self._aborted[reason] += 1
+            self._by_version[self._reserved.pop(group_id)] -= 1
         self._pull_forward()
 
     # ---- what it can say
@@ -299,9 +246,10 @@ class Ledger:
                     slack[j] -= 1
         return taken
 
-    def counts(self) -> LedgerCounts:
-        outstanding = len(self._reserved) + sum(len(entries) for entries in self._buffers.values())
-        return LedgerCounts(self._granted, self._consumed, dict(self._aborted), outstanding)
+    @property
+    def outstanding(self) -> int:
+        """Groups reserved or occupied now."""
+        return len(self._reserved) + sum(len(entries) for entries in self._buffers.values())
 
     # ---- resume
 
@@ -340,7 +288,7 @@ class Ledger:
         for group_id, version in [*stalest_first, *unfinished]:
             if group_id in ledger._reserved:
                 raise ValueError(f"group {group_id} is listed twice")
-            if version > step or isinstance(ledger.reserve(group_id, version), NoRoom):
+            if version > step or not ledger.reserve(group_id, version):
                 misfits.append(group_id)
         for group_id, oldest in stalest_first:
             if group_id in ledger._reserved:
@@ -348,7 +296,7 @@ class Ledger:
         if extra_groups:
             ledger.extra_groups = extra_groups
             for group_id, version in unfinished:
-                if group_id in misfits and version <= step and isinstance(ledger.reserve(group_id, version), Reservation):
+                if group_id in misfits and version <= step and ledger.reserve(group_id, version):
                     misfits.remove(group_id)
             ledger._pull_forward()
         return RestoredLedger(ledger, tuple(misfits))

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from learner.journal.journal import SURPLUS
 from learner.journal.records import ReservedGroup, UnfinishedGroup
+from learner.rollouts.group_spec import RolloutSettings
 from learner.rollouts.ledger import Ledger
 from learner.trajectory import Group
 from p2p.version import Version
@@ -102,20 +103,17 @@ class LeftOver:
     """reason -> group ids, the surplus among them"""
 
 
-def place(
-    plan: ResumePlan, step: int, same_spec: Callable[[ReservedGroup], bool], *, max_staleness: int, groups_per_step: int,
-    extra_groups: int,
-) -> LeftOver:  # fmt: skip
+def place(plan: ResumePlan, step: int, same_spec: Callable[[ReservedGroup], bool], settings: RolloutSettings) -> LeftOver:
     """The ledger at `step` with what `plan` keeps. A group goes on only where `same_spec` says that this epoch would make the
     same of it: its prompt, seeds and sampling."""
     go_on = [g for g in plan.go_on if same_spec(g.group)]
     ledger, misfits = Ledger.restore(
-        max_staleness, groups_per_step, step,
+        settings.max_staleness, settings.groups_per_step, step,
         finished=[(g.group_id, g.oldest.step) for g in plan.keep],
         reserved=[(g.group_id, g.group.version.step) for g in go_on],
-        extra_groups=extra_groups,
+        extra_groups=settings.extra_groups,
     )  # fmt: skip
-    surplus = [g for g in go_on if g.group_id in misfits] if extra_groups else []
+    surplus = [g for g in go_on if g.group_id in misfits] if settings.extra_groups else []
     abort = {reason: list(ids) for reason, ids in plan.abort.items()}
     abort["restart"] = [g.group_id for g in plan.go_on if not same_spec(g.group)]
     abort[SURPLUS] = [g.group_id for g in surplus]

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +26,14 @@ FORMAT = 1
 """Number of the folder's form, written to meta.json: a checkpoint with another number is refused."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointMeta:
-    """What meta.json says of a checkpoint."""
-
-    step: int
-    epoch: int
-    config: dict[str, Any]
-
-
 def save_checkpoint(
     root: Path,
     step: int,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
-    epoch: int = 0,
-    config: Mapping[str, Any] | None = None,
+    epoch: int,
+    config: Mapping[str, Any],
 ) -> Path:
     """Write `root`/step_N and return its path. A step_N left by a crash between save and commit is replaced."""
     root.mkdir(parents=True, exist_ok=True)
@@ -54,7 +44,7 @@ def save_checkpoint(
     tensors, groups = _flatten(optimizer)
     save_file(tensors, temp / "optimizer.safetensors")
     save_file(_rng_state(), temp / "rng.safetensors")
-    meta = {"format": FORMAT, "step": step, "epoch": epoch, "config": dict(config or {}), "param_groups": groups}
+    meta = {"format": FORMAT, "step": step, "epoch": epoch, "config": dict(config), "param_groups": groups}
     (temp / "meta.json").write_text(json.dumps(meta, indent=1))
     for file in temp.iterdir():
         sync(file)
@@ -66,17 +56,28 @@ def save_checkpoint(
     return final
 
 
-def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> CheckpointMeta:
-    """Put everything back as it was saved, bit for bit. UsageError when the folder does not fit this model."""
+def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Put everything back as it was saved, bit for bit; the step that it is of. UsageError when the folder does not fit this
+    model."""
     try:
         meta = json.loads((path / "meta.json").read_text())
-        state = load_file(path / "model.safetensors")
         tensors = load_file(path / "optimizer.safetensors")
         rng = load_file(path / "rng.safetensors")
+        if meta.get("format") != FORMAT:
+            raise UsageError(f"checkpoint {path} has format {meta.get('format')}, this program reads {FORMAT}")
+        load_weights(path, model)
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read checkpoint {path}: {error}") from error
-    if meta.get("format") != FORMAT:
-        raise UsageError(f"checkpoint {path} has format {meta.get('format')}, this program reads {FORMAT}")
+    optimizer.load_state_dict(_unflatten(tensors, meta["param_groups"]))
+    torch.set_rng_state(rng["cpu"])
+    if torch.cuda.is_available() and "cuda" in rng:
+        torch.cuda.set_rng_state(rng["cuda"])
+    return int(meta["step"])
+
+
+def load_weights(path: Path, model: nn.Module) -> None:
+    """The weights of a checkpoint into a model. FileNotFoundError when it is gone, UsageError when it is of another model."""
+    state = load_file(path / "model.safetensors")
     ours = dict(named_state(model))
     if ours.keys() != state.keys():
         odd = sorted(ours.keys() ^ state.keys())
@@ -86,11 +87,6 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
             if tensor.shape != state[name].shape:
                 raise UsageError(f"checkpoint {path}: {name} is {tuple(state[name].shape)}, not {tuple(tensor.shape)}")
             tensor.copy_(state[name])
-    optimizer.load_state_dict(_unflatten(tensors, meta["param_groups"]))
-    torch.set_rng_state(rng["cpu"])
-    if torch.cuda.is_available() and "cuda" in rng:
-        torch.cuda.set_rng_state(rng["cuda"])
-    return CheckpointMeta(meta["step"], meta["epoch"], meta["config"])
 
 
 def prune_checkpoints(root: Path, keep: int, committed: int) -> list[Path]:

@@ -41,13 +41,14 @@ def export_run(run_dir: Path, out: Path) -> dict[str, Any]:
 
     from transformers.utils import logging as progress
 
+    from learner.trainer.checkpoint import load_weights
     from learner.trainer.model import load_model
 
     progress.disable_progress_bar()  # several bars for what takes seconds
     model, tokenizer = load_model(settings["model"], "cpu")
     for attempt in range(ATTEMPTS):
         try:
-            _load_weights(model, checkpoint)
+            load_weights(checkpoint, model)
             break
         except FileNotFoundError:
             newer = last_commit(run_dir)
@@ -95,30 +96,12 @@ def last_commit(run_dir: Path) -> Commit:
     return Commit(int(row[0]), checkpoint if checkpoint.is_dir() else moved)
 
 
-def _load_weights(model: nn.Module, checkpoint: Path) -> None:
-    """FileNotFoundError when the checkpoint is gone, UsageError when it is of another model."""
-    import torch
-    from safetensors.torch import load_file
-
-    from learner.trainer.model import named_state
-
-    state = load_file(checkpoint / "model.safetensors")
-    ours = dict(named_state(model))
-    if {n: t.shape for n, t in ours.items()} != {n: t.shape for n, t in state.items()}:
-        raise UsageError(f"checkpoint {checkpoint} is of another model than the run's base model")
-    with torch.no_grad():
-        for name, tensor in ours.items():
-            tensor.copy_(state[name])
-
-
 def export_model(model: nn.Module, tokenizer: Any, folder: Path, dtype: str = "bfloat16") -> Path:
     """save_pretrained of model and tokenizer under `folder`, weights cast to `dtype`; the model itself is unchanged."""
-    from learner.trainer.model import SERVED_DTYPES
+    from learner.trainer.model import served_dtype
 
-    if dtype not in SERVED_DTYPES:
-        raise UsageError(f"export dtype {dtype!r} is not one of {', '.join(SERVED_DTYPES)}")
+    target = served_dtype(dtype)
     folder.mkdir(parents=True, exist_ok=True)
-    target = SERVED_DTYPES[dtype]
     cast: Any = model if next(model.parameters()).dtype == target else copy.deepcopy(model).to(target)
     cast.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

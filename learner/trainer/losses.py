@@ -24,27 +24,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from learner.trainer.settings import Aggregate, Proximal
+from learner.trainer.settings import TrainerConfig
 
 MAX_LOG_RATIO = 20.0
 """Nats: log ratios are cut to this size, since one token with exp(100) would outweigh the step or make it NaN."""
-
-
-@dataclass(frozen=True, slots=True)
-class LossOptions:
-    """The choices of the loss, as the settings have them (`learner.trainer.settings`)."""
-
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    """DAPO's asymmetric bounds of the ratio: [1 - clip_low, 1 + clip_high]"""
-    tis_cap: float = 2.0
-    """truncated importance sampling: the largest weight pi / mu that a token gets, whichever policy the clip is from"""
-    proximal: Proximal = "trainer"
-    aggregate: Aggregate = "token"
-    max_tokens: int = 1
-    """the constant of "constant": the completion budget"""
-    kl_coef: float = 0.0
-    """weight of the k3 estimate of KL(pi || reference); 0 needs no reference"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +58,7 @@ def policy_loss(
     behaviour: Tensor,
     advantages: Tensor,
     mask: Tensor,
-    options: LossOptions,
+    config: TrainerConfig,
     *,
     reference: Tensor | None = None,
 ) -> LossSums:
@@ -91,43 +74,43 @@ def policy_loss(
     """
     check_logprobs(behaviour, mask)
     behaviour = torch.where(mask, behaviour, logprobs.detach())  # [B, T], padding gives ratio 1 and is masked below
-    proximal = logprobs.detach() if options.proximal == "trainer" else behaviour
+    proximal = logprobs.detach() if config.proximal == "trainer" else behaviour
     log_ratio = logprobs - proximal
-    if options.proximal == "behaviour":
+    if config.proximal == "behaviour":
         # The ratio is itself the importance weight: truncate it, or a token of negative advantage that the trainer has
         # since come to prefer weighs without bound. Before exp: of an overflow, clamp's backward would be 0 * inf.
-        log_ratio = log_ratio.clamp(max=math.log(options.tis_cap))
+        log_ratio = log_ratio.clamp(max=math.log(config.tis_cap))
     ratio = torch.exp(log_ratio)  # [B, T]
-    clipped = torch.clamp(ratio, 1 - options.clip_low, 1 + options.clip_high)
+    clipped = torch.clamp(ratio, 1 - config.clip_low, 1 + config.clip_high)
     advantage = advantages[:, None]  # [B, 1]
     per_token = -torch.minimum(ratio * advantage, clipped * advantage)  # [B, T]
 
     log_mismatch = (logprobs.detach() - behaviour).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)  # log pi/mu
-    if options.proximal == "trainer":
-        per_token = per_token * torch.exp(log_mismatch).clamp(max=options.tis_cap)
-    if options.kl_coef:
+    if config.proximal == "trainer":
+        per_token = per_token * torch.exp(log_mismatch).clamp(max=config.tis_cap)
+    if config.kl_coef:
         if reference is None:
             raise ValueError("kl_coef > 0 needs reference logprobs")
-        per_token = per_token + options.kl_coef * k3(reference - logprobs)
+        per_token = per_token + config.kl_coef * k3(reference - logprobs)
 
     per_token = torch.where(mask, per_token, torch.zeros_like(per_token))
     lengths = mask.sum(dim=1)  # [B]
-    if options.aggregate == "token":
+    if config.aggregate == "token":
         loss, weight = per_token.sum(), float(lengths.sum())
-    elif options.aggregate == "sequence":
+    elif config.aggregate == "sequence":
         loss, weight = (per_token.sum(dim=1) / lengths.clamp(min=1)).sum(), float(len(lengths))
     else:
-        loss, weight = per_token.sum() / options.max_tokens, float(len(lengths))
+        loss, weight = per_token.sum() / config.max_new_tokens, float(len(lengths))
 
     with torch.no_grad():
-        low = (ratio < 1 - options.clip_low) & (advantage < 0) & mask
-        high = (ratio > 1 + options.clip_high) & (advantage > 0) & mask
+        low = (ratio < 1 - config.clip_low) & (advantage < 0) & mask
+        high = (ratio > 1 + config.clip_high) & (advantage > 0) & mask
         mismatch = torch.where(mask, k3(log_mismatch), torch.zeros_like(log_mismatch))
         stats = {
             "tokens": float(lengths.sum()),
             "clip_low": float(low.sum()),
             "clip_high": float(high.sum()),
-            "tis_capped": float(((log_mismatch.exp() > options.tis_cap) & mask).sum()),
+            "tis_capped": float(((log_mismatch.exp() > config.tis_cap) & mask).sum()),
             "ratio": float(torch.where(mask, log_mismatch.exp(), torch.zeros_like(log_mismatch)).sum()),
             "mismatch_kl": float(mismatch.sum()),
             "mismatch_kl_max": float(mismatch.max()) if mismatch.numel() else 0.0,

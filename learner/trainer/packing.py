@@ -71,17 +71,10 @@ def check_group(group: Group, version: Version, max_staleness: int) -> None:
             raise refuse(f"{who}: spans cover {at} of {len(t.completion_ids)} tokens")
 
 
-def rows_of(groups: Sequence[Group], scale: bool) -> list[ForwardRow]:
-    """Every sequence of `groups` with its advantage, in order."""
-    return [
-        ForwardRow(group.group_id, trajectory, float(advantage))
-        for group in groups
-        for trajectory, advantage in zip(
-            group.trajectories,
-            group_advantages(group.rewards, scale=scale),
-            strict=True,
-        )
-    ]
+def rows_of(group: Group, scale: bool) -> list[ForwardRow]:
+    """Every sequence of a group with its advantage, in order."""
+    advantages = group_advantages(group.rewards, scale=scale)
+    return [ForwardRow(group.group_id, t, float(a)) for t, a in zip(group.trajectories, advantages, strict=True)]
 
 
 def cut_forwards(rows: Sequence[ForwardRow], budget: int) -> Iterator[list[ForwardRow]]:

@@ -24,7 +24,7 @@ from learner.tasks.registry import make_task
 from learner.trainer.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
 from learner.trainer.device_weights import DeviceWeights
 from learner.trainer.evaluate import evaluate, held_out_prompts
-from learner.trainer.losses import LossOptions, merge_stats, policy_loss, report
+from learner.trainer.losses import merge_stats, policy_loss, report
 from learner.trainer.model import completion_logprobs, load_model, served_tensors
 from learner.trainer.packing import BadBatch, ForwardRow, Packer, check_group, rows_of
 from learner.trainer.settings import TrainerConfig
@@ -62,15 +62,6 @@ class PolicyTrainer:
 
     def __init__(self, model: Any, config: TrainerConfig, *, reference: Any = None) -> None:
         self.model, self.config, self.reference = model, config, reference
-        self.loss_options = LossOptions(
-            clip_low=config.clip_low,
-            clip_high=config.clip_high,
-            tis_cap=config.tis_cap,
-            proximal=config.proximal,
-            aggregate=config.aggregate,
-            max_tokens=config.max_new_tokens,
-            kl_coef=config.kl_coef,
-        )
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=config.lr, betas=tuple(config.betas), weight_decay=config.weight_decay, fused=True
         )
@@ -88,7 +79,7 @@ class PolicyTrainer:
         or later."""
         for group in groups:
             self.group_ids.append(group.group_id)
-            rows = rows_of([group], self.config.scale_advantages)
+            rows = rows_of(group, self.config.scale_advantages)
             # A sequence without advantage has no gradient: its forward is for the statistics and the loss weight only.
             busy = [r for r in rows if r.advantage != 0.0 or self.config.kl_coef]
             idle = [r for r in rows if r.advantage == 0.0 and not self.config.kl_coef]
@@ -130,7 +121,7 @@ class PolicyTrainer:
                 reference, _, _ = completion_logprobs(self.reference, prompts, completions, temperature=temperature)
         ids = sorted({r.group_id for r in pack})
         try:
-            sums = policy_loss(logprobs, behaviour, advantages, mask, self.loss_options, reference=reference)
+            sums = policy_loss(logprobs, behaviour, advantages, mask, self.config, reference=reference)
         except ValueError as error:
             raise ValueError(f"groups {ids}: {error}") from error
         value = float(sums.loss.detach())
@@ -211,9 +202,9 @@ def run_trainer(client: TrainerClient, config: TrainerConfig) -> None:
     start = client.resume()
     step = start.step
     if start.checkpoint is not None:
-        meta = load_checkpoint(start.checkpoint, model, trainer.optimizer)
-        if meta.step != step:
-            raise UsageError(f"checkpoint {start.checkpoint} holds step {meta.step}, the run stands at step {step}")
+        saved = load_checkpoint(start.checkpoint, model, trainer.optimizer)
+        if saved != step:
+            raise UsageError(f"checkpoint {start.checkpoint} holds step {saved}, the run stands at step {step}")
     on_gpu = DeviceWeights(model, config.served_dtype) if next(model.parameters()).is_cuda else None
     client.publish(step, on_gpu or served_tensors(model, config.served_dtype))
     if held_out:

@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from learner.economy.activation import Activation, Candidate, Decision, Rules
+from learner.economy.activation import Activation
 from learner.economy.bill import Bill
-from learner.economy.candidates import ASLEEP
+from learner.economy.candidates import ASLEEP, Candidate, Decision, Rules
 from learner.economy.demand import Demand, choose_kappa
 from learner.economy.rates import Estimate, NodeRates
 from netem.planning.cost_scenario import CostScenario
@@ -164,7 +164,7 @@ class Autoscaler:
         out = []
         for i in self.here:
             name, was = self.nodes[i].name, self.state[i]
-            to: State = "active" if name in decision.active else "warm" if name in decision.warm else "asleep"
+            to: State = "active" if name in decision.active else "warm"
             if to == was:
                 continue
             if to == "active":
@@ -172,10 +172,7 @@ class Autoscaler:
             else:
                 if was == "active":
                     self.active_by_row[self.nodes[i].row] -= 1
-                if to == "asleep":
-                    self.ready_at[i] = math.inf
-                else:
-                    self._wake(i, now)
+                self._wake(i, now)
                 self._set(i, to, now)
             if "active" in (to, was):
                 out.append((i, to == "active"))

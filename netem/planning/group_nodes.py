@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from learner.rollouts.ledger import Ledger, NoRoom
+from learner.rollouts.ledger import Ledger
 from netem.planning.cost_scenario import CostScenario
 from netem.planning.group_server import BLOCK, SQUEEZED, DrawnLengths, Servers, SimGroup, SimNode
 from netem.planning.simulated_fleet import SimulatedFleet, Tell
@@ -161,7 +161,7 @@ class GroupNodes:
                 self._orphans.append((group_id, group))
             else:
                 self.lost += group.tokens * (1.0 - left / group.longest)
-                self.ledger.abort([group_id], "lost")
+                self.ledger.abort([group_id])
         node.groups.clear()
         node.ends.clear()
         self.look()
@@ -204,7 +204,7 @@ class GroupNodes:
                 del self._orphans[k]
                 break
         else:
-            if isinstance(self.ledger.reserve(self._opened, version), NoRoom):
+            if not self.ledger.reserve(self._opened, version):
                 self.fleet.held_back = True
                 return False
             group_id, group = self._opened, SimGroup(version, self.now, *self.lengths.draw())

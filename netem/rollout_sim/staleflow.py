@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
-from learner.rollouts.ledger import Ledger, NoRoom
+from learner.rollouts.ledger import Ledger
 from netem.rollout_sim.engine import FILL, Sequence
 from netem.rollout_sim.other_systems import has_place
 from netem.rollout_sim.sim import OpenedGroup, RolloutPolicy
@@ -22,8 +22,7 @@ class Bounded(RolloutPolicy):
 
     def reserve(self, version: int) -> OpenedGroup | None:
         """Open a group at `version` if the ledger has room for it; its members wait for engines. None where it has none."""
-        granted = self.ledger.reserve(self.sim._opened, version)
-        if isinstance(granted, NoRoom):
+        if not self.ledger.reserve(self.sim._opened, version):
             return None
         prompt = self.sim.open(version)
         for member in prompt.members:

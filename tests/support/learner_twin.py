@@ -499,8 +499,8 @@ class World:
     # --- what must always hold ---------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        counts, ledger = self.journal.counts(), self.rollouts.ledger.counts()
-        assert counts.groups.lost == counts.trajectories.lost == ledger.lost == 0
+        counts = self.journal.counts()
+        assert counts.groups.lost == counts.trajectories.lost == 0
         states = [b.state for b in self.disk.groups.values()]
         assert counts.groups.outstanding == states.count("reserved") and counts.groups.finished == states.count("finished")
         assert counts.groups.consumed == states.count("consumed") == len(self.disk.consumed)
@@ -510,7 +510,8 @@ class World:
         assert all(b.task_index in again for b in self.disk.groups.values()), "a prompt was passed over"
         open_now = set(self.rollouts.collector.outstanding) | self._waiting_for_reward()
         assert open_now == {g for g, b in self.disk.groups.items() if b.state == "reserved"}
-        assert ledger.outstanding == len(open_now) + sum(g not in self.uncommitted for g in self.rollouts.buffers.finished)
+        outstanding = self.rollouts.ledger.outstanding
+        assert outstanding == len(open_now) + sum(g not in self.uncommitted for g in self.rollouts.buffers.finished)
         assert all(0 <= self.disk.consumed[g] - 1 - self.disk.groups[g].version.step for g in self.disk.consumed)
 
     def drain(self) -> None:

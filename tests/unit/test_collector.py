@@ -16,6 +16,7 @@ from learner.tasks.port import Score
 from learner.trajectory import Group
 from p2p.protocol.rollout import Span, TokenEvent
 from p2p.version import Version
+from tests.support.groups import open_group, restore_group
 
 V5, V6, V7 = Version(1, 5), Version(1, 6), Version(1, 7)
 STOP = 9
@@ -33,7 +34,7 @@ def opened(samples: int = 1, budget: int = 3, max_new_tokens: int = 4) -> Collec
     for version in (V5, V6):
         collector.published(version)
     sampling = Sampling(max_new_tokens, (STOP,), 0.7, 0.9)
-    ids = collector.open_group(3, 30, [1, 2], V5, [100 + m for m in range(samples)], sampling)
+    ids = open_group(collector, 3, 30, [1, 2], V5, [100 + m for m in range(samples)], sampling)
     assert ids == tuple(f"3.{m}.0" for m in range(samples))
     return collector
 
@@ -63,24 +64,14 @@ def test_a_group_finishes_with_its_last_member() -> None:
     assert collector.tokens("b", tokens("3.1.0", 4, [1])) == Ignored("3.1.0")
 
 
-def test_a_pinned_group_takes_tokens_of_one_version_only() -> None:
+def test_who_declined_is_asked_last_unless_it_was_only_behind() -> None:
     collector = opened(samples=1)
-    collector.open_group(4, 30, [1, 2], V5, [1], Sampling(4, (STOP,)), exact=True)
-    [free, pinned] = collector.pending()
-    assert (free.exact_version, pinned.exact_version) == (None, V5)
-    assert collector.assign("4.0.0", "a").exact_version == V5
-    collector.tokens("a", tokens("4.0.0", 0, [1, 2], V5))
-    assert collector.extend("a", tokens("4.0.0", 2, [3], V6)) == 0  # nor by the short way
-    out = collector.tokens("a", tokens("4.0.0", 2, [3], V6))
-    assert isinstance(out, Requeued) and out.refusal is not None and "asked for exactly" in out.refusal.reason
-    again = collector.assign("4.0.1", "b")
-    assert (again.prefix_ids, again.exact_version) == ((1, 2), V5)
-    # A node that was only behind is as good as any later on; one that is past it is not asked again.
-    collector.declined("b", "4.0.1", "behind", retryable=True, avoid=False)
-    assert [r.avoid for r in collector.pending() if r.group_id == 4] == [frozenset({"a"})]
-    collector.assign("4.0.2", "c")
-    collector.declined("c", "4.0.2", "past", retryable=True)
-    assert [r.avoid for r in collector.pending() if r.group_id == 4] == [frozenset({"a", "c"})]
+    collector.assign("3.0.0", "b")
+    collector.declined("b", "3.0.0", "behind", retryable=True, avoid=False)
+    assert [r.avoid for r in collector.pending()] == [frozenset()]
+    collector.assign("3.0.1", "c")
+    collector.declined("c", "3.0.1", "past", retryable=True)
+    assert [r.avoid for r in collector.pending()] == [frozenset({"c"})]
 
 
 def test_what_a_node_says_of_versions_is_kept_run_by_run_and_never_goes_back() -> None:
@@ -142,7 +133,7 @@ def resumed(*members: list[Piece], epoch: int = 2) -> tuple[Collector, WholeGrou
     collector = Collector(vocab_size=10, first_group=7, first_attempt=first_attempt(epoch))
     collector.published(Version(epoch, 6))
     sampling = Sampling(4, (STOP,))
-    return collector, collector.restore_group(3, 30, [1, 2], V5, [100 + m for m in range(len(members))], sampling, members)
+    return collector, restore_group(collector, 3, V5, [100 + m for m in range(len(members))], sampling, members)
 
 
 def journaled(member: int, *runs: tuple[int, list[int], Version, str]) -> list[Piece]:
@@ -176,7 +167,7 @@ def test_a_restarted_learner_goes_on_from_the_last_journaled_token() -> None:
     assert two.completion_ids == (STOP,) and three.completion_ids == (1, STOP)
     assert (three.node, three.finish, three.seed) == ("c", "stop", 102)
     assert [p.start for p in collector.unwritten.take()] == [2, 0]
-    fresh = collector.open_group(9, 0, [1], new, [1], Sampling(4, (STOP,)))
+    fresh = open_group(collector, 9, 0, [1], new, [1], Sampling(4, (STOP,)))
     assert fresh == (f"9.0.{ATTEMPTS}",) and collector.pending()[0].attempt == 0
 
 
@@ -206,13 +197,13 @@ def test_no_late_token_of_an_earlier_epoch_is_accepted(attempt: int) -> None:
 def test_only_whole_groups_of_an_earlier_epoch_are_taken_up() -> None:
     collector, _ = resumed([])
     with pytest.raises(ValueError, match="taken up already"):
-        collector.restore_group(3, 0, [1], V5, [1], Sampling(4, ()), [[]])
+        restore_group(collector, 3, V5, [1], Sampling(4, ()), [[]])
     with pytest.raises(ValueError, match="not of an earlier epoch"):
-        collector.restore_group(7, 0, [1], V5, [1], Sampling(4, ()), [[]])
+        restore_group(collector, 7, V5, [1], Sampling(4, ()), [[]])
     with pytest.raises(ValueError, match="1 seeds and 2 members"):
-        collector.restore_group(2, 0, [1], V5, [1], Sampling(4, ()), [[], []])
+        restore_group(collector, 2, V5, [1], Sampling(4, ()), [[], []])
     with pytest.raises(ValueError, match="expected 1"):
-        collector.restore_group(2, 0, [1], V5, [1], Sampling(4, ()), [journaled(0, (0, [1], V5, "a"), (2, [1], V5, "a"))])
+        restore_group(collector, 2, V5, [1], Sampling(4, ()), [journaled(0, (0, [1], V5, "a"), (2, [1], V5, "a"))])
     assert collector.outstanding == (3,)
 
 
@@ -325,11 +316,11 @@ def test_strangers_change_nothing() -> None:
 def test_wrong_calls_are_named() -> None:
     collector = opened()
     with pytest.raises(ValueError, match="comes after"):
-        collector.open_group(3, 0, [1], V5, [1], Sampling(4, ()))
+        open_group(collector, 3, 0, [1], V5, [1], Sampling(4, ()))
     with pytest.raises(ValueError, match="not published"):
-        collector.open_group(4, 0, [1], V7, [1], Sampling(4, ()))
+        open_group(collector, 4, 0, [1], V7, [1], Sampling(4, ()))
     with pytest.raises(ValueError, match="no members"):
-        collector.open_group(4, 0, [1], V5, [], Sampling(4, ()))
+        open_group(collector, 4, 0, [1], V5, [], Sampling(4, ()))
     collector.assign("3.0.0", "a")
     with pytest.raises(KeyError):
         collector.assign("3.0.0", "b")
@@ -354,7 +345,7 @@ def test_whatever_happens_each_group_finishes_whole_and_once(seed: int) -> None:
     collector.published(V5)
     for g in range(groups):
         seeds = [g * samples + m for m in range(samples)]
-        collector.open_group(g, g, [1], V5, seeds, Sampling(length, (STOP,)))
+        open_group(collector, g, g, [1], V5, seeds, Sampling(length, (STOP,)))
     running: dict[str, tuple[str, int, int]] = {}  # request id -> node, seed, position
     old: list[tuple[str, TokenEvent]] = []
     done: dict[int, Group] = {}

@@ -13,6 +13,7 @@ from learner.rollouts.group import MIN_LOGPROB
 from learner.rollouts.outcomes import Accepted, Requeued, Sampling
 from p2p.protocol.rollout import TokenEvent, pack_ids
 from p2p.version import Version
+from tests.support.groups import open_group
 
 V5, V6, V7 = Version(1, 5), Version(1, 6), Version(1, 7)
 STOP, LIMIT, VOCABULARY = 9, 40, 1000
@@ -29,7 +30,7 @@ def opened() -> Collector:
     collector = Collector(vocab_size=VOCABULARY, failure_budget=10_000)
     for version in (V5, V6):
         collector.published(version)
-    collector.open_group(3, 30, [1, 2], V5, [100, 101], Sampling(LIMIT, (STOP, 8)))
+    open_group(collector, 3, 30, [1, 2], V5, [100, 101], Sampling(LIMIT, (STOP, 8)))
     collector.assign("3.0.0", "a")
     return collector
 

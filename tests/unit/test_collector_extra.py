@@ -11,6 +11,7 @@ from learner.rollouts.group import ATTEMPTS, first_attempt
 from learner.rollouts.outcomes import Accepted, GroupProgress, Ignored, Sampling, WholeGroup
 from p2p.protocol.rollout import Span, TokenEvent
 from p2p.version import Version
+from tests.support.groups import open_group, restore_group
 
 V5, V6 = Version(1, 5), Version(1, 6)
 STOP = 9
@@ -25,7 +26,7 @@ def opened(members: int, extra: int = 0, limit: int = 8) -> Collector:
     collector = Collector(vocab_size=10)
     collector.published(V5)
     collector.published(V6)
-    collector.open_group(3, 30, [1, 2], V5, [100 + m for m in range(members)], Sampling(limit, (STOP,)), extra=extra)
+    open_group(collector, 3, 30, [1, 2], V5, [100 + m for m in range(members)], Sampling(limit, (STOP,)), extra=extra)
     for m in range(members):
         collector.assign(f"3.{m}.0", "abcdefgh"[m])
     return collector
@@ -68,7 +69,7 @@ def test_a_group_must_need_someone() -> None:
     collector = Collector()
     collector.published(V5)
     with pytest.raises(ValueError, match="no members"):
-        collector.open_group(1, 0, [1], V5, [1, 2], Sampling(4, ()), extra=2)
+        open_group(collector, 1, 0, [1], V5, [1, 2], Sampling(4, ()), extra=2)
 
 
 def test_a_cut_group_ends_with_what_its_members_have() -> None:
@@ -122,7 +123,7 @@ def resumed(*members: list[int], extra: int) -> tuple[Collector, WholeGroup | No
         for m, ids in enumerate(members)
     ]
     seeds = [100 + m for m in range(len(members))]
-    return collector, collector.restore_group(3, 30, [1, 2], V5, seeds, Sampling(4, (STOP,)), pieces, extra=extra)
+    return collector, restore_group(collector, 3, V5, seeds, Sampling(4, (STOP,)), pieces, extra=extra)
 
 
 def test_a_restored_group_is_whole_when_as_many_as_it_needs_had_ended() -> None:

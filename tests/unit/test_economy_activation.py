@@ -1,4 +1,4 @@
-"""Who works and why: no flapping, losses, joiners, trials, caps, standby."""
+"""Who works and why: no flapping, losses, joiners, trials, caps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from learner.economy.activation import ACTIVE, ASLEEP, WARM, Activation, Candidate, Decision, Rules
+from learner.economy.activation import Activation
+from learner.economy.candidates import ACTIVE, ASLEEP, WARM, Candidate, Decision, Rules
 from learner.economy.demand import Demand, required
 from learner.economy.rates import Estimate
 from tests.support.nightly import examples
@@ -55,18 +56,16 @@ class Pool:
             self.nodes.values()
         ]  # fmt: skip
         out = self.activation.decide(self.now, want, seen, spread, self.spent, **more)
-        assert out.active | out.warm | out.asleep == self.nodes.keys()
-        assert len(out.active) + len(out.warm) + len(out.asleep) == len(self.nodes)
+        assert out.active <= self.nodes.keys()
         for change in out.changes:
             c = self.nodes[change.peer]
             assert change.to != c.state and change.why
             self.changes += ACTIVE in (change.to, c.state)
             self.said.append(f"{change.peer}: {change.why}")
         for peer, c in self.nodes.items():
-            state = ACTIVE if peer in out.active else WARM if peer in out.warm else ASLEEP
-            ready = c.ready and state != ASLEEP
-            self.nodes[peer] = replace(c, state=state, ready=ready)
-            if state == ACTIVE and not ready:
+            state = ACTIVE if peer in out.active else WARM
+            self.nodes[peer] = replace(c, state=state)
+            if state == ACTIVE and not c.ready:
                 self.catching.setdefault(peer, self.now + c.catch_up_s)
             elif peer in self.catching:
                 del self.catching[peer]
@@ -170,10 +169,10 @@ def test_a_joiner_counts_when_it_has_caught_up() -> None:
     assert out.active == {"n0"}  # who can work now comes first
     for _ in range(13):
         out = pool.step(demand(80))
-    assert out.active == {"n0", "n1"} and out.supply == 100.0 and out.coming == 100.0 and not pool.nodes["n1"].ready
+    assert out.active == {"n0", "n1"} and out.supply == 100.0 and not pool.nodes["n1"].ready
     for _ in range(5):
         out = pool.step(demand(80))
-    assert out.active == {"n1"} and out.coming == 0  # make, then break
+    assert out.active == {"n1"}  # make, then break
     # Nobody else: it is activated, does not count, and nobody is activated twice for it.
     nodes = {p: replace(c, state=ASLEEP, ready=False) for p, c in fleet((0.4, 100.0), (0.5, 100.0)).items()}
     pool = Pool(Activation(Rules()), nodes)
@@ -354,28 +353,3 @@ def test_a_version_reaches_these_in_time() -> None:
     pool = Pool(Activation(Rules()), fleet((1.0, 100.0), (1.0, 100.0)))
     out = pool.step(demand(80), spread=lambda peers: 40.0)
     assert out.required == math.inf and out.active and "no capacity suffices with S=3, kappa=1" in out.blocked
-
-
-def test_warm_or_asleep() -> None:
-    nodes = fleet(*[(1.0, 100.0)] * 6, version_usd=0.001, catch_up_usd=0.5)
-    pool = Pool(Activation(Rules()), nodes)
-    out = pool.step(demand(80))
-    # 360 versions an hour cost $0.36; the first spare is thought to be needed in an hour, the others later.
-    assert len(out.active) == 1 and len(out.warm) == 1 and len(out.asleep) == 4
-    free = Pool(Activation(Rules()), fleet(*[(1.0, 100.0)] * 6)).step(demand(80))
-    assert len(free.warm) == 5 and not free.asleep
-    # Noise does not put them to sleep and wake them.
-    pool = Pool(Activation(Rules()), fleet(*[(1.0, 100.0)] * 6, version_usd=0.001, catch_up_usd=0.5), noise=0.1)
-    pool.step(demand(80))
-    before = len(pool.said)
-    for _ in range(100):
-        pool.step(demand(80))
-    assert len(pool.said) - before < 15
-    # Many leave: more are kept warm.
-    for k in range(5):
-        gone = next(p for p, c in pool.nodes.items() if c.state == ACTIVE)
-        del pool.nodes[gone]
-        pool.nodes[f"m{k}"] = Candidate(f"m{k}", 1.0, Estimate(100.0, 0.0, True), version_usd=0.001, catch_up_usd=0.5)
-        out = pool.step(demand(80))
-        pool.now += 60
-    assert len(out.warm) >= 3

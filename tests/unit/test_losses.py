@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from learner.trainer.advantages import group_advantages
-from learner.trainer.losses import LossOptions, k3, merge_stats, policy_loss, report
+from learner.trainer.losses import k3, merge_stats, policy_loss, report
+from learner.trainer.settings import TrainerConfig
+
+
+def options_with(**settings: Any) -> TrainerConfig:
+    return TrainerConfig(model="", checkpoint_dir="", **{"proximal": "trainer", **settings})
 
 
 def batch(seed: int, rows: int = 6, width: int = 5) -> tuple[torch.Tensor, ...]:
@@ -25,7 +31,7 @@ def batch(seed: int, rows: int = 6, width: int = 5) -> tuple[torch.Tensor, ...]:
 def test_decoupled_gradient_is_minus_weight_times_advantage() -> None:
     logprobs = torch.tensor([[-1.0, -2.0]], requires_grad=True)
     behaviour = torch.tensor([[-1.5, -2.2]])
-    sums = policy_loss(logprobs, behaviour, torch.tensor([2.0]), torch.tensor([[True, True]]), LossOptions(tis_cap=1.5))
+    sums = policy_loss(logprobs, behaviour, torch.tensor([2.0]), torch.tensor([[True, True]]), options_with(tis_cap=1.5))
     sums.loss.backward()
     # exp(0.5) = 1.65 is over the cap, exp(0.2) = 1.22 is not
     assert logprobs.grad is not None
@@ -40,7 +46,7 @@ def test_behaviour_proximal_clips_asymmetrically() -> None:
     behaviour = torch.full((2, 2), -3.0)
     logprobs = (behaviour + ratios.log()).requires_grad_()
     mask = torch.tensor([[True, True], [True, False]])
-    sums = policy_loss(logprobs, behaviour, torch.tensor([1.0, -1.0]), mask, LossOptions(proximal="behaviour"))
+    sums = policy_loss(logprobs, behaviour, torch.tensor([1.0, -1.0]), mask, options_with(proximal="behaviour"))
     sums.loss.backward()
     assert logprobs.grad is not None
     assert logprobs.grad.flatten().tolist() == pytest.approx([0.0, -1.25, 0.0, 0.0], abs=1e-5)
@@ -53,7 +59,7 @@ def test_behaviour_proximal_clips_asymmetrically() -> None:
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 def test_a_hardly_likely_token_does_not_turn_the_step_to_nan(proximal: str, advantage: float) -> None:
     """exp(99) overflows float32; the other token's gradient is what it would be without it."""
-    options = LossOptions(proximal=proximal, kl_coef=0.1)
+    options = options_with(proximal=proximal, kl_coef=0.1)
     logprobs = torch.tensor([[-1.0, -1.0]], requires_grad=True)
     behaviour, reference = torch.tensor([[-100.0, -1.0]]), torch.tensor([[-1.0, 98.0]])
     mask = torch.tensor([[True, True]])
@@ -69,14 +75,14 @@ def test_missing_behaviour_logprobs_are_refused_not_filled(value: float) -> None
     logprobs, behaviour, advantages, mask = batch(0)
     behaviour[1, 0] = value
     with pytest.raises(ValueError, match=r"rows \[1\]"):
-        policy_loss(logprobs, behaviour, advantages, mask, LossOptions())
+        policy_loss(logprobs, behaviour, advantages, mask, options_with())
 
 
 def test_what_stands_at_padding_does_not_matter() -> None:
     logprobs, behaviour, advantages, mask = batch(1)
     garbage = torch.where(mask, behaviour, torch.full_like(behaviour, math.nan))
-    a = policy_loss(logprobs, behaviour, advantages, mask, LossOptions())
-    b = policy_loss(logprobs, garbage, advantages, mask, LossOptions())
+    a = policy_loss(logprobs, behaviour, advantages, mask, options_with())
+    b = policy_loss(logprobs, garbage, advantages, mask, options_with())
     assert a.loss.item() == b.loss.item()
     assert a.stats == b.stats
 
@@ -84,7 +90,7 @@ def test_what_stands_at_padding_does_not_matter() -> None:
 @pytest.mark.parametrize("aggregate", ["token", "sequence", "constant"])
 @pytest.mark.parametrize("proximal", ["trainer", "behaviour"])
 def test_parts_sum_to_the_whole(aggregate: str, proximal: str) -> None:
-    options = LossOptions(aggregate=aggregate, proximal=proximal, max_tokens=5)
+    options = options_with(aggregate=aggregate, proximal=proximal, max_new_tokens=5)
     logprobs, behaviour, advantages, mask = batch(2)
     whole = policy_loss(logprobs, behaviour, advantages, mask, options)
     (grad,) = torch.autograd.grad(whole.loss, logprobs)
@@ -103,9 +109,9 @@ def test_aggregates_weigh_tokens_as_documented() -> None:
     logprobs = torch.full((2, 4), -1.0, requires_grad=True)
     mask = torch.tensor([[True] * 4, [True, False, False, False]])
     args = (logprobs, torch.full((2, 4), -1.0), torch.tensor([-1.0, -1.0]), mask)
-    token = policy_loss(*args, LossOptions(aggregate="token"))
-    sequence = policy_loss(*args, LossOptions(aggregate="sequence"))
-    constant = policy_loss(*args, LossOptions(aggregate="constant", max_tokens=8))
+    token = policy_loss(*args, options_with(aggregate="token"))
+    sequence = policy_loss(*args, options_with(aggregate="sequence"))
+    constant = policy_loss(*args, options_with(aggregate="constant", max_new_tokens=8))
     assert (token.loss.item(), token.weight) == (5.0, 5)
     assert (sequence.loss.item(), sequence.weight) == (2.0, 2)
     assert (constant.loss.item(), constant.weight) == (5 / 8, 2)
@@ -121,10 +127,10 @@ def test_k3_estimates_kl() -> None:
 def test_kl_to_the_reference_pulls_back() -> None:
     logprobs = torch.tensor([[-1.0]], requires_grad=True)
     args = (logprobs, torch.tensor([[-1.0]]), torch.tensor([0.0]), torch.tensor([[True]]))
-    policy_loss(*args, LossOptions(kl_coef=0.1), reference=torch.tensor([[-2.0]])).loss.backward()
+    policy_loss(*args, options_with(kl_coef=0.1), reference=torch.tensor([[-2.0]])).loss.backward()
     assert logprobs.grad is not None and logprobs.grad.item() > 0  # descent lowers an over-likely token
     with pytest.raises(ValueError, match="reference"):
-        policy_loss(*args, LossOptions(kl_coef=0.1))
+        policy_loss(*args, options_with(kl_coef=0.1))
 
 
 def test_group_advantages() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from learner.economy.activation import Rules
+from learner.economy.candidates import Rules
 from learner.economy.pool import Pool
 from learner.economy.priced_nodes import Seen
 from p2p.protocol.prices import Terms

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from learner.economy.activation import Rules
 from learner.economy.allocation import Advice
+from learner.economy.candidates import Rules
 from learner.economy.pool import Pool
 from learner.head.provider import LASTING_S, Provider
 from tests.unit.test_pool import World

@@ -84,7 +84,7 @@ def test_plan_sorts_by_reason() -> None:
     reserved = [(g.group_id, g.group.version.step) for g in plan.go_on]
     ledger, misfits = Ledger.restore(2, 2, 9, finished, reserved)
     assert misfits == () and ledger.occupied(9) == [1, 5]
-    ledger.abort([6, 7], "failures")  # refused for any that holds no reservation
+    ledger.abort([6, 7])  # refused for any that holds no reservation
 
 
 def test_tokens_after_lost_ones_are_lost_too() -> None:

@@ -13,6 +13,7 @@ from learner.status.view import cut_short
 from learner.trajectory import TRUNCATED, Finish, Group, Trajectory
 from p2p.protocol.rollout import Span, TokenEvent
 from p2p.version import Version
+from tests.support.groups import open_group
 
 V5 = Version(1, 5)
 STOP = 9
@@ -24,7 +25,7 @@ def collector_with(groups: dict[int, list[int]], extra: int = 0) -> Collector:
     collector.published(V5)
     for group_id, members in groups.items():
         seeds = list(range(len(members)))
-        collector.open_group(group_id, 10 * group_id, [1], V5, seeds, Sampling(100, (STOP,)), extra=extra)
+        open_group(collector, group_id, 10 * group_id, [1], V5, seeds, Sampling(100, (STOP,)), extra=extra)
         for m, count in enumerate(members):
             collector.assign(f"{group_id}.{m}.0", f"{group_id}.{m}")
             if count:

@@ -231,7 +231,7 @@ def test_shared_prompts_give_the_same_logprobs_and_gradients(folder: Path) -> No
 
 def test_forwards_fit_the_budget_and_lose_no_row() -> None:
     rng = np.random.default_rng(3)
-    rows = rows_of([make_group(i, rng, size=8) for i in range(6)], True)
+    rows = [row for i in range(6) for row in rows_of(make_group(i, rng, size=8), True)]
     packs = list(cut_forwards(rows, 64))
     assert sorted(map(id, rows)) == sorted(id(r) for pack in packs for r in pack)
     for pack in packs:
@@ -394,7 +394,7 @@ def test_checkpoints_are_whole_or_absent(folder: Path, tmp_path: Path, monkeypat
 
     monkeypatch.setattr("os.rename", lambda *_: (_ for _ in ()).throw(OSError("power cut")))
     with pytest.raises(OSError, match="power cut"):
-        save_checkpoint(tmp_path, 11, model, trainer.optimizer)
+        save_checkpoint(tmp_path, 11, model, trainer.optimizer, epoch=3, config={})
     monkeypatch.undo()
     assert not (tmp_path / "step_11").exists()
     assert [p.name for p in prune_checkpoints(tmp_path, 2, 10)] == ["step_1", ".step_11.tmp"]
@@ -405,8 +405,9 @@ def test_checkpoints_are_whole_or_absent(folder: Path, tmp_path: Path, monkeypat
 
     other, _ = load_model(folder, "cpu")
     fresh = PolicyTrainer(other, config(folder, tmp_path))
-    meta = load_checkpoint(tmp_path / "step_10", other, fresh.optimizer)
-    assert (meta.step, meta.epoch, meta.config) == (10, 3, {"lr": 1.0})
+    assert load_checkpoint(tmp_path / "step_10", other, fresh.optimizer) == 10
+    meta = json.loads((tmp_path / "step_10" / "meta.json").read_text())
+    assert (meta["step"], meta["epoch"], meta["config"]) == (10, 3, {"lr": 1.0})
     assert all(torch.equal(saved[n], t) for n, t in named_state(other))
     assert torch.equal(torch.rand(3), draw)
     with pytest.raises(UsageError, match="cannot read checkpoint"):
