@@ -21,7 +21,7 @@ from learner.economy.rates import Estimate, NodeRates
 from netem.planning.cost_scenario import CostScenario
 from netem.planning.dissemination import Dissemination
 from netem.planning.outcome import Paid
-from netem.planning.priced_fleet import EngineKind, FleetNode
+from netem.planning.priced_fleet import FleetNode
 from p2p.protocol.prices import State
 
 LEARNER = "learner"
@@ -51,11 +51,9 @@ class Charged(NamedTuple):
 class Autoscaler:
     """The activation of a simulated fleet, fed by a simulator."""
 
-    def __init__(
-        self, scenario: CostScenario, nodes: Sequence[FleetNode], engines: Sequence[EngineKind], full: Sequence[float]
-    ) -> None:
-        """`engines` and `full`, tokens per second of a full node, are by row of the fleet."""
-        self.scenario, self.nodes, self.engines, self.full = scenario, nodes, engines, full
+    def __init__(self, scenario: CostScenario, nodes: Sequence[FleetNode], full: Sequence[float]) -> None:
+        """`full`: tokens per second of a full node, by row of the fleet."""
+        self.scenario, self.nodes, self.full = scenario, nodes, full
         a, file = scenario.file.activation, scenario.file
         self.rules = Rules(
             margin=a.margin, release=a.release, dwell_s=a.dwell_s, explore_share=a.explore_share,

@@ -7,8 +7,6 @@ Must not know policies (netem.planning.policies) beyond the port `RolloutPolicy`
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 
@@ -44,15 +42,15 @@ class PricedSimulation(RolloutSimulation):
         super().__init__((), scenario.workload, policy, settings, file.model.served())
         self.scenario = scenario
         self.tick_s = min(TICK_RANGE_S[1], max(TICK_RANGE_S[0], (file.learner.train_s + file.learner.update_s) / TICKS))
-        engines = [row.engine(self.model) for row in scenario.rows]
+        self.kinds = [row.engine(self.model) for row in scenario.rows]
         held = held_of(scenario)
+        self.full_engines = [engine.full(held) for engine in self.kinds]
         self.fleet = SimulatedFleet(
-            self, scenario, engines, [engine.full(held).tokens_per_s for engine in engines],
+            self, scenario, [full.tokens_per_s for full in self.full_engines],
             horizon_s=HORIZON * file.steps * (file.learner.train_s + file.learner.update_s), lost_share=0.0, on_arrival=True,
             tell=tell,
         )  # fmt: skip
         self.nodes, self.autoscaler = self.fleet.nodes, self.fleet.autoscaler
-        self.at_once = [engine.full(held).sequences for engine in engines]
         learner = file.learner
         self.local_kind = engine_of(learner.gpu, learner.per_engine, self.model, learner.memory_share) if learner.gpu else None
         self.local_engines = [f"{LOCAL}{i}" for i in range(learner.gpus // learner.per_engine)] if learner.gpu else []
@@ -75,11 +73,6 @@ class PricedSimulation(RolloutSimulation):
 
     # ---- for policies
 
-    @property
-    def training(self) -> bool:
-        """The learner computes."""
-        return self._busy
-
     def take_turn(self, on: bool) -> None:
         """The local engines generate from now on, or hand over what they have and the learner may train."""
         if on == self.local_turn or not self.local_kind:
@@ -100,7 +93,7 @@ class PricedSimulation(RolloutSimulation):
     # ---- hooks
 
     def look(self) -> None:
-        if not self.local_turn or self._busy:
+        if not self.local_turn or self.busy:
             super().look()
 
     def open(self, version: int) -> OpenedGroup:
@@ -130,16 +123,14 @@ class PricedSimulation(RolloutSimulation):
         spreads = self.fleet.publish()
         if not self.scenario.rows or not self.autoscaler.active_by_row.total():
             self.version = version
-            self.policy.served(version)
         for row, spread_s in enumerate(spreads):
-            self.after(spread_s, partial(self._serve_row, row, version))
+            self.after(spread_s, self._serve_row, row, version)
 
     def _serve_row(self, row: int, version: int) -> None:
         self.version = max(self.version, version)
         for name in self.remote:
             if self.nodes[self.autoscaler.index[name]].row == row and self.serves[name] < version:
                 self._install(name, version)
-        self.policy.served(version)
 
     def _down(self, name: str, flushed: bool = False) -> None:
         if name in self.engines and not name.startswith(LOCAL):
@@ -148,13 +139,10 @@ class PricedSimulation(RolloutSimulation):
 
     # ---- for the fleet
 
-    def at(self, when: float, action: Callable[[], object]) -> None:
-        self.after(max(0.0, when - self.now), action)
-
     def begin(self, i: int) -> None:
         node = self.nodes[i]
         if node.name not in self.engines:
-            self._add(node.name, self.autoscaler.engines[node.row], self.version)
+            self._add(node.name, self.kinds[node.row], self.version)
 
     def end(self, i: int) -> None:
         if self.nodes[i].name in self.engines:
@@ -180,8 +168,8 @@ class PricedSimulation(RolloutSimulation):
         engine = self.engines.get(self.nodes[i].name)
         if engine is None:
             return False
-        waits = not self._busy and not self.local_turn and not self.fleet.was_held_back
-        return waits or bool(engine.waiting) or len(engine.running) >= BUSY_SHARE * self.at_once[self.nodes[i].row]
+        waits = not self.busy and not self.local_turn and not self.fleet.was_held_back
+        return waits or bool(engine.waiting) or len(engine.running) >= BUSY_SHARE * self.full_engines[self.nodes[i].row].sequences
 
 
 def held_of(scenario: CostScenario) -> float:

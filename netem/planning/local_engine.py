@@ -55,8 +55,7 @@ class RLBoostTurns:
         able = sim.local_engines and (self.settings.local_engine or not sim.remote)
         if able and (self.turn_s > 0 or not sim.remote):
             sim.take_turn(True)
-            turn = self._turn
-            sim.after(max(self.turn_s, ALONE_S), lambda: self._end(turn))
+            sim.after(max(self.turn_s, ALONE_S), self._end, self._turn)
         else:
             sim.generated_s.append(0.0)
 
@@ -65,7 +64,7 @@ class RLBoostTurns:
         if turn != self._turn or not sim.local_turn:
             return
         if not sim.remote and not sim.policy.complete(sim.step):  # alone: nobody else would go on
-            sim.after(ALONE_S, lambda: self._end(turn))
+            sim.after(ALONE_S, self._end, turn)
             return
         self._generated_s = sim.now - self._began
         sim.generated_s.append(self._generated_s)
@@ -109,7 +108,7 @@ class ProductionTurns:
         busy = any(e.running or e.waiting for e in map(sim.touch, sim.local_engines)) if sim.local_turn else False
         on = self.turns.look(
             sim.now, able=True, remote=sim.remote, whole=sim.policy.complete(sim.step), plenty=back and not busy,
-            waits=not sim.training, idle=idle,
+            waits=not sim.busy, idle=idle,
         )  # fmt: skip
         if on != sim.local_turn:
             sim.take_turn(on)

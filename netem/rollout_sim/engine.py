@@ -76,6 +76,8 @@ class SimEngine:
     waiting: deque[Sequence] = field(default_factory=deque)
     total: float = 0.0
     """tokens made in all"""
+    stamp: int = 0
+    """number of the one event of this engine that counts; the owner's"""
     preempted: int = 0
     """times that a running sequence was put back for want of memory"""
     _ends: list[tuple[float, int, Sequence]] = field(default_factory=list)

@@ -121,7 +121,7 @@ class Quota(Queued):
     def refill(self) -> None:
         """Open groups up to the quota, as fast as their members find engines."""
         s = self.sim
-        while s._opened < (s.settings.staleness + s.step + 1) * s.workload.groups and len(self.queue) < s.workload.samples:
+        while s.opened < (s.settings.staleness + s.step + 1) * s.workload.groups and len(self.queue) < s.workload.samples:
             self.open(s.version)
             self.spread()
 

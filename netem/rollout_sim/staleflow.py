@@ -22,7 +22,7 @@ class Bounded(RolloutPolicy):
 
     def reserve(self, version: int) -> OpenedGroup | None:
         """Open a group at `version` if the ledger has room for it; its members wait for engines. None where it has none."""
-        granted = self.ledger.reserve(self.sim._opened, version)
+        granted = self.ledger.reserve(self.sim.opened, version)
         if isinstance(granted, NoRoom):
             return None
         prompt = self.sim.open(version)
