@@ -7,7 +7,6 @@ import math
 from collections import deque
 from collections.abc import Sequence as Many
 
-from netem.planning.cost_scenario import PolicySection
 from netem.planning.local_engine import Priced, RLBoostTurns
 from netem.rollout_sim.engine import Sequence, SimEngine
 from netem.rollout_sim.other_systems import Buffer, OneStepOff, Synchronous, hand_out, has_place
@@ -38,7 +37,7 @@ class Colocated(Priced, Synchronous):
         sim = self.priced
         if sim.local_kind:
             for name in sim.local_engines:
-                sim._add(name, sim.local_kind, 0)
+                sim.add(name, sim.local_kind, 0)
 
     def spread(self) -> None:
         """Each local engine gets its equal part of the batch; without local engines the nodes get what fits."""
@@ -82,13 +81,10 @@ class RLBoost(Priced, Synchronous):
     name = "rlboost"
     streams = True
 
-    def __init__(self, settings: PolicySection) -> None:
-        super().__init__(settings)
-        self.keeps_tokens = settings.migration
-
     def start(self) -> None:
         super().start()
-        self.turns = RLBoostTurns(self.priced, self.settings)
+        self.keeps_tokens = self.settings.migration
+        self.turns = RLBoostTurns(self.priced)
 
     def refill(self) -> None:
         """Open the step's batch when the one before is generated, and begin the local engines' turn."""

@@ -66,8 +66,7 @@ class GroupSimulation(Timeline):
         self.workload = scenario.workload
         self.lengths = DrawnLengths(scenario)
         sample = self.lengths.block(2 * BLOCK)
-        model = file.model.served()
-        engines = [row.engine(model) for row in scenario.rows]
+        engines = [row.engine(file.model) for row in scenario.rows]
         self.kinds = [Servers.of(engine, sample, self.workload.prompt, self.workload.samples) for engine in engines]
         horizon_s = min(MAX_SIMULATED_S, HORIZON_STEPS * file.steps * (self.workload.train_s + self.workload.update_s))
         self.fleet = SimulatedFleet(

@@ -12,9 +12,8 @@ import numpy as np
 
 from netem.planning.cost_scenario import CostScenario
 from netem.planning.outcome import Result
-from netem.planning.priced_fleet import EngineKind, engine_of
+from netem.planning.priced_fleet import engine_of
 from netem.planning.simulated_fleet import SimulatedFleet, Tell
-from netem.rollout_sim.engine import SimEngine
 from netem.rollout_sim.sim import OpenedGroup, RolloutPolicy, RolloutSimulation, SimSettings
 
 LOCAL = "local-"
@@ -39,7 +38,7 @@ class PricedSimulation(RolloutSimulation):
     def __init__(self, scenario: CostScenario, policy: RolloutPolicy, tell: Tell = lambda step: None) -> None:
         file = scenario.file
         settings = SimSettings(file.policy.staleness, file.steps, file.warm, file.seed, recompute=file.delta.recompute)
-        super().__init__((), scenario.workload, policy, settings, file.model.served())
+        super().__init__((), scenario.workload, policy, settings, file.model)
         self.scenario = scenario
         self.tick_s = min(TICK_RANGE_S[1], max(TICK_RANGE_S[0], (file.learner.train_s + file.learner.update_s) / TICKS))
         self.kinds = [row.engine(self.model) for row in scenario.rows]
@@ -58,7 +57,6 @@ class PricedSimulation(RolloutSimulation):
         self.generated_s: list[float] = []
         """seconds of the local engines' turns, a step"""
         self.published = 0
-        self._since: dict[int, float] = {}
         self._totals: dict[int, float] = defaultdict(float)
 
     def result(self) -> Result:
@@ -80,7 +78,7 @@ class PricedSimulation(RolloutSimulation):
         self.local_turn = on
         for name in self.local_engines:
             if on:
-                self._add(name, self.local_kind, self.step)
+                self.add(name, self.local_kind, self.step)
             else:
                 self._down(name, flushed=True)
         if not on:
@@ -96,18 +94,9 @@ class PricedSimulation(RolloutSimulation):
         if not self.local_turn or self.busy:
             super().look()
 
-    def open(self, version: int) -> OpenedGroup:
-        prompt = super().open(version)
-        self._since[prompt.group_id] = self.now
-        return prompt
-
-    def abort(self, prompt: OpenedGroup) -> None:
-        self._since.pop(prompt.group_id, None)
-        super().abort(prompt)
-
-    def ended(self, prompt: OpenedGroup) -> None:
-        """All members of a group have ended. A policy's `finished` calls it."""
-        self.autoscaler.generated(self.now - self._since.pop(prompt.group_id))
+    def _finished(self, prompt: OpenedGroup) -> None:
+        super()._finished(prompt)
+        self.autoscaler.generated(self.now - prompt.since)
 
     def _publish(self, version: int) -> None:
         self.fleet.stepped(Counter(self._ages[-1]), self._tokens[-1])
@@ -142,7 +131,7 @@ class PricedSimulation(RolloutSimulation):
     def begin(self, i: int) -> None:
         node = self.nodes[i]
         if node.name not in self.engines:
-            self._add(node.name, self.kinds[node.row], self.version)
+            self.add(node.name, self.kinds[node.row], self.version)
 
     def end(self, i: int) -> None:
         if self.nodes[i].name in self.engines:
@@ -152,12 +141,6 @@ class PricedSimulation(RolloutSimulation):
         if self.nodes[i].name in self.engines:
             self._down(self.nodes[i].name)
         return self.autoscaler.state[i] == "active"
-
-    def _add(self, name: str, kind: EngineKind, version: int) -> None:
-        self.serves[name] = version
-        self.engines[name] = SimEngine(
-            name, kind.model, prefill_s=kind.prefill_s, room=kind.room, limit=kind.limit, at=self.now
-        )  # fmt: skip
 
     def made(self, i: int) -> float:
         name = self.nodes[i].name

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from netem.rollout_sim.engine import Sequence, SimEngine
-from netem.rollout_sim.fleet import QWEN3_8B, Seat, Served
+from netem.rollout_sim.fleet import QWEN3_8B, EngineKind, Seat, Served
 from netem.rollout_sim.workload import Workload
 from netem.timeline import Timeline
 from node.serving.batcher import FLUSH_S
@@ -41,6 +41,8 @@ class OpenedGroup:
     members: list[Sequence]
     left: int
     """members that have not ended"""
+    since: float
+    """when it was opened"""
 
     @property
     def oldest(self) -> int:
@@ -198,7 +200,7 @@ class RolloutSimulation(Timeline):
         self.opened += 1
         feature, lengths = self.workload.group(index, self.settings.seed)
         members = [Sequence(index, m, self.workload.prompt, n) for m, n in enumerate(lengths)]
-        prompt = OpenedGroup(index, feature, version=version, members=members, left=len(members))
+        prompt = OpenedGroup(index, feature, version=version, members=members, left=len(members), since=self.now)
         self.groups[index] = prompt
         return prompt
 
@@ -288,11 +290,12 @@ class RolloutSimulation(Timeline):
         self._arm(engine)
 
     def _up(self, seat: Seat) -> None:
-        engine = SimEngine(
-            seat.name, seat.kind.throughput(self.model), seat.kind.prefill_s(self.model), seat.kind.context(self.model),
-            self.settings.limit, at=self.now,
-        )  # fmt: skip
-        self.engines[seat.name], self.serves[seat.name] = engine, self.version
+        self.add(seat.name, seat.kind.engine(self.model, self.settings.limit), self.version)
+
+    def add(self, name: str, kind: EngineKind, version: int) -> None:
+        """There is one engine more, which serves that version."""
+        self.serves[name] = version
+        self.engines[name] = SimEngine(name, kind.model, kind.prefill_s, room=kind.room, limit=kind.limit, at=self.now)
 
     def _down(self, name: str, flushed: bool = False) -> None:
         """A node is lost; `flushed`: it handed over all tokens that it had."""
@@ -331,10 +334,14 @@ class RolloutSimulation(Timeline):
             prompt = self.groups[sequence.group]
             prompt.left -= 1
             if not prompt.left:
-                self.policy.finished(prompt)
+                self._finished(prompt)
         self._arm(engine)
         if ended:
             self.look()
+
+    def _finished(self, prompt: OpenedGroup) -> None:
+        """All members of a group have ended."""
+        self.policy.finished(prompt)
 
     def _outcome(self) -> Outcome:
         warm = self.settings.warm
