@@ -11,10 +11,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
 
 from learner.economy.activation import Activation, Candidate, Decision, Rules
-from learner.economy.bill import Bill
+from learner.economy.bill import Bill, NodeBill
 from learner.economy.candidates import ASLEEP
 from learner.economy.demand import Demand, choose_kappa
 from learner.economy.rates import Estimate, NodeRates
@@ -39,13 +38,6 @@ GENERATION_WEIGHT = 0.02
 
 TOKENS_WEIGHT = 0.2
 """Weight of the latest step in the mean number of tokens that a step takes: some five steps count."""
-
-
-class Charged(NamedTuple):
-    """What an account of the bill stands at."""
-
-    active_hours: float
-    usd: float
 
 
 class Autoscaler:
@@ -87,7 +79,6 @@ class Autoscaler:
         """Node `i` is there from now on, asleep."""
         self.here[i] = now
         self._fresh.append(i)
-        self.ready_at[i] = math.inf
         self._set(i, "asleep", now)
 
     def left(self, i: int, now: float) -> None:
@@ -150,7 +141,7 @@ class Autoscaler:
         if activation.all:
             new, self._fresh = [i for i in self._fresh if i in self.here and self.state[i] != "active"], []
             for i in new:
-                self._activate(i, now)
+                self._set(i, "active", now)
                 self.changes[self.nodes[i].row]["active: everybody is"] += 1
             return [(i, True) for i in new]
         self._observe(now, made, busy)
@@ -165,16 +156,7 @@ class Autoscaler:
             to: State = "active" if name in decision.active else "warm" if name in decision.warm else "asleep"
             if to == was:
                 continue
-            if to == "active":
-                self._activate(i, now)
-            else:
-                if was == "active":
-                    self.active_by_row[self.nodes[i].row] -= 1
-                if to == "asleep":
-                    self.ready_at[i] = math.inf
-                else:
-                    self._wake(i, now)
-                self._set(i, to, now)
+            self._set(i, to, now)
             if "active" in (to, was):
                 out.append((i, to == "active"))
         for change in decision.changes:
@@ -183,21 +165,21 @@ class Autoscaler:
                 self.changes[self.nodes[self.index[change.peer]].row][f"{change.to}: {why}"] += 1
         return out
 
-    def paid(self, now: float, since: dict[str, Charged]) -> dict[str, Paid]:
+    def paid(self, now: float, since: dict[str, NodeBill]) -> dict[str, Paid]:
         """What each kind was paid and was active, less what `mark` said when counting began."""
         rows = self.scenario.rows
         out = {row.kind: Paid(nodes=row.count, changes=self.changes[i]) for i, row in enumerate(rows)}
         for name, charged in self.mark(now).items():
             if name in self.index:
                 paid = out[rows[self.nodes[self.index[name]].row].kind]
-                before = since.get(name, Charged(0.0, 0.0))
-                paid.active_hours += charged.active_hours - before.active_hours
-                paid.usd += charged.usd - before.usd
+                active_s, usd = (since[name].active_s, since[name].usd) if name in since else (0.0, 0.0)
+                paid.active_hours += charged.active_s / 3600 - active_s / 3600
+                paid.usd += charged.usd - usd
         return out
 
-    def mark(self, now: float) -> dict[str, Charged]:
+    def mark(self, now: float) -> dict[str, NodeBill]:
         """What every account stands at, the learner's among them; dollars include egress."""
-        return {row.peer: Charged(row.active_s / 3600, row.usd) for row in self.bill.rows(now)}
+        return {row.peer: row for row in self.bill.rows(now)}
 
     def there_hours(self, now: float) -> list[float]:
         """Node hours that each row of the fleet was there, active or not."""
@@ -208,19 +190,19 @@ class Autoscaler:
 
     # ---- inside
 
-    def _activate(self, i: int, now: float) -> None:
-        self._wake(i, now)
-        self.active_by_row[self.nodes[i].row] += 1
-        self._made.pop(i, None)
-        self._set(i, "active", now)
-
-    def _wake(self, i: int, now: float) -> None:
-        """It receives versions from now on; a fleet that is there at the beginning has the first one."""
-        if math.isinf(self.ready_at[i]):
-            self.ready_at[i] = now + (self.dissemination.catch_up(self.nodes[i].row, self.whole) if now > 0 else 0.0)
-
     def _set(self, i: int, state: State, now: float) -> None:
-        row = self.scenario.rows[self.nodes[i].row]
+        """Unless asleep it receives versions from now on; a fleet that is there at the beginning has the first one."""
+        place = self.nodes[i].row
+        row = self.scenario.rows[place]
+        if state == "asleep":
+            self.ready_at[i] = math.inf
+        elif math.isinf(self.ready_at[i]):
+            self.ready_at[i] = now + (self.dissemination.catch_up(place, self.whole) if now > 0 else 0.0)
+        if state == "active":
+            self.active_by_row[place] += 1
+            self._made.pop(i, None)
+        elif self.state[i] == "active":
+            self.active_by_row[place] -= 1
         self.state[i] = state
         self.bill.state(self.nodes[i].name, now, state, row.usd_per_hour, row.idle_usd_per_hour or 0.0)
 

@@ -51,10 +51,6 @@ class Colocated(Priced, Synchronous):
             sim.place(sequence, sim.local_engines[place])
 
 
-class CentralOneStepOff(Priced, OneStepOff):
-    """Centralised and asynchronous by one step, without streaming."""
-
-
 class Echo2(Priced, Buffer):
     """A versioned buffer: what is older than S is not admissible. A version every kappa steps."""
 

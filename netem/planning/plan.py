@@ -109,5 +109,3 @@ def with_fleet(scenario: CostScenario, fleet: Path) -> CostScenario:
     """The same scenario with another fleet's CSV."""
     return replace(scenario.changed({"fleet": {"file": str(fleet.absolute()), "nodes": []}}), source=str(fleet))
 
-
-__all__ = ["plan", "scenario_of_fleet", "with_fleet"]

@@ -8,7 +8,7 @@ context.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -138,11 +138,5 @@ def preemptible(
 ) -> tuple[Seat, ...]:
     """The same nodes coming and going until `horizon_s`, with exponential times there and away. Kinds named in `steady` stay."""
     rng = np.random.default_rng(seed)
-    out = []
-    for seat in seats:
-        if seat.kind.name in steady:
-            out.append(seat)
-            continue
-        there = balanced_stays(mean_up_s, mean_down_s, horizon_s, rng)
-        out.append(Seat(seat.name, seat.kind, tuple(there)))
-    return tuple(out)
+    stays = lambda: tuple(balanced_stays(mean_up_s, mean_down_s, horizon_s, rng))
+    return tuple(seat if seat.kind.name in steady else replace(seat, there=stays()) for seat in seats)

@@ -122,10 +122,7 @@ class BroadcastSimulation(Timeline):
                         peer.link(other)
 
     def _delay(self, one: str, other: str) -> float:
-        a, b = self._hosts[one], self._hosts[other]
-        if a.site and a.site == b.site:
-            return 2 * self.profile.sites[a.site].delay
-        return a.access.delay + b.access.delay
+        return self.profile.delay(self._hosts[one], self._hosts[other])
 
     # --- what peers need ---------------------------------------------------------------------------------------------
 
