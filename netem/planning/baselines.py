@@ -107,16 +107,11 @@ class RLBoost(Priced, Synchronous):
             while longest := max((e for e in engines if e.waiting), key=lambda e: len(e.waiting), default=None):
                 if not has_place(idle, (first := longest.waiting[0]).prompt + first.made):
                     break
-                self._move(first, idle)
+                self.sim.move(first, idle.name)
         for empty in [e for e in engines if not e.running and not e.waiting]:
             busiest = max(engines, key=lambda e: len(e.running), default=empty)
             for sequence in list(busiest.running)[flat(busiest):]:
-                self._move(sequence, empty)
-
-    def _move(self, sequence: Sequence, to: SimEngine) -> None:
-        self.sim.take(sequence)
-        self.sim.moved += 1
-        self.sim.place(sequence, to.name)
+                self.sim.move(sequence, empty.name)
 
     def spread(self) -> None:
         hand_out(self.sim, self.queue)

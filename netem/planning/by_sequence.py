@@ -121,11 +121,6 @@ class PricedSimulation(RolloutSimulation):
             if self.nodes[self.autoscaler.index[name]].row == row and self.serves[name] < version:
                 self._install(name, version)
 
-    def _down(self, name: str, flushed: bool = False) -> None:
-        if name in self.engines and not name.startswith(LOCAL):
-            self._totals[self.autoscaler.index[name]] += self.touch(name).total
-        super()._down(name, flushed)
-
     # ---- for the fleet
 
     def begin(self, i: int) -> None:
@@ -134,13 +129,16 @@ class PricedSimulation(RolloutSimulation):
             self.add(node.name, self.kinds[node.row], self.version)
 
     def end(self, i: int) -> None:
-        if self.nodes[i].name in self.engines:
-            self._down(self.nodes[i].name, flushed=True)
+        self._stop(i, flushed=True)
 
     def lose(self, i: int) -> bool:
-        if self.nodes[i].name in self.engines:
-            self._down(self.nodes[i].name)
+        self._stop(i, flushed=False)
         return self.autoscaler.state[i] == "active"
+
+    def _stop(self, i: int, *, flushed: bool) -> None:
+        """`flushed`: it hands over its last tokens, so none is lost."""
+        if self.nodes[i].name in self.engines:
+            self._totals[i] += self._down(self.nodes[i].name, flushed=flushed)
 
     def made(self, i: int) -> float:
         name = self.nodes[i].name

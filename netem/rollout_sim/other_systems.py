@@ -47,8 +47,7 @@ class Queued(RolloutPolicy):
         return self.done
 
     def stepped(self, step: int, taken: Many[OpenedGroup]) -> None:
-        gone = set(map(id, taken))
-        self.done = [p for p in self.done if id(p) not in gone]
+        self.done = [p for p in self.done if p not in taken]
 
     def returned(self, sequences: Many[Sequence]) -> None:
         self.queue.extendleft(s for s in reversed(sequences) if s.group in self.sim.groups)

@@ -220,6 +220,12 @@ class RolloutSimulation(Timeline):
         sequence.attempt += 1
         self._arm(engine)
 
+    def move(self, sequence: Sequence, node: str) -> None:
+        """Take a sequence to another node, with its tokens."""
+        self.take(sequence)
+        self.moved += 1
+        self.place(sequence, node)
+
     def abort(self, prompt: OpenedGroup) -> None:
         """Give a group up."""
         for sequence in prompt.members:
@@ -297,8 +303,8 @@ class RolloutSimulation(Timeline):
         self.serves[name] = version
         self.engines[name] = SimEngine(name, kind.model, kind.prefill_s, room=kind.room, limit=kind.limit, at=self.now)
 
-    def _down(self, name: str, flushed: bool = False) -> None:
-        """A node is lost; `flushed`: it handed over all tokens that it had."""
+    def _down(self, name: str, flushed: bool = False) -> float:
+        """A node is lost; `flushed`: it handed over all tokens that it had. Returns how many it made while it was there."""
         engine = self.engines.pop(name)
         engine.advance(self.now)
         engine.stamp += 1
@@ -317,6 +323,7 @@ class RolloutSimulation(Timeline):
             if not kept:
                 sequence.oldest = -1
         self.policy.returned(held)
+        return engine.total
 
     def _arm(self, engine: SimEngine) -> None:
         engine.stamp += 1

@@ -87,7 +87,9 @@ class StaleFlow(Bounded):
         engines = [self.sim.touch(name) for name in self.sim.engines]
         for engine in engines:
             while len(engine.waiting) > 3:
-                self._give_back(engine.waiting[-1])
+                last = engine.waiting[-1]
+                self.sim.take(last)
+                self.returned([last])
         for _ in range(self.moves):
             busy = [e for e in engines if len(e.running) > 1]
             free = [e for e in engines if has_place(e, 0)]
@@ -100,13 +102,7 @@ class StaleFlow(Bounded):
             gains = best.model.gain(len(best.running), best.context, context)
             if best is worst or best.context + context > FILL * best.room or gains - _last_gain(worst) <= self.gap:
                 return
-            self.sim.take(sequence)
-            self.sim.moved += 1
-            self.sim.place(sequence, best.name)
-
-    def _give_back(self, sequence: Sequence) -> None:
-        self.sim.take(sequence)
-        self.pending[sequence.key] = sequence
+            self.sim.move(sequence, best.name)
 
 
 def _last_gain(engine) -> float:  # type: ignore[no-untyped-def]
