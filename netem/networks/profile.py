@@ -103,9 +103,8 @@ class Profile:
         """The host called `name`. KeyError when there is none."""
         return next((h for h in self.hosts if h.name == name), None) or _no_host(name)
 
-    def delay(self, a: str, b: str) -> float:
-        """Seconds one way from host `a` to host `b`, jitter and queues aside."""
-        one, other = self.host(a), self.host(b)
+    def delay(self, one: Host, other: Host) -> float:
+        """Seconds one way between two hosts, jitter and queues aside."""
         if one.site and one.site == other.site:
             return 2 * self.sites[one.site].delay
         return one.access.delay + other.access.delay

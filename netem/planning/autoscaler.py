@@ -11,17 +11,16 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
 
 from learner.economy.activation import Activation
-from learner.economy.bill import Bill
+from learner.economy.bill import Bill, NodeBill
 from learner.economy.candidates import ASLEEP, Candidate, Decision, Rules
 from learner.economy.demand import Demand, choose_kappa
 from learner.economy.rates import Estimate, NodeRates
 from netem.planning.cost_scenario import CostScenario
 from netem.planning.dissemination import Dissemination
 from netem.planning.outcome import Paid
-from netem.planning.priced_fleet import EngineKind, FleetNode
+from netem.planning.priced_fleet import FleetNode
 from p2p.protocol.prices import State
 
 LEARNER = "learner"
@@ -41,21 +40,12 @@ TOKENS_WEIGHT = 0.2
 """Weight of the latest step in the mean number of tokens that a step takes: some five steps count."""
 
 
-class Charged(NamedTuple):
-    """What an account of the bill stands at."""
-
-    active_hours: float
-    usd: float
-
-
 class Autoscaler:
     """The activation of a simulated fleet, fed by a simulator."""
 
-    def __init__(
-        self, scenario: CostScenario, nodes: Sequence[FleetNode], engines: Sequence[EngineKind], full: Sequence[float]
-    ) -> None:
-        """`engines` and `full`, tokens per second of a full node, are by row of the fleet."""
-        self.scenario, self.nodes, self.engines, self.full = scenario, nodes, engines, full
+    def __init__(self, scenario: CostScenario, nodes: Sequence[FleetNode], full: Sequence[float]) -> None:
+        """`full`: tokens per second of a full node, by row of the fleet."""
+        self.scenario, self.nodes, self.full = scenario, nodes, full
         a, file = scenario.file.activation, scenario.file
         self.rules = Rules(
             margin=a.margin, release=a.release, dwell_s=a.dwell_s, explore_share=a.explore_share,
@@ -89,7 +79,6 @@ class Autoscaler:
         """Node `i` is there from now on, asleep."""
         self.here[i] = now
         self._fresh.append(i)
-        self.ready_at[i] = math.inf
         self._set(i, "asleep", now)
 
     def left(self, i: int, now: float) -> None:
@@ -152,7 +141,7 @@ class Autoscaler:
         if activation.all:
             new, self._fresh = [i for i in self._fresh if i in self.here and self.state[i] != "active"], []
             for i in new:
-                self._activate(i, now)
+                self._set(i, "active", now)
                 self.changes[self.nodes[i].row]["active: everybody is"] += 1
             return [(i, True) for i in new]
         self._observe(now, made, busy)
@@ -167,13 +156,7 @@ class Autoscaler:
             to: State = "active" if name in decision.active else "warm"
             if to == was:
                 continue
-            if to == "active":
-                self._activate(i, now)
-            else:
-                if was == "active":
-                    self.active_by_row[self.nodes[i].row] -= 1
-                self._wake(i, now)
-                self._set(i, to, now)
+            self._set(i, to, now)
             if "active" in (to, was):
                 out.append((i, to == "active"))
         for change in decision.changes:
@@ -182,21 +165,21 @@ class Autoscaler:
                 self.changes[self.nodes[self.index[change.peer]].row][f"{change.to}: {why}"] += 1
         return out
 
-    def paid(self, now: float, since: dict[str, Charged]) -> dict[str, Paid]:
+    def paid(self, now: float, since: dict[str, NodeBill]) -> dict[str, Paid]:
         """What each kind was paid and was active, less what `mark` said when counting began."""
         rows = self.scenario.rows
         out = {row.kind: Paid(nodes=row.count, changes=self.changes[i]) for i, row in enumerate(rows)}
         for name, charged in self.mark(now).items():
             if name in self.index:
                 paid = out[rows[self.nodes[self.index[name]].row].kind]
-                before = since.get(name, Charged(0.0, 0.0))
-                paid.active_hours += charged.active_hours - before.active_hours
-                paid.usd += charged.usd - before.usd
+                active_s, usd = (since[name].active_s, since[name].usd) if name in since else (0.0, 0.0)
+                paid.active_hours += charged.active_s / 3600 - active_s / 3600
+                paid.usd += charged.usd - usd
         return out
 
-    def mark(self, now: float) -> dict[str, Charged]:
+    def mark(self, now: float) -> dict[str, NodeBill]:
         """What every account stands at, the learner's among them; dollars include egress."""
-        return {row.peer: Charged(row.active_s / 3600, row.usd) for row in self.bill.rows(now)}
+        return {row.peer: row for row in self.bill.rows(now)}
 
     def there_hours(self, now: float) -> list[float]:
         """Node hours that each row of the fleet was there, active or not."""
@@ -207,19 +190,19 @@ class Autoscaler:
 
     # ---- inside
 
-    def _activate(self, i: int, now: float) -> None:
-        self._wake(i, now)
-        self.active_by_row[self.nodes[i].row] += 1
-        self._made.pop(i, None)
-        self._set(i, "active", now)
-
-    def _wake(self, i: int, now: float) -> None:
-        """It receives versions from now on; a fleet that is there at the beginning has the first one."""
-        if math.isinf(self.ready_at[i]):
-            self.ready_at[i] = now + (self.dissemination.catch_up(self.nodes[i].row, self.whole) if now > 0 else 0.0)
-
     def _set(self, i: int, state: State, now: float) -> None:
-        row = self.scenario.rows[self.nodes[i].row]
+        """Unless asleep it receives versions from now on; a fleet that is there at the beginning has the first one."""
+        place = self.nodes[i].row
+        row = self.scenario.rows[place]
+        if state == "asleep":
+            self.ready_at[i] = math.inf
+        elif math.isinf(self.ready_at[i]):
+            self.ready_at[i] = now + (self.dissemination.catch_up(place, self.whole) if now > 0 else 0.0)
+        if state == "active":
+            self.active_by_row[place] += 1
+            self._made.pop(i, None)
+        elif self.state[i] == "active":
+            self.active_by_row[place] -= 1
         self.state[i] = state
         self.bill.state(self.nodes[i].name, now, state, row.usd_per_hour, row.idle_usd_per_hour or 0.0)
 

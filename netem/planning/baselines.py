@@ -7,7 +7,6 @@ import math
 from collections import deque
 from collections.abc import Sequence as Many
 
-from netem.planning.cost_scenario import PolicySection
 from netem.planning.local_engine import Priced, RLBoostTurns
 from netem.rollout_sim.engine import Sequence, SimEngine
 from netem.rollout_sim.other_systems import Buffer, OneStepOff, Synchronous, hand_out, has_place
@@ -38,7 +37,7 @@ class Colocated(Priced, Synchronous):
         sim = self.priced
         if sim.local_kind:
             for name in sim.local_engines:
-                sim._add(name, sim.local_kind, 0)
+                sim.add(name, sim.local_kind, 0)
 
     def spread(self) -> None:
         """Each local engine gets its equal part of the batch; without local engines the nodes get what fits."""
@@ -50,10 +49,6 @@ class Colocated(Priced, Synchronous):
             sequence = self.queue.popleft()
             place = sequence.group % sim.workload.groups * len(sim.local_engines) // sim.workload.groups
             sim.place(sequence, sim.local_engines[place])
-
-
-class CentralOneStepOff(Priced, OneStepOff):
-    """Centralised and asynchronous by one step, without streaming."""
 
 
 class Echo2(Priced, Buffer):
@@ -82,13 +77,10 @@ class RLBoost(Priced, Synchronous):
     name = "rlboost"
     streams = True
 
-    def __init__(self, settings: PolicySection) -> None:
-        super().__init__(settings)
-        self.keeps_tokens = settings.migration
-
     def start(self) -> None:
         super().start()
-        self.turns = RLBoostTurns(self.priced, self.settings)
+        self.keeps_tokens = self.settings.migration
+        self.turns = RLBoostTurns(self.priced)
 
     def refill(self) -> None:
         """Open the step's batch when the one before is generated, and begin the local engines' turn."""
@@ -115,16 +107,11 @@ class RLBoost(Priced, Synchronous):
             while longest := max((e for e in engines if e.waiting), key=lambda e: len(e.waiting), default=None):
                 if not has_place(idle, (first := longest.waiting[0]).prompt + first.made):
                     break
-                self._move(first, idle)
+                self.sim.move(first, idle.name)
         for empty in [e for e in engines if not e.running and not e.waiting]:
             busiest = max(engines, key=lambda e: len(e.running), default=empty)
             for sequence in list(busiest.running)[flat(busiest):]:
-                self._move(sequence, empty)
-
-    def _move(self, sequence: Sequence, to: SimEngine) -> None:
-        self.sim.take(sequence)
-        self.sim.moved += 1
-        self.sim.place(sequence, to.name)
+                self.sim.move(sequence, empty.name)
 
     def spread(self) -> None:
         hand_out(self.sim, self.queue)

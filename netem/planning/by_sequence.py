@@ -7,16 +7,13 @@ Must not know policies (netem.planning.policies) beyond the port `RolloutPolicy`
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 
 from netem.planning.cost_scenario import CostScenario
 from netem.planning.outcome import Result
-from netem.planning.priced_fleet import EngineKind, engine_of
+from netem.planning.priced_fleet import engine_of
 from netem.planning.simulated_fleet import SimulatedFleet, Tell
-from netem.rollout_sim.engine import SimEngine
 from netem.rollout_sim.sim import OpenedGroup, RolloutPolicy, RolloutSimulation, SimSettings
 
 LOCAL = "local-"
@@ -41,18 +38,18 @@ class PricedSimulation(RolloutSimulation):
     def __init__(self, scenario: CostScenario, policy: RolloutPolicy, tell: Tell = lambda step: None) -> None:
         file = scenario.file
         settings = SimSettings(file.policy.staleness, file.steps, file.warm, file.seed, recompute=file.delta.recompute)
-        super().__init__((), scenario.workload, policy, settings, file.model.served())
+        super().__init__((), scenario.workload, policy, settings, file.model)
         self.scenario = scenario
         self.tick_s = min(TICK_RANGE_S[1], max(TICK_RANGE_S[0], (file.learner.train_s + file.learner.update_s) / TICKS))
-        engines = [row.engine(self.model) for row in scenario.rows]
+        self.kinds = [row.engine(self.model) for row in scenario.rows]
         held = held_of(scenario)
+        self.full_engines = [engine.full(held) for engine in self.kinds]
         self.fleet = SimulatedFleet(
-            self, scenario, engines, [engine.full(held).tokens_per_s for engine in engines],
+            self, scenario, [full.tokens_per_s for full in self.full_engines],
             horizon_s=HORIZON * file.steps * (file.learner.train_s + file.learner.update_s), lost_share=0.0, on_arrival=True,
             tell=tell,
         )  # fmt: skip
         self.nodes, self.autoscaler = self.fleet.nodes, self.fleet.autoscaler
-        self.at_once = [engine.full(held).sequences for engine in engines]
         learner = file.learner
         self.local_kind = engine_of(learner.gpu, learner.per_engine, self.model, learner.memory_share) if learner.gpu else None
         self.local_engines = [f"{LOCAL}{i}" for i in range(learner.gpus // learner.per_engine)] if learner.gpu else []
@@ -60,7 +57,6 @@ class PricedSimulation(RolloutSimulation):
         self.generated_s: list[float] = []
         """seconds of the local engines' turns, a step"""
         self.published = 0
-        self._since: dict[int, float] = {}
         self._totals: dict[int, float] = defaultdict(float)
 
     def result(self) -> Result:
@@ -75,11 +71,6 @@ class PricedSimulation(RolloutSimulation):
 
     # ---- for policies
 
-    @property
-    def training(self) -> bool:
-        """The learner computes."""
-        return self._busy
-
     def take_turn(self, on: bool) -> None:
         """The local engines generate from now on, or hand over what they have and the learner may train."""
         if on == self.local_turn or not self.local_kind:
@@ -87,7 +78,7 @@ class PricedSimulation(RolloutSimulation):
         self.local_turn = on
         for name in self.local_engines:
             if on:
-                self._add(name, self.local_kind, self.step)
+                self.add(name, self.local_kind, self.step)
             else:
                 self._down(name, flushed=True)
         if not on:
@@ -100,21 +91,12 @@ class PricedSimulation(RolloutSimulation):
     # ---- hooks
 
     def look(self) -> None:
-        if not self.local_turn or self._busy:
+        if not self.local_turn or self.busy:
             super().look()
 
-    def open(self, version: int) -> OpenedGroup:
-        prompt = super().open(version)
-        self._since[prompt.group_id] = self.now
-        return prompt
-
-    def abort(self, prompt: OpenedGroup) -> None:
-        self._since.pop(prompt.group_id, None)
-        super().abort(prompt)
-
-    def ended(self, prompt: OpenedGroup) -> None:
-        """All members of a group have ended. A policy's `finished` calls it."""
-        self.autoscaler.generated(self.now - self._since.pop(prompt.group_id))
+    def _finished(self, prompt: OpenedGroup) -> None:
+        super()._finished(prompt)
+        self.autoscaler.generated(self.now - prompt.since)
 
     def _publish(self, version: int) -> None:
         self.fleet.stepped(Counter(self._ages[-1]), self._tokens[-1])
@@ -130,46 +112,33 @@ class PricedSimulation(RolloutSimulation):
         spreads = self.fleet.publish()
         if not self.scenario.rows or not self.autoscaler.active_by_row.total():
             self.version = version
-            self.policy.served(version)
         for row, spread_s in enumerate(spreads):
-            self.after(spread_s, partial(self._serve_row, row, version))
+            self.after(spread_s, self._serve_row, row, version)
 
     def _serve_row(self, row: int, version: int) -> None:
         self.version = max(self.version, version)
         for name in self.remote:
             if self.nodes[self.autoscaler.index[name]].row == row and self.serves[name] < version:
                 self._install(name, version)
-        self.policy.served(version)
-
-    def _down(self, name: str, flushed: bool = False) -> None:
-        if name in self.engines and not name.startswith(LOCAL):
-            self._totals[self.autoscaler.index[name]] += self.touch(name).total
-        super()._down(name, flushed)
 
     # ---- for the fleet
-
-    def at(self, when: float, action: Callable[[], object]) -> None:
-        self.after(max(0.0, when - self.now), action)
 
     def begin(self, i: int) -> None:
         node = self.nodes[i]
         if node.name not in self.engines:
-            self._add(node.name, self.autoscaler.engines[node.row], self.version)
+            self.add(node.name, self.kinds[node.row], self.version)
 
     def end(self, i: int) -> None:
-        if self.nodes[i].name in self.engines:
-            self._down(self.nodes[i].name, flushed=True)
+        self._stop(i, flushed=True)
 
     def lose(self, i: int) -> bool:
-        if self.nodes[i].name in self.engines:
-            self._down(self.nodes[i].name)
+        self._stop(i, flushed=False)
         return self.autoscaler.state[i] == "active"
 
-    def _add(self, name: str, kind: EngineKind, version: int) -> None:
-        self.serves[name] = version
-        self.engines[name] = SimEngine(
-            name, kind.model, prefill_s=kind.prefill_s, room=kind.room, limit=kind.limit, at=self.now
-        )  # fmt: skip
+    def _stop(self, i: int, *, flushed: bool) -> None:
+        """`flushed`: it hands over its last tokens, so none is lost."""
+        if self.nodes[i].name in self.engines:
+            self._totals[i] += self._down(self.nodes[i].name, flushed=flushed)
 
     def made(self, i: int) -> float:
         name = self.nodes[i].name
@@ -180,8 +149,8 @@ class PricedSimulation(RolloutSimulation):
         engine = self.engines.get(self.nodes[i].name)
         if engine is None:
             return False
-        waits = not self._busy and not self.local_turn and not self.fleet.was_held_back
-        return waits or bool(engine.waiting) or len(engine.running) >= BUSY_SHARE * self.at_once[self.nodes[i].row]
+        waits = not self.busy and not self.local_turn and not self.fleet.was_held_back
+        return waits or bool(engine.waiting) or len(engine.running) >= BUSY_SHARE * self.full_engines[self.nodes[i].row].sequences
 
 
 def held_of(scenario: CostScenario) -> float:

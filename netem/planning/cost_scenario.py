@@ -37,20 +37,6 @@ class FleetSection(Section):
     """Kinds of node."""
 
 
-class ModelSection(Section):
-    """The model that is served and trained."""
-
-    name: str = "Qwen3-8B"
-    """Name, for tables."""
-    parameters: float = Field(default=8.2e9, gt=0)
-    """Number of parameters."""
-    kv_bytes: float = Field(default=147_456.0, gt=0)
-    """Bytes of keys and values of one token of context."""
-
-    def served(self) -> Served:
-        return Served(self.name, self.parameters, self.kv_bytes)
-
-
 class LengthsSection(Section):
     """Lengths of completions in tokens: lognormal about each prompt's own mean."""
 
@@ -169,15 +155,20 @@ class SimulatedActivationSection(Section):
         return self
 
 
-class SystemSection(Section):
-    """A system that a preset compares."""
+class CaseSection(Section):
+    """A variant of a preset, for which all systems are run."""
 
     name: str
     """Name, for tables."""
-    role: Literal["baseline", "paper", "ours", "ablation"]
-    """What it is in the comparison."""
     set: dict[str, Any] = Field(default_factory=dict)
     """Keys of the scenario that it sets anew."""
+
+
+class SystemSection(CaseSection):
+    """A system that a preset compares."""
+
+    role: Literal["baseline", "paper", "ours", "ablation"]
+    """What it is in the comparison."""
 
 
 class PublishedSection(Section):
@@ -215,15 +206,6 @@ class AssumptionSection(Section):
     """Other values that are run as well, to see what hangs on it."""
 
 
-class CaseSection(Section):
-    """A variant of a preset, for which all systems are run."""
-
-    name: str
-    """Name, for tables."""
-    set: dict[str, Any] = Field(default_factory=dict)
-    """Keys of the scenario that it sets anew."""
-
-
 class File(Section):
     """A scenario's file."""
 
@@ -240,7 +222,8 @@ class File(Section):
     seed: int = Field(default=0, ge=0)
     """Seed of lengths, comings and goings."""
     fleet: FleetSection = FleetSection()
-    model: ModelSection = ModelSection()
+    model: Served = Served()
+    """The model that is served and trained."""
     lengths: LengthsSection = LengthsSection()
     learner: LearnerSection = LearnerSection()
     delta: DeltaSection = DeltaSection()
@@ -275,8 +258,7 @@ class CostScenario:
     def workload(self) -> Workload:
         lengths, learner = self.file.lengths, self.file.learner
         return Workload(
-            name=self.name, median=lengths.median, between=lengths.between, within=lengths.within, most=lengths.most,
-            prompt=lengths.prompt, told=lengths.told, groups=learner.groups, samples=learner.samples, train_s=learner.train_s,
+            name=self.name, **lengths.model_dump(), groups=learner.groups, samples=learner.samples, train_s=learner.train_s,
             update_s=learner.update_s,
         )  # fmt: skip
 

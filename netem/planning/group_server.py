@@ -28,15 +28,6 @@ class GroupLengths(NamedTuple):
     """of all members"""
 
 
-class LengthsBlock(NamedTuple):
-    """Tokens of many groups."""
-
-    groups: np.ndarray
-    """(groups, 2): the longest member, and the sum over the members"""
-    members: np.ndarray
-    """(groups, samples): each member"""
-
-
 class DrawnLengths:
     """Lengths of one group after the other, from the scenario's seed."""
 
@@ -48,16 +39,16 @@ class DrawnLengths:
     def draw(self) -> GroupLengths:
         """The next group's."""
         if not self._left:
-            self._left = self.block(BLOCK).groups.tolist()
+            lengths = self.block(BLOCK)
+            self._left = list(zip(lengths.max(axis=1).tolist(), lengths.sum(axis=1).tolist(), strict=True))
         return GroupLengths(*self._left.pop())
 
-    def block(self, count: int) -> LengthsBlock:
-        """The next `count` groups."""
+    def block(self, count: int) -> np.ndarray:
+        """The next `count` groups: (groups, samples), tokens of each member."""
         w = self.workload
         means = math.log(w.median) + w.between * self._rng.standard_normal(count)
         logs = means[:, None] + w.within * self._rng.standard_normal((count, w.samples))
-        lengths = np.clip(np.exp(logs), 8, w.most).astype(np.int64).astype(float)
-        return LengthsBlock(np.stack([lengths.max(axis=1), lengths.sum(axis=1)], axis=1), lengths)
+        return np.clip(np.exp(logs), 8, w.most).astype(np.int64).astype(float)
 
 
 @dataclass(frozen=True)
@@ -113,8 +104,6 @@ class SimNode:
 
     row: int
     groups: dict[int, SimGroup] = field(default_factory=dict)
-    ends: list[tuple[float, int]] = field(default_factory=list)
-    """heap of (clock, group)"""
     on: bool = False
     stamp: int = 0
     """number of the one event of this node that counts"""

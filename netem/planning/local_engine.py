@@ -6,7 +6,7 @@ from learner.economy.local_rollout import FLOOR_S, LocalRollout
 from learner.economy.turns import Turns
 from netem.planning.by_sequence import PricedSimulation
 from netem.planning.cost_scenario import PolicySection
-from netem.rollout_sim.sim import OpenedGroup, RolloutPolicy
+from netem.rollout_sim.sim import RolloutPolicy
 
 ALONE_S = 5.0
 """Seconds between two looks whether a node came, while the local engines are the only ones that generate. RLBoost's shortest
@@ -14,34 +14,26 @@ turn is as long."""
 
 
 class Priced(RolloutPolicy):
-    """A policy on a fleet with prices: it has settings, and tells the simulation which groups have ended.
-
-    To be named before the policy that it is mixed into.
-    """
-
-    settings: PolicySection
-
-    def __init__(self, settings: PolicySection) -> None:
-        self.settings = settings
+    """A policy on a fleet with prices. To be named before the policy that it is mixed into."""
 
     @property
     def priced(self) -> PricedSimulation:
         assert isinstance(self.sim, PricedSimulation)
         return self.sim
 
-    def finished(self, prompt: OpenedGroup) -> None:
-        super().finished(prompt)
-        self.priced.ended(prompt)
+    @property
+    def settings(self) -> PolicySection:
+        return self.priced.scenario.file.policy
 
 
 class RLBoostTurns:
     """RLBoost's (arXiv 2510.19225): the local engines generate at the beginning of a step, for as long as its controller says
     and at least 5 s."""
 
-    def __init__(self, sim: PricedSimulation, settings: PolicySection) -> None:
-        self.sim, self.settings = sim, settings
+    def __init__(self, sim: PricedSimulation) -> None:
+        self.sim, self.settings = sim, sim.scenario.file.policy
         self.controller = LocalRollout(floor_s=FLOOR_S)
-        self.turn_s = settings.turn_s or FLOOR_S
+        self.turn_s = self.settings.turn_s or FLOOR_S
         self._nodes = 0
         """remote nodes at the beginning of the step"""
         self._began = self._generated_s = 0.0
@@ -55,8 +47,7 @@ class RLBoostTurns:
         able = sim.local_engines and (self.settings.local_engine or not sim.remote)
         if able and (self.turn_s > 0 or not sim.remote):
             sim.take_turn(True)
-            turn = self._turn
-            sim.after(max(self.turn_s, ALONE_S), lambda: self._end(turn))
+            sim.after(max(self.turn_s, ALONE_S), self._end, self._turn)
         else:
             sim.generated_s.append(0.0)
 
@@ -65,7 +56,7 @@ class RLBoostTurns:
         if turn != self._turn or not sim.local_turn:
             return
         if not sim.remote and not sim.policy.complete(sim.step):  # alone: nobody else would go on
-            sim.after(ALONE_S, lambda: self._end(turn))
+            sim.after(ALONE_S, self._end, turn)
             return
         self._generated_s = sim.now - self._began
         sim.generated_s.append(self._generated_s)
@@ -87,8 +78,8 @@ class RLBoostTurns:
 class ProductionTurns:
     """Ours: production's `Turns` on simulated time, looked at when a step begins, when a turn should end, and at every tick."""
 
-    def __init__(self, sim: PricedSimulation, settings: PolicySection) -> None:
-        self.sim, self.settings, self.turns = sim, settings, Turns(LocalRollout(floor_s=0.0))
+    def __init__(self, sim: PricedSimulation) -> None:
+        self.sim, self.settings, self.turns = sim, sim.scenario.file.policy, Turns(LocalRollout(floor_s=0.0))
         self._began = 0.0
 
     def begin(self) -> None:
@@ -109,7 +100,7 @@ class ProductionTurns:
         busy = any(e.running or e.waiting for e in map(sim.touch, sim.local_engines)) if sim.local_turn else False
         on = self.turns.look(
             sim.now, able=True, remote=sim.remote, whole=sim.policy.complete(sim.step), plenty=back and not busy,
-            waits=not sim.training, idle=idle,
+            waits=not sim.busy, idle=idle,
         )  # fmt: skip
         if on != sim.local_turn:
             sim.take_turn(on)

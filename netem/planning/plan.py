@@ -33,7 +33,7 @@ def plan(scenario: CostScenario, step_s: float) -> dict[str, Any]:
         raise UsageError(f"{scenario.source}: {scenario.nodes:,} nodes, at most {MAX_NODES:,}")
     file, rows, spread = scenario.file, scenario.rows, Dissemination(scenario)
     activation, w = file.activation, scenario.workload
-    held, model = held_of(scenario), file.model.served()
+    held, model = held_of(scenario), file.model
     of = [i for i, row in enumerate(rows) for _ in range(row.count)]
     engines = [row.engine(model) for row in rows]
     full = [engine.full(held) for engine in engines]
@@ -109,5 +109,3 @@ def with_fleet(scenario: CostScenario, fleet: Path) -> CostScenario:
     """The same scenario with another fleet's CSV."""
     return replace(scenario.changed({"fleet": {"file": str(fleet.absolute()), "nodes": []}}), source=str(fleet))
 
-
-__all__ = ["plan", "scenario_of_fleet", "with_fleet"]

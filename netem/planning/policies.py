@@ -4,32 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
-from netem.planning.baselines import CentralOneStepOff, Colocated, Echo2, RLBoost, StreamRL
+from netem.planning.baselines import Colocated, Echo2, RLBoost, StreamRL
 from netem.planning.cost_scenario import PolicySection
 from netem.planning.local_engine import Priced, ProductionTurns
-from netem.rollout_sim.other_systems import has_place
+from netem.rollout_sim.other_systems import OneStepOff, has_place
 from netem.rollout_sim.ours import Shoal
 from netem.rollout_sim.sim import OpenedGroup, RolloutPolicy
 
 
 def policy_of(policy: PolicySection) -> RolloutPolicy:
     return {
-        "shoal": Ours, "synchronous": Colocated, "one-step-off": CentralOneStepOff, "echo2": Echo2, "rlboost": RLBoost,
+        "shoal": Ours, "synchronous": Colocated, "one-step-off": OneStepOff, "echo2": Echo2, "rlboost": RLBoost,
         "streamrl": StreamRL,
-    }[policy.name](policy)  # fmt: skip
+    }[policy.name]()  # fmt: skip
 
 
 class Ours(Priced, Shoal):
     """Production's ledger, dispatcher and migration. The local engines generate in the turns that production's `Turns` gives
     them."""
 
-    def __init__(self, settings: PolicySection) -> None:
-        super().__init__(settings)
-        Shoal.__init__(self, migration=settings.migration, label="shoal")
-
     def start(self) -> None:
+        """The first turn of the local engines begins."""
+        self.migration = self.settings.migration
         super().start()
-        self.turns = ProductionTurns(self.priced, self.settings)
+        self.turns = ProductionTurns(self.priced)
         self.turns.begin()
 
     def tick(self) -> None:

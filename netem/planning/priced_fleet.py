@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -19,7 +18,7 @@ from pydantic import Field, model_validator
 from learner.dispatch.throughput import Throughput
 from learner.section import Section, check_section
 from netem.networks.availability import balanced_stays
-from netem.rollout_sim.fleet import KINDS, MEMORY_SHARE, Kind, Served
+from netem.rollout_sim.fleet import KINDS, MEMORY_SHARE, EngineKind, Kind, Served
 from p2p.errors import UsageError
 
 GPUS = {
@@ -91,31 +90,6 @@ class NodeKind(Section):
         return engine_of(self.gpu, self.gpus, model)
 
 
-class FullEngine(NamedTuple):
-    """An engine that never lacks work."""
-
-    sequences: int
-    """that run at once"""
-    tokens_per_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class EngineKind:
-    """What an engine of a kind can do with a model."""
-
-    model: Throughput
-    prefill_s: float
-    room: int
-    """tokens of KV"""
-    limit: int
-    """sequences"""
-
-    def full(self, held: float) -> FullEngine:
-        """What it does when it never lacks work; `held`: tokens of context of a sequence."""
-        n = max(1, min(self.limit, int(self.room / held)))
-        return FullEngine(n, self.model.rate(n, n * held))
-
-
 def engine_of(gpu: str, gpus: int, model: Served, memory_share: float = MEMORY_SHARE) -> EngineKind:
     """An engine over `gpus` GPUs of a kind that may use `memory_share` of their memory. UsageError for an unknown GPU, and when
     the model does not fit."""
@@ -124,10 +98,10 @@ def engine_of(gpu: str, gpus: int, model: Served, memory_share: float = MEMORY_S
     one, share = GPUS[gpu], gpus * (TENSOR_SHARE if gpus > 1 else 1.0)
     memory = one.memory * gpus * (memory_share / MEMORY_SHARE)
     kind = replace(one, bandwidth=one.bandwidth * share, operations=one.operations * share, memory=memory)
-    room = kind.context(model)
-    if room < 1000:
-        raise UsageError(f"{model.name} does not fit into {gpus} x {gpu}: {room} tokens of KV beside its weights")
-    return EngineKind(kind.throughput(model), kind.prefill_s(model), room, SEQUENCES_A_GPU * gpus)
+    engine = kind.engine(model, SEQUENCES_A_GPU * gpus)
+    if engine.room < 1000:
+        raise UsageError(f"{model.name} does not fit into {gpus} x {gpu}: {engine.room} tokens of KV beside its weights")
+    return engine
 
 
 @dataclass(frozen=True, slots=True)

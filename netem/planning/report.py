@@ -118,11 +118,9 @@ def _table(title: str, heads: tuple[str, ...]) -> Table:
 
 def write_plot(result: dict[str, Any], file: Path) -> None:
     """A scenario: seconds a step, staleness, dollars by kind. A preset: dollars a step of each system, of each case."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10.5, 3.6), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
     if "cases" in result:
         axes = figure.subplots(1, len(result["cases"]), squeeze=False)[0]
         colours = {"baseline": GREY, "paper": ORANGE, "ours": BLUE, "ablation": "#c9d1d8"}

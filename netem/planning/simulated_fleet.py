@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, Protocol
 
@@ -16,7 +15,7 @@ import numpy as np
 from netem.planning.autoscaler import LEARNER, Autoscaler
 from netem.planning.cost_scenario import CostScenario
 from netem.planning.outcome import Paid, Result
-from netem.planning.priced_fleet import EngineKind, nodes_of
+from netem.planning.priced_fleet import nodes_of
 
 Tell = Callable[[int], None]
 """Hears how many learner steps are done."""
@@ -28,10 +27,10 @@ class FleetSimulator(Protocol):
     now: float
     step: int
 
-    def at(self, when: float, action: Callable[[], object]) -> None:
+    def at(self, when: float, action: Callable[..., object], *arguments: object) -> None:
         """Do something at a simulated time, now if that has passed."""
 
-    def after(self, seconds: float, action: Callable[[], object]) -> None:
+    def after(self, seconds: float, action: Callable[..., object], *arguments: object) -> None:
         """Do something so many simulated seconds from now."""
 
     def begin(self, i: int) -> None:
@@ -59,7 +58,6 @@ class SimulatedFleet:
         self,
         simulator: FleetSimulator,
         scenario: CostScenario,
-        engines: Sequence[EngineKind],
         full: Sequence[float],
         *,
         horizon_s: float,
@@ -70,7 +68,7 @@ class SimulatedFleet:
         self._simulator, self._scenario, self._horizon_s, self._tell = simulator, scenario, horizon_s, tell
         self._lost_share, self._on_arrival = lost_share, on_arrival or scenario.file.activation.all
         self.nodes = nodes_of(scenario.rows, scenario.folder, horizon_s, scenario.file.seed)
-        self.autoscaler = Autoscaler(scenario, self.nodes, engines, full)
+        self.autoscaler = Autoscaler(scenario, self.nodes, full)
         self._ended: list[float] = []
         """when each step ended, in simulated seconds"""
         self._ages: list[Counter[int]] = []
@@ -92,9 +90,9 @@ class SimulatedFleet:
         for i, node in enumerate(self.nodes):
             for start, end in node.there:
                 if start < self._horizon_s:
-                    sim.at(start, partial(self._come, i))
+                    sim.at(start, self._come, i)
                     if end < self._horizon_s:
-                        sim.at(end, partial(self._go, i))
+                        sim.at(end, self._go, i)
         sim.at(0.0, self._decide_regularly)
 
     def made(self) -> list[float]:
@@ -191,7 +189,7 @@ class SimulatedFleet:
         self.was_held_back, self.held_back, self._lost = self.held_back, False, 0
         for i, active in scaler.decide(sim.now, sim.made, sim.full, held_back=self.was_held_back):
             if active:
-                sim.at(max(sim.now, scaler.ready_at[i]), partial(self._ready, i))
+                sim.at(scaler.ready_at[i], self._ready, i)
             else:
                 sim.end(i)
 

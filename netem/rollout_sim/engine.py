@@ -76,6 +76,8 @@ class SimEngine:
     waiting: deque[Sequence] = field(default_factory=deque)
     total: float = 0.0
     """tokens made in all"""
+    stamp: int = 0
+    """number of the one event of this engine that counts; the owner's"""
     preempted: int = 0
     """times that a running sequence was put back for want of memory"""
     _ends: list[tuple[float, int, Sequence]] = field(default_factory=list)
@@ -104,8 +106,7 @@ class SimEngine:
         n = len(self.running)
         if not n:
             return math.inf
-        while not self._ends[0][2].runs or self._ends[0][2].node != self.name or self._ends[0][0] != self._end(self._ends[0][2]):
-            heapq.heappop(self._ends)
+        self._drop_stale()
         steps = max(0.0, self._ends[0][0] - self.clock)
         if n > 1:
             steps = min(steps, max(0.0, (self.room - self.context) / n))
@@ -114,17 +115,13 @@ class SimEngine:
     def settle(self) -> list[Sequence]:
         """After `advance` to `next_at`: what has ended. Makes room where the memory is full, lets in what waits."""
         ended = []
-        while self._ends:
-            end, _, sequence = self._ends[0]
-            if not sequence.runs or sequence.node != self.name or end != self._end(sequence):
-                heapq.heappop(self._ends)
-            elif end <= self.clock + 1e-6:
-                heapq.heappop(self._ends)
-                self._leave(sequence)
-                sequence.made = float(sequence.length)
-                ended.append(sequence)
-            else:
-                break
+        self._drop_stale()
+        while self._ends and self._ends[0][0] <= self.clock + 1e-6:
+            _, _, sequence = heapq.heappop(self._ends)
+            self._leave(sequence)
+            sequence.made = float(sequence.length)
+            ended.append(sequence)
+            self._drop_stale()
         # The newest goes back to the head of the queue, as vLLM does: its KV is read anew later.
         while len(self.running) > 1 and self.context >= self.room - 1e-6:
             newest = self.running[-1]
@@ -134,9 +131,9 @@ class SimEngine:
         self._let_in()
         return ended
 
-    def add(self, sequence: Sequence, cached: bool = False) -> None:
-        """Give it a sequence (`advance` first). `cached`: its prompt was read here before."""
-        sequence.node, sequence.cached = self.name, cached or self._prompts.get(sequence.group, 0) > 0
+    def add(self, sequence: Sequence) -> None:
+        """Give it a sequence (`advance` first)."""
+        sequence.node, sequence.cached = self.name, self._prompts.get(sequence.group, 0) > 0
         self._prompts[sequence.group] = self._prompts.get(sequence.group, 0) + 1
         self.waiting.append(sequence)
         self._let_in()
@@ -170,6 +167,14 @@ class SimEngine:
 
     def _end(self, sequence: Sequence) -> float:
         return sequence.joined + sequence.length - sequence.made
+
+    def _drop_stale(self) -> None:
+        """Let the first of the ends be one that holds, if any does."""
+        while self._ends:
+            end, _, sequence = self._ends[0]
+            if sequence.runs and sequence.node == self.name and end == self._end(sequence):
+                return
+            heapq.heappop(self._ends)
 
     def _let_in(self) -> None:
         while self.waiting and len(self.running) < self.limit:

@@ -8,11 +8,14 @@ context.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
+from pydantic import Field
 
 from learner.dispatch.throughput import Throughput
+from learner.section import Section
 from netem.networks.availability import balanced_stays
 
 BANDWIDTH_SHARE = 0.7
@@ -31,19 +34,46 @@ MEMORY_SHARE = 0.9
 """Share of a GPU's memory that the engine uses for weights and KV: vLLM's default."""
 
 
+class Served(Section):
+    """A model as engines hold it, in bf16. Qwen3-8B unless given, from its published config: 36 layers, 8 KV heads of 128 values,
+    keys and values, 2 bytes each."""
+
+    name: str = "Qwen3-8B"
+    """Name, for tables."""
+    parameters: float = Field(default=8.2e9, gt=0)
+    """Number of parameters."""
+    kv_bytes: float = Field(default=2.0 * 36 * 8 * 128 * 2, gt=0)
+    """Bytes of keys and values of one token of context."""
+
+
+QWEN3_8B = Served()
+"""The model of the benchmark."""
+
+
+class FullEngine(NamedTuple):
+    """An engine that never lacks work."""
+
+    sequences: int
+    """that run at once"""
+    tokens_per_s: float
+
+
 @dataclass(frozen=True, slots=True)
-class Served:
-    """A model as engines hold it, in bf16."""
+class EngineKind:
+    """What an engine of a kind can do with a model."""
 
-    name: str
-    parameters: float
-    """number of parameters"""
-    kv_bytes: float
-    """bytes of keys and values of one token of context"""
+    model: Throughput
+    prefill_s: float
+    """seconds of prefill a token"""
+    room: int
+    """tokens of KV that fit"""
+    limit: int
+    """most sequences at once"""
 
-
-QWEN3_8B = Served("Qwen3-8B", 8.2e9, 2 * 36 * 8 * 128 * 2)
-"""From its published config: 36 layers, 8 KV heads of 128 values, keys and values, 2 bytes each."""
+    def full(self, held: float) -> FullEngine:
+        """What it does when it never lacks work; `held`: tokens of context of a sequence."""
+        n = max(1, min(self.limit, int(self.room / held)))
+        return FullEngine(n, self.model.rate(n, n * held))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +101,10 @@ class Kind:
     def context(self, model: Served) -> int:
         """Tokens of KV that fit beside the weights."""
         return max(0, int((self.memory * MEMORY_SHARE - 2 * model.parameters) / model.kv_bytes))
+
+    def engine(self, model: Served, limit: int) -> EngineKind:
+        """The engine of such a GPU, which runs at most `limit` sequences at once."""
+        return EngineKind(self.throughput(model), self.prefill_s(model), self.context(model), limit)
 
 
 KINDS = {
@@ -104,11 +138,5 @@ def preemptible(
 ) -> tuple[Seat, ...]:
     """The same nodes coming and going until `horizon_s`, with exponential times there and away. Kinds named in `steady` stay."""
     rng = np.random.default_rng(seed)
-    out = []
-    for seat in seats:
-        if seat.kind.name in steady:
-            out.append(seat)
-            continue
-        there = balanced_stays(mean_up_s, mean_down_s, horizon_s, rng)
-        out.append(Seat(seat.name, seat.kind, tuple(there)))
-    return tuple(out)
+    stays = lambda: tuple(balanced_stays(mean_up_s, mean_down_s, horizon_s, rng))
+    return tuple(seat if seat.kind.name in steady else replace(seat, there=stays()) for seat in seats)

@@ -47,8 +47,7 @@ class Queued(RolloutPolicy):
         return self.done
 
     def stepped(self, step: int, taken: Many[OpenedGroup]) -> None:
-        gone = set(map(id, taken))
-        self.done = [p for p in self.done if id(p) not in gone]
+        self.done = [p for p in self.done if p not in taken]
 
     def returned(self, sequences: Many[Sequence]) -> None:
         self.queue.extendleft(s for s in reversed(sequences) if s.group in self.sim.groups)
@@ -121,7 +120,7 @@ class Quota(Queued):
     def refill(self) -> None:
         """Open groups up to the quota, as fast as their members find engines."""
         s = self.sim
-        while s._opened < (s.settings.staleness + s.step + 1) * s.workload.groups and len(self.queue) < s.workload.samples:
+        while s.opened < (s.settings.staleness + s.step + 1) * s.workload.groups and len(self.queue) < s.workload.samples:
             self.open(s.version)
             self.spread()
 

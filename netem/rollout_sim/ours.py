@@ -141,10 +141,7 @@ class Shoal(Bounded):
     def _migrate(self) -> None:
         for move in migrate([self._view(name) for name in self.sim.engines], self.forecast.running, MOST_MOVES):
             group, member = map(int, move.request_id.split("."))
-            s = self.sim.groups[group].members[member]
-            self.sim.moved += 1
-            self.sim.take(s)
-            self.sim.place(s, move.target)
+            self.sim.move(self.sim.groups[group].members[member], move.target)
         self._look()
 
 

@@ -7,16 +7,14 @@ version out; nodes serve it `spread_s` later. What a policy does takes no time o
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from functools import partial
 from statistics import fmean
 
 from netem.rollout_sim.engine import Sequence, SimEngine
-from netem.rollout_sim.fleet import QWEN3_8B, Seat, Served
+from netem.rollout_sim.fleet import QWEN3_8B, EngineKind, Seat, Served
 from netem.rollout_sim.workload import Workload
+from netem.timeline import Timeline
 from node.serving.batcher import FLUSH_S
 from p2p.errors import ShoalError
 
@@ -43,6 +41,8 @@ class OpenedGroup:
     members: list[Sequence]
     left: int
     """members that have not ended"""
+    since: float
+    """when it was opened"""
 
     @property
     def oldest(self) -> int:
@@ -129,16 +129,13 @@ class RolloutPolicy:
     def stepped(self, step: int, taken: Many[OpenedGroup]) -> None:
         """The learner took its step on these; `step` steps are done."""
 
-    def served(self, version: int) -> None:
-        """Nodes serve the version now."""
-
     def returned(self, sequences: Many[Sequence]) -> None:
         """Nodes went away, or gave these back: they wait again."""
         raise NotImplementedError
 
 
 @dataclass
-class RolloutSimulation:
+class RolloutSimulation(Timeline):
     """One run: `run` it once."""
 
     seats: Many[Seat]
@@ -147,7 +144,6 @@ class RolloutSimulation:
     settings: SimSettings = SimSettings()
     model: Served = QWEN3_8B
     tick_s: float = TICK_S
-    now: float = 0.0
     step: int = 0
     version: int = 0
     """newest version that nodes serve"""
@@ -159,12 +155,11 @@ class RolloutSimulation:
     aborted: int = 0
     lost: float = 0.0
     held: float = 0.0
-    _events: list[tuple[float, int, Callable[[], object]]] = field(default_factory=list)
-    _count: int = 0
-    _armed: dict[str, tuple[float, int]] = field(default_factory=dict)
-    _busy: bool = False
+    busy: bool = False
+    """the learner computes"""
+    opened: int = 0
+    """groups, so far"""
     _trained: int = 0
-    _opened: int = 0
     _work_s: float = 0.0
     _marks: list[tuple[float, float, float]] = field(default_factory=list)
     """at the end of each step: (now, work seconds, tokens made)"""
@@ -181,24 +176,16 @@ class RolloutSimulation:
             for start, end in seat.there:
                 join = start + (JOIN_S if start > 0 else 0.0)
                 if join < end:  # else it is gone before it serves
-                    self.after(join, partial(self._up, seat))
+                    self.at(join, self._up, seat)
                     if end < float("inf"):
-                        self.after(end, partial(self._down, seat.name))
+                        self.at(end, self._down, seat.name)
         self.after(0.0, self.policy.start)
         self.after(0.0, self._tick)
         while self.step < self.settings.steps:
             if self.now > MAX_SIMULATED_S:
                 raise ShoalError(f"{self.policy.name} did {self.step} steps in {self.now:.0f} s: it is stuck")
-            at, _, action = heapq.heappop(self._events)
-            assert at >= self.now - 1e-6, (at, self.now)
-            self.now = max(self.now, at)
-            action()
+            self.next()
         return self._outcome()
-
-    def after(self, seconds: float, action: Callable[[], object]) -> None:
-        """Do something so many simulated seconds from now."""
-        self._count += 1
-        heapq.heappush(self._events, (self.now + seconds, self._count, action))
 
     def _tick(self) -> None:
         self.policy.tick()
@@ -209,11 +196,11 @@ class RolloutSimulation:
 
     def open(self, version: int) -> OpenedGroup:
         """A new group: the next prompt of the workload."""
-        index = self._opened
-        self._opened += 1
+        index = self.opened
+        self.opened += 1
         feature, lengths = self.workload.group(index, self.settings.seed)
         members = [Sequence(index, m, self.workload.prompt, n) for m, n in enumerate(lengths)]
-        prompt = OpenedGroup(index, feature, version=version, members=members, left=len(members))
+        prompt = OpenedGroup(index, feature, version=version, members=members, left=len(members), since=self.now)
         self.groups[index] = prompt
         return prompt
 
@@ -233,6 +220,12 @@ class RolloutSimulation:
         sequence.attempt += 1
         self._arm(engine)
 
+    def move(self, sequence: Sequence, node: str) -> None:
+        """Take a sequence to another node, with its tokens."""
+        self.take(sequence)
+        self.moved += 1
+        self.place(sequence, node)
+
     def abort(self, prompt: OpenedGroup) -> None:
         """Give a group up."""
         for sequence in prompt.members:
@@ -249,14 +242,14 @@ class RolloutSimulation:
 
     def look(self) -> None:
         """Let the learner begin with the next group, if it is idle and there is one."""
-        if self._busy:
+        if self.busy:
             return
         groups = self.workload.groups
         if self._trained == groups:
             return
         batch = self.policy.batch(self.step)
         if self._trained < min(len(batch), groups) and (self.policy.streams or self._trained or self.policy.complete(self.step)):
-            self._busy = True
+            self.busy = True
             self.after(self.workload.train_s / groups, self._trained_one)
 
     # ---- inside
@@ -264,9 +257,9 @@ class RolloutSimulation:
     def _trained_one(self) -> None:
         self._work_s += self.workload.train_s / self.workload.groups
         self._trained += 1
-        self._busy = False
+        self.busy = False
         if self._trained == self.workload.groups:
-            self._busy = True
+            self.busy = True
             self.after(self.workload.update_s, self._updated)
         else:
             self.look()
@@ -279,7 +272,7 @@ class RolloutSimulation:
         for prompt in taken:
             del self.groups[prompt.group_id]
         self.step += 1
-        self._trained, self._busy = 0, False
+        self._trained, self.busy = 0, False
         made = self._made_gone + sum(e.total for e in self.engines.values())
         self._marks.append((self.now, self._work_s, made))
         self.policy.stepped(self.step, taken)
@@ -287,13 +280,12 @@ class RolloutSimulation:
         self.look()
 
     def _publish(self, version: int) -> None:
-        self.after(self.workload.spread_s, lambda: self._serve(version))
+        self.after(self.workload.spread_s, self._serve, version)
 
     def _serve(self, version: int) -> None:
         self.version = version
         for name in list(self.engines):
             self._install(name, version)
-        self.policy.served(version)
 
     def _install(self, name: str, version: int) -> None:
         """A node serves the version from now on."""
@@ -304,18 +296,19 @@ class RolloutSimulation:
         self._arm(engine)
 
     def _up(self, seat: Seat) -> None:
-        engine = SimEngine(
-            seat.name, seat.kind.throughput(self.model), seat.kind.prefill_s(self.model), seat.kind.context(self.model),
-            self.settings.limit, at=self.now,
-        )  # fmt: skip
-        self.engines[seat.name], self.serves[seat.name] = engine, self.version
+        self.add(seat.name, seat.kind.engine(self.model, self.settings.limit), self.version)
 
-    def _down(self, name: str, flushed: bool = False) -> None:
-        """A node is lost; `flushed`: it handed over all tokens that it had."""
+    def add(self, name: str, kind: EngineKind, version: int) -> None:
+        """There is one engine more, which serves that version."""
+        self.serves[name] = version
+        self.engines[name] = SimEngine(name, kind.model, kind.prefill_s, room=kind.room, limit=kind.limit, at=self.now)
+
+    def _down(self, name: str, flushed: bool = False) -> float:
+        """A node is lost; `flushed`: it handed over all tokens that it had. Returns how many it made while it was there."""
         engine = self.engines.pop(name)
         engine.advance(self.now)
+        engine.stamp += 1
         del self.serves[name]
-        self._armed.pop(name, None)
         self._made_gone += engine.total
         pace = engine.model.pace(max(1, len(engine.running)), engine.context)
         running = set(engine.running)
@@ -330,17 +323,16 @@ class RolloutSimulation:
             if not kept:
                 sequence.oldest = -1
         self.policy.returned(held)
+        return engine.total
 
     def _arm(self, engine: SimEngine) -> None:
+        engine.stamp += 1
         at = engine.next_at()
-        self._count += 1
-        self._armed[engine.name] = (at, self._count)
         if at < float("inf"):
-            count = self._count
-            heapq.heappush(self._events, (at, count, lambda: self._due(engine, count)))
+            self.at(at, self._due, engine, engine.stamp)
 
-    def _due(self, engine: SimEngine, count: int) -> None:
-        if self.engines.get(engine.name) is not engine or self._armed.get(engine.name, (0, 0))[1] != count:
+    def _due(self, engine: SimEngine, stamp: int) -> None:
+        if engine.stamp != stamp:
             return
         engine.advance(self.now)
         ended = engine.settle()
@@ -349,11 +341,14 @@ class RolloutSimulation:
             prompt = self.groups[sequence.group]
             prompt.left -= 1
             if not prompt.left:
-                self.policy.finished(prompt)
-        if self.engines.get(engine.name) is engine:
-            self._arm(engine)
+                self._finished(prompt)
+        self._arm(engine)
         if ended:
             self.look()
+
+    def _finished(self, prompt: OpenedGroup) -> None:
+        """All members of a group have ended."""
+        self.policy.finished(prompt)
 
     def _outcome(self) -> Outcome:
         warm = self.settings.warm

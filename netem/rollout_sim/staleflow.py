@@ -22,7 +22,7 @@ class Bounded(RolloutPolicy):
 
     def reserve(self, version: int) -> OpenedGroup | None:
         """Open a group at `version` if the ledger has room for it; its members wait for engines. None where it has none."""
-        if not self.ledger.reserve(self.sim._opened, version):
+        if not self.ledger.reserve(self.sim.opened, version):
             return None
         prompt = self.sim.open(version)
         for member in prompt.members:
@@ -86,7 +86,9 @@ class StaleFlow(Bounded):
         engines = [self.sim.touch(name) for name in self.sim.engines]
         for engine in engines:
             while len(engine.waiting) > 3:
-                self._give_back(engine.waiting[-1])
+                last = engine.waiting[-1]
+                self.sim.take(last)
+                self.returned([last])
         for _ in range(self.moves):
             busy = [e for e in engines if len(e.running) > 1]
             free = [e for e in engines if has_place(e, 0)]
@@ -99,13 +101,7 @@ class StaleFlow(Bounded):
             gains = best.model.gain(len(best.running), best.context, context)
             if best is worst or best.context + context > FILL * best.room or gains - _last_gain(worst) <= self.gap:
                 return
-            self.sim.take(sequence)
-            self.sim.moved += 1
-            self.sim.place(sequence, best.name)
-
-    def _give_back(self, sequence: Sequence) -> None:
-        self.sim.take(sequence)
-        self.pending[sequence.key] = sequence
+            self.sim.move(sequence, best.name)
 
 
 def _last_gain(engine) -> float:  # type: ignore[no-untyped-def]

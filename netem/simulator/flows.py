@@ -16,7 +16,7 @@ from heapq import heapify, heappop, heappush
 from math import ceil, inf
 from typing import NamedTuple
 
-from netem.networks.profile import Profile
+from netem.networks.profile import Access, Host, Profile
 from netem.simulator.fair_share import FairLink, Flow, Sharing
 
 
@@ -32,10 +32,13 @@ class Arrival(NamedTuple):
 
 
 class _Host:
-    __slots__ = ("connections", "down", "gone", "lan_down", "lan_up", "up")
+    __slots__ = ("connections", "down", "gone", "lan_down", "lan_up", "spec", "up")
 
-    def __init__(self, up: FairLink, down: FairLink, lan_up: FairLink | None, lan_down: FairLink | None) -> None:
-        self.up, self.down, self.lan_up, self.lan_down = up, down, lan_up, lan_down
+    def __init__(self, spec: Host, lan: Access) -> None:
+        self.spec = spec
+        self.up, self.down = FairLink(spec.access.up, sends=True), FairLink(spec.access.down, sends=False)
+        self.lan_up, self.lan_down = FairLink(lan.up, sends=True), FairLink(lan.down, sends=False)
+        """to and from hosts of its site; of no use to a host without one"""
         self.connections: dict[Connection, None] = {}
         """from here and to here"""
         self.gone = False
@@ -68,16 +71,7 @@ class FlowNetwork:
         self.profile = profile
         self.now = 0.0
         self.sharing = Sharing()
-        self._hosts: dict[str, _Host] = {}
-        self._specs = {h.name: h for h in profile.hosts}
-        for host in profile.hosts:
-            lan = profile.sites[host.site] if host.site else None
-            self._hosts[host.name] = _Host(
-                FairLink(host.access.up, sends=True),
-                FairLink(host.access.down, sends=False),
-                FairLink(lan.up, sends=True) if lan else None,
-                FairLink(lan.down, sends=False) if lan else None,
-            )
+        self._hosts = {host.name: _Host(host, profile.sites.get(host.site, host.access)) for host in profile.hosts}
         self._connections: dict[tuple[str, str], Connection] = {}
         self._dues: list[tuple[float, int, FairLink]] = []
         """heap; stale where the time is not the link's `due`"""
@@ -152,9 +146,8 @@ class FlowNetwork:
             self._pass(now)
         entry, total = self._hosts[host], 0
         for link in (entry.up, entry.lan_up):
-            if link is not None:
-                for flow in link.flows:
-                    total += self._backlog(flow)  # type: ignore[arg-type]  # flows are connections here
+            for flow in link.flows:
+                total += self._backlog(flow)  # type: ignore[arg-type]  # flows are connections here
         return total
 
     def rate(self, now: float, source: str, target: str) -> float:
@@ -213,22 +206,16 @@ class FlowNetwork:
             raise ValueError(f"{source} to itself")
         if a.gone or b.gone:
             return None
-        one, other = self._specs[source], self._specs[target]
-        up, down, delay = a.up, b.down, one.access.delay + other.access.delay
-        if one.site and one.site == other.site and a.lan_up is not None and b.lan_down is not None:
-            up, down, delay = a.lan_up, b.lan_down, 2 * self.profile.sites[one.site].delay
-        connection = self._connections[source, target] = Connection(source, target, up, down, delay)
+        lan = a.spec.site and a.spec.site == b.spec.site
+        up, down = (a.lan_up, b.lan_down) if lan else (a.up, b.down)
+        connection = self._connections[source, target] = Connection(source, target, up, down, self.profile.delay(a.spec, b.spec))
         a.connections[connection] = b.connections[connection] = None
         return connection
 
     def _backlog(self, connection: Connection) -> int:
         if not connection.queue:
             return 0
-        by, left = connection.by, connection.done
-        if by is not None:
-            left -= by.clock if by.level == inf else by.clock + by.level * (self.now - by.since)
-        waiting = connection.queued - connection.queue[0][0]
-        return ceil(waiting + left / 8) if left > 0.0 else waiting
+        return ceil(connection.queued - connection.queue[0][0] + connection.left(self.now) / 8)
 
     def _pass(self, now: float) -> None:
         """Everything up to `now`, `now` included. Rates that changed at `now` itself are worked out when time goes on."""

@@ -6,9 +6,8 @@ Events over a `FlowNetwork`, one after another in the order of their times. Must
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from math import inf
 from statistics import median
 
@@ -19,6 +18,7 @@ from netem.simulator.cores import Cores, Machine
 from netem.simulator.flows import FlowNetwork
 from netem.simulator.peer import SimPeer
 from netem.simulator.wire import SimVersion
+from netem.timeline import Timeline
 from p2p.broadcast.exchange_core import TICK_S
 from p2p.broadcast.peer_groups import Grid
 from p2p.errors import ShoalError, UsageError
@@ -53,7 +53,7 @@ class SimResult:
     """that the simulation dealt with"""
 
 
-class BroadcastSimulation:
+class BroadcastSimulation(Timeline):
     """Peers, the network between them, and the time. `round` may be called again and again."""
 
     def __init__(
@@ -68,14 +68,13 @@ class BroadcastSimulation:
         unnoticed_s: float,
         machine: Machine,
     ) -> None:
+        super().__init__()
         self.profile, self.events, self._cores = profile, 0, Cores(machine)
-        self.network, self.now = FlowNetwork(profile), 0.0
+        self.network = FlowNetwork(profile)
         self.moved_at = self._began = 0.0
         self._hosts = {host.name: host for host in profile.hosts}
         self._faults, self._fault_round, self._unnoticed_s = faults, fault_round, unnoticed_s
         self._grid = grid
-        self._queue: list[tuple[float, int, Callable[..., object], tuple[object, ...]]] = []
-        self._count = 0
         self._waiting: dict[str, None] = {}
         """hosts that are to complete the round"""
         self._done: dict[str, float] = {}
@@ -123,16 +122,9 @@ class BroadcastSimulation:
                         peer.link(other)
 
     def _delay(self, one: str, other: str) -> float:
-        a, b = self._hosts[one], self._hosts[other]
-        if a.site and a.site == b.site:
-            return 2 * self.profile.sites[a.site].delay
-        return a.access.delay + b.access.delay
+        return self.profile.delay(self._hosts[one], self._hosts[other])
 
     # --- what peers need ---------------------------------------------------------------------------------------------
-
-    def at(self, time: float, action: Callable[..., object], *arguments: object) -> None:
-        self._count += 1
-        heappush(self._queue, (time, self._count, action, arguments))
 
     def worked(self, host: str) -> float:
         return self._cores.done(self.now, host)
@@ -172,10 +164,10 @@ class BroadcastSimulation:
 
     def _run(self, until: float) -> None:
         """To `until`; to the end of the round if that is endless."""
-        network, queue, peers = self.network, self._queue, self.peers
+        network, peers = self.network, self.peers
         while self._waiting or until < inf:
             due = network.next_at
-            at = queue[0][0] if queue and (due is None or queue[0][0] < due) else inf if due is None else due
+            at = self.next_at if due is None else min(self.next_at, due)
             if at > until:
                 self.now = until
                 return
@@ -189,10 +181,9 @@ class BroadcastSimulation:
                     peers[arrival.target].receive(arrival)
                 for source, target in sent:
                     peers[source].pump.drained(target)
-            while queue and queue[0][0] <= at:
-                _, _, action, arguments = heappop(queue)
+            while self.next_at <= at:
                 self.events += 1
-                action(*arguments)
+                self.next()
 
     # --- faults ------------------------------------------------------------------------------------------------------
 

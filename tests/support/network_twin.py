@@ -74,7 +74,7 @@ class Twin:
 
     def _sent(self, pair: Pair) -> None:
         _, tag = self.queues[pair].pop(0)
-        self.under_way.append((self.now + self.profile.delay(*pair), *pair, tag))
+        self._leave(*pair, tag)
         if self.queues[pair]:
             self.left[pair] = 8.0 * self.queues[pair][0][0]
         else:
@@ -89,7 +89,11 @@ class Twin:
 
     def send_small(self, source: str, target: str, tag: object) -> None:
         if source not in self.gone and target not in self.gone:
-            self.under_way.append((self.now + self.profile.delay(source, target), source, target, tag))
+            self._leave(source, target, tag)
+
+    def _leave(self, source: str, target: str, tag: object) -> None:
+        delay_s = self.profile.delay(self.profile.host(source), self.profile.host(target))
+        self.under_way.append((self.now + delay_s, source, target, tag))
 
     def set_rates(self, host: str, up: float, down: float) -> None:
         self.rates[f"up {host}"], self.rates[f"down {host}"] = up, down

@@ -34,7 +34,8 @@ def test_a_small_profile() -> None:
     assert [h.name for h in profile.hosts] == [LEARNER, "node-1", "node-2", "node-3"]
     assert (profile.learner.access.up, profile.learner.access.down) == (40e6, 100e6)
     assert profile.host("node-2").access == PRESETS["home-cable"]
-    assert profile.delay(LEARNER, "node-1") == pytest.approx(0.0225) == profile.delay("node-1", LEARNER)
+    node = profile.host("node-1")
+    assert profile.delay(profile.learner, node) == pytest.approx(0.0225) == profile.delay(node, profile.learner)
     assert profile.mtu == 1500 and profile.congestion == "cubic" and profile.scale == 1.0 and profile.name == "profile"
     with pytest.raises(KeyError, match="no host 'node-4'"):
         profile.host("node-4")
@@ -64,8 +65,8 @@ def test_a_preset_with_differences_sites_traces_and_nat() -> None:
     assert [h.name for h in profile.hosts] == [LEARNER, "lab-1", "lab-2", "flat"]
     lab = profile.host("lab-1").access
     assert lab.loss == 0.01 and lab.up == pytest.approx(100e6) and lab.delay == 0.015
-    assert profile.delay("lab-1", "lab-2") == pytest.approx(0.0002)
-    assert profile.delay("lab-1", "flat") == pytest.approx(0.040)
+    assert profile.delay(profile.host("lab-1"), profile.host("lab-2")) == pytest.approx(0.0002)
+    assert profile.delay(profile.host("lab-1"), profile.host("flat")) == pytest.approx(0.040)
     flat = profile.host("flat")
     assert not flat.dialable and flat.trace == (Step(0, 1e6, 2e6), Step(5.5, 0, 0), Step(8, 1e5, 2e5))
     assert profile.scale == 0.1 and profile.sites["lab"].up == pytest.approx(100e6)
