@@ -106,13 +106,9 @@ def _state_path(name: str) -> Path:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        state = json.loads(path.read_text())
-        return {
-            "name": state["name"], "pid": int(state["pid"]), "started": state["started"], "hosts": dict(state["hosts"]),
-            "backend": state["backend"], "namespaces": list(state["namespaces"]), "mtu": state["mtu"], "scale": state["scale"],
-            "congestion": state["congestion"], "congestion_asked": state["congestion_asked"],
-        }  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        state: dict[str, Any] = json.loads(path.read_text())
+        return state
+    except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error!r}") from None
 
 
