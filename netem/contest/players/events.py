@@ -277,13 +277,3 @@ def need(module: str) -> None:
 
     if find_spec(module) is None:
         raise UsageError(f"{module} is not installed: pip install 'shoal[peers]'")
-
-
-def check_options(options: dict[str, Any], known: dict[str, type | tuple[type, ...]]) -> None:
-    """UsageError for an option that a player does not have, or of another type."""
-    for name, value in options.items():
-        if name not in known:
-            raise UsageError(f"option {name!r} is not one of {', '.join(known)}")
-        if not isinstance(value, known[name]) or (isinstance(value, bool) and known[name] is not bool):
-            raise UsageError(f"option {name}: {value!r} will not do")
-
