@@ -207,7 +207,7 @@ def _open_tc(profile: Profile, prefix: str) -> Iterator[Backend]:
         for host in profile.hosts:
             where, address = plan.namespace(host.name), plan.address(host.name)
             congestion = congestion_in(where, profile.congestion)
-            hosts[host.name] = HostNamespace(host.name, where, address, tun=-1, congestion=congestion)
+            hosts[host.name] = HostNamespace(where, address, tun=-1, congestion=congestion)
         yield TcBackend(plan, hosts)
     finally:
         remove(plan.namespaces)

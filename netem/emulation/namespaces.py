@@ -42,7 +42,6 @@ _CLONE_NEWNET = 0x40000000
 class HostNamespace:
     """The namespace in which a host's programs run."""
 
-    name: str
     namespace: str
     address: str
     tun: int
@@ -75,10 +74,10 @@ def open_namespaces(names: Sequence[str], *, mtu: int, prefix: str, congestion: 
         for number, name in enumerate(names, start=1):
             namespace = f"{prefix}-{name}"
             call("ip", "netns", "add", namespace)
-            made[name] = HostNamespace(name, namespace, "", -1, "")
+            made[name] = HostNamespace(namespace, "", -1, "")
             address = str(NETWORK[number])
             tun = _tun_in(namespace)
-            made[name] = HostNamespace(name, namespace, address, tun, congestion_in(namespace, congestion))
+            made[name] = HostNamespace(namespace, address, tun, congestion_in(namespace, congestion))
             call("ip", "-n", namespace, "link", "set", "lo", "up")
             call("ip", "-n", namespace, "link", "set", DEVICE, "mtu", str(mtu), "txqueuelen", str(QUEUE), "up")
             call("ip", "-n", namespace, "addr", "add", f"{address}/{NETWORK.prefixlen}", "dev", DEVICE)

@@ -90,8 +90,7 @@ def underlay(profile: Profile, backend: str = AUTO) -> Iterator[Underlay]:
         state = _answer(process, START_S)
         if "error" in state:
             raise ShoalError(f"network {profile.name} did not come up: {state['error']}")
-        hosts = {name: (address, namespace) for name, (address, namespace) in state["hosts"].items()}
-        yield Underlay(process, hosts, state["congestion"], backend)
+        yield Underlay(process, state["hosts"], state["congestion"], backend)
     finally:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.close()

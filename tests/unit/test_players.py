@@ -136,7 +136,6 @@ def test_a_player_ends_with_its_stdin() -> None:
     [
         (b'{"do":"sing"}\n', "no command"),
         (command_line(Expect(0, "", 1, {})), "lost"),
-        (command_line(Publish(3)), "round 3 is not the latest"),
         (command_line(TurnRogue("corrupt")), "cannot be turned"),
     ],
 )
