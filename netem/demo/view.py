@@ -42,13 +42,12 @@ def sparkline(values: Sequence[float]) -> str:
 class DemoView:
     """`with DemoView(enabled, steps) as view: view.update(status, events)`, once or twice a second."""
 
-    def __init__(self, enabled: bool, steps: int, console: Console | None = None) -> None:
-        self.steps = steps
-        self._console = console or Console()
+    def __init__(self, enabled: bool, steps: int) -> None:
+        self.steps, console = steps, Console()
         self._live: Live | None = None
-        if enabled and self._console.is_terminal:
+        if enabled and console.is_terminal:
             # No alternate screen: the last state stays above the result when the demo is over.
-            self._live = Live(Text("waiting for the learner ..."), console=self._console, auto_refresh=False)
+            self._live = Live(Text("waiting for the learner ..."), console=console, auto_refresh=False)
         self._curves: dict[str, dict[int, float]] = {"reward": {}, "exact": {}}
         self._evals: dict[int, float] = {}
         self._said = -1
