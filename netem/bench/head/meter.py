@@ -82,6 +82,7 @@ class Look:
 
     @classmethod
     def now(cls, board: Board, meter: Meter, me: psutil.Process) -> Look:
+        """Of this moment. `me`: this process, the head's."""
         use = resource.getrusage(resource.RUSAGE_SELF)
         totals = {
             "cpu": use.ru_utime + use.ru_stime, "nodes_cpu": board["cpu_us"] / 1e6, "made": board["made"], "sent": board["sent"],
