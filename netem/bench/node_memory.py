@@ -14,10 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from netem.contest.contest import Round
+import psutil
+
+from netem.contest.contest import ANSWER_S, Round, prepare_round
 from netem.contest.player_processes import open_players
 from netem.contest.players import peer_argv
-from netem.contest.players.events import AskAccount, Expect, Prepare, Publish
+from netem.contest.players.events import AskAccount, Publish
 from netem.networks.profile import LEARNER
 from p2p.errors import ShoalError, UsageError
 from p2p.limits import DEFAULT_SEGMENT, MIB
@@ -33,9 +35,6 @@ NODE = "node-1"
 
 COPIES = 5
 """Copies of the payload that the disk must have room for: chunks and state of both peers, and one to spare."""
-
-ANSWER_S = 120.0
-"""Seconds that a player has to make the state or to give its account."""
 
 
 def measure_memory(payload_bytes: int, folder: Path | None = None, cut_s: float = 600.0) -> dict[str, Any]:
@@ -61,11 +60,7 @@ def _measure(size: int, folder: Path, cut_s: float) -> dict[str, Any]:
         Anonymous({name: players.pid(name) for name in hosts}) as anonymous,
     ):
         idle = anonymous.mark()
-        players.tell([LEARNER], Prepare(1, size, 1))
-        prepared = players.gather("prepared", [LEARNER], ANSWER_S)[LEARNER]
-        players.tell([NODE], Expect(1, prepared["digest"], size, {}))
-        players.gather("expecting", [NODE], ANSWER_S)
-        state = Round(1, [NODE], LEARNER, prepared["digest"])
+        state = Round(1, [NODE], LEARNER, prepare_round(players, 1, size, 1).digest)
         players.tell([LEARNER], Publish(1))
         players.feed(state.take, lambda: state.whole, cut_s)
         players.tell(list(hosts), AskAccount(1))
@@ -131,7 +126,7 @@ class Anonymous:
 def anonymous_bytes(pid: int) -> int:
     """RssAnon of a process, in bytes; 0 when it is gone."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
+        memory = psutil.Process(pid).memory_info()
+    except psutil.NoSuchProcess:
         return 0
-    return next((1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon:")), 0)
+    return int(memory.rss - memory.shared)

@@ -1,17 +1,19 @@
-"""A real head for a bench: libp2p on loopback, the journal on disk, and no trainer but whoever calls `publish`.
+"""A real head for a bench: libp2p on loopback, the journal on disk, and no trainer but whoever calls `publish`. Its prompts are
+random tokens, and no completion is worth anything.
 
 Must not know what is measured, nor who the nodes are.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgpack
+import numpy as np
 import trio
 
 from learner.client.messages import Begin, SealVersion, SegmentDone
@@ -21,11 +23,59 @@ from learner.journal.journal import Journal
 from learner.rollouts.controller import Rollouts
 from learner.rollouts.group_spec import RolloutSettings
 from learner.service import calm_gc
-from learner.tasks.port import Task
+from learner.tasks.port import Prompt, Score, Task
+from p2p.errors import ShoalError
 from p2p.identity import Identity
 from p2p.membership.admission import make_ticket
 from p2p.weights.encode import encode_version
 from p2p.weights.state import FlatState
+
+LOOK_S = 0.02
+"""Seconds between two looks at what is waited for."""
+
+
+class Numbered(Task):
+    """Prompt number i is the text of i."""
+
+    name = "numbered"
+
+    def prompt(self, index: int) -> Prompt:
+        return Prompt(index, str(index), None)
+
+    def score(self, prompt: Prompt, completion: str) -> Score:
+        return Score(0.0, False)
+
+
+class RandomPrompts:
+    """Makes `length` random tokens of a prompt's number."""
+
+    chat_template = None
+
+    def __init__(self, length: int, vocabulary: int) -> None:
+        self._length, self._vocabulary = length, vocabulary
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        return random_prompt(int(text), self._length, self._vocabulary)
+
+    def decode(self, ids: Any, **_: Any) -> str:
+        return ""
+
+
+def random_prompt(seed: int, length: int, vocabulary: int) -> list[int]:
+    """Random tokens, the same for a seed everywhere."""
+    ids: list[int] = np.random.default_rng(seed).integers(0, vocabulary, length).tolist()
+    return ids
+
+
+async def until(ready: Callable[[], bool], what: str, check: Callable[[], None], wait_s: float) -> None:
+    """Wait until `ready()` is true. ShoalError, naming `what`, after `wait_s` seconds; `check`, called at each look, may raise
+    another before."""
+    deadline = trio.current_time() + wait_s
+    while not ready():
+        check()
+        if trio.current_time() > deadline:
+            raise ShoalError(f"waited {wait_s:.0f} s for {what}")
+        await trio.sleep(LOOK_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +109,10 @@ class RealHead:
 
 @asynccontextmanager
 async def open_real_head(
-    folder: Path, run: str, settings: RolloutSettings, *, task: Task, tokenizer: Any, vocabulary: int
+    folder: Path, run: str, settings: RolloutSettings, *, length: int, vocabulary: int
 ) -> AsyncIterator[RealHead]:
-    """A head whose run is called `run`, with its files in `folder`. `vocabulary`: token ids are below it."""
+    """A head whose run is called `run`, with its files in `folder`. `length`: of a prompt; `vocabulary`: token ids are below
+    it."""
     from p2p.channel.libp2p import open_libp2p_network
 
     config = build_config({"run_dir": str(folder), "model": "none", "external_trainer": True}, "bench")
@@ -71,8 +122,8 @@ async def open_real_head(
             head = Head(
                 config=config, run=run, run_dir=folder, identity=identity, network=network, journal=journal,
                 open_rollouts=lambda head: Rollouts(
-                    settings, journal, task, tokenizer, vocabulary, epoch=head.epoch, send=head.send, nodes=head.node_views,
-                    report=head.report,
+                    settings, journal, Numbered(), RandomPrompts(length, vocabulary), vocabulary, epoch=head.epoch,
+                    send=head.send, nodes=head.node_views, report=head.report,
                 ),
             )  # fmt: skip
             yield RealHead(head, head.rollouts, nursery, make_ticket(identity, run, tuple(network.addresses)).encode())

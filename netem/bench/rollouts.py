@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from typing import Any
 
@@ -168,7 +168,3 @@ def _add(table: Table, name: str, row: dict[str, Any]) -> None:
         f"{row['staleness_mean']:.2f}", f"{row['made']:.2f}", lost, str(row["moved"]), str(row["aborted"]),
         f"{row['mean_length']:,.0f}",
     )  # fmt: skip
-
-
-def settings_of(staleness: int, steps: int, seed: int) -> SimSettings:
-    return replace(SimSettings(), staleness=staleness, steps=steps, seed=seed)

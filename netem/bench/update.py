@@ -26,7 +26,7 @@ from netem.bench.codec.bench import LAYER_8B
 from netem.bench.codec.model_updates import gaussian_update
 from netem.demo.tiny_model import build_demo_model
 from netem.processes.children import Children, wait_for
-from p2p.errors import ShoalError, UsageError
+from p2p.errors import UsageError
 
 WAIT_S = 600.0
 DISK = 4
@@ -131,13 +131,7 @@ class _UpdateRun:
         return sum(n["alive"] and n["version"] == version for n in found) == nodes
 
     def _until(self, what: str, ready: Callable[[], bool]) -> None:
-        def look() -> bool:
-            for child in self.children.all:
-                if child.poll() is not None:
-                    raise ShoalError(f"{child.name} ended with status {child.returncode}: {child.last_line()}")
-            return ready()
-
-        wait_for(what, look, WAIT_S)
+        wait_for(what, ready, WAIT_S, self.children.all)
 
 
 def describe(result: dict[str, Any]) -> str:

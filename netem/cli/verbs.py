@@ -304,9 +304,10 @@ def _bench_memory(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _bench_rollouts(args: argparse.Namespace) -> dict[str, Any]:
-    from netem.bench.rollouts import POLICIES, bench_rollouts, cases, print_rollouts, settings_of
+    from netem.bench.rollouts import POLICIES, bench_rollouts, cases, print_rollouts
+    from netem.rollout_sim.sim import SimSettings
 
-    settings = settings_of(args.staleness, args.steps, args.seed)
+    settings = SimSettings(staleness=args.staleness, steps=args.steps, seed=args.seed)
     names = args.workloads.split(",") if args.workloads else list(cases(args.seed))
     policies = args.policies.split(",") if args.policies else list(POLICIES)
     result = bench_rollouts(names, policies, settings, ablate=not args.no_ablations, jobs=len(os.sched_getaffinity(0)), say=_say)

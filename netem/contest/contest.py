@@ -33,8 +33,9 @@ from netem.networks.faults import (
 )
 from netem.networks.profile import LEARNER, Profile
 
-ANSWER_S = 60.0
-"""Seconds that players have to make a payload, a torrent or connections. A broadcast has the caller's `cut_s` instead."""
+ANSWER_S = 120.0
+"""Seconds that players have to make a payload, a torrent or connections, or to give their account. A broadcast has the caller's
+`cut_s` instead."""
 
 COPIES = 4
 """Copies of the payload that a player may have on disk at once: this round's and the last one's, whole and in pieces."""
@@ -211,15 +212,10 @@ def _run_round(
     network: Underlay, players: Players, number: int, *, size: int, seed: int, cut_s: float, trouble: _Trouble,
     required: Collection[str] | None,
 ) -> RoundResult:  # fmt: skip
-    players.tell([LEARNER], Prepare(number, size, seed))
-    prepared = players.gather("prepared", [LEARNER], ANSWER_S)[LEARNER]
-    extra = {name: value for name, value in prepared.items() if name not in ("event", "round", "digest")}
-    expect = Expect(number, prepared["digest"], size, extra)
-    players.tell(players.nodes, expect)
-    players.gather("expecting", players.nodes, ANSWER_S)
+    expect = prepare_round(players, number, size, seed)
     network.weather()
     nodes = (set(players.nodes) | set(trouble.late)) - trouble.excused if required is None else set(required)
-    state = Round(number, nodes, LEARNER, prepared["digest"], others=network.addresses)
+    state = Round(number, nodes, LEARNER, expect.digest, others=network.addresses)
     players.tell([LEARNER], Publish(number))
     trouble.begin(state, expect)
     players.feed(state.take, lambda: state.whole, cut_s, trouble)
@@ -229,6 +225,18 @@ def _run_round(
         players.feed(state.take, lambda: state.accounted, ANSWER_S)
     known = {"congestion": network.congestion, "backend": network.backend}
     return state.result(late_s=weather.late_s, dropped=weather.dropped, **known, **trouble.summary(state))
+
+
+def prepare_round(players: Players, number: int, size: int, seed: int) -> Expect:
+    """Have the source make a payload, and the nodes get ready for it. Returns what they were told. ShoalError when one does not
+    answer."""
+    players.tell([LEARNER], Prepare(number, size, seed))
+    prepared = players.gather("prepared", [LEARNER], ANSWER_S)[LEARNER]
+    extra = {name: value for name, value in prepared.items() if name not in ("event", "round", "digest")}
+    expect = Expect(number, prepared["digest"], size, extra)
+    players.tell(players.nodes, expect)
+    players.gather("expecting", players.nodes, ANSWER_S)
+    return expect
 
 
 class _Trouble(Trouble):

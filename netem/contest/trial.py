@@ -26,16 +26,15 @@ def run_scenario(
 ) -> dict[str, Any]:
     """Run a scenario; returns what `shoal netem run --json` prints. `on_round` gets a line after each round. UsageError or
     ShoalError when network or players do not come up. Blocks."""
-    said = 0
+    rounds: list[dict[str, Any]] = []
     chosen, why = choose(backend, scenario.profile)
     if why:
         on_round(why)
 
     def tell(result: RoundResult) -> None:
-        nonlocal said
-        said += 1
-        values = round_values(scenario, result, said)
-        on_round(f"{scenario.name} round {said}{' (warm-up)' if values['cold'] else ''}: {describe(values)}")
+        values = round_values(scenario, result, len(rounds) + 1)
+        rounds.append(values)
+        on_round(f"{scenario.name} round {values['round']}{' (warm-up)' if values['cold'] else ''}: {describe(values)}")
 
     cut_s = CUT * max(scenario.t_star, scenario.t_star_calm) + CUT_SLACK_S
     results = run_contest(
@@ -45,7 +44,6 @@ def run_scenario(
         required=scenario.required if scenario.faults else None, backend=chosen, on_result=tell,
     )  # fmt: skip
     wrong = judge(scenario, results)
-    rounds = [round_values(scenario, result, number) for number, result in enumerate(results, start=1)]
     warm = [r["ratio"] for r in rounds if not r["cold"] and r["ratio"] is not None]
     cold = [r["ratio"] for r in rounds if r["cold"] and r["ratio"] is not None]
     profile = scenario.profile

@@ -29,9 +29,7 @@ class Recipe:
         settings: dict[str, Any] = json.loads(json.dumps(self.learner))
         settings["rollout"] |= self.spot if spot else {}
         settings |= {"run_dir": str(run_dir), "model": str(model), "seed": seed}
-        settings.setdefault("trainer", {})
         settings["trainer"] |= {"steps": steps, "seed": seed}
-        settings.setdefault("swarm", {})
         settings["swarm"]["listen"] = ["/ip4/127.0.0.1/tcp/0"]
         return settings
 

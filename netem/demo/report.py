@@ -87,11 +87,10 @@ def surviving(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def write_report(run_dir: Path, result: Mapping[str, Any]) -> Path:
     """Plots under `run_dir`/plots and `run_dir`/report.html with them inside; returns the page's path.
 
-    The metrics are `run_dir`/metrics.jsonl, or those of the run in `run_dir`/run where a demo keeps it. Missing fields
-    leave their plot or row out. UsageError when the report cannot be written.
+    The metrics are those of the run in `run_dir`/run. Missing fields leave their plot or row out. UsageError when the report
+    cannot be written.
     """
-    source = next((d for d in (run_dir, run_dir / "run") if (d / "metrics.jsonl").exists()), run_dir)
-    lines = read_metrics(source / "metrics.jsonl")
+    lines = read_metrics(run_dir / "run" / "metrics.jsonl")
     try:
         plots = draw_plots(lines, surviving(lines), run_dir / "plots", bound=result.get("max_staleness"))
         page = run_dir / "report.html"

@@ -19,7 +19,7 @@ from typing import Any
 from learner.config import build_config, dump_toml
 from learner.status.view import dollars, fetch_status
 from netem.demo.recipes import RECIPES, Recipe
-from netem.demo.report import write_report
+from netem.demo.report import read_metrics, surviving, write_report
 from netem.demo.spot import NODES as SPOT_NODES
 from netem.demo.spot import STEPS as SPOT_STEPS
 from netem.demo.spot import Spot, busy_share, describe_spot
@@ -211,11 +211,10 @@ class Demo:
             time.sleep(0.1)
 
     def _result(self, summary: dict[str, Any]) -> dict[str, Any]:
-        run = self.run_dir / "run"
-        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        lines = read_metrics(self.run_dir / "run" / "metrics.jsonl")
         # A resumed run repeats steps that were not committed: what counts is what the surviving history trained.
-        by_step = {line["step"]: line for line in lines if "exact/mean" in line}
-        exact = [by_step[s]["exact/mean"] for s in sorted(by_step)]
+        trained = [row for row in surviving(lines) if "exact/mean" in row]
+        exact = [row["exact/mean"] for row in trained]
         tenth = max(1, len(exact) // 10)
         evals = [line["eval/exact/mean"] for line in lines if "eval/exact/mean" in line]
         keep = (
@@ -230,7 +229,7 @@ class Demo:
             "steps": summary["step"], "seconds": time.monotonic() - self.began,
             "nodes": [{k: node[k] for k in keep if k in node} for node in summary["nodes"]],
             "usd_spent": pool["spent_usd"], "usd_per_step": pool["spent_usd"] / max(1, summary["step"]),
-            "usd_per_mtok": 1e6 * pool["spent_usd"] / max(1, sum(line["perf/tokens"] for line in by_step.values())),
+            "usd_per_mtok": 1e6 * pool["spent_usd"] / max(1, sum(row["perf/tokens"] for row in trained)),
             "activation": pool["changes"],
             **{key: summary[key] for key in OF_SUMMARY}, "pss_peak_bytes": self.pss_peak, "events": self.events,
             "recipe": self.recipe.name, "run_dir": str(self.run_dir),

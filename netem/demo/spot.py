@@ -1,4 +1,5 @@
-"""The demo's nodes as spot instances: they come and go by a trace, until the learner is done. Must not know what a node is.
+"""Nodes as spot instances, of the demo and of `shoal bench capacity`: they come and go by a trace, until the learner is done.
+Must not know what a node is.
 
 A node that comes back finds its directory, as an instance does that was stopped and kept its disk: its key, and the version
 that it had. So the learner knows it, and it has only to catch up.
@@ -43,9 +44,9 @@ class Spot:
 
     def __init__(
         self, nodes: int, seed: int, start: Callable[[str], LoggedProcess], say: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic, *, up_s: float = UP_S, down_s: float = DOWN_S, horizon_s: float = HORIZON_S,
     ) -> None:  # fmt: skip
-        self._due: list[FleetChange] = spot_moves(nodes, UP_S, DOWN_S, HORIZON_S, seed)[::-1]
+        self._due: list[FleetChange] = spot_moves(nodes, up_s, down_s, horizon_s, seed)[::-1]
         self._start, self._say, self._clock = start, say, clock
         self._began = clock()
         self._running: dict[str, LoggedProcess] = {}

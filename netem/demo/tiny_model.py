@@ -14,7 +14,7 @@ import torch
 
 from learner.tasks.port import Task
 from learner.tasks.prompting import encode_prompt
-from learner.trainer.model import completion_logprobs
+from learner.trainer.model import CompletionLogprobs, completion_logprobs
 from p2p.errors import UsageError
 
 ALPHABET = string.digits + string.ascii_lowercase + " +-*/=>?."
@@ -22,7 +22,6 @@ ALPHABET = string.digits + string.ascii_lowercase + " +-*/=>?."
 
 SHAPES: dict[str, dict[str, int]] = {
     "0.4m": {"hidden_size": 128, "num_hidden_layers": 3, "intermediate_size": 256},
-    "2m": {"hidden_size": 256, "num_hidden_layers": 3, "intermediate_size": 512},
     "20m": {"hidden_size": 512, "num_hidden_layers": 6, "intermediate_size": 1536},
 }
 """Head size is 32, the heads fill the hidden size, and there are half as many key/value heads."""
@@ -53,8 +52,6 @@ def char_tokenizer(characters: str = "") -> Any:
 def _network(tokenizer: Any, size: str, seed: int) -> Any:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    if size not in SHAPES:
-        raise UsageError(f"model size {size!r} is not one of {', '.join(SHAPES)}")
     shape = SHAPES[size]
     heads = shape["hidden_size"] // 32
     config = Qwen3Config(
@@ -101,29 +98,19 @@ def build_demo_model(
     batch: int = 64,
     lr: float = 2e-3,
     ramp: int = 20,
-    size: str = "0.4m",
 ) -> Path:
     """A model that has just begun to solve `task`, under `folder`: right often enough for rewards to differ.
 
     AdamW on task solutions with a linear ramp, until the probability of sampling a solution whole (mean over a batch of
     exp(sum of its logprobs)) reaches `target`, or for `steps`. The target matters: skill comes within some 20 steps,
-    and a fixed count leaves one seed at 3 % and another at 60 %. Problems are drawn from the far end of the training
-    stream (index 10**9 on), never from the held-out ones. Takes seconds. UsageError when the task has no solutions.
+    and a fixed count leaves one seed at 3 % and another at 60 %. Takes seconds. UsageError when the task has no solutions.
     """
     tokenizer = char_tokenizer("".join(task.characters()))
-    model = _network(tokenizer, size, seed)
+    model = _network(tokenizer, "0.4m", seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, fused=True)
     model.train()
     for step in range(steps):
-        prompts, answers = [], []
-        for i in range(batch):
-            prompt = task.prompt(10**9 + step * batch + i)
-            solution = task.solution(prompt)
-            if solution is None:
-                raise UsageError(f"task {task.name} has no solutions for a supervised warm-up")
-            prompts.append(encode_prompt(tokenizer, prompt))
-            answers.append((*tokenizer.encode(solution, add_special_tokens=False), tokenizer.eos_token_id))
-        logprobs, mask, _ = completion_logprobs(model, prompts, answers)
+        logprobs, mask, _ = solution_logprobs(model, tokenizer, task, step, batch)
         if float(logprobs.detach().sum(dim=1).exp().mean()) >= target:
             break
         loss = -logprobs.sum() / mask.sum()
@@ -135,6 +122,20 @@ def build_demo_model(
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def solution_logprobs(model: Any, tokenizer: Any, task: Task, step: int, batch: int) -> CompletionLogprobs:
+    """The model's log probabilities of the solutions of `step`'s `batch` problems. Those are drawn from the far end of the
+    training stream (index 10**9 on), never from the held-out ones. UsageError when the task has no solutions."""
+    prompts, answers = [], []
+    for i in range(batch):
+        prompt = task.prompt(10**9 + step * batch + i)
+        solution = task.solution(prompt)
+        if solution is None:
+            raise UsageError(f"task {task.name} has no solutions for a supervised warm-up")
+        prompts.append(encode_prompt(tokenizer, prompt))
+        answers.append((*tokenizer.encode(solution, add_special_tokens=False), tokenizer.eos_token_id))
+    return completion_logprobs(model, prompts, answers)
 
 
 if __name__ == "__main__":  # FOLDER SCALE: a small random model

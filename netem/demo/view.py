@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console, Group
@@ -32,48 +31,43 @@ SHOWN_EVENTS = 4
 """Latest events on the page: more would push the nodes off a small terminal."""
 
 
-def sparkline(values: Sequence[float], width: int = CURVE, low: float = 0.0, high: float = 1.0) -> str:
-    """`values` as at most `width` bars between `low` and `high`; where there are more values, means of neighbours."""
-    if len(values) > width:
-        cuts = [i * len(values) // width for i in range(width + 1)]
+def sparkline(values: Sequence[float]) -> str:
+    """`values` as at most CURVE bars between 0 and 1; where there are more values, means of neighbours."""
+    if len(values) > CURVE:
+        cuts = [i * len(values) // CURVE for i in range(CURVE + 1)]
         values = [sum(values[a:b]) / (b - a) for a, b in pairwise(cuts)]
-    span = (high - low) or 1.0
-    return "".join(BARS[min(len(BARS) - 1, max(0, int((v - low) / span * len(BARS))))] for v in values)
+    return "".join(BARS[min(len(BARS) - 1, max(0, int(v * len(BARS))))] for v in values)
 
 
 class DemoView:
     """`with DemoView(enabled, steps) as view: view.update(status, events)`, once or twice a second."""
 
-    def __init__(self, enabled: bool, steps: int, console: Console | None = None) -> None:
-        self.steps = steps
-        self._console = console or Console()
+    def __init__(self, enabled: bool, steps: int) -> None:
+        self.steps, console = steps, Console()
         self._live: Live | None = None
-        self._fancy = enabled and self._console.is_terminal
+        if enabled and console.is_terminal:
+            # No alternate screen: the last state stays above the result when the demo is over.
+            self._live = Live(Text("waiting for the learner ..."), console=console, auto_refresh=False)
         self._curves: dict[str, dict[int, float]] = {"reward": {}, "exact": {}}
         self._evals: dict[int, float] = {}
         self._said = -1
         self._events_said = 0
 
     def __enter__(self) -> DemoView:
-        if self._fancy:
-            # No alternate screen: the last state stays above the result when the demo is over.
-            self._live = Live(Text("waiting for the learner ..."), console=self._console, auto_refresh=False)
-            self._live.__enter__()
+        if self._live is not None:
+            self._live.start(refresh=True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
-            self._live.__exit__(kind, error, trace)
-            self._live = None
+            self._live.stop()
 
     def update(self, status: Mapping[str, Any], events: Sequence[str]) -> None:
         """Show what is new. Values that a young run does not have yet may be missing."""
         self._remember(status)
         if self._live is not None:
             self._live.update(self.page(status, events), refresh=True)
-        elif not self._fancy:
+        else:
             self._say(status, events)
 
     def _remember(self, status: Mapping[str, Any]) -> None:
@@ -89,9 +83,6 @@ class DemoView:
                     del curve[later]
                 curve[step] = value
         self._evals |= {int(s): value for s, value in status.get("evals", {}).items()}
-        held_out = metrics.get("eval/exact/mean")
-        if isinstance(held_out, (int, float)):
-            self._evals[step] = held_out
 
     def page(self, status: Mapping[str, Any], events: Sequence[str]) -> Panel:
         """The whole page as one renderable."""

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from netem.emulation.fabric import Fabric
+from netem.emulation.fabric import Fabric, RateOverTime
 from netem.emulation.namespaces import (
     HostNamespace,
     call,
@@ -25,7 +25,7 @@ from netem.emulation.namespaces import (
     remove,
 )
 from netem.emulation.switch import IDLE_S, Switch
-from netem.emulation.tc import LinkRates, NetworkPlan, dropped_and_lost, needs_netem, rate_commands, stats_commands, up_commands
+from netem.emulation.tc import NetworkPlan, dropped_and_lost, needs_netem, rate_commands, stats_commands, up_commands
 from netem.networks.profile import Profile
 from p2p.errors import UsageError
 
@@ -160,7 +160,8 @@ class TcBackend(Backend):
     def __init__(self, plan: NetworkPlan, hosts: dict[str, HostNamespace], now: Callable[[], float] = time.monotonic) -> None:
         self.hosts, self.namespaces = hosts, plan.namespaces
         self._plan, self._now, self._began = plan, now, now()
-        self._rates = {h.name: LinkRates(h.access.up, h.access.down, h.trace) for h in plan.profile.hosts}
+        self._up = {h.name: RateOverTime(h.access.up, ((s.at, s.up) for s in h.trace)) for h in plan.profile.hosts}
+        self._down = {h.name: RateOverTime(h.access.down, ((s.at, s.down) for s in h.trace)) for h in plan.profile.hosts}
         self._applied = {h.name: (h.access.up, h.access.down) for h in plan.profile.hosts}
         self._lock = threading.Lock()
         self._seen = 0, 0
@@ -179,15 +180,17 @@ class TcBackend(Backend):
         """See `Backend.set_rates`."""
         now = self._now() - self._began
         with self._lock:
-            self._rates[host].set(now, up, down, None if seconds is None else now + seconds)
+            until = None if seconds is None else now + seconds
+            self._up[host].set(now, up, until)
+            self._down[host].set(now, down, until)
         self._apply()
 
     def _apply(self) -> None:
         with self._lock:
             now = self._now() - self._began
-            for host, rates in self._rates.items():
-                wanted = rates.at(now)
-                if wanted != self._applied[host]:
+            for host, applied in self._applied.items():
+                wanted = self._up[host].at(now), self._down[host].at(now)
+                if wanted != applied:
                     for command in rate_commands(self._plan, host, *wanted):
                         call(*command)
                     self._applied[host] = wanted
@@ -204,7 +207,7 @@ def _open_tc(profile: Profile, prefix: str) -> Iterator[Backend]:
         for host in profile.hosts:
             where, address = plan.namespace(host.name), plan.address(host.name)
             congestion = congestion_in(where, profile.congestion)
-            hosts[host.name] = HostNamespace(host.name, where, address, tun=-1, congestion=congestion)
+            hosts[host.name] = HostNamespace(where, address, tun=-1, congestion=congestion)
         yield TcBackend(plan, hosts)
     finally:
         remove(plan.namespaces)

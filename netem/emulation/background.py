@@ -21,6 +21,7 @@ import psutil
 from netem.emulation.backends import AUTO, choose, open_backend
 from netem.emulation.namespaces import check_namespaces, remove
 from netem.networks.profile import LEARNER, Profile, load_profile
+from netem.processes.children import wait_for
 from p2p.errors import ShoalError, UsageError
 from p2p.files import write_whole
 from p2p.processes import last_line, python_command, start
@@ -70,11 +71,7 @@ def down(name: str) -> dict[str, Any]:
     state = _read(path)
     if _alive(state):
         os.kill(state["pid"], signal.SIGTERM)
-        deadline = time.monotonic() + END_S
-        while path.exists():
-            if time.monotonic() > deadline:
-                raise ShoalError(f"network {state['name']} (process {state['pid']}) does not end")
-            time.sleep(0.05)
+        wait_for(f"the end of network {state['name']} (process {state['pid']})", lambda: not path.exists(), END_S)
     _clear(path)
     return {"name": state["name"], "hosts": list(state["hosts"])}
 
@@ -106,13 +103,9 @@ def _state_path(name: str) -> Path:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        state = json.loads(path.read_text())
-        return {
-            "name": state["name"], "pid": int(state["pid"]), "started": state["started"], "hosts": dict(state["hosts"]),
-            "backend": state["backend"], "namespaces": list(state["namespaces"]), "mtu": state["mtu"], "scale": state["scale"],
-            "congestion": state["congestion"], "congestion_asked": state["congestion_asked"],
-        }  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        state: dict[str, Any] = json.loads(path.read_text())
+        return state
+    except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error!r}") from None
 
 

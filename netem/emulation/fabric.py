@@ -13,8 +13,26 @@ import heapq
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
-from netem.networks.profile import Access, Host, Profile, Step
+from netem.networks.profile import Access, Profile, Step
+
+
+class RateOverTime:
+    """A rate in bit/s, 0 being an outage: its own at first, then that of each of `steps` (from when, rate), or what was set."""
+
+    def __init__(self, rate: float, steps: Iterable[tuple[float, float]] = ()) -> None:
+        self._rate, self.steps = rate, tuple(steps)
+
+    def at(self, now: float) -> float:
+        return next((rate for since, rate in reversed(self.steps) if since <= now), self._rate)
+
+    def set(self, now: float, rate: float, until: float | None = None) -> None:
+        """Set the rate from `now` on, in place of the steps; with `until` only until then, and then to what would have been."""
+        after: list[tuple[float, float]] = []
+        if until is not None:
+            after = [(until, self.at(until)), *(step for step in self.steps if step[0] > until)]
+        self.steps = ((now, rate), *after)
 
 
 class Pipe:
@@ -35,12 +53,11 @@ class Pipe:
         steps: Iterable[tuple[float, float]] = (),
         seed: int | str = 0,
     ) -> None:
-        """`rate` in bit/s; `steps` are (from when, rate) and replace it from then on, 0 being an outage."""
-        self._rate, self._delay, self._jitter, self._loss, self._queue = rate, delay, jitter, loss, queue
-        self._steps = tuple(steps)
+        """`rate` and `steps`: see `RateOverTime`."""
+        self.rate, self._delay, self._jitter, self._loss, self._queue = RateOverTime(rate, steps), delay, jitter, loss, queue
         self._random = random.Random(seed)
         self._busy_until = self._last_arrival = float("-inf")
-        self.lost = self.overflowed = self.passed = 0
+        self.lost = self.overflowed = 0
         """packets"""
 
     def offer(self, now: float, size: int) -> float | None:
@@ -59,28 +76,16 @@ class Pipe:
         self._busy_until = done
         wobble = self._random.gauss(0.0, self._jitter) if self._jitter else 0.0
         self._last_arrival = max(self._last_arrival, done + max(0.0, self._delay + wobble))
-        self.passed += 1
         return self._last_arrival
-
-    def set_rate(self, now: float, rate: float, until: float | None = None) -> None:
-        """Set the rate from `now` on (0: an outage), in place of the steps; with `until` only until then. Packets that were
-        offered before, at most a full queue, leave as they would have."""
-        after: list[tuple[float, float]] = []
-        if until is not None:
-            after = [(until, self._rate_at(until)), *(step for step in self._steps if step[0] > until)]
-        self._steps = ((now, rate), *after)
-
-    def _rate_at(self, at: float) -> float:
-        return next((rate for since, rate in reversed(self._steps) if since <= at), self._rate)
 
     def _serialised(self, at: float, bits: float) -> float | None:
         """The time at which `bits` that start at `at` have left, over all changes of the rate; None in an outage that does not
         end."""
-        if not self._steps:
-            return at + bits / self._rate
+        if not self.rate.steps:
+            return at + bits / self.rate.at(at)
         while True:
-            rate = self._rate_at(at)
-            change = next((since for since, _ in self._steps if since > at), None)
+            rate = self.rate.at(at)
+            change = next((since for since, _ in self.rate.steps if since > at), None)
             if change is None:
                 return at + bits / rate if rate > 0 else None
             room = (change - at) * rate
@@ -106,10 +111,10 @@ class Fabric:
     def __init__(self, profile: Profile, seed: int = 0) -> None:
         self.profile = profile
         self._hosts = {h.name: h for h in profile.hosts}
-        self.up = {h.name: _pipe(h, "up", seed) for h in profile.hosts}
-        self.down = {h.name: _pipe(h, "down", seed) for h in profile.hosts}
+        self.up = {h.name: _pipe(h.access, "up", f"{seed}/{h.name}/up", h.trace) for h in profile.hosts}
+        self.down = {h.name: _pipe(h.access, "down", f"{seed}/{h.name}/down", h.trace) for h in profile.hosts}
         self._lan = {
-            (h.name, way): _lan_pipe(profile.sites[h.site], h.name, way, seed)
+            (h.name, way): _pipe(profile.sites[h.site], way, f"{seed}/{h.name}/lan-{way}")
             for h in profile.hosts
             if h.site
             for way in ("up", "down")
@@ -118,9 +123,7 @@ class Fabric:
         self._count = 0
 
     def push(self, now: float, source: str, target: str, size: int, packet: object) -> bool:
-        """Send a packet of `size` bytes. False when it was lost or dropped on the uplink. KeyError for an unknown host."""
-        if target not in self._hosts:
-            raise KeyError(f"no host {target!r}")
+        """Send a packet of `size` bytes. False when it was lost or dropped on the uplink."""
         pipe = self._lan[source, "up"] if self._local(source, target) else self.up[source]
         at = pipe.offer(now, size)
         if at is None:
@@ -143,11 +146,11 @@ class Fabric:
         return out
 
     def set_rates(self, now: float, host: str, up: float, down: float, seconds: float | None = None) -> None:
-        """Set the rates of `host`'s access link (not of its site's LAN), in bit/s, from now on or for `seconds`. KeyError for an
-        unknown host."""
+        """Set the rates of `host`'s access link (not of its site's LAN), in bit/s, from now on or for `seconds`. Packets that
+        were pushed before, at most a full queue, leave as they would have. KeyError for an unknown host."""
         until = None if seconds is None else now + seconds
-        self.up[host].set_rate(now, up, until)
-        self.down[host].set_rate(now, down, until)
+        self.up[host].rate.set(now, up, until)
+        self.down[host].rate.set(now, down, until)
 
     @property
     def next_at(self) -> float | None:
@@ -163,18 +166,8 @@ class Fabric:
         heapq.heappush(self._events, (at, self._count, arrived, source, target, size, packet))
 
 
-def _pipe(host: Host, way: str, seed: int) -> Pipe:
-    a = host.access
-    return Pipe(
-        a.up if way == "up" else a.down, a.delay, jitter=a.jitter, loss=a.loss, queue=a.queue,
-        steps=[(s.at, _rate(s, way)) for s in host.trace], seed=f"{seed}/{host.name}/{way}",
-    )  # fmt: skip
-
-
-def _rate(step: Step, way: str) -> float:
-    return step.up if way == "up" else step.down
-
-
-def _lan_pipe(a: Access, host: str, way: str, seed: int) -> Pipe:
-    rate = a.up if way == "up" else a.down
-    return Pipe(rate, a.delay, jitter=a.jitter, loss=a.loss, queue=a.queue, seed=f"{seed}/{host}/lan-{way}")
+def _pipe(a: Access, way: str, seed: str, trace: Iterable[Step] = ()) -> Pipe:
+    """`way`: "up" or "down"."""
+    rate = attrgetter(way)
+    steps = [(step.at, rate(step)) for step in trace]
+    return Pipe(rate(a), a.delay, jitter=a.jitter, loss=a.loss, queue=a.queue, steps=steps, seed=seed)

@@ -23,7 +23,7 @@ DEVICE = "shoal0"
 """Name of the TUN device in every namespace."""
 
 NETWORK = ipaddress.ip_network("10.77.0.0/16")
-"""Addresses of hosts, in the order of the profile."""
+"""Addresses of hosts, in the order of the profile: more than a profile may have."""
 
 QUEUE = 4096
 """Packets that a device holds for the switch: 6 MB at 1500 bytes, a few milliseconds of a busy switch."""
@@ -42,7 +42,6 @@ _CLONE_NEWNET = 0x40000000
 class HostNamespace:
     """The namespace in which a host's programs run."""
 
-    name: str
     namespace: str
     address: str
     tun: int
@@ -70,17 +69,15 @@ def check_possible() -> None:
 def open_namespaces(names: Sequence[str], *, mtu: int, prefix: str, congestion: str = "") -> Iterator[dict[str, HostNamespace]]:
     """A namespace called PREFIX-NAME for each of `names`, removed when the block ends. UsageError where they cannot be made."""
     check_possible()
-    if len(names) > NETWORK.num_addresses - 2:
-        raise UsageError(f"{len(names)} hosts: at most {NETWORK.num_addresses - 2}")
     made: dict[str, HostNamespace] = {}
     try:
         for number, name in enumerate(names, start=1):
             namespace = f"{prefix}-{name}"
             call("ip", "netns", "add", namespace)
-            made[name] = HostNamespace(name, namespace, "", -1, "")
+            made[name] = HostNamespace(namespace, "", -1, "")
             address = str(NETWORK[number])
             tun = _tun_in(namespace)
-            made[name] = HostNamespace(name, namespace, address, tun, congestion_in(namespace, congestion))
+            made[name] = HostNamespace(namespace, address, tun, congestion_in(namespace, congestion))
             call("ip", "-n", namespace, "link", "set", "lo", "up")
             call("ip", "-n", namespace, "link", "set", DEVICE, "mtu", str(mtu), "txqueuelen", str(QUEUE), "up")
             call("ip", "-n", namespace, "addr", "add", f"{address}/{NETWORK.prefixlen}", "dev", DEVICE)

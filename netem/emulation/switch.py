@@ -21,7 +21,7 @@ IDLE_S = 0.05
 
 
 class Switch:
-    """`tuns`: host -> descriptor; `addresses`: IPv4 address -> host. Packets to anything else are dropped and counted."""
+    """`tuns`: host -> descriptor; `addresses`: IPv4 address -> host. Packets to anything else are dropped."""
 
     def __init__(
         self,
@@ -34,7 +34,6 @@ class Switch:
         self._host_of = {bytes(map(int, address.split("."))): host for address, host in addresses.items()}
         self._by_fd = {fd: host for host, fd in self._tuns.items()}
         self._calls: deque[Callable[[Fabric, float], None]] = deque()
-        self.strays = 0
         self.late = 0.0
         """seconds that the latest hand-over was late, at most, since this was last set to 0: what the emulation adds to a
         delay"""
@@ -70,9 +69,8 @@ class Switch:
             except BlockingIOError:
                 return
             target = self._host_of.get(packet[16:20]) if packet[0] >> 4 == 4 else None
-            if target is None or target == source:
-                self.strays += 1  # IPv6 neighbour discovery, multicast, addresses of nobody
-            else:
+            # Not IPv6 neighbour discovery, multicast, addresses of nobody.
+            if target is not None and target != source:
                 self._fabric.push(now, source, target, len(packet), packet)
 
     def _deliver(self, now: float) -> None:

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from netem.emulation.namespaces import DEVICE, NETWORK
-from netem.networks.profile import Access, Profile, Step
-from p2p.errors import UsageError
+from netem.networks.profile import Access, Profile
 
 Command = list[str]
 
@@ -98,10 +97,7 @@ def needs_netem(profile: Profile) -> bool:
 
 
 def up_commands(plan: NetworkPlan) -> list[Command]:
-    """The commands that make the network, in order. To undo them, also half-way, delete `plan.namespaces`. UsageError for more
-    hosts than there are addresses."""
-    if len(plan.profile.hosts) > NETWORK.num_addresses - 2:
-        raise UsageError(f"{len(plan.profile.hosts)} hosts: at most {NETWORK.num_addresses - 2}")
+    """The commands that make the network, in order. To undo them, also half-way, delete `plan.namespaces`."""
     out = [*(["ip", "netns", "add", name] for name in plan.namespaces), _forwards(plan.core)]
     for number, host in enumerate(plan.profile.hosts):
         out += _wired(plan, host.name, number)
@@ -246,34 +242,3 @@ def netem_words(access: Access) -> list[str]:
 
 def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.6f}ms"
-
-
-# --- rates over time -----------------------------------------------------------------------------------------------------
-
-
-class UpDown(NamedTuple):
-    """The rates of a link, in bit/s."""
-
-    up: float
-    down: float
-
-
-class LinkRates:
-    """The rates of one host's access link over time: its own, those of its trace, and those set since. Times are seconds since
-    the network came up."""
-
-    def __init__(self, up: float, down: float, steps: Iterable[Step] = ()) -> None:
-        self._steps = [Step(float("-inf"), up, down), *steps]
-
-    def set(self, now: float, up: float, down: float, until: float | None = None) -> None:
-        """Set the rates (bit/s) from `now` on; with `until` only until then, and afterwards those that would have been."""
-        later = [] if until is None else [s for s in self._steps if s.at > until]
-        back = [] if until is None else [Step(until, *self.at(until))]
-        self._steps = [*(s for s in self._steps if s.at <= now), Step(now, up, down), *back, *later]
-
-    def at(self, now: float) -> UpDown:
-        """The rates at a time."""
-        step = next(s for s in reversed(self._steps) if s.at <= now)
-        return UpDown(step.up, step.down)
-
-

@@ -66,10 +66,7 @@ class Underlay:
         return Weather(**self._ask({}))
 
     def set_rates(self, host: str, up: float, down: float, seconds: float | None = None) -> None:
-        """Set the rates (bit/s, 0: an outage) of `host`'s access link from now on or for `seconds`. KeyError for an unknown
-        host."""
-        if host not in self._hosts:
-            raise KeyError(host)
+        """Set the rates (bit/s, 0: an outage) of `host`'s access link from now on or for `seconds`."""
         self._ask({"rates": [host, up, down, seconds]})
 
     def _ask(self, question: dict) -> dict:
@@ -93,8 +90,7 @@ def underlay(profile: Profile, backend: str = AUTO) -> Iterator[Underlay]:
         state = _answer(process, START_S)
         if "error" in state:
             raise ShoalError(f"network {profile.name} did not come up: {state['error']}")
-        hosts = {name: (address, namespace) for name, (address, namespace) in state["hosts"].items()}
-        yield Underlay(process, hosts, state["congestion"], backend)
+        yield Underlay(process, state["hosts"], state["congestion"], backend)
     finally:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.close()

@@ -136,13 +136,20 @@ def run_module(module: str, *arguments: str, timeout_s: float = 300.0) -> None:
         raise ShoalError(f"{module} ended with status {done.returncode}: {said}")
 
 
-def wait_for(what: str, condition: Callable[[], Any], timeout: float = 60.0) -> Any:
-    """The first true value of `condition`. ShoalError, naming `what`, after `timeout` seconds."""
+def wait_for(
+    what: str, condition: Callable[[], Any], timeout: float = 60.0, alive: Sequence[LoggedProcess] = ()
+) -> Any:
+    """The first true value of `condition`. ShoalError, naming `what`, after `timeout` seconds, or when one of `alive` has ended
+    before."""
     deadline = time.monotonic() + timeout
     while True:
         value = condition()
         if value:
             return value
+        for child in alive:
+            if child.poll() is not None:
+                said = child.log.read_text()[-2000:]
+                raise ShoalError(f"{child.name} ended with status {child.returncode} before {what}:\n{said}")
         if time.monotonic() > deadline:
             raise ShoalError(f"not within {timeout:.0f} s: {what}")
         time.sleep(0.1)

@@ -309,16 +309,16 @@ def test_what_crosses_into_a_site() -> None:
 def test_a_pipe_whose_rate_changes() -> None:
     pipe = Pipe(8000.0, steps=[(10.0, 800.0)])  # 1000 bytes a second
     assert pipe.offer(0.0, 1000) == 1.0
-    pipe.set_rate(0.5, 80_000.0)
+    pipe.rate.set(0.5, 80_000.0)
     assert pipe.offer(0.6, 1000) == pytest.approx(1.1)  # what was there leaves as it would have
     assert pipe.offer(20.0, 1000) == pytest.approx(20.1)  # the step is overridden
-    pipe.set_rate(21.0, 0.0)
+    pipe.rate.set(21.0, 0.0)
     assert pipe.offer(22.0, 10) is None and pipe.overflowed == 1
 
 
 def test_an_outage_ends_with_the_rate_that_would_be() -> None:
     pipe = Pipe(8000.0, steps=[(10.0, 800.0)], queue=2.0)
-    pipe.set_rate(5.0, 0.0, until=8.0)
+    pipe.rate.set(5.0, 0.0, until=8.0)
     assert pipe.offer(6.5, 1000) == 9.0  # waits for the end
     assert pipe.offer(6.6, 1000) is None  # the queue holds two seconds
     assert pipe.offer(9.5, 1000) == pytest.approx(15.0)  # half at the old rate, half after the step

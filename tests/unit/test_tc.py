@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
-from netem.emulation.tc import LinkRates, NetworkPlan, dropped_and_lost, netem_words, rate_commands, stats_commands, up_commands
-from netem.networks.profile import PRESETS, Access, Step, build_profile
-from p2p.errors import UsageError
+from netem.emulation.fabric import RateOverTime
+from netem.emulation.tc import NetworkPlan, dropped_and_lost, netem_words, rate_commands, stats_commands, up_commands
+from netem.networks.profile import PRESETS, Access, build_profile
 
 PROFILE = {
     "mtu": 9000,
@@ -118,12 +117,12 @@ def test_rates_of_a_network_that_is_up() -> None:
 
 
 def test_rates_over_time() -> None:
-    rates = LinkRates(20.0, 50.0, [Step(10.0, 2.0, 5.0), Step(20.0, 4.0, 10.0)])
-    assert [rates.at(t) for t in (0.0, 9.9, 10.0, 25.0)] == [(20.0, 50.0), (20.0, 50.0), (2.0, 5.0), (4.0, 10.0)]
-    rates.set(5.0, 0.0, 0.0, until=12.0)  # an outage over the first step: what would be is what comes after
-    assert [rates.at(t) for t in (4.0, 5.0, 11.0, 12.0, 20.0)] == [(20.0, 50.0), (0.0, 0.0), (0.0, 0.0), (2.0, 5.0), (4.0, 10.0)]
-    rates.set(13.0, 1.0, 1.0)  # for good
-    assert [rates.at(t) for t in (12.5, 13.0, 30.0)] == [(2.0, 5.0), (1.0, 1.0), (1.0, 1.0)]
+    rate = RateOverTime(20.0, [(10.0, 2.0), (20.0, 4.0)])
+    assert [rate.at(t) for t in (0.0, 9.9, 10.0, 25.0)] == [20.0, 20.0, 2.0, 4.0]
+    rate.set(5.0, 0.0, until=12.0)  # an outage over the first step: what would be is what comes after
+    assert [rate.at(t) for t in (4.0, 5.0, 11.0, 12.0, 20.0)] == [20.0, 0.0, 0.0, 2.0, 4.0]
+    rate.set(13.0, 1.0)  # for good
+    assert [rate.at(t) for t in (13.0, 30.0)] == [1.0, 1.0]
 
 
 def test_what_the_kernel_counts() -> None:
@@ -134,9 +133,3 @@ def test_what_the_kernel_counts() -> None:
     assert dropped_and_lost([said(("htb", "", 9), ("netem", "1:10", 7), ("bfifo", "101:1", 4)), "[]", ""]) == (4, 3)
     assert dropped_and_lost([said(("htb", "", 3), ("bfifo", "1:10", 3)), said(("netem", "1:20", 1))]) == (3, 1)
     assert [words[2] for words in stats_commands(PLAN)] == ["shoal-7--core", *(f"shoal-7--gw-{h}" for h in ("learner", "a", "b"))]
-
-
-def test_too_many_hosts() -> None:
-    profile = build_profile({"learner": {"preset": "lan"}, "nodes": [{"count": 2, "preset": "lan"}]}, "test")
-    with pytest.raises(UsageError, match="90000 hosts: at most 65534"):
-        up_commands(NetworkPlan(replace(profile, hosts=profile.hosts * 30_000), "p"))

@@ -13,6 +13,7 @@ import pytest
 from netem.contest.contest import RoundResult, run_contest
 from netem.contest.players import PEERS, is_ours, peer_argv
 from netem.contest.players.events import Role
+from netem.contest.tuning import player_options
 from netem.emulation.backends import why_not_tc
 from netem.networks.bound import profile_bound
 from netem.networks.faults import Outage, SetRates
@@ -54,7 +55,7 @@ def test_a_peer_serves_three_nodes(peer: str) -> None:
     if peer == "shardcast" and shutil.which("wget") is None:
         pytest.skip("shardcast needs wget")
     before = set(left_behind())
-    options = {"shard_bytes": 200_000} if peer == "shardcast" else {}
+    options = player_options(peer, network(), SIZE)
     check(run_contest(network(), peer_argv(peer), SIZE, rounds=2, seed=3, cut_s=PATIENCE_S, options=options))
     assert set(left_behind()) <= before
 

@@ -19,7 +19,6 @@ from netem.contest.players import PEERS, is_ours, peer_argv
 from netem.contest.scenario import Scenario, find_scenario
 from netem.contest.tuning import congestion_in_force, missing, player_options
 from netem.emulation.backends import AUTO, choose
-from netem.networks.profile import Profile
 from p2p.errors import ShoalError, UsageError
 
 POLICIES = ("shoal", "star", "chain", "tree", "shardcast", "libtorrent")
@@ -249,10 +248,9 @@ def _options(policy: str, scenario: Scenario) -> dict[str, Any]:
 
 def _take(turn: ContestTurn, tally: TurnTally, say: Callable[[str], None], backend: str) -> None:
     scenario, began = turn.scenario, time.monotonic()
-    profile: Profile = scenario.profile
     try:
         results = run_contest(
-            profile, peer_argv(turn.policy), scenario.payload_bytes, rounds=turn.rounds, cut_s=turn.cut_s,
+            scenario.profile, peer_argv(turn.policy), scenario.payload_bytes, rounds=turn.rounds, cut_s=turn.cut_s,
             seed=scenario.seed + 100 * turn.repeat, options=_options(turn.policy, scenario), backend=backend,
         )  # fmt: skip
     except UsageError:

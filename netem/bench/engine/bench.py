@@ -13,9 +13,10 @@ import platform
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import trio
 from netem.bench.engine.load import Client, generate, rows, update
 from netem.bench.engine.models import CONTEXT, SHAPES, Model, make_model, prompts
 from netem.bench.engine.programs import VllmProgram, open_vllm_program
-from netem.bench.engine.real_swarm import BenchHead, open_swarm
+from netem.bench.engine.real_swarm import open_swarm
 from node.engine.environment import missing, survey
 from node.engine.process import open_engine_process
 from p2p.errors import ShoalError, UsageError
@@ -228,30 +229,28 @@ class _Bench:
                 new=new, running=b.running, dtype=b.dtype,
             ))  # fmt: skip
             client = await self._engine(stack, model)
-            rows = [TokenMaker("process", client), TokenMaker("node", swarm)]
+            makers: dict[str, Callable[..., Awaitable[dict[str, Any]]]] = {
+                "process": lambda **ask: generate(client, prompts(ask["seed"], b.count, b.length, model.vocabulary), new),
+                "node": lambda **ask: swarm.generate(),
+            }
             if b.engine == "vllm":
                 for name, kind, processes in VLLM_PROGRAMS:
                     program = await self._vllm(stack, name, model, kind, processes)
-                    rows.append(TokenMaker(name, program))
+                    makers[name] = partial(program.ask, logprobs=True)
                     if kind == "offline":
-                        rows.append(TokenMaker(f"{name}_plain", program, logprobs=False))
+                        makers[f"{name}_plain"] = partial(program.ask, logprobs=False)
+            names = list(makers)
             for turn in range(b.rounds + 1):
                 # Prompts of the node's turn are those of its numbers; the others get the same.
-                given = prompts(turn * b.count, b.count, b.length, model.vocabulary)
                 ask = {"seed": turn * b.count, "count": b.count, "length": b.length, "new": new, "vocabulary": model.vocabulary}
                 rates: dict[str, float] = {}
-                for row in rows[turn % len(rows) :] + rows[: turn % len(rows)]:
-                    match row.maker:
-                        case Client():
-                            answer = await generate(row.maker, given, new)
-                        case BenchHead():
-                            answer = await row.maker.generate()
-                            _extend(cpu, {name: [s / answer["seconds"]] for name, s in answer["cpu_s"].items()} if turn else {})
-                        case VllmProgram():
-                            answer = await row.maker.ask(**ask, logprobs=row.logprobs)
+                for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                    answer = await makers[name](**ask)
                     if answer["tokens"] != b.count * new:
-                        raise ShoalError(f"{row.name} made {answer['tokens']} tokens of {b.count * new}")
-                    rates[row.name] = answer["tokens"] / answer["seconds"]
+                        raise ShoalError(f"{name} made {answer['tokens']} tokens of {b.count * new}")
+                    rates[name] = answer["tokens"] / answer["seconds"]
+                    used = answer.get("cpu_s", {})  # the node's alone
+                    _extend(cpu, {of: [seconds / answer["seconds"]] for of, seconds in used.items()} if turn else {})
                 _extend(made, {name: [rate] for name, rate in rates.items()} if turn else {})
                 self.say(f"{model.name}: " + ", ".join(f"{name} {rate:,.0f}" for name, rate in rates.items()))
         return {
@@ -259,15 +258,6 @@ class _Bench:
             "running": b.running, "tokens_per_s": {name: spread(values) for name, values in made.items()},
             "cpu": {name: spread(values) for name, values in cpu.items()}, "node_share": node_share(made),
         }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class TokenMaker:
-    """One way to make the tokens."""
-
-    name: str
-    maker: Client | BenchHead | VllmProgram
-    logprobs: bool = True
 
 
 def node_share(made: dict[str, list[float]]) -> Spread | None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from netem.bench.real_head import random_prompt
 from node.engine.port import StateFile
-from p2p.errors import UsageError
 from p2p.layout import ITEMSIZE, Layout
 from p2p.version import Version
 
@@ -70,10 +70,7 @@ class Model:
 
 
 def make_model(name: str, folder: Path, running: int, *, whole: bool, dtype: str = "float32") -> Model:
-    """Random weights, as transformers makes them, and a second state whose every value differs. UsageError for a name that is not
-    known."""
-    if name not in SHAPES:
-        raise UsageError(f"no model {name!r}; there are {', '.join(SHAPES)}")
+    """Random weights in one of SHAPES, as transformers makes them, and a second state whose every value differs."""
     import torch
     from transformers import AutoModelForCausalLM, Qwen3Config
 
@@ -113,8 +110,4 @@ def _another(path: Path, other: Path, itemsize: int) -> None:
 
 def prompts(seed: int, count: int, length: int, vocabulary: int) -> list[tuple[int, ...]]:
     """`count` prompts of random tokens, the same for a seed everywhere."""
-    return [prompt(seed + i, length, vocabulary) for i in range(count)]
-
-
-def prompt(seed: int, length: int, vocabulary: int) -> tuple[int, ...]:
-    return tuple(np.random.default_rng(seed).integers(0, vocabulary, length).tolist())
+    return [tuple(random_prompt(seed + i, length, vocabulary)) for i in range(count)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import chain
 from pathlib import Path
@@ -16,9 +16,8 @@ import trio
 
 from learner.rollouts.group_spec import RolloutSettings
 from learner.rollouts.outcomes import Sampling
-from learner.tasks.port import Prompt, Score, Task
-from netem.bench.engine.models import Model, prompt
-from netem.bench.real_head import RealHead, open_real_head
+from netem.bench.engine.models import Model
+from netem.bench.real_head import RealHead, open_real_head, until
 from netem.processes.children import Children, LoggedProcess
 from p2p.errors import ShoalError
 from p2p.protocol.descriptor import pack_descriptor
@@ -33,33 +32,6 @@ WAIT_S = 300.0
 
 STEPS = 1000
 """More measurements than anybody makes; each is a step's groups."""
-
-
-class Numbered(Task):
-    """Prompt number i is the text of i."""
-
-    name = "numbered"
-
-    def prompt(self, index: int) -> Prompt:
-        return Prompt(index, str(index), None)
-
-    def score(self, prompt: Prompt, completion: str) -> Score:
-        return Score(0.0, False)
-
-
-class RandomPrompts:
-    """Makes random tokens of a prompt's number."""
-
-    chat_template = None
-
-    def __init__(self, length: int, vocabulary: int) -> None:
-        self._length, self._vocabulary = length, vocabulary
-
-    def encode(self, text: str, **_: Any) -> list[int]:
-        return list(prompt(int(text), self._length, self._vocabulary))
-
-    def decode(self, ids: Any, **_: Any) -> str:
-        return ""
 
 
 class BenchHead:
@@ -93,7 +65,7 @@ class BenchHead:
         want = self._rounds * self._count
         self._rollouts.buffers.stop_at(self._rounds)
         self._rollouts.need_dispatch()
-        await self.until(lambda: len(self._rollouts.buffers.finished) >= want, "every completion")
+        await until(lambda: len(self._rollouts.buffers.finished) >= want, "every completion", self.check, WAIT_S)
         if self._head.reports:
             raise ShoalError(f"the head refused tokens of the bench's node: {self._head.reports[0]}")
         cpu_s = {name: after - before[name] for name, after in self._cpu_s().items()}
@@ -107,16 +79,11 @@ class BenchHead:
             ("head", [psutil.Process()]), ("agent", [agent]), ("engine", engine),
         )}  # fmt: skip
 
-    async def until(self, ready: Callable[[], bool], what: str) -> None:
-        """Wait until `ready()` is true. ShoalError when the node ends first, and after WAIT_S."""
-        deadline = time.monotonic() + WAIT_S
-        while not ready():
-            if self._process.poll() is not None:
-                said = self._process.last_line()
-                raise ShoalError(f"the bench's node ended with status {self._process.returncode}: {said}")
-            if time.monotonic() > deadline:
-                raise ShoalError(f"waited {WAIT_S:.0f} s for {what}")
-            await trio.sleep(0.02)
+    def check(self) -> None:
+        """ShoalError when the node has ended."""
+        if self._process.poll() is not None:
+            said = self._process.last_line()
+            raise ShoalError(f"the bench's node ended with status {self._process.returncode}: {said}")
 
 
 @asynccontextmanager
@@ -128,10 +95,7 @@ async def open_swarm(
     settings = RolloutSettings(
         max_staleness=STEPS, groups_per_step=count, samples=1, seed=0, sampling=Sampling(new, ()), micro_batch_groups=count
     )
-    tokenizer = RandomPrompts(length, model.vocabulary)
-    async with open_real_head(
-        folder, RUN, settings, task=Numbered(), tokenizer=tokenizer, vocabulary=model.vocabulary
-    ) as real:
+    async with open_real_head(folder, RUN, settings, length=length, vocabulary=model.vocabulary) as real:
         real.rollouts.buffers.stop_at(0)
         await real.start()
         real.head.publisher.offer_descriptor(pack_descriptor(model.folder))
@@ -143,7 +107,7 @@ async def open_swarm(
         node = Children(folder).start("node", "node", "--no-listen", *chain.from_iterable(arguments.items()))
         try:
             swarm = BenchHead(real, node, count)
-            await swarm.until(lambda: any(view.live for view in real.head.node_views()), "the node to serve")
+            await until(lambda: any(view.live for view in real.head.node_views()), "the node to serve", swarm.check, WAIT_S)
             yield swarm
         finally:
             node.send(signal.SIGTERM)

@@ -1,7 +1,7 @@
 """`shoal bench head`: does the head keep up with a thousand nodes that stream tokens, on one core?
 
 The real head (rollouts, collector, ledger, dispatcher, journal on disk) over real libp2p links on loopback, against nodes that
-a second process simulates (`head_nodes`). What is not real: the nodes' engines, the trainer (a task here that takes batches,
+a second process simulates (`simulated_nodes`). What is not real: the nodes' engines, the trainer (a task here that takes batches,
 commits and publishes a small delta) and the tokenizer. Where the machine has two cores, the head's process is held to one.
 
 The honest number is CPU seconds of the head's process for a second's worth of tokens (what `nodes` x `rate` make in a second):
@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,11 @@ import trio
 from learner.rollouts.controller import Rollouts
 from learner.rollouts.group_spec import RolloutSettings
 from learner.rollouts.outcomes import Sampling
-from learner.tasks.registry import make_task
-from netem.bench.head.board import VOCABULARY, Board
+from netem.bench.head.board import VOCABULARY, Board, HeadBench
 from netem.bench.head.meter import Look, Meter, spread
-from netem.bench.head.simulated_nodes import STOP, NodesSettings
-from netem.bench.head.twins import FakeTokenizer, Trainer
-from netem.bench.real_head import RealHead, open_real_head
+from netem.bench.head.simulated_nodes import STOP
+from netem.bench.head.twins import Trainer
+from netem.bench.real_head import RealHead, open_real_head, until
 from p2p.errors import ShoalError, UsageError
 from p2p.processes import python_command, start
 
@@ -49,6 +48,9 @@ SIMULATED_NODES = "netem.bench.head.simulated_nodes"
 SAMPLES, GROUPS = 16, 128
 """A group and a step: the batch of the published systems that the rollout bench compares with."""
 
+PROMPT = 64
+"""Tokens of a prompt."""
+
 WARM_S = 90.0
 """Seconds of the longest wait for the first step's groups."""
 
@@ -56,42 +58,20 @@ JOIN_S = 180.0
 """Seconds of the longest wait for all nodes to join, and then for all to be at work: so long that only a hang reaches it."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeadBench:
-    """`sequences`: at once on each node, which together make `rate` tokens/s. `length`: mean completion, tokens."""
-
-    nodes: int = 1000
-    rate: float = 50.0
-    seconds: float = 20.0
-    sequences: int = 4
-    length: float = 400.0
-    flush_s: float = 0.25
-    flush_tokens: int = 16
-    settle: float = 3.0
-    """seconds between the end of the fast start and the measurement"""
-    pin: bool = True
-    seed: int = 0
-
-    @property
-    def staleness(self) -> int:
-        """So much that the ledger never holds nodes back: of a group of 16 about half runs in the mean over its life."""
-        return max(2, math.ceil(3 * self.nodes * self.sequences / SAMPLES / GROUPS))
-
-
 def bench_head(bench: HeadBench, folder: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
     """What `shoal bench head --json` prints. UsageError where numbers make no sense; ShoalError when nodes do not get there."""
     b = bench
     if b.nodes < 1 or b.sequences < 1 or not (b.rate > 0 and b.seconds > 0 and b.length >= 2 and b.flush_s >= 0):
         raise UsageError("nodes, sequences, rate, seconds: above 0; length: at least 2")
-    with tempfile.TemporaryDirectory(prefix="shoal-head-", dir=folder) as name, _one_core(b.pin):
+    with tempfile.TemporaryDirectory(prefix="shoal-head-", dir=folder) as name, _one_core():
         return trio.run(_run, b, Path(name), say)
 
 
 @contextmanager
-def _one_core(pin: bool) -> Iterator[None]:
+def _one_core() -> Iterator[None]:
     """This process on its first core (the nodes' gets the others, see `_nodes`); as it was afterwards."""
     cores, thresholds = os.sched_getaffinity(0), gc.get_threshold()
-    if pin and len(cores) > 1:
+    if len(cores) > 1:
         os.sched_setaffinity(0, {min(cores)})
     try:
         yield
@@ -103,28 +83,26 @@ def _one_core(pin: bool) -> Iterator[None]:
 
 async def _run(bench: HeadBench, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
     origin, board = time.monotonic(), Board(folder / "board", create=True)
+    # So stale that the ledger never holds nodes back: of a group of 16 about half runs in the mean over its life.
+    staleness = max(2, math.ceil(3 * bench.nodes * bench.sequences / SAMPLES / GROUPS))
     settings = RolloutSettings(
-        max_staleness=bench.staleness, groups_per_step=GROUPS, samples=SAMPLES, seed=bench.seed,
+        max_staleness=staleness, groups_per_step=GROUPS, samples=SAMPLES, seed=0,
         sampling=Sampling(int(16 * bench.length), (STOP,)), micro_batch_groups=4,
     )  # fmt: skip
-    async with open_real_head(
-        folder, RUN, settings, task=make_task("reverse"), tokenizer=FakeTokenizer(), vocabulary=VOCABULARY
-    ) as real:
+    async with open_real_head(folder, RUN, settings, length=PROMPT, vocabulary=VOCABULARY) as real:
         head, meter, trainer = real.head, Meter(origin), Trainer(real, board)
         meter.watch(real.rollouts)
         await real.start()
         trainer.publish(0)
-        nodes = NodesSettings(
-            ticket=real.ticket, board=str(folder / "board"), nodes=bench.nodes, rate=bench.rate, sequences=bench.sequences,
-            length=bench.length, flush_s=bench.flush_s, flush_tokens=bench.flush_tokens, seed=bench.seed,
-        )  # fmt: skip
-        with _nodes(nodes, origin) as process:
-            await _until(lambda: board["joined"] == bench.nodes, process, "every node to join")
+        arguments = json.dumps(dataclasses.asdict(bench)), real.ticket, str(folder / "board"), str(origin)
+        with _nodes(*arguments) as process:
+            check = partial(_check, process)
+            await until(lambda: board["joined"] == bench.nodes, "every node to join", check, JOIN_S)
             joined_s = time.monotonic() - origin
             say(f"{bench.nodes} nodes joined in {joined_s:.1f} s")
             real.nursery.start_soon(trainer.run)
             at_work = 0.9 * bench.nodes * bench.sequences
-            await _until(lambda: board["busy"] >= at_work, process, "every node to be at work")
+            await until(lambda: board["busy"] >= at_work, "every node to be at work", check, JOIN_S)
             result = await _measure(bench, real, board, meter=meter, process=process, say=say)
         tally = head.journal.counts().trajectories
         result |= {"joined_s": joined_s, "steps": head.trainer_requests.step}
@@ -134,10 +112,9 @@ async def _run(bench: HeadBench, folder: Path, say: Callable[[str], None]) -> di
 
 
 @contextmanager
-def _nodes(settings: NodesSettings, origin: float) -> Iterator[subprocess.Popen[bytes]]:
+def _nodes(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """The other process, on the cores that the head has not."""
-    text = json.dumps(dataclasses.asdict(settings) | {"origin": origin})
-    process = start(python_command(SIMULATED_NODES, text))
+    process = start(python_command(SIMULATED_NODES, *arguments))
     others = set(range(os.cpu_count() or 1)) - os.sched_getaffinity(0)
     if others:
         try:
@@ -157,15 +134,6 @@ def _check(process: subprocess.Popen[bytes]) -> None:
         raise ShoalError(f"the process of the nodes ended with status {process.returncode}")
 
 
-async def _until(ready: Callable[[], bool], process: subprocess.Popen[bytes], what: str) -> None:
-    with trio.move_on_after(JOIN_S) as scope:
-        while not ready():
-            _check(process)
-            await trio.sleep(0.1)
-    if scope.cancelled_caught:
-        raise ShoalError(f"waited {JOIN_S:.0f} s for {what}")
-
-
 async def _measure(
     bench: HeadBench, real: RealHead, board: Board, *, meter: Meter, process: subprocess.Popen[bytes], say: Callable[[str], None]
 ) -> dict[str, Any]:
@@ -181,13 +149,11 @@ async def _measure(
     me = psutil.Process()
     start, ended_before = Look.now(board, meter, me), head.journal.counts().groups
     meter.on = True
-    rows: list[dict[str, float]] = []
     looks = [start]
     while time.monotonic() < start.at + bench.seconds:
         await trio.sleep(min(1.0, max(0.0, start.at + bench.seconds - time.monotonic())))
         _check(process)
         looks.append(Look.now(board, meter, me))
-        rows.append(looks[-1].since(looks[-2]))
     end = looks[-1]
     meter.on = False
     gc.collect()
@@ -200,8 +166,8 @@ async def _measure(
         "tokens_per_s": total["made"], "accepted_per_s": total["accepted"], "messages_per_s": total["messages"],
         "runs_per_s": total["runs"], "cpu_per_s": total["cpu"] * bench.nodes * bench.rate / max(1.0, total["accepted"]),
         "cpu_used_per_s": total["cpu"], "nodes_cpu_per_s": total["nodes_cpu"],
-        "backlog_start": start.sent - start.accepted, "backlog_end": end.sent - end.accepted,
-        "backlog_max": max(look.sent - look.accepted for look in looks), "nodes_late_s": max(look.late for look in looks[1:]),
+        "backlog_start": start.backlog, "backlog_end": end.backlog,
+        "backlog_max": max(look.backlog for look in looks), "nodes_late_s": max(look.late for look in looks[1:]),
         "writes_per_s": total["writes"], "pieces_per_s": total["journaled"],
         "accept_s": spread(meter.ages), "journal_s": spread(meter.journal_ages),
         "rss_start": start.rss, "rss_end": end.rss, "blocks_start": start.blocks, "blocks_end": blocks,

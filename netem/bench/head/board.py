@@ -1,7 +1,9 @@
-"""What the head's process and the process of its simulated nodes share: a page of memory, and tokens that tell their age."""
+"""What the head's process and the process of its simulated nodes share: what is asked, a page of memory, and tokens that tell
+their age."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,22 @@ VOCABULARY = 1 << 31
 
 TICKS_PER_S = 100_000
 """Of a token's stamp: 10 us, and six hours until it would not fit a token id."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadBench:
+    """`sequences`: at once on each node, which together make `rate` tokens/s. `length`: mean completion, tokens; what a node gets
+    first is a part of one, so that ends are spread from the beginning."""
+
+    nodes: int = 1000
+    rate: float = 50.0
+    seconds: float = 20.0
+    sequences: int = 4
+    length: float = 400.0
+    flush_s: float = 0.25
+    """how long tokens wait for company (0 sends every decoding step, as an agent without batching)"""
+    settle: float = 3.0
+    """seconds between the end of the fast start and the measurement"""
 
 
 class Board:

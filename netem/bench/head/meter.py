@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import psutil
@@ -68,36 +69,37 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Everything that is counted, at one moment: monotonic time, CPU seconds of both processes, totals, bytes, Python blocks."""
+    """Everything that is counted, at one moment."""
 
     at: float
-    cpu: float
-    nodes_cpu: float
-    made: int
-    sent: int
-    accepted: int
-    messages: int
-    runs: int
-    writes: int
-    journaled: int
+    """monotonic time"""
+    totals: dict[str, Any]
+    """CPU seconds of both processes, and counts since the beginning"""
     rss: int
     blocks: int
+    """of Python's allocator"""
     late: float
 
     @classmethod
     def now(cls, board: Board, meter: Meter, me: psutil.Process) -> Look:
+        """Of this moment. `me`: this process, the head's."""
         use = resource.getrusage(resource.RUSAGE_SELF)
-        return cls(
-            at=time.monotonic(), cpu=use.ru_utime + use.ru_stime, nodes_cpu=board["cpu_us"] / 1e6, made=board["made"],
-            sent=board["sent"], accepted=meter.accepted, messages=meter.messages, runs=meter.runs, writes=meter.writes,
-            journaled=meter.journaled, rss=me.memory_info().rss, blocks=sys.getallocatedblocks(), late=board["late_us"] / 1e6,
-        )  # fmt: skip
+        totals = {
+            "cpu": use.ru_utime + use.ru_stime, "nodes_cpu": board["cpu_us"] / 1e6, "made": board["made"], "sent": board["sent"],
+            **{name: getattr(meter, name) for name in ("accepted", "messages", "runs", "writes", "journaled")},
+        }  # fmt: skip
+        rss, late = me.memory_info().rss, board["late_us"] / 1e6
+        return cls(time.monotonic(), totals, rss=rss, blocks=sys.getallocatedblocks(), late=late)
+
+    @property
+    def backlog(self) -> int:
+        """Tokens that were sent and not accepted."""
+        return int(self.totals["sent"] - self.totals["accepted"])
 
     def since(self, before: Look) -> dict[str, float]:
         """Rates a second."""
         seconds = self.at - before.at
-        names = ("cpu", "nodes_cpu", "made", "sent", "accepted", "messages", "runs", "writes", "journaled")
-        return {name: (getattr(self, name) - getattr(before, name)) / seconds for name in names}
+        return {name: (total - before.totals[name]) / seconds for name, total in self.totals.items()}
 
 
 def spread(ages: list[np.ndarray]) -> dict[str, float]:

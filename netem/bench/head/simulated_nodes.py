@@ -1,10 +1,9 @@
 """A thousand nodes in one process, for `shoal bench head`: real hosts, links and messages, no engines.
 
-Run as `python -m netem.bench.head.simulated_nodes SETTINGS(JSON)` by `netem.bench.head.bench`, so that the head's process
-is measured
-alone. A node here joins with the ticket, says its status, takes requests and streams tokens as an agent does; its sequences
-decode in lockstep, and each draws its length when it begins. A token's id is the time at which it was made (`stamp`), so that
-the head's side can tell how old a token is without another message.
+Run as `python -m netem.bench.head.simulated_nodes BENCH(JSON) TICKET BOARD ORIGIN` by `netem.bench.head.bench`, so that the
+head's process is measured alone. A node here joins with the ticket, says its status, takes requests and streams tokens as an
+agent does; its sequences decode in lockstep, and each draws its length when it begins. A token's id is the time at which it was
+made (`stamp`), so that the head's side can tell how old a token is without another message.
 
 Must not know the head's inside.
 """
@@ -27,7 +26,7 @@ import msgpack
 import numpy as np
 import trio
 
-from netem.bench.head.board import TICKS_PER_S, Board, digest_path, stamp
+from netem.bench.head.board import TICKS_PER_S, Board, HeadBench, digest_path, stamp
 from p2p.channel.libp2p import open_libp2p_network
 from p2p.channel.port import BULK, CONTROL, Channel
 from p2p.errors import ChannelClosed, ShoalError
@@ -58,25 +57,11 @@ INSTALL_S = 2.0
 SPREAD = 0.75
 """Completions are between (1 - SPREAD) and (1 + SPREAD) times the mean, evenly."""
 
+FLUSH_TOKENS = 16
+"""With so many tokens of one sequence a node waits no longer for company, as an agent."""
+
 SLACK_S = 0.0005
 """What is due so soon is done now: a sleep for each of a thousand nodes would cost more than the nodes."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodesSettings:
-    """`rate`: tokens/s of a node that has `sequences` at work. `flush_s`, `flush_tokens`: how long tokens wait for company (0
-    sends every decoding step, as an agent without batching). `length`: mean completion; what a node gets first is a part of
-    one, so that ends are spread from the beginning."""
-
-    ticket: str
-    board: str
-    nodes: int
-    rate: float
-    sequences: int
-    length: float
-    flush_s: float
-    flush_tokens: int
-    seed: int
 
 
 @dataclass(slots=True)
@@ -119,11 +104,11 @@ class SimulatedNode:
 class SimulatedNodes:
     """All nodes, and one task that does what is due for any of them."""
 
-    def __init__(self, settings: NodesSettings, board: Board, origin: float) -> None:
-        self.settings, self.board, self.origin = settings, board, origin
-        self._rng = random.Random(settings.seed)
-        self._draw = np.random.default_rng(settings.seed)
-        self._logprobs = -np.abs(self._draw.normal(0.5, 0.5, 1 << 16)).astype("<f4")
+    def __init__(self, bench: HeadBench, ticket: str, board: str, origin: float) -> None:
+        self.bench, self.ticket, self.board, self.origin = bench, ticket, Board(Path(board)), origin
+        self._digest = digest_path(board)
+        self._rng = random.Random(0)
+        self._logprobs = -np.abs(np.random.default_rng(0).normal(0.5, 0.5, 1 << 16)).astype("<f4")
         self.nodes: list[SimulatedNode] = []
         self._due: list[tuple[float, int]] = []
         self._made = self._sent = self._messages = 0
@@ -132,8 +117,7 @@ class SimulatedNodes:
 
     @property
     def period(self) -> float:
-        s = self.settings
-        return s.sequences / s.rate
+        return self.bench.sequences / self.bench.rate
 
     def take(self, node: SimulatedNode, message: Assign) -> None:
         """Begin what the head assigns to `node`, or let it wait for a free sequence."""
@@ -143,7 +127,7 @@ class SimulatedNodes:
             if node.taken < node.capacity:
                 share *= self._rng.random()
             node.taken += 1
-            more = 1 + int(share * self.settings.length)
+            more = 1 + int(share * self.bench.length)
             length = min(prefix + more, request.max_new_tokens)
             node.waiting.append(Sequence_(request.request_id, prefix, prefix, length, request.max_new_tokens))
         if not node.running:
@@ -161,10 +145,10 @@ class SimulatedNodes:
         if not node.running:
             return
         now = node.stepped
-        left = node.steps_left() if self.settings.flush_s else 1
+        left = node.steps_left() if self.bench.flush_s else 1
         ends_at = now + left * self.period
         if node.flush_at == math.inf:
-            node.flush_at = now + max(self.settings.flush_s, self.period)
+            node.flush_at = now + max(self.bench.flush_s, self.period)
         at = min(ends_at, node.flush_at)
         if at < node.scheduled - SLACK_S:
             node.scheduled = at
@@ -185,7 +169,7 @@ class SimulatedNodes:
                 self._flush(node, period)
                 self._fill(node)
         longest = max((s.made - s.sent for s in node.running.values()), default=0)
-        if now >= node.flush_at - SLACK_S or longest >= self.settings.flush_tokens:
+        if now >= node.flush_at - SLACK_S or longest >= FLUSH_TOKENS:
             self._flush(node, period)
 
     def _flush(self, node: SimulatedNode, period: float) -> None:
@@ -301,12 +285,12 @@ class SimulatedNodes:
                 wanted, at = current, time.monotonic() + self._rng.uniform(0.2, INSTALL_S)
             if node.version != wanted and time.monotonic() >= at:
                 node.version = wanted
-                digest = digest_path(self.settings.board).read_bytes()
+                digest = self._digest.read_bytes()
                 times = {"pause_s": 0.01, "apply_s": 0.01, "transfer_s": 0.1}
                 self._post(node, Installed(wanted, digest, **times, bytes_from_head=1000, bytes_from_peers=9000))
             running, waiting = len(node.running), len(node.waiting)
-            rate = self.settings.rate * running / node.capacity
-            ready = node.version.epoch > 0 and board["joined"] == self.settings.nodes
+            rate = self.bench.rate * running / node.capacity
+            ready = node.version.epoch > 0 and board["joined"] == self.bench.nodes
             self._post(node, NodeStatus(
                 ready, node.version, running, waiting, capacity=node.capacity, tokens=node.tokens, tokens_per_s=rate, pid=1,
                 rss_bytes=1 << 30,
@@ -319,7 +303,7 @@ class SimulatedNodes:
         async with open_libp2p_network(identity, []) as network:
             async with gate:
                 control, bulk = await self._link(network, ticket, index)
-            node = SimulatedNode(index, self.settings.sequences, control, self._rng.uniform(0.0, 1.0))
+            node = SimulatedNode(index, self.bench.sequences, control, self._rng.uniform(0.0, 1.0))
             self.nodes[index] = node
             self.board["joined"] = self.board["joined"] + 1
             async with trio.open_nursery() as nursery:
@@ -341,7 +325,7 @@ class SimulatedNodes:
     async def _greet(self, network: Any, kind: str, ticket: Ticket, index: int) -> Channel:
         channel: Channel = await network.open(ticket.head, list(ticket.addresses), kind)
         hello = Hello(
-            PROTOCOL_VERSION, ticket.run, self.settings.ticket, membership=b"", addresses=(), name=f"node-{index}", agent="bench",
+            PROTOCOL_VERSION, ticket.run, self.ticket, membership=b"", addresses=(), name=f"node-{index}", agent="bench",
             site="",
         )  # fmt: skip
         await channel.send(encode(hello))
@@ -352,13 +336,13 @@ class SimulatedNodes:
 
     async def run(self) -> None:
         """Have all nodes join, and decode until the board says stop. ShoalError when a node cannot join or loses its link."""
-        ticket = read_ticket(self.settings.ticket)
+        ticket = read_ticket(self.ticket)
         gate = trio.CapacityLimiter(JOINING)
-        self.nodes = [None] * self.settings.nodes  # type: ignore[list-item]
+        self.nodes = [None] * self.bench.nodes  # type: ignore[list-item]
         async with trio.open_nursery() as nursery:
-            for index in range(self.settings.nodes):
+            for index in range(self.bench.nodes):
                 nursery.start_soon(self.join, index, ticket, gate)
-            while self.board["joined"] < self.settings.nodes:  # noqa: ASYNC110
+            while self.board["joined"] < self.bench.nodes:  # noqa: ASYNC110
                 await trio.sleep(0.05)
             nursery.start_soon(self.resend)
             await self.decode()
@@ -367,11 +351,9 @@ class SimulatedNodes:
 
 
 def main(argv: list[str]) -> int:
-    """Run all nodes; `argv` is [settings as JSON]."""
-    values = json.loads(argv[0])
-    origin = values.pop("origin")
-    settings = NodesSettings(**values)
-    trio.run(SimulatedNodes(settings, Board(Path(settings.board)), origin).run)
+    """Run all nodes; `argv` is [bench as JSON, ticket, the board's file, the time from which stamps count]."""
+    bench, ticket, board, origin = argv
+    trio.run(SimulatedNodes(HeadBench(**json.loads(bench)), ticket, board, float(origin)).run)
     return 0
 
 

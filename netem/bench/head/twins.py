@@ -1,8 +1,6 @@
-"""What stands in for tokenizer and trainer in `shoal bench head`. Must not know the nodes or what is measured."""
+"""What stands in for the trainer in `shoal bench head`. Must not know the nodes or what is measured."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
@@ -14,18 +12,6 @@ from p2p.weights.state import FlatState
 
 LAYOUT = Layout.build([("weights", "bfloat16", (256, 128))])
 """The weights: 64 KiB, so small that making and sending them costs next to nothing."""
-
-
-class FakeTokenizer:
-    """Stands in for a model's: prompts are 64 tokens, completions no text."""
-
-    chat_template = None
-
-    def encode(self, text: str, **_: Any) -> list[int]:
-        return list(range(1, 65))
-
-    def decode(self, ids: Any, **_: Any) -> str:
-        return "x"
 
 
 class Trainer:

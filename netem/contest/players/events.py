@@ -246,12 +246,10 @@ class _Server:
                 self._begin(command.round)
                 self._emit("expecting", round=command.round)
             case Publish():
-                self._check(command.round)
                 at = time.monotonic()
                 self._player.publish(command.round)
                 self._emit("published", round=command.round, at=at)
             case AskAccount():
-                self._check(command.round)
                 traffic = asdict(self._player.traffic())
                 self._emit("account", round=command.round, cpu_s=_cpu_s() - self._cpu, **traffic)
             case TurnRogue():
@@ -259,10 +257,6 @@ class _Server:
 
     def _begin(self, number: int) -> None:
         self._round, self._cpu = number, _cpu_s()
-
-    def _check(self, number: int) -> None:
-        if number != self._round:
-            raise UsageError(f"round {number} is not the latest, which is {self._round}")
 
 
 def _cpu_s() -> float:
@@ -277,13 +271,3 @@ def need(module: str) -> None:
 
     if find_spec(module) is None:
         raise UsageError(f"{module} is not installed: pip install 'shoal[peers]'")
-
-
-def check_options(options: dict[str, Any], known: dict[str, type | tuple[type, ...]]) -> None:
-    """UsageError for an option that a player does not have, or of another type."""
-    for name, value in options.items():
-        if name not in known:
-            raise UsageError(f"option {name!r} is not one of {', '.join(known)}")
-        if not isinstance(value, known[name]) or (isinstance(value, bool) and known[name] is not bool):
-            raise UsageError(f"option {name}: {value!r} will not do")
-

@@ -6,7 +6,7 @@ It wraps the player's bulk channels, so everything else is production code. Must
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -25,12 +25,6 @@ class Conduct:
     """How one player behaves, on all of its channels, from now on."""
 
     now: ConductName = "honest"
-
-    def turn(self, to: ConductName) -> None:
-        """Change the conduct. ValueError for an unknown one."""
-        if to not in get_args(ConductName):
-            raise ValueError(f"conduct {to!r} is not one of {', '.join(get_args(ConductName))}")
-        self.now = to
 
     def out(self, message: bytes) -> bytes | None:
         """The bytes to send in place of `message` (encoded); None for nothing. Only chunks are tampered with: their proofs are

@@ -21,7 +21,7 @@ import numpy as np
 import psutil
 import trio
 
-from netem.contest.players.events import Role
+from netem.contest.players import events
 from netem.contest.players.payload import payload_blocks
 from netem.contest.players.rogue import Conduct, RogueChannel
 from p2p.broadcast.peer_groups import MESH, PeerPlaces
@@ -87,7 +87,7 @@ class CountingSwarm(Swarm):
 class ShoalPlayer(SwarmOwner):
     """One host's part."""
 
-    def __init__(self, role: Role, network: Network) -> None:
+    def __init__(self, role: events.Role, network: Network) -> None:
         self.hosts, self.is_source, options = role.hosts, role.role == "source", role.options
         self.late = {*role.late} - {role.name}
         self.segment_bytes: int = options.get("segment_bytes", SEGMENT)
@@ -132,33 +132,31 @@ class ShoalPlayer(SwarmOwner):
         async for data in stdin:
             *lines, rest = (rest + data).split(b"\n")
             for line in filter(None, lines):
-                await self._do(json.loads(line))
+                await self._do(events.parse_command(line))
         os._exit(0)
 
-    async def _do(self, command: dict[str, Any]) -> None:
+    async def _do(self, command: events.Command) -> None:
         assert self.nursery is not None
-        match command["do"]:
-            case "links":
+        match command:
+            case events.Links():
                 while not self._linked():
                     await trio.sleep(0.02)  # a contest's start, not its course
                 self.say("linked", links=len(self.swarm.links))
-            case "prepare":
-                self._prepare(command["round"], command["bytes"], command["seed"])
-            case "expect":
-                self._begin(command["round"])
-                self.nursery.start_soon(self._receive, command["round"], command["bytes"])
-                self.say("expecting", round=command["round"])
-            case "publish":
-                self.nursery.start_soon(self._publish, command["round"])
-            case "account":
-                self._account(command["round"])
-            case "turn":
-                self.conduct.turn(command["to"])
-                self.say("turned", to=command["to"])
-            case "stop":
+            case events.Prepare():
+                self._prepare(command.round, command.bytes, command.seed)
+            case events.Expect():
+                self._begin(command.round)
+                self.nursery.start_soon(self._receive, command.round, command.bytes)
+                self.say("expecting", round=command.round)
+            case events.Publish():
+                self.nursery.start_soon(self._publish, command.round)
+            case events.AskAccount():
+                self._account(command.round)
+            case events.TurnRogue():
+                self.conduct.now = command.to
+                self.say("turned", to=command.to)
+            case events.EndPlayer():
                 os._exit(0)
-            case other:
-                self.say("failed", why=f"unknown command {other!r}")
 
     def _linked(self) -> bool:
         """Whether the links are up that there are to be, but for those to the late: all, or a place's in the grid."""
@@ -314,7 +312,7 @@ class ShoalPlayer(SwarmOwner):
                 self.on_refusal(message.peer, Refusal(message.reason))
 
 
-async def play(role: Role) -> None:
+async def play(role: events.Role) -> None:
     listen = [f"/ip4/{role.address}/tcp/{PORT}"]
     async with open_libp2p_network(key_of(role.name), listen, congestion=role.options.get("congestion", "")) as network:
         await ShoalPlayer(role, network).run()
@@ -324,4 +322,4 @@ if __name__ == "__main__":
     level = os.environ.get("SHOAL_LOG", "WARNING").upper()
     logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s.%(msecs)03d %(name)s %(message)s", datefmt="%M:%S")
     warm()
-    trio.run(play, Role.parse(sys.argv[1]))
+    trio.run(play, events.Role.parse(sys.argv[1]))
