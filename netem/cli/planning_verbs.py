@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from netem.cli.verbs import AddVerb
+    from p2p.verbs import AddVerb
+
 
 
 def add_verbs(verbs: Any, verb: AddVerb) -> None:

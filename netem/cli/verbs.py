@@ -11,15 +11,11 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-Run = Callable[[argparse.Namespace], dict[str, Any]]
+if TYPE_CHECKING:
+    from p2p.verbs import AddVerb
 
-
-class AddVerb(Protocol):
-    """Adds the verb `name` to the subparsers `under`, with the flags that every verb takes."""
-
-    def __call__(self, name: str, run: Run, help: str, under: Any) -> argparse.ArgumentParser: ...
 
 
 def add_verbs(verbs: Any, verb: AddVerb) -> None:

@@ -1,0 +1,139 @@
+"""The verbs `shoal learner`, `config`, `status` and `export`: their flags, and what they print.
+
+Must not know the other verbs, exit statuses or how errors are told: each returns the object that --json prints. Imports what
+it needs when it runs, for `shoal --help` reads this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from p2p.verbs import AddVerb
+
+COMMON_FLAGS = ("-h", "--help", "--json", "-v", "--verbose")
+"""Flags that every verb takes (`shoal.py`)."""
+
+_LEARNER_FLAGS = ("--resume", "--dry-run")
+"""The learner's flags that are no settings."""
+
+_SHORT = {"--budget": "--activation.budget_usd", "--max-usd-per-hour": "--activation.max_usd_per_hour"}
+"""Flags of the learner that are short names of settings."""
+
+
+def add_verbs(verbs: Any, verb: AddVerb) -> None:
+    """`verbs`: argparse's subparsers of the whole command."""
+    p = verb("learner", _learner, "run the learner: head and trainer", verbs)
+    p.add_argument("config", metavar="CONFIG.toml", help="the run's settings (shoal config docs describes them)")
+    p.add_argument("--resume", action="store_true", help="go on with the run in run_dir, from its last commit")
+    p.add_argument("--dry-run", action="store_true", help="check the configuration, print it resolved, and stop")
+    p.add_argument("--budget", metavar="USD", help="most dollars for the whole run (activation.budget_usd)")
+    p.add_argument("--max-usd-per-hour", metavar="USD", help="most dollars an hour (activation.max_usd_per_hour)")
+    p.set_defaults(takes_settings=True, interrupted_hint=": go on with --resume")
+    p.epilog = "Any setting of the file can be given as a flag: --rollout.max_staleness 3 --trainer.lr 1e-6"
+
+    p = verb("config", _config, "describe the settings of a learner", verbs)
+    p.add_argument("action", choices=["docs"], help="docs: print every setting, its type, default and meaning, as Markdown")
+
+    p = verb("status", _status, "show what a running learner is doing", verbs)
+    p.add_argument("run_dir", type=Path, help="the run's directory")
+
+    p = verb("export", _export, "write a run's newest checkpoint as a Hugging Face folder", verbs)
+    p.add_argument("run_dir", type=Path, help="the run's directory")
+    p.add_argument("out", type=Path, help="the folder to write")
+
+
+class SplitArguments(NamedTuple):
+    """A command line's arguments."""
+
+    verbs: list[str]
+    """for argparse"""
+    settings: list[str]
+    """of a learner: --section.key VALUE"""
+
+
+def split_settings(argv: Sequence[str]) -> SplitArguments:
+    """argparse would take the value of a flag that it does not know for the config file."""
+    ours, settings = list(argv), list[str]()
+    if not ours or ours[0] != "learner":
+        return SplitArguments(ours, settings)
+    ours, rest = ours[:1], ours[1:]
+    known = {*COMMON_FLAGS, *_LEARNER_FLAGS}
+    while rest:
+        token = rest.pop(0)
+        if token in known or not token.startswith("--"):
+            ours.append(token)
+            continue
+        name, equals, value = token.partition("=")
+        settings.append(_SHORT.get(name, name) + equals + value)
+        if "=" not in token and rest and rest[0] not in known:
+            settings.append(rest.pop(0))
+    return SplitArguments(ours, settings)
+
+
+def _learner(args: argparse.Namespace) -> dict[str, Any]:
+    from learner.config import dump_toml, load_config
+
+    config = load_config(args.config, args.settings)
+    args.where = config.run_dir
+    if args.dry_run:
+        print(dump_toml(config.model_dump()), end="")
+        return {"ok": True, "config": config.model_dump()}
+    import trio
+
+    from learner.service import run_learner
+
+    def announce(event: str, facts: dict[str, Any]) -> None:
+        print(f"run {facts['run']} in {facts['run_dir']}, status on http://127.0.0.1:{facts['status_port']}/status")
+        print(f"nodes join with:\n  shoal node --join {facts['ticket']}", flush=True)
+
+    async def go() -> dict[str, Any]:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_until_terminated)
+            result = await run_learner(config, resume=args.resume, announce=announce)
+            nursery.cancel_scope.cancel()
+        return result
+
+    return trio.run(go)
+
+
+def _config(args: argparse.Namespace) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from learner.config_docs import markdown, sections
+
+    if not args.json:
+        print(markdown(), end="")
+    return {"ok": True, "settings": [asdict(one) for section in sections() for one in section.settings]}
+
+
+async def _until_terminated() -> None:
+    import trio
+
+    from p2p.errors import Terminated
+
+    with trio.open_signal_receiver(signal.SIGTERM) as signals:
+        async for _ in signals:
+            raise Terminated
+
+
+def _status(args: argparse.Namespace) -> dict[str, Any]:
+    from learner.status.view import fetch_status, print_status
+
+    status = fetch_status(args.run_dir)
+    if not args.json:
+        print_status(status)
+    return status
+
+
+def _export(args: argparse.Namespace) -> dict[str, Any]:
+    from learner.trainer.export import export_run
+
+    result = export_run(args.run_dir, args.out)
+    if not args.json:
+        print(f"step {result['step']} exported to {result['folder']}")
+    return result

@@ -1,0 +1,148 @@
+"""The verbs `shoal node` and `doctor`: their flags, and what they print.
+
+Must not know the other verbs, exit statuses or how errors are told: each returns the object that --json prints. Imports what
+it needs when it runs, for `shoal --help` reads this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from p2p.verbs import AddVerb
+
+
+
+def add_verbs(verbs: Any, verb: AddVerb) -> None:
+    """`verbs`: argparse's subparsers of the whole command."""
+    p = verb("node", _node, "join a run and generate for it, or drain: let a running node hand over its work and leave", verbs)
+    p.add_argument("action", nargs="?", choices=["drain"],
+                   help="drain: end the node that runs in --dir, as SIGTERM does; none of its tokens is lost")
+    p.add_argument("--join", metavar="TICKET", help="the learner's ticket, or a file that holds it")
+    p.add_argument("--dir", type=Path, help="folder of this node's key, weights and chunks")
+    p.add_argument("--listen", action="append", metavar="ADDR", help="multiaddr to listen on (default /ip4/0.0.0.0/tcp/0)")
+    p.add_argument("--no-listen", action="store_true", help="only dial out (behind NAT)")
+    p.add_argument("--name", default="", help="name of this node on the learner's pages")
+    p.add_argument("--engine", default="transformers", help="engine: transformers (default), vllm, or fake")
+    p.add_argument("--engine-python", default="", metavar="PATH",
+                   help="the Python of the environment that the engine runs in (default: this one)")
+    p.add_argument("--engine-set", action="append", default=[], metavar="KEY=VALUE",
+                   help="another setting of the engine's own, e.g. kv_bytes=2000000000 (may be repeated)")
+    p.add_argument("--kv-policy", default="recompute", choices=["recompute", "keep"],
+                   help="what new weights do to running sequences: recompute their keys and values (exact), or keep them (fast)")
+    p.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"], help="device of the engine (default auto)")
+    p.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"],
+                   help="type that the engine computes in (default auto)")
+    p.add_argument("--threads", type=int, default=1, help="CPU threads of the engine (default 1)")
+    p.add_argument("--capacity", type=int, default=64, help="sequences decoded at once (default 64)")
+    p.add_argument("--usd-per-hour", type=float, default=0.0, metavar="USD",
+                   help="what an hour of this node costs while it generates (default 0)")
+    p.add_argument("--idle-usd-per-hour", type=float, default=0.0, metavar="USD",
+                   help="what an hour of it costs while it does not (default 0)")
+    p.add_argument("--usd-per-gb", type=float, default=0.0, metavar="USD",
+                   help="what 10^9 bytes that leave this node cost (default 0)")
+    p.add_argument("--site", default="", metavar="NAME", help="name of this node's LAN: nodes that give the same name share it")
+    p.add_argument("--store-gib", type=float, default=8.0, help="most GiB of disk for chunks (default 8)")
+    p.add_argument("--base-model", type=Path, metavar="DIR",
+                   help="folder with the model that the run began with, so that only the changes since are downloaded")
+    p.add_argument("--stay", action="store_true", help="keep waiting for the learner after the run is over")
+
+    p = verb("doctor", _doctor, "say which engines would run on this machine, and what keeps the others from it", verbs)
+    p.add_argument("--engine-python", default="", metavar="PATH", help="as for shoal node")
+
+
+def _node(args: argparse.Namespace) -> dict[str, Any]:
+    from node.agent import NodeSettings
+    from node.install.base_model import BaseModel
+    from node.service import NodeOptions, default_directory, run_node
+    from p2p.errors import UsageError
+    from p2p.limits import GIB
+    from p2p.membership.admission import read_ticket
+    from p2p.protocol.prices import MAX_PRICE, Terms
+
+    if args.action == "drain" and args.dir is not None:
+        return _drain(args, args.dir)
+    text = args.join
+    if text is None:
+        need = "--dir DIR or --join TICKET" if args.action else "--join TICKET"
+        raise UsageError(f"node {args.action + ' ' if args.action else ''}needs {need} (see: shoal node --help)")
+    if not text.startswith("shoal1"):
+        path = Path(text)
+        try:
+            is_file = path.is_file()
+        except OSError:  # a pasted text can be too long for a name
+            is_file = False
+        if not is_file:
+            raise UsageError(f"--join: {text[:80]!r} is neither a ticket nor a file that holds one")
+        try:
+            text = path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"--join: {path} cannot be read as a ticket: {error}") from None
+    ticket = read_ticket(text)
+    if args.action == "drain":
+        return _drain(args, default_directory(ticket.run))
+    for name in ("threads", "capacity", "store_gib"):
+        if not getattr(args, name) > 0:  # NaN is not, either
+            raise UsageError(f"--{name.replace('_', '-')} must be above 0")
+    for name in ("usd_per_hour", "idle_usd_per_hour", "usd_per_gb"):
+        if not 0 <= getattr(args, name) <= MAX_PRICE:
+            raise UsageError(f"--{name.replace('_', '-')} is from 0 to {MAX_PRICE:,.0f} dollars")
+    if args.idle_usd_per_hour > args.usd_per_hour:
+        raise UsageError("--idle-usd-per-hour is at most --usd-per-hour")
+    import trio
+
+    settings = NodeSettings(
+        ticket, args.dir or default_directory(ticket.run), args.name, capacity=args.capacity,
+        store_limit=int(args.store_gib * GIB), dialable=not args.no_listen, exit_when_done=not args.stay, site=args.site,
+        base_model=BaseModel(args.base_model) if args.base_model else None,
+        terms=Terms(args.usd_per_hour, args.idle_usd_per_hour, args.usd_per_gb),
+    )  # fmt: skip
+    options = NodeOptions(
+        settings, tuple(args.listen or ["/ip4/0.0.0.0/tcp/0"]), engine=args.engine, engine_python=args.engine_python,
+        engine_set=_settings(args.engine_set), kv_policy=args.kv_policy, device=args.device, dtype=args.dtype,
+        threads=args.threads,
+    )  # fmt: skip
+    args.where = settings.directory
+    result = trio.run(run_node, options)
+    if not args.json:
+        print(f"{result['name']}: {result['tokens']} tokens, last version {result['version']} ({result['reason']})")
+    return result
+
+
+def _settings(pairs: list[str]) -> tuple[tuple[str, Any], ...]:
+    """KEY=VALUE as TOML would read it."""
+    import tomllib
+
+    from p2p.errors import UsageError
+
+    out = []
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals:
+            raise UsageError(f"--engine-set: {pair!r} is not KEY=VALUE")
+        try:
+            out.append((key, tomllib.loads(f"v = {text}")["v"]))
+        except tomllib.TOMLDecodeError:
+            out.append((key, text))
+    return tuple(out)
+
+
+def _doctor(args: argparse.Namespace) -> dict[str, Any]:
+    from node.doctor import examine, say
+
+    result = examine(args.engine_python or sys.executable)
+    if not args.json:
+        print(say(result))
+    return result
+
+
+def _drain(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    from node.service import drain_node
+
+    result = drain_node(directory)
+    if not args.json:
+        print(f"the node in {directory} has handed over and left ({result['seconds']:.1f} s)")
+    return result
