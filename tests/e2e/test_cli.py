@@ -250,7 +250,7 @@ def test_what_the_system_refuses_is_one_line(
         args.where = "/run/y"
         raise error
 
-    monkeypatch.setattr(cli, "_status", fail)
+    monkeypatch.setattr("learner.cli._status", fail)
     assert call("status", "x") == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and said.startswith("shoal status: ") and all(word in said for word in words)
