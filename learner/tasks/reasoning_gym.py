@@ -36,10 +36,13 @@ class ReasoningGymTask(Task):
     """
 
     def __init__(self, dataset: str, seed: int, chat: bool = True, size: int = SIZE, **options: Any) -> None:
-        import reasoning_gym
-        from reasoning_gym.utils import extract_answer
-
         self.name = f"reasoning_gym:{dataset}"
+        try:
+            import reasoning_gym
+            from reasoning_gym.utils import extract_answer
+        except ModuleNotFoundError as error:
+            need = "which is not installed: pip install '.[reasoning-gym]' from Shoal's checkout"
+            raise UsageError(f"task {self.name} needs the package reasoning-gym, {need} ({error})") from None
         if not isinstance(chat, bool):
             raise UsageError(f"task {self.name}: chat = {chat!r} is neither true nor false")
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:

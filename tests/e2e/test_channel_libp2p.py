@@ -210,6 +210,24 @@ async def test_trap_5_only_noise_is_spoken(security) -> None:
                 await swarm.dial_addr(stack.multiaddr(host.addresses[0]), stack.peer_id(host.peer_id))
 
 
+async def test_no_link_needs_fastecdsa(monkeypatch) -> None:
+    """Which docs/deploy/no-compiler.txt builds on: only libp2p's ecc module imports it, and our links call nothing there."""
+    load_stack()
+    from libp2p.crypto import ecc, key_exchange
+
+    for module, names in ((ecc, ("curve_types", "keys", "point", "SEC1Encoder")), (key_exchange, ("util", "int_bytelen"))):
+        for name in names:
+            monkeypatch.setattr(module, name, None)  # whatever is asked of it now fails
+    package = Path(ecc.__file__).parents[1]
+    importers = {path for path in package.rglob("*.py") if "fastecdsa" in path.read_text()}
+    assert importers == {Path(ecc.__file__), Path(key_exchange.__file__)}
+    with patience():
+        async with two_hosts() as (a, b):
+            mine, theirs = await connect(a, b)
+            await mine.send(b"over Noise")
+            assert await theirs.receive() == b"over Noise"
+
+
 async def test_trap_10_no_write_is_over_one_noise_record(monkeypatch) -> None:
     sizes: list[int] = []
     write = YamuxTransport.write

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 
 import pytest
 
@@ -72,6 +73,12 @@ def test_reasoning_gym_answers_come_from_tags() -> None:
     prompt = task.prompt(0)
     assert not prompt.chat
     assert task.score(prompt, f"so <answer> {task.solution(prompt)} </answer>").exact
+
+
+def test_a_package_that_is_not_installed_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(UsageError, match=r"needs the package reasoning-gym.*pip install '\.\[reasoning-gym\]'"):
+        make_task("reasoning_gym:basic_arithmetic")
 
 
 @pytest.mark.parametrize(
