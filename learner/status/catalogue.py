@@ -42,11 +42,13 @@ class MetricEntry:
     label: str = ""
     values: tuple[str, ...] = ()
     """that the label may have; others count as OTHER. Without them it may have any, up to a bound"""
+    key_unit: str = ""
+    """where no name ends in it"""
 
     @property
     def unit(self) -> str:
         """The end of its name: one of UNITS, or "" for a number without one."""
-        return next((unit for unit in UNITS if self.name.endswith(f"_{unit}")), "")
+        return next((unit for unit in UNITS if self.name.endswith(f"_{unit}")), self.key_unit)
 
     @property
     def series(self) -> str:
@@ -269,7 +271,7 @@ SECTIONS: tuple[MetricSection, ...] = (
             _E("Cost of the whole run until now, by all its lives. The run keeps this count.", "cost/total_usd", "shoal_cost_usd",
                "counter", "pool.spent_usd"),
             _E("Dollars for a million tokens of the last step. On /metrics: 1e6 * `shoal_step_cost_usd` / `shoal_step_tokens`.",
-               "cost/usd_per_mtok"),
+               "cost/usd_per_mtok", key_unit="usd"),
             _now("pool.usd_per_hour", "shoal_price_usd_per_hour", "What all machines together cost an hour as they are now."),
             _now("pool.budget_usd", "shoal_budget_usd", "The budget of the run (`activation.budget_usd`); 0 is no limit."),
         ),

@@ -17,7 +17,13 @@ log = logging.getLogger("shoal.status")
 
 DEFAULT_PORT = 7462
 """The port when none is set, so that a scraper and a bookmark stay good: SHOA on a telephone's keys, below the ports that systems
-give away by themselves, and none that is registered."""
+give away by themselves, and in no /etc/services."""
+
+INDEX = b"""<!doctype html><meta charset="utf-8"><title>Shoal</title>
+<p>A learner of Shoal: <a href="/status">/status</a> is its state as JSON,
+<a href="/metrics">/metrics</a> its numbers for Prometheus. <code>shoal status RUN_DIR</code> shows them as tables.</p>
+"""
+
 
 @contextmanager
 def serve_status(port: int, snapshot: Callable[[], dict[str, Any]]) -> Iterator[int]:
@@ -27,6 +33,9 @@ def serve_status(port: int, snapshot: Callable[[], dict[str, Any]]) -> Iterator[
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
+            if path == "/":
+                self._answer(INDEX, "text/html; charset=utf-8")
+                return
             if path not in ("/status", "/metrics"):
                 self.send_error(404, "only /status and /metrics")
                 return
@@ -42,6 +51,9 @@ def serve_status(port: int, snapshot: Callable[[], dict[str, Any]]) -> Iterator[
 
                 answer = metrics_text(values, ",".join(self.headers.get_all("Accept") or ()))
                 body, kind = answer.body, answer.content_type
+            self._answer(body, kind)
+
+        def _answer(self, body: bytes, kind: str) -> None:
             self.send_response(200)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))

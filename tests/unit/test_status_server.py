@@ -51,4 +51,6 @@ def test_metrics_come_in_the_format_that_is_asked_for(usual: int) -> None:
             assert (answer.status_code, answer.headers["content-type"]) == (200, kind)
             assert answer.text.endswith(end) and "\nshoal_reward_mean 0.5\n" in answer.text
             assert ("# EOF" in answer.text) == ("openmetrics" in kind)
+        index = httpx.get(f"http://127.0.0.1:{port}/", trust_env=False)
+        assert index.headers["content-type"].startswith("text/html") and "/status" in index.text and "/metrics" in index.text
         assert httpx.get(f"http://127.0.0.1:{port}/no", trust_env=False).status_code == 404
