@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import json
 import logging
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import urlsplit
 
 from p2p.errors import UsageError
 
@@ -32,6 +34,9 @@ def serve_status(port: int, snapshot: Callable[[], dict[str, Any]]) -> Iterator[
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if not is_local_name(self.headers.get("Host", "")):
+                self.send_error(421, "ask by an address, localhost or a name without a dot")
+                return
             path = self.path.partition("?")[0]
             if path == "/":
                 self._answer(INDEX, "text/html; charset=utf-8")
@@ -72,6 +77,18 @@ def serve_status(port: int, snapshot: Callable[[], dict[str, Any]]) -> Iterator[
     finally:
         server.shutdown()
         server.server_close()
+
+
+def is_local_name(host: str) -> bool:
+    """Whether a request's Host is none that a web site may have: a page from elsewhere whose name was made to point here
+    (DNS rebinding) could else read what a browser's user is not asked about. The port is known, so that would be easy."""
+    name = host
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        ipaddress.ip_address(name)
+    except ValueError:
+        return "." not in name or name.endswith(".localhost")
+    return True
 
 
 def _bind(port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:

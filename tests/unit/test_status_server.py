@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from learner.config import StatusSection
-from learner.status.server import DEFAULT_PORT, serve_status
+from learner.status.server import DEFAULT_PORT, is_local_name, serve_status
 from p2p.errors import UsageError
 
 
@@ -54,3 +54,13 @@ def test_metrics_come_in_the_format_that_is_asked_for(usual: int) -> None:
         index = httpx.get(f"http://127.0.0.1:{port}/", trust_env=False)
         assert index.headers["content-type"].startswith("text/html") and "/status" in index.text and "/metrics" in index.text
         assert httpx.get(f"http://127.0.0.1:{port}/no", trust_env=False).status_code == 404
+
+
+def test_a_web_site_whose_name_points_here_is_refused(usual: int) -> None:
+    for host in ("", "127.0.0.1", "127.0.0.1:7462", "[::1]:7462", "10.0.0.7:80", "localhost:9", "gpu-box:7462", "x.localhost"):
+        assert is_local_name(host), host
+    for host in ("evil.example", "evil.example:7462", "127.0.0.1.evil.example", "localhost.evil.example", "[bad.example"):
+        assert not is_local_name(host), host
+    with serve_status(0, lambda: {"run": "r"}) as port:
+        answer = httpx.get(f"http://127.0.0.1:{port}/status", headers={"Host": f"evil.example:{port}"}, trust_env=False)
+        assert answer.status_code == 421 and "localhost" in answer.text
