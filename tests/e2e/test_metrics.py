@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import signal
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ from learner.config import build_config, dump_toml
 from learner.status.catalogue import entries
 from learner.tasks.registry import make_task
 from netem.demo.tiny_model import build_demo_model
-from netem.processes.children import MODEST, Children
+from netem.processes.children import MODEST, POLITE_S, Children
 from p2p.processes import Process, child_environment, start
 from tests.support.board import MONITORING, alarm_queries, board_queries
 from tests.support.watchdog import PATIENCE_S, until
@@ -47,9 +46,7 @@ WITHOUT_SERIES: dict[str, str] = {}
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Children]:
     runner = Children(tmp_path_factory.mktemp("metrics"))
     yield runner
-    for child in reversed(runner.all):
-        child.send(signal.SIGTERM)
-    runner.end(5.0)
+    runner.end(POLITE_S)
 
 
 @pytest.fixture(scope="module")
