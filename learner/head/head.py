@@ -340,6 +340,7 @@ class Head(SwarmOwner):
             "nodes": [*nodes.values(), *(g for p, g in self.gone.items() if p not in nodes)],
             "max_staleness": self.config.rollout.max_staleness,
             "max_staleness_seen": self.rollouts.buffers.max_staleness_seen,
+            "refusals": self.refusals,
             "trajectories": {
                 "reserved": tally.reserved, "consumed": tally.consumed, "aborted": tally.aborted,
                 "outstanding": tally.outstanding + tally.finished, "lost": tally.lost,
@@ -352,5 +353,5 @@ class Head(SwarmOwner):
             **self.publisher.published.summary(),
             "metrics": trainer.latest,
             "evals": {str(step): value for step, value in trainer.evals.items()},
-            "reports": self.reports[-10:], "refusals": self.refusals,
+            "reports": self.reports[-10:],
         }  # fmt: skip
