@@ -37,7 +37,8 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
     p.epilog = "Any setting of the file can be given as a flag: --rollout.max_staleness 3 --trainer.lr 1e-6"
 
     p = verb("config", _config, "describe the settings of a learner", verbs)
-    p.add_argument("action", choices=["docs"], help="docs: print every setting, its type, default and meaning, as Markdown")
+    what = "docs: print every setting, its type, default and meaning, as Markdown; metrics: the same of every metric"
+    p.add_argument("action", choices=["docs", "metrics"], help=what)
 
     p = verb("status", _status, "show what a running learner is doing", verbs)
     p.add_argument("run_dir", type=Path, help="the run's directory")
@@ -106,9 +107,19 @@ def _config(args: argparse.Namespace) -> dict[str, Any]:
 
     from learner.config_docs import markdown, sections
 
+    if args.action == "metrics":
+        return _metrics(args)
     if not args.json:
         print(markdown(), end="")
     return {"ok": True, "settings": [asdict(one) for section in sections() for one in section.settings]}
+
+
+def _metrics(args: argparse.Namespace) -> dict[str, Any]:
+    from learner.status.metrics_docs import metrics_markdown, metrics_rows
+
+    if not args.json:
+        print(metrics_markdown(), end="")
+    return {"ok": True, "metrics": metrics_rows()}
 
 
 async def _until_terminated() -> None:

@@ -160,7 +160,8 @@ class StatusSection(Section):
     """The status page."""
 
     port: int = Field(default=0, ge=0, le=65535)
-    """Port of /status and /metrics on the loopback interface. 0 takes any free one."""
+    """Port of /status and /metrics on the loopback interface. 0 is 7462, or where that is taken any free one: the log and
+    status.json name it. Any other port that is taken is an error."""
 
 
 class LearnerConfig(Section):

@@ -86,6 +86,8 @@ class Head(SwarmOwner):
         self.nodes: dict[str, NodeState] = {}
         self.gone: dict[str, dict[str, Any]] = {}
         self.reports: list[str] = []
+        self.refusals = 0
+        """how often something was reported in this epoch"""
         self.keeper = PoolKeeper(config, run_dir, self.nodes, self.send, now)
         self.trainer_requests = TrainerRequests(self, config.trainer_config().steps)
         self.started = now()
@@ -178,6 +180,7 @@ class Head(SwarmOwner):
         text = str(refusal.at(peer=peer))
         log.warning("%s", text)
         self.reports = [*self.reports[-99:], text]
+        self.refusals += 1
 
     async def on_up(self, link: Link) -> None:
         """A node's link is up: it takes part from here on. What an older link of the same node held goes to others."""
@@ -337,6 +340,7 @@ class Head(SwarmOwner):
             "nodes": [*nodes.values(), *(g for p, g in self.gone.items() if p not in nodes)],
             "max_staleness": self.config.rollout.max_staleness,
             "max_staleness_seen": self.rollouts.buffers.max_staleness_seen,
+            "refusals": self.refusals,
             "trajectories": {
                 "reserved": tally.reserved, "consumed": tally.consumed, "aborted": tally.aborted,
                 "outstanding": tally.outstanding + tally.finished, "lost": tally.lost,

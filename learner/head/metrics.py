@@ -14,11 +14,15 @@ from learner.publish.published import PublishedVersions
 from p2p.version import Version
 
 
+def finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with null for NaN and infinity, since JSON has neither."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+
+
 def append_metrics(run_dir: Path, values: Mapping[str, Any]) -> None:
-    """One JSON object on a line of its own; NaN and infinity become null, since JSON has neither."""
-    clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+    """One JSON object on a line of its own. `values` are finite."""
     with open(run_dir / "metrics.jsonl", "a", encoding="utf-8") as file:
-        file.write(json.dumps(clean) + "\n")
+        file.write(json.dumps(values) + "\n")
 
 
 def network_metrics(

@@ -16,7 +16,7 @@ import trio
 from learner.client import messages
 from learner.config import LearnerConfig
 from learner.head.local_engine import LocalEngine
-from learner.head.metrics import append_metrics, network_metrics
+from learner.head.metrics import append_metrics, finite, network_metrics
 from learner.head.node_state import NodeState
 from learner.head.pool_keeper import PoolKeeper
 from learner.journal.journal import Journal
@@ -166,7 +166,7 @@ class TrainerRequests:
             network |= rollouts.buffers.redundancy.metrics()
         network |= parts.keeper.pool.metrics(parts.now())
         network |= parts.local_engine.last if parts.local_engine is not None else {}
-        self.latest = {"step": message.step, "epoch": parts.epoch, "time": parts.wall(), **trained, **network}
+        self.latest = finite({"step": message.step, "epoch": parts.epoch, "time": parts.wall(), **trained, **network})
         if "eval/exact/mean" in trained:
             self.evals[message.step] = trained["eval/exact/mean"]
         append_metrics(parts.run_dir, self.latest)

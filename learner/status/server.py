@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
+import errno
+import ipaddress
 import json
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import urlsplit
 
 from p2p.errors import UsageError
+
+log = logging.getLogger("shoal.status")
+
+DEFAULT_PORT = 7462
+"""The port when none is set, so that a scraper and a bookmark stay good: SHOA on a telephone's keys, below the ports that systems
+give away by themselves, and in no /etc/services."""
+
+INDEX = b"""<!doctype html><meta charset="utf-8"><title>Shoal</title>
+<p>A learner of Shoal: <a href="/status">/status</a> is its state as JSON,
+<a href="/metrics">/metrics</a> its numbers for Prometheus. <code>shoal status RUN_DIR</code> shows them as tables.</p>
+"""
 
 
 @contextmanager
 def serve_status(port: int, snapshot: Callable[[], dict[str, Any]]) -> Iterator[int]:
-    """Serve `snapshot()` from a thread until the block ends; yields the port. UsageError when the port is taken."""
+    """Serve `snapshot()` from a thread until the block ends; yields the port. UsageError when the port is taken. Port 0 is
+    DEFAULT_PORT, or where that is taken, by another run on this machine for instance, any free one."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            if self.path not in ("/status", "/metrics"):
+            if not is_local_name(self.headers.get("Host", "")):
+                self.send_error(421, "ask by an address, localhost or a name without a dot")
+                return
+            path = self.path.partition("?")[0]
+            if path == "/":
+                self._answer(INDEX, "text/html; charset=utf-8")
+                return
+            if path not in ("/status", "/metrics"):
                 self.send_error(404, "only /status and /metrics")
                 return
             try:
@@ -26,10 +49,16 @@ def serve_status(port: int, snapshot: Callable[[], dict[str, Any]]) -> Iterator[
             except Exception as error:  # the head is stopping: the page must not hang on it
                 self.send_error(503, f"the learner is stopping ({type(error).__name__})")
                 return
-            if self.path == "/status":
+            if path == "/status":
                 body, kind = json.dumps(values).encode(), "application/json"
             else:
-                body, kind = prometheus_text(values), "text/plain; version=0.0.4"
+                from learner.status.exposition import metrics_text
+
+                answer = metrics_text(values, ",".join(self.headers.get_all("Accept") or ()))
+                body, kind = answer.body, answer.content_type
+            self._answer(body, kind)
+
+        def _answer(self, body: bytes, kind: str) -> None:
             self.send_response(200)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
@@ -39,10 +68,7 @@ def serve_status(port: int, snapshot: Callable[[], dict[str, Any]]) -> Iterator[
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    try:
-        server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    except OSError as error:
-        raise UsageError(f"status port {port} cannot be used: {error.strerror}") from None
+    server = _bind(port, Handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, name="status", daemon=True)
     thread.start()
@@ -53,33 +79,27 @@ def serve_status(port: int, snapshot: Callable[[], dict[str, Any]]) -> Iterator[
         server.server_close()
 
 
-def prometheus_text(status: dict[str, Any]) -> bytes:
-    """The newest metrics line and the run's counters in Prometheus' text format. No per-peer labels: peers are many."""
-    from prometheus_client import CollectorRegistry, generate_latest
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+def is_local_name(host: str) -> bool:
+    """Whether a request's Host is none that a web site may have: a page from elsewhere whose name was made to point here
+    (DNS rebinding) could else read what a browser's user is not asked about. The port is known, so that would be easy."""
+    name = host
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        ipaddress.ip_address(name)
+    except ValueError:
+        return "." not in name or name.endswith(".localhost")
+    return True
 
-    class Snapshot:
-        def collect(self) -> Iterator[Metric]:
-            for name, value in status["metrics"].items():
-                if isinstance(value, (int, float)):
-                    plain = "shoal_" + "".join(c if c.isalnum() else "_" for c in name)
-                    yield GaugeMetricFamily(plain, name, value=value)
-            yield GaugeMetricFamily(
-                "shoal_nodes_live", "nodes with a live link", value=sum(n["alive"] for n in status["nodes"])
-            )
-            yield CounterMetricFamily(
-                "shoal_learner_egress_bytes", "chunk bytes sent by the learner", value=status["learner_egress_bytes"]
-            )
-            yield CounterMetricFamily(
-                "shoal_peer_bytes", "chunk bytes nodes got from each other", value=status["peer_bytes"]
-            )
-            family = CounterMetricFamily("shoal_trajectories", "trajectories by what became of them", labels=["state"])
-            for state in ("reserved", "consumed", "lost"):
-                family.add_metric([state], status["trajectories"][state])
-            for reason, count in status["trajectories"]["aborted"].items():
-                family.add_metric([f"aborted_{reason}"], count)
-            yield family
 
-    registry = CollectorRegistry()
-    registry.register(Snapshot())  # type: ignore[arg-type]
-    return bytes(generate_latest(registry))
+def _bind(port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
+    try:
+        return ThreadingHTTPServer(("127.0.0.1", port or DEFAULT_PORT), handler)
+    except OSError as error:
+        if port or error.errno != errno.EADDRINUSE:
+            raise UsageError(f"status port {port or DEFAULT_PORT} cannot be used: {error.strerror}") from None
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    log.warning(
+        "port %d is taken, by another run perhaps: /status and /metrics are on port %d (status.port sets one)",
+        DEFAULT_PORT, server.server_address[1],
+    )  # fmt: skip
+    return server

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from learner.status.catalogue import entries
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     path
@@ -22,6 +24,8 @@ LINK = re.compile(r"\[[^\]]*\]\(([^()\s]+)\)")
 QUOTED = re.compile(r"`([^`\n]+)`")
 CODE_PATH = re.compile(r"(?:p2p|node|learner|netem|tests)/[\w./-]*")
 """A path into the code, whole: file, folder, or module without its `.py`."""
+METRIC_KEYS = {entry.key for entry in entries()}
+"""Some begin as a folder's name does."""
 
 
 def without_fences(text: str) -> str:
@@ -48,7 +52,7 @@ def anchors(page: Path) -> set[str]:
 def code_paths(text: str) -> Iterator[str]:
     """Paths into the code that stand alone in backticks."""
     for quoted in QUOTED.findall(without_fences(text)):
-        if CODE_PATH.fullmatch(quoted):
+        if CODE_PATH.fullmatch(quoted) and quoted not in METRIC_KEYS:
             yield quoted
 
 

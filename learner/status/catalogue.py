@@ -1,0 +1,324 @@
+"""Every number that a run tells of itself: its name, unit and meaning. Pure data.
+
+`metrics.jsonl` has the keys, `/metrics` the names; `shoal config metrics` makes docs/metrics.md of both. Must not know how a
+number comes about, nor how it is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+Writer = Literal["trainer", "head"]
+"""Whose numbers they are: a trainer's (ours, or your own), or the head's, which adds them to each line."""
+
+Kind = Literal["gauge", "counter", "info"]
+"""As Prometheus has them: a gauge goes up and down, a counter only up while the learner runs, an info is text in labels."""
+
+UNITS = (
+    "tokens_per_second", "usd_per_hour", "seconds", "bytes", "tokens", "steps", "nats", "ratio", "usd",
+)  # fmt: skip
+"""Units that names on /metrics end in: base units, as Prometheus wants them; those first that end in another. A ratio is 1 for
+all of it, usd are US dollars."""
+
+OTHER = "other"
+"""Value of a label whose own value is none of those in the catalogue, so that labels stay bounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricEntry:
+    """One number, or one that a label splits."""
+
+    what: str
+    """its meaning, in sentences"""
+    key: str = ""
+    """in metrics.jsonl; "" when it is not there. A * at its end stands for any further text, which becomes the label's value"""
+    name: str = ""
+    """on /metrics, unit included, without a counter's `_total`; "" when it is not there"""
+    kind: Kind = "gauge"
+    path: str = ""
+    """of the value on /status, dotted, where the newest line of metrics.jsonl is not what /metrics shows"""
+    label: str = ""
+    values: tuple[str, ...] = ()
+    """that the label may have; others count as OTHER. Without them it may have any, up to a bound"""
+    key_unit: str = ""
+    """where no name ends in it"""
+
+    @property
+    def unit(self) -> str:
+        """The end of its name: one of UNITS, or "" for a number without one."""
+        return next((unit for unit in UNITS if self.name.endswith(f"_{unit}")), self.key_unit)
+
+    @property
+    def series(self) -> str:
+        """Its name in a query; an info's and a counter's have a suffix."""
+        return self.name + {"counter": "_total", "info": "_info", "gauge": ""}[self.kind] if self.name else ""
+
+    @property
+    def is_family(self) -> bool:
+        """Whether its key stands for many."""
+        return self.key.endswith("*")
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSection:
+    """Numbers that are read together."""
+
+    title: str
+    by: Writer
+    what: str
+    entries: tuple[MetricEntry, ...]
+
+
+def _line(key: str, name: str, what: str) -> MetricEntry:
+    """A key of metrics.jsonl, whose newest value /metrics shows under `name`."""
+    return MetricEntry(what, key=key, name=name)
+
+
+def _now(path: str, name: str, what: str, *, kind: Kind = "gauge") -> MetricEntry:
+    """What /metrics shows as it is at the moment of the scrape."""
+    return MetricEntry(what, name=name, path=path, kind=kind)
+
+
+_E = MetricEntry
+
+NODE_STATES = ("generating", "warm", "asleep", "starting", "leaving", "gone")
+"""States of a node; each node is in one of them."""
+
+ABORT_REASONS = ("failures", "equal", "surplus", "stale", "orphaned", "restart", "diverged")
+"""Why the head gives trajectories up (`learner/rollouts`, `learner/journal`)."""
+
+MOVE_REASONS = ("waits", "slow")
+"""Why a running sequence is moved (`learner/dispatch/migration.py`)."""
+
+SECTIONS: tuple[MetricSection, ...] = (
+    MetricSection(
+        "The line", "head", "Where a line of metrics.jsonl belongs. A resumed run may write a step again.",
+        (
+            _line("step", "shoal_step", "Optimizer steps taken. The line of step 0 is the evaluation before training."),
+            _line("epoch", "shoal_epoch", "Life of the learner that wrote it: 1, and one more with each resume."),
+            _line("time", "shoal_line_timestamp_seconds", "Unix time at which it was written."),
+        ),
+    ),
+    MetricSection(
+        "Rewards", "trainer", "Over all trajectories of the step.",
+        (
+            _line("reward/mean", "shoal_reward_mean", "Mean reward."),
+            _line("reward/std", "shoal_reward_std", "Standard deviation of the rewards."),
+            _E("Part of the reward, by its name: for trainers that log parts.", "reward/*", "shoal_reward_part", label="part"),
+            _line("exact/mean", "shoal_exact_ratio", "Share of trajectories that are fully right."),
+            _line("frac_reward_zero_std", "shoal_reward_zero_std_ratio",
+                  "Share of groups whose rewards are all equal: nothing is learned from them."),
+            _line("eval/exact/mean", "shoal_eval_exact_ratio",
+                  "Share of held-out prompts answered fully right, greedily. Only in lines with an evaluation."),
+            _line("eval/reward/mean", "shoal_eval_reward_mean", "Mean reward over the held-out prompts."),
+            _line("eval/completions/mean_length", "shoal_eval_completions_mean_length_tokens",
+                  "Mean length of the held-out completions."),
+        ),
+    ),
+    MetricSection(
+        "Completions", "trainer", "Of the trajectories that the step trained on.",
+        (
+            _line("completions/mean_length", "shoal_completions_mean_length_tokens", "Mean length."),
+            _line("completions/min_length", "shoal_completions_min_length_tokens", "Length of the shortest."),
+            _line("completions/max_length", "shoal_completions_max_length_tokens", "Length of the longest."),
+            _line("completions/clipped_ratio", "shoal_completions_clipped_ratio",
+                  "Share that did not end by itself: cut by `rollout.max_new_tokens` or by the learner."),
+            _line("completions/truncated_ratio", "shoal_completions_truncated_ratio",
+                  "Share that the learner cut because it alone kept the step waiting (`rollout.truncate_stuck_s`)."),
+            _line("perf/tokens", "shoal_step_tokens", "Completion tokens that the step trained on."),
+        ),
+    ),
+    MetricSection(
+        "Staleness", "trainer",
+        "Learner steps between the version of a trajectory's oldest token and the step that trained on it.",
+        (
+            _line("off_policy/mean", "shoal_staleness_mean_steps", "Mean over the step's trajectories."),
+            _line("off_policy/max", "shoal_staleness_max_steps", "Largest of the step; at most `rollout.max_staleness`."),
+        ),
+    ),
+    MetricSection(
+        "Loss and policy", "trainer", "Means are over the step's completion tokens.",
+        (
+            _line("loss/mean", "shoal_loss_mean", "Loss of the step."),
+            _line("optim/lr", "shoal_learning_rate", "Learning rate."),
+            _line("optim/grad_norm", "shoal_gradient_norm", "Norm of the gradient before it is clipped."),
+            _line("entropy", "shoal_entropy_nats", "Mean entropy of the policy's next token."),
+            _line("ratio/mean", "shoal_probability_ratio_mean",
+                  "Mean of the trainer's probability of a token over that of the node which drew it; near 1."),
+            _line("mismatch_kl/mean", "shoal_mismatch_kl_mean_nats",
+                  "KL divergence of the trainer's policy from the one that generated (k3 estimate). It grows with staleness "
+                  "and with what engine and trainer compute differently."),
+            _line("mismatch_kl/max", "shoal_mismatch_kl_max_nats", "Largest single token's part of it."),
+            _line("clip_ratio/low_mean", "shoal_clip_low_ratio", "Share of tokens clipped from below (`trainer.clip_low`)."),
+            _line("clip_ratio/high_mean", "shoal_clip_high_ratio", "Share of tokens clipped from above (`trainer.clip_high`)."),
+            _line("tis/capped_mean", "shoal_importance_capped_ratio",
+                  "Share of tokens whose importance weight was cut (`trainer.tis_cap`)."),
+        ),
+    ),
+    MetricSection(
+        "Time of a step", "trainer",
+        "In seconds. The learner is busy for the share 1 - `time/wait_for_batch` / `time/step` of a step.",
+        (
+            _line("time/step", "shoal_step_seconds", "The whole step, without its evaluation."),
+            _line("time/wait_for_batch", "shoal_step_wait_seconds", "Waiting for groups: the nodes are too slow, or too few."),
+            _line("time/train", "shoal_step_train_seconds", "Forward, backward and the optimizer's update."),
+            _line("time/update", "shoal_step_update_seconds", "The update alone, after the last group; part of the training."),
+            _line("time/commit", "shoal_step_commit_seconds", "Writing the checkpoint and committing the step."),
+            _line("time/publish", "shoal_step_publish_seconds", "Comparing, encoding and handing over the new version."),
+            _line("time/eval", "shoal_eval_seconds", "The evaluation. Only in lines with one."),
+        ),
+    ),
+    MetricSection(
+        "Your own trainer", "trainer", "What it logs under names that are not on this page.",
+        (
+            _E("Any other number, under its key as the label; the first 100 keys by name, so that series stay bounded.",
+               "*", "shoal_other", label="key"),
+        ),
+    ),
+    MetricSection(
+        "Run", "head",
+        "As it is now. Counters begin at 0 with each life of the learner, unless the text says that the run keeps them.",
+        (
+            _E("The run's id, in the label.", name="shoal_run", kind="info", path="run", label="run"),
+            _now("seconds", "shoal_uptime_seconds", "Since this life of the learner began."),
+            _now("step", "shoal_committed_step", "Last committed optimizer step: where a resume goes on."),
+            _now("steps", "shoal_target_step", "Step at which the run ends (`trainer.steps`)."),
+            _now("published_step", "shoal_published_step", "Step of the newest published version; absent before the first."),
+            _now("versions_published", "shoal_versions_published", "Versions published.", kind="counter"),
+            _now("max_staleness", "shoal_staleness_limit_steps", "The bound on staleness (`rollout.max_staleness`)."),
+            _now("max_staleness_seen", "shoal_staleness_seen_steps", "Largest of any trajectory that the trainer was handed."),
+            _now("trajectories.reserved", "shoal_trajectories_reserved",
+                 "Trajectories that room was reserved for. The run keeps this count.", kind="counter"),
+            _now("trajectories.consumed", "shoal_trajectories_consumed",
+                 "Trajectories that a committed step trained on. The run keeps this count.", kind="counter"),
+            _E("Trajectories given up, by reason. The run keeps this count. failures: nodes failed at it too often; equal: its "
+               "group's rewards were all equal; surplus: others filled the step first; stale, orphaned, restart: of no use "
+               "after a restart; diverged: the trainer could not train on it.",
+               name="shoal_trajectories_aborted", kind="counter", path="trajectories.aborted", label="reason",
+               values=ABORT_REASONS),
+            _now("trajectories.outstanding", "shoal_trajectories_outstanding", "Trajectories reserved and not yet trained on."),
+            _now("trajectories.lost", "shoal_trajectories_lost", "Trajectories in no state: always 0, or the journal has a bug."),
+            _E("Sequences moved between living nodes. waits: it waited at a full one; slow: another is faster.",
+               name="shoal_sequences_moved", kind="counter", path="moved", label="reason", values=MOVE_REASONS),
+            _now("refusals", "shoal_refusals",
+                 "What nodes or the trainer sent or did that was refused, and what nodes report of others. The log says each.",
+                 kind="counter"),
+        ),
+    ),
+    MetricSection(
+        "Nodes", "head",
+        "All nodes together. There are no series by node, since nodes are many and come and go: `shoal status` has them.",
+        (
+            _E("Nodes by state. generating: takes work; warm: follows versions and waits to be needed; asleep: does neither; "
+               "starting: no version yet; leaving: drains; gone: not linked any more.",
+               name="shoal_nodes", path="nodes_by_state", label="state", values=NODE_STATES),
+            _E("Nodes with a link. On /metrics: `shoal_nodes`, without the gone.", "pool/live"),
+            _E("Nodes whose engine serves a version.", "pool/active"),
+            _E("Nodes that may be given work. On /metrics: `shoal_nodes{state=\"generating\"}`.", "pool/generating"),
+            _E("Tokens per second that all nodes say they make, added up.", "node/tokens_per_s", "shoal_node_tokens_per_second",
+               path="node_tokens_per_s"),
+            _line("node/pause_s", "shoal_node_pause_seconds",
+                  "Longest time that a node made no token while it took its last version."),
+            _line("node/apply_s", "shoal_node_apply_seconds", "Longest time that a node took to put its last version in place."),
+            _line("node/version_lag", "shoal_node_lag_steps", "Steps between the newest version and the slowest node's."),
+        ),
+    ),
+    MetricSection(
+        "Broadcast", "head",
+        "Of the newest delta that every live node has installed, or else the newest; absent before the first delta.",
+        (
+            _line("broadcast/step", "shoal_broadcast_step", "Step of that version."),
+            _line("broadcast/bytes", "shoal_broadcast_bytes", "Size of the delta."),
+            _line("broadcast/density", "shoal_broadcast_density_ratio", "Share of values that differ from the version before."),
+            _line("broadcast/ratio", "shoal_broadcast_size_ratio", "Its size over that of the newest anchor (a whole state)."),
+            _line("broadcast/encode_s", "shoal_broadcast_encode_seconds", "Time the trainer took to encode it."),
+            _line("broadcast/seed_egress_bytes", "shoal_broadcast_learner_bytes", "What the learner sent of it."),
+            _line("broadcast/peer_bytes", "shoal_broadcast_peer_bytes", "What nodes got of it from each other."),
+            _line("broadcast/p50_s", "shoal_broadcast_median_seconds",
+                  "Time from its beginning until half of the nodes that have it had installed it."),
+            _line("broadcast/max_s", "shoal_broadcast_max_seconds",
+                  "Time from its beginning until the last node that has it had installed it."),
+            _now("learner_egress_bytes", "shoal_learner_egress_bytes", "Chunk payload of all versions that the learner sent.",
+                 kind="counter"),
+            _now("peer_bytes", "shoal_peer_bytes", "Chunk payload of all versions that nodes got from each other.",
+                 kind="counter"),
+            _now("anchor_bytes", "shoal_anchor_bytes", "Size of the newest anchor, a whole state; 0 before the first."),
+        ),
+    ),
+    MetricSection(
+        "Capacity", "head",
+        "What the learner needs and what the nodes make (docs/design/economy.md); absent before the second step.",
+        (
+            _line("pool/required_tokens_per_s", "shoal_required_tokens_per_second",
+                  "What the nodes must make so that the learner never waits."),
+            _line("pool/supply_tokens_per_s", "shoal_supply_tokens_per_second",
+                  "What the nodes that generate are believed to make when they have enough to do."),
+            _line("pool/train_s", "shoal_demand_step_seconds", "Time of a step without waiting; median of the last steps."),
+            _line("pool/waited_s", "shoal_demand_wait_seconds",
+                  "Time that the trainer waited for groups in the last step, as the head saw it."),
+            _line("pool/stall_predicted", "shoal_demand_stall_ratio", "Share of its time that the learner is predicted to wait."),
+            _line("pool/spread_s", "shoal_demand_spread_seconds", "Time until a version is with all nodes that generate."),
+            _line("pool/generation_s", "shoal_demand_generation_seconds", "Time from a group's reservation until it is whole."),
+            _line("pool/kappa", "shoal_publish_interval_steps", "Steps between two published versions."),
+        ),
+    ),
+    MetricSection(
+        "Cost", "head", "In US dollars, where nodes or the config name prices; else 0. Self-reported prices are not checked.",
+        (
+            _line("cost/usd", "shoal_step_cost_usd", "Cost of the last step: nodes, their traffic, the learner's own machine."),
+            _E("Cost of the whole run until now, by all its lives. The run keeps this count.", "cost/total_usd", "shoal_cost_usd",
+               "counter", "pool.spent_usd"),
+            _E("Dollars for a million tokens of the last step. On /metrics: 1e6 * `shoal_step_cost_usd` / `shoal_step_tokens`.",
+               "cost/usd_per_mtok", key_unit="usd"),
+            _now("pool.usd_per_hour", "shoal_price_usd_per_hour", "What all machines together cost an hour as they are now."),
+            _now("pool.budget_usd", "shoal_budget_usd", "The budget of the run (`activation.budget_usd`); 0 is no limit."),
+        ),
+    ),
+    MetricSection(
+        "Redundancy", "head",
+        "Of surplus and truncation. Lines have what happened since the line before, and only with `rollout.extra_groups`, "
+        "`extra_samples` or `truncate_stuck_s`; /metrics has the sums of this life of the learner.",
+        (
+            _E("Groups given up because others filled their step first.", "redundancy/surplus_groups",
+               "shoal_redundancy_surplus_groups", kind="counter", path="redundancy.surplus_groups"),
+            _E("Sequences cut because their group was whole, or surplus.", "redundancy/surplus_sequences",
+               "shoal_redundancy_surplus_sequences", kind="counter", path="redundancy.surplus_sequences"),
+            _E("Tokens that these had made: nobody trains on them.", "redundancy/surplus_tokens",
+               "shoal_redundancy_surplus_tokens", "counter", "redundancy.surplus_tokens"),
+            _E("Sequences ended where they were, because they alone kept the step waiting, and kept.", "redundancy/truncated",
+               "shoal_redundancy_truncated_sequences", kind="counter", path="redundancy.truncated"),
+            _line("redundancy/kept_mean_length", "shoal_redundancy_kept_mean_length_tokens",
+                  "Mean length of completions that came to their own end. All three settings favour short answers: "
+                  "compare it with the next."),
+            _line("redundancy/cut_mean_length", "shoal_redundancy_cut_mean_length_tokens",
+                  "Mean length of completions that were cut."),
+        ),
+    ),
+    MetricSection(
+        "Local engine", "head", "Of the last step; only with `local_engine.engine`.",
+        (
+            _line("local_engine/seconds", "shoal_local_engine_seconds", "Time that it generated."),
+            _line("local_engine/trainer_wait_s", "shoal_local_engine_trainer_wait_seconds",
+                  "Time that the trainer waited for groups in its own turn."),
+            _line("local_engine/remote_wait_s", "shoal_local_engine_remote_wait_seconds",
+                  "Mean time that a node waited for the learner."),
+            _line("local_engine/next_s", "shoal_local_engine_next_seconds", "Length of its next turn."),
+        ),
+    ),
+)  # fmt: skip
+
+
+def entries(by: Writer | None = None) -> Iterator[MetricEntry]:
+    """All entries, or those of one writer, in the page's order."""
+    for section in SECTIONS:
+        if by is None or section.by == by:
+            yield from section.entries
+
+
+def find_entry(key: str) -> MetricEntry | None:
+    """What a key of metrics.jsonl means: its own entry, or the family with the longest prefix."""
+    own = next((e for e in entries() if e.key == key and not e.is_family), None)
+    families = [e for e in entries() if e.is_family and key.startswith(e.key[:-1])]
+    return own or max(families, key=lambda e: len(e.key), default=None)

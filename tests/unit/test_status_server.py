@@ -1,0 +1,66 @@
+"""The status port: its default, who is told when that is taken, and what is served there."""
+
+from __future__ import annotations
+
+import logging
+import socket
+
+import httpx
+import pytest
+
+from learner.config import StatusSection
+from learner.status.server import DEFAULT_PORT, is_local_name, serve_status
+from p2p.errors import UsageError
+
+
+@pytest.fixture
+def usual(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A default port that no run on this machine has."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    monkeypatch.setattr("learner.status.server.DEFAULT_PORT", port)
+    return port
+
+
+def test_the_setting_names_the_default() -> None:
+    assert str(DEFAULT_PORT) in (StatusSection.model_fields["port"].description or "") and StatusSection().port == 0
+
+
+def test_two_runs_on_one_machine(usual: int, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), serve_status(0, lambda: {"run": "first"}) as first:
+        assert first == usual and not caplog.messages
+        with serve_status(0, lambda: {"run": "second"}) as second:
+            assert second not in (0, usual)
+            [said] = caplog.messages
+            assert str(usual) in said and str(second) in said and "status.port" in said
+            assert httpx.get(f"http://127.0.0.1:{second}/status", trust_env=False).json() == {"run": "second"}
+        with pytest.raises(UsageError, match=str(usual)), serve_status(usual, dict):
+            pass
+    with serve_status(0, dict) as again:
+        assert again == usual
+
+
+def test_metrics_come_in_the_format_that_is_asked_for(usual: int) -> None:
+    with serve_status(0, lambda: {"run": "r", "metrics": {"reward/mean": 0.5}}) as port:
+        for accept, kind, end in (
+            ("application/openmetrics-text", "application/openmetrics-text; version=1.0.0; charset=utf-8", "# EOF\n"),
+            ("text/plain", "text/plain; version=0.0.4; charset=utf-8", "\n"),
+        ):
+            answer = httpx.get(f"http://127.0.0.1:{port}/metrics?x=1", headers={"Accept": accept}, trust_env=False)
+            assert (answer.status_code, answer.headers["content-type"]) == (200, kind)
+            assert answer.text.endswith(end) and "\nshoal_reward_mean 0.5\n" in answer.text
+            assert ("# EOF" in answer.text) == ("openmetrics" in kind)
+        index = httpx.get(f"http://127.0.0.1:{port}/", trust_env=False)
+        assert index.headers["content-type"].startswith("text/html") and "/status" in index.text and "/metrics" in index.text
+        assert httpx.get(f"http://127.0.0.1:{port}/no", trust_env=False).status_code == 404
+
+
+def test_a_web_site_whose_name_points_here_is_refused(usual: int) -> None:
+    for host in ("", "127.0.0.1", "127.0.0.1:7462", "[::1]:7462", "10.0.0.7:80", "localhost:9", "gpu-box:7462", "x.localhost"):
+        assert is_local_name(host), host
+    for host in ("evil.example", "evil.example:7462", "127.0.0.1.evil.example", "localhost.evil.example", "[bad.example"):
+        assert not is_local_name(host), host
+    with serve_status(0, lambda: {"run": "r"}) as port:
+        answer = httpx.get(f"http://127.0.0.1:{port}/status", headers={"Host": f"evil.example:{port}"}, trust_env=False)
+        assert answer.status_code == 421 and "localhost" in answer.text
