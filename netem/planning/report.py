@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from netem.plots import BLUE, GREEN, GREY, ORANGE
 
@@ -22,6 +24,10 @@ def console() -> Console:
 def print_simulation(result: dict[str, Any]) -> None:
     """Print what `runner.simulate` returned: the bill, who was active and why, and what would change it."""
     out = console()
+    print_assumed(out, result["assumed"])
+    if "usd_per_step" not in result:
+        out.print(f"{result['name']}: interrupted in {result['interrupted']}: there is nothing to say yet", markup=False)
+        return
     spent = f"${result['usd_per_step']:.2f} a step, ${result['usd_per_million_tokens']:.3f} a million tokens"
     lines = [
         f"{result['name']}: {result['nodes']} nodes, {result['steps']} steps ({result['detail']})",
@@ -39,6 +45,20 @@ def print_simulation(result: dict[str, Any]) -> None:
         for row in result["would_change"]:
             table.add_row(row["knob"], f"{row['usd_per_step']:+.1%}", f"{row['step_s']:+.1%}", f"{row['learner_busy']:+.1%}")
         out.print(table)
+    _print_interrupted(out, result)
+
+
+def print_assumed(out: Console, rows: list[dict[str, Any]]) -> None:
+    """Print what `assumed` returned: one line each, and which keys have their defaults because nobody gave them."""
+    out.print("assumed:", markup=False)
+    for row in rows:
+        left = f" (default: {', '.join(row['default'])})" if row["default"] else ""
+        out.print(Padding(Text(f"- {row['what']}{left}"), (0, 0, 0, 2)))
+
+
+def _print_interrupted(out: Console, result: dict[str, Any]) -> None:
+    if result["interrupted"]:
+        out.print(f"interrupted: {result['interrupted']}; this is what there is", markup=False, highlight=False)
 
 
 def kinds_table(kinds: dict[str, Any]) -> Table:
@@ -84,6 +104,7 @@ def print_preset(result: dict[str, Any]) -> None:
     for row in result["hangs_on"]:
         found = ", ".join(f"{what} {value:.1%}" for what, value in row["found"].items())
         out.print(f"with {row['key']} = {row['value']:g}: {found}", markup=False, highlight=False)
+    _print_interrupted(out, result)
 
 
 def print_explained(name: str, rows: list[dict[str, Any]]) -> None:
@@ -99,6 +120,7 @@ def print_explained(name: str, rows: list[dict[str, Any]]) -> None:
 def print_plan(result: dict[str, Any]) -> None:
     """Print what `plan.plan` returned: the cheapest set of nodes, if there is one, and the sentences about it."""
     out = console()
+    print_assumed(out, result["assumed"])
     if result["chosen"]:
         table = _table("the cheapest set", ("kind", "nodes", "of", "tokens/s", "$/h"))
         for row in result["chosen"]:

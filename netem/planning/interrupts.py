@@ -1,0 +1,56 @@
+"""Ctrl-C and SIGTERM in a long simulation: it stops between two events, and what is there by then is told. A thin shell."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from netem.timeline import Timeline
+from p2p.errors import Terminated
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""What a person, or a service manager, ends a program with."""
+
+
+class CutShort(Exception):
+    """Somebody ended the work. `result`: what there is, as the whole would have been, with "interrupted" set; `cause`: how it was
+    ended, for whoever says the exit status."""
+
+    def __init__(self, result: dict[str, Any], cause: KeyboardInterrupt) -> None:
+        super().__init__(result, cause)
+        self.result, self.cause = result, cause
+
+
+@contextmanager
+def between_events(simulation: Timeline) -> Iterator[None]:
+    """Within it the first signal ends the simulation after the event at hand; a second one ends it at once. Without effect
+    outside the main thread, where signals cannot be handled."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        restore()
+        simulation.stopped_by = Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    for number in SIGNALS:
+        signal.signal(number, hold)
+    try:
+        yield
+    finally:
+        restore()
+
+
+def leave_to_the_system() -> None:
+    """For a worker process: a signal ends it without a word. Its parent tells what there is."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
