@@ -74,6 +74,8 @@ def fleet_text() -> str:
 
 def write_example(folder: Path) -> list[Path]:
     """Both files in `folder`, which is made. UsageError, and nothing written, when one of them is there."""
+    if folder.suffix in (".toml", ".csv"):
+        raise UsageError(f"--example {folder}: name a folder; the files in it will be {SCENARIO} and {FLEET}")
     paths = [folder / SCENARIO, folder / FLEET]
     for path in paths:
         if path.exists():

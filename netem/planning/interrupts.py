@@ -50,7 +50,7 @@ def between_events(simulation: Timeline) -> Iterator[None]:
         restore()
 
 
-def leave_to_the_system() -> None:
-    """For a worker process: a signal ends it without a word. Its parent tells what there is."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_DFL)
+def leave_to_the_parent() -> None:
+    """For a worker process: a Ctrl-C, which a terminal sends to all, is its parent's business, who ends it with SIGTERM."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -12,7 +12,7 @@ from netem.planning.assumed import assumed
 from netem.planning.by_group import GroupSimulation
 from netem.planning.by_sequence import PricedSimulation
 from netem.planning.cost_scenario import CostScenario, File, Metric, PublishedSection, SystemSection
-from netem.planning.interrupts import CutShort, between_events, leave_to_the_system
+from netem.planning.interrupts import CutShort, between_events, leave_to_the_parent
 from netem.planning.outcome import Result
 from netem.planning.policies import policy_of
 from netem.planning.simulated_fleet import Tell
@@ -68,7 +68,7 @@ def simulate(scenario: CostScenario, tell: Tell, knobs: bool, jobs: int, ran: Ra
             out |= _run(simulation).as_dict()
     except KeyboardInterrupt as error:
         counted, warm = simulation.fleet.counted, scenario.file.warm
-        if simulation.stopped_by is not None and counted:
+        if error is simulation.stopped_by and counted:  # else it came in the midst of an event
             out |= simulation.account().as_dict()
         said = f"step {simulation.step + 1} of {scenario.file.steps}, of which the first {warm} are not counted"
         raise CutShort({**out, "ok": False, "steps": counted, "interrupted": said}, error) from None
@@ -133,7 +133,7 @@ def _several(scenarios: Sequence[CostScenario], jobs: int) -> Iterator[Result]:
     if jobs < 2 or len(scenarios) < 2:
         yield from map(run_once, scenarios)
         return
-    with ProcessPoolExecutor(min(jobs, len(scenarios)), get_context("spawn"), leave_to_the_system) as pool:
+    with ProcessPoolExecutor(min(jobs, len(scenarios)), get_context("spawn"), leave_to_the_parent) as pool:
         try:
             yield from pool.map(run_once, scenarios)
         except BaseException:  # runs that nobody waits for any more may take minutes

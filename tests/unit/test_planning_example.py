@@ -54,8 +54,10 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is there already"):
         write_example(tmp_path)
     assert not (tmp_path / SCENARIO).exists() and (tmp_path / FLEET).read_text() == "mine"
-    with pytest.raises(UsageError, match="is a file"):
-        write_example(tmp_path / FLEET)
+    (tmp_path / "file").touch()
+    for name, said in (("my.csv", "name a folder"), ("file", "is a file")):
+        with pytest.raises(UsageError, match=said):
+            write_example(tmp_path / name)
 
 
 @pytest.mark.parametrize(
