@@ -50,7 +50,18 @@ def between_events(simulation: Timeline) -> Iterator[None]:
         restore()
 
 
+@contextmanager
+def held_back() -> Iterator[None]:
+    """While worker processes are started: a Ctrl-C, which a terminal sends to all, waits until the block ends, and these never
+    hear of it, not even while they import. Else each would print a traceback of its own."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def leave_to_the_parent() -> None:
-    """For a worker process: a Ctrl-C, which a terminal sends to all, is its parent's business, who ends it with SIGTERM."""
+    """For a worker process: a Ctrl-C is its parent's business, who ends it with SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

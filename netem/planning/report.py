@@ -40,6 +40,7 @@ def print_simulation(result: dict[str, Any]) -> None:
         lines.append(result["blocked"])
     out.print("\n".join(lines), markup=False, highlight=False)
     out.print(kinds_table(result["kinds"]))
+    _print_reasons(out, result["kinds"])
     if result.get("would_change"):
         table = _table("what would change the answer (short runs, group by group)", ("knob", "$/step", "step time", "busy"))
         for row in result["would_change"]:
@@ -62,17 +63,23 @@ def _print_interrupted(out: Console, result: dict[str, Any]) -> None:
 
 
 def kinds_table(kinds: dict[str, Any]) -> Table:
-    """One row for each kind of node: how many were there and active, what they cost and made, and why they were active."""
-    table = _table("who was active, and why", ("kind", "nodes", "there", "active", "$", "Mtokens", "$/Mtokens", "why"))
-    table.columns[-1].justify = "left"
+    """One row for each kind of node: how many were there and active, what they cost and made."""
+    table = _table("who was active", ("kind", "nodes", "there", "active", "$", "Mtokens", "$/Mtokens"))
     for name, k in kinds.items():
         each = "-" if k["usd_per_million"] is None else f"{k['usd_per_million']:.3f}"
-        why = "; ".join(f"{n}x {w}" for w, n in list(k["changes"].items())[:3])
         table.add_row(
             name, str(k["nodes"]), f"{k['mean_there']:.1f}", f"{k['mean_active']:.1f}", f"{k['usd']:.2f}",
-            f"{k['tokens'] / 1e6:,.1f}", each, why,
+            f"{k['tokens'] / 1e6:,.1f}", each,
         )  # fmt: skip
     return table
+
+
+def _print_reasons(out: Console, kinds: dict[str, Any]) -> None:
+    """Why nodes of each kind were active or not, the commonest reasons first."""
+    out.print("why (# stands for a number):", markup=False)
+    for name, k in kinds.items():
+        why = "; ".join(f"{n}x {what}" for what, n in list(k["changes"].items())[:3])
+        out.print(Padding(Text(f"- {name}: {why or 'nothing was decided'}"), (0, 0, 0, 2)))
 
 
 def print_preset(result: dict[str, Any]) -> None:
@@ -132,7 +139,7 @@ def print_plan(result: dict[str, Any]) -> None:
 
 
 def _table(title: str, heads: tuple[str, ...]) -> Table:
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", min_width=len(title))
     for i, head in enumerate(heads):
         table.add_column(head, justify="left" if i == 0 else "right")
     return table

@@ -12,7 +12,7 @@ from netem.planning.assumed import assumed
 from netem.planning.by_group import GroupSimulation
 from netem.planning.by_sequence import PricedSimulation
 from netem.planning.cost_scenario import CostScenario, File, Metric, PublishedSection, SystemSection
-from netem.planning.interrupts import CutShort, between_events, leave_to_the_parent
+from netem.planning.interrupts import CutShort, between_events, held_back, leave_to_the_parent
 from netem.planning.outcome import Result
 from netem.planning.policies import policy_of
 from netem.planning.simulated_fleet import Tell
@@ -117,6 +117,7 @@ def knobs_of(scenario: CostScenario, kappa: int) -> list[tuple[str, CostScenario
 def what_would_change(scenario: CostScenario, jobs: int, rows: list[dict[str, Any]], ran: Ran) -> None:
     """Short runs, group by group, each beside one of the scenario as it is. `rows` gets a row for each as soon as it is there."""
     short = scenario.changed({"learner": {"gpu": ""}, "detail": "groups", "steps": min(scenario.file.steps, KNOB_STEPS)})
+    ran(0, len(knobs_of(short, 1)) + 1)
     base = run_once(short)
     work = knobs_of(short, base.kappa)
     ran(1, len(work) + 1)
@@ -135,7 +136,9 @@ def _several(scenarios: Sequence[CostScenario], jobs: int) -> Iterator[Result]:
         return
     with ProcessPoolExecutor(min(jobs, len(scenarios)), get_context("spawn"), leave_to_the_parent) as pool:
         try:
-            yield from pool.map(run_once, scenarios)
+            with held_back():
+                results = pool.map(run_once, scenarios)
+            yield from results
         except BaseException:  # runs that nobody waits for any more may take minutes
             pool.shutdown(wait=False, cancel_futures=True)
             for child in active_children():
