@@ -157,11 +157,14 @@ class SwarmSection(Section):
 
 
 class StatusSection(Section):
-    """The status page."""
+    """The status page, and what is kept of what the model writes."""
 
     port: int = Field(default=0, ge=0, le=65535)
     """Port of /status and /metrics on the loopback interface. 0 is 7462, or where that is taken any free one: the log and
     status.json name it. Any other port that is taken is an error."""
+    samples_per_step: int = Field(default=4, ge=0, le=64)
+    """Completions of each committed step that are written to samples.jsonl, drawn by the run's `seed` and the step. 0 writes
+    none."""
 
 
 class LearnerConfig(Section):

@@ -109,5 +109,10 @@ def _type(kind: Any, bounds: Sequence[Any] = (), s: str = "") -> str:
     return TYPES[kind] + s + ",".join(ranges)
 
 
+def type_in_words(kind: Any, bounds: Sequence[Any] = ()) -> str:
+    """The type of a key of any section, for tables such as these."""
+    return _type(kind, bounds)
+
+
 def _paragraph(text: str | None) -> str:
     return " ".join((text or "").split())

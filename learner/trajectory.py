@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgpack
 
@@ -22,6 +22,14 @@ Finish = Literal["stop", "length", "truncated"]
 may mask."""
 
 
+class Maker(NamedTuple):
+    """A node that made tokens of a trajectory, from `start` on until the next maker's."""
+
+    start: int
+    node: str
+    """its peer id"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
     """One sample of a group that has ended. Once it was scored it has a reward; only then it goes to journal and trainer."""
@@ -36,6 +44,8 @@ class Trajectory:
     node: str
     """peer id of the node that made the last token"""
     seed: int
+    makers: tuple[Maker, ...] = ()
+    """in order, where more than one node made tokens; empty: `node` made them all"""
     reward: float | None = None
     """None: not scored yet"""
     exact: bool = False
@@ -101,11 +111,11 @@ def pack_groups(groups: Sequence[Group]) -> bytes:
 
 def _packed(t: Trajectory) -> list[object]:
     spans = [[s.version.epoch, s.version.step, s.start, s.stop] for s in t.spans]
-    return [t.prompt_ids, t.completion_ids, t.logprobs, spans, t.reward, t.finish, t.node, t.seed, t.exact]
+    return [t.prompt_ids, t.completion_ids, t.logprobs, spans, t.reward, t.finish, t.node, t.seed, t.exact, t.makers]
 
 
 def unpack_groups(data: bytes) -> tuple[Group, ...]:
-    """Inverse of `pack_groups`."""
+    """Inverse of `pack_groups`. A journal from before makers were written has trajectories without them."""
     return tuple(
         Group(
             group_id,
@@ -115,8 +125,9 @@ def unpack_groups(data: bytes) -> tuple[Group, ...]:
                     prompt_ids=tuple(prompt), completion_ids=tuple(completion), logprobs=tuple(logprobs),
                     spans=tuple(Span(Version(epoch, step), start, stop) for epoch, step, start, stop in spans),
                     finish=finish, node=node, seed=seed, reward=reward, exact=exact,
+                    makers=tuple(Maker(*maker) for makers in rest for maker in makers),
                 )
-                for prompt, completion, logprobs, spans, reward, finish, node, seed, exact in trajectories
+                for prompt, completion, logprobs, spans, reward, finish, node, seed, exact, *rest in trajectories
             ),
         )
         for group_id, task_index, trajectories in msgpack.unpackb(data)

@@ -14,6 +14,8 @@ class Timeline:
 
     now: float = field(default=0.0, init=False)
     """seconds"""
+    stopped_by: KeyboardInterrupt | None = field(default=None, init=False)
+    """who sets it ends the simulation between two events, so that its account is whole"""
     _plans: list[tuple[float, int, Callable[..., object], tuple[object, ...]]] = field(default_factory=list, init=False)
     """heap of (time, count, action, its arguments)"""
     _count: int = field(default=0, init=False)
@@ -33,6 +35,8 @@ class Timeline:
         return self._plans[0][0] if self._plans else inf
 
     def next(self) -> None:
-        """Go to the next thing and let it happen."""
+        """Go to the next thing and let it happen. `stopped_by` is raised instead, once it is set."""
+        if self.stopped_by is not None:
+            raise self.stopped_by
         self.now, _, action, arguments = heappop(self._plans)
         action(*arguments)

@@ -106,7 +106,7 @@ class Activation:
             self._say(under_way - trials, f"max_usd_per_hour {cap:.2f} leaves no room for a trial")
         if not (spent or capped) and view.demand is not None:
             trials |= self._try_some(now, view, active)
-        for peer in set(self.exploration.trials) - trials:
+        for peer in [p for p in self.exploration.trials if p not in trials]:  # in order: what they give back is summed up
             self.exploration.end(peer, now, tried=False)
         return self._decision(now, view, frozenset(active | trials), blocked, held_back)
 
@@ -289,7 +289,8 @@ class Activation:
                 if c.state == ACTIVE:
                     why = f"was tried: {c.rate.mean:,.0f} tokens/s for ${c.usd_per_hour:.2f}/h"
                 changes.append(Change(peer, state, self._why.get(peer) or why))
-        self._since = {p: self._since.get(p, now) for p in active}
+        # In the candidates' order, not the set's: who is lost is told in this order, and Python's hashes differ by process.
+        self._since = {p: self._since.get(p, now) for p in view.pool if p in active}
         supply = view.supply(p for p in active if view.pool[p].ready)
         aim = view.aim(active) if view.demand is not None else math.inf
         return Decision(

@@ -26,6 +26,7 @@ from learner.head.local_engine import LocalEngine
 from learner.head.node_state import MAX_BYTES, NodeState
 from learner.head.pool_keeper import PoolKeeper
 from learner.head.provider import Provider
+from learner.head.sample_file import SampleFile
 from learner.head.trainer_requests import TrainerRequests
 from learner.journal.journal import Journal, JournalTally
 from learner.publish.publisher import Publisher
@@ -102,6 +103,10 @@ class Head(SwarmOwner):
         self._fault: sqlite3.Error | None = None
         self._faulted = trio.Event()
         self.rollouts = open_rollouts(self)
+        self.samples = SampleFile(
+            run_dir, config.status.samples_per_step, config.seed, tokenizer=self.rollouts.tokenizer, name_of=journal.node_name,
+            in_thread=self.rollouts.buffers.in_thread,
+        )  # fmt: skip
 
     def expect_local_engine(self, peer: str) -> None:
         """`peer` is a node on this machine, with the learner's local engine. Call it before `run`, and before any version."""
@@ -118,6 +123,7 @@ class Head(SwarmOwner):
             nursery.start_soon(self.rollouts.keep_dispatched)
             nursery.start_soon(self.rollouts.keep_migrating)
             nursery.start_soon(self.rollouts.tokens.run)
+            nursery.start_soon(self.samples.run)
             nursery.start_soon(self._tick)
             nursery.start_soon(self._until_faulted)
             if self.provider is not None:
@@ -291,10 +297,12 @@ class Head(SwarmOwner):
     # --- the end -----------------------------------------------------------------------------------------------------
 
     async def farewell(self, reason: str) -> None:
-        """Let the nodes reach the last version, then tell them that the run is over."""
+        """Let the nodes reach the last version, then tell them that the run is over. The last samples are written meanwhile."""
         with trio.move_on_after(FAREWELL_S):
             while any(self.still_follows(n) and n.version != self.publisher.current for n in self.nodes.values()):
                 await self._moved.wait()
+        with trio.move_on_after(FAREWELL_S):
+            await self.samples.settled()
         self.final_nodes = {p: self._describe(n) for p, n in self.nodes.items()}
         self.final_pool = self._pool()
         self.keeper.keep()
@@ -354,4 +362,5 @@ class Head(SwarmOwner):
             "metrics": trainer.latest,
             "evals": {str(step): value for step, value in trainer.evals.items()},
             "reports": self.reports[-10:],
+            "samples": self.samples.newest,
         }  # fmt: skip

@@ -19,6 +19,7 @@ from learner.head.local_engine import LocalEngine
 from learner.head.metrics import append_metrics, finite, network_metrics
 from learner.head.node_state import NodeState
 from learner.head.pool_keeper import PoolKeeper
+from learner.head.sample_file import SampleFile
 from learner.journal.journal import Journal
 from learner.publish.publisher import Publisher
 from learner.rollouts.controller import Rollouts
@@ -38,6 +39,7 @@ class RunParts(Protocol):
     publisher: Publisher
     keeper: PoolKeeper
     rollouts: Rollouts
+    samples: SampleFile
     local_engine: LocalEngine | None
     nodes: dict[str, NodeState]
     now: Callable[[], float]
@@ -148,7 +150,7 @@ class TrainerRequests:
         return messages.Batch(name, last, parts.config.rollout.groups_per_step)
 
     def on_commit(self, message: messages.CommitStep) -> None:
-        self._parts.rollouts.buffers.commit(message.step, message.checkpoint)
+        self._parts.samples.committed(self._parts.rollouts.buffers.commit(message.step, message.checkpoint))
         self.step = message.step
         self._parts.keeper.keep()
 

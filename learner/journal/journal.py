@@ -307,6 +307,11 @@ class Journal:
                 (peer, name, now, now, tokens, size),
             )
 
+    def node_name(self, peer: str) -> str:
+        """The name that a node last gave; "" for one that was never seen."""
+        row = self._db.execute("SELECT name FROM nodes WHERE peer = ?", (peer,)).fetchone()
+        return str(row[0]) if row else ""
+
     # ---- inside
 
     def _one(self, query: str) -> int:

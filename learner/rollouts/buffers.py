@@ -39,6 +39,14 @@ class StepGroups(NamedTuple):
     last: bool
 
 
+class TrainedStep(NamedTuple):
+    """What one optimizer step trained on."""
+
+    step: int
+    """optimizer steps done with it: 1 is the run's first, as in metrics.jsonl"""
+    groups: tuple[Group, ...]
+
+
 class TrainingBuffers:
     """One epoch's whole groups.
 
@@ -75,7 +83,8 @@ class TrainingBuffers:
         self._score_in, self.to_score = trio.open_memory_channel[Group](SCORE_QUEUE)
         self._patience = Patience(settings.truncate_stuck_s)
         self._target_step: int | None = None
-        self._consumed: list[int] = []
+        self._consumed: dict[int, tuple[int, ...]] = {}
+        """groups of each step that was taken and is not committed, by optimizer steps done with it"""
         self._moved = trio.Event()
 
     # --- whole groups ------------------------------------------------------------------------------------------------
@@ -209,20 +218,23 @@ class TrainingBuffers:
         if at < step or not self._forecast.began:
             self._forecast.stepped(self._now())
         while self.ledger.step < step:
-            self._consumed.extend(self.ledger.consume(self.ledger.step))
+            taken = self.ledger.consume(self.ledger.step)
+            self._consumed[self.ledger.step] = tuple(taken)
             self.wake()
 
-    def commit(self, step: int, checkpoint: str) -> None:
-        """The checkpoint after `step` steps is durable: what led to it is trained on, once and for all."""
+    def commit(self, step: int, checkpoint: str) -> tuple[TrainedStep, ...]:
+        """The checkpoint after `step` steps is durable: what led to it, which is returned, is trained on once and for all."""
         last = self.journal.last_commit()
         if last is not None and step <= last.step:
             raise ShoalError(f"commit of step {step} comes after that of step {last.step}")
         self.advance(step)
-        consumed, self._consumed = self._consumed, []
-        self.journal.commit(step, checkpoint, consumed)
-        for group_id in consumed:
-            del self.finished[group_id]
+        consumed, self._consumed = self._consumed, {}
+        self.journal.commit(step, checkpoint, [group_id for ids in consumed.values() for group_id in ids])
+        trained = tuple(
+            TrainedStep(done, tuple(self.finished.pop(group_id) for group_id in ids)) for done, ids in consumed.items()
+        )
         self._room_changed()
+        return trained
 
     def discard(self, group_ids: Sequence[int]) -> None:
         """The trainer failed on these finished groups and stops: no later epoch is given them again."""

@@ -76,7 +76,7 @@ class Rollouts:
         in_thread: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
         now: Callable[[], float] = trio.current_time,
     ) -> None:
-        self.settings, self.journal, self._task, self._tokenizer = settings, journal, task, tokenizer
+        self.settings, self.journal, self._task, self.tokenizer = settings, journal, task, tokenizer
         self.epoch, self._send, self._nodes, self._report = epoch, send, nodes, report
         self._now, self._scorer = now, scorer or Scorer(task)
         self._make_spec = partial(make_spec, settings, task, tokenizer, vocab_size)
@@ -139,7 +139,7 @@ class Rollouts:
 
     def _score(self, group: Group) -> Group:
         prompt = self._task.prompt(group.task_index)
-        answers = [decode_completion(self._tokenizer, t.completion_ids) for t in group.trajectories]
+        answers = [decode_completion(self.tokenizer, t.completion_ids) for t in group.trajectories]
         return group.scored([self._scorer.score(prompt, answer) for answer in answers])
 
     # --- work out ----------------------------------------------------------------------------------------------------

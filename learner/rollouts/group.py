@@ -14,7 +14,7 @@ from typing import NamedTuple
 from learner.journal.records import ReservedGroup
 from learner.rollouts.group_spec import GroupSpec
 from learner.rollouts.outcomes import Sampling
-from learner.trajectory import Finish, Trajectory
+from learner.trajectory import Finish, Maker, Trajectory
 from p2p.protocol.rollout import FINISH_REASONS, Completion, Generate, TokenEvent
 from p2p.version import Version
 
@@ -40,8 +40,17 @@ class RunningSample:
     node: str = ""
     """who works on it; "" when it waits or is finished"""
     last_node: str = ""
+    """who made its last token"""
+    makers: list[Maker] = field(default_factory=list)
+    """every node that made tokens of it, in order"""
     failures: int = 0
     failed_on: set[str] = field(default_factory=set)
+
+    def made_by(self, node: str, start: int) -> None:
+        """The tokens from `start` on are of `node`."""
+        if node != self.last_node:
+            self.last_node = node
+            self.makers.append(Maker(start, node))
 
 
 @dataclass(slots=True)
@@ -112,6 +121,7 @@ def trajectory(group: RunningGroup, member: RunningSample) -> Trajectory:
     return Trajectory(
         prompt_ids=group.prompt_ids, completion_ids=tuple(made.ids), logprobs=tuple(made.logprobs), spans=tuple(made.spans),
         finish=member.finish, node=member.last_node, seed=member.seed,
+        makers=tuple(member.makers) if len(member.makers) > 1 else (),
     )  # fmt: skip
 
 

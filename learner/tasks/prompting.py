@@ -23,6 +23,11 @@ def encode_prompt(tokenizer: Any, prompt: Prompt) -> tuple[int, ...]:
     return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
+def decode_prompt(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Text of a prompt as the model reads it: with the chat template's turns and its special tokens, for a person to see."""
+    return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
 def decode_completion(tokenizer: Any, ids: Sequence[int]) -> str:
     """Text of a completion, special tokens stripped: what `Task.score` reads."""
     return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from p2p.verbs import AddVerb
-
 
 
 def add_verbs(verbs: Any, verb: AddVerb) -> None:
@@ -27,10 +24,11 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
     p.add_argument("--plot", type=Path, metavar="FILE", help="write a plot (PNG, SVG or PDF)")
     p.add_argument("--no-knobs", action="store_true", help="leave out the runs that show what would change the answer")
     p.add_argument("--jobs", type=int, metavar="N", help="processes that run at once (default: one for each core)")
+    _add_example(p)
     what = "find the cheapest set of nodes for a step time, and the expected bill"
     p = verb("plan", _plan, what, verbs)
-    p.add_argument("fleet", metavar="FLEET.csv", type=Path, help="file with the kinds of node that can be had")
-    p.add_argument("--step-time", type=float, required=True, metavar="S", help="seconds that a learner step may take")
+    p.add_argument("fleet", nargs="?", metavar="FLEET.csv", type=Path, help="file with the kinds of node that can be had")
+    p.add_argument("--step-time", type=float, metavar="S", help="seconds that a learner step may take")
     p.add_argument("--scenario", type=Path, metavar="FILE",
                    help="file with model, lengths, learner and rules (default: an 8B model's)")
     p.add_argument("--groups", type=int, metavar="N", help="groups of a step (default 128)")
@@ -38,10 +36,20 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
     p.add_argument("--median-length", type=float, metavar="TOKENS", help="median tokens of a completion (default 2600)")
     p.add_argument("--staleness", type=int, metavar="S", help="bound in learner steps (default 3)")
     p.add_argument("--max-usd-per-hour", type=float, metavar="USD", help="most dollars an hour for nodes")
+    _add_example(p)
+
+
+def _add_example(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--example", nargs="?", const=Path(), type=Path, metavar="FOLDER",
+                   help="write a scenario and its fleet to start from, into the current folder or this one, and stop")
 
 
 def _simulate(args: argparse.Namespace) -> dict[str, Any]:
+    if args.example is not None:
+        return _example(args)
+    from netem.cli.progress import watching
     from netem.planning.cost_scenario import load_preset, load_scenario, preset_names
+    from netem.planning.interrupts import CutShort
     from netem.planning.report import print_explained, print_preset, print_simulation, write_plot
     from netem.planning.runner import explained, run_preset, simulate
     from p2p.errors import UsageError
@@ -51,7 +59,7 @@ def _simulate(args: argparse.Namespace) -> dict[str, Any]:
             print("\n".join(preset_names()))
         return {"ok": True, "presets": preset_names()}
     if bool(args.preset) == bool(args.scenario):
-        raise UsageError("give a SCENARIO.toml or --preset NAME, one of them (see: shoal simulate --help)")
+        raise UsageError("give a SCENARIO.toml or --preset NAME, one of them; --example writes a scenario to start from")
     scenario = load_preset(args.preset) if args.preset else load_scenario(args.scenario)
     if args.explain:
         rows = explained(scenario)
@@ -68,37 +76,48 @@ def _simulate(args: argparse.Namespace) -> dict[str, Any]:
     jobs = args.jobs or len(os.sched_getaffinity(0))
     if jobs < 1:
         raise UsageError("--jobs must be at least 1")
-    if scenario.file.systems:
-        result = run_preset(scenario, lambda line: print(line, file=sys.stderr, flush=True), not args.no_knobs, jobs)
-        if not args.json:
-            print_preset(result)
-    else:
-        with _bar(scenario.file.steps) as tell:
-            result = simulate(scenario, tell, not args.no_knobs, jobs)
-        if not args.json:
-            print_simulation(result)
+    preset = bool(scenario.file.systems)
+    try:
+        with watching("simulating", scenario.file.steps, "runs" if preset else "steps") as watch:
+            if preset:
+                result = run_preset(scenario, watch.say, not args.no_knobs, jobs, watch.ran)
+            else:
+                result = simulate(scenario, watch.tell, not args.no_knobs, jobs, watch.ran)
+    except CutShort as cut:  # what there is, and then the exit status of whoever ended it
+        (print_preset if preset else print_simulation)(cut.result) if not args.json else print(json.dumps(cut.result), flush=True)
+        raise cut.cause from None
+    if not args.json:
+        (print_preset if preset else print_simulation)(result)
     if args.plot is not None:
         write_plot(result, args.plot)
     return result
 
 
-@contextmanager
-def _bar(steps: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on stderr, where that is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+def _example(args: argparse.Namespace) -> dict[str, Any]:
+    from netem.planning.example import FLEET, SCENARIO, STEP_S, write_example
 
-    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("", total=steps)
-        yield lambda step: progress.update(task, completed=step)
+    paths = write_example(args.example)
+    there = [str(path) for path in paths]
+    if not args.json:
+        print(f"wrote {there[0]} and {there[1]}, the scenario and its fleet. Each runs as it is:")
+        print(f"  shoal simulate {there[0]}")
+        print(f"  shoal plan {there[1]} --step-time {STEP_S} --scenario {there[0]}")
+        print(f"{SCENARIO} says what every key is, {FLEET} every column.")
+    return {"ok": True, "files": there}
 
 
 def _plan(args: argparse.Namespace) -> dict[str, Any]:
+    if args.example is not None:
+        return _example(args)
     from netem.planning.cost_scenario import load_scenario
     from netem.planning.plan import plan, scenario_of_fleet, with_fleet
     from netem.planning.report import print_plan
+    from p2p.errors import UsageError
 
+    if args.fleet is None:
+        raise UsageError("give a FLEET.csv; --example writes one to start from")
+    if args.step_time is None:
+        raise UsageError("give --step-time S, the seconds that a learner step may take")
     given = {
         "learner": {"groups": args.groups, "samples": args.samples}, "lengths": {"median": args.median_length},
         "policy": {"staleness": args.staleness}, "activation": {"max_usd_per_hour": args.max_usd_per_hour},

@@ -215,7 +215,8 @@ class Autoscaler:
             before = self._made.get(i)
             self._made[i] = total
             if before is not None and seconds > 0:
-                self.rates.observe(self.nodes[i].name, now, seconds, total - before, busy(i))
+                node = self.nodes[i]
+                self.rates.observe(node.name, now, seconds, total - before, busy(i), kind=self.scenario.rows[node.row].kind)
 
     def _candidate(self, i: int, now: float) -> Candidate:
         node = self.nodes[i]

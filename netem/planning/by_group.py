@@ -104,6 +104,10 @@ class GroupSimulation(Timeline):
             if isinf(self.next_at) or self.now > MAX_SIMULATED_S:
                 raise ShoalError(f"{self.step} steps in {self.now:.0f} simulated seconds, then nothing more: {self._why()}")
             self.next()
+        return self.account()
+
+    def account(self) -> Result:
+        """The steps that count and are done; at least one is."""
         made = self.finished_tokens + self.lost - self._made_before
         return self.fleet.result(detail="groups", made_a_token=made / self.fleet.trained, lost=self.lost)
 

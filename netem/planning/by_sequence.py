@@ -62,7 +62,12 @@ class PricedSimulation(RolloutSimulation):
     def result(self) -> Result:
         """Run to the end."""
         self.fleet.start()
-        outcome = self.run()
+        self.run()
+        return self.account()
+
+    def account(self) -> Result:
+        """The steps that count and are done; at least one is."""
+        outcome = self._outcome()
         turns = self.generated_s[self.settings.warm :]
         return self.fleet.result(
             detail="sequences", busy=1 - outcome.idle, made_a_token=outcome.made, lost=self.lost,

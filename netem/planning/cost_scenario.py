@@ -16,6 +16,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from learner.section import Section, check_section, read_toml
+from netem.planning.keys import check_keys
 from netem.planning.priced_fleet import NodeKind, rows_of_csv
 from netem.rollout_sim.fleet import MEMORY_SHARE, Served
 from netem.rollout_sim.workload import Workload
@@ -23,6 +24,9 @@ from p2p.errors import UsageError
 
 FOLDER = Path(__file__).parent / "presets"
 """Where the presets are."""
+
+HINTS = {"fleet": "a scenario names its CSV so: [fleet], and below it file = \"FLEET.csv\""}
+"""Key of a table -> what to write, for who wrote a value there. The fleet is what most will guess at first."""
 
 Metric = Literal["saving", "efficiency", "throughput"]
 PolicyName = Literal["shoal", "synchronous", "one-step-off", "echo2", "rlboost", "streamrl"]
@@ -308,6 +312,7 @@ def preset_names() -> list[str]:
 
 def build_scenario(values: Mapping[str, Any], source: str, folder: Path) -> CostScenario:
     """A scenario from plain values; files that it names are in `folder`. UsageError names `source` and the wrong key."""
+    check_keys(File, values, source, HINTS)
     file = check_section(File, values, source)
     rows = [*(rows_of_csv(folder / file.fleet.file) if file.fleet.file else []), *file.fleet.nodes]
     if not rows and not file.learner.gpu:

@@ -6,6 +6,7 @@ another's slow downlink.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from netem.planning.cost_scenario import CostScenario
@@ -30,7 +31,7 @@ class Dissemination:
             return 0.0
         if not self.relayed:
             return nodes * self.bits / self.source
-        up = self.source + sum(1e6 * self.rows[i].up_mbit * n for i, n in active.items())
+        up = math.fsum([self.source, *(1e6 * self.rows[i].up_mbit * n for i, n in active.items())])
         return max(self.bits / self.source, nodes * self.bits / up)
 
     def of(self, row: int, common: float) -> float:

@@ -24,6 +24,11 @@ class Paid:
     changes: Counter[str] = field(default_factory=Counter)
     """"state: reason", with # for numbers -> how often activation decided so"""
 
+    def scale(self, share: float) -> None:
+        """Keep this share of everything that grows with time."""
+        for name in ("active_hours", "there_hours", "usd", "tokens"):
+            setattr(self, name, getattr(self, name) * share)
+
     def as_dict(self, hours: float) -> dict[str, Any]:
         return {
             "nodes": self.nodes, "mean_active": self.active_hours / hours if hours else 0.0,

@@ -13,6 +13,7 @@ from typing import Any
 
 from learner.economy.cover import consistent
 from learner.economy.demand import Demand, choose_kappa, period, required, slack
+from netem.planning.assumed import assumed
 from netem.planning.by_sequence import held_of
 from netem.planning.cost_scenario import CostScenario, build_scenario
 from netem.planning.dissemination import Dissemination
@@ -85,7 +86,8 @@ def plan(scenario: CostScenario, step_s: float) -> dict[str, Any]:
         sentences.append(f"a version is with the last of them after {spread_s:.1f} s, published every {every}")
         sentences += list(known.sentences)
     return {
-        "ok": ok, "step_s": step_s, "expected_step_s": takes if takes < math.inf else None, "nodes": len(of),
+        "ok": ok, "assumed": assumed(scenario, step_s), "step_s": step_s,
+        "expected_step_s": takes if takes < math.inf else None, "nodes": len(of),
         "required_tokens_per_s": wanted if wanted < math.inf else None, "tokens_per_s": cover.rate,
         "usd_per_hour_nodes": cover.price, "usd_per_hour": hour, "usd_per_step": step_usd if takes < math.inf else None,
         "usd_per_million_tokens": 1e6 * step_usd / tokens if takes < math.inf else None, "kappa": kappa, "spread_s": spread_s,

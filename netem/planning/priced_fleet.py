@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from learner.dispatch.throughput import Throughput
 from learner.section import Section, check_section
 from netem.networks.availability import balanced_stays
+from netem.planning.keys import nearest_column
 from netem.rollout_sim.fleet import KINDS, MEMORY_SHARE, EngineKind, Kind, Served
 from p2p.errors import UsageError
 
@@ -137,6 +138,9 @@ def rows_of_csv(path: Path) -> list[NodeKind]:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"fleet {path}: {getattr(error, 'strerror', None) or error}") from None
     reader = csv.DictReader(line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#"))
+    for name in filter(None, map(str.strip, reader.fieldnames or ())):
+        if name not in NodeKind.model_fields:
+            raise UsageError(f"fleet {path}: {name}: unknown column{nearest_column(NodeKind, name)}")
     rows = []
     for number, line in enumerate(reader, start=1):
         where = f"fleet {path}, row {number}"

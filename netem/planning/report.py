@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from netem.plots import BLUE, GREEN, GREY, ORANGE
 
@@ -22,6 +24,10 @@ def console() -> Console:
 def print_simulation(result: dict[str, Any]) -> None:
     """Print what `runner.simulate` returned: the bill, who was active and why, and what would change it."""
     out = console()
+    print_assumed(out, result["assumed"])
+    if "usd_per_step" not in result:
+        out.print(f"{result['name']}: interrupted in {result['interrupted']}: there is nothing to say yet", markup=False)
+        return
     spent = f"${result['usd_per_step']:.2f} a step, ${result['usd_per_million_tokens']:.3f} a million tokens"
     lines = [
         f"{result['name']}: {result['nodes']} nodes, {result['steps']} steps ({result['detail']})",
@@ -34,25 +40,46 @@ def print_simulation(result: dict[str, Any]) -> None:
         lines.append(result["blocked"])
     out.print("\n".join(lines), markup=False, highlight=False)
     out.print(kinds_table(result["kinds"]))
+    _print_reasons(out, result["kinds"])
     if result.get("would_change"):
         table = _table("what would change the answer (short runs, group by group)", ("knob", "$/step", "step time", "busy"))
         for row in result["would_change"]:
             table.add_row(row["knob"], f"{row['usd_per_step']:+.1%}", f"{row['step_s']:+.1%}", f"{row['learner_busy']:+.1%}")
         out.print(table)
+    _print_interrupted(out, result)
+
+
+def print_assumed(out: Console, rows: list[dict[str, Any]]) -> None:
+    """Print what `assumed` returned: one line each, and which keys have their defaults because nobody gave them."""
+    out.print("assumed:", markup=False)
+    for row in rows:
+        left = f" (default: {', '.join(row['default'])})" if row["default"] else ""
+        out.print(Padding(Text(f"- {row['what']}{left}"), (0, 0, 0, 2)))
+
+
+def _print_interrupted(out: Console, result: dict[str, Any]) -> None:
+    if result["interrupted"]:
+        out.print(f"interrupted: {result['interrupted']}; this is what there is", markup=False, highlight=False)
 
 
 def kinds_table(kinds: dict[str, Any]) -> Table:
-    """One row for each kind of node: how many were there and active, what they cost and made, and why they were active."""
-    table = _table("who was active, and why", ("kind", "nodes", "there", "active", "$", "Mtokens", "$/Mtokens", "why"))
-    table.columns[-1].justify = "left"
+    """One row for each kind of node: how many were there and active, what they cost and made."""
+    table = _table("who was active", ("kind", "nodes", "there", "active", "$", "Mtokens", "$/Mtokens"))
     for name, k in kinds.items():
         each = "-" if k["usd_per_million"] is None else f"{k['usd_per_million']:.3f}"
-        why = "; ".join(f"{n}x {w}" for w, n in list(k["changes"].items())[:3])
         table.add_row(
             name, str(k["nodes"]), f"{k['mean_there']:.1f}", f"{k['mean_active']:.1f}", f"{k['usd']:.2f}",
-            f"{k['tokens'] / 1e6:,.1f}", each, why,
+            f"{k['tokens'] / 1e6:,.1f}", each,
         )  # fmt: skip
     return table
+
+
+def _print_reasons(out: Console, kinds: dict[str, Any]) -> None:
+    """Why nodes of each kind were active or not, the commonest reasons first."""
+    out.print("why (# stands for a number):", markup=False)
+    for name, k in kinds.items():
+        why = "; ".join(f"{n}x {what}" for what, n in list(k["changes"].items())[:3])
+        out.print(Padding(Text(f"- {name}: {why or 'nothing was decided'}"), (0, 0, 0, 2)))
 
 
 def print_preset(result: dict[str, Any]) -> None:
@@ -84,6 +111,7 @@ def print_preset(result: dict[str, Any]) -> None:
     for row in result["hangs_on"]:
         found = ", ".join(f"{what} {value:.1%}" for what, value in row["found"].items())
         out.print(f"with {row['key']} = {row['value']:g}: {found}", markup=False, highlight=False)
+    _print_interrupted(out, result)
 
 
 def print_explained(name: str, rows: list[dict[str, Any]]) -> None:
@@ -99,6 +127,7 @@ def print_explained(name: str, rows: list[dict[str, Any]]) -> None:
 def print_plan(result: dict[str, Any]) -> None:
     """Print what `plan.plan` returned: the cheapest set of nodes, if there is one, and the sentences about it."""
     out = console()
+    print_assumed(out, result["assumed"])
     if result["chosen"]:
         table = _table("the cheapest set", ("kind", "nodes", "of", "tokens/s", "$/h"))
         for row in result["chosen"]:
@@ -110,7 +139,7 @@ def print_plan(result: dict[str, Any]) -> None:
 
 
 def _table(title: str, heads: tuple[str, ...]) -> Table:
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", min_width=len(title))
     for i, head in enumerate(heads):
         table.add_column(head, justify="left" if i == 0 else "right")
     return table

@@ -124,6 +124,11 @@ class SimulatedFleet:
         self._paid, self._there, self._made = self.autoscaler.mark(now), self.autoscaler.there_hours(now), made
 
     @property
+    def counted(self) -> int:
+        """Steps that count and are done."""
+        return max(0, len(self._ended) - self._scenario.file.warm)
+
+    @property
     def trained(self) -> float:
         """Tokens trained on in the steps that count."""
         return sum(self._tokens[self._scenario.file.warm :])
@@ -132,14 +137,19 @@ class SimulatedFleet:
         self, *, detail: Literal["sequences", "groups"], made_a_token: float, lost: float, busy: float | None = None,
         local_engine_s: float = 0.0,
     ) -> Result:  # fmt: skip
-        """The run ended; all as `Result` has it. `busy`: unless given, the learner worked for its own time in each step."""
+        """The account of the steps that count and are done, all as `Result` has it. `busy`: unless given, the learner worked for
+        its own time in each step. Where the run was stopped within a step, what was spent since counting began is taken in
+        proportion to the time of the steps that are done."""
         file, autoscaler, now = self._scenario.file, self.autoscaler, self._simulator.now
-        steps, took = len(self._ended) - file.warm, now - self._ended[file.warm - 1]
+        steps, took = len(self._ended) - file.warm, self._ended[-1] - self._ended[file.warm - 1]
+        done = took / (now - self._ended[file.warm - 1])
         bound = (file.learner.train_s + file.learner.update_s) * steps / took
         ages: Counter[int] = sum(self._ages[file.warm :], Counter())
         kinds = self._kinds(now)
         usd_learner = file.learner.usd_per_hour * took / 3600
-        charged = autoscaler.mark(now)[LEARNER].usd - self._paid[LEARNER].usd
+        for paid in kinds.values():
+            paid.scale(done)
+        charged = done * (autoscaler.mark(now)[LEARNER].usd - self._paid[LEARNER].usd)
         decision = autoscaler.decision  # there is none where every node is always active
         last: dict[str, Any] = {} if decision is None else {
             "blocked": decision.blocked, "required": decision.required, "supply": decision.supply

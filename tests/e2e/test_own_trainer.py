@@ -89,6 +89,11 @@ def test_a_trainer_of_ones_own_trains_and_resumes(shoal: Children, tmp_path: Pat
     assert set(range(1, STEPS + 1)) - set(trained) <= {int(steps[0][0]) - 1}  # killed between its commit and its log
     rewards = [trained[step]["reward/mean"] for step in sorted(trained)]
     assert sum(rewards[-5:]) > sum(rewards[:5]), rewards
+    samples = [json.loads(line) for line in (run_dir / "samples.jsonl").read_text().splitlines()]
+    assert sorted(s["step"] for s in samples) == [step for step in range(1, STEPS + 1) for _ in range(4)]
+    assert all(s["completion_tokens"] == sum(span["tokens"] for span in s["spans"]) for s in samples)
+    assert {span["node"] for s in samples for span in s["spans"]} == {result["nodes"][0]["name"]}
+    assert [s["step"] for s in result["samples"]] == [STEPS - 1] * 4 + [STEPS] * 4
     # Weights that nodes computed with are those that it trained: probabilities of the same tokens agree.
     assert all(0.9 < line["ratio/mean"] < 1.1 for line in trained.values())
 

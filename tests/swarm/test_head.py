@@ -154,13 +154,14 @@ async def publish(head: Head, step: int) -> None:
 async def open_head(
     run_dir: Path, *, staleness: int = 1, finish_s: float = 0.0, max_new_tokens: int = 4,
     wall: Callable[[], float] = lambda: WALL, scorer: Scorer | None = None, activation: dict[str, Any] | None = None,
-    publish_every: int = 0, own: str = "", local_engine: dict[str, Any] | None = None, **more: Any,
+    publish_every: int = 0, own: str = "", local_engine: dict[str, Any] | None = None, samples_per_step: int = 4,
+    tokenizer: object = None, **more: Any,
 ) -> AsyncIterator[Bench]:
     """`more` are further rollout settings."""
     await trio.Path(run_dir).mkdir(exist_ok=True)
     rollout = {"max_staleness": staleness, "publish_every": publish_every}
     values = {"run_dir": str(run_dir), "model": "unused", "rollout": rollout, "activation": activation or {}}
-    values["local_engine"] = local_engine or {}
+    values["local_engine"], values["status"] = local_engine or {}, {"samples_per_step": samples_per_step}
     config = build_config(values, "test")
     switch = MemorySwitch(latency=0.001, rate=1e8)
     with Journal.open(run_dir / "journal.sqlite", RUN) as journal:
@@ -173,7 +174,7 @@ async def open_head(
             head = Head(
                 config=config, run=RUN, run_dir=run_dir, identity=HEAD, network=network, journal=journal, wall=wall,
                 open_rollouts=lambda head: Rollouts(
-                    settings, journal, make_task("reverse"), Tokenizer(), 10, epoch=head.epoch, send=head.send,
+                    settings, journal, make_task("reverse"), tokenizer or Tokenizer(), 10, epoch=head.epoch, send=head.send,
                     nodes=head.node_views, report=head.report, in_thread=inline, scorer=scorer,
                 ),
             )  # fmt: skip

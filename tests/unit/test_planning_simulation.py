@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import itertools
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from learner.economy.demand import Demand, choose_kappa, required
+from netem.planning.autoscaler import Autoscaler
 from netem.planning.by_group import GroupSimulation
 from netem.planning.cost_scenario import CostScenario, build_scenario, load_preset
 from netem.planning.dissemination import Dissemination
 from netem.planning.plan import plan
+from netem.planning.priced_fleet import nodes_of
 from netem.planning.runner import run_once, run_preset, simulate
 from p2p.errors import UsageError
 
 EVEN = {"median": 1000.5, "between": 0.0, "within": 0.0, "most": 2000, "prompt": 1}
 """Every completion has 1,000 tokens: a node of n tokens per second makes n / 16,000 groups a second."""
+
+
+MIXED = """
+import json, sys
+from pathlib import Path
+from netem.planning.cost_scenario import build_scenario
+from netem.planning.runner import run_once
+print(json.dumps(run_once(build_scenario(json.loads(sys.argv[1]), "mixed", Path())).as_dict()))
+"""
 
 
 def scenario(count: int, rate: float, **more: Any) -> CostScenario:
@@ -113,6 +128,22 @@ def test_a_preset_compares_its_systems_with_what_was_published() -> None:
     assert claim["value"] > 0 and claim["holds"] == (claim["off"] <= claim["within"])
 
 
+def test_what_is_expected_of_an_unknown_node_is_what_its_kind_makes() -> None:
+    rows = [
+        {"kind": kind, "count": 3, "usd_per_hour": 1.0, "tokens_per_s": rate, "sequences": 16}
+        for kind, rate in (("fast", 1600.0), ("slow", 100.0))
+    ]
+    priced = scenario(1, 1.0, fleet={"nodes": rows}, activation={"known": False})
+    nodes = nodes_of(priced.rows, Path(), 1e6, 0)
+    autoscaler = Autoscaler(priced, nodes, [1600.0, 100.0])
+    for i in range(len(nodes)):
+        autoscaler.came(i, 0.0)
+    for now in range(0, 600, 20):
+        autoscaler.decide(float(now), lambda i: priced.rows[nodes[i].row].tokens_per_s * now, lambda i: True)  # noqa: B023
+    assert autoscaler.rates.estimate("new", "fast").mean == pytest.approx(1600.0, rel=0.05)
+    assert autoscaler.rates.estimate("new", "slow").mean == pytest.approx(100.0, rel=0.05)
+
+
 def test_group_level_refuses_what_it_cannot_show() -> None:
     with pytest.raises(UsageError, match="knows the policy shoal alone"):
         run_once(scenario(1, 100.0, policy={"name": "echo2"}))
@@ -125,6 +156,26 @@ def test_without_relays_the_learner_sends_to_each() -> None:
         s = scenario(1, 1.0, fleet={"nodes": nodes}, delta={**delta, "relayed": relayed}).with_value("learner.up_mbit", 1000.0)
         assert Dissemination(s).last({0: 8}) == pytest.approx(seconds)
         assert Dissemination(s).last({0: 1}) == pytest.approx(8.0) and Dissemination(s).last({}) == 0.0
+
+
+def test_no_number_hangs_on_the_order_in_which_python_hashes() -> None:
+    """A spot fleet of three kinds, of which several nodes are lost between two decisions."""
+    nodes = [
+        {"kind": kind, "count": 90, "usd_per_hour": usd, "tokens_per_s": rate, "sequences": 8, "up_mbit": up, "down_mbit": 100.7,
+         "availability": "exponential 400 100"}
+        for kind, usd, rate, up in (("a", 0.31, 190.0, 33.3), ("b", 0.57, 333.0, 47.1), ("c", 0.23, 121.0, 20.7))
+    ]  # fmt: skip
+    values = {
+        "steps": 6, "warm": 2, "detail": "groups", "lengths": {"median": 300.0, "most": 900}, "fleet": {"nodes": nodes},
+        "activation": {"dwell_s": 60.0, "every_s": 20.0}, "model": {"parameters": 1e6}, "delta": {"bytes": 1e6},
+        "learner": {"groups": 150, "samples": 8, "train_s": 20.0, "update_s": 1.0},
+    }  # fmt: skip
+    command = [sys.executable, "-c", MIXED, json.dumps(values)]
+    found = [
+        subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True).stdout
+        for seed in ("1", "2")
+    ]
+    assert "replaces" in found[0] and found[0] == found[1]
 
 
 # ---- shoal plan

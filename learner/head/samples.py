@@ -1,0 +1,144 @@
+"""Which completions a person is shown, and in what form: drawn by the run's seed and the step, bounded, as plain values. Pure.
+
+The draw is uniform over all completions that a step trained on, and is made from nothing but the run's seed, the step's number
+and the step's groups in order of their ids: no reward and no text has a say in it. Must not know files or tokenizers.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from learner.rollouts.buffers import TrainedStep
+from learner.trajectory import Maker, Trajectory
+from p2p.version import Version
+
+WRITTEN_CHARS = 16_000
+"""Characters of a prompt or completion in the file: some 4,000 tokens of English are whole, and a step's lines stay small."""
+
+SHOWN_CHARS = 1_000
+"""Characters of one in the run's state, which is made anew for each look at it: a screenful."""
+
+SHOWN = 8
+"""Samples in the run's state: the newest two steps' by default."""
+
+TAIL_SHARE = 3
+"""Of a text that is too long, one part in so many is its end, where an answer stands; the rest is its beginning."""
+
+
+OBEYED = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+"""Unicode's categories of characters that a terminal or a browser may obey, or cannot print: control, format, and line breaks of
+other kinds."""
+
+
+class DrawnSample(NamedTuple):
+    """A completion that is to be shown."""
+
+    step: int
+    """optimizer steps done with the one that trained on it"""
+    group_id: int
+    task_index: int
+    trajectory: Trajectory
+
+
+class MadeSpan(NamedTuple):
+    """Tokens in a row that one node made under one version."""
+
+    version: Version
+    node: str
+    """peer id"""
+    tokens: int
+
+
+def draw(trained: TrainedStep, count: int, seed: int) -> list[DrawnSample]:
+    """`count` of the step's completions, each as likely as any other; all when there are no more. In order of group, member."""
+    every = [
+        DrawnSample(trained.step, group.group_id, group.task_index, trajectory)
+        for group in sorted(trained.groups, key=lambda group: group.group_id)
+        for trajectory in group.trajectories
+    ]
+    chosen = random.Random(f"samples {seed} {trained.step}").sample(range(len(every)), min(count, len(every)))
+    return [every[i] for i in sorted(chosen)]
+
+
+def made_spans(trajectory: Trajectory) -> list[MadeSpan]:
+    """Who made which tokens, under which version, in order."""
+    makers = trajectory.makers or (Maker(0, trajectory.node),)
+    out = []
+    for span in trajectory.spans:
+        for i, (start, node) in enumerate(makers):
+            stop = makers[i + 1].start if i + 1 < len(makers) else span.stop
+            tokens = min(stop, span.stop) - max(start, span.start)
+            if tokens > 0:
+                out.append(MadeSpan(span.version, node, tokens))
+    return out
+
+
+def described(
+    drawn: DrawnSample, prompt: str, completion: str, names: Mapping[str, str], clean: Callable[[str], str]
+) -> dict[str, Any]:
+    """One line of samples.jsonl. `names`: of nodes by peer id, where they are known; `clean` bounds a text."""
+    t = drawn.trajectory
+    return {
+        "step": drawn.step, "group": drawn.group_id, "task_index": drawn.task_index, "prompt": clean(prompt),
+        "completion": clean(completion), "reward": t.reward, "exact": t.exact, "finish": t.finish,
+        "prompt_tokens": len(t.prompt_ids), "completion_tokens": len(t.completion_ids),
+        "spans": [
+            {"version": str(s.version), "node": names.get(s.node) or s.node, "tokens": s.tokens} for s in made_spans(t)
+        ],
+    }  # fmt: skip
+
+
+def bounded(text: str, most: int) -> str:
+    """A text of at most `most` characters and a sentence: of a longer one the beginning, what is left out, and the end."""
+    if len(text) <= most:
+        return text
+    tail = most // TAIL_SHARE
+    return f"{text[: most - tail]}\n[... {len(text) - most:,} characters are left out ...]\n{text[len(text) - tail :]}"
+
+
+def printable(text: str) -> str:
+    """A text that a terminal prints and does not obey: a replacement character stands for each control character, each invisible
+    one and each that turns the direction of writing. Line breaks and tabs stay."""
+    return "".join(c if c in "\n\t" or unicodedata.category(c) not in OBEYED else "\ufffd" for c in text)
+
+
+def shown(line: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of samples.jsonl as the run's state has it: texts shorter, and cleaned of control characters. ValueError for what is
+    no such line."""
+    try:
+        return {
+            "step": int(line["step"]), "prompt": _shown(line["prompt"]), "completion": _shown(line["completion"]),
+            "reward": line["reward"], "finish": printable(str(line["finish"]))[:40],
+            "spans": [
+                {"version": str(s["version"])[:40], "node": printable(str(s["node"]))[:80], "tokens": int(s["tokens"])}
+                for s in line["spans"]
+            ],
+        }  # fmt: skip
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"no line of samples: {error!r}") from error
+
+
+def read_lines(text: str) -> list[dict[str, Any]]:
+    """The samples in a piece of samples.jsonl, in order. A line that was cut off is left out."""
+    out = []
+    for line in text.splitlines():
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            out.append(value)
+    return out
+
+
+def as_lines(samples: Sequence[Mapping[str, Any]]) -> bytes:
+    """Lines of samples.jsonl. In ASCII: JSON's escapes carry every character, and no terminal obeys one of them."""
+    return "".join(json.dumps(sample) + "\n" for sample in samples).encode("ascii")
+
+
+def _shown(text: str) -> str:
+    return printable(bounded(text, SHOWN_CHARS))
