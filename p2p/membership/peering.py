@@ -25,11 +25,9 @@ from p2p.membership.links import MAX_REASON, Link, LinkOwner, LinkTasks
 from p2p.protocol.join import Hello, Rejection, Renewal, RosterEntry, Welcome
 from p2p.protocol.messages import decode
 from p2p.protocol.wire import encode
+from p2p.release import release
 
 log = logging.getLogger("shoal.membership")
-
-AGENT = "shoal/0.1"
-"""The program and its version, as a peer says of itself. Nothing depends on it: `PROTOCOL_VERSION` decides who fits whom."""
 
 MAX_SITE = 64
 """Characters of a site's name that count: the rest is cut off, so that a peer cannot fill memory with its site."""
@@ -194,7 +192,7 @@ class Peering:
         hello = Hello(
             protocol=PROTOCOL_VERSION, run=s.run, ticket=s.ticket if channel.peer == self.head else "",
             membership=self.gate.membership, addresses=tuple(self._network.addresses) if s.dialable else (), name=s.name,
-            agent=AGENT, site=s.site,
+            agent=f"shoal/{release()}", site=s.site,
         )  # fmt: skip
         await channel.send(encode(hello))
         answer = await _first(channel)
