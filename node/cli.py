@@ -22,10 +22,13 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
     p.add_argument("action", nargs="?", choices=["drain"],
                    help="drain: end the node that runs in --dir, as SIGTERM does; none of its tokens is lost")
     p.add_argument("--join", metavar="TICKET", help="the learner's ticket, or a file that holds it")
-    p.add_argument("--dir", type=Path, help="folder of this node's key, weights and chunks")
+    p.add_argument("--dir", type=Path,
+                   help="folder of this node's key, weights and chunks (default: one of the run's under "
+                   "~/.local/share/shoal/nodes that no other node holds; the first log line says which)")
     p.add_argument("--listen", action="append", metavar="ADDR", help="multiaddr to listen on (default /ip4/0.0.0.0/tcp/0)")
     p.add_argument("--no-listen", action="store_true", help="only dial out (behind NAT)")
-    p.add_argument("--name", default="", help="name of this node on the learner's pages")
+    p.add_argument("--name", default="",
+                   help="name of this node on the learner's pages; without --dir it also finds the folder that it had before")
     p.add_argument("--engine", default="transformers", help="engine: transformers (default), vllm, or fake")
     p.add_argument("--engine-python", default="", metavar="PATH",
                    help="the Python of the environment that the engine runs in (default: this one)")
@@ -56,8 +59,9 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
 
 def _node(args: argparse.Namespace) -> dict[str, Any]:
     from node.agent import NodeSettings
+    from node.folders import default_folder
     from node.install.base_model import BaseModel
-    from node.service import NodeOptions, default_directory, run_node
+    from node.service import NodeOptions, run_node
     from p2p.errors import UsageError
     from p2p.limits import GIB
     from p2p.membership.admission import read_ticket
@@ -83,7 +87,7 @@ def _node(args: argparse.Namespace) -> dict[str, Any]:
             raise UsageError(f"--join: {path} cannot be read as a ticket: {error}") from None
     ticket = read_ticket(text)
     if args.action == "drain":
-        return _drain(args, default_directory(ticket.run))
+        return _drain(args, _running(default_folder(ticket.run), args.name))
     for name in ("threads", "capacity", "store_gib"):
         if not getattr(args, name) > 0:  # NaN is not, either
             raise UsageError(f"--{name.replace('_', '-')} must be above 0")
@@ -95,7 +99,7 @@ def _node(args: argparse.Namespace) -> dict[str, Any]:
     import trio
 
     settings = NodeSettings(
-        ticket, args.dir or default_directory(ticket.run), args.name, capacity=args.capacity,
+        ticket, args.dir or default_folder(ticket.run), args.name, capacity=args.capacity,
         store_limit=int(args.store_gib * GIB), dialable=not args.no_listen, exit_when_done=not args.stay, site=args.site,
         base_model=BaseModel(args.base_model) if args.base_model else None,
         terms=Terms(args.usd_per_hour, args.idle_usd_per_hour, args.usd_per_gb),
@@ -103,13 +107,24 @@ def _node(args: argparse.Namespace) -> dict[str, Any]:
     options = NodeOptions(
         settings, tuple(args.listen or ["/ip4/0.0.0.0/tcp/0"]), engine=args.engine, engine_python=args.engine_python,
         engine_set=_settings(args.engine_set), kv_policy=args.kv_policy, device=args.device, dtype=args.dtype,
-        threads=args.threads,
+        threads=args.threads, named_folder=args.dir is not None,
     )  # fmt: skip
     args.where = settings.directory
     result = trio.run(run_node, options)
     if not args.json:
         print(f"{result['name']}: {result['tokens']} tokens, last version {result['version']} ({result['reason']})")
     return result
+
+
+def _running(first: Path, name: str) -> Path:
+    """The folder of the one node of a run that runs on this machine."""
+    from node.folders import running_beside
+    from p2p.errors import UsageError
+
+    found = running_beside(first, name)
+    if len(found) > 1:
+        raise UsageError(f"{len(found)} nodes of this run are here; say which with --dir: {', '.join(map(str, found))}")
+    return found[0] if found else first
 
 
 def _settings(pairs: list[str]) -> tuple[tuple[str, Any], ...]:
@@ -140,7 +155,7 @@ def _doctor(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _drain(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
-    from node.service import drain_node
+    from node.folders import drain_node
 
     result = drain_node(directory)
     if not args.json:

@@ -17,7 +17,7 @@ from typing import Any
 import trio
 
 from p2p.channel.port import BULK, CONTROL, Channel, Network
-from p2p.errors import ChannelClosed, Refusal
+from p2p.errors import ChannelClosed, Refusal, Unreachable
 from p2p.identity import Identity
 from p2p.limits import GREETING_WINDOW, HANDSHAKE_S, PROTOCOL_VERSION
 from p2p.membership.gate import Gate
@@ -183,7 +183,8 @@ class Peering:
                     await self.connect(member.peer, member.addresses)
                 except (ChannelClosed, JoinRefused, Refusal) as error:
                     level = logging.INFO if attempt < 3 else logging.DEBUG
-                    log.log(level, "cannot reach %s (%s): %s", member.name, member.peer, error)
+                    why = error.why if isinstance(error, Unreachable) else error
+                    log.log(level, "cannot reach %s (%s): %s", member.name, member.peer, why)
                     await trio.sleep(redial_s(attempt))
                     attempt += 1
 
