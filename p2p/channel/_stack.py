@@ -54,7 +54,8 @@ from p2p.channel.port import PathState
 from p2p.limits import HANDSHAKE_S, MAX_CONNECTIONS
 
 __all__ = [
-    "accept", "background_service", "hot", "make_swarm", "multiaddr", "path_of", "peer_id", "select", "smooth", "stream_eof",
+    "accept", "background_service", "hot", "make_swarm", "multiaddr", "path_of", "peer_id", "remote_of",
+    "select", "smooth", "stream_eof",
 ]  # fmt: skip
 
 if not os.environ.get("LIBP2P_DEBUG"):
@@ -178,6 +179,16 @@ def path_of(swarm_connection: Any) -> PathState | None:
         return None
     # What is acknowledged out of order has arrived: counted only when the hole is filled, it would come as a burst.
     return PathState(acked + sacked * mss, unacked, rtt / 1e6, min(rtt, min_rtt) / 1e6, resent * mss)
+
+
+def remote_of(swarm_connection: Any) -> str:
+    """See `Channel.remote`."""
+    stream = _socket_of(swarm_connection.muxed_conn.secured_conn)
+    try:
+        host, port = stream.socket.getpeername()[:2] if stream is not None else ("", 0)
+    except OSError:  # closed just now
+        host = ""
+    return f"/ip{6 if ':' in host else 4}/{host}/tcp/{port}" if host else ""
 
 
 _SO_MAX_PACING_RATE = 47

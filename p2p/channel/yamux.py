@@ -58,6 +58,9 @@ class YamuxTransport:
     def path(self) -> PathState | None:
         return load_stack().path_of(self._stream.swarm_conn)
 
+    def remote(self) -> str:
+        return str(load_stack().remote_of(self._stream.swarm_conn))
+
     def smooth(self, rate: float) -> None:
         load_stack().smooth(self._stream.swarm_conn, rate)
 

@@ -195,13 +195,7 @@ class Peering:
             membership=self.gate.membership, addresses=tuple(self._network.addresses) if s.dialable else (), name=s.name,
             agent=f"shoal/{release()}", site=s.site,
         )  # fmt: skip
-        await channel.send(encode(hello))
-        answer = await _first(channel)
-        if isinstance(answer, Rejection):
-            raise JoinRefused(channel.peer, answer.reason, answer.retryable)
-        if not isinstance(answer, Welcome):
-            raise Refusal(f"expected a welcome, got {type(answer).__name__}", peer=channel.peer, fatal=True)
-        return answer
+        return await greet(channel, hello)
 
     # --- keeping away ------------------------------------------------------------------------------------------------
 
@@ -225,7 +219,7 @@ class Peering:
                 raise Refusal(f"expected a hello, got {type(hello).__name__}", peer=peer, fatal=True)
             proof = self.gate.admit(peer, hello, trio.current_time())
             channel.restrict()
-            await channel.send(encode(Welcome(PROTOCOL_VERSION, proof, self._settings.name)))
+            await channel.send(encode(Welcome(PROTOCOL_VERSION, proof, self._settings.name, channel.remote())))
         except Refusal as refusal:
             await self._turn_away(channel, refusal)
             return
@@ -298,6 +292,18 @@ class Peering:
     async def close(self, peer: str, reason: str) -> None:
         """Close the link to `peer`, if there is one; `on_down` follows."""
         await self._tasks.close(peer, reason)
+
+
+async def greet(channel: Channel, hello: Hello) -> Welcome:
+    """Say `hello` on a channel that was just opened; the peer's welcome. JoinRefused when it answers no, Refusal when that is no
+    answer, ChannelClosed when none comes."""
+    await channel.send(encode(hello))
+    answer = await _first(channel)
+    if isinstance(answer, Rejection):
+        raise JoinRefused(channel.peer, answer.reason, answer.retryable)
+    if not isinstance(answer, Welcome):
+        raise Refusal(f"expected a welcome, got {type(answer).__name__}", peer=channel.peer, fatal=True)
+    return answer
 
 
 async def _first(channel: Channel) -> object:

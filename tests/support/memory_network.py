@@ -229,6 +229,9 @@ class _End:
     def path(self) -> PathState | None:
         return None
 
+    def remote(self) -> str:
+        return ""
+
     def smooth(self, rate: float) -> None:
         pass
 
