@@ -17,9 +17,11 @@ import sqlite3
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from p2p.findings import Finding
     from p2p.verbs import Run
 
 
@@ -155,9 +157,17 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=run, prog=sub.prog)
         return sub
 
+    # The doctor is the node's; what the learner needs beside that it hears from here, for neither imports the other.
+    parser.set_defaults(examine_learner=_examine_learner)
     for room in (learner.cli, node.cli, netem.cli.demo_verb, netem.cli.planning_verbs, netem.cli.verbs):
         room.add_verbs(verbs, verb)
     return parser
+
+
+def _examine_learner(run_dir: Path) -> list[Finding]:
+    from learner.doctor import examine_learner
+
+    return examine_learner(run_dir)
 
 
 def _set_up_logging(args: argparse.Namespace) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from p2p.membership.admission import Ticket
     from p2p.verbs import AddVerb
 
 
@@ -53,8 +54,14 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
                    help="folder with the model that the run began with, so that only the changes since are downloaded")
     p.add_argument("--stay", action="store_true", help="keep waiting for the learner after the run is over")
 
-    p = verb("doctor", _doctor, "say which engines would run on this machine, and what keeps the others from it", verbs)
+    p = verb("doctor", _doctor, "say whether a node would run here, with which engines, and what to do where not", verbs)
     p.add_argument("--engine-python", default="", metavar="PATH", help="as for shoal node")
+    p.add_argument("--dir", type=Path, help="as for shoal node: whether there is room")
+    p.add_argument("--join", metavar="TICKET",
+                   help="dial the learner of this ticket: which of its addresses answer, what it sees of this machine, its clock")
+    p.add_argument("--listen", action="append", metavar="ADDR", help="as for shoal node: whether others could dial it")
+    p.add_argument("--run-dir", type=Path, default=Path("runs"), metavar="DIR",
+                   help="where a learner here would keep its runs: whether there is room (default runs)")
 
 
 def _node(args: argparse.Namespace) -> dict[str, Any]:
@@ -64,7 +71,6 @@ def _node(args: argparse.Namespace) -> dict[str, Any]:
     from node.service import NodeOptions, run_node
     from p2p.errors import UsageError
     from p2p.limits import GIB
-    from p2p.membership.admission import read_ticket
     from p2p.protocol.prices import MAX_PRICE, Terms
 
     if args.action == "drain" and args.dir is not None:
@@ -73,19 +79,7 @@ def _node(args: argparse.Namespace) -> dict[str, Any]:
     if text is None:
         need = "--dir DIR or --join TICKET" if args.action else "--join TICKET"
         raise UsageError(f"node {args.action + ' ' if args.action else ''}needs {need} (see: shoal node --help)")
-    if not text.startswith("shoal1"):
-        path = Path(text)
-        try:
-            is_file = path.is_file()
-        except OSError:  # a pasted text can be too long for a name
-            is_file = False
-        if not is_file:
-            raise UsageError(f"--join: {text[:80]!r} is neither a ticket nor a file that holds one")
-        try:
-            text = path.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--join: {path} cannot be read as a ticket: {error}") from None
-    ticket = read_ticket(text)
+    ticket = _ticket(text)
     if args.action == "drain":
         return _drain(args, _running(default_folder(ticket.run), args.name))
     for name in ("threads", "capacity", "store_gib"):
@@ -114,6 +108,26 @@ def _node(args: argparse.Namespace) -> dict[str, Any]:
     if not args.json:
         print(f"{result['name']}: {result['tokens']} tokens, last version {result['version']} ({result['reason']})")
     return result
+
+
+def _ticket(text: str) -> Ticket:
+    """The ticket that `--join` gives, as text or in a file."""
+    from p2p.errors import UsageError
+    from p2p.membership.admission import read_ticket
+
+    if not text.startswith("shoal1"):
+        path = Path(text)
+        try:
+            is_file = path.is_file()
+        except OSError:  # a pasted text can be too long for a name
+            is_file = False
+        if not is_file:
+            raise UsageError(f"--join: {text[:80]!r} is neither a ticket nor a file that holds one")
+        try:
+            text = path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"--join: {path} cannot be read as a ticket: {error}") from None
+    return read_ticket(text)
 
 
 def _running(first: Path, name: str) -> Path:
@@ -146,12 +160,33 @@ def _settings(pairs: list[str]) -> tuple[tuple[str, Any], ...]:
 
 
 def _doctor(args: argparse.Namespace) -> dict[str, Any]:
-    from node.doctor import examine, say
+    """The learner's findings come through the frame, which may know both (`shoal.py`)."""
+    from node.doctor.examination import answer, examine, examine_node, say
+    from node.folders import default_folder, nodes_root
 
-    result = examine(args.engine_python or sys.executable)
+    ticket = _ticket(args.join) if args.join is not None else None
+    python = args.engine_python or sys.executable
+    _wait(args, f"asking {python} what it has, which takes some seconds ...")
+    facts = examine(python)
+    findings = examine_node(facts, args.dir or (default_folder(ticket.run) if ticket else nodes_root()))
+    findings += args.examine_learner(args.run_dir)
+    if ticket is not None or args.listen:
+        import trio
+
+        from node.doctor.reach import examine_reach
+
+        if ticket is not None:
+            _wait(args, "dialling the learner's addresses, half a minute at most ...")
+        findings += trio.run(examine_reach, args.listen or (), ticket)
     if not args.json:
-        print(say(result))
-    return result
+        say(findings)
+    return answer(facts, findings)
+
+
+def _wait(args: argparse.Namespace, what: str) -> None:
+    """Say what is being done, where a person looks on."""
+    if not args.json and sys.stderr.isatty():
+        print(what, file=sys.stderr, flush=True)
 
 
 def _drain(args: argparse.Namespace, directory: Path) -> dict[str, Any]:

@@ -261,10 +261,22 @@ def test_what_the_system_refuses_is_one_line(
 def test_doctor_says_what_would_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("doctor") == 0
     said = capsys.readouterr().out
-    assert "--engine transformers: transformers" in said and "GiB of memory" in said and "--engine vllm: " in said
-    assert call("doctor", "--json", "--engine-python", "/nowhere/python") == 1
+    assert "--engine transformers" in said and "GiB of memory" in said and "--engine vllm" in said
+    assert "reward sandbox" in said and "disk: checkpoints" in said and "\nA node would run here: 0 wrong" in said
+    assert call("doctor", "--json", "--engine-python", "/nowhere/python", "--dir", "/dev/null/x") == 1
     facts = json.loads(capsys.readouterr().out)
     assert "cannot be run" in facts["engines"]["vllm"]["missing"] and not facts["ok"]
+    wrong = {found["what"] for found in facts["findings"] if found["state"] == "wrong"}
+    assert wrong == {"--engine transformers", "--engine vllm", "disk: chunks"} and all(
+        found["todo"] for found in facts["findings"] if found["state"] != "ok"
+    )
+
+
+def test_doctor_takes_a_ticket(complaint: Complaint, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "neither a ticket nor a file" in complaint("doctor", "--join", "nothing")
+    assert call("doctor", "--join", a_ticket().encode()) == 1
+    said = capsys.readouterr().out
+    assert "127.0.0.1:1 does not: Connection refused" in said and "No node would run here as it is: 1 wrong" in said
 
 
 def a_ticket(run: str = "00aa") -> Ticket:
