@@ -126,7 +126,7 @@ def answer(facts: dict[str, Any], findings: Sequence[Finding]) -> dict[str, Any]
 
 
 def say(findings: Sequence[Finding], console: Console | None = None) -> None:
-    """Print the findings for a person, and what they come to."""
+    """Print the findings for a person, the worst last, where the eye is when a terminal has scrolled; and what they come to."""
     console = console or Console(highlight=False, soft_wrap=False)
     if not console.is_terminal:
         console.width = PLAIN_COLUMNS
@@ -134,7 +134,7 @@ def say(findings: Sequence[Finding], console: Console | None = None) -> None:
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for finding in findings:
+    for finding in sorted(findings, key=lambda finding: list(STYLES).index(finding.state)):
         told = Text(finding.said)
         if finding.todo:
             told.append(f"\n-> {finding.todo}", style="italic")

@@ -127,6 +127,8 @@ def judge_dialled(answers: Sequence[Dialled]) -> Finding:
 
 def _what_to_do(answers: Sequence[Dialled]) -> str:
     places = [place for a in answers if (place := place_of(a.address)) is not None]
+    if any("no peer of ours" in a.why for a in answers):
+        return "another program answers there: ask for the right port, or a fresh ticket"
     if places and all(place.is_loopback for place in places):
         return "the ticket is good on the learner's own machine only: let it listen on /ip4/0.0.0.0/tcp/4001"
     if places and not any(place.is_global for place in places):

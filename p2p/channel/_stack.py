@@ -71,7 +71,7 @@ MAX_PROTOCOL_NAME = 1024
 async def _read_delim(reader: Any) -> bytes:
     line = await read_varint_prefixed_bytes_limited(reader, MAX_PROTOCOL_NAME)
     if line[-1:] != b"\n":
-        raise ParseError(f"a line that does not end: {line[:40]!r}")
+        raise ParseError(f"what answers there is no peer of ours: {line[:40]!r}")
     return line[:-1]
 
 

@@ -111,6 +111,7 @@ ADDRESS = "/ip4/8.8.8.8/tcp/4001/p2p/12D3KooW"
         ([Dialled("/ip4/10.0.0.1/tcp/4001", False, "no answer in 15 s")], WRONG, ("swarm.announce",)),
         ([Dialled("/ip4/127.0.0.1/tcp/4001", False, "Connection refused")], WRONG, ("own machine only",)),
         ([Dialled(ADDRESS, True, "the ticket expired")], WRONG, ("refuses this machine: the ticket expired", "fresh ticket")),
+        ([Dialled(ADDRESS, False, "what answers there is no peer of ours: b'HTTP'")], WRONG, ("another program answers",)),
         ([], WRONG, ("names no address",)),
     ],
 )
@@ -179,7 +180,7 @@ def test_the_answer() -> None:
     assert answer(facts(), [])["engines"] == facts()["engines"]
     assert count_of([warning, wrong], WRONG) == 1
     page = io.StringIO()
-    say([warning, wrong], Console(file=page))
+    say([wrong, warning], Console(file=page))  # the worst last
     lines = [line.rstrip() for line in page.getvalue().splitlines()]
     assert lines == [
         "warning  memory  little [bold]of it[/bold]", "                 -> buy more", "wrong    disk    none",
