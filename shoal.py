@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from p2p.verbs import Run
 
 
+LOGGED = 2000
+"""Characters of a log line: more than any of ours has, and what quotes a stranger may be as long as a frame."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit status."""
     from learner.cli import split_settings
@@ -170,9 +174,20 @@ def _examine_learner(run_dir: Path) -> list[Finding]:
     return examine_learner(run_dir)
 
 
+class _CleanFormatter(logging.Formatter):
+    """Messages quote names and reasons that strangers sent: none may move the cursor, or fill the terminal."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        from p2p.printable import printable
+
+        return printable(super().formatMessage(record), LOGGED)
+
+
 def _set_up_logging(args: argparse.Namespace) -> None:
     level = logging.INFO if args.verbose or args.verb in ("learner", "node") else logging.WARNING
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_CleanFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("shoal").setLevel(level)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # processes fork after tokenizers were used
 

@@ -29,6 +29,7 @@ from p2p.membership.admission import Ticket
 from p2p.membership.links import MAX_REASON, Link, LinkOwner
 from p2p.membership.peering import JoinRefused, Peering, PeerSettings, redial_s
 from p2p.membership.redials import Redials
+from p2p.printable import printable
 from p2p.protocol.join import Grouping, Roster
 from p2p.protocol.versions import Catalog, GetCatalog, GetParts, Report
 from p2p.version import Version
@@ -187,7 +188,7 @@ class Swarm(LinkOwner):
                     continue
             except JoinRefused as refused:
                 if not refused.retryable:
-                    raise UsageError(f"the learner refused this node: {refused.reason}") from None
+                    raise UsageError(f"the learner refused this node: {printable(refused.reason)}") from None
                 self._tell_failure(redials, f"the learner refuses this node for now: {refused.reason}")
             except (ChannelClosed, Refusal) as error:
                 why = error.why if isinstance(error, Unreachable) else str(error)

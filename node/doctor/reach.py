@@ -24,6 +24,7 @@ from p2p.limits import HANDSHAKE_S, PROTOCOL_VERSION
 from p2p.membership.admission import Ticket, check_membership
 from p2p.membership.gate import MAX_ADDRESSES, MEMBERSHIP_S
 from p2p.membership.peering import JoinRefused, greet
+from p2p.printable import printable
 from p2p.protocol.join import Hello, Welcome
 from p2p.release import release
 from p2p.weights.manifest import MAX_CLOCK_SKEW_S
@@ -115,11 +116,11 @@ def judge_dialled(answers: Sequence[Dialled]) -> Finding:
     """Of the way to the learner."""
     refused = next((a.why for a in answers if a.reached and a.why), "")
     told = [f"{short_address(a.address)} answers in {1000 * a.took_s:.0f} ms" for a in answers if a.reached]
-    told += [f"{short_address(a.address)} does not: {clean(a.why)}" for a in answers if not a.reached]
+    told += [f"{short_address(a.address)} does not: {printable(a.why)}" for a in answers if not a.reached]
     said = "; ".join(told) or "the ticket names no address"
     if refused:
         todo = "ask whoever runs it for a fresh ticket, or install the release that it runs"
-        return Finding("learner", WRONG, f"it refuses this machine: {clean(refused)} ({said})", todo)
+        return Finding("learner", WRONG, f"it refuses this machine: {printable(refused)} ({said})", todo)
     if any(a.reached for a in answers):
         return Finding("learner", OK, said)
     return Finding("learner", WRONG, said, _what_to_do(answers))
@@ -151,11 +152,6 @@ def judge_ahead(ahead_s: float) -> Finding:
     if abs(ahead_s) > MAX_CLOCK_SKEW_S:
         return Finding(what, WRONG, f"{said}: versions may be refused, as from the future or as expired", todo)
     return Finding(what, WARNING, said, todo)
-
-
-def clean(text: str) -> str:
-    """What a stranger said, for a terminal: printable, and a few hundred characters at most."""
-    return "".join(c if c.isprintable() else "?" for c in text)[:300]
 
 
 def place_of(address: str) -> Any:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import psutil
 
 from p2p.errors import UsageError
+from p2p.printable import printable
 
 log = logging.getLogger("shoal.channel")
 
@@ -65,7 +66,7 @@ def spell_out(text: str) -> list[str]:
 def short_address(text: str) -> str:
     """A multiaddr for people, without the peer id: "192.0.2.1:4001", "[2001:db8::1]:4001". Another form stays as it is, at most
     SHOWN characters of it: it comes from a ticket or a peer."""
-    plain = "".join(c if c.isprintable() else "?" for c in text.split("/p2p/")[0])[:SHOWN]
+    plain = printable(text.split("/p2p/")[0], SHOWN)
     parts = plain.split("/")
     if len(parts) != 5 or parts[0] or parts[3] != "tcp":
         return plain

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 import shoal
 from p2p.limits import PROTOCOL_VERSION
+from p2p.printable import printable
 from p2p.release import of_checkout, release
 from p2p.verbs import nearest
 from tests.support.watchdog import PATIENCE_S
@@ -82,3 +84,18 @@ def test_a_checkout_says_its_own_release_whatever_is_installed(tmp_path: Path) -
     found = subprocess.run([sys.executable, str(ROOT / "shoal.py"), "--version"], capture_output=True, text=True,
                            timeout=PATIENCE_S, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)})  # fmt: skip
     assert found.stdout == f"shoal {release()} (protocol {PROTOCOL_VERSION})\n", found.stderr
+
+
+def test_what_a_stranger_says_is_cleaned_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printable("\x1b[31mred\n\tname\x00") == "?[31mred name?"
+    assert printable("x" * 400) == "x" * 297 + "..." and len(printable("\n" * 10_000)) <= 300
+    assert printable("short", 5) == "short" and printable("longer", 5) == "lo..."
+    root, handlers = logging.getLogger(), logging.getLogger().handlers[:]
+    root.handlers.clear()
+    try:
+        assert shoal.main(["status", "/nowhere"]) == 2  # sets logging up
+        logging.getLogger("shoal.test").warning("link to %s is up", "\x1b]0;owned\x07" + "y" * 5000)
+    finally:
+        root.handlers[:] = handlers
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "WARNING shoal.test: link to ?]0;owned?yyy" in line and len(line) == shoal.LOGGED
