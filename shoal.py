@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from p2p.findings import Finding
+    from p2p.findings import DoctorFinding
     from p2p.verbs import Run
 
 
@@ -168,7 +168,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _examine_learner(run_dir: Path) -> list[Finding]:
+def _examine_learner(run_dir: Path) -> list[DoctorFinding]:
     from learner.doctor import examine_learner
 
     return examine_learner(run_dir)

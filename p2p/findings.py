@@ -19,7 +19,7 @@ WRONG: FindingState = "wrong"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorFinding:
     """One line of the doctor's answer."""
 
     what: str
@@ -31,6 +31,6 @@ class Finding:
     """what to do about it; "" where nothing has to be done"""
 
 
-def count_of(findings: Iterable[Finding], state: FindingState) -> int:
+def count_of(findings: Iterable[DoctorFinding], state: FindingState) -> int:
     """How many of `findings` are in `state`."""
     return sum(finding.state == state for finding in findings)

@@ -1,4 +1,4 @@
-"""The status page: /status (JSON) and /metrics (Prometheus) on loopback; / names them. Must not know what the numbers mean."""
+"""The status page: /status (JSON) and /metrics (Prometheus) on loopback. Must not know what the numbers mean."""
 
 from __future__ import annotations
 
@@ -11,17 +11,6 @@ from typing import Any
 
 from p2p.errors import UsageError
 
-INDEX = b"""<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<meta name="color-scheme" content="light dark">
-<title>Shoal learner</title>
-<style>body { font: 1rem/1.5 system-ui, sans-serif; margin: 2rem; max-width: 40rem }</style>
-<h1>Shoal learner</h1>
-<ul><li><a href="/status">/status</a>: the state of the run, JSON. <code>shoal status RUN_DIR</code> shows it in a terminal.
-<li><a href="/metrics">/metrics</a>: the same in numbers, for Prometheus.</ul></html>
-"""
-"""What a person sees who opens the port without a path."""
-
 
 @contextmanager
 def serve_status(port: int, snapshot: Callable[[], dict[str, Any]]) -> Iterator[int]:
@@ -29,11 +18,8 @@ def serve_status(port: int, snapshot: Callable[[], dict[str, Any]]) -> Iterator[
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            if self.path == "/":
-                self._answer(INDEX, "text/html; charset=utf-8")
-                return
             if self.path not in ("/status", "/metrics"):
-                self.send_error(404, "only /, /status and /metrics")
+                self.send_error(404, "only /status and /metrics")
                 return
             try:
                 values = snapshot()
@@ -44,9 +30,6 @@ def serve_status(port: int, snapshot: Callable[[], dict[str, Any]]) -> Iterator[
                 body, kind = json.dumps(values).encode(), "application/json"
             else:
                 body, kind = prometheus_text(values), "text/plain; version=0.0.4"
-            self._answer(body, kind)
-
-        def _answer(self, body: bytes, kind: str) -> None:
             self.send_response(200)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))

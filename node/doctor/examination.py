@@ -21,7 +21,7 @@ from rich.text import Text
 from node.doctor.machine import examine_machine
 from node.engine.environment import NEEDS, missing, survey
 from p2p.channel.yamux import load_stack
-from p2p.findings import OK, WARNING, WRONG, Finding, count_of
+from p2p.findings import OK, WARNING, WRONG, DoctorFinding, count_of
 from p2p.limits import GIB
 
 STYLES = {OK: "green", WARNING: "yellow", WRONG: "bold red"}
@@ -60,57 +60,57 @@ def _engine(kind: str, found: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def judge_engines(facts: dict[str, Any]) -> list[Finding]:
+def judge_engines(facts: dict[str, Any]) -> list[DoctorFinding]:
     """The findings about the environment that `examine` looked at. One engine that would run is enough."""
     findings = []
     for kind, engine in facts["engines"].items():
         what = f"--engine {kind}"
         if not engine["missing"]:
             said = f"{engine['package']} {engine['version']} on {engine['device']}, computes in {engine['dtype']}"
-            findings.append(Finding(what, OK, f"{said}, {engine['memory'] / GIB:.0f} GiB of memory"))
+            findings.append(DoctorFinding(what, OK, f"{said}, {engine['memory'] / GIB:.0f} GiB of memory"))
         elif facts["ok"] and not engine["version"]:
-            findings.append(Finding(what, OK, "not installed, and needed for this engine only"))
+            findings.append(DoctorFinding(what, OK, "not installed, and needed for this engine only"))
         else:
             todo = (
                 "vLLM gets an environment of its own, named with --engine-python (docs/nodes.md)" if kind == "vllm" else
                 "install Shoal with its dependencies (make setup, or pip install .), or name another --engine-python"
             )  # fmt: skip
-            findings.append(Finding(what, WARNING if facts["ok"] else WRONG, f"would not run: {engine['missing']}", todo))
+            findings.append(DoctorFinding(what, WARNING if facts["ok"] else WRONG, f"would not run: {engine['missing']}", todo))
     return findings
 
 
-def judge_devices(facts: dict[str, Any], *, driver: bool) -> Finding:
+def judge_devices(facts: dict[str, Any], *, driver: bool) -> DoctorFinding:
     """Of the GPUs. `driver`: whether an NVIDIA driver is loaded here."""
     if facts["devices"]:
         names = [f"{d['name']} with {d['memory'] / GIB:.0f} GiB" for d in facts["devices"]]
-        return Finding("GPU", OK, ", ".join(names))
+        return DoctorFinding("GPU", OK, ", ".join(names))
     if driver:
         todo = f"torch {facts['torch']} may be a build without CUDA, or too new for the driver (nvidia-smi shows its CUDA)"
-        return Finding("GPU", WARNING, "an NVIDIA driver is loaded, and torch sees no device", todo)
+        return DoctorFinding("GPU", WARNING, "an NVIDIA driver is loaded, and torch sees no device", todo)
     said = "no CUDA device: the engine computes on the processor"
-    return Finding("GPU", WARNING, said, "that is for small models; larger ones need a machine with an NVIDIA GPU")
+    return DoctorFinding("GPU", WARNING, said, "that is for small models; larger ones need a machine with an NVIDIA GPU")
 
 
-def look_at_libp2p() -> Finding:
+def look_at_libp2p() -> DoctorFinding:
     """Of the library that carries everything between peers."""
     try:
         load_stack()
-        return Finding("libp2p", OK, f"py-libp2p {importlib.metadata.version('libp2p')}")
+        return DoctorFinding("libp2p", OK, f"py-libp2p {importlib.metadata.version('libp2p')}")
     except Exception as error:  # whatever is missing or does not fit, in it or in what it needs
         why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         todo = "pip install 'libp2p>=0.8.1,<0.9'; on Debian its dependencies need gcc, python3-dev and libgmp-dev to compile"
-        return Finding("libp2p", WRONG, f"cannot be imported: {why}", todo)
+        return DoctorFinding("libp2p", WRONG, f"cannot be imported: {why}", todo)
 
 
-def judge_python(version: tuple[int, int]) -> Finding:
+def judge_python(version: tuple[int, int]) -> DoctorFinding:
     """Of the Python that the node itself runs in."""
     said = f"{sys.executable}, {version[0]}.{version[1]}"
     if (3, 11) <= version < (3, 14):
-        return Finding("Python", OK, said)
-    return Finding("Python", WRONG, said, "Shoal runs on Python 3.11 to 3.13")
+        return DoctorFinding("Python", OK, said)
+    return DoctorFinding("Python", WRONG, said, "Shoal runs on Python 3.11 to 3.13")
 
 
-def examine_node(facts: dict[str, Any], folder: Path) -> list[Finding]:
+def examine_node(facts: dict[str, Any], folder: Path) -> list[DoctorFinding]:
     """The findings about a node on this machine, whose files would lie in `folder`, with the engine environment of `facts`."""
     driver = os.path.exists("/proc/driver/nvidia/version")
     return [
@@ -119,13 +119,13 @@ def examine_node(facts: dict[str, Any], folder: Path) -> list[Finding]:
     ]  # fmt: skip
 
 
-def answer(facts: dict[str, Any], findings: Sequence[Finding]) -> dict[str, Any]:
+def answer(facts: dict[str, Any], findings: Sequence[DoctorFinding]) -> dict[str, Any]:
     """What --json prints: the facts, the findings, and whether a node would run."""
     ok = facts["ok"] and not count_of(findings, WRONG)
     return {**facts, "ok": ok, "findings": [asdict(finding) for finding in findings]}
 
 
-def say(findings: Sequence[Finding], console: Console | None = None) -> None:
+def say(findings: Sequence[DoctorFinding], console: Console | None = None) -> None:
     """Print the findings for a person, the worst last, where the eye is when a terminal has scrolled; and what they come to."""
     console = console or Console(highlight=False, soft_wrap=False)
     if not console.is_terminal:

@@ -1,7 +1,7 @@
 """What the machine gives a node: memory, limits of its container, open files, disk, clock.
 
-Readers that ask the system, and judgements that are pure: facts in, a `Finding` out. Must not import torch; must not know engines
-or the network.
+Readers that ask the system, and judgements that are pure: facts in, a `DoctorFinding` out. Must not import torch; must not know
+engines or the network.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from p2p.channel.listening import MAX_FILES
-from p2p.findings import OK, WARNING, WRONG, Finding
+from p2p.findings import OK, WARNING, WRONG, DoctorFinding
 from p2p.limits import GIB
 
 LITTLE_MEMORY = 2 * GIB
@@ -112,20 +112,20 @@ def gib(size: float) -> str:
     return f"{size / GIB:.1f} GiB"
 
 
-def judge_memory(total: int, available: int, limits: ContainerLimits) -> Finding:
+def judge_memory(total: int, available: int, limits: ContainerLimits) -> DoctorFinding:
     """Of the machine's bytes, and what of them is not in use."""
     usable = min(available, limits.memory or available)
     said = f"{gib(available)} of {gib(total)} are free"
     if limits.memory is not None and limits.memory < total:
         said += f", and this container may use {gib(limits.memory)}"
     if usable < LITTLE_MEMORY:
-        return Finding(
+        return DoctorFinding(
             "memory", WARNING, said, "only tiny models fit: end other programs, or give the container more (docker run --memory)"
         )
-    return Finding("memory", OK, said)
+    return DoctorFinding("memory", OK, said)
 
 
-def judge_limits(limits: ContainerLimits, cores: int) -> Finding:
+def judge_limits(limits: ContainerLimits, cores: int) -> DoctorFinding:
     """Of what the control groups allow besides memory."""
     told = [f"{limits.cpus:g} of {cores} cores" if limits.cpus is not None and limits.cpus < cores else ""]
     told += [f"{limits.processes:,} threads and processes" if limits.processes is not None else ""]
@@ -135,32 +135,32 @@ def judge_limits(limits: ContainerLimits, cores: int) -> Finding:
         todo.append("give it at least one core (docker run --cpus)")
     if limits.processes is not None and limits.processes < FEW_PROCESSES:
         todo.append(f"torch may not start: allow at least {FEW_PROCESSES} processes (docker run --pids-limit, systemd TasksMax=)")
-    return Finding("limits", WARNING if todo else OK, said, "; ".join(todo))
+    return DoctorFinding("limits", WARNING if todo else OK, said, "; ".join(todo))
 
 
-def judge_files(hard: int) -> Finding:
+def judge_files(hard: int) -> DoctorFinding:
     """Of the open files that this process may have at most; a node raises its own limit as far as that."""
     if hard in (-1, resource.RLIM_INFINITY) or hard >= MAX_FILES:
-        return Finding("open files", OK, f"as many as a node asks for ({MAX_FILES:,})")
+        return DoctorFinding("open files", OK, f"as many as a node asks for ({MAX_FILES:,})")
     if hard >= FEW_FILES:
-        return Finding("open files", OK, f"{hard:,} at most")
+        return DoctorFinding("open files", OK, f"{hard:,} at most")
     todo = "each connection is one: raise the limit (ulimit -n 65536, or LimitNOFILE=65536 in the systemd unit)"
-    return Finding("open files", WARNING, f"{hard:,} at most", todo)
+    return DoctorFinding("open files", WARNING, f"{hard:,} at most", todo)
 
 
-def judge_disk(what: str, folder: Path, *, writable: bool, free: int) -> Finding:
+def judge_disk(what: str, folder: Path, *, writable: bool, free: int) -> DoctorFinding:
     """Of the disk where `folder` is or would be."""
     if not writable:
-        return Finding(what, WRONG, f"{folder} cannot be written", "give another folder, or change its owner")
+        return DoctorFinding(what, WRONG, f"{folder} cannot be written", "give another folder, or change its owner")
     said = f"{gib(free)} free for {folder}"
     if free < NO_DISK:
-        return Finding(what, WRONG, said, "make room, or give a folder on another disk")
+        return DoctorFinding(what, WRONG, said, "make room, or give a folder on another disk")
     if free < LITTLE_DISK:
-        return Finding(what, WARNING, said, "make room, or give a folder on another disk: weights and chunks may not fit")
-    return Finding(what, OK, said)
+        return DoctorFinding(what, WARNING, said, "make room, or give a folder on another disk: weights and chunks may not fit")
+    return DoctorFinding(what, OK, said)
 
 
-def look_at_disk(what: str, folder: Path) -> Finding:
+def look_at_disk(what: str, folder: Path) -> DoctorFinding:
     """The finding about `folder`, which need not be there yet."""
     there = folder.absolute()
     while not os.path.exists(there) and there != there.parent:  # Path.exists raises where a folder cannot be entered
@@ -168,7 +168,7 @@ def look_at_disk(what: str, folder: Path) -> Finding:
     try:
         free = shutil.disk_usage(there).free
     except OSError as error:
-        return Finding(what, WRONG, f"{folder} cannot be looked at: {error.strerror}", "give another folder")
+        return DoctorFinding(what, WRONG, f"{folder} cannot be looked at: {error.strerror}", "give another folder")
     return judge_disk(what, folder, writable=there.is_dir() and os.access(there, os.W_OK | os.X_OK), free=free)
 
 
@@ -193,21 +193,21 @@ def read_kernel_clock() -> KernelClock | None:
     return None
 
 
-def judge_clock(now: float, clock: KernelClock | None) -> Finding:
+def judge_clock(now: float, clock: KernelClock | None) -> DoctorFinding:
     """Of this machine's clock, without asking anybody. What depends on it: a manifest dated more than a day ahead is refused, and
     tickets and memberships expire."""
     said = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d %H:%M UTC")
     keep = "let the system keep it: timedatectl set-ntp true, or install chrony (--join TICKET compares it with the learner's)"
     if now < MIN_TIME:
-        return Finding("clock", WRONG, f"{said} is in the past: versions would be refused as from the future", keep)
+        return DoctorFinding("clock", WRONG, f"{said} is in the past: versions would be refused as from the future", keep)
     if clock is None:
-        return Finding("clock", OK, f"{said}; the system does not say who keeps it")
+        return DoctorFinding("clock", OK, f"{said}; the system does not say who keeps it")
     if not clock.synchronised:
-        return Finding("clock", WARNING, f"{said}; the system says that nobody keeps it right", keep)
-    return Finding("clock", OK, f"{said}; kept right by the system, to {max(clock.error_s, 0.001):.3g} s")
+        return DoctorFinding("clock", WARNING, f"{said}; the system says that nobody keeps it right", keep)
+    return DoctorFinding("clock", OK, f"{said}; kept right by the system, to {max(clock.error_s, 0.001):.3g} s")
 
 
-def examine_machine(folder: Path) -> list[Finding]:
+def examine_machine(folder: Path) -> list[DoctorFinding]:
     """Everything about the machine; a node would keep its files in `folder`."""
     memory, limits = psutil.virtual_memory(), read_limits()
     return [

@@ -18,7 +18,7 @@ import trio
 from p2p.channel.listening import check_free, short_address
 from p2p.channel.port import CONTROL, Network
 from p2p.errors import ChannelClosed, Refusal, ShoalError, Unreachable, UsageError
-from p2p.findings import OK, WARNING, WRONG, Finding, FindingState
+from p2p.findings import OK, WARNING, WRONG, DoctorFinding, FindingState
 from p2p.identity import Identity, public_key_of
 from p2p.limits import HANDSHAKE_S, PROTOCOL_VERSION
 from p2p.membership.admission import Ticket, check_membership
@@ -112,7 +112,7 @@ async def dial_all(ticket: Ticket) -> list[Dialled]:
     return [answers[address] for address in dict.fromkeys(addresses)]
 
 
-def judge_dialled(answers: Sequence[Dialled]) -> Finding:
+def judge_dialled(answers: Sequence[Dialled]) -> DoctorFinding:
     """Of the way to the learner."""
     refused = next((a.why for a in answers if a.reached and a.why), "")
     told = [f"{short_address(a.address)} answers in {1000 * a.took_s:.0f} ms" for a in answers if a.reached]
@@ -120,10 +120,10 @@ def judge_dialled(answers: Sequence[Dialled]) -> Finding:
     said = "; ".join(told) or "the ticket names no address"
     if refused:
         todo = "ask whoever runs it for a fresh ticket, or install the release that it runs"
-        return Finding("learner", WRONG, f"it refuses this machine: {printable(refused)} ({said})", todo)
+        return DoctorFinding("learner", WRONG, f"it refuses this machine: {printable(refused)} ({said})", todo)
     if any(a.reached for a in answers):
-        return Finding("learner", OK, said)
-    return Finding("learner", WRONG, said, _what_to_do(answers))
+        return DoctorFinding("learner", OK, said)
+    return DoctorFinding("learner", WRONG, said, _what_to_do(answers))
 
 
 def _what_to_do(answers: Sequence[Dialled]) -> str:
@@ -142,16 +142,16 @@ def _what_to_do(answers: Sequence[Dialled]) -> str:
     return "ask whether the learner runs, and whether a firewall on its side lets the port through"
 
 
-def judge_ahead(ahead_s: float) -> Finding:
+def judge_ahead(ahead_s: float) -> DoctorFinding:
     """Of this machine's clock against the learner's. A manifest dated more than MAX_CLOCK_SKEW_S ahead is refused."""
     what, way = "learner's clock", "ahead of" if ahead_s > 0 else "behind"
     if abs(ahead_s) <= CLOCK_S:
-        return Finding(what, OK, f"this machine's differs by {abs(ahead_s):.0f} s")
+        return DoctorFinding(what, OK, f"this machine's differs by {abs(ahead_s):.0f} s")
     said = f"this machine's is {abs(ahead_s):,.0f} s {way} it"
     todo = "set whichever is wrong: timedatectl set-ntp true, or chrony"
     if abs(ahead_s) > MAX_CLOCK_SKEW_S:
-        return Finding(what, WRONG, f"{said}: versions may be refused, as from the future or as expired", todo)
-    return Finding(what, WARNING, said, todo)
+        return DoctorFinding(what, WRONG, f"{said}: versions may be refused, as from the future or as expired", todo)
+    return DoctorFinding(what, WARNING, said, todo)
 
 
 def place_of(address: str) -> Any:
@@ -162,40 +162,41 @@ def place_of(address: str) -> Any:
         return None
 
 
-def judge_listening(addresses: Sequence[str]) -> Finding:
+def judge_listening(addresses: Sequence[str]) -> DoctorFinding:
     """Of the addresses at which others would dial a node that listens here; it could."""
     places = [place for text in addresses if (place := place_of(text)) is not None]
     said = "others would dial " + ", ".join(map(short_address, addresses))
     if any(place.is_global for place in places):
-        return Finding("port", OK, f"{said}; a firewall may still be in the way")
+        return DoctorFinding("port", OK, f"{said}; a firewall may still be in the way")
     if any(not place.is_loopback for place in places):
         todo = (
             "from elsewhere: have the router forward the port, or start the node with --no-listen (it then only dials out, "
             "which is fine for a few nodes)"
         )
-        return Finding("port", WARNING, f"{said}, on the local network only", todo)
-    return Finding("port", WARNING, f"{said}, from this machine only", "listen on /ip4/0.0.0.0/tcp/PORT for others to reach it")
+        return DoctorFinding("port", WARNING, f"{said}, on the local network only", todo)
+    todo = "listen on /ip4/0.0.0.0/tcp/PORT for others to reach it"
+    return DoctorFinding("port", WARNING, f"{said}, from this machine only", todo)
 
 
-def judge_seen(seen: str, ours: Sequence[str], came_back: FindingState | None) -> Finding:
+def judge_seen(seen: str, ours: Sequence[str], came_back: FindingState | None) -> DoctorFinding:
     """Of the address from which the learner sees this machine come; `ours` are those of its interfaces. `came_back`: OK when a
     dial to the listening port there came through, WARNING when not, None when nothing listened."""
     place = place_of(seen)
     what = "seen as"
     if place is None:
-        return Finding(what, OK, "it does not say from which address")
+        return DoctorFinding(what, OK, "it does not say from which address")
     host = str(place)
     if place.is_loopback:
-        return Finding(what, OK, "the learner runs on this machine")
+        return DoctorFinding(what, OK, "the learner runs on this machine")
     if host in ours:
-        return Finding(what, OK, f"this machine comes from {host}, its own address: there is no NAT on the way")
+        return DoctorFinding(what, OK, f"this machine comes from {host}, its own address: there is no NAT on the way")
     said = f"this machine comes from {host}, which is not its own: it is behind NAT"
     if came_back == OK:
-        return Finding(what, OK, f"{said}, and the port is forwarded")
+        return DoctorFinding(what, OK, f"{said}, and the port is forwarded")
     if came_back is None:
-        return Finding(what, OK, said, "start the node with --no-listen, or forward a port and name it with --listen")
+        return DoctorFinding(what, OK, said, "start the node with --no-listen, or forward a port and name it with --listen")
     todo = "have the router forward the port, or start the node with --no-listen (some routers let nobody try this from inside)"
-    return Finding(what, WARNING, f"{said}, and the port did not answer there", todo)
+    return DoctorFinding(what, WARNING, f"{said}, and the port did not answer there", todo)
 
 
 def own_hosts() -> list[str]:
@@ -203,13 +204,15 @@ def own_hosts() -> list[str]:
     return [a.address.partition("%")[0] for found in psutil.net_if_addrs().values() for a in found]
 
 
-async def examine_reach(listen: Sequence[str], ticket: Ticket | None, *, wall: Callable[[], float] = time.time) -> list[Finding]:
+async def examine_reach(
+    listen: Sequence[str], ticket: Ticket | None, *, wall: Callable[[], float] = time.time
+) -> list[DoctorFinding]:
     """The findings about ways in and out. Takes half a minute at most, where nothing answers."""
     from p2p.channel.libp2p import open_libp2p_network
 
     findings = []
     if ticket is not None and ticket.expires and wall() > ticket.expires:
-        findings.append(Finding("ticket", WRONG, f"it expired {wall() - ticket.expires:,.0f} s ago", "ask for a fresh one"))
+        findings.append(DoctorFinding("ticket", WRONG, f"it expired {wall() - ticket.expires:,.0f} s ago", "ask for a fresh one"))
     try:
         check_free(listen)
         async with open_libp2p_network(Identity.generate(), listen) as network:
@@ -217,13 +220,13 @@ async def examine_reach(listen: Sequence[str], ticket: Ticket | None, *, wall: C
                 findings.append(judge_listening(network.addresses))
             return findings + await _examine_ways(network, listen, ticket)
     except UsageError as error:
-        findings.append(Finding("port", WRONG, str(error), "choose another port, or /tcp/0 for a free one"))
+        findings.append(DoctorFinding("port", WRONG, str(error), "choose another port, or /tcp/0 for a free one"))
     except (ShoalError, OSError) as error:
-        findings.append(Finding("port", WRONG, f"no network is to be had: {error}", "see the log with --verbose"))
+        findings.append(DoctorFinding("port", WRONG, f"no network is to be had: {error}", "see the log with --verbose"))
     return findings + await _examine_ways(None, (), ticket)
 
 
-async def _examine_ways(network: Network | None, listen: Sequence[str], ticket: Ticket | None) -> list[Finding]:
+async def _examine_ways(network: Network | None, listen: Sequence[str], ticket: Ticket | None) -> list[DoctorFinding]:
     if ticket is None:
         return []
     answers = await dial_all(ticket)

@@ -12,7 +12,7 @@ import trio
 
 from node.doctor.reach import dial_all, examine_reach
 from p2p.channel.libp2p import open_libp2p_network
-from p2p.findings import Finding
+from p2p.findings import DoctorFinding
 from p2p.identity import Identity
 from p2p.membership.admission import Ticket, make_ticket
 from p2p.swarm import SourceRole, Swarm, SwarmOwner
@@ -41,7 +41,7 @@ async def open_head(folder: Path, *, run: str = "00aa", ahead_s: float = 0.0, ex
             nursery.cancel_scope.cancel()
 
 
-def by_name(findings: list[Finding]) -> dict[str, Finding]:
+def by_name(findings: list[DoctorFinding]) -> dict[str, DoctorFinding]:
     return {finding.what: finding for finding in findings}
 
 

@@ -26,7 +26,7 @@ from node.doctor.machine import (
     read_limits,
 )
 from node.doctor.reach import Dialled, judge_ahead, judge_dialled, judge_listening, judge_seen
-from p2p.findings import OK, WARNING, WRONG, Finding, count_of
+from p2p.findings import OK, WARNING, WRONG, DoctorFinding, count_of
 from p2p.limits import GIB
 
 NOW = 1_800_000_000.0
@@ -64,11 +64,11 @@ def test_limits_of_control_groups_version_1(tmp_path: Path) -> None:
 
 
 def test_the_machine() -> None:
-    assert judge_memory(16 * GIB, 8 * GIB, ContainerLimits()) == Finding("memory", OK, "8.0 GiB of 16.0 GiB are free")
+    assert judge_memory(16 * GIB, 8 * GIB, ContainerLimits()) == DoctorFinding("memory", OK, "8.0 GiB of 16.0 GiB are free")
     tight = judge_memory(16 * GIB, 8 * GIB, ContainerLimits(memory=GIB))
     assert tight.state == WARNING and "may use 1.0 GiB" in tight.said and tight.todo
     assert judge_limits(ContainerLimits(), 8).state == OK
-    assert judge_limits(ContainerLimits(cpus=4, processes=4096), 8) == Finding(
+    assert judge_limits(ContainerLimits(cpus=4, processes=4096), 8) == DoctorFinding(
         "limits", OK, "4 of 8 cores, 4,096 threads and processes"
     )
     few = judge_limits(ContainerLimits(cpus=0.5, processes=64), 8)
@@ -172,8 +172,8 @@ def test_engines_and_devices() -> None:
 
 
 def test_the_answer() -> None:
-    warning = Finding("memory", WARNING, "little [bold]of it[/bold]", "buy more")
-    wrong = Finding("disk", WRONG, "none", "buy one")
+    warning = DoctorFinding("memory", WARNING, "little [bold]of it[/bold]", "buy more")
+    wrong = DoctorFinding("disk", WRONG, "none", "buy one")
     assert answer(facts(), [warning])["ok"] and not answer(facts(), [warning, wrong])["ok"]
     assert answer(facts(), [wrong])["findings"] == [{"what": "disk", "state": "wrong", "said": "none", "todo": "buy one"}]
     assert answer(facts(), [])["engines"] == facts()["engines"]
