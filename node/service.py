@@ -115,15 +115,16 @@ async def run_node(options: NodeOptions) -> dict[str, Any]:
 
 
 def _compile() -> None:
-    """Compile the codec. That takes a quarter of a minute once on a machine, and so is said only where it is noticed."""
+    """Have the codec compiled: once on a machine, later it is read from a cache. Said where it takes long enough to be noticed."""
     began = time.monotonic()
-    said = threading.Timer(SILENT_S, log.info, ("compiling the codec, once on this machine ...",))
+    what = "loading the codec; the first time on a machine it is compiled, which takes some ten seconds ..."
+    said = threading.Timer(SILENT_S, log.info, (what,))
     said.daemon = True
     said.start()
     warm()
     said.cancel()
     if time.monotonic() - began > SILENT_S:
-        log.info("the codec is compiled (%.0f s)", time.monotonic() - began)
+        log.info("the codec is ready (%.0f s)", time.monotonic() - began)
 
 
 async def _stop_on_signal(agent: Agent) -> None:

@@ -116,7 +116,7 @@ def build_demo_model(
     for step in range(steps):
         logprobs, mask, _ = solution_logprobs(model, tokenizer, task, step, batch)
         solved = float(logprobs.detach().sum(dim=1).exp().mean())
-        say(f"warming it up by supervised steps: step {step}, right in {solved:.1%} until it is in {target:.0%}")
+        say(f"warm-up step {step}, solves {solved:.1%}, goes on until {target:.0%}")
         if solved >= target:
             break
         loss = -logprobs.sum() / mask.sum()
