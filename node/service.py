@@ -115,7 +115,7 @@ async def run_node(options: NodeOptions) -> dict[str, Any]:
 
 
 def _compile() -> None:
-    """Have the codec compiled: once on a machine, later it is read from a cache. Said where it takes long enough to be noticed."""
+    """Have the codec compiled: once on a machine, later it is read from a cache. Said where it takes long."""
     began = time.monotonic()
     what = "loading the codec; the first time on a machine it is compiled, which takes some ten seconds ..."
     said = threading.Timer(SILENT_S, log.info, (what,))
