@@ -17,10 +17,16 @@ import sqlite3
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from p2p.findings import DoctorFinding
     from p2p.verbs import Run
+
+
+LOGGED = 2000
+"""Characters of a log line: more than any of ours has, and what quotes a stranger may be as long as a frame."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,8 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ours, settings = split_settings(sys.argv[1:] if argv is None else argv)
     args, rest = parser.parse_known_args(ours)
     if rest and not getattr(args, "takes_settings", False):
-        asked = " ".join(filter(None, (args.verb, getattr(args, "action", ""))))
-        return _complain(f"unknown argument {rest[0]!r} (see: shoal {asked} --help)")
+        return _complain(f"unknown argument {rest[0]!r} (see: {args.prog} --help)")
     args.settings = [*rest, *settings]
     _set_up_logging(args)
     signal.signal(signal.SIGTERM, _on_terminate)  # a service manager's; where trio runs, the verb receives it there
@@ -89,10 +94,51 @@ def _complain(text: str) -> int:
 
 
 class _OneLineParser(argparse.ArgumentParser):
-    """Errors as one line, without the usage block."""
+    """Errors as one line, without the usage block, and with the nearest word that would have been right."""
 
     def error(self, message: str) -> Any:
         sys.exit(_complain(f"{message} (see: {self.prog} --help)"))
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's. An unknown flag is named before anything else: argparse would miss an argument first, or take the flag's
+        value for one."""
+        words = sys.argv[1:] if args is None else list(args)
+        if not self.get_default("takes_settings"):
+            self._check_flags(words)
+        return super().parse_known_args(words, namespace)
+
+    def _check_flags(self, words: Sequence[str]) -> None:
+        from p2p.verbs import nearest
+
+        known = self._option_string_actions
+        ours = [action for action in self._actions if not action.option_strings]
+        for word in words:
+            if word == "--" or (not word.startswith("-") and any(a.nargs in (argparse.PARSER, argparse.REMAINDER) for a in ours)):
+                return  # what follows is another parser's, or another program's
+            flag = word.partition("=")[0]
+            if flag.startswith("--") and flag not in known:
+                self.error(f"unknown flag {flag!r}{nearest(flag, known)}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """As argparse's, which lists all choices however many they are."""
+        from p2p.verbs import nearest
+
+        if action.choices is None or value in action.choices:
+            return
+        known = [str(choice) for choice in action.choices]
+        near = nearest(str(value), known) or f": {', '.join(known)}"
+        raise argparse.ArgumentError(action, f"no such choice as {str(value)[:60]!r}{near}")
+
+
+class _ShowVersion(argparse.Action):
+    """--version: the release, and the protocol, in which all peers of a run must agree."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from p2p.limits import PROTOCOL_VERSION
+        from p2p.release import release
+
+        print(f"shoal {release()} (protocol {PROTOCOL_VERSION})")
+        parser.exit()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -105,23 +151,43 @@ def _parser() -> argparse.ArgumentParser:
     parser = _OneLineParser(
         prog="shoal", description="Peer-to-peer weight broadcast and rollout network for RL post-training."
     )
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="print the release and the protocol, and stop")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
     def verb(name: str, run: Run, help: str, under: Any) -> argparse.ArgumentParser:
         sub = under.add_parser(name, help=help, description=help, allow_abbrev=False)
         sub.add_argument("--json", action="store_true", help="print one JSON object as the last line")
         sub.add_argument("-v", "--verbose", action="store_true", help="log what happens, and where an error arose, to stderr")
-        sub.set_defaults(run=run)
+        sub.set_defaults(run=run, prog=sub.prog)
         return sub
 
+    # The doctor is the node's; what the learner needs beside that it hears from here, for neither imports the other.
+    parser.set_defaults(examine_learner=_examine_learner)
     for room in (learner.cli, node.cli, netem.cli.demo_verb, netem.cli.planning_verbs, netem.cli.verbs):
         room.add_verbs(verbs, verb)
     return parser
 
 
+def _examine_learner(run_dir: Path) -> list[DoctorFinding]:
+    from learner.doctor import examine_learner
+
+    return examine_learner(run_dir)
+
+
+class _CleanFormatter(logging.Formatter):
+    """Messages quote names and reasons that strangers sent: none may move the cursor, or fill the terminal."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        from p2p.printable import printable
+
+        return printable(super().formatMessage(record), LOGGED)
+
+
 def _set_up_logging(args: argparse.Namespace) -> None:
     level = logging.INFO if args.verbose or args.verb in ("learner", "node") else logging.WARNING
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_CleanFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("shoal").setLevel(level)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # processes fork after tokenizers were used
 

@@ -158,6 +158,8 @@ class Agent(SwarmOwner):
             await self.serving.forget()
             link.post(self.settings.terms)
         log.info("link to %s (%s) is up", link.name, link.peer)
+        if link.peer == self.swarm.head and self.shadow.version is None:
+            log.info("waiting for the learner's first version; its trainer may still be loading the model")
 
     async def on_down(self, link: Link, reason: str) -> None:
         """A link closed. With the head's, all requests of this node are dropped."""

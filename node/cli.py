@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from p2p.membership.admission import Ticket
     from p2p.verbs import AddVerb
 
 
@@ -22,10 +23,13 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
     p.add_argument("action", nargs="?", choices=["drain"],
                    help="drain: end the node that runs in --dir, as SIGTERM does; none of its tokens is lost")
     p.add_argument("--join", metavar="TICKET", help="the learner's ticket, or a file that holds it")
-    p.add_argument("--dir", type=Path, help="folder of this node's key, weights and chunks")
+    p.add_argument("--dir", type=Path,
+                   help="folder of this node's key, weights and chunks (default: one of the run's under "
+                   "~/.local/share/shoal/nodes that no other node holds; the first log line says which)")
     p.add_argument("--listen", action="append", metavar="ADDR", help="multiaddr to listen on (default /ip4/0.0.0.0/tcp/0)")
     p.add_argument("--no-listen", action="store_true", help="only dial out (behind NAT)")
-    p.add_argument("--name", default="", help="name of this node on the learner's pages")
+    p.add_argument("--name", default="",
+                   help="name of this node on the learner's pages; without --dir it also finds the folder that it had before")
     p.add_argument("--engine", default="transformers", help="engine: transformers (default), vllm, or fake")
     p.add_argument("--engine-python", default="", metavar="PATH",
                    help="the Python of the environment that the engine runs in (default: this one)")
@@ -50,17 +54,23 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
                    help="folder with the model that the run began with, so that only the changes since are downloaded")
     p.add_argument("--stay", action="store_true", help="keep waiting for the learner after the run is over")
 
-    p = verb("doctor", _doctor, "say which engines would run on this machine, and what keeps the others from it", verbs)
+    p = verb("doctor", _doctor, "say whether a node would run here, with which engines, and what to do where not", verbs)
     p.add_argument("--engine-python", default="", metavar="PATH", help="as for shoal node")
+    p.add_argument("--dir", type=Path, help="as for shoal node: whether there is room")
+    p.add_argument("--join", metavar="TICKET",
+                   help="dial the learner of this ticket: which of its addresses answer, what it sees of this machine, its clock")
+    p.add_argument("--listen", action="append", metavar="ADDR", help="as for shoal node: whether others could dial it")
+    p.add_argument("--run-dir", type=Path, default=Path("runs"), metavar="DIR",
+                   help="where a learner here would keep its runs: whether there is room (default runs)")
 
 
 def _node(args: argparse.Namespace) -> dict[str, Any]:
     from node.agent import NodeSettings
+    from node.folders import default_folder
     from node.install.base_model import BaseModel
-    from node.service import NodeOptions, default_directory, run_node
+    from node.service import NodeOptions, run_node
     from p2p.errors import UsageError
     from p2p.limits import GIB
-    from p2p.membership.admission import read_ticket
     from p2p.protocol.prices import MAX_PRICE, Terms
 
     if args.action == "drain" and args.dir is not None:
@@ -69,6 +79,42 @@ def _node(args: argparse.Namespace) -> dict[str, Any]:
     if text is None:
         need = "--dir DIR or --join TICKET" if args.action else "--join TICKET"
         raise UsageError(f"node {args.action + ' ' if args.action else ''}needs {need} (see: shoal node --help)")
+    ticket = _ticket(text)
+    if args.action == "drain":
+        return _drain(args, _running(default_folder(ticket.run), args.name))
+    for name in ("threads", "capacity", "store_gib"):
+        if not getattr(args, name) > 0:  # NaN is not, either
+            raise UsageError(f"--{name.replace('_', '-')} must be above 0")
+    for name in ("usd_per_hour", "idle_usd_per_hour", "usd_per_gb"):
+        if not 0 <= getattr(args, name) <= MAX_PRICE:
+            raise UsageError(f"--{name.replace('_', '-')} is from 0 to {MAX_PRICE:,.0f} dollars")
+    if args.idle_usd_per_hour > args.usd_per_hour:
+        raise UsageError("--idle-usd-per-hour is at most --usd-per-hour")
+    import trio
+
+    settings = NodeSettings(
+        ticket, args.dir or default_folder(ticket.run), args.name, capacity=args.capacity,
+        store_limit=int(args.store_gib * GIB), dialable=not args.no_listen, exit_when_done=not args.stay, site=args.site,
+        base_model=BaseModel(args.base_model) if args.base_model else None,
+        terms=Terms(args.usd_per_hour, args.idle_usd_per_hour, args.usd_per_gb),
+    )  # fmt: skip
+    options = NodeOptions(
+        settings, tuple(args.listen or ["/ip4/0.0.0.0/tcp/0"]), engine=args.engine, engine_python=args.engine_python,
+        engine_set=_settings(args.engine_set), kv_policy=args.kv_policy, device=args.device, dtype=args.dtype,
+        threads=args.threads, named_folder=args.dir is not None,
+    )  # fmt: skip
+    args.where = settings.directory
+    result = trio.run(run_node, options)
+    if not args.json:
+        print(f"{result['name']}: {result['tokens']} tokens, last version {result['version']} ({result['reason']})")
+    return result
+
+
+def _ticket(text: str) -> Ticket:
+    """The ticket that `--join` gives, as text or in a file."""
+    from p2p.errors import UsageError
+    from p2p.membership.admission import read_ticket
+
     if not text.startswith("shoal1"):
         path = Path(text)
         try:
@@ -81,35 +127,18 @@ def _node(args: argparse.Namespace) -> dict[str, Any]:
             text = path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"--join: {path} cannot be read as a ticket: {error}") from None
-    ticket = read_ticket(text)
-    if args.action == "drain":
-        return _drain(args, default_directory(ticket.run))
-    for name in ("threads", "capacity", "store_gib"):
-        if not getattr(args, name) > 0:  # NaN is not, either
-            raise UsageError(f"--{name.replace('_', '-')} must be above 0")
-    for name in ("usd_per_hour", "idle_usd_per_hour", "usd_per_gb"):
-        if not 0 <= getattr(args, name) <= MAX_PRICE:
-            raise UsageError(f"--{name.replace('_', '-')} is from 0 to {MAX_PRICE:,.0f} dollars")
-    if args.idle_usd_per_hour > args.usd_per_hour:
-        raise UsageError("--idle-usd-per-hour is at most --usd-per-hour")
-    import trio
+    return read_ticket(text)
 
-    settings = NodeSettings(
-        ticket, args.dir or default_directory(ticket.run), args.name, capacity=args.capacity,
-        store_limit=int(args.store_gib * GIB), dialable=not args.no_listen, exit_when_done=not args.stay, site=args.site,
-        base_model=BaseModel(args.base_model) if args.base_model else None,
-        terms=Terms(args.usd_per_hour, args.idle_usd_per_hour, args.usd_per_gb),
-    )  # fmt: skip
-    options = NodeOptions(
-        settings, tuple(args.listen or ["/ip4/0.0.0.0/tcp/0"]), engine=args.engine, engine_python=args.engine_python,
-        engine_set=_settings(args.engine_set), kv_policy=args.kv_policy, device=args.device, dtype=args.dtype,
-        threads=args.threads,
-    )  # fmt: skip
-    args.where = settings.directory
-    result = trio.run(run_node, options)
-    if not args.json:
-        print(f"{result['name']}: {result['tokens']} tokens, last version {result['version']} ({result['reason']})")
-    return result
+
+def _running(first: Path, name: str) -> Path:
+    """The folder of the one node of a run that runs on this machine."""
+    from node.folders import running_beside
+    from p2p.errors import UsageError
+
+    found = running_beside(first, name)
+    if len(found) > 1:
+        raise UsageError(f"{len(found)} nodes of this run are here; say which with --dir: {', '.join(map(str, found))}")
+    return found[0] if found else first
 
 
 def _settings(pairs: list[str]) -> tuple[tuple[str, Any], ...]:
@@ -131,16 +160,37 @@ def _settings(pairs: list[str]) -> tuple[tuple[str, Any], ...]:
 
 
 def _doctor(args: argparse.Namespace) -> dict[str, Any]:
-    from node.doctor import examine, say
+    """The learner's findings come through the frame, which may know both (`shoal.py`)."""
+    from node.doctor.examination import answer, examine, examine_node, say
+    from node.folders import default_folder, nodes_root
 
-    result = examine(args.engine_python or sys.executable)
+    ticket = _ticket(args.join) if args.join is not None else None
+    python = args.engine_python or sys.executable
+    _wait(args, f"asking {python} what it has, which takes some seconds ...")
+    facts = examine(python)
+    findings = examine_node(facts, args.dir or (default_folder(ticket.run) if ticket else nodes_root()))
+    findings += args.examine_learner(args.run_dir)
+    if ticket is not None or args.listen:
+        import trio
+
+        from node.doctor.reach import examine_reach
+
+        if ticket is not None:
+            _wait(args, "dialling the learner's addresses, half a minute at most ...")
+        findings += trio.run(examine_reach, args.listen or (), ticket)
     if not args.json:
-        print(say(result))
-    return result
+        say(findings)
+    return answer(facts, findings)
+
+
+def _wait(args: argparse.Namespace, what: str) -> None:
+    """Say what is being done, where a person looks on."""
+    if not args.json and sys.stderr.isatty():
+        print(what, file=sys.stderr, flush=True)
 
 
 def _drain(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
-    from node.service import drain_node
+    from node.folders import drain_node
 
     result = drain_node(directory)
     if not args.json:

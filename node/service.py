@@ -3,18 +3,15 @@ process does)."""
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import trio
 
@@ -23,19 +20,17 @@ from node.engine.environment import KINDS, missing, survey
 from node.engine.fake import ScriptedSettings
 from node.engine.process import open_engine_process
 from node.engine.settings import TransformersSettings, VllmSettings
+from node.folders import hold_folder, hold_free_folder
 from p2p.codec import warm
-from p2p.errors import ShoalError, UsageError
+from p2p.errors import UsageError
 from p2p.identity import Identity
 
 log = logging.getLogger("shoal.node")
 
+SILENT_S = 2.0
+"""Seconds of a wait until a person is told what is being done: shorter ones are over before the line is read."""
+
 SETTINGS: dict[str, type[Any]] = {"transformers": TransformersSettings, "vllm": VllmSettings, "fake": ScriptedSettings}
-
-LOCK = "lock"
-"""The file in a node's directory that its process holds locked."""
-
-LEAVE_S = 60.0
-"""Longer than a node takes to hand over (`agent.DRAIN_S`) and to end its engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +49,8 @@ class NodeOptions:
     device: str
     dtype: str
     threads: int
-
-
-def default_directory(run: str) -> Path:
-    """Where a node keeps its key, its shadow and its chunks unless told."""
-    root = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
-    return Path(root) / "shoal" / "nodes" / run
+    named_folder: bool = True
+    """whether `node.directory` is the person's choice; otherwise the node takes it, or one beside it, as `node.folders` says"""
 
 
 def check_engine(options: NodeOptions, python: str) -> dict[str, Any]:
@@ -97,15 +88,15 @@ async def run_node(options: NodeOptions) -> dict[str, Any]:
 
     python = options.engine_python or sys.executable
     engine_settings = check_engine(options, python)
-    directory = options.node.directory
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot use {directory}: {error.strerror}") from None
-    warm()
-    with _locked(directory):
+    wanted = options.node
+    folder = hold_folder(wanted.directory) if options.named_folder else hold_free_folder(wanted.directory, wanted.name)
+    with folder as directory:
+        beside = "" if directory == wanted.directory else f" ({wanted.directory.name} is another node's)"
+        log.info("this node's folder is %s%s", directory, beside)
         identity = Identity.load_or_create(directory / "node.key")
-        settings = replace(options.node, name=options.node.name or f"{socket.gethostname()}-{identity.peer_id[-6:]}")
+        name = wanted.name or f"{socket.gethostname()}-{identity.peer_id[-6:]}"
+        settings = replace(wanted, directory=directory, name=name)
+        _compile()
         engine_settings |= {"threads": options.threads, "log": str(directory / "engine.log")}
         listen = list(options.listen) if settings.dialable else []
         async with open_libp2p_network(identity, listen) as network:
@@ -123,6 +114,19 @@ async def run_node(options: NodeOptions) -> dict[str, Any]:
         }  # fmt: skip
 
 
+def _compile() -> None:
+    """Have the codec compiled: once on a machine, later it is read from a cache. Said where it takes long."""
+    began = time.monotonic()
+    what = "loading the codec; the first time on a machine it is compiled, which takes some ten seconds ..."
+    said = threading.Timer(SILENT_S, log.info, (what,))
+    said.daemon = True
+    said.start()
+    warm()
+    said.cancel()
+    if time.monotonic() - began > SILENT_S:
+        log.info("the codec is ready (%.0f s)", time.monotonic() - began)
+
+
 async def _stop_on_signal(agent: Agent) -> None:
     leaving = False
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -133,52 +137,3 @@ async def _stop_on_signal(agent: Agent) -> None:
             leaving = True
             log.info("%s: leaving", signal.Signals(number).name)
             agent.stop(f"this node got {signal.Signals(number).name}")
-
-
-def drain_node(directory: Path, wait_s: float = LEAVE_S) -> dict[str, Any]:
-    """Have the node that runs in `directory` hand over and leave; returns when it is gone. UsageError when none runs there,
-    ShoalError when it is still there after `wait_s` seconds."""
-    path = directory / LOCK
-    try:
-        with open(path) as file:
-            if _is_free(file):
-                raise UsageError(f"no node runs in {directory}")
-            began, pid = time.monotonic(), int(file.read())
-            os.kill(pid, signal.SIGTERM)
-            while not _is_free(file):
-                if time.monotonic() - began > wait_s:
-                    raise ShoalError(f"the node in {directory} (pid {pid}) has not left within {wait_s:.0f} s")
-                time.sleep(0.05)
-    except (FileNotFoundError, NotADirectoryError):
-        raise UsageError(f"no node runs in {directory}: it is not a node's directory") from None
-    except ProcessLookupError:
-        raise UsageError(f"no node runs in {directory}: it left just now") from None
-    except ValueError:
-        raise UsageError(f"{path} names no process: the node there is just starting, or is of another version") from None
-    except PermissionError:
-        raise UsageError(f"the node in {directory} is another user's") from None
-    return {"pid": pid, "directory": str(directory), "seconds": time.monotonic() - began}
-
-
-def _is_free(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    fcntl.flock(file, fcntl.LOCK_UN)
-    return True
-
-
-@contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """One node process to a directory: two would overwrite each other's shadow. The lock file says which process it is.
-    UsageError when another one runs there."""
-    with open(directory / LOCK, "a") as file:  # not "w": whoever is refused must not wipe out who runs
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UsageError(f"another node runs in {directory}: give this one its own --dir") from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield

@@ -52,6 +52,14 @@ class ChannelClosed(ShoalError):
     """The channel is gone: closed here, closed by the peer, or broken. The message says which and why."""
 
 
+class Unreachable(ChannelClosed):
+    """No channel to `peer` is to be had. `why` says it by itself, address by address."""
+
+    def __init__(self, peer: str, why: str) -> None:
+        super().__init__(f"cannot open a channel to {peer}: {why}")
+        self.peer, self.why = peer, why
+
+
 class Terminated(KeyboardInterrupt):
     """SIGTERM came. Programs end on it as they do on Ctrl-C."""
 

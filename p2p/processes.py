@@ -112,10 +112,10 @@ def wait_or_kill(process: Process, wait_s: float) -> int:
         return process.wait()
 
 
-def last_line(*files: Path) -> str:
-    """The last thing said in the first of `files` that says something, for an error message."""
+def last_line(*files: Path, nothing: str = "it said nothing") -> str:
+    """The last thing said in the first of `files` that says something, for an error message; `nothing` when none does."""
     for file in files:
         lines = file.read_text(errors="replace").strip().splitlines() if file.exists() else []
         if lines:
             return lines[-1]
-    return "it said nothing"
+    return nothing

@@ -21,12 +21,15 @@ from p2p.broadcast.peer_groups import MESH, PeerPlaces
 from p2p.broadcast.policies.registry import DEFAULT
 from p2p.broadcast.rosters import Rosters, places_of
 from p2p.broadcast.transfer import Transfer
+from p2p.channel.listening import short_address
 from p2p.channel.port import Network
-from p2p.errors import ChannelClosed, Refusal, UsageError
+from p2p.errors import ChannelClosed, Refusal, Unreachable, UsageError
 from p2p.identity import Identity
 from p2p.membership.admission import Ticket
 from p2p.membership.links import MAX_REASON, Link, LinkOwner
 from p2p.membership.peering import JoinRefused, Peering, PeerSettings, redial_s
+from p2p.membership.redials import Redials
+from p2p.printable import printable
 from p2p.protocol.join import Grouping, Roster
 from p2p.protocol.versions import Catalog, GetCatalog, GetParts, Report
 from p2p.version import Version
@@ -170,11 +173,13 @@ class Swarm(LinkOwner):
     async def _keep_head(self) -> None:
         """Stay connected to the head, through restarts of either side."""
         assert isinstance(self._role, FollowerRole)
-        ticket, attempt = self._role.ticket, 0
+        ticket, attempt, redials = self._role.ticket, 0, Redials()
+        log.info("dialling the learner at %s", ", ".join(map(short_address, ticket.addresses)) or "no address")
         while True:
             try:
                 await self.peering.connect(self.head, ticket.addresses)
-                log.info("joined run %s at epoch %d as %s", ticket.run, self.epoch, self.me)
+                patience = redials.reached(trio.current_time())
+                log.info("joined run %s at epoch %d as %s%s", ticket.run, self.epoch, self.me, patience)
                 up_since = trio.current_time()
                 while self.head in self.links:  # noqa: ASYNC110
                     await trio.sleep(LOOK_S)
@@ -183,12 +188,18 @@ class Swarm(LinkOwner):
                     continue
             except JoinRefused as refused:
                 if not refused.retryable:
-                    raise UsageError(f"the learner refused this node: {refused.reason}") from None
-                log.warning("%s; trying again", refused)
+                    raise UsageError(f"the learner refused this node: {printable(refused.reason)}") from None
+                self._tell_failure(redials, f"the learner refuses this node for now: {refused.reason}")
             except (ChannelClosed, Refusal) as error:
-                log.log(logging.WARNING if attempt == 0 else logging.INFO, "cannot reach the learner: %s; trying again", error)
+                why = error.why if isinstance(error, Unreachable) else str(error)
+                self._tell_failure(redials, f"cannot reach the learner: {why}")
             await trio.sleep(redial_s(attempt))
             attempt += 1
+
+    @staticmethod
+    def _tell_failure(redials: Redials, why: str) -> None:
+        if line := redials.failed(trio.current_time(), why):
+            log.warning("%s", line)
 
     async def _keep_rosters(self) -> None:
         assert self.rosters is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def build_model(folder: Path, recipe: Recipe, seed: int) -> None:
     torch.set_num_threads(2)
     task = make_task(recipe.learner["task"]["name"], seed, recipe.learner["task"]["options"])
     if recipe.model["kind"] == "demo":
-        build_demo_model(folder, task, seed=seed, target=recipe.model["target"])
+        build_demo_model(folder, task, seed=seed, target=recipe.model["target"], say=partial(print, flush=True))
     else:
         build_random_model(folder, size=recipe.model["size"], characters="".join(task.characters()), seed=seed)
 

@@ -24,15 +24,20 @@ from netem.demo.spot import NODES as SPOT_NODES
 from netem.demo.spot import STEPS as SPOT_STEPS
 from netem.demo.spot import Spot, busy_share, describe_spot
 from netem.demo.view import DemoView
+from netem.demo.waiting import Waiting
 from netem.processes.children import Children, LoggedProcess, start_module
 from netem.processes.forked import fork_module, warm_up
 from p2p.errors import ShoalError, UsageError
+from p2p.processes import last_line
 
 START_S = 60.0
 """Until the learner accepts nodes: imports, on a busy machine."""
 
 BUILDER = "netem.demo.recipes"
 """The module that makes the model, in a process of its own: it imports torch, which this one is better without."""
+
+IMPORTING = "importing torch"
+"""What the builder does until it says something."""
 
 NODES = 3
 """Unless asked otherwise: enough that they exchange chunks, and few enough for two cores."""
@@ -140,20 +145,23 @@ class Demo:
         return self._result(summary)
 
     def _build(self, model: Path) -> None:
-        if not self.args.json:
-            print("building the model and warming it up ...", flush=True)
         builder = self.children.start("build", str(model), self.recipe.name, str(self.args.seed), module=BUILDER)
-        if builder.wait() != 0:
+        with Waiting(f"building the demo's model: {IMPORTING}", shown=not self.args.json) as waiting:
+            while builder.poll() is None:
+                time.sleep(0.2)
+                waiting.say(f"building the demo's model: {last_line(builder.out, nothing=IMPORTING)}")
+        if builder.returncode != 0:
             raise ShoalError(f"the model could not be built: {builder.last_line()}")
 
     def _wait_ready(self, learner: LoggedProcess) -> None:
         deadline = time.monotonic() + START_S
-        while self._status() is None:
-            if learner.poll() is not None:
-                raise ShoalError(f"the learner did not start: {learner.last_line()}")
-            if time.monotonic() > deadline:
-                raise ShoalError(f"the learner was not ready within {START_S:.0f} s: {learner.last_line()}")
-            time.sleep(0.1)
+        with Waiting("starting the learner", shown=not self.args.json):
+            while self._status() is None:
+                if learner.poll() is not None:
+                    raise ShoalError(f"the learner did not start: {learner.last_line()}")
+                if time.monotonic() > deadline:
+                    raise ShoalError(f"the learner was not ready within {START_S:.0f} s: {learner.last_line()}")
+                time.sleep(0.1)
 
     def _start_node(self, name: str) -> LoggedProcess:
         price = PRICES[(int(name.removeprefix("node-")) - 1) % len(PRICES)]

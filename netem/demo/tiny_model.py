@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import string
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -98,20 +99,25 @@ def build_demo_model(
     batch: int = 64,
     lr: float = 2e-3,
     ramp: int = 20,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """A model that has just begun to solve `task`, under `folder`: right often enough for rewards to differ.
 
     AdamW on task solutions with a linear ramp, until the probability of sampling a solution whole (mean over a batch of
     exp(sum of its logprobs)) reaches `target`, or for `steps`. The target matters: skill comes within some 20 steps,
-    and a fixed count leaves one seed at 3 % and another at 60 %. Takes seconds. UsageError when the task has no solutions.
+    and a fixed count leaves one seed at 3 % and another at 60 %. Takes seconds, on a busy machine minutes: `say` hears how far it
+    is. UsageError when the task has no solutions.
     """
+    say("making the model")
     tokenizer = char_tokenizer("".join(task.characters()))
     model = _network(tokenizer, "0.4m", seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, fused=True)
     model.train()
     for step in range(steps):
         logprobs, mask, _ = solution_logprobs(model, tokenizer, task, step, batch)
-        if float(logprobs.detach().sum(dim=1).exp().mean()) >= target:
+        solved = float(logprobs.detach().sum(dim=1).exp().mean())
+        say(f"warm-up step {step}, solves {solved:.1%}, goes on until {target:.0%}")
+        if solved >= target:
             break
         loss = -logprobs.sum() / mask.sum()
         loss.backward()

@@ -50,19 +50,46 @@ class HostNamespace:
     """TCP congestion control in force there: the one asked for, or the kernel's own where it lets no namespace choose"""
 
 
+NEEDED = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
+"""What a process must be allowed that makes network namespaces, and the numbers of these capabilities (linux/capability.h)."""
+
+INSTEAD = "run it with sudo; in a container, start that with --cap-add NET_ADMIN --cap-add SYS_ADMIN --device /dev/net/tun"
+"""What to do where that is not allowed."""
+
+
+def why_no_namespaces(root: bool, capabilities: int, program: str | None) -> str:
+    """Why a process cannot make namespaces, and what to do, in one line; "" when it can. `capabilities`: those in effect, as
+    bits; `program`: where ip is."""
+    lacking = [name for name, number in NEEDED.items() if not capabilities >> number & 1]
+    if not root:
+        return f"network emulation makes network namespaces, which only root may: {INSTEAD}"
+    if lacking:
+        return f"network emulation makes network namespaces, and this root lacks {' and '.join(lacking)}: {INSTEAD}"
+    if program is None:
+        return "network emulation needs the program ip: apt-get install iproute2"
+    return ""
+
+
 def check_namespaces() -> None:
-    """UsageError where namespaces cannot be made: not root, or no program ip."""
-    if os.geteuid() != 0:
-        raise UsageError("network emulation needs root (namespaces and TUN devices)")
-    if shutil.which("ip") is None:
-        raise UsageError("network emulation needs the program ip: apt-get install iproute2")
+    """UsageError where namespaces cannot be made: not root, no capabilities, or no program ip."""
+    if why := why_no_namespaces(os.geteuid() == 0, _capabilities(), shutil.which("ip")):
+        raise UsageError(why)
+
+
+def _capabilities() -> int:
+    """Those in effect for this process; all, where the system does not say."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1], 16) for line in lines if line.startswith("CapEff:"))
+    except (OSError, ValueError, StopIteration):
+        return -1
 
 
 def check_possible() -> None:
     """UsageError where namespaces or TUN devices cannot be made."""
     check_namespaces()
     if not Path("/dev/net/tun").exists():
-        raise UsageError("network emulation needs /dev/net/tun, which this system lacks")
+        raise UsageError("network emulation needs /dev/net/tun: modprobe tun, or a container with --device /dev/net/tun")
 
 
 @contextmanager
@@ -93,7 +120,10 @@ def call(*command: str) -> str:
     """What `command` prints. UsageError, with what it said, when it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise UsageError(f"{' '.join(command)}: {' '.join(done.stderr.split()) or 'failed'}")
+        said = " ".join(done.stderr.split()) or "failed"
+        if command[:3] == ("ip", "netns", "add") and ("not permitted" in said or "denied" in said):  # a container's own rules
+            raise UsageError(f"this system lets nobody make network namespaces here ({said}): {INSTEAD}")
+        raise UsageError(f"{' '.join(command)}: {said}")
     return done.stdout
 
 

@@ -20,6 +20,7 @@ from node.install.base_model import BaseModel
 from node.install.decoding import decode_as_they_come
 from node.install.engine_slot import EngineSlot
 from node.install.plan import InstallPlan
+from node.install.progress import DownloadProgress, spell_out_bytes
 from p2p.broadcast.exchange import Exchange
 from p2p.codec import decode_segment
 from p2p.errors import Refusal, ShoalError
@@ -257,7 +258,7 @@ class Installer:
         unpack_descriptor(np.asarray(state.tensor(TENSOR)).tobytes(), self._slot.model_dir)
         self._descriptor_done = True
         self._plan.drop(manifest.mid)
-        log.info("model descriptor is here")
+        log.info("the model's config and tokenizer are here")
         if self.shadow.version is not None and self.shadow.version > BEFORE_ALL:
             self._slot.servable.set()
 
@@ -272,14 +273,27 @@ class Installer:
         traffic = self._exchange.transfers[manifest.mid].traffic
         h = manifest.header
         staging = self.shadow.begin(h.version, h.kind, h.layout, h.base, h.base_digest, segment_bytes=h.segment_bytes)
+        long = self.shadow.version is None or h.kind in ("anchor", "cumulative")  # deltas come one after the other, and are short
+        progress = DownloadProgress(f"version {h.version}", len(manifest.segments), started)
+        if long:
+            log.info("downloading version %s: a model of %s", h.version, spell_out_bytes(h.layout.nbytes))
+
+        async def segment(index: int) -> Any:
+            payload = await self._watched(manifest.mid, lambda: self._exchange.segment(manifest.mid, index))
+            line = progress.part(trio.current_time(), traffic.from_head + traffic.from_peers)
+            if line and long:
+                log.info("%s", line)
+            return payload
+
         try:
             await decode_as_they_come(
-                manifest.segments, lambda i: self._watched(manifest.mid, lambda: self._exchange.segment(manifest.mid, i)),
-                lambda segment, payload: self._in_thread(staging.write, segment, payload),
-            )  # fmt: skip
+                manifest.segments, segment, lambda segment, payload: self._in_thread(staging.write, segment, payload)
+            )
             sealed = await self._watched(manifest.mid, lambda: self._exchange.sealed(manifest.mid))
             state = await self._in_thread(staging.finish, sealed.seal.tensor_digests, sealed.seal.state_digest)
             transfer_s = trio.current_time() - started
+            if long:
+                log.info("%s", progress.done(trio.current_time(), traffic.from_head + traffic.from_peers))
             result = await self._slot.commit(staging, state)
         except BaseException:
             staging.discard()

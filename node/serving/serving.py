@@ -159,10 +159,12 @@ class Serving:
         await self._slot.servable.wait()
         while True:
             reason = ""
+            log.info("starting the engine, and loading version %s into it ...", self._slot.shadow.version)
             try:
                 async with self._engine_factory() as engine:
                     await self._slot.attach(engine)
                     self.engine = engine
+                    log.info("ready: waiting for work from the learner")
                     await self._report()
                     await self._pump(engine)
                     reason = "it closed its stream"

@@ -54,7 +54,8 @@ from p2p.channel.port import PathState
 from p2p.limits import HANDSHAKE_S, MAX_CONNECTIONS
 
 __all__ = [
-    "accept", "background_service", "hot", "make_swarm", "multiaddr", "path_of", "peer_id", "select", "smooth", "stream_eof",
+    "accept", "background_service", "hot", "make_swarm", "multiaddr", "path_of", "peer_id", "remote_of",
+    "select", "smooth", "stream_eof",
 ]  # fmt: skip
 
 if not os.environ.get("LIBP2P_DEBUG"):
@@ -70,7 +71,7 @@ MAX_PROTOCOL_NAME = 1024
 async def _read_delim(reader: Any) -> bytes:
     line = await read_varint_prefixed_bytes_limited(reader, MAX_PROTOCOL_NAME)
     if line[-1:] != b"\n":
-        raise ParseError(f"a line that does not end: {line[:40]!r}")
+        raise ParseError(f"what answers there is no peer of ours: {line[:40]!r}")
     return line[:-1]
 
 
@@ -178,6 +179,16 @@ def path_of(swarm_connection: Any) -> PathState | None:
         return None
     # What is acknowledged out of order has arrived: counted only when the hole is filled, it would come as a burst.
     return PathState(acked + sacked * mss, unacked, rtt / 1e6, min(rtt, min_rtt) / 1e6, resent * mss)
+
+
+def remote_of(swarm_connection: Any) -> str:
+    """See `Channel.remote`."""
+    stream = _socket_of(swarm_connection.muxed_conn.secured_conn)
+    try:
+        host, port = stream.socket.getpeername()[:2] if stream is not None else ("", 0)
+    except OSError:  # closed just now
+        host = ""
+    return f"/ip{6 if ':' in host else 4}/{host}/tcp/{port}" if host else ""
 
 
 _SO_MAX_PACING_RATE = 47

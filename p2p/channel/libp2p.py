@@ -14,12 +14,12 @@ from typing import Any
 
 import trio
 
-from p2p.channel.listening import allow_many_files, check_free, spell_out
+from p2p.channel.listening import allow_many_files, check_free, short_address, spell_out
 from p2p.channel.port import BULK, CONTROL, Channel, Network
 from p2p.channel.stream import StreamChannel
 from p2p.channel.table import MAX_CHANNELS_PER_PEER, ChannelTable
 from p2p.channel.yamux import YamuxTransport, break_connection, cause_of, load_stack, quietly
-from p2p.errors import ChannelClosed, UsageError
+from p2p.errors import ChannelClosed, Unreachable, UsageError
 from p2p.identity import Identity, public_key_of
 from p2p.limits import HANDSHAKE_S, MAX_CONNECTIONS
 
@@ -145,7 +145,7 @@ class Libp2pNetwork(Network):
     async def _open(self, peer: str, addresses: list[str], kind: str) -> StreamChannel:
         deadline = trio.current_time() + HANDSHAKE_S
         if not self.table.has_room(peer):
-            raise ChannelClosed(f"cannot open a channel to {peer}: too many are open")
+            raise Unreachable(peer, "too many are open")
         async with self._one_at_a_time(peer):  # two opens at once share one connection
             for connection in reversed(self._connections(peer)):  # the newest is the likeliest alive
                 channel = await self._open_over(connection, peer, kind, REUSE_S)
@@ -156,7 +156,7 @@ class Libp2pNetwork(Network):
             if channel is not None:
                 return channel
             why = f"{self._worked.pop(peer, '')}: connected, but the peer does not speak {PROTOCOLS[kind]}"
-        raise ChannelClosed(f"cannot open a channel to {peer}: {why}")
+        raise Unreachable(peer, why)
 
     async def _open_over(self, connection: Any, peer: str, kind: str, seconds: float) -> StreamChannel | None:
         """A channel over this connection; None when it is not to be had in so many seconds."""
@@ -194,7 +194,7 @@ class Libp2pNetwork(Network):
                     await failed.wait()
         if winner is None:
             why = "; ".join(reasons) or "no connection and no address"
-            raise ChannelClosed(f"cannot open a channel to {peer}: {why}")
+            raise Unreachable(peer, why)
         return winner
 
     def _remember(self, peer: str, address: str) -> None:
@@ -220,9 +220,9 @@ class Libp2pNetwork(Network):
             with trio.fail_after(seconds):
                 return await self._swarm.dial_addr(stack.multiaddr(address), stack.peer_id(peer))
         except trio.TooSlowError:
-            raise ChannelClosed(f"{address}: no answer in {seconds:.0f} s") from None
+            raise ChannelClosed(f"{short_address(address)}: no answer in {seconds:.0f} s") from None
         except Exception as error:  # whatever libp2p, multiaddr or the socket raise, the address does not work
-            raise ChannelClosed(f"{address}: {cause_of(error)}") from error
+            raise ChannelClosed(f"{short_address(address)}: {cause_of(error)}") from error
 
     async def _negotiate(self, connection: Any, protocol: str) -> Any:
         stream = await connection.new_stream()

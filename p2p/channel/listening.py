@@ -14,11 +14,16 @@ from collections.abc import Sequence
 import psutil
 
 from p2p.errors import UsageError
+from p2p.printable import printable
 
 log = logging.getLogger("shoal.channel")
 
 MAX_FILES = 65_536
 """Open files this process asks to be allowed: every connection is one, and many systems give 1024 unless asked."""
+
+
+SHOWN = 100
+"""Characters of an address that people are shown: the longest IPv6 multiaddr has half of that, a DNS name may have more."""
 
 
 def check_free(listen: Sequence[str]) -> None:
@@ -56,6 +61,16 @@ def spell_out(text: str) -> list[str]:
     ]
     hosts.sort(key=lambda host: host.startswith("127.") or host == "::1")
     return ["/".join(["", family, host, *rest]) for host in hosts]
+
+
+def short_address(text: str) -> str:
+    """A multiaddr for people, without the peer id: "192.0.2.1:4001", "[2001:db8::1]:4001". Another form stays as it is, at most
+    SHOWN characters of it: it comes from a ticket or a peer."""
+    plain = printable(text.split("/p2p/")[0], SHOWN)
+    parts = plain.split("/")
+    if len(parts) != 5 or parts[0] or parts[3] != "tcp":
+        return plain
+    return f"[{parts[2]}]:{parts[4]}" if parts[1] == "ip6" else f"{parts[2]}:{parts[4]}"
 
 
 def allow_many_files() -> None:

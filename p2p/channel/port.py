@@ -76,6 +76,10 @@ class Channel:
         """The state of the path to the peer; None where the transport cannot say."""
         return None
 
+    def remote(self) -> str:
+        """The peer's end of the connection as this host sees it, "/ip4/ADDRESS/tcp/PORT"; "" where the transport cannot say."""
+        return ""
+
     def smooth(self, rate: float) -> None:
         """Send no more than `rate` bytes/s, however much is handed over at once: a burst at the speed of this machine
         overruns the short queue of a slow link. Does nothing where the transport cannot do it."""

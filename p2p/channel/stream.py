@@ -57,6 +57,10 @@ class ByteTransport(Protocol):
         """See `Channel.path`."""
         return None
 
+    def remote(self) -> str:
+        """See `Channel.remote`."""
+        return ""
+
     def smooth(self, rate: float) -> None:
         """See `Channel.smooth`."""
 
@@ -144,6 +148,9 @@ class StreamChannel(Channel):
 
     def path(self) -> PathState | None:
         return self._transport.path() if self._reason is None else None
+
+    def remote(self) -> str:
+        return self._transport.remote()
 
     def smooth(self, rate: float) -> None:
         if self._reason is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -57,6 +58,9 @@ class YamuxTransport:
     def path(self) -> PathState | None:
         return load_stack().path_of(self._stream.swarm_conn)
 
+    def remote(self) -> str:
+        return str(load_stack().remote_of(self._stream.swarm_conn))
+
     def smooth(self, rate: float) -> None:
         load_stack().smooth(self._stream.swarm_conn, rate)
 
@@ -86,6 +90,7 @@ def cause_of(error: BaseException) -> str:
         group = isinstance(inner, BaseExceptionGroup)
         following = inner.exceptions[0] if group else inner.__cause__ or inner.__context__  # type: ignore[attr-defined]
         if following is None:
-            return text or "the stream was closed"
+            known = isinstance(inner, OSError) and inner.errno  # "Connection refused", without address and number
+            return os.strerror(known) if known else text or "the stream was closed"
         inner = following
         text = str(inner) or text

@@ -17,7 +17,7 @@ from typing import Any
 import trio
 
 from p2p.channel.port import BULK, CONTROL, Channel, Network
-from p2p.errors import ChannelClosed, Refusal
+from p2p.errors import ChannelClosed, Refusal, Unreachable
 from p2p.identity import Identity
 from p2p.limits import GREETING_WINDOW, HANDSHAKE_S, PROTOCOL_VERSION
 from p2p.membership.gate import Gate
@@ -25,11 +25,9 @@ from p2p.membership.links import MAX_REASON, Link, LinkOwner, LinkTasks
 from p2p.protocol.join import Hello, Rejection, Renewal, RosterEntry, Welcome
 from p2p.protocol.messages import decode
 from p2p.protocol.wire import encode
+from p2p.release import release
 
 log = logging.getLogger("shoal.membership")
-
-AGENT = "shoal/0.1"
-"""The program and its version, as a peer says of itself. Nothing depends on it: `PROTOCOL_VERSION` decides who fits whom."""
 
 MAX_SITE = 64
 """Characters of a site's name that count: the rest is cut off, so that a peer cannot fill memory with its site."""
@@ -185,7 +183,8 @@ class Peering:
                     await self.connect(member.peer, member.addresses)
                 except (ChannelClosed, JoinRefused, Refusal) as error:
                     level = logging.INFO if attempt < 3 else logging.DEBUG
-                    log.log(level, "cannot reach %s (%s): %s", member.name, member.peer, error)
+                    why = error.why if isinstance(error, Unreachable) else error
+                    log.log(level, "cannot reach %s (%s): %s", member.name, member.peer, why)
                     await trio.sleep(redial_s(attempt))
                     attempt += 1
 
@@ -194,15 +193,9 @@ class Peering:
         hello = Hello(
             protocol=PROTOCOL_VERSION, run=s.run, ticket=s.ticket if channel.peer == self.head else "",
             membership=self.gate.membership, addresses=tuple(self._network.addresses) if s.dialable else (), name=s.name,
-            agent=AGENT, site=s.site,
+            agent=f"shoal/{release()}", site=s.site,
         )  # fmt: skip
-        await channel.send(encode(hello))
-        answer = await _first(channel)
-        if isinstance(answer, Rejection):
-            raise JoinRefused(channel.peer, answer.reason, answer.retryable)
-        if not isinstance(answer, Welcome):
-            raise Refusal(f"expected a welcome, got {type(answer).__name__}", peer=channel.peer, fatal=True)
-        return answer
+        return await greet(channel, hello)
 
     # --- keeping away ------------------------------------------------------------------------------------------------
 
@@ -226,7 +219,7 @@ class Peering:
                 raise Refusal(f"expected a hello, got {type(hello).__name__}", peer=peer, fatal=True)
             proof = self.gate.admit(peer, hello, trio.current_time())
             channel.restrict()
-            await channel.send(encode(Welcome(PROTOCOL_VERSION, proof, self._settings.name)))
+            await channel.send(encode(Welcome(PROTOCOL_VERSION, proof, self._settings.name, channel.remote())))
         except Refusal as refusal:
             await self._turn_away(channel, refusal)
             return
@@ -299,6 +292,18 @@ class Peering:
     async def close(self, peer: str, reason: str) -> None:
         """Close the link to `peer`, if there is one; `on_down` follows."""
         await self._tasks.close(peer, reason)
+
+
+async def greet(channel: Channel, hello: Hello) -> Welcome:
+    """Say `hello` on a channel that was just opened; the peer's welcome. JoinRefused when it answers no, Refusal when that is no
+    answer, ChannelClosed when none comes."""
+    await channel.send(encode(hello))
+    answer = await _first(channel)
+    if isinstance(answer, Rejection):
+        raise JoinRefused(channel.peer, answer.reason, answer.retryable)
+    if not isinstance(answer, Welcome):
+        raise Refusal(f"expected a welcome, got {type(answer).__name__}", peer=channel.peer, fatal=True)
+    return answer
 
 
 async def _first(channel: Channel) -> object:

@@ -40,6 +40,9 @@ class Welcome(Message, frozen=True, tag="welcome"):
     protocol: Count
     membership: Blob
     name: Text
+    seen: Text
+    """the joiner's end of the connection as the acceptor sees it, from which the joiner learns that it is behind NAT. May be
+    empty"""
 
 
 class Rejection(Message, frozen=True, tag="refused"):

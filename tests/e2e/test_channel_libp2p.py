@@ -53,6 +53,16 @@ class TestLibp2pChannel(ChannelSuite):
         return two_hosts()
 
 
+async def test_each_end_sees_the_others_address() -> None:
+    async with two_hosts() as (a, b):
+        with patience():
+            mine, theirs = await connect(a, b)
+        dialled = {address.split("/p2p/")[0] for host in (a, b) for address in host.addresses}
+        ends = {mine.remote(), theirs.remote()}
+        assert all(end.startswith("/ip4/127.0.0.1/tcp/") for end in ends)
+        assert len(ends & dialled) == 1, "one of them dialled the other's port from a port of its own"
+
+
 async def test_addresses_are_full_and_real() -> None:
     identity = Identity.generate()
     async with open_libp2p_network(identity, ["/ip4/0.0.0.0/tcp/0"]) as host:
@@ -101,7 +111,7 @@ async def test_no_address_works_says_which_and_why() -> None:
         port = free.getsockname()[1]
     async with open_libp2p_network(Identity.generate(), []) as a:
         stranger = Identity.generate().peer_id
-        with patience(), pytest.raises(ChannelClosed, match=f"tcp/{port}.*refused"):
+        with patience(), pytest.raises(ChannelClosed, match=f"127.0.0.1:{port}: Connection refused"):
             await a.open(stranger, [f"/ip4/127.0.0.1/tcp/{port}/p2p/{stranger}"], CONTROL)
 
 

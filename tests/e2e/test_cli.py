@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -261,10 +262,22 @@ def test_what_the_system_refuses_is_one_line(
 def test_doctor_says_what_would_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("doctor") == 0
     said = capsys.readouterr().out
-    assert "--engine transformers: transformers" in said and "GiB of memory" in said and "--engine vllm: " in said
-    assert call("doctor", "--json", "--engine-python", "/nowhere/python") == 1
+    assert "--engine transformers" in said and "GiB of memory" in said and "--engine vllm" in said
+    assert "reward sandbox" in said and "disk: checkpoints" in said and "\nA node would run here: 0 wrong" in said
+    assert call("doctor", "--json", "--engine-python", "/nowhere/python", "--dir", "/dev/null/x") == 1
     facts = json.loads(capsys.readouterr().out)
     assert "cannot be run" in facts["engines"]["vllm"]["missing"] and not facts["ok"]
+    wrong = {found["what"] for found in facts["findings"] if found["state"] == "wrong"}
+    assert wrong == {"--engine transformers", "--engine vllm", "disk: chunks"} and all(
+        found["todo"] for found in facts["findings"] if found["state"] != "ok"
+    )
+
+
+def test_doctor_takes_a_ticket(complaint: Complaint, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "neither a ticket nor a file" in complaint("doctor", "--join", "nothing")
+    assert call("doctor", "--join", a_ticket().encode()) == 1
+    said = capsys.readouterr().out
+    assert "127.0.0.1:1 does not: Connection refused" in said and "No node would run here as it is: 1 wrong" in said
 
 
 def a_ticket(run: str = "00aa") -> Ticket:
@@ -483,6 +496,49 @@ def test_a_whole_run_with_json(shoal: Children, tmp_path: Path, model: Path, cap
     assert status_of(again, shoal) == 0, shoal.said("again")
     assert shoal.result("again")["step"] == 2 and shoal.result("again")["version"] == "2.2"
     assert json.loads((run / "summary.json").read_text())["step"] == 2
+
+
+def test_the_readmes_command_twice_on_one_machine(
+    shoal: Children, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The doctor finds the learner; then two nodes as typed, which take a folder each, work, and are drained by it."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    learner = shoal.start("learner", "learner", str(config_file(tmp_path, model, trainer={"steps": 10_000})), "--json")
+    run = tmp_path / "run"
+    until("a ticket", (run / "status.json").exists, shoal)
+    ticket = (run / "ticket.txt").read_text().strip()
+    assert call("doctor", "--join", ticket, "--json") == 0
+    findings = json.loads(capsys.readouterr().out.splitlines()[-1])["findings"]
+    found = {finding["what"]: finding for finding in findings}
+    assert " answers in " in found["learner"]["said"] and found["learner's clock"]["state"] == "ok"
+    assert "on this machine" in found["seen as"]["said"]
+
+    nodes = []
+    for name in ("one", "two"):
+        nodes.append(shoal.start(name, "node", "--join", ticket))
+        until("its folder", lambda name=name: "this node's folder is" in shoal.said(name), shoal)
+    until("both at work", lambda: len(working(run)) == 2, shoal)
+    first = tmp_path / "data" / "shoal" / "nodes" / read_ticket(ticket).run
+    assert f"folder is {first}\n" in shoal.said("one")
+    assert f"folder is {first}-2 ({first.name} is another node's)\n" in shoal.said("two")
+    for name in ("one", "two"):
+        assert "dialling the learner at 127.0.0.1:" in shoal.said(name)
+    assert "downloading version 1.0: a model of " in shoal.said("one") and "ready: waiting for work" in shoal.said("one")
+    capsys.readouterr()
+    assert call("node", "drain", "--join", ticket) == 2
+    assert f"2 nodes of this run are here; say which with --dir: {first}, {first}-2" in capsys.readouterr().err
+    assert call("node", "drain", "--dir", f"{first}-2") == 0 and status_of(nodes[1], shoal) == 0
+    assert call("node", "drain", "--join", ticket) == 0 and status_of(nodes[0], shoal) == 0
+    assert call("node", "drain", "--join", ticket) == 2
+    assert f"no node runs in {first}" in capsys.readouterr().err
+    assert learner.poll() is None
+
+
+def working(run: Path) -> list[dict[str, Any]]:
+    """The nodes that have made tokens, as the learner sees them."""
+    port = json.loads((run / "status.json").read_text())["port"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=PATIENCE_S) as answer:
+        return [node for node in json.load(answer)["nodes"] if node["alive"] and node["tokens"]]
 
 
 def contents(run: Path) -> dict[str, bytes]:

@@ -17,7 +17,7 @@ import trio
 from p2p.channel.port import BULK, CONTROL, Channel, Network, PathState
 from p2p.channel.stream import StreamChannel
 from p2p.channel.table import ChannelTable
-from p2p.errors import ChannelClosed
+from p2p.errors import Unreachable
 from p2p.limits import HANDSHAKE_S
 
 Tamper = Callable[[str, str, bytes], bytes | None]
@@ -229,6 +229,9 @@ class _End:
     def path(self) -> PathState | None:
         return None
 
+    def remote(self) -> str:
+        return ""
+
     def smooth(self, rate: float) -> None:
         pass
 
@@ -262,7 +265,7 @@ class MemoryNetwork(Network):
             raise ValueError(f"no such kind of channel: {kind!r}")
         with trio.move_on_after(HANDSHAKE_S):
             return await self._open(peer, addresses, kind)
-        raise ChannelClosed(f"cannot open a channel to {peer}: no answer in {HANDSHAKE_S:.0f} s")
+        raise Unreachable(peer, f"no answer in {HANDSHAKE_S:.0f} s")
 
     async def _open(self, peer: str, addresses: Sequence[str], kind: str) -> StreamChannel:
         trips = 1
@@ -270,14 +273,14 @@ class MemoryNetwork(Network):
             trips = 2  # a connection first
             target = self._switch.host(peer)
             if f"/memory/{peer}" not in addresses or target is None or not target.reachable:
-                raise ChannelClosed(f"cannot open a channel to {peer}: none of {len(addresses)} addresses works")
+                raise Unreachable(peer, f"none of {len(addresses)} addresses works")
         for _ in range(trips):
             for src, dst in ((self.peer_id, peer), (peer, self.peer_id)):
                 await self._switch.wait_flowing(src, dst)
                 await trio.sleep(self._switch.latency)
         target = self._switch.host(peer)
         if target is None or not (target.table.has_room(self.peer_id) and self.table.has_room(peer)):
-            raise ChannelClosed(f"cannot open a channel to {peer}: {'it is gone' if target is None else 'too many'}")
+            raise Unreachable(peer, f"{'it is gone' if target is None else 'too many'}")
         there, back = _Pipe(self._switch, self.peer_id, peer), _Pipe(self._switch, peer, self.peer_id)
         channel = self._add(_End(there, back), peer, kind)
         target.table.announce(target._add(_End(back, there), self.peer_id, kind))  # the same class

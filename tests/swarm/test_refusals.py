@@ -227,7 +227,7 @@ async def test_an_oversized_frame(tmp_path, autojump_clock, caplog) -> None:
     lambda: Roster(1, ()),
     lambda: Catalog(Version(1, 99), ()),
     lambda: Bye("go home", done=True),
-    lambda: Welcome(PROTOCOL_VERSION, b"", "again"),
+    lambda: Welcome(PROTOCOL_VERSION, b"", "again", ""),
 ], ids=["assign", "roster", "catalog", "bye", "welcome"])  # fmt: skip
 async def test_what_only_the_head_may_say(tmp_path, autojump_clock, caplog, make) -> None:
     async with open_swarm(tmp_path) as swarm, trio.open_nursery() as nursery:

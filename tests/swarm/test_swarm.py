@@ -234,3 +234,19 @@ async def test_a_follower_comes_back_to_a_head_that_was_away(tmp_path, autojump_
             await until(lambda epoch=epoch: one.owner.down == epoch * [HEAD.peer_id])
         with pytest.raises(ChannelClosed):
             await one.swarm.peering.connect(HEAD.peer_id, TICKET.addresses)
+
+
+async def test_a_follower_whose_head_is_away_says_so_once_and_then_counts(tmp_path, autojump_clock, caplog) -> None:
+    caplog.set_level("INFO", "shoal.swarm")
+    world = World(tmp_path)
+    async with world.peer(ONE) as one:
+        await trio.sleep(50)
+        first = [record.getMessage() for record in caplog.records]
+        assert len(first) == 2 and first[0].startswith("dialling the learner at /memory/"), first
+        assert first[1] == "cannot reach the learner: none of 1 addresses works; trying again until it works"
+        await trio.sleep(600)
+        later = [record.getMessage() for record in caplog.records][2:]
+        assert 2 <= len(later) <= 4 and all(" attempts in " in line for line in later), later
+        async with world.peer(HEAD, SourceRole(RUN, epoch=1)):
+            await until(lambda: HEAD.peer_id in one.swarm.links)
+            assert "failed attempts in 10 min" in caplog.records[-1].getMessage()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from node.doctor import say
+from node.doctor import examination
 from node.engine.environment import NEEDS, PythonEnvironment, missing
 from node.engine.process import packages
 
@@ -38,12 +38,12 @@ def test_what_is_missing(kind: str, packages: dict[str, str | None], reason: str
 
 
 def test_the_cuda_build_without_a_device_would_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    from node import doctor
-
-    monkeypatch.setattr(doctor, "survey", lambda python, device: environment(vllm="0.33.0"))
-    facts = doctor.examine("/x/python")
+    monkeypatch.setattr(examination, "survey", lambda python, device: environment(vllm="0.33.0"))
+    facts = examination.examine("/x/python")
     assert "sees no CUDA device" in facts["engines"]["vllm"]["missing"] and facts["ok"]
-    assert "transformers 1.0 on cpu, computes in float32, 8 GiB" in say(facts)
+    found = {finding.what: finding for finding in examination.judge_engines(facts)}
+    assert found["--engine transformers"].said == "transformers 1.0 on cpu, computes in float32, 8 GiB of memory"
+    assert found["--engine vllm"].state == "warning" and "sees no CUDA device" in found["--engine vllm"].said
 
 
 def test_another_environment_sees_our_packages_and_no_other_of_this_one(tmp_path: Path) -> None:

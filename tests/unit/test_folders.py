@@ -1,0 +1,68 @@
+"""Which folder a node takes that was told of none, and which nodes of a run are found on a machine."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from node.folders import LOCK, default_folder, hold_folder, hold_free_folder, running_beside
+from p2p.errors import UsageError
+
+
+def test_a_second_node_takes_the_next_folder_and_a_restarted_one_its_own(tmp_path: Path) -> None:
+    first = tmp_path / "nodes" / "00aa"
+    with hold_free_folder(first, "") as one:
+        with hold_free_folder(first, "") as two, hold_free_folder(first, "") as three:
+            assert [f.name for f in (one, two, three)] == ["00aa", "00aa-2", "00aa-3"]
+            assert running_beside(first) == [one, two, three]
+            assert (two / LOCK).read_text() == str(os.getpid())
+        with hold_free_folder(first, "") as again:  # the others of 00aa-2 and 00aa-3 have ended
+            assert again == two
+    assert running_beside(first) == []
+    with hold_free_folder(first, "") as again:
+        assert again == one
+
+
+def test_a_name_finds_the_folder_that_it_had(tmp_path: Path) -> None:
+    first = tmp_path / "00aa"
+    with ExitStack() as held:
+        folders = {name: held.enter_context(hold_free_folder(first, name)) for name in ("", "a", "b")}
+    assert sorted(f.name for f in folders.values()) == ["00aa", "00aa-2", "00aa-3"]
+    for name in ("b", "a", ""):  # whichever starts first, and although the others' are free
+        with hold_free_folder(first, name) as again:
+            assert again == folders[name]
+            assert running_beside(first, name) == [again]
+    with hold_free_folder(first, "c") as third:  # one that no name was given to is anybody's
+        assert third == folders[""]
+        with hold_free_folder(first, "") as fresh:
+            assert fresh.name == "00aa-4"
+
+
+def test_other_runs_and_files_are_left_alone(tmp_path: Path) -> None:
+    for name in ("00aab", "00aa-x", "00aa-"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "00aa-2").write_text("a file")
+    with pytest.raises(UsageError, match="cannot use"), hold_free_folder(tmp_path / "00aa-2", ""):
+        pass
+    with hold_free_folder(tmp_path / "00aa", "") as one:
+        assert one == tmp_path / "00aa" and running_beside(one) == [one]
+        with hold_free_folder(one, "") as second:
+            assert second.name == "00aa-3"
+
+
+def test_a_folder_that_was_asked_for_is_not_exchanged_for_another(tmp_path: Path) -> None:
+    with hold_folder(tmp_path / "x") as one:
+        assert one == tmp_path / "x"
+        with pytest.raises(UsageError, match=r"another node runs in .*/x: give this one its own --dir"), hold_folder(one):
+            pass
+
+
+def test_a_ticket_cannot_name_a_folder_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert default_folder("00aa") == tmp_path / "shoal" / "nodes" / "00aa"
+    for run in ("../x", "", ".", "a/b", "a-2", "é", "0" * 65, "/etc"):
+        with pytest.raises(UsageError, match="--dir"):
+            default_folder(run)
