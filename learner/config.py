@@ -16,7 +16,7 @@ from learner.dispatch.dispatcher import Strategies
 from learner.economy.local_rollout import FLOOR_S
 from learner.layers import Layer, read_flags, stack
 from learner.presets import PRESETS, PresetName, sentences
-from learner.section import Fault, Section, dump_toml, read_toml
+from learner.section import Finding, Section, dump_toml, read_toml
 from learner.trainer.settings import MAX_SEED, MIN_SEED, Seed, TrainerConfig, TrainerSection
 from p2p.errors import UsageError
 from p2p.limits import DEFAULT_SEGMENT, MAX_CHUNK, MAX_SEGMENT, MAX_SEGMENT_CHUNKS
@@ -261,38 +261,38 @@ def _read(layers: Sequence[Layer], source: str, other_flags: Collection[str] = (
     return ReadConfig(found.section, (*found.problems, *told), found.wrong)
 
 
-def _contradictions(config: LearnerConfig) -> Iterator[Fault]:
+def _contradictions(config: LearnerConfig) -> Iterator[Finding]:
     """Values that are right by themselves and not together."""
     yield from _not_plain("task.options", config.task.options)
     yield from _not_plain("local_engine.engine_set", config.local_engine.engine_set)
     rollout, swarm = config.rollout, config.swarm
     if rollout.top_p < 1 and config.trainer.proximal == "behaviour" and not config.external_trainer:
-        yield Fault(
+        yield Finding(
             f"rollout.top_p = {rollout.top_p:g} does not go with trainer.proximal = \"behaviour\": nodes report log "
             "probabilities within the nucleus, the trainer's are over all tokens, so bad answers would lose their gradient; "
             "set rollout.top_p = 1 or trainer.proximal = \"trainer\"",
             ("rollout.top_p", "trainer.proximal"),
         )
     if rollout.publish_every > rollout.max_staleness + 1:
-        yield Fault(
+        yield Finding(
             f"rollout.publish_every = {rollout.publish_every}: with rollout.max_staleness = {rollout.max_staleness} the learner "
             f"would wait for a version that it has not published; at most {rollout.max_staleness + 1}",
             ("rollout.publish_every", "rollout.max_staleness"),
         )
     for name, prices in config.activation.prices.items():
         if not 1 <= len(prices) <= 3 or not all(0 <= price <= MAX_PRICE for price in prices):
-            yield Fault(f"activation.prices: {name!r} is to have one to three prices from 0 to {MAX_PRICE:g}")
+            yield Finding(f"activation.prices: {name!r} is to have one to three prices from 0 to {MAX_PRICE:g}")
     if 0 < swarm.chunk_bytes < 1024:
-        yield Fault(f"swarm.chunk_bytes = {swarm.chunk_bytes}: at least 1024, or 0 for what fits each version")
+        yield Finding(f"swarm.chunk_bytes = {swarm.chunk_bytes}: at least 1024, or 0 for what fits each version")
     elif 0 < swarm.chunk_bytes * MAX_SEGMENT_CHUNKS < swarm.segment_bytes:
-        yield Fault(
+        yield Finding(
             f"swarm.chunk_bytes = {swarm.chunk_bytes} is too small for swarm.segment_bytes = {swarm.segment_bytes}: "
             f"a segment has at most {MAX_SEGMENT_CHUNKS} chunks",
             ("swarm.segment_bytes",),
         )
 
 
-def _not_plain(key: str, value: Any) -> Iterator[Fault]:
+def _not_plain(key: str, value: Any) -> Iterator[Finding]:
     """Values that TOML has and JSON and msgpack have not: options travel in all three."""
     if isinstance(value, dict):
         for name, inner in value.items():
@@ -301,6 +301,6 @@ def _not_plain(key: str, value: Any) -> Iterator[Fault]:
         for inner in value:
             yield from _not_plain(key, inner)
     elif isinstance(value, int) and not MIN_SEED <= value <= MAX_SEED:
-        yield Fault(f"{key}: a number of more than 64 bits")
+        yield Finding(f"{key}: a number of more than 64 bits")
     elif not isinstance(value, (bool, int, float, str)):
-        yield Fault(f"{key}: a {type(value).__name__} is not taken here: write it as a string, in quotes")
+        yield Finding(f"{key}: a {type(value).__name__} is not taken here: write it as a string, in quotes")

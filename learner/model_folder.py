@@ -35,9 +35,20 @@ def open_model_folder(model: str) -> ModelFolder:
     """`model` is a folder, or a hub id, of which config and tokenizer are fetched: weights are the trainer's business. UsageError
     in one line when it is no model or lacks one of them."""
     path = _find(model)
-    size = _vocab_size(path)
+    size = check_model_folder(path)
     tokenizer = _tokenizer(path)
     return ModelFolder(path, size, tokenizer, stop_ids(tokenizer, _eos(path)))
+
+
+def check_model_folder(folder: Path) -> int:
+    """The number of token ids of a model, by config.json. UsageError for a folder that is no model's or has no tokenizer; whether
+    the tokenizer loads takes longer to find out."""
+    size = number_in(read_model_config(folder), "vocab_size")
+    if size is None:
+        raise UsageError(f"{folder}/config.json names no vocab_size")
+    if not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
+        raise UsageError(f"{folder} has no tokenizer")
+    return size
 
 
 def first_line(error: BaseException) -> str:
@@ -99,18 +110,9 @@ def number_in(values: dict[str, Any], key: str) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def _vocab_size(folder: Path) -> int:
-    size = number_in(read_model_config(folder), "vocab_size")
-    if size is None:
-        raise UsageError(f"{folder}/config.json names no vocab_size")
-    return size
-
-
 def _tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
-    if not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
-        raise UsageError(f"{folder} has no tokenizer")
     try:
         return AutoTokenizer.from_pretrained(str(folder))
     except Exception as error:

@@ -33,11 +33,11 @@ AnySection = TypeVar("AnySection", bound=Section)
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """Something that keeps settings from being used."""
+class Finding:
+    """Something that a person should know of settings before they are used: a problem, or a note."""
 
     what: str
-    """one line, which names the settings and says what to do"""
+    """one line, which names the settings; of a problem it says what to do"""
     keys: tuple[str, ...] = ()
     """the settings that it follows from: where one of them is wrong anyway, this is not said"""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from learner.section import Fault
+from learner.section import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Room:
 class Facts:
     """None, or an empty value, is what is not known: nothing is said of it."""
 
-    tried: tuple[Fault, ...] = ()
+    tried: tuple[Finding, ...] = ()
     """what was tried and failed: the task, the model's files, the ports, the run's directory"""
     notes: tuple[str, ...] = ()
     """what is to be known and no problem"""

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from learner.config import LearnerConfig
-from learner.model_folder import find_here, number_in, open_model_folder, read_model_config
+from learner.model_folder import check_model_folder, find_here, number_in, open_model_folder, read_model_config
 from learner.preflight.devices import Devices, ask_torch, host_memory, maybe_gpu, pick
 from learner.preflight.facts import Facts, Memory, ModelShape, Room
 from learner.rewards.scoring import Scorer
 from learner.run_dir import existing_run, kept_listen
-from learner.section import Fault
+from learner.section import Finding
 from learner.tasks.port import Task
 from learner.tasks.prompting import encode_prompt
 from learner.tasks.registry import make_task
@@ -51,7 +51,7 @@ class _Look:
     def __init__(self, config: LearnerConfig, wrong: frozenset[str], resume: bool, thorough: bool) -> None:
         self.config, self.wrong, self.resume, self.thorough = config, wrong, resume, thorough
         self.run_dir = Path(config.run_dir)
-        self.tried: list[Fault] = []
+        self.tried: list[Finding] = []
         self.notes: list[str] = []
 
     def facts(self) -> Facts:
@@ -79,9 +79,9 @@ class _Look:
         try:
             return look()
         except ShoalError as error:
-            self.tried.append(Fault(str(error), keys))
+            self.tried.append(Finding(str(error), keys))
         except OSError as error:
-            self.tried.append(Fault(f"{keys[0]}: {error}", keys))
+            self.tried.append(Finding(f"{keys[0]}: {error}", keys))
         return None
 
     def _task(self) -> Task:
@@ -103,14 +103,21 @@ class _Look:
                 "of it was checked"
             )
             return None
+        cached = not Path(name).is_dir()
+        try:
+            vocabulary = check_model_folder(folder)
+        except UsageError:
+            if not cached:
+                raise
+            self.notes.append(f"model: {name} is not whole in the hub's cache: the rest would be downloaded")
+            return None
         parameters = count_parameters(folder)
         if not parameters and not external:
-            if Path(name).is_dir():
+            if not cached:
                 raise UsageError(f"model: {folder} has no *.safetensors: the trainer needs the weights")
             self.notes.append(f"model: the weights of {name} are not in the hub's cache: they would be downloaded")
-        values = read_model_config(folder)
-        context = number_in(values, "max_position_embeddings") or 0
-        return ModelShape(parameters, number_in(values, "vocab_size") or 0, context)
+        context = number_in(read_model_config(folder), "max_position_embeddings") or 0
+        return ModelShape(parameters, vocabulary, context)
 
     def _prompt_tokens(self, task: Task) -> int:
         """Tokens of the longest of some prompts. Loads the tokenizer."""

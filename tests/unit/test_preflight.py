@@ -12,7 +12,7 @@ from learner.preflight.checks import check, size
 from learner.preflight.devices import Devices, pick
 from learner.preflight.facts import Facts, Memory, ModelShape, Room
 from learner.preflight.needs import disk_needs, memory_needs
-from learner.section import Fault
+from learner.section import Finding
 from p2p.errors import UsageError
 
 GB = 10**9
@@ -46,7 +46,7 @@ def test_a_sound_run_has_no_problem_and_is_told_what_it_takes() -> None:
 
 
 def test_what_was_tried_is_a_problem_unless_its_key_is_wrong_anyway() -> None:
-    facts = Facts(tried=(Fault("no model folder m", ("model",)), Fault("port 4001 is in use", ("swarm.listen",))))
+    facts = Facts(tried=(Finding("no model folder m", ("model",)), Finding("port 4001 is in use", ("swarm.listen",))))
     assert problems(facts) == ("no model folder m", "port 4001 is in use")
     assert problems(facts, ("model",)) == ("port 4001 is in use",)
 
