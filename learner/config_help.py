@@ -88,7 +88,8 @@ def first_file(everything: bool = False) -> str:
 
 def presets() -> list[str]:
     """Lines about all presets."""
-    lines = ['Settings by name: preset = "NAME" at the top of the file, or --preset NAME. Keys of the file and flags win.']
+    how = 'Settings by name: preset = "NAME" at the top of the file, or --preset NAME. Keys of the file and flags win.'
+    lines = _wrapped(how, "", "")
     for name, preset in PRESETS.items():
         lines += ["", f"{name}: {preset.title}, https://arxiv.org/abs/{preset.paper}", *_indented(preset.what)]
         lines += [f"    {key} = {json.dumps(value)}" for key, value in preset.sets.items()]

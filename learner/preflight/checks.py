@@ -160,7 +160,8 @@ def _what_it_takes(config: LearnerConfig, facts: Facts) -> Iterator[Finding]:
         return
     if room is not None:
         disk = disk_needs(config, model)
-        yield Finding(f"disk: about {size(disk.total)} for checkpoints and versions, {size(room.free + room.taken)} there")
+        held = f", {size(room.taken)} held by this run" if room.taken else ""
+        yield Finding(f"disk: about {size(disk.total)} for checkpoints and versions, {size(room.free)} free{held}")
     if config.external_trainer:
         return
     needs = memory_needs(config, model, gpu=not facts.on_cpu)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import tomllib
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.config import build_config, dump_toml, load_config, read_config
+from learner.config import LearnerConfig, build_config, dump_toml, load_config, read_config
+from learner.layers import Layer, read_flags, stack
 from learner.section import check_section
 from learner.trainer.settings import TrainerConfig, TrainerSection
 from p2p.errors import UsageError
@@ -169,6 +171,34 @@ def test_all_wrong_settings_are_told_at_once(tmp_path: Path) -> None:
         assert word in told
     assert "publish_every" not in told, "nothing is said of what follows from a wrong key"
     assert len(caught.value.problems) == 10
+
+
+names = st.sampled_from(
+    ["seed", "model", "preset", "rollout", "samples", "trainer", "betas", "prices", "activation", "task", "options", "x"]
+)
+odd = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just("dapo"),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(names, inner, max_size=3), max_leaves=6,
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.dictionaries(names, odd, max_size=5),
+    st.lists(st.tuples(names, names, st.sampled_from(["1", "x", "[1]", "{a = 1}"])), max_size=3),
+)
+def test_any_table_and_any_flags_are_taken_or_refused_in_lines(table: dict[str, Any], flags: list[tuple[str, str, str]]) -> None:
+    layers = [Layer("c.toml", table)]
+    try:
+        layers.append(read_flags(LearnerConfig, [word for a, b, value in flags for word in (f"--{a}.{b}", value)]))
+        found = stack(LearnerConfig, layers, {"run_dir": "", "model": ""}, below={}, source="c.toml")
+    except UsageError as error:
+        assert "is not a section" in str(error)
+        return
+    assert bool(found.problems) == bool(found.wrong), (found.problems, found.wrong)
+    assert "run_dir" in found.wrong and all("\n" not in line for line in found.problems)
+    with contextlib.suppress(UsageError):
+        build_config(table, "here")
 
 
 def test_what_can_be_read_is_read_beside_what_is_wrong(tmp_path: Path) -> None:
