@@ -29,14 +29,17 @@ _SHORT = {"--budget": "--activation.budget_usd", "--max-usd-per-hour": "--activa
 def add_verbs(verbs: Any, verb: AddVerb) -> None:
     """`verbs`: argparse's subparsers of the whole command."""
     p = verb("learner", _learner, "run the learner: head and trainer", verbs)
-    p.add_argument("config", metavar="CONFIG.toml", help="the run's settings (shoal config docs describes them)")
+    p.add_argument("config", metavar="CONFIG.toml", help="the run's settings (shoal config init writes a first file)")
     p.add_argument("--resume", action="store_true", help="go on with the run in run_dir, from its last commit")
     p.add_argument("--dry-run", action="store_true",
                    help="check settings, task, model, disk, memory and ports, print the settings resolved, and stop")
     p.add_argument("--budget", metavar="USD", help="most dollars for the whole run (activation.budget_usd)")
     p.add_argument("--max-usd-per-hour", metavar="USD", help="most dollars an hour (activation.max_usd_per_hour)")
     p.set_defaults(takes_settings=True, interrupted_hint=": go on with --resume")
-    p.epilog = "Any setting of the file can be given as a flag: --rollout.max_staleness 3 --trainer.lr 1e-6"
+    p.epilog = (
+        "Any setting of the file can be given as a flag: --rollout.max_staleness 3 --trainer.lr 1e-6 --preset dapo. "
+        "shoal config explain tells what there is."
+    )
 
     p = verb("config", _config_docs, "explain the settings of a learner, and write a first file of them", verbs)
     actions = p.add_subparsers(dest="action", required=True, metavar="ACTION")

@@ -17,6 +17,7 @@ from typing import Any
 
 from learner.tasks.port import Confined, Prompt, Score, Task
 from p2p.errors import UsageError
+from p2p.verbs import nearest
 
 SIZE = 1 << 20
 """Problems of a data set unless the options say otherwise: a bound, since indices wrap at it. Some data sets build a table of
@@ -37,6 +38,7 @@ class ReasoningGymTask(Task):
 
     def __init__(self, dataset: str, seed: int, chat: bool = True, size: int = SIZE, **options: Any) -> None:
         import reasoning_gym
+        from reasoning_gym.factory import DATASETS
         from reasoning_gym.utils import extract_answer
 
         self.name = f"reasoning_gym:{dataset}"
@@ -44,6 +46,8 @@ class ReasoningGymTask(Task):
             raise UsageError(f"task {self.name}: chat = {chat!r} is neither true nor false")
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise UsageError(f"task {self.name}: size = {size!r} is not a number of problems above 0")
+        if dataset not in DATASETS:
+            raise UsageError(f"unknown task {self.name}: reasoning-gym has no such data set{nearest(dataset, DATASETS)}")
         self.chat = chat
         self.size = size
         self._extract = extract_answer

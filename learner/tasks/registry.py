@@ -27,7 +27,7 @@ def make_task(name: str, seed: int = 0, options: Mapping[str, Any] | None = None
     if family == "reasoning_gym" and dataset:
         return ReasoningGymTask(dataset, seed, **kwargs)
     if colon or family not in BUILT_IN:
-        raise UsageError(f"unknown task {name!r}{nearest(name, BUILT_IN)}; known: {', '.join(known_tasks())}")
+        raise UsageError(f"unknown task {name!r}{nearest(name, BUILT_IN) or '; known: ' + ', '.join(known_tasks())}")
     try:
         return BUILT_IN[family](seed, **kwargs)
     except TypeError as error:

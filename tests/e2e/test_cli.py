@@ -380,6 +380,7 @@ def test_the_command_line_is_light() -> None:
         assert not heavy(), heavy()
         assert "trio" not in sys.modules
         import learner.config, node.service, learner.status.view, learner.trainer.export, netem.demo.run, learner.service
+        import learner.preflight.gather
         assert not heavy(), heavy()
         print("light")
     """

@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 import shoal
 from learner.config import load_config
+from learner.preflight import devices
 from learner.preflight.gather import count_parameters, gather
 from p2p.errors import UsageError
 
@@ -176,6 +177,16 @@ def test_the_model_is_read_without_torch(model: Path, tmp_path: Path) -> None:
     assert "no *.safetensors" in line
     external = config_file(tmp_path, model, "external_trainer = true")
     assert gather(load_config(external)).tried == (), "another trainer has its weights elsewhere"
+
+
+def test_torch_is_asked_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "GPU_FILES", ("/",))
+    found = devices.ask_torch()
+    assert found.error == "" and all(gpu.total >= gpu.free > 0 for gpu in found.gpus)
+    monkeypatch.setattr(devices, "python_command", lambda module: ["/bin/false"])
+    assert "cannot be asked" in devices.ask_torch().error
+    monkeypatch.setattr(devices, "GPU_FILES", ("/nowhere",))
+    assert devices.ask_torch() == devices.Devices()
 
 
 def test_a_directory_that_holds_a_run(tmp_path: Path, model: Path) -> None:
