@@ -122,7 +122,7 @@ def _too_little_room(config: LearnerConfig, facts: Facts) -> Iterator[Finding]:
     if room is None:
         return
     needs = disk_needs(config, facts.model or ModelShape(0))
-    if needs.total <= room.free + room.taken:
+    if needs.least <= room.free + room.taken:
         return
     parts = [f"{size(needs.journal)} for journal and logs"]
     if needs.versions:
@@ -142,13 +142,15 @@ def _too_little_memory(config: LearnerConfig, facts: Facts) -> Iterator[Finding]
         return
     needs = memory_needs(config, facts.model, gpu=not facts.on_cpu)
     keys = ("model", "trainer.device", "trainer.kl_coef", "trainer.served_dtype")
-    why = f"{needs.a_parameter} bytes for each of {facts.model.parameters / 1e9:.2f} billion parameters"
-    spare = " (4 fewer with trainer.kl_coef = 0)" if config.trainer.kl_coef else ""
+    spare = " (4 bytes fewer with trainer.kl_coef = 0)" if config.trainer.kl_coef else ""
+    masters = f"{needs.a_parameter} bytes for each of {facts.model.parameters / 1e9:.2f} billion parameters{spare}"
+    copies = f"{size(needs.host)} for copies of versions"
     for memory, least in _memories(facts, needs.device, needs.host):
         if least > memory.total:
+            why = masters if memory is facts.gpu else f"{masters}, and {copies}" if facts.on_cpu else copies
             yield Finding(
-                f"model: {memory.name} has {size(memory.total)} of memory, and training needs at least {size(least)}: {why}"
-                f"{spare}, before activations; take a smaller model or a larger machine",
+                f"model: {memory.name} has {size(memory.total)} of memory, and training needs at least {size(least)}: {why}, "
+                "before activations; take a smaller model or a larger machine",
                 keys,
             )
 
@@ -161,7 +163,8 @@ def _what_it_takes(config: LearnerConfig, facts: Facts) -> Iterator[Finding]:
     if room is not None:
         disk = disk_needs(config, model)
         held = f", {size(room.taken)} held by this run" if room.taken else ""
-        yield Finding(f"disk: about {size(disk.total)} for checkpoints and versions, {size(room.free)} free{held}")
+        tight = "; that is tight" if disk.total > room.free + room.taken else ""
+        yield Finding(f"disk: about {size(disk.total)} for checkpoints and versions, {size(room.free)} free{held}{tight}")
     if config.external_trainer:
         return
     needs = memory_needs(config, model, gpu=not facts.on_cpu)

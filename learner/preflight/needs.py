@@ -5,6 +5,7 @@ Lower bounds where they are called so, for a run must not be refused that would 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from learner.config import LearnerConfig
@@ -28,6 +29,9 @@ LOGITS_BYTES = 12
 DELTA_SHARE = 1 / 32
 """Bytes of a delta as a share of the state's: what the publisher reckons with before it has made one."""
 
+
+SURE_SHARE = 0.5
+"""Share of the bytes reckoned for versions that a run is refused without: they are compressed, so the rest may not be needed."""
 
 JOURNAL_BYTES = 64_000_000
 """Bytes that any run is to have for its journal and logs: a long one takes more, and a disk with less is as good as full."""
@@ -61,6 +65,11 @@ class DiskNeeds:
     def total(self) -> int:
         return self.checkpoints + self.versions + self.journal
 
+    @property
+    def least(self) -> int:
+        """Less does not do."""
+        return self.checkpoints + int(SURE_SHARE * self.versions) + self.journal
+
 
 def memory_needs(config: LearnerConfig, model: ModelShape, *, gpu: bool) -> MemoryNeeds:
     """What our trainer needs with these settings. `gpu`: it runs on a device with memory of its own."""
@@ -76,7 +85,8 @@ def disk_needs(config: LearnerConfig, model: ModelShape) -> DiskNeeds:
     """What checkpoints (of our trainer) and versions take on the disk at the most crowded moment: the first version is kept, and
     an anchor goes when its successor and the deltas between are there."""
     trainer, every = config.trainer, config.swarm.anchor_every
-    copies = 0 if config.external_trainer else trainer.checkpoint_keep + 1
+    made = 0 if config.external_trainer else math.ceil(trainer.steps / trainer.checkpoint_every)
+    copies = min(made, trainer.checkpoint_keep + 1)
     anchors = 2 if trainer.steps > every else 1
     states = 1 + anchors + DELTA_SHARE * min(every, trainer.steps)
     served = SERVED_BYTES[trainer.served_dtype] * model.parameters

@@ -91,11 +91,15 @@ def test_room_on_the_disk() -> None:
     needs = disk_needs(settings(), SMALL)
     assert needs.copies == 3 and needs.checkpoints == 3 * 12 * SMALL.parameters, "two are kept, one is being written"
     assert 4 * SMALL.parameters < needs.versions < 10 * SMALL.parameters
-    for free, taken, fine in ((needs.total, 0, True), (needs.total - 1, 0, False), (0, needs.total, True), (0, 0, False)):
+    assert needs.checkpoints < needs.least < needs.total
+    for free, taken, fine in ((needs.least, 0, True), (needs.least - 1, 0, False), (0, needs.least, True), (0, 0, False)):
         assert (problems(replace(PLENTY, room=Room("/data", free, taken))) == ()) is fine
     (line,) = problems(replace(PLENTY, room=Room("/data", GB)))
     assert all(word in line for word in ("/data has 1.0 GB free", "21.6 GB for 3 checkpoints", "trainer.checkpoint_keep"))
-    assert disk_needs(settings(trainer={"checkpoint_keep": 1}), SMALL).copies == 2
+    tight = replace(PLENTY, room=Room("/data", needs.least))
+    assert "that is tight" in "\n".join(check(settings(), tight).notes) and "tight" not in notes()
+    for trainer, copies in (({"checkpoint_keep": 1}, 2), ({"steps": 0}, 0), ({"steps": 9, "checkpoint_every": 5}, 2)):
+        assert disk_needs(settings(trainer=trainer), SMALL).copies == copies
     assert disk_needs(settings(external_trainer=True), SMALL).checkpoints == 0
     double = disk_needs(settings(trainer={"served_dtype": "float32"}), SMALL).versions
     assert double == pytest.approx(2 * needs.versions)
@@ -115,6 +119,8 @@ def test_memory_of_the_trainer() -> None:
     assert problems(few, external_trainer=True) == ()
     assert len(problems(replace(ON_CPU, host=Memory("this machine", 10 * GB, 10 * GB)))) == 1
     assert problems(replace(PLENTY, host=Memory("this machine", 10 * GB, 10 * GB))) == (), "a GPU has its own"
+    (line,) = problems(replace(PLENTY, host=Memory("this machine", 1 * GB, 1 * GB)))
+    assert "this machine has 1.0 GB" in line and "copies of versions" in line and "bytes for each" not in line
     assert problems(replace(few, gpu=None)) == (), "which device it will be is not known"
 
 
