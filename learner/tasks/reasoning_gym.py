@@ -38,7 +38,6 @@ class ReasoningGymTask(Task):
 
     def __init__(self, dataset: str, seed: int, chat: bool = True, size: int = SIZE, **options: Any) -> None:
         import reasoning_gym
-        from reasoning_gym.factory import DATASETS
         from reasoning_gym.utils import extract_answer
 
         self.name = f"reasoning_gym:{dataset}"
@@ -46,8 +45,6 @@ class ReasoningGymTask(Task):
             raise UsageError(f"task {self.name}: chat = {chat!r} is neither true nor false")
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise UsageError(f"task {self.name}: size = {size!r} is not a number of problems above 0")
-        if dataset not in DATASETS:
-            raise UsageError(f"unknown task {self.name}: reasoning-gym has no such data set{nearest(dataset, DATASETS)}")
         self.chat = chat
         self.size = size
         self._extract = extract_answer
@@ -57,7 +54,10 @@ class ReasoningGymTask(Task):
             self.prompt(0)  # some options are only found wrong when a problem is made of them
         except Exception as error:  # they are a person's options in somebody's code: it may raise anything
             what = " ".join(str(error).split()) or type(error).__name__
-            raise UsageError(f"task {self.name}: {what}") from error
+            from reasoning_gym.factory import DATASETS
+
+            meant = "" if dataset in DATASETS else nearest(dataset, DATASETS)
+            raise UsageError(f"task {self.name}: {what}{meant}") from error
         self.confined = Confined(self.name, seed, {**options, "chat": chat, "size": size}, runs_answers(type(self._train)))
 
     def prompt(self, index: int) -> Prompt:
