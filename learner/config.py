@@ -257,14 +257,16 @@ def _read(layers: Sequence[Layer], source: str, other_flags: Collection[str] = (
         LearnerConfig, layers, {"run_dir": "", "model": ""}, below=preset.table() if preset else {}, source=source,
         other_flags=other_flags,
     )  # fmt: skip
-    told = [p.what for p in _contradictions(found.section) if not found.wrong.intersection(p.keys)]
-    return ReadConfig(found.section, (*found.problems, *told), found.wrong)
+    told = [p for p in _contradictions(found.section) if not found.wrong.intersection(p.keys)]
+    options = {key for p in told for key in p.keys if len(p.keys) == 1}  # wrong by itself
+    return ReadConfig(found.section, (*found.problems, *(p.what for p in told)), found.wrong | options)
 
 
 def _contradictions(config: LearnerConfig) -> Iterator[Finding]:
     """Values that are right by themselves and not together."""
-    yield from _not_plain("task.options", config.task.options)
-    yield from _not_plain("local_engine.engine_set", config.local_engine.engine_set)
+    for key, options in (("task.options", config.task.options), ("local_engine.engine_set", config.local_engine.engine_set)):
+        for what in _not_plain(key, options):
+            yield Finding(what, (key,))
     rollout, swarm = config.rollout, config.swarm
     if rollout.top_p < 1 and config.trainer.proximal == "behaviour" and not config.external_trainer:
         yield Finding(
@@ -288,11 +290,11 @@ def _contradictions(config: LearnerConfig) -> Iterator[Finding]:
         yield Finding(
             f"swarm.chunk_bytes = {swarm.chunk_bytes} is too small for swarm.segment_bytes = {swarm.segment_bytes}: "
             f"a segment has at most {MAX_SEGMENT_CHUNKS} chunks",
-            ("swarm.segment_bytes",),
+            ("swarm.chunk_bytes", "swarm.segment_bytes"),
         )
 
 
-def _not_plain(key: str, value: Any) -> Iterator[Finding]:
+def _not_plain(key: str, value: Any) -> Iterator[str]:
     """Values that TOML has and JSON and msgpack have not: options travel in all three."""
     if isinstance(value, dict):
         for name, inner in value.items():
@@ -301,6 +303,6 @@ def _not_plain(key: str, value: Any) -> Iterator[Finding]:
         for inner in value:
             yield from _not_plain(key, inner)
     elif isinstance(value, int) and not MIN_SEED <= value <= MAX_SEED:
-        yield Finding(f"{key}: a number of more than 64 bits")
+        yield f"{key}: a number of more than 64 bits"
     elif not isinstance(value, (bool, int, float, str)):
-        yield Finding(f"{key}: a {type(value).__name__} is not taken here: write it as a string, in quotes")
+        yield f"{key}: a {type(value).__name__} is not taken here: write it as a string, in quotes"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from pathlib import Path
 
 from p2p.errors import UsageError
@@ -22,6 +24,20 @@ def existing_run(run_dir: Path, *, resume: bool) -> str | None:
     if resume:
         raise UsageError(f"nothing to resume: {run_dir} holds no run")
     return None
+
+
+def check_idle(run_dir: Path) -> None:
+    """UsageError when a learner is running on the directory. It may start right after: only `Journal.open` makes sure."""
+    try:
+        lock = os.open(run_dir / "journal.sqlite.lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return  # no learner was ever here; and what cannot be read is told by who must read it
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        raise UsageError(f"another learner is running on this directory: {run_dir}") from None
+    finally:
+        os.close(lock)
 
 
 def kept_listen(run_dir: Path) -> list[str] | None:

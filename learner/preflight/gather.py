@@ -19,7 +19,7 @@ from learner.model_folder import check_model_folder, find_here, number_in, open_
 from learner.preflight.devices import Devices, ask_torch, host_memory, maybe_gpu, pick
 from learner.preflight.facts import Facts, Memory, ModelShape, Room
 from learner.rewards.scoring import Scorer
-from learner.run_dir import existing_run, kept_listen
+from learner.run_dir import check_idle, existing_run, kept_listen
 from learner.section import Finding
 from learner.tasks.port import Task
 from learner.tasks.prompting import encode_prompt
@@ -65,9 +65,10 @@ class _Look:
                 model = replace(model, longest_prompt=tokens or 0)
         folder = self._attempt(("run_dir",), self._folder)
         room = None if folder is None else self._attempt(("run_dir",), partial(self._room, folder))
-        for text in self._listen():
-            self._attempt(("swarm.listen",), partial(check_free, [text]))
-        self._attempt(("status.port",), self._status_port)
+        if folder is not None or not self.resume:  # else another learner may hold this run's own ports
+            for text in self._listen():
+                self._attempt(("swarm.listen",), partial(check_free, [text]))
+            self._attempt(("status.port",), self._status_port)
         gpu = self._attempt(("trainer.device",), self._gpu)
         on_cpu = gpu is None and (self.thorough or self.config.trainer.device == "cpu" or not maybe_gpu())
         return Facts(tuple(self.tried), tuple(self.notes), model, room=room, host=host_memory(), gpu=gpu, on_cpu=on_cpu)
@@ -132,6 +133,7 @@ class _Look:
     def _folder(self) -> Path:
         """run_dir, or the nearest folder above it that exists, in which it can be made."""
         existing_run(self.run_dir, resume=self.resume)
+        check_idle(self.run_dir)
         folder = self.run_dir.absolute()
         while not folder.exists() and folder != folder.parent:
             folder = folder.parent

@@ -355,7 +355,7 @@ def test_what_may_be_spent_has_short_flags(tmp_path: Path, capsys: pytest.Captur
 
 def test_dry_run_prints_a_config_that_loads_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = config_file(tmp_path, "some/model")
-    flags = ["--trainer.lr", "1e-6", "--task.options.words", '["a \\"b\\""]', "--rollout.max-staleness=3"]
+    flags = ["--trainer.lr", "1e-6", "--activation.ask_command", '["a \\"b\\""]', "--rollout.max-staleness=3"]
     assert call("learner", path, "--dry-run", *flags) == 0
     printed = capsys.readouterr().out
     (tmp_path / "again.toml").write_text(printed)

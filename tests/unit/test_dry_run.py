@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 import shoal
 from learner.config import load_config
+from learner.journal.journal import Journal
 from learner.preflight import devices
 from learner.preflight.gather import count_parameters, gather
 from p2p.errors import UsageError
@@ -204,5 +205,14 @@ def test_a_directory_that_holds_a_run(tmp_path: Path, model: Path) -> None:
     assert "--resume" in tried(resume=False)[0] and tried(resume=True) == []
     room = gather(config, resume=True, thorough=False).room
     assert room is not None and room.taken == 5000
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        (run_dir / "listen.json").write_text(f'["/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}"]')
+        assert "in use" in tried(resume=True)[0]
+        journal = Journal.open(run_dir / "journal.sqlite", "0011")
+        (line,) = tried(resume=True)
+        assert "another learner is running" in line, "its port is no fault of its own"
+        journal.close()
     (run_dir / "listen.json").write_text("no list")
     assert "listen.json" in tried(resume=True)[0]
