@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BaseException as error:
         cause = first_of(error)
         if isinstance(cause, UsageError):
-            return _complain(str(cause))
+            return _complain(*cause.problems)
         if isinstance(cause, KeyboardInterrupt):
             return _interrupted(args, cause)
         if isinstance(cause, ShoalError):
@@ -88,8 +88,9 @@ def _outside_fault(error: OSError | sqlite3.Error, where: object) -> str:
     return " ".join(": ".join([text, *(paths or ([str(where)] if where else []))]).split())
 
 
-def _complain(text: str) -> int:
-    print(f"shoal: {' '.join(text.split())}", file=sys.stderr)
+def _complain(*problems: str) -> int:
+    for problem in problems:
+        print(f"shoal: {' '.join(problem.split())}", file=sys.stderr)
     return 2
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,17 +29,28 @@ _SHORT = {"--budget": "--activation.budget_usd", "--max-usd-per-hour": "--activa
 def add_verbs(verbs: Any, verb: AddVerb) -> None:
     """`verbs`: argparse's subparsers of the whole command."""
     p = verb("learner", _learner, "run the learner: head and trainer", verbs)
-    p.add_argument("config", metavar="CONFIG.toml", help="the run's settings (shoal config docs describes them)")
+    p.add_argument("config", metavar="CONFIG.toml", help="the run's settings (shoal config init writes a first file)")
     p.add_argument("--resume", action="store_true", help="go on with the run in run_dir, from its last commit")
-    p.add_argument("--dry-run", action="store_true", help="check the configuration, print it resolved, and stop")
+    p.add_argument("--dry-run", action="store_true",
+                   help="check settings, task, model, disk, memory and ports, print the settings resolved, and stop")
     p.add_argument("--budget", metavar="USD", help="most dollars for the whole run (activation.budget_usd)")
     p.add_argument("--max-usd-per-hour", metavar="USD", help="most dollars an hour (activation.max_usd_per_hour)")
     p.set_defaults(takes_settings=True, interrupted_hint=": go on with --resume")
-    p.epilog = "Any setting of the file can be given as a flag: --rollout.max_staleness 3 --trainer.lr 1e-6"
+    p.epilog = (
+        "Any setting of the file can be given as a flag: --rollout.max_staleness 3 --trainer.lr 1e-6 --preset dapo. "
+        "shoal config explain tells what there is."
+    )
 
-    p = verb("config", _config, "describe the settings of a learner", verbs)
-    what = "docs: print every setting, its type, default and meaning, as Markdown; metrics: the same of every metric"
-    p.add_argument("action", choices=["docs", "metrics"], help=what)
+    p = verb("config", _config_docs, "explain the settings of a learner, and write a first file of them", verbs)
+    actions = p.add_subparsers(dest="action", required=True, metavar="ACTION")
+    p = verb("explain", _config_explain, "explain a setting or a section: type, unit, default, paper", actions)
+    p.add_argument("key", metavar="KEY", nargs="?", default="", help="a key or a section (default: all sections)")
+    p = verb("init", _config_init, "write a commented file of settings for a first run", actions)
+    p.add_argument("file", metavar="FILE", nargs="?", type=Path, default=Path("run.toml"), help="where to (default run.toml)")
+    p.add_argument("--all", action="store_true", help="every setting, those at their defaults as comments")
+    verb("presets", _config_presets, "show the settings by name: GRPO, Dr. GRPO, DAPO", actions)
+    verb("docs", _config_docs, "print every setting, its type, default and meaning, as Markdown", actions)
+    verb("metrics", _config_metrics, "print every metric, its unit and meaning, as Markdown", actions)
 
     p = verb("status", _status, "show what a running learner is doing", verbs)
     p.add_argument("run_dir", type=Path, help="the run's directory")
@@ -58,7 +70,8 @@ class SplitArguments(NamedTuple):
 
 
 def split_settings(argv: Sequence[str]) -> SplitArguments:
-    """argparse would take the value of a flag that it does not know for the config file."""
+    """argparse would take the value of a flag that it does not know for the config file. A flag without a dot takes no file of
+    settings for its value: it is a misspelt flag of the learner's."""
     ours, settings = list(argv), list[str]()
     if not ours or ours[0] != "learner":
         return SplitArguments(ours, settings)
@@ -71,19 +84,32 @@ def split_settings(argv: Sequence[str]) -> SplitArguments:
             continue
         name, equals, value = token.partition("=")
         settings.append(_SHORT.get(name, name) + equals + value)
-        if "=" not in token and rest and rest[0] not in known:
+        takes_value = bool(rest) and rest[0] not in known and ("." in name or not rest[0].endswith(".toml"))
+        if "=" not in token and takes_value:
             settings.append(rest.pop(0))
     return SplitArguments(ours, settings)
 
 
 def _learner(args: argparse.Namespace) -> dict[str, Any]:
-    from learner.config import dump_toml, load_config
+    from learner.config import read_config, resolved
+    from learner.preflight.checks import check
+    from learner.preflight.gather import gather
+    from p2p.errors import UsageError
 
-    config = load_config(args.config, args.settings)
+    read = read_config(args.config, args.settings, (*COMMON_FLAGS, *_LEARNER_FLAGS, *_SHORT))
+    config = read.config
     args.where = config.run_dir
+    facts = gather(config, read.wrong, resume=args.resume, thorough=args.dry_run)
+    found = check(config, facts, read.wrong)
+    if problems := (*read.problems, *found.problems):
+        raise UsageError(*problems)
+    if args.dry_run or args.verbose:
+        for note in found.notes:
+            print(f"note: {note}", file=sys.stderr)
     if args.dry_run:
-        print(dump_toml(config.model_dump()), end="")
-        return {"ok": True, "config": config.model_dump()}
+        if not args.json:
+            print(resolved(config), end="")
+        return {"ok": True, "config": config.model_dump(), "notes": list(found.notes)}
     import trio
 
     from learner.service import run_learner
@@ -102,24 +128,61 @@ def _learner(args: argparse.Namespace) -> dict[str, Any]:
     return trio.run(go)
 
 
-def _config(args: argparse.Namespace) -> dict[str, Any]:
+def _config_docs(args: argparse.Namespace) -> dict[str, Any]:
     from dataclasses import asdict
 
     from learner.config_docs import markdown, sections
 
-    if args.action == "metrics":
-        return _metrics(args)
     if not args.json:
         print(markdown(), end="")
     return {"ok": True, "settings": [asdict(one) for section in sections() for one in section.settings]}
 
 
-def _metrics(args: argparse.Namespace) -> dict[str, Any]:
+def _config_metrics(args: argparse.Namespace) -> dict[str, Any]:
     from learner.status.metrics_docs import metrics_markdown, metrics_rows
 
     if not args.json:
         print(metrics_markdown(), end="")
     return {"ok": True, "metrics": metrics_rows()}
+
+
+def _config_explain(args: argparse.Namespace) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from learner.config_help import explain, explained
+
+    lines = explain(args.key)
+    if not args.json:
+        print("\n".join(lines))
+    return {"ok": True, "settings": [asdict(one) for one in explained(args.key)]}
+
+
+def _config_init(args: argparse.Namespace) -> dict[str, Any]:
+    from learner.config_help import first_file
+    from p2p.errors import UsageError
+
+    text = first_file(args.all)
+    try:
+        with open(args.file, "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(f"{args.file} is there already: name another file (shoal config init FILE), or remove it") from None
+    except OSError as error:
+        raise UsageError(f"cannot write {args.file}: {error.strerror}") from None
+    if not args.json:
+        print(f"wrote {args.file}: look at run_dir, model and task, then\n  shoal learner {args.file} --dry-run")
+    return {"ok": True, "file": str(args.file)}
+
+
+def _config_presets(args: argparse.Namespace) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from learner.config_help import presets
+    from learner.presets import PRESETS
+
+    if not args.json:
+        print("\n".join(presets()))
+    return {"ok": True, "presets": {name: asdict(preset) for name, preset in PRESETS.items()}}
 
 
 async def _until_terminated() -> None:

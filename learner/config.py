@@ -5,8 +5,8 @@ The string under each field is its description: `shoal config docs` makes docs/c
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,13 +14,18 @@ from pydantic import Field
 
 from learner.dispatch.dispatcher import Strategies
 from learner.economy.local_rollout import FLOOR_S
-from learner.section import Section, check_section, dump_toml, read_toml
+from learner.layers import Layer, read_flags, stack
+from learner.presets import PRESETS, PresetName, sentences
+from learner.section import Finding, Section, dump_toml, read_toml
 from learner.trainer.settings import MAX_SEED, MIN_SEED, Seed, TrainerConfig, TrainerSection
 from p2p.errors import UsageError
 from p2p.limits import DEFAULT_SEGMENT, MAX_CHUNK, MAX_SEGMENT, MAX_SEGMENT_CHUNKS
 from p2p.protocol.prices import MAX_PRICE
 
-__all__ = ["LearnerConfig", "LocalEngineSection", "TrainerSection", "build_config", "dump_toml", "load_config"]
+__all__ = [
+    "LearnerConfig", "LocalEngineSection", "ReadConfig", "TrainerSection", "build_config", "dump_toml", "load_config",
+    "read_config", "resolved",
+]  # fmt: skip
 
 
 class TaskSection(Section):
@@ -176,6 +181,9 @@ class LearnerConfig(Section):
     """Local folder or hub id of a Hugging Face causal language model."""
     seed: Seed = 0
     """Seed of the run: the order of prompts, and the seeds of all sampling."""
+    preset: PresetName = ""
+    """Settings by name: GRPO, Dr. GRPO or DAPO as far as the trainer has them (`shoal config presets` shows what each sets). Keys
+    of the file and flags win over them."""
     external_trainer: bool = False
     """Wait for a trainer of yours (`learner.client.client`) instead of starting ours."""
     task: TaskSection = TaskSection()
@@ -204,88 +212,101 @@ class LearnerConfig(Section):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class ReadConfig:
+    """Settings as they were read, also where some are wrong."""
+
+    config: LearnerConfig
+    """wrong keys have their defaults in it, and `run_dir` and `model` are "" where they are missing"""
+    problems: tuple[str, ...]
+    """what is wrong, one line each"""
+    wrong: frozenset[str]
+    """keys whose values are wrong or missing"""
+
+
 def load_config(file: str | Path, overrides: Sequence[str] = ()) -> LearnerConfig:
-    """Read a TOML file and apply `--section.key value` flags. UsageError, one line, for anything wrong."""
+    """Read a TOML file and apply `--section.key value` flags. UsageError, one line for each thing that is wrong."""
+    return _sound(read_config(file, overrides))
+
+
+def read_config(file: str | Path, overrides: Sequence[str] = (), other_flags: Collection[str] = ()) -> ReadConfig:
+    """As `load_config`, but what is wrong comes with the settings. UsageError only for a file or flags that cannot be read.
+    `other_flags` are the command line's flags that are no settings, for suggestions."""
     path = Path(file)
-    values = read_toml(path, "config file")
-    for key, text in _pairs(overrides):
-        _set(values, key, _parse(text))
-    return build_config(values, str(path))
+    layers = [Layer(str(path), read_toml(path, "config file")), read_flags(LearnerConfig, overrides, other_flags)]
+    return _read(layers, str(path), other_flags)
 
 
 def build_config(values: dict[str, Any], source: str) -> LearnerConfig:
-    """Check a dictionary of settings. UsageError names the first wrong key."""
-    config = check_section(LearnerConfig, values, source)
-    _check_plain("task.options", config.task.options)
-    _check_plain("local_engine.engine_set", config.local_engine.engine_set)
-    if config.rollout.top_p < 1 and config.trainer.proximal == "behaviour" and not config.external_trainer:
-        raise UsageError(
-            f"rollout.top_p = {config.rollout.top_p:g} does not go with trainer.proximal = \"behaviour\": nodes report log "
+    """Check a dictionary of settings. UsageError, one line for each wrong key."""
+    return _sound(_read([Layer(source, values)], source))
+
+
+def resolved(config: LearnerConfig) -> str:
+    """The configuration with all defaults as TOML, headed by what its preset did."""
+    values = config.model_dump()
+    return "".join(f"# {line}\n" for line in sentences(config.preset, values)) + dump_toml(values)
+
+
+def _sound(read: ReadConfig) -> LearnerConfig:
+    if read.problems:
+        raise UsageError(*read.problems)
+    return read.config
+
+
+def _read(layers: Sequence[Layer], source: str, other_flags: Collection[str] = ()) -> ReadConfig:
+    name = next((layer.values["preset"] for layer in reversed(layers) if "preset" in layer.values), "")
+    preset = next((one for key, one in PRESETS.items() if key == name), None)
+    found = stack(
+        LearnerConfig, layers, {"run_dir": "", "model": ""}, below=preset.table() if preset else {}, source=source,
+        other_flags=other_flags,
+    )  # fmt: skip
+    told = [p for p in _contradictions(found.section) if not found.wrong.intersection(p.keys)]
+    options = {key for p in told for key in p.keys if len(p.keys) == 1}  # wrong by itself
+    return ReadConfig(found.section, (*found.problems, *(p.what for p in told)), found.wrong | options)
+
+
+def _contradictions(config: LearnerConfig) -> Iterator[Finding]:
+    """Values that are right by themselves and not together."""
+    for key, options in (("task.options", config.task.options), ("local_engine.engine_set", config.local_engine.engine_set)):
+        for what in _not_plain(key, options):
+            yield Finding(what, (key,))
+    rollout, swarm = config.rollout, config.swarm
+    if rollout.top_p < 1 and config.trainer.proximal == "behaviour" and not config.external_trainer:
+        yield Finding(
+            f"rollout.top_p = {rollout.top_p:g} does not go with trainer.proximal = \"behaviour\": nodes report log "
             "probabilities within the nucleus, the trainer's are over all tokens, so bad answers would lose their gradient; "
-            "set rollout.top_p = 1 or trainer.proximal = \"trainer\""
+            "set rollout.top_p = 1 or trainer.proximal = \"trainer\"",
+            ("rollout.top_p", "trainer.proximal"),
         )
-    rollout = config.rollout
     if rollout.publish_every > rollout.max_staleness + 1:
-        raise UsageError(
+        yield Finding(
             f"rollout.publish_every = {rollout.publish_every}: with rollout.max_staleness = {rollout.max_staleness} the learner "
-            f"would wait for a version that it has not published; at most {rollout.max_staleness + 1}"
+            f"would wait for a version that it has not published; at most {rollout.max_staleness + 1}",
+            ("rollout.publish_every", "rollout.max_staleness"),
         )
     for name, prices in config.activation.prices.items():
         if not 1 <= len(prices) <= 3 or not all(0 <= price <= MAX_PRICE for price in prices):
-            raise UsageError(f"activation.prices: {name!r} is to have one to three prices from 0 to {MAX_PRICE:g}")
-    swarm = config.swarm
+            yield Finding(f"activation.prices: {name!r} is to have one to three prices from 0 to {MAX_PRICE:g}")
     if 0 < swarm.chunk_bytes < 1024:
-        raise UsageError(f"swarm.chunk_bytes = {swarm.chunk_bytes}: at least 1024, or 0 for what fits each version")
-    if 0 < swarm.chunk_bytes * MAX_SEGMENT_CHUNKS < swarm.segment_bytes:
-        raise UsageError(
+        yield Finding(f"swarm.chunk_bytes = {swarm.chunk_bytes}: at least 1024, or 0 for what fits each version")
+    elif 0 < swarm.chunk_bytes * MAX_SEGMENT_CHUNKS < swarm.segment_bytes:
+        yield Finding(
             f"swarm.chunk_bytes = {swarm.chunk_bytes} is too small for swarm.segment_bytes = {swarm.segment_bytes}: "
-            f"a segment has at most {MAX_SEGMENT_CHUNKS} chunks"
+            f"a segment has at most {MAX_SEGMENT_CHUNKS} chunks",
+            ("swarm.chunk_bytes", "swarm.segment_bytes"),
         )
-    return config
 
 
-def _check_plain(key: str, value: Any) -> None:
-    """UsageError for a value that TOML has and JSON and msgpack have not: options travel in all three."""
+def _not_plain(key: str, value: Any) -> Iterator[str]:
+    """Values that TOML has and JSON and msgpack have not: options travel in all three."""
     if isinstance(value, dict):
         for name, inner in value.items():
-            _check_plain(f"{key}.{name}", inner)
+            yield from _not_plain(f"{key}.{name}", inner)
     elif isinstance(value, list):
         for inner in value:
-            _check_plain(key, inner)
+            yield from _not_plain(key, inner)
     elif isinstance(value, int) and not MIN_SEED <= value <= MAX_SEED:
-        raise UsageError(f"{key}: a number of more than 64 bits")
+        yield f"{key}: a number of more than 64 bits"
     elif not isinstance(value, (bool, int, float, str)):
-        raise UsageError(f"{key}: a {type(value).__name__} is not taken here: write it as a string, in quotes")
-
-
-def _pairs(overrides: Sequence[str]) -> list[tuple[str, str]]:
-    pairs = []
-    items = list(overrides)
-    while items:
-        flag = items.pop(0)
-        if not flag.startswith("--") or len(flag) < 3:
-            raise UsageError(f"unexpected argument {flag!r} (settings are given as --section.key VALUE)")
-        key, equals, value = flag[2:].partition("=")
-        if not equals:
-            if not items:
-                raise UsageError(f"--{key} needs a value")
-            value = items.pop(0)
-        pairs.append((key.replace("-", "_"), value))
-    return pairs
-
-
-def _parse(text: str) -> Any:
-    """A flag's value as TOML would read it; text when it is not TOML."""
-    try:
-        return tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
-def _set(values: dict[str, Any], key: str, value: Any) -> None:
-    *path, last = key.split(".")
-    for name in path:
-        values = values.setdefault(name, {})
-        if not isinstance(values, dict):
-            raise UsageError(f"--{key}: {name} is not a section")
-    values[last] = value
+        yield f"{key}: a {type(value).__name__} is not taken here: write it as a string, in quotes"

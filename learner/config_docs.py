@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -21,7 +22,8 @@ INTRO = """\
 
 `shoal learner CONFIG.toml` reads these settings. Each can be given as a flag as well, which wins over the file:
 `--rollout.max_staleness 3`. Unknown keys and values out of range are refused, with the file and the key named.
-`shoal learner CONFIG.toml --dry-run` prints the configuration with all defaults.
+`shoal config explain KEY` says the same of one key, `shoal config init` writes a first file, `shoal config presets` shows the
+presets. `shoal learner CONFIG.toml --dry-run` checks the file and the machine, and prints the configuration with all defaults.
 """
 
 REQUIRED = "required"
@@ -29,6 +31,37 @@ REQUIRED = "required"
 
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", Any: "any value"}
 """TOML's name of a Python type."""
+
+
+UNITS_BY_NAME = {"_usd_per_hour": "$ an hour", "_usd": "$", "_s": "seconds", "_bytes": "bytes"}
+"""End of a key -> its unit."""
+
+COUNTED = re.compile(
+    r"(?:Most |Least |Padded |Held-out )?"
+    r"(learner steps|optimizer steps|steps|groups|completions|prompts|tokens|publications|checkpoints|sequences|CPU threads|"
+    r"share)\b",
+    re.IGNORECASE,
+)
+"""What a description begins with where the number counts something."""
+
+SHARE_OF = re.compile(r"\bshare (?:of|more)\b")
+"""What a description says of a number that is a share."""
+
+PAPER = re.compile(r"(?:([A-Z][\w.]*(?: [A-Z][\w.]*)*),\s+)?arXiv (\d{4}\.\d{4,5})")
+"""How a description names a paper, with its short name before it if it has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """A paper that a description names."""
+
+    name: str
+    """the short name of its method; "" where none is given"""
+    number: str
+    """on arXiv"""
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, (self.name, f"https://arxiv.org/abs/{self.number}")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +76,10 @@ class Setting:
     """as JSON, which for these values is TOML too; REQUIRED where there is none"""
     what: str
     """its description, one paragraph"""
+    unit: str = ""
+    """what its number counts; "" of a pure number, and of what is no number"""
+    papers: tuple[Paper, ...] = ()
+    """those that its description names"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +120,21 @@ def _settings(prefix: str, section: type[Section]) -> Iterator[Setting]:
     for name, info in section.model_fields.items():
         if not _is_section(info):
             default = REQUIRED if info.is_required() else json.dumps(info.get_default(call_default_factory=True))
-            yield Setting(prefix + name, _type(info.annotation, info.metadata), default, _paragraph(info.description))
+            type, what = _type(info.annotation, info.metadata), _paragraph(info.description)
+            papers = tuple(Paper(*found) for found in PAPER.findall(what))
+            unit = _unit(name, what) if _is_number(type) else ""
+            yield Setting(prefix + name, type, default, what, unit=unit, papers=papers)
+
+
+def _is_number(type: str) -> bool:
+    return type.startswith(("integer", "number"))
+
+
+def _unit(name: str, what: str) -> str:
+    by_name = next((unit for end, unit in UNITS_BY_NAME.items() if name.endswith(end)), "")
+    counted = COUNTED.match(what)
+    word = counted[1] if counted else "share" if SHARE_OF.search(what.partition(".")[0]) else ""
+    return by_name or ("share (1 is all)" if word.lower() == "share" else word if word[:3] == "CPU" else word.lower())
 
 
 def _is_section(info: FieldInfo) -> bool:

@@ -35,9 +35,20 @@ def open_model_folder(model: str) -> ModelFolder:
     """`model` is a folder, or a hub id, of which config and tokenizer are fetched: weights are the trainer's business. UsageError
     in one line when it is no model or lacks one of them."""
     path = _find(model)
-    size = _vocab_size(path)
+    size = check_model_folder(path)
     tokenizer = _tokenizer(path)
     return ModelFolder(path, size, tokenizer, stop_ids(tokenizer, _eos(path)))
+
+
+def check_model_folder(folder: Path) -> int:
+    """The number of token ids of a model, by config.json. UsageError for a folder that is no model's or has no tokenizer; whether
+    the tokenizer loads takes longer to find out."""
+    size = number_in(read_model_config(folder), "vocab_size")
+    if size is None:
+        raise UsageError(f"{folder}/config.json names no vocab_size")
+    if not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
+        raise UsageError(f"{folder} has no tokenizer")
+    return size
 
 
 def first_line(error: BaseException) -> str:
@@ -45,12 +56,36 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _find(model: str) -> Path:
+def find_here(model: str) -> Path | None:
+    """The folder of a model that is on this machine: `model` itself, or of a hub id its snapshot in the cache; None for a hub id
+    that would have to be downloaded. UsageError when it can be neither."""
+    path = _local(model)
+    if path is not None:
+        return path
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(model, "config.json")
+    except HFValidationError:
+        raise UsageError(f"{model!r} is neither a local folder nor a hub id") from None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _local(model: str) -> Path | None:
+    """The folder `model`; None when it can only be a hub id."""
     path = Path(model)
     if path.is_dir():
         return path
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise UsageError(f"no model folder {model}")
+    return None
+
+
+def _find(model: str) -> Path:
+    path = _local(model)
+    if path is not None:
+        return path
     from huggingface_hub import snapshot_download
 
     try:
@@ -59,23 +94,25 @@ def _find(model: str) -> Path:
         raise UsageError(f"{model} is neither a local folder nor a model on the hub: {first_line(error)}") from None
 
 
-def _vocab_size(folder: Path) -> int:
+def read_model_config(folder: Path) -> dict[str, Any]:
+    """config.json. UsageError when it cannot be read."""
     try:
         values = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError):
         raise UsageError(f"{folder} has no config.json that can be read: not a model folder") from None
-    text = values.get("text_config") if isinstance(values, dict) else None
-    size = next((v["vocab_size"] for v in (values, text) if isinstance(v, dict) and v.get("vocab_size")), None)
-    if not isinstance(size, int):
-        raise UsageError(f"{folder}/config.json names no vocab_size")
-    return size
+    return values if isinstance(values, dict) else {}
+
+
+def number_in(values: dict[str, Any], key: str) -> int | None:
+    """A number of config.json, or of the text part of a model that has several."""
+    text = values.get("text_config")
+    found = next((v[key] for v in (values, text) if isinstance(v, dict) and v.get(key)), None)
+    return found if isinstance(found, int) else None
 
 
 def _tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
-    if not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
-        raise UsageError(f"{folder} has no tokenizer")
     try:
         return AutoTokenizer.from_pretrained(str(folder))
     except Exception as error:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import trio
 
-from learner.config import LearnerConfig, dump_toml
+from learner.config import LearnerConfig, resolved
 from learner.head.children import LOCAL_ENGINE, keep_local_engine, keep_trainer, watch_external
 from learner.head.head import Head
 from learner.head.provider import Provider
@@ -29,6 +29,7 @@ from learner.rewards.scoring import Scorer
 from learner.rollouts.controller import Rollouts
 from learner.rollouts.group_spec import RolloutSettings
 from learner.rollouts.outcomes import Sampling
+from learner.run_dir import existing_run, kept_listen
 from learner.status.server import serve_status
 from learner.tasks.registry import make_task
 from p2p.errors import UsageError
@@ -57,26 +58,15 @@ def prepare_run(config: LearnerConfig, *, resume: bool) -> PreparedRun:
     Changes nothing in a directory that holds a run: a learner may be running on it, and only the journal's lock tells.
     """
     run_dir = Path(config.run_dir)
-    marker = run_dir / "run.json"
-    if marker.exists():
-        # Without a status page nothing ever happened in it: a start that was refused on the way may be tried again.
-        if not resume and (run_dir / "status.json").exists():
-            raise UsageError(f"{run_dir} holds a run already: add --resume to go on with it, or choose another run_dir")
-        try:
-            run = str(json.loads(marker.read_text())["run"])
-        except (OSError, ValueError, KeyError, TypeError):
-            raise UsageError(f"{marker} cannot be read: {run_dir} holds no run that can be resumed") from None
-    elif resume:
-        raise UsageError(f"nothing to resume: {run_dir} holds no run")
-    else:
-        run = secrets.token_hex(8)
+    run = existing_run(run_dir, resume=resume)
     try:
         for folder in ("logs", "checkpoints", "versions", "batches"):
             (run_dir / folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot make the run directory {run_dir}: {error.strerror}") from None
-    if not marker.exists():
-        write_whole(marker, json.dumps({"run": run}))
+    if run is None:
+        run = secrets.token_hex(8)
+        write_whole(run_dir / "run.json", json.dumps({"run": run}))
     return PreparedRun(run, run_dir)
 
 
@@ -103,13 +93,7 @@ def check_work_left(run_dir: Path, last: CommittedStep | None, steps: int) -> No
 
 def _listen(run_dir: Path, config: LearnerConfig) -> list[str]:
     """Where to listen: as configured the first time, on the very same ports after that (tickets name them)."""
-    kept = run_dir / "listen.json"
-    if kept.exists():
-        try:
-            return [str(a) for a in json.loads(kept.read_text())]
-        except (ValueError, TypeError):
-            raise UsageError(f"{kept} cannot be read: remove it, and new tickets will name new ports") from None
-    return list(config.swarm.listen)
+    return kept_listen(run_dir) or list(config.swarm.listen)
 
 
 def _keep_ports(run_dir: Path, listen: list[str], addresses: list[str]) -> None:
@@ -134,7 +118,7 @@ async def run_learner(
         journal = held.enter_context(Journal.open(run_dir / "journal.sqlite", run))
         # The run is ours alone from here on, so its files may be written.
         check_work_left(run_dir, journal.last_commit(), trainer_config.steps)
-        write_whole(run_dir / "config.toml", dump_toml(config.model_dump()))
+        write_whole(run_dir / "config.toml", resolved(config))
         write_whole(run_dir / "trainer.json", trainer_config.model_dump_json(indent=1))
         (run_dir / "summary.json").unlink(missing_ok=True)  # of an earlier end: this run goes on
         if not resume:

@@ -12,7 +12,14 @@ class ShoalError(Exception):
 
 
 class UsageError(ShoalError):
-    """Bad input from the person at the keyboard: printed as one line, exit status 2."""
+    """Bad input from the person at the keyboard: exit status 2. Each argument is one thing that is wrong, printed as one line."""
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        return tuple(str(problem) for problem in self.args)
+
+    def __str__(self) -> str:
+        return "; ".join(self.problems)
 
 
 @dataclass(eq=False, repr=False)

@@ -23,9 +23,15 @@ class AddVerb(Protocol):
     def __call__(self, name: str, run: Run, help: str, under: Any) -> argparse.ArgumentParser: ...
 
 
+def meant(word: str, known: Iterable[str], near: float = NEAR) -> str:
+    """The one of `known` that a person who typed `word` may have meant; "" when none is near."""
+    found = difflib.get_close_matches(word, list(known), n=3, cutoff=near)
+    swapped = [one for one in found if sorted(one) == sorted(word)]  # "jion" is as near to "json" as to "join"
+    return (swapped or found or [""])[0]
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """What a person who typed `word` may have meant, as the end of a complaint: "; did you mean 'X'?", or "" when nothing in
     `known` is near."""
-    found = difflib.get_close_matches(word, list(known), n=3, cutoff=NEAR)
-    swapped = [one for one in found if sorted(one) == sorted(word)]  # "jion" is as near to "json" as to "join"
-    return f"; did you mean {(swapped or found)[0]!r}?" if found else ""
+    found = meant(word, known)
+    return f"; did you mean {found!r}?" if found else ""

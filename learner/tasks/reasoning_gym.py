@@ -17,6 +17,7 @@ from typing import Any
 
 from learner.tasks.port import Confined, Prompt, Score, Task
 from p2p.errors import UsageError
+from p2p.verbs import nearest
 
 SIZE = 1 << 20
 """Problems of a data set unless the options say otherwise: a bound, since indices wrap at it. Some data sets build a table of
@@ -56,7 +57,10 @@ class ReasoningGymTask(Task):
             self.prompt(0)  # some options are only found wrong when a problem is made of them
         except Exception as error:  # they are a person's options in somebody's code: it may raise anything
             what = " ".join(str(error).split()) or type(error).__name__
-            raise UsageError(f"task {self.name}: {what}") from error
+            from reasoning_gym.factory import DATASETS
+
+            meant = "" if dataset in DATASETS else nearest(dataset, DATASETS)
+            raise UsageError(f"task {self.name}: {what}{meant}") from error
         self.confined = Confined(self.name, seed, {**options, "chat": chat, "size": size}, runs_answers(type(self._train)))
 
     def prompt(self, index: int) -> Prompt:

@@ -9,6 +9,7 @@ from learner.tasks.letters_and_sums import AddTask, ReverseTask
 from learner.tasks.port import Task
 from learner.tasks.reasoning_gym import ReasoningGymTask
 from p2p.errors import UsageError
+from p2p.verbs import nearest
 
 BUILT_IN: dict[str, type[ReverseTask] | type[AddTask]] = {"reverse": ReverseTask, "add": AddTask}
 
@@ -26,7 +27,7 @@ def make_task(name: str, seed: int = 0, options: Mapping[str, Any] | None = None
     if family == "reasoning_gym" and dataset:
         return ReasoningGymTask(dataset, seed, **kwargs)
     if colon or family not in BUILT_IN:
-        raise UsageError(f"unknown task {name!r}; known: {', '.join(known_tasks())}")
+        raise UsageError(f"unknown task {name!r}{nearest(name, BUILT_IN) or '; known: ' + ', '.join(known_tasks())}")
     try:
         return BUILT_IN[family](seed, **kwargs)
     except TypeError as error:

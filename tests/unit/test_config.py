@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import tomllib
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.config import build_config, dump_toml, load_config
+from learner.config import LearnerConfig, build_config, dump_toml, load_config, read_config
+from learner.layers import Layer, read_flags, stack
 from learner.section import check_section
 from learner.trainer.settings import TrainerConfig, TrainerSection
 from p2p.errors import UsageError
@@ -134,6 +136,78 @@ def test_wrong_settings_are_named_in_one_line(
     assert "\n" not in line.strip()
     for word in words:
         assert word in line, line
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "said"),
+    [
+        (BASE + "[trainer]\nlrr = 1.0\n", (), "c.toml: trainer.lrr: unknown key; did you mean trainer.lr?"),
+        (BASE + "[trainer]\nlearning_rate = 1.0\n", (), "c.toml: trainer.learning_rate: unknown key; did you mean trainer.lr?"),
+        (BASE + "max_staleness = 1\n", (), "c.toml: max_staleness: unknown key; did you mean rollout.max_staleness?"),
+        (BASE + "[rolout]\nsamples = 3\n", (), "c.toml: rolout: unknown key; did you mean rollout?"),
+        (BASE, ("--trainer.lrr", "3"), "--trainer.lrr: no such setting; did you mean --trainer.lr?"),
+        (BASE, ("--max-staleness", "3"), "--max_staleness: no such setting; did you mean --rollout.max_staleness?"),
+        (BASE, ("--sede", "3"), "--sede: no such setting; did you mean --seed?"),
+        (BASE, ("--sede",), "--sede: no such setting; did you mean --seed?"),
+        (BASE + "rollout = 3\n", (), "c.toml: rollout: is a section of settings, not 3"),
+        (BASE + "[trainer]\nproximal = 'trainr'\n", (), "did you mean 'trainer'?"),
+        (BASE + "[status]\nport = true\n", (), "valid integer, not true"),
+        (f"{BASE}seed = {[*range(99)]}\n", (), "valid integer, not a list"),
+    ],
+)
+def test_the_nearest_is_suggested_and_the_place_is_named(tmp_path: Path, text: str, flags: tuple[str, ...], said: str) -> None:
+    line = refused(tmp_path, text, *flags)
+    assert said in line and ("c.toml" in line) == (not flags)
+
+
+def test_all_wrong_settings_are_told_at_once(tmp_path: Path) -> None:
+    text = "colour = 1\n[rollout]\nsamples = 'x'\npublish_every = 9\nmax_staleness = 'y'\ntop_p = 0.9\n"
+    text += "[trainer]\nbetas = [2.0, 3.0]\n"
+    with pytest.raises(UsageError) as caught:
+        load(tmp_path, text, "--trainer.steps", "-1", "--seed", "x")
+    told = "\n".join(caught.value.problems)
+    for word in ("colour", "rollout.samples", "rollout.max_staleness", "trainer.betas.0", "trainer.betas.1", "--trainer.steps",
+                 "--seed", "run_dir is required", "model is required", "rollout.top_p"):  # fmt: skip
+        assert word in told
+    assert "publish_every" not in told, "nothing is said of what follows from a wrong key"
+    assert len(caught.value.problems) == 10
+
+
+names = st.sampled_from(
+    ["seed", "model", "preset", "rollout", "samples", "trainer", "betas", "prices", "activation", "task", "options", "x"]
+)
+odd = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just("dapo"),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(names, inner, max_size=3), max_leaves=6,
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.dictionaries(names, odd, max_size=5),
+    st.lists(st.tuples(names, names, st.sampled_from(["1", "x", "[1]", "{a = 1}"])), max_size=3),
+)
+def test_any_table_and_any_flags_are_taken_or_refused_in_lines(table: dict[str, Any], flags: list[tuple[str, str, str]]) -> None:
+    layers = [Layer("c.toml", table)]
+    try:
+        layers.append(read_flags(LearnerConfig, [word for a, b, value in flags for word in (f"--{a}.{b}", value)]))
+        found = stack(LearnerConfig, layers, {"run_dir": "", "model": ""}, below={}, source="c.toml")
+    except UsageError as error:
+        assert "is not a section" in str(error)
+        return
+    assert bool(found.problems) == bool(found.wrong), (found.problems, found.wrong)
+    assert "run_dir" in found.wrong and all("\n" not in line for line in found.problems)
+    with contextlib.suppress(UsageError):
+        build_config(table, "here")
+
+
+def test_what_can_be_read_is_read_beside_what_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text("model = 'm'\n[rollout]\nsamples = 'x'\nmax_new_tokens = 7\n")
+    read = read_config(path)
+    assert read.wrong == {"run_dir", "rollout.samples"} and len(read.problems) == 2
+    assert (read.config.run_dir, read.config.model) == ("", "m")
+    assert (read.config.rollout.samples, read.config.rollout.max_new_tokens) == (16, 7)
 
 
 def test_a_nucleus_goes_with_the_decoupled_loss_or_another_trainer(tmp_path: Path) -> None:

@@ -1,0 +1,188 @@
+"""What keeps a run from starting or from learning, of its settings and of the facts about machine and model. Pure.
+
+A problem is certain: the run would fail, or learn nothing. A note is what a person should know and may want.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from learner.config import LearnerConfig, LocalEngineSection, RolloutSection
+from learner.preflight.facts import Facts, Memory, ModelShape
+from learner.preflight.needs import disk_needs, memory_needs
+from learner.section import Finding
+
+GB = 1e9
+"""Bytes of the unit in which memory and disk are told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a look before the start brought."""
+
+    problems: tuple[str, ...]
+    """one line each"""
+    notes: tuple[str, ...]
+    """one line each"""
+
+
+def check(config: LearnerConfig, facts: Facts, wrong: Collection[str] = ()) -> Findings:
+    """`wrong` are keys of which is known that they are wrong: nothing more is said of what follows from them."""
+    everything = [*facts.tried, *_useless(config), *_no_room_to_answer(facts), *_too_little_room(config, facts),
+                  *_too_little_memory(config, facts)]  # fmt: skip
+    notes = [Finding(note) for note in facts.notes]
+    notes += [*_odd(config), *_context(config, facts.model), *_what_it_takes(config, facts)]
+    return Findings(*(tuple(p.what for p in found if not set(wrong).intersection(p.keys)) for found in (everything, notes)))
+
+
+def size(count: float) -> str:
+    """Bytes for a person."""
+    return f"{count / GB:.1f} GB" if count >= GB / 10 else f"{count / 1e6:.1f} MB"
+
+
+def _useless(config: LearnerConfig) -> Iterator[Finding]:
+    """Settings under which our trainer would learn nothing."""
+    if config.external_trainer:
+        return
+    rollout, trainer = config.rollout, config.trainer
+    if rollout.samples == 1:
+        yield Finding(
+            "rollout.samples = 1: the advantage of a completion is relative to its group, and a group of one has none, so "
+            "nothing would be learned; at least 2, usually 8 to 16",
+            ("rollout.samples",),
+        )
+    if trainer.proximal == "behaviour" and trainer.tis_cap <= 1 - trainer.clip_low:
+        yield Finding(
+            f"trainer.tis_cap = {trainer.tis_cap:g} cuts every ratio to below the clip at 1 - trainer.clip_low = "
+            f"{1 - trainer.clip_low:g}, so bad answers would lose their gradient; above 1, usually 2",
+            ("trainer.tis_cap", "trainer.clip_low", "trainer.proximal"),
+        )
+
+
+def _odd(config: LearnerConfig) -> Iterator[Finding]:
+    """Settings that do nothing, or something else than a person may expect, beside the others."""
+    rollout, trainer, local = config.rollout, config.trainer, config.local_engine
+    if rollout.on_update != "finish" and rollout.finish_s != RolloutSection().finish_s:
+        yield Finding('rollout.finish_s does nothing: it goes with rollout.on_update = "finish"', ("rollout.on_update",))
+    if not local.engine and local != LocalEngineSection():
+        yield Finding("[local_engine] does nothing: local_engine.engine is not set", ("local_engine.engine",))
+    if config.external_trainer:
+        return
+    if trainer.proximal == "behaviour" and 1 - trainer.clip_low < trainer.tis_cap < 1 + trainer.clip_high:
+        yield Finding(
+            f"trainer.clip_high does nothing: trainer.tis_cap = {trainer.tis_cap:g} cuts ratios before 1 + clip_high",
+            ("trainer.tis_cap", "trainer.clip_high", "trainer.proximal"),
+        )
+    if rollout.max_new_tokens > trainer.micro_batch_tokens:
+        yield Finding(
+            f"a completion of rollout.max_new_tokens = {rollout.max_new_tokens} is longer than trainer.micro_batch_tokens = "
+            f"{trainer.micro_batch_tokens}: it goes alone through a forward pass, which then takes more memory than that",
+            ("rollout.max_new_tokens", "trainer.micro_batch_tokens"),
+        )
+    if rollout.micro_batch_groups > rollout.groups_per_step:
+        yield Finding(
+            f"rollout.micro_batch_groups = {rollout.micro_batch_groups} is more than rollout.groups_per_step = "
+            f"{rollout.groups_per_step}: the trainer begins with a step when all of its groups are there",
+            ("rollout.micro_batch_groups", "rollout.groups_per_step"),
+        )
+    if trainer.lr_ramp > trainer.steps > 0:
+        yield Finding(
+            f"trainer.lr_ramp = {trainer.lr_ramp} is more than trainer.steps = {trainer.steps}: the learning rate never gets to "
+            "trainer.lr",
+            ("trainer.lr_ramp", "trainer.steps"),
+        )
+    if trainer.eval_every and not trainer.eval_size:
+        yield Finding("trainer.eval_every does nothing: trainer.eval_size = 0 turns evaluation off", ("trainer.eval_size",))
+
+
+def _context(config: LearnerConfig, model: ModelShape | None) -> Iterator[Finding]:
+    if model is None or not model.context or model.longest_prompt >= model.context:
+        return  # not known, or a problem already
+    asked = model.longest_prompt + config.rollout.max_new_tokens
+    if asked > model.context:
+        yield Finding(
+            f"prompts of some {model.longest_prompt} tokens and rollout.max_new_tokens = {config.rollout.max_new_tokens} are "
+            f"more than the model's context of {model.context} tokens: completions end there",
+            ("rollout.max_new_tokens", "model"),
+        )
+
+
+def _no_room_to_answer(facts: Facts) -> Iterator[Finding]:
+    model = facts.model
+    if model is not None and 0 < model.context <= model.longest_prompt:
+        yield Finding(
+            f"model: its context of {model.context} tokens leaves no room to answer prompts of some {model.longest_prompt}",
+            ("model", "task.name"),
+        )
+
+
+def _too_little_room(config: LearnerConfig, facts: Facts) -> Iterator[Finding]:
+    room = facts.room
+    if room is None:
+        return
+    needs = disk_needs(config, facts.model or ModelShape(0))
+    if needs.least <= room.free + room.taken:
+        return
+    parts = [f"{size(needs.journal)} for journal and logs"]
+    if needs.versions:
+        parts = [f"{size(needs.versions)} for versions", *parts]
+    if needs.checkpoints:
+        parts = [f"{size(needs.checkpoints)} for {needs.copies} checkpoints", *parts]
+    advice = " or lower trainer.checkpoint_keep" if needs.checkpoints else ""
+    yield Finding(
+        f"run_dir: the disk of {room.folder} has {size(room.free)} free, and the run needs about "
+        f"{size(needs.total - room.taken)}: {', '.join(parts)}; choose another run_dir{advice}",
+        ("run_dir",),
+    )
+
+
+def _too_little_memory(config: LearnerConfig, facts: Facts) -> Iterator[Finding]:
+    if config.external_trainer or facts.model is None or not facts.model.parameters:
+        return
+    needs = memory_needs(config, facts.model, gpu=not facts.on_cpu)
+    keys = ("model", "trainer.device", "trainer.kl_coef", "trainer.served_dtype")
+    spare = " (4 bytes fewer with trainer.kl_coef = 0)" if config.trainer.kl_coef else ""
+    masters = f"{needs.a_parameter} bytes for each of {facts.model.parameters / 1e9:.2f} billion parameters{spare}"
+    copies = f"{size(needs.host)} for copies of versions"
+    for memory, least in _memories(facts, needs.device, needs.host):
+        if least > memory.total:
+            why = masters if memory is facts.gpu else f"{masters}, and {copies}" if facts.on_cpu else copies
+            yield Finding(
+                f"model: {memory.name} has {size(memory.total)} of memory, and training needs at least {size(least)}: {why}, "
+                "before activations; take a smaller model or a larger machine",
+                keys,
+            )
+
+
+def _what_it_takes(config: LearnerConfig, facts: Facts) -> Iterator[Finding]:
+    """How near the run comes to what is there."""
+    model, room = facts.model, facts.room
+    if model is None or not model.parameters:
+        return
+    if room is not None:
+        disk = disk_needs(config, model)
+        held = f", {size(room.taken)} held by this run" if room.taken else ""
+        tight = "; that is tight" if disk.total > room.free + room.taken else ""
+        yield Finding(f"disk: about {size(disk.total)} for checkpoints and versions, {size(room.free)} free{held}{tight}")
+    if config.external_trainer:
+        return
+    needs = memory_needs(config, model, gpu=not facts.on_cpu)
+    for i, (memory, least) in enumerate(_memories(facts, needs.device, needs.host)):
+        first = i == 0 and (facts.gpu is not None or facts.on_cpu)
+        about = f", and about {size(needs.logits)} for the logits of a forward pass" if first and needs.logits else ""
+        full = least + (needs.logits if first else 0)
+        tight = "; that is tight: lower trainer.micro_batch_tokens" if least <= memory.total < full else ""
+        busy = "; other programs hold the rest" if memory.free < full <= memory.total else ""
+        yield Finding(
+            f"memory: at least {size(least)}{about}, before activations; {memory.name} has {size(memory.free)} free of "
+            f"{size(memory.total)}{tight}{busy}"
+        )
+
+
+def _memories(facts: Facts, device: int, host: int) -> Iterator[tuple[Memory, int]]:
+    """Each memory that is known, and the least that training takes of it."""
+    if facts.gpu is not None:
+        yield facts.gpu, device
+    if facts.host is not None:
+        yield facts.host, device + host if facts.on_cpu else host

@@ -1,0 +1,63 @@
+"""What the checks before a start are told: the model's shape, the machine's room, and what was tried. Pure values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from learner.section import Finding
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A model on this machine's disk, as its files tell it."""
+
+    parameters: int
+    """values in its weights; 0 where that is not known"""
+    vocabulary: int = 0
+    """token ids; 0 where that is not known"""
+    context: int = 0
+    """most tokens of prompt and completion; 0 where that is not known"""
+    longest_prompt: int = 0
+    """tokens of the longest of the prompts that were tried; 0 where none was"""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A device's memory."""
+
+    name: str
+    """as a person knows it: "the CPU", "NVIDIA H200 (cuda:0)" """
+    total: int
+    """bytes"""
+    free: int
+    """bytes"""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The disk that run_dir is on, or would be."""
+
+    folder: str
+    """the folder, or the nearest one above it that exists"""
+    free: int
+    """bytes"""
+    taken: int = 0
+    """bytes of checkpoints and versions that the run has there already"""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """None, or an empty value, is what is not known: nothing is said of it."""
+
+    tried: tuple[Finding, ...] = ()
+    """what was tried and failed: the task, the model's files, the ports, the run's directory"""
+    notes: tuple[str, ...] = ()
+    """what is to be known and no problem"""
+    model: ModelShape | None = None
+    room: Room | None = None
+    host: Memory | None = None
+    """the machine's own"""
+    gpu: Memory | None = None
+    """the trainer's device's, where that is not the CPU"""
+    on_cpu: bool = False
+    """the trainer computes in the host's memory"""

@@ -1,0 +1,218 @@
+"""`shoal learner run.toml --dry-run` as a person meets it: every fault in one go, one line each, and where it was read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import shoal
+from learner.config import load_config
+from learner.journal.journal import Journal
+from learner.preflight import devices
+from learner.preflight.gather import count_parameters, gather
+from p2p.errors import UsageError
+
+Run = pytest.CaptureFixture[str]
+
+
+def dry_run(capsys: Run, *argv: object) -> tuple[int, str, list[str]]:
+    """Exit status, stdout, and the lines of stderr."""
+    capsys.readouterr()
+    try:
+        status = shoal.main(["learner", *map(str, argv), "--dry-run"])
+    except SystemExit as leaving:
+        status = int(leaving.code or 0)
+    out, err = capsys.readouterr()
+    return status, out, err.splitlines()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder with 1,000 weights and a tokenizer of the letters."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Split
+    from transformers import PreTrainedTokenizerFast
+
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "llama", "vocab_size": 40, "max_position_embeddings": 64}')
+    save_file({"a": np.zeros((30, 30), np.float32), "b": np.zeros(100, np.float16)}, folder / "model.safetensors")
+    words = {c: i for i, c in enumerate(["<eos>", "<unk>", *"abcdefghijklmnopqrstuvwxyz0123456789 =+:>"])}
+    tokenizer = Tokenizer(WordLevel(words, "<unk>"))
+    tokenizer.pre_tokenizer = Split("", "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", unk_token="<unk>").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+        yield
+
+
+def config_file(folder: Path, model: object, more: str = "", rollout: str = "") -> Path:
+    path = folder / "run.toml"
+    path.write_text(f'run_dir = "{folder}/runs/first"\nmodel = "{model}"\n{more}\n[rollout]\nmax_new_tokens = 16\n{rollout}\n')
+    return path
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_faulty_file_brings_all_its_faults_at_once(tmp_path: Path, capsys: Run) -> None:
+    """A misspelt key, a wrong type, a model that is not there, no room on the disk, one sample a group."""
+    path = config_file(tmp_path, tmp_path / "nowhere", rollout='stal_s = 60.0\ntemperature = "hot"\nsamples = 1')
+    status, out, lines = dry_run(capsys, path)
+    assert status == 2 and out == "" and len(lines) == 5, lines
+    for line, words in zip(
+        lines,
+        (
+            ("run.toml", "rollout.temperature", "number", "'hot'"),
+            ("run.toml", "rollout.stal_s", "unknown key", "did you mean rollout.stall_s?"),
+            ("nowhere", "model folder"),
+            ("rollout.samples = 1", "at least 2"),
+            ("run_dir", str(tmp_path), "0.0 MB free"),
+        ),
+        strict=True,
+    ):
+        assert line.startswith("shoal: ") and all(word in line for word in words), line
+    assert not (tmp_path / "runs").exists()
+
+
+def test_required_keys_that_are_not_there(tmp_path: Path, capsys: Run) -> None:
+    (tmp_path / "run.toml").write_text("[rollout]\nsamples = 1\n")
+    status, _, lines = dry_run(capsys, tmp_path / "run.toml")
+    assert status == 2 and len(lines) == 3
+    assert "run.toml: run_dir is required" in lines[0] and "run.toml: model is required" in lines[1] and "samples" in lines[2]
+
+
+def test_faults_of_the_world(tmp_path: Path, model: Path, capsys: Run) -> None:
+    (tmp_path / "runs").write_text("a file in the way")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        more = f'[status]\nport = {port}\n[task]\nname = "revers"\n'
+        more += f'[swarm]\nlisten = ["/ip4/127.0.0.1/tcp/{port}", "localhost:80"]\n'
+        status, _, lines = dry_run(capsys, config_file(tmp_path, model, more))
+    assert status == 2
+    said = "\n".join(lines)
+    for word in ("did you mean 'reverse'?", "is not a directory", f"port {port} is in use", "'localhost:80'"):
+        assert word in said
+    assert f"status port {port}" in said
+    assert len(lines) == 5, lines
+
+
+def test_a_sound_file_is_printed_resolved_and_leaves_nothing(tmp_path: Path, model: Path, capsys: Run) -> None:
+    path = config_file(tmp_path, model)
+    before = sorted(tmp_path.rglob("*"))
+    status, out, lines = dry_run(capsys, path)
+    assert status == 0, lines
+    (tmp_path / "again.toml").write_text(out)
+    assert load_config(tmp_path / "again.toml") == load_config(path)
+    (tmp_path / "again.toml").unlink()
+    assert sorted(tmp_path.rglob("*")) == before
+    assert lines and all(line.startswith("note: ") for line in lines) and any("memory: at least" in line for line in lines)
+    status, out, _ = dry_run(capsys, path, "--json")
+    told = json.loads(out)
+    assert status == 0 and told["ok"] and told["config"]["rollout"]["max_new_tokens"] == 16 and told["notes"]
+
+
+def test_a_model_that_would_be_downloaded(tmp_path: Path, capsys: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = config_file(tmp_path, "some-owner/some-model")
+    status, _, lines = dry_run(capsys, path)
+    assert status == 0 and "downloaded" in lines[0] and "some-owner/some-model" in lines[0]
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    status, _, lines = dry_run(capsys, path)
+    assert status == 2 and "HF_HUB_OFFLINE" in lines[0]
+
+
+def test_wrong_flags_are_not_blamed_on_the_file(tmp_path: Path, model: Path, capsys: Run) -> None:
+    path = config_file(tmp_path, model)
+    for flags, words in (
+        (("--trainer.lrr", "3"), ("--trainer.lrr: no such setting", "did you mean --trainer.lr?")),
+        (("--trainer.lr", "fast"), ("--trainer.lr: ", "'fast'")),
+        (("--dryrun",), ("--dryrun: no such setting", "did you mean --dry-run?")),
+        (("--sede", "3"), ("did you mean --seed?",)),
+        (("--preset", "dappo"), ("--preset: ", "did you mean 'dapo'?")),
+        (("--model", "/nowhere"), ("no model folder /nowhere",)),
+    ):
+        status, _, lines = dry_run(capsys, path, *flags)
+        assert status == 2 and len(lines) == 1 and "run.toml" not in lines[0], lines
+        assert all(word in lines[0] for word in words), lines
+    status, _, (line,) = dry_run(capsys, "--dryrun", path)
+    assert status == 2 and "--dry-run?" in line, "the file is not taken for the flag's value"
+
+
+def test_both_are_named_when_both_are_wrong(tmp_path: Path, model: Path, capsys: Run) -> None:
+    path = config_file(tmp_path, model, rollout="samples = 'many'\nsampels = 3")
+    status, _, lines = dry_run(capsys, path, "--rollout.samples", "few", "--rollout.sampels", "4")
+    assert status == 2
+    assert len(lines) == 4, lines
+    for place in ("run.toml: rollout.samples: ", "--rollout.samples: ", "run.toml: rollout.sampels: ", "--rollout.sampels: "):
+        assert sum(place in line for line in lines) == 1
+    path = config_file(tmp_path, model, rollout="samples = 'many'")
+    assert dry_run(capsys, path, "--rollout.samples", "4")[0] == 0, "the flag wins"
+
+
+def test_the_model_is_read_without_torch(model: Path, tmp_path: Path) -> None:
+    assert count_parameters(model) == 1000
+    facts = gather(load_config(config_file(tmp_path, model)))
+    assert facts.tried == () and facts.model is not None and facts.room is not None and facts.host is not None
+    assert (facts.model.parameters, facts.model.vocabulary, facts.model.context) == (1000, 40, 64)
+    assert 0 < facts.model.longest_prompt < 64 and facts.host.total > 0 and facts.room.free > 0
+    (model / "model.safetensors").write_bytes(b"broken")
+    with pytest.raises(UsageError, match="cannot be read"):
+        count_parameters(model)
+    (model / "model.safetensors").unlink()
+    assert count_parameters(model) == 0
+    (line,) = [fault.what for fault in gather(load_config(config_file(tmp_path, model))).tried]
+    assert "no *.safetensors" in line
+    external = config_file(tmp_path, model, "external_trainer = true")
+    assert gather(load_config(external)).tried == (), "another trainer has its weights elsewhere"
+
+
+def test_torch_is_asked_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "GPU_FILES", ("/",))
+    found = devices.ask_torch()
+    assert found.error == "" and all(gpu.total >= gpu.free > 0 for gpu in found.gpus)
+    monkeypatch.setattr(devices, "python_command", lambda module: ["/bin/false"])
+    assert "cannot be asked" in devices.ask_torch().error
+    monkeypatch.setattr(devices, "GPU_FILES", ("/nowhere",))
+    assert devices.ask_torch() == devices.Devices()
+
+
+def test_a_directory_that_holds_a_run(tmp_path: Path, model: Path) -> None:
+    config = load_config(config_file(tmp_path, model))
+    run_dir = Path(config.run_dir)
+
+    def tried(*, resume: bool) -> list[str]:
+        return [fault.what for fault in gather(config, resume=resume, thorough=False).tried]
+
+    assert tried(resume=False) == [] and "nothing to resume" in tried(resume=True)[0]
+    (run_dir / "checkpoints" / "step_1").mkdir(parents=True)
+    (run_dir / "checkpoints" / "step_1" / "x").write_bytes(bytes(5000))
+    (run_dir / "run.json").write_text('{"run": "0011"}')
+    (run_dir / "status.json").write_text("{}")
+    assert "--resume" in tried(resume=False)[0] and tried(resume=True) == []
+    room = gather(config, resume=True, thorough=False).room
+    assert room is not None and room.taken == 5000
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        (run_dir / "listen.json").write_text(f'["/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}"]')
+        assert "in use" in tried(resume=True)[0]
+        journal = Journal.open(run_dir / "journal.sqlite", "0011")
+        (line,) = tried(resume=True)
+        assert "another learner is running" in line, "its port is no fault of its own"
+        journal.close()
+    (run_dir / "listen.json").write_text("no list")
+    assert "listen.json" in tried(resume=True)[0]

@@ -1,0 +1,146 @@
+"""What is said before a run starts: of settings that do not go together, and of a machine that is too small. Pure facts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from learner.config import LearnerConfig, build_config
+from learner.preflight.checks import check, size
+from learner.preflight.devices import Devices, pick
+from learner.preflight.facts import Facts, Memory, ModelShape, Room
+from learner.preflight.needs import disk_needs, memory_needs
+from learner.section import Finding
+from p2p.errors import UsageError
+
+GB = 10**9
+
+SMALL = ModelShape(600 * 10**6, vocabulary=150_000, context=40_000, longest_prompt=100)
+"""A model of 0.6 billion parameters."""
+
+PLENTY = Facts(
+    model=SMALL, room=Room("/data", 500 * GB), host=Memory("this machine", 64 * GB, 60 * GB), gpu=Memory("GPU", 80 * GB, 80 * GB)
+)
+ON_CPU = replace(PLENTY, gpu=None, on_cpu=True)
+
+
+def settings(**sections: Any) -> LearnerConfig:
+    return build_config({"run_dir": "r", "model": "m", **sections}, "here")
+
+
+def problems(facts: Facts = PLENTY, /, wrong: tuple[str, ...] = (), **sections: Any) -> tuple[str, ...]:
+    return check(settings(**sections), facts, wrong).problems
+
+
+def notes(facts: Facts = PLENTY, /, **sections: Any) -> str:
+    return "\n".join(check(settings(**sections), facts).notes)
+
+
+def test_a_sound_run_has_no_problem_and_is_told_what_it_takes() -> None:
+    assert problems() == problems(ON_CPU) == ()
+    said = notes()
+    assert "disk: about" in said and "memory: at least" in said and "GPU has 80.0 GB free of 80.0 GB" in said
+    assert check(settings(), Facts()).problems == check(settings(), Facts()).notes == (), "nothing is known, nothing is said"
+
+
+def test_what_was_tried_is_a_problem_unless_its_key_is_wrong_anyway() -> None:
+    facts = Facts(tried=(Finding("no model folder m", ("model",)), Finding("port 4001 is in use", ("swarm.listen",))))
+    assert problems(facts) == ("no model folder m", "port 4001 is in use")
+    assert problems(facts, ("model",)) == ("port 4001 is in use",)
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"rollout": {"samples": 1}}, ("rollout.samples = 1", "at least 2")),
+        ({"trainer": {"tis_cap": 0.5}}, ("trainer.tis_cap = 0.5", "trainer.clip_low")),
+    ],
+)
+def test_settings_under_which_nothing_is_learned(sections: dict[str, Any], words: tuple[str, ...]) -> None:
+    (line,) = problems(**sections)
+    assert all(word in line for word in words)
+    assert problems(external_trainer=True, **sections) == (), "another trainer may have another objective"
+
+
+@pytest.mark.parametrize(
+    ("sections", "word"),
+    [
+        ({"rollout": {"finish_s": 5.0}}, "on_update"),
+        ({"local_engine": {"threads": 3}}, "local_engine.engine is not set"),
+        ({"trainer": {"tis_cap": 1.1}}, "trainer.clip_high does nothing"),
+        ({"rollout": {"max_new_tokens": 5000}}, "trainer.micro_batch_tokens = 4096"),
+        ({"rollout": {"groups_per_step": 2}}, "rollout.micro_batch_groups = 4"),
+        ({"trainer": {"lr_ramp": 30, "steps": 20}}, "never gets to"),
+        ({"trainer": {"eval_every": 5, "eval_size": 0}}, "eval_every does nothing"),
+        ({"rollout": {"max_new_tokens": 39_950}}, "context of 40000"),
+    ],
+)
+def test_settings_that_do_not_do_what_they_seem_to(sections: dict[str, Any], word: str) -> None:
+    assert word in notes(**sections) and word not in notes()
+    assert problems(**sections) == ()
+
+
+def test_a_context_without_room_for_an_answer() -> None:
+    (line,) = problems(replace(PLENTY, model=replace(SMALL, context=100)))
+    assert "context of 100 tokens" in line
+
+
+def test_room_on_the_disk() -> None:
+    needs = disk_needs(settings(), SMALL)
+    assert needs.copies == 3 and needs.checkpoints == 3 * 12 * SMALL.parameters, "two are kept, one is being written"
+    assert 4 * SMALL.parameters < needs.versions < 10 * SMALL.parameters
+    assert needs.checkpoints < needs.least < needs.total
+    for free, taken, fine in ((needs.least, 0, True), (needs.least - 1, 0, False), (0, needs.least, True), (0, 0, False)):
+        assert (problems(replace(PLENTY, room=Room("/data", free, taken))) == ()) is fine
+    (line,) = problems(replace(PLENTY, room=Room("/data", GB)))
+    assert all(word in line for word in ("/data has 1.0 GB free", "21.6 GB for 3 checkpoints", "trainer.checkpoint_keep"))
+    tight = replace(PLENTY, room=Room("/data", needs.least))
+    assert "that is tight" in "\n".join(check(settings(), tight).notes) and "tight" not in notes()
+    for trainer, copies in (({"checkpoint_keep": 1}, 2), ({"steps": 0}, 0), ({"steps": 9, "checkpoint_every": 5}, 2)):
+        assert disk_needs(settings(trainer=trainer), SMALL).copies == copies
+    assert disk_needs(settings(external_trainer=True), SMALL).checkpoints == 0
+    double = disk_needs(settings(trainer={"served_dtype": "float32"}), SMALL).versions
+    assert double == pytest.approx(2 * needs.versions)
+    (line,) = problems(Facts(room=Room("/data", 0)))
+    assert "64.0 MB" in line or "0.1 GB" in line, "a full disk is one for any model"
+
+
+def test_memory_of_the_trainer() -> None:
+    """16 bytes a parameter on the CPU; on a GPU 2 more for the version published last; 4 more with a reference model."""
+    kl, wide = {"kl_coef": 0.1}, {"served_dtype": "float32"}
+    for gpu, more, each in ((False, {}, 16), (True, {}, 18), (True, kl, 22), (True, wide, 20), (False, kl, 20)):
+        assert memory_needs(settings(trainer=more), SMALL, gpu=gpu).a_parameter == each
+    few = replace(PLENTY, gpu=Memory("GPU", 10 * GB, 10 * GB))
+    (line,) = problems(few)
+    assert all(word in line for word in ("GPU has 10.0 GB", "10.8 GB", "18 bytes", "0.60 billion")) and "kl_coef" not in line
+    assert "trainer.kl_coef = 0" in problems(few, trainer={"kl_coef": 0.1})[0]
+    assert problems(few, external_trainer=True) == ()
+    assert len(problems(replace(ON_CPU, host=Memory("this machine", 10 * GB, 10 * GB)))) == 1
+    assert problems(replace(PLENTY, host=Memory("this machine", 10 * GB, 10 * GB))) == (), "a GPU has its own"
+    (line,) = problems(replace(PLENTY, host=Memory("this machine", 1 * GB, 1 * GB)))
+    assert "this machine has 1.0 GB" in line and "copies of versions" in line and "bytes for each" not in line
+    assert problems(replace(few, gpu=None)) == (), "which device it will be is not known"
+
+
+def test_memory_that_is_tight_or_in_use_is_a_note() -> None:
+    tight = replace(PLENTY, gpu=Memory("GPU", 12 * GB, 12 * GB))
+    assert problems(tight) == () and "micro_batch_tokens" in notes(tight) and "micro_batch_tokens" not in notes()
+    busy = replace(PLENTY, gpu=Memory("GPU", 80 * GB, 1 * GB))
+    assert problems(busy) == () and "other programs hold the rest" in notes(busy)
+
+
+def test_devices_by_name() -> None:
+    two = Devices((Memory("A (cuda:0)", 80 * GB, 80 * GB), Memory("B (cuda:1)", 24 * GB, 24 * GB)))
+    for name, found in (("auto", "A"), ("cuda", "A"), ("cuda:1", "B"), ("cpu", None)):
+        picked = pick(name, two)
+        assert (picked and picked.name[0]) == found
+    assert pick("auto", Devices()) is None
+    for name, devices, word in (("cuda", Devices(), "none"), ("cuda:2", two, "B"), ("mps", two, "mps")):
+        with pytest.raises(UsageError, match=word):
+            pick(name, devices)
+
+
+def test_sizes_are_told_for_a_person() -> None:
+    assert [size(n) for n in (3, 5_000_000, 140_000_000, 21.6 * GB)] == ["0.0 MB", "5.0 MB", "0.1 GB", "21.6 GB"]
