@@ -349,5 +349,5 @@ class Head(SwarmOwner):
             **self.publisher.published.summary(),
             "metrics": trainer.latest,
             "evals": {str(step): value for step, value in trainer.evals.items()},
-            "reports": self.reports[-10:],
+            "checkpoint": trainer.checkpoint, "reports": self.reports[-10:], **trainer.history.status(),
         }  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from netem.plots import BLUE, GREEN, GREY, ORANGE
+from learner.status.plots import BLUE, GREEN, GREY, ORANGE
 
 WIDTH = 130
 """Characters of a table that does not go to a terminal."""
