@@ -25,9 +25,9 @@ def a_run(nodes: int = 3, step: int = 20, **more: Any) -> RunState:
     history = StepHistory([{"step": 0, "eval/exact/mean": 0.3}, *(line(s, cost__total_usd=s / 1000) for s in range(1, step + 1))])
     rows = [
         {
-            "name": f"node-{i}", "peer": f"12D3KooW{i:044d}", "alive": True, "ready": True, "digest_ok": True, "usd_per_hour": 0.3,
+            "name": f"node-{i}", "peer": f"12D3KooW{i:044d}", "alive": True, "ready": True, "digest_ok": True, "usd": 0.01,
             "activity": "warm" if i % 3 == 0 else "active", "version": "1.20", "tokens": 10_000 * i, "tokens_per_s": 500.0,
-            "pause_s": 0.02, "bytes_from_learner": 10**7, "bytes_from_peers": 10**7, "usd": 0.01,
+            "pause_s": 0.02, "bytes_from_learner": 10**7, "bytes_from_peers": 10**7, "usd_per_hour": 0.3,
         }
         for i in range(1, nodes + 1)
     ]  # fmt: skip
