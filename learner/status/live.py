@@ -30,12 +30,16 @@ MOST_LINE = 2000
 OUR_LOGS = "shoal"
 """The logger above all of ours."""
 
+STEP_LOG = f"{OUR_LOGS}.step"
+"""The logger of the lines that a run tells a step: they are no events beside the steps."""
+
 
 class EventLog(logging.Handler):
     """Keeps the newest log lines as events of the run: joins, leaves, refusals, decisions, warnings of libraries."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
+        self.addFilter(lambda record: record.name != STEP_LOG)
         self._events: deque[dict[str, Any]] = deque(maxlen=KEPT_EVENTS)
 
     def emit(self, record: logging.LogRecord) -> None:

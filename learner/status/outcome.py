@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from learner.status.facts import spent
-from learner.status.live import LOG_FORM, OUR_LOGS, LiveView, PlainFormatter, logging_to_file
+from learner.status.live import LOG_FORM, OUR_LOGS, STEP_LOG, LiveView, PlainFormatter, logging_to_file
 from learner.status.report import write_report
 from learner.status.run_state import RunState
 from learner.status.source import fetch_status, read_object
@@ -32,6 +32,11 @@ GONE_S = 30.0
 def say_on_stderr(line: str) -> None:
     """Where stdout may be the result's, as with --json."""
     print(line, file=sys.stderr, flush=True)
+
+
+def say_on_stdout(line: str) -> None:
+    """At once, also where stdout is a pipe."""
+    print(line, flush=True)
 
 
 class RunConsole:
@@ -57,12 +62,16 @@ class RunConsole:
             print(f"run {facts['run']} in {facts['run_dir']}, status on http://127.0.0.1:{facts['status_port']}/status")
             print(f"nodes join with:\n  shoal node --join {facts['ticket']}", flush=True)
             join = f"shoal node --join {self._run_dir / 'ticket.txt'}"
-            self._view = LiveView(log.info, page=self._page, join=join)
+            self._view = LiveView(logging.getLogger(STEP_LOG).info, page=self._page, join=join)
             if self._view.is_page:
                 self._held.enter_context(logging_to_file(self._run_dir / "logs" / "learner.log"))
             self._held.enter_context(self._view)
         elif self._view is not None:
-            self._view.update(RunState.of(facts))
+            try:
+                self._view.update(RunState.of(facts))
+            except Exception:  # whatever a view cannot show, the run goes on
+                log.exception("the live view ended; see shoal status %s", self._run_dir)
+                self._view = None
 
     def end(self, status: dict[str, Any]) -> dict[str, Any]:
         """Show the last state, write the report, say what there is and what to do next; the status with the report's path."""
@@ -114,7 +123,7 @@ def _near(checkpoint: str, run_dir: Path) -> str:
 def watch(run_dir: Path, *, page: bool) -> dict[str, Any]:
     """Show the run of `run_dir` until it ends; its last status. UsageError when there is no run, or when its learner is gone."""
     status, join = fetch_status(run_dir), f"shoal node --join {run_dir / 'ticket.txt'}"
-    with LiveView(say_on_stderr, page=page, join=join, tell_events=True) as view:
+    with LiveView(say_on_stdout if page else say_on_stderr, page=page, join=join, tell_events=True) as view:
         heard = time.monotonic()
         while True:
             view.update(RunState.of(status))

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from learner.status.facts import node_columns, step_line
-from learner.status.live import KEPT_EVENTS, LiveView, PlainFormatter, collected_events, logging_to_file
+from learner.status.live import KEPT_EVENTS, STEP_LOG, LiveView, PlainFormatter, collected_events, logging_to_file
 from learner.status.outcome import summary_lines
 from learner.status.run_state import RunState
 from learner.status.steps import StepHistory
@@ -128,6 +128,7 @@ def test_events_are_bounded_and_plain() -> None:
         for i in range(3 * KEPT_EVENTS):
             logging.getLogger("shoal.test").info("line %d \x1b", i)
         logging.getLogger("libp2p.test").warning("theirs")
+        logging.getLogger(STEP_LOG).info("step 3 of 9")
     events = log.events()
     assert len(events) == KEPT_EVENTS and events[-1]["text"] == "theirs" and events[-1]["level"] == "warning"
     assert "\x1b" not in events[0]["text"]
