@@ -154,7 +154,7 @@ def step_line(state: RunState, at: int) -> str:
             f"staleness {number(row.staleness, '.0f')} of {state.max_staleness}",
             f"{number(row.tokens_per_s, ',.0f')} tokens/s" if row.tokens_per_s is not None else "",
             f"learner busy {share(row.busy)}" if row.busy is not None else "",
-            counted(state.generating, "node"),
+            counted(state.alive, "node") + (f" ({state.generating} active)" if state.generating != state.alive else ""),
             f"{dollars(row.usd)}" if row.usd else "",
         )
     )  # fmt: skip
