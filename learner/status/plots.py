@@ -241,12 +241,12 @@ def _traffic(ax: Any, rows: Sequence[Row], bound: int | None) -> None:
     by_peers = {x: v / divisor for x, v in zip(*relayed, strict=True)}
     steps = sorted(by_learner.keys() | by_peers.keys())
     ax.set_ylabel(unit)
-    _stacked(ax, steps, [("by the learner", BLUE, by_learner), ("by nodes", ORANGE, by_peers)])
+    below = _stacked(ax, steps, [("by the learner", BLUE, by_learner), ("by nodes", ORANGE, by_peers)])
     if size.x:
         marks = thinned(size)
         ax.plot(marks.x, [v / divisor for v in marks.y], color=INK, linestyle="none", marker="_",
                 markersize=12 if len(steps) <= 40 else 4, label="the delta itself")  # fmt: skip
-    ax.set_ylim(bottom=0)
+    ax.set_ylim(0, 1.12 * max([*below, *(v / divisor for v in size.y)]) or 1)
 
 
 def _broadcast(ax: Any, rows: Sequence[Row], bound: int | None) -> None:
