@@ -111,7 +111,7 @@ def cut_short(state: RunState) -> str:
 def capacity(state: RunState) -> str:
     """Tokens/s that the learner needs and that active nodes make, and why there are not more nodes; "" while it is not known."""
     pool = state.pool
-    if not pool.required_tokens_per_s:
+    if not pool.required_tokens_per_s or not pool.supply_tokens_per_s:  # a node that is not measured yet counts as nothing
         return ""
     text = (
         f"{pool.supply_tokens_per_s:,.0f} tokens/s of {pool.required_tokens_per_s:,.0f} needed, "
@@ -146,18 +146,19 @@ def spent(state: RunState) -> str:
 def step_line(state: RunState, at: int) -> str:
     """One recent step in one line. KeyError when it is not recent."""
     row = {r.step: r for r in state.recent}[at]
-    return joined(
+    said = joined(
         (
-            f"step {row.step} of {state.steps}: reward {number(row.reward, '.3f')}",
+            f"reward {row.reward:.3f}" if row.reward is not None else "",
             f"exact {number(row.exact, '.2f')}" if row.exact is not None else "",
             f"held out {number(row.held_out, '.2f')}" if row.held_out is not None else "",
-            f"staleness {number(row.staleness, '.0f')} of {state.max_staleness}",
+            f"staleness {row.staleness:.0f} of {state.max_staleness}" if row.staleness is not None else "",
             f"{number(row.tokens_per_s, ',.0f')} tokens/s" if row.tokens_per_s is not None else "",
             f"learner busy {share(row.busy)}" if row.busy is not None else "",
             counted(state.alive, "node") + (f" ({state.generating} active)" if state.generating != state.alive else ""),
-            f"{dollars(row.usd)}" if row.usd else "",
+            dollars(row.usd) if row.usd else "",
         )
-    )  # fmt: skip
+    )
+    return f"step {row.step} of {state.steps}: {said}"
 
 
 class NodeColumn(NamedTuple):
@@ -176,7 +177,7 @@ def node_columns(state: RunState) -> list[NodeColumn]:
         NodeColumn("node", lambda n: n.name, numeric=False),
         NodeColumn("peer", lambda n: short_peer(n.peer), numeric=False, rank=8),
         NodeColumn("state", lambda n: n.state, numeric=False),
-        NodeColumn("version", lambda n: n.version or DASH, rank=1),
+        NodeColumn("version", lambda n: n.version if n.version not in ("", "0.0") else DASH, rank=1),
         NodeColumn("tokens", lambda n: f"{n.tokens:,}", rank=6),
         NodeColumn("tok/s", lambda n: f"{n.tokens_per_s:,.0f}" if n.alive else DASH, rank=1),
         NodeColumn("$/h", lambda n: f"{n.usd_per_hour:.3g}", rank=5),

@@ -96,10 +96,11 @@ def summary_lines(state: RunState, run_dir: Path, report: str) -> list[str]:
     for name, field in (("reward", "reward"), ("exact", "exact")):
         if (found := state.first_and_last(field)) is not None:
             learned.append(f"{name} {found.first:.3f} -> {found.last:.3f}")
-    if state.evals:
-        learned.append(f"held out {state.evals[0].held_out:.2f} -> {state.evals[-1].held_out:.2f}")
     if learned:
-        lines.append(f"  {', '.join(learned)} (first and last tenth)")
+        lines.append(f"  {', '.join(learned)} (means of the first and last tenth)")
+    if state.evals:
+        first, last = state.evals[0], state.evals[-1]
+        lines.append(f"  held out {first.held_out:.2f} at step {first.step} -> {last.held_out:.2f} at step {last.step}")
     if said := spent(state):
         lines.append(f"  spent {said}")
     lines += [f"  FAULT: {fault}" for fault in state.faults]

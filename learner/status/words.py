@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 
 MOST_TEXT = 400
 """Characters of one text of a stranger's (a name, a refusal) that are shown: two lines of a wide terminal."""
+
+MOST_PLACES = 8
+"""Decimal places of dollars that a person still counts; smaller sums are written with an exponent."""
 
 DASH = "–"
 """Stands for a number that is not there."""
@@ -58,7 +62,10 @@ def milliseconds(seconds: float | None) -> str:
 
 def dollars(usd: float) -> str:
     """Three digits that matter: $0.000123, $1.23, $1,230."""
-    return f"${usd:,.0f}" if usd >= 1000 else f"${usd:.3g}" if not usd or usd >= 1e-4 else f"${usd:.1e}"
+    if usd >= 1000 or not usd > 0:
+        return f"${usd:,.0f}"
+    places = max(0, 2 - math.floor(math.log10(usd)))
+    return f"${usd:.{places}f}" if places <= MOST_PLACES else f"${usd:.1e}"
 
 
 def number(value: float | None, form: str = ".3f") -> str:

@@ -24,7 +24,7 @@ from learner.status.report import PAGE, write_report
 from learner.status.run_state import RunState
 from learner.status.source import fetch_status
 from learner.status.steps import read_metrics, surviving
-from learner.status.words import dollars, human_bytes, human_seconds
+from learner.status.words import by_name, dollars, human_bytes, human_seconds
 from netem.demo.recipes import RECIPES, Recipe
 from netem.demo.spot import NODES as SPOT_NODES
 from netem.demo.spot import STEPS as SPOT_STEPS
@@ -137,12 +137,14 @@ class Demo:
             while learner.poll() is None:
                 self._watch(view)
                 time.sleep(0.5)
+            if learner.returncode == 0:
+                summary = json.loads((self.run_dir / "run" / "summary.json").read_text())
+                view.update(self._state({**summary, "finished": True}))
         if learner.returncode != 0:
             raise ShoalError(
                 f"the learner ended with status {learner.returncode}: {learner.last_line()} "
                 f"(go on with: shoal demo --resume --run-dir {self.run_dir})"
             )
-        summary = json.loads((self.run_dir / "run" / "summary.json").read_text())
         self._end_nodes(there={node["name"] for node in summary["nodes"] if node["alive"]})
         return self._result(summary)
 
@@ -184,8 +186,7 @@ class Demo:
     def _watch(self, view: LiveView) -> None:
         status = self._status()
         if status is not None:
-            events = sorted([*status.get("events", ()), *self._told], key=lambda e: float(e["time"]))
-            view.update(RunState.of({**status, "events": events}))
+            view.update(self._state(status))
             if self.args.chaos and not self.disturbed and status["step"] >= CHAOS_AT * self.steps:
                 self._chaos(status)
             if self.spot is not None and status["step"] >= self.steps:
@@ -198,6 +199,11 @@ class Demo:
         for name, child in self.nodes.items():
             if child.failed():
                 raise ShoalError(f"{name} ended with status {child.returncode}: {child.last_line()}")
+
+    def _state(self, status: dict[str, Any]) -> RunState:
+        """The run's, with what the demo did to it."""
+        events = sorted([*status.get("events", ()), *self._told], key=lambda e: float(e["time"]))
+        return RunState.of({**status, "events": events})
 
     def _tell(self, text: str) -> None:
         """Something that the demo did to its nodes."""
@@ -240,7 +246,9 @@ class Demo:
             "reward_first": mean(exact[:tenth]), "reward_last": mean(exact[-tenth:]),
             "eval_first": evals[0] if evals else None, "eval_last": evals[-1] if evals else None,
             "steps": summary["step"], "seconds": time.monotonic() - self.began,
-            "nodes": [{k: node[k] for k in keep if k in node} for node in summary["nodes"]],
+            "nodes": [
+                {k: node[k] for k in keep if k in node} for node in sorted(summary["nodes"], key=lambda n: by_name(n["name"]))
+            ],
             "usd_spent": pool["spent_usd"], "usd_per_step": pool["spent_usd"] / max(1, summary["step"]),
             "usd_per_mtok": 1e6 * pool["spent_usd"] / max(1, sum(row["perf/tokens"] for row in trained)),
             "activation": pool["changes"],

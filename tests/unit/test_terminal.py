@@ -83,7 +83,7 @@ def test_where_there_is_no_terminal_each_step_is_one_line() -> None:
         for step in (1, 4, 4, 20):
             view.update(a_run(step=step))
     assert [text.split(":")[0] for text in said] == [f"step {s} of 40" for s in range(1, 21)]
-    assert said[-1].endswith("staleness 1 of 2, 50 tokens/s, learner busy 75 %, 3 nodes (2 active), $0.02")
+    assert said[-1].endswith("staleness 1 of 2, 50 tokens/s, learner busy 75 %, 3 nodes (2 active), $0.0200")
     assert said[-1] == step_line(a_run(), 20) and not console.file.getvalue()  # type: ignore[attr-defined]
 
 
