@@ -1,4 +1,4 @@
-"""The verbs `shoal learner`, `config`, `status` and `export`: their flags, and what they print.
+"""The verbs `shoal learner`, `config`, `status`, `report` and `export`: their flags, and what they print.
 
 Must not know the other verbs, exit statuses or how errors are told: each returns the object that --json prints. Imports what
 it needs when it runs, for `shoal --help` reads this file.
@@ -53,6 +53,10 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
     verb("metrics", _config_metrics, "print every metric, its unit and meaning, as Markdown", actions)
 
     p = verb("status", _status, "show what a running learner is doing", verbs)
+    p.add_argument("run_dir", type=Path, help="the run's directory")
+    p.add_argument("--watch", action="store_true", help="go on showing it until the run ends, as the learner's own terminal does")
+
+    p = verb("report", _report, "write a run's report: its curve, nodes, cost and faults on one page", verbs)
     p.add_argument("run_dir", type=Path, help="the run's directory")
 
     p = verb("export", _export, "write a run's newest checkpoint as a Hugging Face folder", verbs)
@@ -113,19 +117,19 @@ def _learner(args: argparse.Namespace) -> dict[str, Any]:
     import trio
 
     from learner.service import run_learner
+    from learner.status.outcome import RunConsole
 
-    def announce(event: str, facts: dict[str, Any]) -> None:
-        print(f"run {facts['run']} in {facts['run_dir']}, status on http://127.0.0.1:{facts['status_port']}/status")
-        print(f"nodes join with:\n  shoal node --join {facts['ticket']}", flush=True)
+    args.interrupted_hint = f": go on with --resume (what there is: shoal report {config.run_dir})"
+    with RunConsole(Path(config.run_dir), page=not args.json) as console:
 
-    async def go() -> dict[str, Any]:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_until_terminated)
-            result = await run_learner(config, resume=args.resume, announce=announce)
-            nursery.cancel_scope.cancel()
-        return result
+        async def go() -> dict[str, Any]:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_until_terminated)
+                result = await run_learner(config, resume=args.resume, announce=console.hear)
+                nursery.cancel_scope.cancel()
+            return result
 
-    return trio.run(go)
+        return console.end(trio.run(go))
 
 
 def _config_docs(args: argparse.Namespace) -> dict[str, Any]:
@@ -196,12 +200,27 @@ async def _until_terminated() -> None:
 
 
 def _status(args: argparse.Namespace) -> dict[str, Any]:
-    from learner.status.view import fetch_status, print_status
+    from learner.status.run_state import RunState
+    from learner.status.source import fetch_status
+    from learner.status.terminal import print_status
 
+    if args.watch:
+        from learner.status.outcome import watch
+
+        return watch(args.run_dir, page=not args.json)
     status = fetch_status(args.run_dir)
     if not args.json:
-        print_status(status)
+        print_status(RunState.of(status))
     return status
+
+
+def _report(args: argparse.Namespace) -> dict[str, Any]:
+    from learner.status.outcome import report_of
+
+    page = report_of(args.run_dir)
+    if not args.json:
+        print(f"report: {page}")
+    return {"ok": True, "report": str(page)}
 
 
 def _export(args: argparse.Namespace) -> dict[str, Any]:

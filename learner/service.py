@@ -30,6 +30,7 @@ from learner.rollouts.controller import Rollouts
 from learner.rollouts.group_spec import RolloutSettings
 from learner.rollouts.outcomes import Sampling
 from learner.run_dir import existing_run, kept_listen
+from learner.status.live import collected_events
 from learner.status.server import serve_status
 from learner.tasks.registry import make_task
 from p2p.errors import UsageError
@@ -41,7 +42,17 @@ from p2p.protocol.descriptor import pack_descriptor
 log = logging.getLogger("shoal.learner")
 
 Announce = Callable[[str, dict[str, Any]], None]
-"""Hears ("ready", {ticket, status_port, run, run_dir}) once nodes can join."""
+"""Hears ("ready", {ticket, status_port, run, run_dir}) once nodes can join, then ("status", the run's state) once a second, in a
+thread of its own."""
+
+TELL_S = 1.0
+"""Seconds between two states that whoever started the learner hears: a person does not read faster."""
+
+MOST_TELL_S = 10.0
+"""Seconds between two of them at the most: a terminal that was stopped for a while soon shows the run again."""
+
+TELL_SHARE = 0.05
+"""Share of the time that telling may take: the nodes come first."""
 
 
 class PreparedRun(NamedTuple):
@@ -171,7 +182,14 @@ async def _run(
 ) -> dict[str, Any]:
     token = trio.lowlevel.current_trio_token()
     result: dict[str, Any] = {}
-    with serve_status(config.status.port, lambda: trio.from_thread.run_sync(head.status, trio_token=token)) as port:
+    with ExitStack() as held:
+        log_lines = held.enter_context(collected_events())
+
+        def status() -> dict[str, Any]:
+            return head.status() | {"events": log_lines.events()}
+
+        in_loop = partial(trio.from_thread.run_sync, status, trio_token=token)
+        port = held.enter_context(serve_status(config.status.port, in_loop))
         async with trio.open_nursery() as nursery:
             calm_gc()
             await nursery.start(head.run)
@@ -179,6 +197,7 @@ async def _run(
             write_whole(run_dir / "status.json", json.dumps({"port": port, "pid": os.getpid()}))
             if announce is not None:
                 announce("ready", {"ticket": ticket, "status_port": port, "run": head.run_id, "run_dir": str(run_dir)})
+                nursery.start_soon(_keep_telling, announce, status)
             if config.external_trainer:
                 nursery.start_soon(watch_external, head)
             else:
@@ -187,8 +206,16 @@ async def _run(
                 nursery.start_soon(keep_local_engine, head, run_dir, config.local_engine)
             await head.finished.wait()
             await head.farewell("training is complete")
-            result = head.status()
+            result = status()
             write_whole(run_dir / "summary.json", json.dumps(result, indent=1))
             nursery.cancel_scope.cancel()
     return result
 
+
+async def _keep_telling(announce: Announce, status: Callable[[], dict[str, Any]]) -> None:
+    """To a person's view. It draws in a thread: the head must not wait for a terminal. With a thousand nodes that takes a tenth
+    of a second of the processor, so it may have TELL_SHARE of the time."""
+    while True:
+        began = trio.current_time()
+        await trio.to_thread.run_sync(announce, "status", status(), abandon_on_cancel=True)  # type: ignore[call-arg]
+        await trio.sleep(min(max(TELL_S, (trio.current_time() - began) / TELL_SHARE), MOST_TELL_S))

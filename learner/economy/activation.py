@@ -89,7 +89,7 @@ class Activation:
         blocked = ""
         if view.demand is None:
             active = {p for p in pool if self._may(now, p)}
-            self._say(active - before, "nobody knows yet what a step takes")
+            self._say(active - before, "at first all generate, to learn what a step takes")
         else:
             active = self._needed(now, view, active, lost, held_back)
             if view.unreachable(active):

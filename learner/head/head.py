@@ -361,6 +361,6 @@ class Head(SwarmOwner):
             **self.publisher.published.summary(),
             "metrics": trainer.latest,
             "evals": {str(step): value for step, value in trainer.evals.items()},
-            "reports": self.reports[-10:],
-            "samples": self.samples.newest,
+            "checkpoint": trainer.checkpoint, "reports": self.reports[-10:], "samples": self.samples.newest,
+            **trainer.history.status(),
         }  # fmt: skip

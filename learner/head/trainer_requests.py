@@ -23,6 +23,7 @@ from learner.head.sample_file import SampleFile
 from learner.journal.journal import Journal
 from learner.publish.publisher import Publisher
 from learner.rollouts.controller import Rollouts
+from learner.status.steps import StepHistory, read_metrics, surviving
 from learner.trajectory import pack_groups
 from p2p.errors import Refusal, ShoalError
 
@@ -68,6 +69,10 @@ class TrainerRequests:
         self.latest: dict[str, Any] = {}
         self.evals: dict[int, float] = {}
         """step -> held-out exact match"""
+        self.history = StepHistory(surviving(read_metrics(parts.run_dir / "metrics.jsonl")))
+        """the run's steps, those of earlier lives among them"""
+        self.checkpoint = ""
+        """of the last commit"""
         self._batch_files = 0
         self._answers: dict[type, Callable[[Any], object]] = {
             messages.Resume: self.on_resume, messages.Due: self.on_due, messages.Begin: self.on_begin,
@@ -100,6 +105,8 @@ class TrainerRequests:
         self.trainer_pid = message.pid
         last = self._parts.journal.last_commit()
         self.step = last.step if last else 0
+        self.checkpoint = last.checkpoint if last else ""
+        self.history.take_back(self.step)
         swarm = self._parts.config.swarm
         return messages.Start(
             self._parts.epoch, self.step, checkpoint=last.checkpoint if last else "", segment_bytes=swarm.segment_bytes,
@@ -151,7 +158,7 @@ class TrainerRequests:
 
     def on_commit(self, message: messages.CommitStep) -> None:
         self._parts.samples.committed(self._parts.rollouts.buffers.commit(message.step, message.checkpoint))
-        self.step = message.step
+        self.step, self.checkpoint = message.step, message.checkpoint
         self._parts.keeper.keep()
 
     def on_discard(self, message: messages.Discard) -> None:
@@ -171,4 +178,5 @@ class TrainerRequests:
         self.latest = finite({"step": message.step, "epoch": parts.epoch, "time": parts.wall(), **trained, **network})
         if "eval/exact/mean" in trained:
             self.evals[message.step] = trained["eval/exact/mean"]
+        self.history.add(self.latest)
         append_metrics(parts.run_dir, self.latest)

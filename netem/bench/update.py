@@ -20,7 +20,7 @@ import torch
 
 from learner.client.client import LearnerClient
 from learner.config import build_config, dump_toml
-from learner.status.view import fetch_status
+from learner.status.source import fetch_status
 from learner.tasks.registry import make_task
 from netem.bench.codec.bench import LAYER_8B
 from netem.bench.codec.model_updates import gaussian_update

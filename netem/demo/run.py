@@ -17,13 +17,18 @@ from statistics import mean
 from typing import Any
 
 from learner.config import build_config, dump_toml
-from learner.status.view import dollars, fetch_status
+from learner.status.facts import Fact
+from learner.status.live import LiveView
+from learner.status.outcome import say_on_stderr
+from learner.status.report import PAGE, write_report
+from learner.status.run_state import RunState
+from learner.status.source import fetch_status
+from learner.status.steps import read_metrics, surviving
+from learner.status.words import by_name, dollars, human_bytes, human_seconds
 from netem.demo.recipes import RECIPES, Recipe
-from netem.demo.report import read_metrics, surviving, write_report
 from netem.demo.spot import NODES as SPOT_NODES
 from netem.demo.spot import STEPS as SPOT_STEPS
 from netem.demo.spot import Spot, busy_share, describe_spot
-from netem.demo.view import DemoView
 from netem.demo.waiting import Waiting
 from netem.processes.children import Children, LoggedProcess, start_module
 from netem.processes.forked import fork_module, warm_up
@@ -76,7 +81,6 @@ def run_demo(args: argparse.Namespace) -> dict[str, Any]:
     with Children(run_dir / "logs") as children:
         demo = Demo(args, recipe, steps, run_dir=run_dir, children=children, began=began)
         result = demo.run()
-    result["report"] = str(write_report(run_dir, result))
     if not args.json:
         _print_result(result)
     return result
@@ -109,6 +113,9 @@ class Demo:
         self.args, self.recipe, self.steps, self.run_dir, self.children = args, recipe, steps, run_dir, children
         self.began = began
         self.events: list[str] = []
+        """what the demo did to its nodes"""
+        self._told: list[dict[str, Any]] = []
+        """the same, as events of the run"""
         self.nodes: dict[str, LoggedProcess] = {}
         self.spot: Spot | None = None
         self.disturbed = False
@@ -127,20 +134,22 @@ class Demo:
         self._wait_ready(learner)
         if self.args.spot:
             warm_up()
-            self.spot = Spot(self.args.nodes, self.args.seed, self._start_node, self.events.append)
+            self.spot = Spot(self.args.nodes, self.args.seed, self._start_node, self._tell)
         else:
             for i in range(self.args.nodes):
                 self._start_node(f"node-{i + 1}")
-        with DemoView(not self.args.json, self.steps) as view:
+        with LiveView(say_on_stderr, page=not self.args.json) as view:
             while learner.poll() is None:
                 self._watch(view)
                 time.sleep(0.5)
+            if learner.returncode == 0:
+                summary = json.loads((self.run_dir / "run" / "summary.json").read_text())
+                view.update(self._state({**summary, "finished": True}))
         if learner.returncode != 0:
             raise ShoalError(
                 f"the learner ended with status {learner.returncode}: {learner.last_line()} "
                 f"(go on with: shoal demo --resume --run-dir {self.run_dir})"
             )
-        summary = json.loads((self.run_dir / "run" / "summary.json").read_text())
         self._end_nodes(there={node["name"] for node in summary["nodes"] if node["alive"]})
         return self._result(summary)
 
@@ -182,10 +191,10 @@ class Demo:
             return None
         return None if status["finished"] else status
 
-    def _watch(self, view: DemoView) -> None:
+    def _watch(self, view: LiveView) -> None:
         status = self._status()
         if status is not None:
-            view.update(status, self.events)
+            view.update(self._state(status))
             if self.args.chaos and not self.disturbed and status["step"] >= CHAOS_AT * self.steps:
                 self._chaos(status)
             if self.spot is not None and status["step"] >= self.steps:
@@ -199,6 +208,16 @@ class Demo:
             if child.failed():
                 raise ShoalError(f"{name} ended with status {child.returncode}: {child.last_line()}")
 
+    def _state(self, status: dict[str, Any]) -> RunState:
+        """The run's, with what the demo did to it."""
+        events = sorted([*status.get("events", ()), *self._told], key=lambda e: float(e["time"]))
+        return RunState.of({**status, "events": events})
+
+    def _tell(self, text: str) -> None:
+        """Something that the demo did to its nodes."""
+        self.events.append(text)
+        self._told.append({"time": time.time(), "level": "warning", "text": text})
+
     def _chaos(self, status: dict[str, Any]) -> None:
         """SIGKILL a node that is generating, and bring a fresh one."""
         self.disturbed = True
@@ -206,7 +225,7 @@ class Demo:
         self.nodes[victim].send(signal.SIGKILL)
         newcomer = f"node-{self.args.nodes + 1}"
         self._start_node(newcomer)
-        self.events.append(f"step {status['step']}: killed {victim} with SIGKILL, started {newcomer}")
+        self._tell(f"step {status['step']}: killed {victim} with SIGKILL, started {newcomer}")
 
     def _end_nodes(self, there: set[str]) -> None:
         """The nodes leave by themselves once the head said goodbye; those that came too late to be `there` never will."""
@@ -235,7 +254,9 @@ class Demo:
             "reward_first": mean(exact[:tenth]), "reward_last": mean(exact[-tenth:]),
             "eval_first": evals[0] if evals else None, "eval_last": evals[-1] if evals else None,
             "steps": summary["step"], "seconds": time.monotonic() - self.began,
-            "nodes": [{k: node[k] for k in keep if k in node} for node in summary["nodes"]],
+            "nodes": [
+                {k: node[k] for k in keep if k in node} for node in sorted(summary["nodes"], key=lambda n: by_name(n["name"]))
+            ],
             "usd_spent": pool["spent_usd"], "usd_per_step": pool["spent_usd"] / max(1, summary["step"]),
             "usd_per_mtok": 1e6 * pool["spent_usd"] / max(1, sum(row["perf/tokens"] for row in trained)),
             "activation": pool["changes"],
@@ -246,7 +267,20 @@ class Demo:
             result["spot"] = asdict(self.spot.counts) | busy_share(lines)._asdict()
         wrong = _faults(result, summary["version"], self.nodes)
         result["ok"], result["faults"] = not wrong, wrong
-        return result
+        page = write_report(
+            self.run_dir / "run", RunState.of({**summary, "finished": True}), page=self.run_dir / PAGE, extra=_facts(result),
+            faults=wrong, happened=self.events,
+        )  # fmt: skip
+        return result | {"report": str(page)}
+
+
+def _facts(result: dict[str, Any]) -> list[Fact]:
+    """What the demo alone knows of its run, for the report."""
+    facts = [
+        Fact("recipe", result["recipe"]), Fact("the whole demo", human_seconds(result["seconds"])),
+        Fact("peak memory", f"{human_bytes(result['pss_peak_bytes'])} of all processes (PSS)"),
+    ]  # fmt: skip
+    return [*facts, Fact("nodes came and went", describe_spot(result["spot"]))] if "spot" in result else facts
 
 
 def _faults(result: dict[str, Any], last: str, nodes: dict[str, LoggedProcess]) -> list[str]:
@@ -306,3 +340,4 @@ def _print_result(result: dict[str, Any]) -> None:
     for fault in result["faults"]:
         print(f"FAULT: {fault}")
     print(f"report: {result['report']}")
+    print(f"next: shoal export {result['run_dir']}/run OUT     # the checkpoint as a Hugging Face folder")

@@ -24,6 +24,8 @@ class HoldingCore(EngineCore):
         """request id -> its row, running or waiting"""
         self._ended: list[TokenEvent] = []
         """events that were made outside of a step: the next step returns them"""
+        self._last_step: float | None = None
+        """when the last step that somebody waits behind returned; None while nobody waits for a token"""
         self._version = version or Version(0, 0)
         self._vocab, self._max_context = vocab, max_context
 
@@ -33,11 +35,21 @@ class HoldingCore(EngineCore):
 
     def interrupt(self, request_ids: Sequence[str] | None = None) -> list[TokenEvent]:
         """See `EngineCore.interrupt`."""
-        return [row.last_event(self._version, "interrupt") for row in self._take(self._known(request_ids))]
+        return [row.last_event(self._version, "interrupt") for row in self._let_go(request_ids)]
 
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
         """See `EngineCore.abort`."""
-        self._take(self._known(request_ids))
+        self._let_go(request_ids)
+
+    def _let_go(self, request_ids: Sequence[str] | None) -> list[EngineRow]:
+        gone = self._take(self._known(request_ids))
+        if not self.held:
+            self._last_step = None  # an engine that rests until the next version does not make anybody wait
+        return gone
+
+    def _waiting_since(self, begin: float) -> float:
+        """From when a commit that begins now costs somebody time: the last step, or its own beginning where nobody waits."""
+        return begin if self._last_step is None or not self.held else min(begin, self._last_step)
 
     def _known(self, request_ids: Sequence[str] | None) -> list[str]:
         """Those of `request_ids` (None: all) that are held, each once."""

@@ -51,7 +51,6 @@ class TransformersCore(SlotCore):
         self._params: SamplingParams | None = None
         self._next_ids = np.empty((0, 1), dtype=np.int64)
         self._rate = TokenRate()
-        self._last_step: float | None = None
 
     def load(self, model_dir: Path, state: StateFile) -> None:
         """See `EngineCore.load`. Refusal also when the settings ask for cuda and torch sees no CUDA device."""
@@ -184,6 +183,7 @@ class TransformersCore(SlotCore):
             raise RuntimeError("nothing is staged")
         model = self._loaded()
         begin = time.perf_counter()
+        since = self._waiting_since(begin)
         (source, names), self._staged = self._staged, None
         undo = fill(self._tensors, source, names)
         try:
@@ -198,7 +198,6 @@ class TransformersCore(SlotCore):
             self._requeue()
             raise
         self._version = source.version
-        since = begin if self._last_step is None else min(begin, self._last_step)
         return CommitResult(source.version, time.perf_counter() - since, applied - begin)
 
     def _requeue(self) -> None:

@@ -331,10 +331,10 @@ def test_status_of_what_does_not_answer(
     complaint: Complaint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A port that accepts and says nothing; then another run's learner behind it; then a summary left behind."""
-    from learner.status import view
+    from learner.status import source
     from learner.status.server import serve_status
 
-    monkeypatch.setattr(view, "TIMEOUT_S", 0.3)  # seconds, of a server that never answers
+    monkeypatch.setattr(source, "TIMEOUT_S", 0.3)  # seconds, of a server that never answers
     (tmp_path / "run.json").write_text('{"run": "0011"}')
     with socket.socket() as mute:
         mute.bind(("127.0.0.1", 0))
@@ -392,7 +392,7 @@ def test_the_command_line_is_light() -> None:
             assert leaving.code == 0
         assert not heavy(), heavy()
         assert "trio" not in sys.modules
-        import learner.config, node.service, learner.status.view, learner.trainer.export, netem.demo.run, learner.service
+        import learner.config, node.service, learner.status.outcome, learner.trainer.export, netem.demo.run, learner.service
         import learner.preflight.gather
         assert not heavy(), heavy()
         print("light")

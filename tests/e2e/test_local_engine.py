@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from learner.config import build_config, dump_toml
-from learner.status.view import fetch_status
+from learner.status.source import fetch_status
 from netem.demo.recipes import RECIPES
 from netem.processes.children import Children
 from tests.e2e.test_run import check_books, metrics, steps_done

@@ -107,6 +107,13 @@ def test_killed_trainer_and_killed_learner_resume(shoal: Children, tmp_path: Pat
     result = shoal.result("third")
     assert [status_of(node, shoal) for node in nodes] == [0, 0]
     assert result["epoch"] == 3 and result["step"] == 16 and result["max_staleness_seen"] <= 2
+    told = [line.partition(": step ")[2] for line in shoal.said("third").splitlines() if ": step " in line]
+    assert told[-1].startswith("16 of 16: reward ") and "learner busy" in told[-1], told
+    assert "held-out" in Path(result["report"]).read_text() and result["checkpoint"].endswith("step_16")
+    assert [row["step"] for row in result["curve"]] == list(range(17)), "the curve is that of all three lives"
+    assert any("joined" in event["text"] for event in result["events"]) and not any("busy" in e["text"] for e in result["events"])
+    watcher = shoal.start("watcher", "status", str(run_dir), "--watch", "--json")
+    assert status_of(watcher, shoal) == 0 and shoal.result("watcher")["finished"]
     check_books(result["trajectories"])
     assert set(result["trajectories"]["aborted"]) <= {"restart", "orphaned", "stale"}
     assert all(node["digest_ok"] and node["version"] == "3.16" for node in result["nodes"])
@@ -117,6 +124,6 @@ def test_killed_trainer_and_killed_learner_resume(shoal: Children, tmp_path: Pat
     steps = [row[0] for row in db.execute("SELECT step FROM commits ORDER BY step")]
     db.close()
     assert len(consumed) == len(set(consumed)) == 16 * 16  # each group once, and each step its sixteen
-    assert steps == list(range(1, 25))
+    assert steps == list(range(1, 17))
     epochs = {line["step"]: line["epoch"] for line in metrics(run_dir) if line["step"] and "loss/mean" in line}
     assert sorted(set(epochs.values())) == [1, 2, 3]

@@ -3,6 +3,7 @@ provides a fixture `world` with cores of its kind (compute in float32)."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,6 +86,17 @@ class EngineSuite:
         again = Gathered(fresh, ask(max_new_tokens=24, temperature=0.8, prefix_ids=prefix)).run()["a"]
         assert again.ids == got["a"].ids
         np.testing.assert_allclose(again.logprobs[9:], got["a"].logprobs[9:], atol=1e-4)
+
+    @pytest.mark.parametrize("let_go", ["interrupt", "abort"])
+    def test_a_rest_is_no_pause(self, world: World, monkeypatch: pytest.MonkeyPatch, let_go: str) -> None:
+        """A node that goes warm hands back what it runs, and installs versions for hours: nobody waits for its tokens."""
+        core = world.core()
+        Gathered(core, ask(max_new_tokens=24)).steps(3)
+        getattr(core, let_go)()
+        real, rest_s = time.perf_counter, 1e6
+        monkeypatch.setattr(time, "perf_counter", lambda: real() + rest_s)
+        core.stage(world.states[V1])
+        assert core.commit().pause_s < rest_s
 
     def test_every_event_says_under_which_version_its_tokens_were_made(self, world: World) -> None:
         core = world.core()

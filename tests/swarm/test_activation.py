@@ -83,7 +83,7 @@ async def test_a_spent_budget_stops_what_costs_loses_nothing_and_a_larger_one_go
         bench.nursery.start_soon(hand_back, node)
         await bench.until(lambda: bool(node.requests), 20)
         await bench.until(lambda: orders(node)[-1][0] != "active")
-        assert orders(node)[:2][-1] == ("active", "nobody knows yet what a step takes")
+        assert orders(node)[:2][-1] == ("active", "at first all generate, to learn what a step takes")
         assert "budget of $30.00 is spent" in orders(node)[-1][1]
         await bench.until(lambda: not bench.head.rollouts.collector.load(node.peer))
         asked = len(node.requests)

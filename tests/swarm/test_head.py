@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ import pytest
 import trio
 import trio.testing
 
-from learner.client.messages import Begin, CommitStep, Discard, NextBatch, SealVersion, SegmentDone
+from learner.client.messages import Begin, CommitStep, Discard, Log, NextBatch, Resume, SealVersion, SegmentDone
 from learner.config import build_config
 from learner.head.head import Head
 from learner.head.node_state import MAX_CAPACITY
@@ -24,6 +25,7 @@ from learner.rewards.scoring import Scorer
 from learner.rollouts.controller import Rollouts
 from learner.rollouts.group_spec import RolloutSettings
 from learner.rollouts.outcomes import GroupAborted, Sampling
+from learner.status.run_state import RunState
 from learner.tasks.registry import make_task
 from learner.trajectory import Group, Trajectory, unpack_groups
 from p2p.errors import ChannelClosed, Refusal, ShoalError
@@ -420,3 +422,16 @@ def test_status_counts_the_journal_only_now_and_then(tmp_path) -> None:
 
 def replace_time(counted, made):
     return (made, *counted[1:])
+
+
+async def test_the_status_has_the_runs_steps_those_of_earlier_lives_too(tmp_path) -> None:
+    said = lambda reward: json.dumps({"reward/mean": reward, "time/step": 2.0, "time/wait_for_batch": 1.0})
+    async with open_head(tmp_path / "run") as bench:
+        for step in (1, 2, 3):
+            bench.head.trainer_requests.on_log(Log(step, said(step / 10)))
+        state = RunState.of(bench.head.status())
+        assert [row.step for row in state.recent] == [1, 2, 3] and state.last == state.recent[-1] and state.busy == 0.5
+    async with open_head(tmp_path / "run") as bench:
+        assert [row.reward for row in RunState.of(bench.head.status()).curve] == [0.1, 0.2, 0.3]
+        bench.head.trainer_requests.on_resume(Resume(1))  # nothing was committed: they are taken again
+        assert RunState.of(bench.head.status()).curve == ()

@@ -9,7 +9,8 @@ from learner.rollouts.collector import Collector
 from learner.rollouts.ledger import Ledger, Surplus
 from learner.rollouts.outcomes import Sampling
 from learner.rollouts.redundancy import Patience, Redundancy, to_cut
-from learner.status.view import cut_short
+from learner.status.facts import cut_short
+from learner.status.run_state import RunState
 from learner.trajectory import TRUNCATED, Finish, Group, Trajectory
 from p2p.protocol.rollout import Span, TokenEvent
 from p2p.version import Version
@@ -113,7 +114,8 @@ def test_the_account() -> None:
     redundancy.surplus_members([30])
     metrics = redundancy.metrics()
     assert metrics["redundancy/cut_mean_length"] == 30.0 and "redundancy/kept_mean_length" not in metrics
-    assert cut_short(Redundancy().total.values()) == "" == cut_short({})
+    said_of = lambda values: cut_short(RunState.of({"redundancy": values}))
+    assert said_of(Redundancy().total.values()) == "" == said_of({})
     said = "5 surplus sequences (1 surplus groups among them, 50 tokens), 1 truncated; mean tokens 16 cut, 4 kept"
-    assert cut_short(redundancy.total.values()) == said
+    assert said_of(redundancy.total.values()) == said
     assert redundancy.total.values() == first | {"surplus_sequences": 5, "surplus_tokens": 50, "cut_mean_length": 16.5}

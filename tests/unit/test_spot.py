@@ -6,7 +6,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from netem.demo.report import write_report
+from learner.status.facts import Fact
+from learner.status.report import write_report
+from learner.status.run_state import RunState
 from netem.demo.spot import UP_S, Spot, busy_share, describe_spot
 from netem.processes.children import LoggedProcess
 
@@ -91,4 +93,4 @@ def test_the_report_says_it_in_a_line(tmp_path: Path) -> None:
     spot = {**counts, "seconds": 60.0, "busy": 0.93, "from_step": 2}
     line = describe_spot(spot)
     assert "5 departures in 60 s" in line and "busy 93.0%" in line
-    assert line in write_report(tmp_path, {"spot": spot}).read_text()
+    assert line in write_report(tmp_path, RunState(), extra=[Fact("nodes came and went", line)]).read_text()

@@ -24,7 +24,7 @@ import psutil
 
 from learner.config import build_config, dump_toml
 from learner.journal.journal import Journal
-from learner.status.view import fetch_status
+from learner.status.source import fetch_status
 from netem.bench.chaos.account import Books, ChaosAccount, EngineKill
 from netem.bench.chaos.tapped import HOLD
 from netem.processes.children import Children, LoggedProcess, run_module, wait_for

@@ -55,7 +55,6 @@ class VllmCore(HoldingCore):
         """held requests that need no token -> their finish"""
         self._last_key = 0
         self._rate = TokenRate()
-        self._last_step: float | None = None
 
     # --- loading -----------------------------------------------------------------------------------------------------
 
@@ -221,6 +220,7 @@ class VllmCore(HoldingCore):
         if self._staged is None:
             raise RuntimeError("nothing is staged")
         begin = time.perf_counter()
+        since = self._waiting_since(begin)
         (state, names), self._staged = self._staged, None
         apply_s = self._replace(state, names, way_back=state.changed is not None)
         self._ended += self.interrupt(pinned_elsewhere(self.held, state.version))
@@ -229,7 +229,6 @@ class VllmCore(HoldingCore):
             self._engine.reset_prefix_cache(reset_running_requests=True)
         else:
             self._enter_again()
-        since = begin if self._last_step is None else min(begin, self._last_step)
         return CommitResult(state.version, time.perf_counter() - since, apply_s)
 
     def _enter_again(self) -> None:

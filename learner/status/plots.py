@@ -1,17 +1,32 @@
-"""A run's plots as PNG files. Must not know HTML or the network; matplotlib is imported when it draws."""
+"""A run's plots as SVG that a page takes in. Must not know the page or the network; matplotlib is imported when it draws.
+
+Colours are names of the page's (`var(--blue)`), so that one drawing is right on light and on dark ground. Text stays text.
+"""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#8a4f9e", "#6b7785"
 """Okabe and Ito's palette: told apart also by readers who do not see red and green."""
 
-SIZE = (8.4, 3.6)
-DPI = 120
-"""Inches, width and height, and dots for each inch: 1008 by 432 pixels."""
+INK, GRID = "#1c2530", "#e3e7eb"
+"""Of text and of the lines behind the data, on light ground."""
+
+NAMES = {BLUE: "blue", ORANGE: "orange", GREEN: "green", RED: "red", PURPLE: "purple", GREY: "grey", INK: "ink", GRID: "grid"}
+"""A colour -> what the page calls it."""
+
+SIZE = (4.9, 2.9)
+"""Inches, width and height. Small, so that text is legible where a telephone shows the plot at 370 pixels."""
+
+MOST_POINTS = 400
+"""Points of one curve: a page of a long run stays small, and nobody sees more on a screen."""
+
+MOST_BARS = 60
+"""Steps up to which each has a bar of its own; more are drawn as areas."""
 
 SMOOTH_FROM = 30
 """Steps from which a curve gets a moving average; shorter ones show every point instead."""
@@ -19,19 +34,31 @@ SMOOTH_FROM = 30
 Row = Mapping[str, Any]
 
 
+class Key(NamedTuple):
+    """What a colour of a plot means."""
+
+    label: str
+    colour: str
+    """its name on the page"""
+    kind: str
+    """line, dashed, mark or area"""
+
+
 class Plot(NamedTuple):
     """One plot that was drawn."""
 
-    file: Path
+    name: str
     title: str
     caption: str
+    keys: tuple[Key, ...]
+    svg: str
 
 
 class Drawing(NamedTuple):
     """How a plot is drawn."""
 
     name: str
-    """of its file"""
+    """for the page"""
     title: str
     draw: Callable[[Any, Sequence[Row], int | None], None]
     """told the axes, a line for each step, and the bound of staleness; it draws nothing where data are lacking"""
@@ -56,24 +83,40 @@ class ByteUnit(NamedTuple):
     name: str
 
 
-def draw_plots(lines: Sequence[Row], rows: Sequence[Row], folder: Path, bound: int | None = None) -> list[Plot]:
-    """Draw every plot that `rows` have data for, into `folder`. `lines`: all of metrics.jsonl; `rows`: one line for each step
-    (see `netem.demo.report.surviving`); `bound`: the bound of staleness, in steps."""
+def draw_plots(lines: Sequence[Row], rows: Sequence[Row], bound: int | None = None) -> list[Plot]:
+    """Every plot that `rows` have data for. `lines`: all of metrics.jsonl; `rows`: one line for each step
+    (see `learner.status.steps.surviving`); `bound`: the bound of staleness, in steps."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    folder.mkdir(parents=True, exist_ok=True)
+    ink = {"text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK, "axes.edgecolor": GREY}
+    # The salt makes the same drawing the same bytes.
+    plain = {"svg.fonttype": "none", "svg.hashsalt": "shoal", "font.size": 9, "axes.facecolor": "none"}
     starts, drawn = epoch_starts(lines), []
-    for drawing in DRAWINGS:
-        figure = Figure(figsize=SIZE, dpi=DPI, layout="constrained")  # not through pyplot: that keeps state between figures
-        ax = figure.subplots()
-        ax.set_ylabel(drawing.y)
-        drawing.draw(ax, rows, bound)
-        if ax.has_data():
-            _dress(ax, drawing, starts)
-            plot = Plot(folder / f"{drawing.name}.png", drawing.title, drawing.caption)
-            figure.savefig(plot.file)
-            drawn.append(plot)
+    with rc_context({**ink, **plain}):
+        for drawing in DRAWINGS:
+            # Not through pyplot: that keeps state between figures.
+            figure = Figure(figsize=SIZE, layout="constrained", facecolor="none")
+            ax = figure.subplots()
+            ax.set_ylabel(drawing.y)
+            drawing.draw(ax, rows, bound)
+            if ax.has_data():
+                _dress(ax, drawing, starts)
+                drawn.append(Plot(drawing.name, drawing.title, drawing.caption, _keys(ax), _svg(figure)))
     return drawn
+
+
+def _svg(figure: Any) -> str:
+    """For a page: without a head or a size of its own, and with the page's colours."""
+    out = io.StringIO()
+    figure.savefig(out, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    text = out.getvalue()
+    text = text[text.index("<svg") :]
+    head, body = text.split(">", 1)
+    box = head.split('viewBox="', 1)[1].split('"', 1)[0]
+    for colour, name in NAMES.items():
+        body = body.replace(colour, f"var(--{name})")
+    return f'<svg viewBox="{box}" role="img" xmlns:xlink="http://www.w3.org/1999/xlink">{body}'
 
 
 def epoch_starts(lines: Sequence[Row]) -> dict[int, int]:
@@ -92,6 +135,16 @@ def column(rows: Sequence[Row], key: str, at: str = "step") -> Points:
     return Points(sorted(points), [points[x] for x in sorted(points)])
 
 
+def thinned(points: Points) -> Points:
+    """At most MOST_POINTS of them, each the mean of its neighbours."""
+    count = len(points.x)
+    if count <= MOST_POINTS:
+        return points
+    cuts = [i * count // MOST_POINTS for i in range(MOST_POINTS + 1)]
+    ends = list(pairwise(cuts))
+    return Points([points.x[(a + b) // 2] for a, b in ends], [sum(points.y[a:b]) / (b - a) for a, b in ends])
+
+
 def moving_mean(values: Sequence[float], width: int) -> list[float]:
     """Mean over the `width` values up to and including each."""
     return [sum(values[max(0, i + 1 - width) : i + 1]) / min(width, i + 1) for i in range(len(values))]
@@ -106,46 +159,63 @@ def byte_unit(largest: float) -> ByteUnit:
 
 
 def _dress(ax: Any, drawing: Drawing, starts: Mapping[int, int]) -> None:
-    """Titles, a grid, a legend, and where the learner was started again."""
+    """Labels, a grid, and where the learner was started again."""
     from matplotlib.ticker import MaxNLocator
 
-    for i, (epoch, step) in enumerate(sorted(starts.items())):
-        label = None if i else "learner restarted"
-        ax.axvline(step, color=GREY, linestyle=":", linewidth=1.2, zorder=0.5, label=label)
+    for epoch, step in sorted(starts.items()):
+        ax.axvline(step, color=GREY, linestyle=":", linewidth=1.2, zorder=0.5)
         ax.annotate(f"epoch {epoch}", (step, 1), xycoords=("data", "axes fraction"), xytext=(3, -4), fontsize=8,
                     textcoords="offset points", color=GREY, va="top")  # fmt: skip
-    ax.set_title(drawing.title, loc="left", fontsize=11, fontweight="bold")
     ax.set_xlabel(drawing.x)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    ax.grid(True, axis="y", color="#e3e7eb", linewidth=0.8)
+    ax.grid(True, axis="y", color=GRID, linewidth=0.8)
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
-    if ax.get_legend_handles_labels()[0]:
-        # Beside the data, never on it.
-        ax.legend(loc="upper left", bbox_to_anchor=(1.005, 1.0), frameon=False, fontsize=9)
+
+
+def _keys(ax: Any) -> tuple[Key, ...]:
+    """The legend: the page writes it, since it wraps as the screen has room."""
+    from matplotlib.colors import to_hex
+
+    keys = []
+    for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+        if hasattr(handle, "get_linestyle") and hasattr(handle, "get_marker"):
+            line = handle.get_linestyle()
+            kind, colour = "mark" if line == "None" else "dashed" if line == "--" else "line", handle.get_color()
+        else:
+            part = handle.patches[0] if hasattr(handle, "patches") else handle
+            face = part.get_facecolor()
+            kind, colour = "area", face if hasattr(part, "get_width") else face[0]
+        keys.append(Key(label, NAMES.get(to_hex(colour), "ink"), kind))
+    return tuple(keys)
 
 
 def _curve(ax: Any, points: Points, label: str, color: str) -> None:
     """A line, if there are points. With many, the raw ones pale behind their moving average."""
-    x, y = points
+    x, y = thinned(points)
     if not x:
         return
     if len(x) < SMOOTH_FROM:
         ax.plot(x, y, color=color, label=label, linewidth=1.6, marker="o", markersize=3.5)
         return
     width = max(5, len(x) // 20)
+    whole = width * max(1, len(points.x) // len(x))
     ax.plot(x, y, color=color, alpha=0.25, linewidth=0.9)
-    ax.plot(x, moving_mean(y, width), color=color, label=f"{label}\n(mean of {width} steps)", linewidth=1.8)
+    ax.plot(x, moving_mean(y, width), color=color, label=f"{label} (mean of {whole} steps)", linewidth=1.8)
 
 
 def _stacked(ax: Any, steps: Sequence[int], parts: Sequence[tuple[str, str, Mapping[int, float]]]) -> list[float]:
-    """Bars of (label, colour, step -> height) on each other; returns how high they are together. They touch, without edges: with
-    hundreds of steps they read as an area."""
+    """Bars of (label, colour, step -> height) on each other, areas where there are many; returns how high they are together."""
     below = [0.0] * len(steps)
     for label, color, by_step in parts:
         heights = [by_step.get(step, 0.0) for step in steps]
-        ax.bar(steps, heights, bottom=below, width=1.0 if len(steps) > 40 else 0.8, color=color, label=label)
-        below = [a + b for a, b in zip(below, heights, strict=True)]
+        above = [a + b for a, b in zip(below, heights, strict=True)]
+        if len(steps) <= MOST_BARS:
+            ax.bar(steps, heights, bottom=below, width=0.8, color=color, label=label)
+        else:
+            low, high = thinned(Points(list(steps), below)), thinned(Points(list(steps), above))
+            ax.fill_between(low.x, low.y, high.y, step="mid", color=color, label=label, linewidth=0)
+        below = above
     return below
 
 
@@ -155,7 +225,7 @@ def _learning(ax: Any, rows: Sequence[Row], bound: int | None) -> None:
     _curve(ax, exact, "exact, sampled", BLUE)
     if held_out[0]:
         ax.plot(*held_out, color=GREEN, marker="D", markersize=6, linewidth=1.2, linestyle="--", zorder=3,
-                label="exact, held out\n(greedy)")  # fmt: skip
+                label="held out (greedy)")  # fmt: skip
     values = [*exact[1], *reward[1], *held_out[1]]
     if values and min(values) >= 0 and max(values) <= 1:
         ax.set_ylim(0, 1.02)
@@ -171,11 +241,12 @@ def _traffic(ax: Any, rows: Sequence[Row], bound: int | None) -> None:
     by_peers = {x: v / divisor for x, v in zip(*relayed, strict=True)}
     steps = sorted(by_learner.keys() | by_peers.keys())
     ax.set_ylabel(unit)
-    _stacked(ax, steps, [("sent by the learner", BLUE, by_learner), ("sent by nodes", ORANGE, by_peers)])
-    if size[0]:
-        ax.plot(size[0], [v / divisor for v in size[1]], color="black", linestyle="none", marker="_",
+    below = _stacked(ax, steps, [("by the learner", BLUE, by_learner), ("by nodes", ORANGE, by_peers)])
+    if size.x:
+        marks = thinned(size)
+        ax.plot(marks.x, [v / divisor for v in marks.y], color=INK, linestyle="none", marker="_",
                 markersize=12 if len(steps) <= 40 else 4, label="the delta itself")  # fmt: skip
-    ax.set_ylim(bottom=0)
+    ax.set_ylim(0, 1.12 * max([*below, *(v / divisor for v in size.y)]) or 1)
 
 
 def _broadcast(ax: Any, rows: Sequence[Row], bound: int | None) -> None:
@@ -185,10 +256,10 @@ def _broadcast(ax: Any, rows: Sequence[Row], bound: int | None) -> None:
         return
     _curve(ax, last, "last node", RED)
     _curve(ax, half, "median node", BLUE)
-    shown = [(x, y) for x, y in zip(*pause, strict=True) if y > 0]
+    shown = [(x, y) for x, y in zip(*thinned(pause), strict=True) if y > 0]
     if shown:
         ax.plot(*zip(*shown, strict=True), color=GREY, linestyle="none", marker=".", markersize=4,
-                label="decoding paused\n(longest node)")  # fmt: skip
+                label="longest pause of a node")  # fmt: skip
     values = [v for v in [*half[1], *last[1], *(y for _, y in shown)] if v > 0]
     if values and max(values) > 50 * min(values):
         ax.set_yscale("log")
@@ -201,10 +272,10 @@ def _staleness(ax: Any, rows: Sequence[Row], bound: int | None) -> None:
     if not (mean[0] or largest[0]):
         return
     if largest[0]:
-        ax.plot(*largest, color=RED, linestyle="none", marker="o", markersize=4, label="oldest trajectory")
+        ax.plot(*thinned(largest), color=RED, linestyle="none", marker="o", markersize=4, label="oldest trajectory")
     _curve(ax, mean, "mean", BLUE)
     if bound is not None:
-        ax.axhline(bound, color="black", linestyle="--", linewidth=1.1, label=f"bound ({bound})")
+        ax.axhline(bound, color=INK, linestyle="--", linewidth=1.1, label=f"bound ({bound})")
     ax.set_ylim(-0.08, max([*mean[1], *largest[1], bound or 0, 1]) * 1.12)
     ax.yaxis.get_major_locator().set_params(integer=True)
 
@@ -251,7 +322,7 @@ def _cost(ax: Any, rows: Sequence[Row], bound: int | None) -> None:
     total = column(rows, "cost/total_usd")
     if not total[0] or not max(total[1]) > 0:
         return
-    ax.plot(*total, color=GREEN, linewidth=1.8, label="all nodes,\nand the learner's\nmachine if it has a price")
+    ax.plot(*total, color=GREEN, linewidth=1.8, label="nodes, and the learner's machine if it has a price")
     ax.set_ylim(bottom=0)
 
 

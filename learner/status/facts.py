@@ -1,0 +1,200 @@
+"""A run's numbers in words: what the tables of the terminal and of the report have in common. Must not know either of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from learner.status.run_state import NodeRow, RunState
+from learner.status.words import (
+    DASH,
+    counted,
+    dollars,
+    human_bytes,
+    human_seconds,
+    joined,
+    milliseconds,
+    number,
+    share,
+    short_peer,
+)
+
+
+class Fact(NamedTuple):
+    """A name and what is said under it."""
+
+    name: str
+    text: str
+
+
+def run_facts(state: RunState) -> list[Fact]:
+    """The run's numbers. What does not concern this run is left out."""
+    facts = (
+        Fact("run", f"{state.run} (epoch {state.epoch})"),
+        Fact("state", f"{'finished' if state.finished else 'running'}, {human_seconds(state.seconds)}"),
+        Fact("step", f"{state.done} of {state.steps}"),
+        Fact("version", f"{state.version or DASH} ({state.versions_published} published)"),
+        Fact("reward", reward(state)),
+        Fact("held out", held_out(state)),
+        Fact("staleness", staleness(state)),
+        Fact("pace", speed(state)),
+        Fact("trajectories", trajectories(state)),
+        Fact("cut", cut_short(state)),
+        Fact("capacity", capacity(state)),
+        Fact("local engine", local_engine(state)),
+        Fact("spent", spent(state)),
+        Fact(
+            "weights sent",
+            f"{human_bytes(state.learner_egress_bytes)} by the learner, {human_bytes(state.peer_bytes)} between nodes",
+        ),
+        Fact(
+            "one version", f"{human_bytes(state.delta_bytes_mean)} as a delta (mean), {human_bytes(state.anchor_bytes)} whole"
+        ),
+        Fact("checkpoint", state.checkpoint),
+    )
+    return [fact for fact in facts if fact.text]
+
+
+def reward(state: RunState) -> str:
+    """Of the last step's samples."""
+    last = state.last
+    return "" if last is None else f"{number(last.reward)} mean, exact {number(last.exact)} (step {last.step})"
+
+
+def held_out(state: RunState) -> str:
+    """Exact matches on problems that are never trained on; "" before the first evaluation."""
+    if not state.evals:
+        return ""
+    first, last = state.evals[0], state.evals[-1]
+    then = "" if first is last else f", {number(first.held_out, '.2f')} at step {first.step}"
+    return f"exact {number(last.held_out, '.2f')} at step {last.step}{then}"
+
+
+def staleness(state: RunState) -> str:
+    """Seen and allowed."""
+    return f"{state.max_staleness_seen} seen, bound {state.max_staleness} (steps)"
+
+
+def speed(state: RunState) -> str:
+    """How fast the recent steps were; "" before the first."""
+    if state.step_s is None:
+        return ""
+    pace = f"{number(state.tokens_per_s, ',.0f')} tokens/s" if state.tokens_per_s is not None else ""
+    busy = f"learner busy {share(state.busy)}" if state.busy is not None else ""
+    return joined((pace, busy, f"{state.step_s:.3g} s a step"))
+
+
+def trajectories(state: RunState) -> str:
+    """By what became of them."""
+    t = state.trajectories
+    aborted = ", ".join(f"{n} {reason}" for reason, n in t.aborted.items())
+    return joined(
+        (
+            f"{t.consumed} trained on of {t.reserved}", f"{t.outstanding} under way",
+            f"aborted: {aborted}" if aborted else "", f"LOST {t.lost}" if t.lost else "",
+        )
+    )  # fmt: skip
+
+
+def cut_short(state: RunState) -> str:
+    """Sequences that were aborted or truncated because enough others were done; "" when there were none."""
+    r = state.redundancy
+    if not r.surplus_sequences and not r.truncated:
+        return ""
+    return (
+        f"{r.surplus_sequences} surplus sequences ({r.surplus_groups} surplus groups among them, "
+        f"{r.surplus_tokens} tokens), {r.truncated} truncated; "
+        f"mean tokens {number(r.cut_mean_length, '.0f')} cut, {number(r.kept_mean_length, '.0f')} kept"
+    )
+
+
+def capacity(state: RunState) -> str:
+    """Tokens/s that the learner needs and that active nodes make, and why there are not more nodes; "" while it is not known."""
+    pool = state.pool
+    if not pool.required_tokens_per_s or not pool.supply_tokens_per_s:  # a node that is not measured yet counts as nothing
+        return ""
+    text = (
+        f"{pool.supply_tokens_per_s:,.0f} tokens/s of {pool.required_tokens_per_s:,.0f} needed, "
+        f"{pool.active} of {pool.nodes} nodes active"
+    )
+    return joined((text, pool.blocked, pool.advice, pool.asked), "; ")
+
+
+def local_engine(state: RunState) -> str:
+    """What the learner's local engine does; "" where it has none."""
+    own = state.local_engine
+    if own is None:
+        return ""
+    now = "generates" if own.generates else "the trainer's turn" if own.there else "not there"
+    last = lambda key: number(own.last.get(f"local_engine/{key}"), ".1f")
+    return (
+        f"{now}; last step {last('seconds')} s of its own, trainer waited {last('trainer_wait_s')} s, "
+        f"nodes {last('remote_wait_s')} s"
+    )
+
+
+def spent(state: RunState) -> str:
+    """Dollars spent so far, and now per hour; "" where nothing costs anything."""
+    pool = state.pool
+    if not pool.priced:
+        return ""
+    now = "" if state.finished else f", now {dollars(pool.usd_per_hour)}/h"
+    each = f"; {dollars(pool.usd_per_step)} a step, {dollars(pool.usd_per_mtok)} a million tokens" if pool.usd_per_step else ""
+    return f"{dollars(pool.spent_usd)}{now}{each}" + (f" (budget {dollars(pool.budget_usd)})" if pool.budget_usd else "")
+
+
+def step_line(state: RunState, at: int) -> str:
+    """One recent step in one line. KeyError when it is not recent."""
+    row = {r.step: r for r in state.recent}[at]
+    said = joined(
+        (
+            f"reward {row.reward:.3f}" if row.reward is not None else "",
+            f"exact {number(row.exact, '.2f')}" if row.exact is not None else "",
+            f"held out {number(row.held_out, '.2f')}" if row.held_out is not None else "",
+            f"staleness {row.staleness:.0f} of {state.max_staleness}" if row.staleness is not None else "",
+            f"{number(row.tokens_per_s, ',.0f')} tokens/s" if row.tokens_per_s is not None else "",
+            f"learner busy {share(row.busy)}" if row.busy is not None else "",
+            counted(state.alive, "node") + (f" ({state.generating} active)" if state.generating != state.alive else ""),
+            dollars(row.usd) if row.usd else "",
+        )
+    )
+    return f"step {row.step} of {state.steps}: {said}"
+
+
+class NodeColumn(NamedTuple):
+    """A column of the table of nodes."""
+
+    title: str
+    cell: Callable[[NodeRow], str]
+    numeric: bool = True
+    rank: int = 0
+    """where there is little room, those of the highest rank go first; 0 always stays"""
+
+
+def node_columns(state: RunState) -> list[NodeColumn]:
+    """What is shown of each node; prices where there are any."""
+    columns = [
+        NodeColumn("node", lambda n: n.name, numeric=False),
+        NodeColumn("peer", lambda n: short_peer(n.peer), numeric=False, rank=8),
+        NodeColumn("state", lambda n: n.state, numeric=False),
+        NodeColumn("version", lambda n: n.version if n.version not in ("", "0.0") else DASH, rank=1),
+        NodeColumn("tokens", lambda n: f"{n.tokens:,}", rank=6),
+        NodeColumn("tok/s", lambda n: f"{n.tokens_per_s:,.0f}" if n.alive else DASH, rank=1),
+        NodeColumn("$/h", lambda n: f"{n.usd_per_hour:.3g}", rank=5),
+        NodeColumn("$", lambda n: f"{n.usd:.2g}", rank=2),
+        NodeColumn("from learner", lambda n: human_bytes(n.bytes_from_learner), rank=4),
+        NodeColumn("from nodes", lambda n: human_bytes(n.bytes_from_peers), rank=3),
+        NodeColumn("pause", lambda n: milliseconds(n.pause_s), rank=2),
+        NodeColumn("digest", lambda n: "ok" if n.digest_ok else DASH, numeric=False, rank=7),
+    ]
+    return [c for c in columns if state.priced or "$" not in c.title]
+
+
+def nodes_title(state: RunState) -> str:
+    """How many nodes, and what they do."""
+    if not state.nodes:
+        return "no node yet"
+    kinds: dict[str, int] = {}
+    for node in state.nodes:
+        kinds[node.state] = kinds.get(node.state, 0) + 1
+    return f"{counted(len(state.nodes), 'node')}: {joined(f'{count} {kind}' for kind, count in kinds.items())}"

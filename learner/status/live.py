@@ -1,0 +1,159 @@
+"""The live view of a run: a page in a terminal, one plain line a step otherwise; and the log lines beside it.
+
+Fed with states; must not know where they come from. `shoal learner`, `shoal status --watch` and the demo all show this one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from learner.status.facts import step_line
+from learner.status.run_state import RunState
+from learner.status.terminal import live_page
+from learner.status.words import plain_text
+
+KEPT_EVENTS = 100
+"""Log lines that the status page has, and the summary keeps: more than a person looks back, and a bounded answer."""
+
+MOST_LINE = 2000
+"""Characters of one log line: a refusal with two peers and their addresses has room."""
+
+OUR_LOGS = "shoal"
+"""The logger above all of ours."""
+
+STEP_LOG = f"{OUR_LOGS}.step"
+"""The logger of the lines that a run tells a step: they are no events beside the steps."""
+
+
+class EventLog(logging.Handler):
+    """Keeps the newest log lines as events of the run: joins, leaves, refusals, decisions, warnings of libraries."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.addFilter(lambda record: record.name != STEP_LOG)
+        self._events: deque[dict[str, Any]] = deque(maxlen=KEPT_EVENTS)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = "error" if record.levelno >= logging.ERROR else "warning" if record.levelno >= logging.WARNING else "info"
+        self._events.append({"time": record.created, "level": level, "text": plain_text(record.getMessage())})
+
+    def events(self) -> list[dict[str, Any]]:
+        """Plain values, oldest first."""
+        while True:
+            try:
+                return list(self._events)
+            except RuntimeError:  # another thread logged meanwhile
+                continue
+
+
+@contextmanager
+def collected_events() -> Iterator[EventLog]:
+    """Events of what is logged inside the block. INFO lines of ours are logged even where nobody prints them."""
+    log, ours = EventLog(), logging.getLogger(OUR_LOGS)
+    before = ours.level
+    ours.setLevel(min(ours.getEffectiveLevel(), logging.INFO))
+    logging.getLogger().addHandler(log)
+    try:
+        yield log
+    finally:
+        logging.getLogger().removeHandler(log)
+        ours.setLevel(before)
+
+
+class PlainFormatter(logging.Formatter):
+    """A log line without what a stranger's text could do to a terminal; tracebacks keep their lines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain_text(super().format(record), MOST_LINE, lines=bool(record.exc_info))
+
+
+LOG_FORM = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+"""Of a log line on stderr and in a file."""
+
+
+@contextmanager
+def logging_to_file(path: Path) -> Iterator[None]:
+    """Log lines go to a file inside the block, instead of where they went: the live page shows the newest of them as events."""
+    root = logging.getLogger()
+    before = [h for h in root.handlers if isinstance(h, logging.StreamHandler) and not isinstance(h, EventLog)]
+    file = logging.FileHandler(path, encoding="utf-8")
+    file.setFormatter(PlainFormatter(LOG_FORM))
+    for handler in before:
+        root.removeHandler(handler)
+    root.addHandler(file)
+    try:
+        yield
+    finally:
+        root.removeHandler(file)
+        file.close()
+        for handler in before:
+            root.addHandler(handler)
+
+
+class LiveView:
+    """`with LiveView(say, ...) as view: view.update(state)`, once a second. Where the console is no terminal, or `page` is False,
+    `say` hears one line a step; with `tell_events`, it also hears the run's events."""
+
+    def __init__(
+        self, say: Callable[[str], None], *, console: Console | None = None, page: bool = True, join: str = "",
+        tell_events: bool = False,
+    ) -> None:  # fmt: skip
+        self._say, self._join, self._tell_events = say, join, tell_events
+        self._console = console or Console()
+        self._live: Live | None = None
+        if page and self._console.is_terminal:
+            # No alternate screen: the last state stays above the result when the run is over.
+            self._live = Live(Text("waiting for the learner ..."), console=self._console, auto_refresh=False, transient=False)
+        self._said: int | None = None
+        self._heard = 0.0
+        self._over = False
+
+    @property
+    def is_page(self) -> bool:
+        """Whether it draws a page, so that nothing else may write to the terminal."""
+        return self._live is not None
+
+    def __enter__(self) -> LiveView:
+        if self._live is not None:
+            self._live.start(refresh=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def update(self, state: RunState) -> None:
+        """Show what is new. Nothing is, once the run has ended: a state from before may come late, from another thread."""
+        if self._over:
+            return
+        self._over = state.finished
+        if self._live is not None:
+            size = self._console.size
+            self._live.update(live_page(state, size.width, size.height, self._join), refresh=True)
+        else:
+            self._tell(state)
+
+    def _tell(self, state: RunState) -> None:
+        if self._tell_events:
+            for event in state.events:
+                if event.time > self._heard:
+                    self._say(event.text)
+                    self._heard = event.time
+        steps = [row.step for row in state.recent if row.reward is not None or row.held_out is not None]
+        if not steps:
+            return
+        # Whoever begins to look sees where the run stands; a run that went back to its last commit goes on from there.
+        said = steps[-1] - 1 if self._said is None else min(self._said, steps[-1])
+        for step in steps:
+            if step > said:
+                self._say(step_line(state, step))
+        self._said = steps[-1]

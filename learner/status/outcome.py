@@ -1,0 +1,153 @@
+"""What a person sees of a run from its beginning to its end: the ticket, the live view, the summary, the report.
+
+The shell around the views. Must not know the head, trio or torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from learner.status.facts import spent
+from learner.status.live import LOG_FORM, OUR_LOGS, STEP_LOG, LiveView, PlainFormatter, logging_to_file
+from learner.status.report import write_report
+from learner.status.run_state import RunState
+from learner.status.source import fetch_status, read_object
+from learner.status.words import human_seconds
+from p2p.errors import UsageError
+
+log = logging.getLogger(f"{OUR_LOGS}.run")
+
+WATCH_S = 1.0
+"""Seconds between two looks at a learner's status page."""
+
+GONE_S = 30.0
+"""Seconds that a watched learner may be silent: one that is started again with --resume is back by then."""
+
+
+def say_on_stderr(line: str) -> None:
+    """Where stdout may be the result's, as with --json."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def say_on_stdout(line: str) -> None:
+    """At once, also where stdout is a pipe."""
+    print(line, flush=True)
+
+
+class RunConsole:
+    """The console of one run: `hear` is told what happens, `end` the final status."""
+
+    def __init__(self, run_dir: Path, *, page: bool) -> None:
+        self._run_dir, self._page = run_dir, page
+        self._held = ExitStack()
+        self._view: LiveView | None = None
+
+    def __enter__(self) -> RunConsole:
+        for handler in logging.getLogger().handlers:
+            if type(handler) is logging.StreamHandler:
+                handler.setFormatter(PlainFormatter(LOG_FORM))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    def hear(self, event: str, facts: dict[str, Any]) -> None:
+        """`learner.service.Announce`."""
+        if event == "ready":
+            print(f"run {facts['run']} in {facts['run_dir']}, status on http://127.0.0.1:{facts['status_port']}/status")
+            print(f"nodes join with:\n  shoal node --join {facts['ticket']}", flush=True)
+            join = f"shoal node --join {self._run_dir / 'ticket.txt'}"
+            self._view = LiveView(logging.getLogger(STEP_LOG).info, page=self._page, join=join)
+            if self._view.is_page:
+                self._held.enter_context(logging_to_file(self._run_dir / "logs" / "learner.log"))
+            self._held.enter_context(self._view)
+        elif self._view is not None:
+            try:
+                self._view.update(RunState.of(facts))
+            except Exception:  # whatever a view cannot show, the run goes on
+                log.exception("the live view ended; see shoal status %s", self._run_dir)
+                self._view = None
+
+    def end(self, status: dict[str, Any]) -> dict[str, Any]:
+        """Show the last state, write the report, say what there is and what to do next; the status with the report's path."""
+        state = RunState.of({**status, "finished": True})
+        if self._view is not None:
+            self._view.update(state)
+        self._held.close()
+        report = ""
+        try:
+            report = str(write_report(self._run_dir, state))
+        except (UsageError, OSError) as error:  # the run itself is whole
+            log.warning("no report: %s", error)
+        if self._page:
+            print("\n".join(summary_lines(state, self._run_dir, report)), flush=True)
+        return {**status, "report": report}
+
+
+def summary_lines(state: RunState, run_dir: Path, report: str) -> list[str]:
+    """What came of a run, where it lies, and what to do next."""
+    lines = [f"\nfinished: {state.done} steps in {human_seconds(state.seconds)}"]
+    learned = []
+    for name, field in (("reward", "reward"), ("exact", "exact")):
+        if (found := state.first_and_last(field)) is not None:
+            learned.append(f"{name} {found.first:.3f} -> {found.last:.3f}")
+    if learned:
+        lines.append(f"  {', '.join(learned)} (means of the first and last tenth)")
+    if state.evals:
+        first, last = state.evals[0], state.evals[-1]
+        lines.append(f"  held out {first.held_out:.2f} at step {first.step} -> {last.held_out:.2f} at step {last.step}")
+    if said := spent(state):
+        lines.append(f"  spent {said}")
+    lines += [f"  FAULT: {fault}" for fault in state.faults]
+    samples = run_dir / "samples.jsonl"
+    for name, where in (
+        ("checkpoint", _near(state.checkpoint, run_dir)), ("samples", str(samples) if samples.exists() else ""),
+        ("report", report),
+        ("next", f"shoal export {run_dir} OUT     # the checkpoint as a Hugging Face folder" if state.checkpoint else ""),
+    ):  # fmt: skip
+        if where:
+            lines.append(f"  {name:<11} {where}")
+    return lines
+
+
+def _near(checkpoint: str, run_dir: Path) -> str:
+    """The checkpoint's path as short as the run's."""
+    near = run_dir / "checkpoints" / Path(checkpoint).name
+    return str(near) if checkpoint and near.exists() else checkpoint
+
+
+def watch(run_dir: Path, *, page: bool) -> dict[str, Any]:
+    """Show the run of `run_dir` until it ends; its last status. UsageError when there is no run, or when its learner is gone."""
+    status, join = fetch_status(run_dir), f"shoal node --join {run_dir / 'ticket.txt'}"
+    with LiveView(say_on_stdout if page else say_on_stderr, page=page, join=join, tell_events=True) as view:
+        heard = time.monotonic()
+        while True:
+            view.update(RunState.of(status))
+            if status["finished"]:
+                break
+            time.sleep(WATCH_S)
+            try:
+                status, heard = fetch_status(run_dir), time.monotonic()
+            except UsageError:
+                if time.monotonic() - heard > GONE_S:
+                    raise
+    if page:
+        report = run_dir / "report.html"
+        print("\n".join(summary_lines(RunState.of(status), run_dir, str(report) if report.exists() else "")), flush=True)
+    return status
+
+
+def report_of(run_dir: Path) -> Path:
+    """Write the report of a run that goes on, has ended, or was left; the page's path. UsageError when there is no run."""
+    try:
+        status = fetch_status(run_dir)
+    except UsageError:
+        status = {**read_object(run_dir / "run.json"), "finished": False}
+        if not (run_dir / "metrics.jsonl").exists():
+            raise
+    return write_report(run_dir, RunState.of(status))

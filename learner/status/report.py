@@ -1,0 +1,203 @@
+"""report.html: a run on one page that needs nothing else. The curve first, then nodes, cost and faults; then all the rest.
+
+A view of a `RunState`, with the plots of metrics.jsonl and a few of samples.jsonl; must not know processes or the network.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from learner.status.facts import (
+    Fact,
+    capacity,
+    held_out,
+    node_columns,
+    nodes_title,
+    reward,
+    run_facts,
+    speed,
+    spent,
+    staleness,
+    trajectories,
+)
+from learner.status.plots import Plot, draw_plots
+from learner.status.run_state import MOST_SAMPLE, NodeRow, RunState, SampleRow
+from learner.status.steps import read_metrics, surviving
+from learner.status.words import human_seconds, joined, number, plain_text
+from p2p.errors import UsageError
+
+PAGE = "report.html"
+"""The page's name in a run's directory."""
+
+SAMPLES = 3
+"""Of the run's first samples and of its last so many are on the page: enough to see what the model learned to write."""
+
+MOST_NODES = 64
+"""Nodes that have a row: more make a page that nobody reads, and summary.json has them all."""
+
+OPEN_LINES = 8
+"""Lines of a list that are shown; a longer one is folded."""
+
+FIRST, COST = ("learning",), ("cost", "capacity")
+"""Plots that stand at the top, and under the cost; the others come further down."""
+
+
+def write_report(
+    run_dir: Path, state: RunState, *, page: Path | None = None, extra: Sequence[Fact] = (), faults: Sequence[str] = (),
+    happened: Sequence[str] = (),
+) -> Path:  # fmt: skip
+    """Write the report of the run in `run_dir`, at `page` if that is given; returns its path. `extra` facts, `faults` and what
+    `happened` are those that only whoever started the run knows of. UsageError when it cannot be written."""
+    page = page or run_dir / PAGE
+    lines = read_metrics(run_dir / "metrics.jsonl")
+    rows = surviving(lines)
+    try:
+        plots = draw_plots(lines, rows, bound=state.max_staleness or None)
+        samples = some_samples(run_dir / "samples.jsonl") or list(state.samples)[-SAMPLES:]
+        parts = _page(state, plots, samples, extra=extra, faults=[*state.faults, *faults], happened=happened)
+        page.write_text("\n".join(parts) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write the report {page}: {error.strerror}") from None
+    return page
+
+
+def some_samples(path: Path) -> list[SampleRow]:
+    """The first samples of a samples.jsonl and the last; [] when there is none. Lines that are cut or foreign are left out."""
+    first: list[SampleRow] = []
+    last: deque[SampleRow] = deque(maxlen=SAMPLES)
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            for line in file:
+                try:
+                    sample = SampleRow.model_validate(json.loads(line))
+                except ValueError:
+                    continue
+                (first if len(first) < SAMPLES else last).append(sample)
+    except FileNotFoundError:
+        return []
+    return [*first, *last]
+
+
+def _page(
+    state: RunState, plots: Sequence[Plot], samples: Sequence[SampleRow], *, extra: Sequence[Fact], faults: Sequence[str],
+    happened: Sequence[str],
+) -> list[str]:  # fmt: skip
+    title = f"Shoal run {state.run}"
+    done = f"{'finished' if state.finished else 'not finished'}: {state.done} of {state.steps} steps"
+    by_name = {plot.name: plot for plot in plots}
+    rest = [plot for plot in plots if plot.name not in FIRST + COST]
+    style = files(__package__).joinpath("report.css").read_text(encoding="utf-8")
+    return [
+        "<!doctype html><html lang=en><meta charset=utf-8>",
+        f'<meta name=viewport content="width=device-width, initial-scale=1"><title>{_e(title)}</title><style>{style}</style>',
+        f"<h1>{_e(title)}</h1><p class=dim>{_e(joined((done, human_seconds(state.seconds) if state.seconds else '')))}</p>",
+        *(f"<p class=fault>{_e(fault)}</p>" for fault in faults),
+        f"<section class=grid>{_figures(by_name, FIRST)}<div>{_facts(_first_facts(state))}</div></section>",
+        *_nodes(state),
+        *_cost(state, by_name),
+        *_faults(state, faults),
+        *([f"<h2>How it ran</h2><section class=grid>{''.join(map(_figure, rest))}</section>"] if rest else []),
+        *_samples(samples),
+        f"<h2>Numbers</h2>{_facts([*run_facts(state), *extra])}",
+        *_list("What happened", happened),
+        *_list("Log", [f"{time.strftime('%H:%M:%S', time.localtime(e.time))} {e.brief}" for e in state.events]),
+    ]
+
+
+def _first_facts(state: RunState) -> list[Fact]:
+    """What somebody wants to know first."""
+    learned = state.first_and_last("exact")
+    from_to = f"{learned.first:.1%} → {learned.last:.1%} (first and last tenth)" if learned else ""
+    facts = (
+        Fact("exact", from_to), Fact("held out", held_out(state)), Fact("reward", reward(state)), Fact("pace", speed(state)),
+        Fact("staleness", staleness(state)), Fact("nodes", nodes_title(state)), Fact("cost", spent(state)),
+        Fact("checkpoint", state.checkpoint),
+    )  # fmt: skip
+    return [fact for fact in facts if fact.text]
+
+
+def _nodes(state: RunState) -> list[str]:
+    if not state.nodes:
+        return []
+    columns = node_columns(state)
+    why = any(node.why_active for node in state.nodes)
+    kind = lambda column: " class=n" if column.numeric else ""
+    head = "".join(f"<th{kind(c)}>{_e(c.title)}" for c in columns) + ("<th>generated because" if why else "")
+    rows = []
+    for node in state.nodes[:MOST_NODES]:
+        cells = [
+            f'<td class="{"head" if i == 0 else "n" if c.numeric else ""}" data-label="{_e(c.title)}">{_e(c.cell(node))}</td>'
+            for i, c in enumerate(columns)
+        ]
+        if why:
+            cells.append(f'<td class=wide data-label="because">{_e(_because(node))}</td>')
+        rows.append(f"<tr{'' if node.alive else ' class=dim'}>{''.join(cells)}</tr>")
+    body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
+    more = f"<p class=dim>and {len(state.nodes) - MOST_NODES} more</p>" if len(state.nodes) > MOST_NODES else ""
+    return [f"<h2>Nodes</h2><p class=dim>{_e(nodes_title(state))}</p><table class=nodes>{body}</table>{more}"]
+
+
+def _because(node: NodeRow) -> str:
+    return node.why_active or ("it costs nothing" if not node.usd_per_hour else "it did not")
+
+
+def _cost(state: RunState, plots: dict[str, Plot]) -> list[str]:
+    facts = [f for f in (Fact("spent", spent(state)), Fact("capacity", capacity(state))) if f.text]
+    figures = _figures(plots, COST)
+    if not facts and not figures:
+        return []
+    figures = f"<section class=grid>{figures}</section>" if figures else ""
+    return [f"<h2>Cost</h2>{_facts(facts)}{figures}", *_list("Who generates, and why", state.pool.changes, "h3")]
+
+
+def _faults(state: RunState, faults: Sequence[str]) -> list[str]:
+    gone = [f"{n.name} is gone: {n.reason or 'its link was closed'}" for n in state.nodes if not n.alive]
+    said = [*faults, *state.reports, *gone]
+    if not said:
+        return [f"<h2>Faults</h2><p>None: no refusal, no node lost. {_e(trajectories(state))}.</p>"]
+    return [*_list("Faults", said), f"<p class=dim>trajectories: {_e(trajectories(state))}</p>"]
+
+
+def _samples(samples: Sequence[SampleRow]) -> list[str]:
+    if not samples:
+        return []
+    parts = ["<h2>Samples</h2>"]
+    for s in samples:
+        spans = joined(f"{span.tokens} tokens by {span.node} under {span.version}" for span in s.spans)
+        facts = joined((f"step {s.step}", f"reward {number(s.reward, '.3g')}", s.finish, spans))
+        parts.append(f"<p class=dim>{_e(facts)}</p><pre>{_e(s.prompt)}</pre><pre>{_e(s.completion)}</pre>")
+    return parts
+
+
+def _facts(facts: Iterable[Fact]) -> str:
+    rows = "".join(f"<tr><th>{_e(fact.name)}</th><td>{_e(fact.text)}</td></tr>" for fact in facts)
+    return f"<table class=facts>{rows}</table>" if rows else ""
+
+
+def _list(title: str, lines: Sequence[str], tag: str = "h2") -> list[str]:
+    if not lines:
+        return []
+    items = f"<ul>{''.join(f'<li>{_e(line)}</li>' for line in lines)}</ul>"
+    if len(lines) > OPEN_LINES:
+        items = f"<details><summary>{len(lines)} lines</summary>{items}</details>"
+    return [f"<{tag}>{_e(title)}</{tag}>{items}"]
+
+
+def _figures(plots: dict[str, Plot], names: Sequence[str]) -> str:
+    return "".join(_figure(plots[name]) for name in names if name in plots)
+
+
+def _figure(plot: Plot) -> str:
+    keys = "".join(f'<span><i class="{key.kind} {key.colour}"></i>{_e(key.label)}</span> ' for key in plot.keys)
+    caption = f"<figcaption>{_e(plot.caption)}</figcaption>"
+    return f"<figure><h3>{_e(plot.title)}</h3><p class=keys>{keys}</p>{plot.svg}{caption}</figure>"
+
+
+def _e(text: str) -> str:
+    return html.escape(plain_text(text, MOST_SAMPLE, lines=True)).replace(" %", "&nbsp;%")

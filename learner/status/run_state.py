@@ -1,0 +1,321 @@
+"""A run's state as every view of it reads it: typed and read-only.
+
+It is made from the plain values that `Head.status()` gives, which /status serves and summary.json keeps. Terminal, report and
+whatever page comes later are views of it: what two of them need is worked out here, once. Values that are missing (a young run,
+an older summary) have defaults, and a stranger's texts are cleaned. Must not know how it is shown or where the values came from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from learner.status.steps import StepRow, busy_share, pace
+from learner.status.words import by_name, plain_text, short_peer
+from p2p.errors import UsageError
+
+MOST_SAMPLE = 4000
+"""Characters of one prompt or completion that a view is given: a few pages, whatever wrote it."""
+
+PEER_ID = re.compile(r"\b12D3KooW[0-9A-Za-z]{20,60}")
+"""A peer id inside a text."""
+
+Plain = Annotated[str, BeforeValidator(plain_text)]
+"""A short text without control characters."""
+
+Long = Annotated[str, BeforeValidator(lambda text: plain_text(text, MOST_SAMPLE, lines=True))]
+"""A text of several lines without control characters."""
+
+
+class Part(BaseModel):
+    """Read-only; a value that is null or missing is the default."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, values: Any) -> Any:
+        return {k: v for k, v in values.items() if v is not None} if isinstance(values, Mapping) else values
+
+
+class NodeRow(Part):
+    """One node as the learner knows it."""
+
+    name: Plain = ""
+    peer: Plain = ""
+    alive: bool = False
+    """its link is up"""
+    ready: bool = False
+    """an engine of its serves a version"""
+    draining: bool = False
+    updating: bool = False
+    activity: Plain = "active"
+    """active, warm or asleep: what the pool wants of it"""
+    version: Plain = ""
+    digest_ok: bool = False
+    tokens: int = 0
+    """accepted by the learner"""
+    tokens_per_s: float = 0.0
+    bytes_from_learner: int = 0
+    bytes_from_peers: int = 0
+    pause_s: float | None = None
+    """what the last version's installation cost those who waited for its tokens"""
+    usd: float = 0.0
+    usd_per_hour: float = 0.0
+    why: Plain = ""
+    """it is in its state"""
+    why_active: Plain = ""
+    """why it generates, or last did"""
+    reason: Plain = ""
+    """why it is gone"""
+
+    @property
+    def state(self) -> str:
+        """One word: gone, leaving, starting, or what the pool wants of it: active, warm, asleep."""
+        if not self.alive:
+            return "gone"
+        if self.draining:
+            return "leaving"
+        return self.activity if self.ready or self.activity == "asleep" else "starting"
+
+    @property
+    def generates(self) -> bool:
+        return self.state == "active"
+
+
+class TrajectoryCounts(Part):
+    """Trajectories by what became of them."""
+
+    reserved: int = 0
+    consumed: int = 0
+    outstanding: int = 0
+    lost: int = 0
+    aborted: dict[str, int] = Field(default_factory=dict)
+    """reason -> how many"""
+
+
+class PoolState(Part):
+    """What the learner needs, who makes it, and what it costs."""
+
+    nodes: int = 0
+    active: int = 0
+    supply_tokens_per_s: float = 0.0
+    required_tokens_per_s: float = 0.0
+    usd_per_hour: float = 0.0
+    spent_usd: float = 0.0
+    usd_per_step: float = 0.0
+    usd_per_mtok: float = 0.0
+    budget_usd: float = 0.0
+    blocked: Plain = ""
+    advice: Plain = ""
+    asked: Plain = ""
+    changes: tuple[Plain, ...] = ()
+
+    @property
+    def priced(self) -> bool:
+        """Whether anything costs anything."""
+        return bool(self.spent_usd or self.usd_per_hour)
+
+
+class CutTally(Part):
+    """What was aborted or truncated because enough others were done."""
+
+    surplus_sequences: int = 0
+    surplus_groups: int = 0
+    surplus_tokens: int = 0
+    truncated: int = 0
+    cut_mean_length: float | None = None
+    kept_mean_length: float | None = None
+
+
+class LocalEngineState(Part):
+    """The learner's local engine, where it has one."""
+
+    there: bool = False
+    generates: bool = False
+    last: dict[str, Any] = Field(default_factory=dict)
+    """its metrics of the last step"""
+
+
+class RunEvent(Part):
+    """What was logged: joins, leaves, refusals, decisions."""
+
+    time: float = 0.0
+    """Unix time"""
+    level: Plain = "info"
+    """info, warning or error"""
+    text: Plain = ""
+
+    @property
+    def brief(self) -> str:
+        """The text with peer ids cut short, for where there is little room."""
+        return PEER_ID.sub(lambda found: short_peer(found[0]), self.text)
+
+
+class SampleSpan(Part):
+    """Tokens in a row of one completion, by who made them."""
+
+    version: Plain = ""
+    node: Plain = ""
+    tokens: int = 0
+
+
+class SampleRow(Part):
+    """One prompt and what the model wrote."""
+
+    step: int = 0
+    prompt: Long = ""
+    completion: Long = ""
+    reward: float | None = None
+    finish: Plain = ""
+    spans: tuple[SampleSpan, ...] = ()
+
+
+class FirstAndLast(NamedTuple):
+    """Means over the first tenth of a run's steps and over the last."""
+
+    first: float
+    last: float
+
+
+class RunState(Part):
+    """All that the views show of a run."""
+
+    run: Plain = ""
+    epoch: int = 0
+    finished: bool = False
+    step: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    version: Plain = ""
+    versions_published: int = 0
+    checkpoint: Plain = ""
+    """of the last commit, in the run's directory; "" where the trainer has not said"""
+    nodes: tuple[NodeRow, ...] = ()
+    """those who are there first, then by name"""
+    max_staleness: int = 0
+    max_staleness_seen: int = 0
+    trajectories: TrajectoryCounts = TrajectoryCounts()
+    pool: PoolState = PoolState()
+    redundancy: CutTally = CutTally()
+    local_engine: LocalEngineState | None = None
+    learner_egress_bytes: int = 0
+    peer_bytes: int = 0
+    delta_bytes_mean: float = 0.0
+    delta_density_mean: float = 0.0
+    anchor_bytes: int = 0
+    learner_egress_ratio: float = 0.0
+    metrics: dict[str, Any] = Field(default_factory=dict)
+    """the newest line of metrics.jsonl"""
+    recent: tuple[StepRow, ...] = ()
+    """the newest steps, one by one"""
+    curve: tuple[StepRow, ...] = ()
+    """the whole run, neighbouring steps as one where they are many"""
+    reports: tuple[Plain, ...] = ()
+    """refusals, and what nodes report of each other"""
+    events: tuple[RunEvent, ...] = ()
+    samples: tuple[SampleRow, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_order(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        values = dict(values)
+        nodes = [n for n in values.get("nodes") or () if isinstance(n, Mapping)]
+        values["nodes"] = sorted(nodes, key=lambda n: (not n.get("alive"), by_name(str(n.get("name", "")))))
+        values["local_engine"] = values.get("local_engine") or None
+        for key in ("recent", "curve"):
+            rows = [r for r in values.get(key) or () if isinstance(r, Mapping) and "step" in r]
+            values[key] = [{f: v for f, v in row.items() if f in StepRow._fields} for row in rows]
+        return values
+
+    @classmethod
+    def of(cls, status: Mapping[str, Any]) -> RunState:
+        """The state that these plain values say. UsageError when they are of another program, or of another Shoal."""
+        try:
+            return cls.model_validate(status)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise UsageError(f"the run's status cannot be read: {where}: {first['msg']}") from None
+
+    @property
+    def done(self) -> int:
+        """Steps that were taken. `step` is the last that was committed, which may be some before."""
+        return max(self.step, self.last.step if self.last else 0)
+
+    @property
+    def alive(self) -> int:
+        """Nodes that are there."""
+        return sum(node.alive for node in self.nodes)
+
+    @property
+    def generating(self) -> int:
+        """Nodes that make tokens, or would if they had work."""
+        return sum(node.generates for node in self.nodes)
+
+    @property
+    def priced(self) -> bool:
+        return self.pool.priced or any(node.usd or node.usd_per_hour for node in self.nodes)
+
+    @property
+    def last(self) -> StepRow | None:
+        """The newest step that was trained; None before the first."""
+        return next((row for row in reversed(self.recent) if row.step and row.reward is not None), None)
+
+    @property
+    def _typical(self) -> list[StepRow]:
+        """Recent steps; without the run's first, which waits until a node is there, once there are others."""
+        rows = [row for row in self.recent if row.took_s is not None]
+        return rows[1:] if rows and rows[0].step == 1 and len(rows) > 1 else rows
+
+    @property
+    def busy(self) -> float | None:
+        """The share of recent steps' time in which the learner did not wait."""
+        return busy_share(self._typical)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens trained on in a second of recent steps."""
+        return pace(self._typical)
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds of a recent step in the mean."""
+        took = [row.took_s for row in self._typical if row.took_s is not None]
+        return sum(took) / len(took) if took else None
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the last step at the recent pace; None when that is not known, or the run is over."""
+        return None if self.step_s is None or self.finished else max(0, self.steps - self.done) * self.step_s
+
+    @property
+    def evals(self) -> tuple[StepRow, ...]:
+        """Where held-out problems were answered."""
+        return tuple(row for row in self.curve if row.held_out is not None)
+
+    def first_and_last(self, field: str) -> FirstAndLast | None:
+        """A field of the steps, over the run's first and last tenth; None when it is not there."""
+        values = [v for row in self.curve if (v := getattr(row, field)) is not None]
+        tenth = max(1, len(values) // 10)
+        return FirstAndLast(sum(values[:tenth]) / tenth, sum(values[-tenth:]) / tenth) if values else None
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """What a run must never show, as sentences."""
+        found = []
+        if self.trajectories.lost:
+            found.append(f"{self.trajectories.lost} trajectories were lost")
+        if self.max_staleness_seen > self.max_staleness:
+            found.append(f"staleness {self.max_staleness_seen} was trained on, over the bound of {self.max_staleness}")
+        if self.finished:
+            found += [
+                f"{n.name} ended with weights of another digest"
+                for n in self.nodes if n.alive and n.ready and n.version == self.version and not n.digest_ok
+            ]  # fmt: skip
+        return tuple(found)

@@ -1,0 +1,189 @@
+"""A run's steps, from metrics.jsonl: the history that counts, the newest steps one by one, the whole run as a curve.
+
+Must not know views, the network or files other than that one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+RECENT = 32
+"""Newest steps that are kept one by one: enough that whoever asks once a second misses none of a run of thirty steps a second."""
+
+POINTS = 240
+"""Points of a curve at the most, by which its memory and its bytes are bounded; a screen has hardly more columns for one."""
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl; a line that a crash cut short is left out. [] when there is no file."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
+    lines = []
+    for raw in text.splitlines():
+        try:
+            line = json.loads(raw)
+        except ValueError:
+            continue
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
+            lines.append(line)
+    return lines
+
+
+def surviving(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One row a step of the history that counts, by step: a new epoch takes back what was done after the step it starts
+    from. What several lines say of one step is merged, the later word winning."""
+    rows: dict[int, dict[str, Any]] = {}
+    epoch = None
+    for line in lines:
+        step = line["step"]
+        if line.get("epoch") != epoch:
+            epoch = line.get("epoch")
+            start = step - 1 if "time/step" in line else step  # an evaluation before the first step stands at the start
+            rows = {s: row for s, row in rows.items() if s <= start}
+        known = {k: v for k, v in line.items() if v is not None}
+        rows[step] = rows.get(step, {}) | known
+    return [rows[s] for s in sorted(rows)]
+
+
+class StepRow(NamedTuple):
+    """One step, or in a curve the mean of neighbouring ones. None: the run's trainer did not say."""
+
+    step: int
+    """its number; the last of several"""
+    reward: float | None = None
+    exact: float | None = None
+    """share of sampled answers that were right"""
+    held_out: float | None = None
+    """share of held-out problems that were answered right"""
+    staleness: float | None = None
+    """of the oldest trajectory, in steps"""
+    tokens: float | None = None
+    """tokens trained on"""
+    took_s: float | None = None
+    """from one optimizer step to the next"""
+    waited_s: float | None = None
+    """of that, the wait for groups"""
+    usd: float | None = None
+    """spent until then, by all lives of the run"""
+
+    @property
+    def busy(self) -> float | None:
+        """The share of the step in which the learner did not wait."""
+        return busy_share([self])
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens trained on in a second of the step."""
+        return pace([self])
+
+
+KEYS = {
+    "reward": "reward/mean", "exact": "exact/mean", "held_out": "eval/exact/mean", "staleness": "off_policy/max",
+    "tokens": "perf/tokens", "took_s": "time/step", "waited_s": "time/wait_for_batch", "usd": "cost/total_usd",
+}  # fmt: skip
+"""Field of a `StepRow` -> its name in metrics.jsonl."""
+
+LARGEST = ("staleness", "usd")
+"""Fields of which neighbouring steps keep the largest, not the mean."""
+
+
+def step_row(line: Mapping[str, Any]) -> StepRow:
+    """What a line of metrics.jsonl says of its step."""
+    values = {field: line.get(key) for field, key in KEYS.items()}
+    return StepRow(line["step"], **{f: v for f, v in values.items() if isinstance(v, (int, float)) and math.isfinite(v)})
+
+
+def busy_share(rows: Iterable[StepRow]) -> float | None:
+    """The share of these steps' time in which the learner did not wait for groups; None where no step says."""
+    timed = [(r.took_s, min(r.waited_s, r.took_s)) for r in rows if r.took_s is not None and r.waited_s is not None]
+    took = sum(t for t, _ in timed)
+    return 1 - sum(w for _, w in timed) / took if took else None
+
+
+def pace(rows: Iterable[StepRow]) -> float | None:
+    """Tokens trained on in a second of these steps; None where no step says."""
+    timed = [(r.tokens, r.took_s) for r in rows if r.tokens is not None and r.took_s]
+    return sum(n for n, _ in timed) / sum(t for _, t in timed) if timed else None
+
+
+@dataclass(slots=True)
+class _Point:
+    """Neighbouring steps as one."""
+
+    row: StepRow
+    steps: int = 1
+
+    def merge(self, other: _Point) -> None:
+        mine, theirs, merged = self.row._asdict(), other.row._asdict(), {}
+        for field in StepRow._fields[1:]:
+            a, b = mine[field], theirs[field]
+            if a is None or b is None:
+                merged[field] = b if a is None else a
+            elif field in LARGEST:
+                merged[field] = max(a, b)
+            else:
+                merged[field] = (a * self.steps + b * other.steps) / (self.steps + other.steps)
+        self.row, self.steps = StepRow(max(self.row.step, other.row.step), **merged), self.steps + other.steps
+
+
+class StepHistory:
+    """The steps of a run so far, in bounded memory: `recent` one by one, `curve` from the first to the last."""
+
+    def __init__(self, lines: Iterable[Mapping[str, Any]] = ()) -> None:
+        self._recent: deque[StepRow] = deque(maxlen=RECENT)
+        self._points: list[_Point] = []
+        self._width = 1
+        for line in lines:
+            self.add(line)
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Take a line of metrics.jsonl. A second one of the newest step adds to what the first said; one of an earlier step takes
+        back what came after it (the trainer went back to its last commit)."""
+        row = step_row(line)
+        self.take_back(row.step)
+        if self._recent and self._recent[-1].step == row.step:
+            news = {f: v for f, v in row._asdict().items() if v is not None}
+            self._recent[-1] = self._recent[-1]._replace(**news)
+            if self._points and self._points[-1].steps == 1:
+                self._points[-1].row = self._recent[-1]
+            return
+        self._recent.append(row)
+        if self._points and self._points[-1].steps < self._width:
+            self._points[-1].merge(_Point(row))
+        else:
+            self._points.append(_Point(row))
+        if len(self._points) > POINTS:
+            self._width *= 2
+            pairs = [self._points[i : i + 2] for i in range(0, len(self._points), 2)]
+            for pair in pairs:
+                if len(pair) == 2:
+                    pair[0].merge(pair[1])
+            self._points = [pair[0] for pair in pairs]
+
+    def take_back(self, step: int) -> None:
+        """Forget what came after this step: the trainer goes on from there."""
+        while self._points and self._points[-1].row.step > step:
+            self._points.pop()
+        while self._recent and self._recent[-1].step > step:
+            self._recent.pop()
+
+    @property
+    def recent(self) -> list[StepRow]:
+        return list(self._recent)
+
+    @property
+    def curve(self) -> list[StepRow]:
+        return [point.row for point in self._points]
+
+    def status(self) -> dict[str, Any]:
+        """Plain values for the status page: what a step does not say is left out."""
+        plain = lambda rows: [{f: v for f, v in row._asdict().items() if v is not None} for row in rows]
+        return {"recent": plain(self.recent), "curve": plain(self.curve)}
