@@ -76,7 +76,7 @@ def test_sparse_deltas_are_a_few_per_cent_of_an_anchor(shoal: Children, tmp_path
 def test_killed_trainer_and_killed_learner_resume(shoal: Children, tmp_path: Path, demo_model: Path) -> None:
     """Nodes stay up throughout: they must find the learner again by themselves, each time."""
     run_dir, config = tmp_path / "run", tmp_path / "learner.toml"
-    settings = RECIPES["reverse"].config(run_dir, demo_model, 24, 0)
+    settings = RECIPES["reverse"].config(run_dir, demo_model, 16, 0)
     config.write_text(dump_toml(build_config(settings, "test").model_dump()))
     learner = shoal.start("learner", "learner", str(config), "--json")
     until("a ticket", (run_dir / "ticket.txt").exists, shoal)
@@ -87,7 +87,7 @@ def test_killed_trainer_and_killed_learner_resume(shoal: Children, tmp_path: Pat
         )
         for name, reach in (("node-1", ["--listen", "/ip4/127.0.0.1/tcp/0"]), ("node-2", ["--no-listen"]))
     ]  # fmt: skip
-    until("step 5", lambda: steps_done(run_dir) >= 5, shoal)
+    until("step 4", lambda: steps_done(run_dir) >= 4, shoal)
     [trainer] = [p for p in psutil.Process(learner.pid).children() if "learner.trainer.trainer" in " ".join(p.cmdline())]
     trainer.send_signal(signal.SIGKILL)
     assert status_of(learner, shoal) == 1
@@ -95,7 +95,7 @@ def test_killed_trainer_and_killed_learner_resume(shoal: Children, tmp_path: Pat
 
     second = shoal.start("second", "learner", str(config), "--resume", "--json")
     reached = steps_done(run_dir)
-    until("steps after the resume", lambda: steps_done(run_dir) >= reached + 4, shoal)
+    until("steps after the resume", lambda: steps_done(run_dir) >= reached + 3, shoal)
     children = psutil.Process(second.pid).children(recursive=True)
     os.kill(second.pid, signal.SIGKILL)
     second.wait()
@@ -106,17 +106,17 @@ def test_killed_trainer_and_killed_learner_resume(shoal: Children, tmp_path: Pat
     assert status_of(third, shoal) == 0, shoal.said("third")
     result = shoal.result("third")
     assert [status_of(node, shoal) for node in nodes] == [0, 0]
-    assert result["epoch"] == 3 and result["step"] == 24 and result["max_staleness_seen"] <= 2
+    assert result["epoch"] == 3 and result["step"] == 16 and result["max_staleness_seen"] <= 2
     check_books(result["trajectories"])
     assert set(result["trajectories"]["aborted"]) <= {"restart", "orphaned", "stale"}
-    assert all(node["digest_ok"] and node["version"] == "3.24" for node in result["nodes"])
+    assert all(node["digest_ok"] and node["version"] == "3.16" for node in result["nodes"])
     assert len(result["nodes"]) == 2
 
     db = sqlite3.connect(run_dir / "journal.sqlite")
     consumed = [row[0] for row in db.execute("SELECT group_id FROM consumed")]
     steps = [row[0] for row in db.execute("SELECT step FROM commits ORDER BY step")]
     db.close()
-    assert len(consumed) == len(set(consumed)) == 24 * 16  # each group once, and each step its sixteen
+    assert len(consumed) == len(set(consumed)) == 16 * 16  # each group once, and each step its sixteen
     assert steps == list(range(1, 25))
     epochs = {line["step"]: line["epoch"] for line in metrics(run_dir) if line["step"] and "loss/mean" in line}
     assert sorted(set(epochs.values())) == [1, 2, 3]
