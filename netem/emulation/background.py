@@ -84,6 +84,7 @@ def command(name: str, host: str, argv: Sequence[str]) -> list[str]:
         raise UsageError(f"network {state['name']} is not up any more: shoal netem down {state['name']}")
     if host not in state["hosts"]:
         raise UsageError(f"network {state['name']} has no host {host!r}: {', '.join(state['hosts'])}")
+    check_namespaces()  # to enter one takes what it took to make it
     return ["ip", "netns", "exec", state["hosts"][host]["namespace"], *argv]
 
 
