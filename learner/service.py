@@ -30,7 +30,7 @@ from learner.rollouts.controller import Rollouts
 from learner.rollouts.group_spec import RolloutSettings
 from learner.rollouts.outcomes import Sampling
 from learner.run_dir import existing_run, kept_listen
-from learner.status.live import collected_events
+from learner.status.live import EventLog, collected_events
 from learner.status.server import serve_status
 from learner.tasks.registry import make_task
 from p2p.errors import UsageError
@@ -124,6 +124,7 @@ async def run_learner(
     task = make_task(config.task.name, config.task.seed, dict(config.task.options))
     trainer_config = config.trainer_config()
     with ExitStack() as held:
+        log_lines = held.enter_context(collected_events())
         scorer = held.enter_context(Scorer(task, allow_unconfined=config.task.allow_unconfined))
         run, run_dir = prepare_run(config, resume=resume)
         journal = held.enter_context(Journal.open(run_dir / "journal.sqlite", run))
@@ -163,7 +164,7 @@ async def run_learner(
             head.provider = Provider(
                 head.keeper.pool.advice, run, ticket, command=a.ask_command, url=a.ask_url, every_s=a.ask_every_s
             )
-            return await _run(config, head, run_dir, ticket, announce)
+            return await _run(config, head, run_dir, ticket, announce=announce, log_lines=log_lines)
 
 
 def _rollout_settings(config: LearnerConfig, stop_ids: tuple[int, ...]) -> RolloutSettings:
@@ -178,13 +179,11 @@ def _rollout_settings(config: LearnerConfig, stop_ids: tuple[int, ...]) -> Rollo
 
 
 async def _run(
-    config: LearnerConfig, head: Head, run_dir: Path, ticket: str, announce: Announce | None
+    config: LearnerConfig, head: Head, run_dir: Path, ticket: str, *, announce: Announce | None, log_lines: EventLog
 ) -> dict[str, Any]:
     token = trio.lowlevel.current_trio_token()
     result: dict[str, Any] = {}
     with ExitStack() as held:
-        log_lines = held.enter_context(collected_events())
-
         def status() -> dict[str, Any]:
             return head.status() | {"events": log_lines.events()}
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from dockerfile_parse import DockerfileParser
 
-from node.service import LEAVE_S
+from node.folders import LEAVE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "docs" / "deploy"

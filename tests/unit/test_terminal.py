@@ -127,7 +127,7 @@ def test_events_are_bounded_and_plain() -> None:
     with collected_events() as log:
         for i in range(3 * KEPT_EVENTS):
             logging.getLogger("shoal.test").info("line %d \x1b", i)
-        logging.getLogger("libp2p.test").warning("theirs")
+        logging.getLogger("another.library").warning("theirs")
         logging.getLogger(STEP_LOG).info("step 3 of 9")
     events = log.events()
     assert len(events) == KEPT_EVENTS and events[-1]["text"] == "theirs" and events[-1]["level"] == "warning"
