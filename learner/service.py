@@ -183,12 +183,11 @@ async def _run(
 ) -> dict[str, Any]:
     token = trio.lowlevel.current_trio_token()
     result: dict[str, Any] = {}
-    with ExitStack() as held:
-        def status() -> dict[str, Any]:
-            return head.status() | {"events": log_lines.events()}
 
-        in_loop = partial(trio.from_thread.run_sync, status, trio_token=token)
-        port = held.enter_context(serve_status(config.status.port, in_loop))
+    def status() -> dict[str, Any]:
+        return head.status() | {"events": log_lines.events()}
+
+    with serve_status(config.status.port, partial(trio.from_thread.run_sync, status, trio_token=token)) as port:
         async with trio.open_nursery() as nursery:
             calm_gc()
             await nursery.start(head.run)
