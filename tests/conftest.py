@@ -17,13 +17,18 @@ hypothesis.settings.register_profile("shoal", print_blob=True, deadline=None)
 hypothesis.settings.load_profile("shoal")
 
 
-class NetworksInOneWorker(LoadScopeScheduling):
-    """Emulated networks share the kernel's: one of them after the other, in one worker. Every other test is on its own."""
+KEPT_TOGETHER = ("tests/wan/", "tests/e2e/test_metrics.py")
+"""Beginnings of the names of tests that one worker runs, one after the other: emulated networks share the kernel's, and the tests
+of the metrics share a run that takes long to start."""
+
+
+class OneByOne(LoadScopeScheduling):
+    """Hands out tests one by one to whichever worker is free, but for those in KEPT_TOGETHER."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "networks" if nodeid.startswith("tests/wan/") else nodeid
+        return next((kept for kept in KEPT_TOGETHER if nodeid.startswith(kept)), nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
     """For --dist loadscope; other ways of xdist are left alone. (Its own loadgroup finds no groups with pytest 9.2.)"""
-    return NetworksInOneWorker(config, log) if config.getvalue("dist") == "loadscope" else None
+    return OneByOne(config, log) if config.getvalue("dist") == "loadscope" else None

@@ -30,10 +30,7 @@ def hostile(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("as_script", [True, False], ids=["console script", "python -P -m shoal"])
-def test_modules_in_the_current_folder_are_not_taken_for_ours(
-    as_script: bool, hostile: Path, tmp_path: Path, demo_model: Path
-) -> None:
+def test_modules_in_the_current_folder_are_not_taken_for_ours(hostile: Path, tmp_path: Path, demo_model: Path) -> None:
     """A learner, its trainer, its local engine's node and that node's engine: all start."""
     script = tmp_path / "bin" / "shoal"
     script.parent.mkdir()
@@ -41,7 +38,7 @@ def test_modules_in_the_current_folder_are_not_taken_for_ours(
     settings = RECIPES["reverse"].config(Path("run"), demo_model, 1, 0)
     settings["local_engine"] = {"engine": "transformers", "capacity": 96, "floor_s": 0.1}
     (hostile / "learner.toml").write_text(dump_toml(build_config(settings, "test").model_dump()))
-    shoal = [sys.executable, str(script)] if as_script else python_command("shoal")
+    shoal = [sys.executable, str(script)]
     log = tmp_path / "log"
     environment = child_environment(MODEST)
     learner = start(
@@ -53,3 +50,12 @@ def test_modules_in_the_current_folder_are_not_taken_for_ours(
         end([learner], 0)
     logs = [*(hostile / "run" / "logs").iterdir(), hostile / "run" / "local-engine" / "engine.log"]
     assert not any("of the current folder" in file.read_text() for file in logs)
+
+
+def test_the_module_does_not_take_them_either(hostile: Path, demo_model: Path) -> None:
+    """`python -P -m shoal`, which starts all its children as the script does."""
+    settings = RECIPES["reverse"].config(Path("run"), demo_model, 1, 0)
+    (hostile / "learner.toml").write_text(dump_toml(build_config(settings, "test").model_dump()))
+    for verb in (["learner", "learner.toml", "--dry-run"], ["doctor"], ["demo", "--help"]):
+        done = subprocess.run([*python_command("shoal"), *verb], cwd=hostile, env=child_environment(MODEST), capture_output=True)
+        assert done.returncode == 0, done
