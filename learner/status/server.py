@@ -6,6 +6,7 @@ import errno
 import ipaddress
 import json
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,14 +50,20 @@ def serve_status(port: int, snapshot: Callable[[], dict[str, Any]]) -> Iterator[
             except Exception as error:  # the head is stopping: the page must not hang on it
                 self.send_error(503, f"the learner is stopping ({type(error).__name__})")
                 return
-            if path == "/status":
-                body, kind = json.dumps(values).encode(), "application/json"
-            else:
-                from learner.status.exposition import metrics_text
-
-                answer = metrics_text(values, ",".join(self.headers.get_all("Accept") or ()))
-                body, kind = answer.body, answer.content_type
+            try:
+                body, kind = self._body(path, values)
+            except Exception as error:  # a value that no format has
+                self.send_error(503, f"the state cannot be written ({type(error).__name__})")
+                return
             self._answer(body, kind)
+
+        def _body(self, path: str, values: dict[str, Any]) -> tuple[bytes, str]:
+            if path == "/status":
+                return json.dumps(values).encode(), "application/json"
+            from learner.status.exposition import metrics_text
+
+            answer = metrics_text(values, ",".join(self.headers.get_all("Accept") or ()))
+            return answer.body, answer.content_type
 
         def _answer(self, body: bytes, kind: str) -> None:
             self.send_response(200)
@@ -69,7 +76,6 @@ def serve_status(port: int, snapshot: Callable[[], dict[str, Any]]) -> Iterator[
             pass
 
     server = _bind(port, Handler)
-    server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, name="status", daemon=True)
     thread.start()
     try:
@@ -91,13 +97,24 @@ def is_local_name(host: str) -> bool:
     return True
 
 
+class _StatusServer(ThreadingHTTPServer):
+    """What goes wrong with one request is a log line: stderr may be a live page's."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if isinstance(sys.exception(), (BrokenPipeError, ConnectionResetError)):
+            return  # whoever asked did not wait for the answer
+        log.warning("a request from %s failed", client_address, exc_info=True)
+
+
 def _bind(port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
     try:
-        return ThreadingHTTPServer(("127.0.0.1", port or DEFAULT_PORT), handler)
+        return _StatusServer(("127.0.0.1", port or DEFAULT_PORT), handler)
     except OSError as error:
         if port or error.errno != errno.EADDRINUSE:
             raise UsageError(f"status port {port or DEFAULT_PORT} cannot be used: {error.strerror}") from None
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = _StatusServer(("127.0.0.1", 0), handler)
     log.warning(
         "port %d is taken, by another run perhaps: /status and /metrics are on port %d (status.port sets one)",
         DEFAULT_PORT, server.server_address[1],

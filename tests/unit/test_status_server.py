@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import socket
+import struct
+import threading
 
 import httpx
 import pytest
@@ -64,3 +66,49 @@ def test_a_web_site_whose_name_points_here_is_refused(usual: int) -> None:
     with serve_status(0, lambda: {"run": "r"}) as port:
         answer = httpx.get(f"http://127.0.0.1:{port}/status", headers={"Host": f"evil.example:{port}"}, trust_env=False)
         assert answer.status_code == 421 and "localhost" in answer.text
+
+
+def test_a_state_that_cannot_be_written_is_a_503_and_no_traceback(usual: int, capfd: pytest.CaptureFixture[str]) -> None:
+    with serve_status(0, lambda: {"run": object(), "metrics": 3, "nodes": 3}) as port:
+        for path in ("status", "metrics"):
+            answer = httpx.get(f"http://127.0.0.1:{port}/{path}", trust_env=False)
+            assert answer.status_code == 503 and "cannot be written" in answer.text, path
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_whoever_does_not_wait_for_the_answer_is_no_error(
+    usual: int, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = threading.Event()
+
+    def snapshot() -> dict[str, object]:
+        gone.wait(30)
+        return {"long": "x" * 10**7}
+
+    with caplog.at_level(logging.DEBUG), serve_status(0, snapshot) as port:
+        asker = socket.create_connection(("127.0.0.1", port))
+        asker.sendall(b"GET /status HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        asker.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        asker.close()  # with a reset
+        gone.set()
+        for thread in threading.enumerate():
+            if "process_request_thread" in thread.name:
+                thread.join(30)
+    assert capfd.readouterr().err == "" and not caplog.messages
+
+
+def test_what_fails_in_a_request_is_a_log_line(
+    usual: int, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(host: str) -> bool:
+        raise RuntimeError("odd")
+
+    monkeypatch.setattr("learner.status.server.is_local_name", fail)
+    with caplog.at_level(logging.WARNING), serve_status(0, dict) as port:
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"http://127.0.0.1:{port}/status", trust_env=False)
+        for thread in threading.enumerate():
+            if "process_request_thread" in thread.name:
+                thread.join(30)
+    assert "Traceback" not in capfd.readouterr().err
+    assert any("failed" in said for said in caplog.messages)
