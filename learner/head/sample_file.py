@@ -86,11 +86,11 @@ class SampleFile:
     async def run(self) -> None:
         """For ever: decode and write what was drawn."""
         async for drawn in self._out:
-            peers = {span.node for sample in drawn for span in made_spans(sample.trajectory)}
-            names = {peer: self._name_of(peer) for peer in peers}
             try:
+                peers = {span.node for sample in drawn for span in made_spans(sample.trajectory)}
+                names = {peer: self._name_of(peer) for peer in peers}
                 self.newest = [*self.newest, *await self._in_thread(partial(self._write, drawn, names))][-SHOWN:]
-            except Exception as error:  # whatever a disk or a tokenizer may raise: a run does not end for want of a sample
+            except Exception as error:  # of a disk, a journal or a tokenizer: a run does not end for want of a sample
                 self._complain(error)
             self._open -= 1
             self._written.set()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import trio
 
-from learner.head.sample_file import OLDER, append, mend
+from learner.head.sample_file import OLDER, SampleFile, append, mend
 from learner.head.samples import as_lines, bounded, described, draw, made_spans, printable, read_lines, shown
 from learner.rollouts.buffers import TrainedStep
 from learner.trajectory import Group, Maker, Trajectory, pack_groups, unpack_groups
@@ -103,3 +107,19 @@ def test_a_line_that_a_crash_cut_off_is_removed(tmp_path: Path, torn: bytes) -> 
     append(file, b'{"i": 4}\n')
     assert [json.loads(line)["i"] for line in file.read_text().splitlines()] == [1, 2, 4]
     assert mend(tmp_path / "none.jsonl") == []
+
+
+async def test_a_node_whose_name_cannot_be_told_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def name_of(peer: str) -> str:
+        raise sqlite3.OperationalError("database is locked")
+
+    async def inline(fn: Callable[[], Any]) -> Any:
+        return fn()
+
+    file = SampleFile(tmp_path, 2, 0, tokenizer=None, name_of=name_of, in_thread=inline)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(file.run)
+        file.committed([step_of(1)])
+        await file.settled()
+        nursery.cancel_scope.cancel()
+    assert len(caplog.messages) == 1 and "database is locked" in caplog.messages[0]
