@@ -9,6 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,12 @@ class EventLog(logging.Handler):
         self._events: deque[dict[str, Any]] = deque(maxlen=KEPT_EVENTS)
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Keep the record as an event, whatever its arguments are."""
         level = "error" if record.levelno >= logging.ERROR else "warning" if record.levelno >= logging.WARNING else "info"
-        self._events.append({"time": record.created, "level": level, "text": plain_text(record.getMessage())})
+        try:
+            self._events.append({"time": record.created, "level": level, "text": plain_text(record.getMessage())})
+        except Exception:  # format arguments that do not fit: whoever logs goes on
+            self.handleError(record)
 
     def events(self) -> list[dict[str, Any]]:
         """Plain values, oldest first."""
@@ -79,14 +84,28 @@ class PlainFormatter(logging.Formatter):
 LOG_FORM = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 """Of a log line on stderr and in a file."""
 
+LOG_BYTES = 32 << 20
+"""Bytes of a log file until it becomes `.1`, in place of the one before: days of lines, and a bounded share of the disk."""
+
+
+class LogFile(RotatingFileHandler):
+    """Log lines in a file, and in one before it. Opened with the first line; what cannot be written is lost: a full disk must not
+    fill the terminal too, and ends no run."""
+
+    def __init__(self, path: Path, most: int = LOG_BYTES) -> None:
+        super().__init__(path, maxBytes=most, backupCount=1, encoding="utf-8", delay=True)
+        self.setFormatter(PlainFormatter(LOG_FORM))
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
+
 
 @contextmanager
 def logging_to_file(path: Path) -> Iterator[None]:
     """Log lines go to a file inside the block, instead of where they went: the live page shows the newest of them as events."""
     root = logging.getLogger()
     before = [h for h in root.handlers if isinstance(h, logging.StreamHandler) and not isinstance(h, EventLog)]
-    file = logging.FileHandler(path, encoding="utf-8")
-    file.setFormatter(PlainFormatter(LOG_FORM))
+    file = LogFile(path)
     for handler in before:
         root.removeHandler(handler)
     root.addHandler(file)

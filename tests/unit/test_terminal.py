@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from learner.status.facts import node_columns, step_line
-from learner.status.live import KEPT_EVENTS, STEP_LOG, LiveView, PlainFormatter, collected_events, logging_to_file
+from learner.status.live import KEPT_EVENTS, STEP_LOG, LiveView, LogFile, PlainFormatter, collected_events, logging_to_file
 from learner.status.outcome import summary_lines
 from learner.status.run_state import RunState
 from learner.status.steps import StepHistory
@@ -149,3 +149,24 @@ def test_the_summary_says_what_to_do_next() -> None:
     assert "shoal export runs/first OUT" in lines and "runs/first/report.html" in lines and "/step-20" in lines
     bare = "\n".join(summary_lines(RunState(), Path("r"), ""))
     assert "export" not in bare and "report" not in bare
+
+
+def test_a_log_call_whose_arguments_do_not_fit_raises_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with collected_events() as log:  # asked itself: pytest's own handler would raise
+        log.handle(logging.LogRecord("shoal", logging.INFO, "", 0, "%d nodes", ("three",), None))
+        log.handle(logging.LogRecord("shoal", logging.INFO, "", 0, "after", None, None))
+    assert [event["text"] for event in log.events()] == ["after"] and "%d nodes" in capsys.readouterr().err
+
+
+def test_the_log_file_is_bounded_and_its_errors_are_silent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = LogFile(tmp_path / "learner.log", most=1000)
+    nowhere = LogFile(tmp_path / "none" / "learner.log")
+    for i in range(100):
+        record = logging.LogRecord("shoal", logging.INFO, "", 0, f"line {i}", None, None)
+        file.handle(record)
+        nowhere.handle(record)
+    file.close()
+    nowhere.close()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["learner.log", "learner.log.1"]
+    assert all(p.stat().st_size <= 1000 for p in tmp_path.iterdir())
+    assert "line 99" in (tmp_path / "learner.log").read_text() and capsys.readouterr().err == ""
