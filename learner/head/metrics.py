@@ -15,8 +15,15 @@ from p2p.version import Version
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with null for NaN and infinity, since JSON has neither."""
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+    """`values` with null for NaN and infinity, since JSON has neither, and for whole numbers that are too large for a float."""
+    return {k: None if isinstance(v, (int, float)) and not _is_finite(v) else v for k, v in values.items()}
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def append_metrics(run_dir: Path, values: Mapping[str, Any]) -> None:

@@ -175,8 +175,9 @@ class TrainerRequests:
             network |= rollouts.buffers.redundancy.metrics()
         network |= parts.keeper.pool.metrics(parts.now())
         network |= parts.local_engine.last if parts.local_engine is not None else {}
-        self.latest = finite({"step": message.step, "epoch": parts.epoch, "time": parts.wall(), **trained, **network})
+        own = {"step": message.step, "epoch": parts.epoch, "time": parts.wall()}
+        self.latest = finite(own | trained | network | own)  # first in the line; a trainer's keys of these names do not count
         if "eval/exact/mean" in trained:
             self.evals[message.step] = trained["eval/exact/mean"]
+        append_metrics(parts.run_dir, self.latest)  # first: whatever comes of the views' history, the line is kept
         self.history.add(self.latest)
-        append_metrics(parts.run_dir, self.latest)
