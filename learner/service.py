@@ -195,7 +195,7 @@ async def _run(
             write_whole(run_dir / "status.json", json.dumps({"port": port, "pid": os.getpid()}))
             if announce is not None:
                 announce("ready", {"ticket": ticket, "status_port": port, "run": head.run_id, "run_dir": str(run_dir)})
-                nursery.start_soon(_keep_telling, announce, status)
+                nursery.start_soon(keep_telling, announce, status)
             if config.external_trainer:
                 nursery.start_soon(watch_external, head)
             else:
@@ -210,10 +210,16 @@ async def _run(
     return result
 
 
-async def _keep_telling(announce: Announce, status: Callable[[], dict[str, Any]]) -> None:
+async def keep_telling(announce: Announce, status: Callable[[], dict[str, Any]]) -> None:
     """To a person's view. It draws in a thread: the head must not wait for a terminal. With a thousand nodes that takes a tenth
-    of a second of the processor, so it may have TELL_SHARE of the time."""
+    of a second of the processor, so it may have TELL_SHARE of the time. What fails there is said once, and ends nothing."""
+    complained = False
     while True:
         began = trio.current_time()
-        await trio.to_thread.run_sync(announce, "status", status(), abandon_on_cancel=True)  # type: ignore[call-arg]
+        try:
+            await trio.to_thread.run_sync(announce, "status", status(), abandon_on_cancel=True)  # type: ignore[call-arg]
+        except Exception:
+            if not complained:
+                complained = True
+                log.exception("the run's state cannot be told (said once; the run goes on)")
         await trio.sleep(min(max(TELL_S, (trio.current_time() - began) / TELL_SHARE), MOST_TELL_S))

@@ -54,7 +54,7 @@ class RunConsole:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._held.close()
+        self._close()
 
     def hear(self, event: str, facts: dict[str, Any]) -> None:
         """`learner.service.Announce`."""
@@ -70,23 +70,46 @@ class RunConsole:
             try:
                 self._view.update(RunState.of(facts))
             except Exception:  # whatever a view cannot show, the run goes on
-                log.exception("the live view ended; see shoal status %s", self._run_dir)
+                was_page = self._view.is_page
                 self._view = None
+                self._close()  # first: else nobody sees the log line
+                log.exception("the live view ended; see shoal status %s", self._run_dir)
+                if was_page:
+                    self._view = LiveView(logging.getLogger(STEP_LOG).info, page=False)
 
     def end(self, status: dict[str, Any]) -> dict[str, Any]:
-        """Show the last state, write the report, say what there is and what to do next; the status with the report's path."""
-        state = RunState.of({**status, "finished": True})
-        if self._view is not None:
-            self._view.update(state)
-        self._held.close()
-        report = ""
+        """Show the last state, write the report, say what there is and what to do next; the status with the report's path.
+        The run itself is whole: what cannot be shown or written is logged."""
+        state, view, report = None, self._view, ""
+        try:
+            state = RunState.of({**status, "finished": True})
+            if view is not None:
+                view.update(state)
+        except Exception:
+            self._close()  # first: else nobody sees the log line
+            log.exception("the last state cannot be shown")
+        self._close()
+        if state is None:
+            return {**status, "report": ""}
         try:
             report = str(write_report(self._run_dir, state))
-        except (UsageError, OSError) as error:  # the run itself is whole
+        except (UsageError, OSError) as error:
             log.warning("no report: %s", error)
-        if self._page:
-            print("\n".join(summary_lines(state, self._run_dir, report)), flush=True)
+        except Exception:
+            log.exception("no report")
+        try:
+            if self._page:
+                print("\n".join(summary_lines(state, self._run_dir, report)), flush=True)
+        except Exception:
+            log.exception("no summary")
         return {**status, "report": report}
+
+    def _close(self) -> None:
+        """End the page, if there is one: log lines go to stderr again."""
+        try:
+            self._held.close()
+        except Exception:  # all of it was let go nevertheless
+            log.exception("the page did not end as it should")
 
 
 def summary_lines(state: RunState, run_dir: Path, report: str) -> list[str]:

@@ -1,0 +1,112 @@
+"""What a person sees of a run never ends it, nor spoils it once it is finished."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from rich.console import Console
+
+from learner.service import keep_telling
+from learner.status.live import LiveView
+from learner.status.outcome import RunConsole
+from learner.status.run_state import RunState
+
+READY = {"run": "00aa", "run_dir": "r", "status_port": 1, "ticket": "t"}
+
+
+def status_of(step: int) -> dict[str, Any]:
+    return {"run": "00aa", "step": step, "steps": 9, "recent": [{"step": s, "reward": 0.5} for s in range(1, step + 1)]}
+
+
+@pytest.fixture
+def stderr() -> Iterator[io.StringIO]:
+    """What a terminal shows of the log."""
+    root, said, level = logging.getLogger(), io.StringIO(), logging.getLogger("shoal").level
+    handler = logging.StreamHandler(said)
+    root.addHandler(handler)
+    logging.getLogger("shoal").setLevel(logging.INFO)
+    yield said
+    root.removeHandler(handler)
+    logging.getLogger("shoal").setLevel(level)
+
+
+def raising(error: Exception) -> Any:
+    def fail(*_: object, **__: object) -> Any:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("where", ["write_report", "summary_lines"])
+@pytest.mark.parametrize("error", [ValueError("no such scale"), OverflowError("too large")])
+def test_a_finished_run_is_whole_without_report_or_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO, where: str, error: Exception
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text("")
+    monkeypatch.setattr(f"learner.status.outcome.{where}", raising(error))
+    with RunConsole(tmp_path, page=True) as console:
+        result = console.end(status_of(3))
+    assert result["step"] == 3 and ("report.html" in result["report"]) == (where == "summary_lines")
+    assert str(error) in stderr.getvalue()
+
+
+@pytest.mark.parametrize("what", [(LiveView, "update"), (RunState, "of")])
+def test_a_finished_run_is_whole_where_its_last_state_cannot_be_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO, what: tuple[type, str]
+) -> None:
+    with RunConsole(tmp_path, page=False) as console:
+        console.hear("ready", READY)
+        monkeypatch.setattr(*what, raising(OverflowError("too large")))
+        assert console.end(status_of(3))["step"] == 3
+    assert "too large" in stderr.getvalue()
+
+
+def test_where_the_page_fails_plain_lines_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO
+) -> None:
+    (tmp_path / "logs").mkdir()
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=80, height=24)
+    monkeypatch.setattr("learner.status.live.Console", lambda: terminal)
+    with RunConsole(tmp_path, page=True) as console:
+        console.hear("ready", READY)
+        console.hear("status", status_of(1))
+        assert "step 1" not in stderr.getvalue()  # a page has it
+        monkeypatch.setattr("learner.status.live.live_page", raising(ZeroDivisionError("no width")))
+        console.hear("status", status_of(2))
+        assert "the live view ended" in stderr.getvalue() and "no width" in stderr.getvalue()
+        console.hear("status", status_of(4))
+        assert "step 4 of 9" in stderr.getvalue()
+
+
+@pytest.mark.parametrize("broken", ["status", "announce"])
+async def test_what_cannot_be_told_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
+) -> None:
+    monkeypatch.setattr("learner.service.MOST_TELL_S", 0.01)
+    calls: list[int] = []
+
+    def status() -> dict[str, Any]:
+        calls.append(1)
+        if len(told) == 2:
+            scope.cancel()
+        if broken == "status" and len(calls) < 3:
+            raise KeyError("a node")
+        return {"calls": len(calls)}
+
+    told: list[Any] = []
+
+    def announce(event: str, facts: dict[str, Any]) -> None:
+        if broken == "announce" and len(calls) < 3:
+            raise KeyError("a node")
+        told.append(facts["calls"])
+
+    with trio.fail_after(60), trio.CancelScope() as scope:
+        await keep_telling(announce, status)
+    assert told[:2] == [3, 4]
+    assert len(caplog.messages) == 1 and "goes on" in caplog.messages[0]
