@@ -79,15 +79,17 @@ def test_a_state_that_cannot_be_written_is_a_503_and_no_traceback(usual: int, ca
 def test_whoever_does_not_wait_for_the_answer_is_no_error(
     usual: int, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    gone = threading.Event()
+    asked, gone = threading.Event(), threading.Event()
 
     def snapshot() -> dict[str, object]:
+        asked.set()
         gone.wait(30)
         return {"long": "x" * 10**7}
 
     with caplog.at_level(logging.DEBUG), serve_status(0, snapshot) as port:
         asker = socket.create_connection(("127.0.0.1", port))
         asker.sendall(b"GET /status HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        assert asked.wait(30)
         asker.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         asker.close()  # with a reset
         gone.set()
