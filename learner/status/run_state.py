@@ -214,6 +214,8 @@ class RunState(Part):
     """the newest steps, one by one"""
     curve: tuple[StepRow, ...] = ()
     """the whole run, neighbouring steps as one where they are many"""
+    held_out: tuple[StepRow, ...] | None = None
+    """where held-out problems were answered, each at its own step; None in an older summary"""
     reports: tuple[Plain, ...] = ()
     """refusals, and what nodes report of each other"""
     events: tuple[RunEvent, ...] = ()
@@ -228,7 +230,7 @@ class RunState(Part):
         nodes = [n for n in values.get("nodes") or () if isinstance(n, Mapping)]
         values["nodes"] = sorted(nodes, key=lambda n: (not n.get("alive"), by_name(str(n.get("name", "")))))
         values["local_engine"] = values.get("local_engine") or None
-        for key in ("recent", "curve"):
+        for key in ("recent", "curve", *(("held_out",) if values.get("held_out") is not None else ())):
             rows = [r for r in values.get(key) or () if isinstance(r, Mapping) and "step" in r]
             values[key] = [{f: v for f, v in row.items() if f in StepRow._fields} for row in rows]
         return values
@@ -297,7 +299,7 @@ class RunState(Part):
     @property
     def evals(self) -> tuple[StepRow, ...]:
         """Where held-out problems were answered."""
-        return tuple(row for row in self.curve if row.held_out is not None)
+        return tuple(row for row in (self.curve if self.held_out is None else self.held_out) if row.held_out is not None)
 
     def first_and_last(self, field: str) -> FirstAndLast | None:
         """A field of the steps, over the run's first and last tenth; None when it is not there."""
