@@ -17,6 +17,7 @@ from learner.status.facts import (
     Fact,
     capacity,
     held_out,
+    how_far,
     node_columns,
     nodes_title,
     reward,
@@ -89,7 +90,7 @@ def _page(
     happened: Sequence[str],
 ) -> list[str]:  # fmt: skip
     title = f"Shoal run {state.run}"
-    done = f"{'finished' if state.finished else 'not finished'}: {state.done} of {state.steps} steps"
+    done = f"{'finished' if state.finished else 'not finished'}: {how_far(state)} steps"
     by_name = {plot.name: plot for plot in plots}
     rest = [plot for plot in plots if plot.name not in FIRST + COST]
     style = files(__package__).joinpath("report.css").read_text(encoding="utf-8")
@@ -159,9 +160,12 @@ def _cost(state: RunState, plots: dict[str, Plot]) -> list[str]:
 def _faults(state: RunState, faults: Sequence[str]) -> list[str]:
     gone = [f"{n.name} is gone: {n.reason or 'its link was closed'}" for n in state.nodes if not n.alive]
     said = [*faults, *state.reports, *gone]
+    if not said and state.left:
+        return []
     if not said:
         return [f"<h2>Faults</h2><p>None: no refusal, no node lost. {_e(trajectories(state))}.</p>"]
-    return [*_list("Faults", said), f"<p class=dim>trajectories: {_e(trajectories(state))}</p>"]
+    became = trajectories(state)
+    return [*_list("Faults", said), *([f"<p class=dim>trajectories: {_e(became)}</p>"] if became else [])]
 
 
 def _samples(samples: Sequence[SampleRow]) -> list[str]:

@@ -187,6 +187,8 @@ class RunState(Part):
     run: Plain = ""
     epoch: int = 0
     finished: bool = False
+    left: bool = False
+    """its learner is gone before the last step: what is here was read from the run's files, all else is not known"""
     step: int = 0
     steps: int = 0
     seconds: float = 0.0
@@ -294,7 +296,7 @@ class RunState(Part):
     @property
     def left_s(self) -> float | None:
         """Seconds until the last step at the recent pace; None when that is not known, or the run is over."""
-        return None if self.step_s is None or self.finished else max(0, self.steps - self.done) * self.step_s
+        return None if self.step_s is None or self.finished or self.left else max(0, self.steps - self.done) * self.step_s
 
     @property
     def evals(self) -> tuple[StepRow, ...]:
