@@ -150,17 +150,13 @@ class StepHistory:
             self.add(line)
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """Take a line of metrics.jsonl. A second one of the newest step adds to what the first said; one of an earlier step takes
-        back what came after it (the trainer went back to its last commit)."""
+        """Take a line of metrics.jsonl. A later one of a recent step adds to what the first said, and takes nothing back: an
+        evaluation may end after newer steps. Of a step that is not recent only the evaluation is taken."""
         row = step_row(line)
-        self.take_back(row.step)
         if row.held_out is not None:
             self._keep_eval(StepRow(row.step, held_out=row.held_out))
-        if self._recent and self._recent[-1].step == row.step:
-            news = {f: v for f, v in row._asdict().items() if v is not None}
-            self._recent[-1] = self._recent[-1]._replace(**news)
-            if self._points and self._points[-1].steps == 1:
-                self._points[-1].row = self._recent[-1]
+        if self._points and row.step <= self._points[-1].row.step:
+            self._add_to_recent(row)
             return
         self._recent.append(row)
         if self._points and self._points[-1].steps < self._width:
@@ -174,6 +170,15 @@ class StepHistory:
                 if len(pair) == 2:
                     pair[0].merge(pair[1])
             self._points = [pair[0] for pair in pairs]
+
+    def _add_to_recent(self, row: StepRow) -> None:
+        news = {f: v for f, v in row._asdict().items() if v is not None}
+        for i, known in enumerate(self._recent):
+            if known.step == row.step:
+                self._recent[i] = known._replace(**news)
+                for point in self._points:
+                    if point.steps == 1 and point.row.step == row.step:
+                        point.row = self._recent[i]
 
     def _keep_eval(self, row: StepRow) -> None:
         kept = {one.step: one for one in self._evals} | {row.step: row}

@@ -89,6 +89,25 @@ def test_steps_that_are_done_again_replace_what_was_taken_back() -> None:
     assert [r.step for r in history.recent] == [1, 2, 3, 4, 5] and history.recent[-1].reward == 0.9
 
 
+def test_a_late_line_of_an_earlier_step_takes_nothing_back() -> None:
+    history = StepHistory(line(s) for s in range(1, 51))
+    history.add({"step": 48, "eval/exact/mean": 0.7})
+    history.add({"step": 2, "eval/exact/mean": 0.2})
+    history.add(line(3, reward__mean=9.0))
+    assert [r.step for r in history.recent] == list(range(51 - RECENT, 51))
+    assert [r.step for r in history.curve] == list(range(1, 51)) and max(r.reward or 0 for r in history.curve) < 1
+    late = next(r for r in history.recent if r.step == 48)
+    assert late.held_out == 0.7 and late.reward == 0.48 and late in history.curve
+    assert [(r.step, r.held_out) for r in history.evals] == [(2, 0.2), (48, 0.7)]
+
+
+def test_a_late_line_is_no_step_twice_where_points_are_several_steps() -> None:
+    history = StepHistory(line(s) for s in range(1, 2 * POINTS + 3))
+    curve = history.curve
+    history.add({"step": 2 * POINTS, "eval/exact/mean": 0.7})
+    assert history.curve == curve and history.recent[-3].held_out == 0.7 and history.evals == [StepRow(2 * POINTS, held_out=0.7)]
+
+
 def test_a_long_runs_curve_is_short_and_keeps_its_means_and_its_worst() -> None:
     history, count = StepHistory(), 10_000
     for s in range(1, count + 1):
