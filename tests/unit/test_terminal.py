@@ -87,6 +87,17 @@ def test_where_there_is_no_terminal_each_step_is_one_line() -> None:
     assert said[-1] == step_line(a_run(), 20) and not console.file.getvalue()  # type: ignore[attr-defined]
 
 
+def test_each_step_of_an_own_trainer_that_logs_no_reward_is_one_line() -> None:
+    said: list[str] = []
+    view = LiveView(said.append, console=Console(file=io.StringIO()))
+    history = StepHistory([{"step": 0, "my/start": 1.0}])
+    for step in (1, 2, 3):
+        view.update(a_run(**history.status()))
+        history.add({"step": step, "loss": 0.5})
+    view.update(a_run(**history.status()))
+    assert [text.split(":")[0] for text in said] == [f"step {s} of 40" for s in (1, 2, 3)]
+
+
 def test_steps_that_are_done_again_are_told_again() -> None:
     said: list[str] = []
     view = LiveView(said.append, console=Console(file=io.StringIO()))
