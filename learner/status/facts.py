@@ -31,7 +31,7 @@ def run_facts(state: RunState) -> list[Fact]:
     """The run's numbers. What does not concern this run is left out."""
     facts = (
         Fact("run", f"{state.run} (epoch {state.epoch})" if state.epoch or not state.left else state.run),
-        Fact("state", "left" if state.left else f"{'finished' if state.finished else 'running'}, {human_seconds(state.seconds)}"),
+        Fact("state", "left" if state.left else f"{'finished' if state.finished else 'running'}, {ran(state)}"),
         Fact("step", how_far(state)),
         Fact("version", "" if state.left else f"{state.version or DASH} ({state.versions_published} published)"),
         Fact("reward", reward(state)),
@@ -50,14 +50,20 @@ def run_facts(state: RunState) -> list[Fact]:
     return [fact for fact in facts if fact.text]
 
 
+def ran(state: RunState) -> str:
+    """How long its learner runs, or ran; not what lives before took."""
+    return human_seconds(state.seconds) + state.in_this_life
+
+
 def how_far(state: RunState) -> str:
     """Steps that were taken, of those that there are to take where that is known."""
     return f"{state.done} of {state.steps}" if state.steps or not state.left else f"{state.done}"
 
 
 def weights_sent(state: RunState) -> str:
-    """Bytes, by who sent them; "" where they are not known."""
+    """Bytes in this life, by who sent them; "" where they are not known."""
     sent = f"{human_bytes(state.learner_egress_bytes)} by the learner, {human_bytes(state.peer_bytes)} between nodes"
+    sent += state.in_this_life
     return "" if state.left else sent
 
 

@@ -20,6 +20,7 @@ from learner.status.facts import (
     how_far,
     node_columns,
     nodes_title,
+    ran,
     reward,
     run_facts,
     speed,
@@ -30,7 +31,7 @@ from learner.status.facts import (
 from learner.status.plots import Plot, draw_plots
 from learner.status.run_state import MOST_SAMPLE, NodeRow, RunState, SampleRow
 from learner.status.steps import read_metrics, surviving
-from learner.status.words import human_seconds, joined, number, plain_text
+from learner.status.words import joined, number, plain_text
 from p2p.errors import UsageError
 
 PAGE = "report.html"
@@ -97,7 +98,7 @@ def _page(
     return [
         "<!doctype html><html lang=en><meta charset=utf-8>",
         f'<meta name=viewport content="width=device-width, initial-scale=1"><title>{_e(title)}</title><style>{style}</style>',
-        f"<h1>{_e(title)}</h1><p class=dim>{_e(joined((done, human_seconds(state.seconds) if state.seconds else '')))}</p>",
+        f"<h1>{_e(title)}</h1><p class=dim>{_e(joined((done, ran(state) if state.seconds else '')))}</p>",
         *(f"<p class=fault>{_e(fault)}</p>" for fault in faults),
         f"<section class=grid>{_figures(by_name, FIRST)}<div>{_facts(_first_facts(state))}</div></section>",
         *_nodes(state),

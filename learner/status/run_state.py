@@ -253,6 +253,11 @@ class RunState(Part):
         return max(self.step, self.last.step if self.last else 0)
 
     @property
+    def in_this_life(self) -> str:
+        """What stands behind seconds and bytes where they do not count the lives before a --resume; "" in a run's first life."""
+        return f" in this life (epoch {self.epoch})" if self.epoch > 1 else ""
+
+    @property
     def alive(self) -> int:
         """Nodes that are there."""
         return sum(node.alive for node in self.nodes)

@@ -54,6 +54,12 @@ def test_the_curve_is_first_then_nodes_cost_and_faults(tmp_path: Path) -> None:
     assert "nobody knows yet" not in page
 
 
+def test_after_a_resume_the_page_says_of_which_life_the_seconds_are(tmp_path: Path) -> None:
+    page = page_of(tmp_path, a_run(epoch=2, finished=True))
+    assert "finished: 20 of 40 steps, 1 min 01 s in this life (epoch 2)" in page
+    assert "between nodes in this life (epoch 2)" in page and "this life" not in page_of(tmp_path, a_run(finished=True))
+
+
 def test_it_needs_nothing_else_and_follows_the_readers_ground(tmp_path: Path) -> None:
     page = page_of(tmp_path, a_run())
     assert not re.search(r"(src|href)=[\"']?https?:|@import|<script", page)

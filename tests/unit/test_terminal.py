@@ -70,6 +70,15 @@ def test_who_waits_for_nodes_is_told_how_they_join() -> None:
     assert "waiting for the first node: shoal node --join ticket.txt" in text and "reward" not in text
 
 
+def test_after_a_resume_seconds_and_bytes_are_those_of_this_life(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = ("\n".join(drawn(a_run(epoch=epoch), 80, 24)) for epoch in (1, 2))
+    assert "20 of 40, 1 min 01 s in this life, " in second and "by nodes in this life" in second and "epoch 2" in second
+    assert "this life" not in first
+    print_status(a_run(epoch=2))
+    said = capsys.readouterr().out
+    assert "running, 1 min 01 s in this life (epoch 2)" in said and "between nodes in this life (epoch 2)" in said
+
+
 def test_curves_lie_between_nought_and_one_or_between_their_ends() -> None:
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█" and sparkline([-3.0, 7.0]) == "▁█" and sparkline([]) == ""
     assert len(sparkline([0.5] * 1000, 60)) == 60
