@@ -15,12 +15,16 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 
 from learner.status.catalogue import NODE_STATES, OTHER, SECTIONS, MetricEntry, find_entry
+from learner.status.run_state import NodeRow
 
 MOST_OPEN = 100
 """Keys that a family with open names shows, so that a trainer which logs under ever new names cannot fill a Prometheus."""
 
 MOST_LABEL = 100
 """Characters of such a key that become the label's value."""
+
+STATE_FIELDS = ("alive", "ready", "draining", "activity")
+"""Fields of a node that its state rests on: the others need not be checked at each scrape, for each of many nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +71,12 @@ def families(status: Mapping[str, Any]) -> Iterator[Metric]:
 
 
 def node_counts(nodes: list[Mapping[str, Any]]) -> dict[str, int]:
-    """Nodes by state; every state is there, so that a series does not come and go."""
+    """Nodes by `NodeRow.state`, of which "active" is "generating" here; every state is there, so that a series does not come
+    and go."""
     counts = dict.fromkeys(NODE_STATES, 0)
     for node in nodes:
-        activity = str(node.get("activity", "active"))
-        if not node.get("alive"):
-            state = "gone"
-        elif node.get("draining"):
-            state = "leaving"
-        elif not node.get("ready"):
-            state = "starting"
-        else:
-            state = activity if activity in NODE_STATES else "generating"
-        counts[state] += 1
+        state = NodeRow.model_validate({field: node.get(field) for field in STATE_FIELDS}).state
+        counts[state if state in NODE_STATES else "generating"] += 1
     return counts
 
 

@@ -30,10 +30,10 @@ class Fact(NamedTuple):
 def run_facts(state: RunState) -> list[Fact]:
     """The run's numbers. What does not concern this run is left out."""
     facts = (
-        Fact("run", f"{state.run} (epoch {state.epoch})"),
-        Fact("state", f"{'finished' if state.finished else 'running'}, {human_seconds(state.seconds)}"),
-        Fact("step", f"{state.done} of {state.steps}"),
-        Fact("version", f"{state.version or DASH} ({state.versions_published} published)"),
+        Fact("run", f"{state.run} (epoch {state.epoch})" if state.epoch or not state.left else state.run),
+        Fact("state", "left" if state.left else f"{'finished' if state.finished else 'running'}, {ran(state)}"),
+        Fact("step", how_far(state)),
+        Fact("version", "" if state.left else f"{state.version or DASH} ({state.versions_published} published)"),
         Fact("reward", reward(state)),
         Fact("held out", held_out(state)),
         Fact("staleness", staleness(state)),
@@ -43,16 +43,34 @@ def run_facts(state: RunState) -> list[Fact]:
         Fact("capacity", capacity(state)),
         Fact("local engine", local_engine(state)),
         Fact("spent", spent(state)),
-        Fact(
-            "weights sent",
-            f"{human_bytes(state.learner_egress_bytes)} by the learner, {human_bytes(state.peer_bytes)} between nodes",
-        ),
-        Fact(
-            "one version", f"{human_bytes(state.delta_bytes_mean)} as a delta (mean), {human_bytes(state.anchor_bytes)} whole"
-        ),
+        Fact("weights sent", weights_sent(state)),
+        Fact("one version", one_version(state)),
         Fact("checkpoint", state.checkpoint),
     )
     return [fact for fact in facts if fact.text]
+
+
+def ran(state: RunState) -> str:
+    """How long its learner runs, or ran; not what lives before took."""
+    return human_seconds(state.seconds) + state.in_this_life
+
+
+def how_far(state: RunState) -> str:
+    """Steps that were taken, of those that there are to take where that is known."""
+    return f"{state.done} of {state.steps}" if state.steps or not state.left else f"{state.done}"
+
+
+def weights_sent(state: RunState) -> str:
+    """Bytes in this life, by who sent them; "" where they are not known."""
+    sent = f"{human_bytes(state.learner_egress_bytes)} by the learner, {human_bytes(state.peer_bytes)} between nodes"
+    sent += state.in_this_life
+    return "" if state.left else sent
+
+
+def one_version(state: RunState) -> str:
+    """Bytes of one; "" where they are not known."""
+    size = f"{human_bytes(state.delta_bytes_mean)} as a delta (mean), {human_bytes(state.anchor_bytes)} whole"
+    return "" if state.left else size
 
 
 def reward(state: RunState) -> str:
@@ -71,7 +89,9 @@ def held_out(state: RunState) -> str:
 
 
 def staleness(state: RunState) -> str:
-    """Seen and allowed."""
+    """Seen and allowed; "" where the bound is not known."""
+    if state.left and not state.max_staleness:
+        return ""
     return f"{state.max_staleness_seen} seen, bound {state.max_staleness} (steps)"
 
 
@@ -85,7 +105,9 @@ def speed(state: RunState) -> str:
 
 
 def trajectories(state: RunState) -> str:
-    """By what became of them."""
+    """By what became of them; "" where it is not known."""
+    if state.left:
+        return ""
     t = state.trajectories
     aborted = ", ".join(f"{n} {reason}" for reason, n in t.aborted.items())
     return joined(
@@ -138,7 +160,7 @@ def spent(state: RunState) -> str:
     pool = state.pool
     if not pool.priced:
         return ""
-    now = "" if state.finished else f", now {dollars(pool.usd_per_hour)}/h"
+    now = "" if state.finished or state.left else f", now {dollars(pool.usd_per_hour)}/h"
     each = f"; {dollars(pool.usd_per_step)} a step, {dollars(pool.usd_per_mtok)} a million tokens" if pool.usd_per_step else ""
     return f"{dollars(pool.spent_usd)}{now}{each}" + (f" (budget {dollars(pool.budget_usd)})" if pool.budget_usd else "")
 
@@ -191,9 +213,9 @@ def node_columns(state: RunState) -> list[NodeColumn]:
 
 
 def nodes_title(state: RunState) -> str:
-    """How many nodes, and what they do."""
+    """How many nodes, and what they do; "" where it is not known."""
     if not state.nodes:
-        return "no node yet"
+        return "" if state.left else "no node yet"
     kinds: dict[str, int] = {}
     for node in state.nodes:
         kinds[node.state] = kinds.get(node.state, 0) + 1

@@ -167,7 +167,7 @@ class LiveView:
                 if event.time > self._heard:
                     self._say(event.text)
                     self._heard = event.time
-        steps = [row.step for row in state.recent if row.reward is not None or row.held_out is not None]
+        steps = [row.step for row in state.recent if row.step >= 1 or row.held_out is not None]
         if not steps:
             return
         # Whoever begins to look sees where the run stands; a run that went back to its last commit goes on from there.

@@ -12,11 +12,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from learner.config import load_config
+from learner.run_dir import check_idle
 from learner.status.facts import spent
 from learner.status.live import LOG_FORM, OUR_LOGS, STEP_LOG, LiveView, PlainFormatter, logging_to_file
 from learner.status.report import write_report
 from learner.status.run_state import RunState
 from learner.status.source import fetch_status, read_object
+from learner.status.steps import StepHistory, read_metrics, surviving
 from learner.status.words import human_seconds
 from p2p.errors import UsageError
 
@@ -166,11 +169,33 @@ def watch(run_dir: Path, *, page: bool) -> dict[str, Any]:
 
 
 def report_of(run_dir: Path) -> Path:
-    """Write the report of a run that goes on, has ended, or was left; the page's path. UsageError when there is no run."""
+    """Write the report of a run that goes on, has ended, or was left; the page's path. UsageError when there is no run, or when
+    its learner is there and does not answer."""
     try:
         status = fetch_status(run_dir)
-    except UsageError:
-        status = {**read_object(run_dir / "run.json"), "finished": False}
+    except UsageError as error:
         if not (run_dir / "metrics.jsonl").exists():
             raise
+        try:
+            check_idle(run_dir)
+        except UsageError:
+            raise error from None
+        status = _left_status(run_dir)
     return write_report(run_dir, RunState.of(status))
+
+
+def _left_status(run_dir: Path) -> dict[str, Any]:
+    """What the files of a run whose learner is gone say of it, and nothing else."""
+    history = StepHistory(rows := surviving(read_metrics(run_dir / "metrics.jsonl")))
+    status = {"run": read_object(run_dir / "run.json").get("run"), "left": True, **history.status()}
+    if rows:
+        last = rows[-1]
+        spent_usd = max((row.usd for row in history.curve if row.usd is not None), default=None)
+        status |= {"epoch": last.get("epoch"), "step": last["step"], "metrics": last, "pool": {"spent_usd": spent_usd}}
+    try:
+        config = load_config(run_dir / "config.toml")
+    except UsageError:
+        return status
+    seen = max((row.staleness for row in history.curve if row.staleness is not None), default=0)
+    bound = config.rollout.max_staleness
+    return {**status, "steps": config.trainer.steps, "max_staleness": bound, "max_staleness_seen": int(seen)}

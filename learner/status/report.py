@@ -17,8 +17,10 @@ from learner.status.facts import (
     Fact,
     capacity,
     held_out,
+    how_far,
     node_columns,
     nodes_title,
+    ran,
     reward,
     run_facts,
     speed,
@@ -29,7 +31,7 @@ from learner.status.facts import (
 from learner.status.plots import Plot, draw_plots
 from learner.status.run_state import MOST_SAMPLE, NodeRow, RunState, SampleRow
 from learner.status.steps import read_metrics, surviving
-from learner.status.words import human_seconds, joined, number, plain_text
+from learner.status.words import joined, number, plain_text
 from p2p.errors import UsageError
 
 PAGE = "report.html"
@@ -89,14 +91,14 @@ def _page(
     happened: Sequence[str],
 ) -> list[str]:  # fmt: skip
     title = f"Shoal run {state.run}"
-    done = f"{'finished' if state.finished else 'not finished'}: {state.done} of {state.steps} steps"
+    done = f"{'finished' if state.finished else 'not finished'}: {how_far(state)} steps"
     by_name = {plot.name: plot for plot in plots}
     rest = [plot for plot in plots if plot.name not in FIRST + COST]
     style = files(__package__).joinpath("report.css").read_text(encoding="utf-8")
     return [
         "<!doctype html><html lang=en><meta charset=utf-8>",
         f'<meta name=viewport content="width=device-width, initial-scale=1"><title>{_e(title)}</title><style>{style}</style>',
-        f"<h1>{_e(title)}</h1><p class=dim>{_e(joined((done, human_seconds(state.seconds) if state.seconds else '')))}</p>",
+        f"<h1>{_e(title)}</h1><p class=dim>{_e(joined((done, ran(state) if state.seconds else '')))}</p>",
         *(f"<p class=fault>{_e(fault)}</p>" for fault in faults),
         f"<section class=grid>{_figures(by_name, FIRST)}<div>{_facts(_first_facts(state))}</div></section>",
         *_nodes(state),
@@ -159,9 +161,12 @@ def _cost(state: RunState, plots: dict[str, Plot]) -> list[str]:
 def _faults(state: RunState, faults: Sequence[str]) -> list[str]:
     gone = [f"{n.name} is gone: {n.reason or 'its link was closed'}" for n in state.nodes if not n.alive]
     said = [*faults, *state.reports, *gone]
+    if not said and state.left:
+        return []
     if not said:
         return [f"<h2>Faults</h2><p>None: no refusal, no node lost. {_e(trajectories(state))}.</p>"]
-    return [*_list("Faults", said), f"<p class=dim>trajectories: {_e(trajectories(state))}</p>"]
+    became = trajectories(state)
+    return [*_list("Faults", said), *([f"<p class=dim>trajectories: {_e(became)}</p>"] if became else [])]
 
 
 def _samples(samples: Sequence[SampleRow]) -> list[str]:

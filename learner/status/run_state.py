@@ -187,6 +187,8 @@ class RunState(Part):
     run: Plain = ""
     epoch: int = 0
     finished: bool = False
+    left: bool = False
+    """its learner is gone before the last step: what is here was read from the run's files, all else is not known"""
     step: int = 0
     steps: int = 0
     seconds: float = 0.0
@@ -214,6 +216,8 @@ class RunState(Part):
     """the newest steps, one by one"""
     curve: tuple[StepRow, ...] = ()
     """the whole run, neighbouring steps as one where they are many"""
+    held_out: tuple[StepRow, ...] | None = None
+    """where held-out problems were answered, each at its own step; None in an older summary"""
     reports: tuple[Plain, ...] = ()
     """refusals, and what nodes report of each other"""
     events: tuple[RunEvent, ...] = ()
@@ -228,7 +232,7 @@ class RunState(Part):
         nodes = [n for n in values.get("nodes") or () if isinstance(n, Mapping)]
         values["nodes"] = sorted(nodes, key=lambda n: (not n.get("alive"), by_name(str(n.get("name", "")))))
         values["local_engine"] = values.get("local_engine") or None
-        for key in ("recent", "curve"):
+        for key in ("recent", "curve", *(("held_out",) if values.get("held_out") is not None else ())):
             rows = [r for r in values.get(key) or () if isinstance(r, Mapping) and "step" in r]
             values[key] = [{f: v for f, v in row.items() if f in StepRow._fields} for row in rows]
         return values
@@ -247,6 +251,11 @@ class RunState(Part):
     def done(self) -> int:
         """Steps that were taken. `step` is the last that was committed, which may be some before."""
         return max(self.step, self.last.step if self.last else 0)
+
+    @property
+    def in_this_life(self) -> str:
+        """What stands behind seconds and bytes where they do not count the lives before a --resume; "" in a run's first life."""
+        return f" in this life (epoch {self.epoch})" if self.epoch > 1 else ""
 
     @property
     def alive(self) -> int:
@@ -292,12 +301,12 @@ class RunState(Part):
     @property
     def left_s(self) -> float | None:
         """Seconds until the last step at the recent pace; None when that is not known, or the run is over."""
-        return None if self.step_s is None or self.finished else max(0, self.steps - self.done) * self.step_s
+        return None if self.step_s is None or self.finished or self.left else max(0, self.steps - self.done) * self.step_s
 
     @property
     def evals(self) -> tuple[StepRow, ...]:
         """Where held-out problems were answered."""
-        return tuple(row for row in self.curve if row.held_out is not None)
+        return tuple(row for row in (self.curve if self.held_out is None else self.held_out) if row.held_out is not None)
 
     def first_and_last(self, field: str) -> FirstAndLast | None:
         """A field of the steps, over the run's first and last tenth; None when it is not there."""

@@ -19,6 +19,9 @@ RECENT = 32
 POINTS = 240
 """Points of a curve at the most, by which its memory and its bytes are bounded; a screen has hardly more columns for one."""
 
+EVALS = 120
+"""Evaluations that are kept at the most, for bounded bytes: the first, the newest RECENT, and between them some."""
+
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of a metrics.jsonl; a line that a crash cut short is left out. [] when there is no file."""
@@ -135,25 +138,25 @@ class _Point:
 
 
 class StepHistory:
-    """The steps of a run so far, in bounded memory: `recent` one by one, `curve` from the first to the last."""
+    """The steps of a run so far, in bounded memory: `recent` one by one, `curve` from the first to the last, `evals` where
+    held-out problems were answered, each at its own step and with its own value."""
 
     def __init__(self, lines: Iterable[Mapping[str, Any]] = ()) -> None:
         self._recent: deque[StepRow] = deque(maxlen=RECENT)
         self._points: list[_Point] = []
+        self._evals: list[StepRow] = []
         self._width = 1
         for line in lines:
             self.add(line)
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """Take a line of metrics.jsonl. A second one of the newest step adds to what the first said; one of an earlier step takes
-        back what came after it (the trainer went back to its last commit)."""
+        """Take a line of metrics.jsonl. A later one of a recent step adds to what the first said, and takes nothing back: an
+        evaluation may end after newer steps. Of a step that is not recent only the evaluation is taken."""
         row = step_row(line)
-        self.take_back(row.step)
-        if self._recent and self._recent[-1].step == row.step:
-            news = {f: v for f, v in row._asdict().items() if v is not None}
-            self._recent[-1] = self._recent[-1]._replace(**news)
-            if self._points and self._points[-1].steps == 1:
-                self._points[-1].row = self._recent[-1]
+        if row.held_out is not None:
+            self._keep_eval(StepRow(row.step, held_out=row.held_out))
+        if self._points and row.step <= self._points[-1].row.step:
+            self._add_to_recent(row)
             return
         self._recent.append(row)
         if self._points and self._points[-1].steps < self._width:
@@ -168,12 +171,28 @@ class StepHistory:
                     pair[0].merge(pair[1])
             self._points = [pair[0] for pair in pairs]
 
+    def _add_to_recent(self, row: StepRow) -> None:
+        news = {f: v for f, v in row._asdict().items() if v is not None}
+        for i, known in enumerate(self._recent):
+            if known.step == row.step:
+                self._recent[i] = known._replace(**news)
+                for point in self._points:
+                    if point.steps == 1 and point.row.step == row.step:
+                        point.row = self._recent[i]
+
+    def _keep_eval(self, row: StepRow) -> None:
+        kept = {one.step: one for one in self._evals} | {row.step: row}
+        rows = self._evals = [kept[step] for step in sorted(kept)]
+        if len(rows) > EVALS:  # the one that its neighbours are the nearest to says the least
+            del rows[min(range(1, len(rows) - RECENT), key=lambda i: rows[i + 1].step - rows[i - 1].step)]
+
     def take_back(self, step: int) -> None:
         """Forget what came after this step: the trainer goes on from there."""
         while self._points and self._points[-1].row.step > step:
             self._points.pop()
         while self._recent and self._recent[-1].step > step:
             self._recent.pop()
+        self._evals = [row for row in self._evals if row.step <= step]
 
     @property
     def recent(self) -> list[StepRow]:
@@ -183,7 +202,11 @@ class StepHistory:
     def curve(self) -> list[StepRow]:
         return [point.row for point in self._points]
 
+    @property
+    def evals(self) -> list[StepRow]:
+        return list(self._evals)
+
     def status(self) -> dict[str, Any]:
         """Plain values for the status page: what a step does not say is left out."""
         plain = lambda rows: [{f: v for f, v in row._asdict().items() if v is not None} for row in rows]
-        return {"recent": plain(self.recent), "curve": plain(self.curve)}
+        return {"recent": plain(self.recent), "curve": plain(self.curve), "held_out": plain(self.evals)}

@@ -170,15 +170,17 @@ def _rows(state: RunState, width: int, tall: bool) -> list[tuple[str, Renderable
         rows.append(("capacity", said_capacity))
     if said_spent := spent(state):
         rows.append(("cost", said_spent))
+    here = " in this life" if state.in_this_life else ""  # of which epoch is in the page's title
     each = f"{human_bytes(state.delta_bytes_mean)} a delta" if state.delta_bytes_mean else ""
-    sent = f"{human_bytes(state.learner_egress_bytes)} sent, {human_bytes(state.peer_bytes)} by nodes"
+    sent = f"{human_bytes(state.learner_egress_bytes)} sent, {human_bytes(state.peer_bytes)} by nodes{here}"
     rows.append(("weights", joined((counted(state.versions_published, "version"), sent, each))))
     return [(name, Text(what) if isinstance(what, str) else what) for name, what in rows]
 
 
 def _progress(state: RunState, width: int) -> RenderableType:
     left = state.left_s
-    said = f"{state.done} of {state.steps}, {human_seconds(state.seconds)}"
+    here = " in this life" if state.in_this_life else ""
+    said = f"{state.done} of {state.steps}, {human_seconds(state.seconds)}{here}"
     said += f", {human_seconds(left)} left" if left else ", done" if state.finished else ""
     bar = Table.grid(padding=(0, 1, 0, 0))
     length = max(6, min(MOST_CURVE, width - len(said) - 2))

@@ -18,6 +18,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from learner.status.catalogue import MOVE_REASONS, NODE_STATES, OTHER, SECTIONS, UNITS, MetricEntry, entries, find_entry
 from learner.status.exposition import MOST_LABEL, MOST_OPEN, metrics_text, node_counts
 from learner.status.metrics_docs import metrics_markdown, metrics_rows
+from learner.status.run_state import NodeRow
 from learner.tasks.registry import make_task
 from learner.trainer.model import load_model
 from learner.trainer.settings import TrainerConfig
@@ -122,8 +123,10 @@ def test_nodes_are_counted_in_one_state_each() -> None:
     for change, state in (
         ({}, "generating"), ({"activity": "warm"}, "warm"), ({"activity": "asleep"}, "asleep"), ({"ready": False}, "starting"),
         ({"draining": True, "ready": False}, "leaving"), ({"alive": False, "draining": True}, "gone"),
+        ({"ready": False, "activity": "asleep"}, "asleep"), ({"ready": False, "activity": "warm"}, "starting"),
     ):  # fmt: skip
         assert {s: n for s, n in node_counts([one | change]).items() if n} == {state: 1}
+        assert NodeRow.model_validate(one | change).state == state.replace("generating", "active")
 
 
 def test_a_young_run_and_odd_numbers_leave_a_valid_page() -> None:

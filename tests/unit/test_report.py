@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from learner.config import build_config, resolved
+from learner.journal.journal import Journal
 from learner.status.facts import Fact
 from learner.status.outcome import report_of
 from learner.status.report import SAMPLES, some_samples, write_report
@@ -52,6 +54,12 @@ def test_the_curve_is_first_then_nodes_cost_and_faults(tmp_path: Path) -> None:
     assert "nobody knows yet" not in page
 
 
+def test_after_a_resume_the_page_says_of_which_life_the_seconds_are(tmp_path: Path) -> None:
+    page = page_of(tmp_path, a_run(epoch=2, finished=True))
+    assert "finished: 20 of 40 steps, 1 min 01 s in this life (epoch 2)" in page
+    assert "between nodes in this life (epoch 2)" in page and "this life" not in page_of(tmp_path, a_run(finished=True))
+
+
 def test_it_needs_nothing_else_and_follows_the_readers_ground(tmp_path: Path) -> None:
     page = page_of(tmp_path, a_run())
     assert not re.search(r"(src|href)=[\"']?https?:|@import|<script", page)
@@ -91,4 +99,29 @@ def test_a_run_that_was_left_has_a_report_too(tmp_path: Path) -> None:
         report_of(tmp_path)
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line(1)) + "\n" + json.dumps(line(2)) + "\n")
     page = report_of(tmp_path).read_text()
-    assert "Shoal run 00aa" in page and "not finished" in page and "<svg" in page
+    assert "Shoal run 00aa" in page and "not finished: 2 steps" in page and "<svg" in page
+    assert "0 of 0" not in page and "bound" not in page and "None:" not in page
+
+
+def test_the_report_of_a_run_that_was_left_says_what_is_known_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"run": "00aa"}')
+    config = build_config({"model": "m", "run_dir": str(tmp_path), "task": {"name": "reverse"}, "trainer": {"steps": 40},
+                           "rollout": {"max_staleness": 3}}, "test")  # fmt: skip
+    (tmp_path / "config.toml").write_text(resolved(config))
+    lines = [{"step": 0, "epoch": 1, "eval/exact/mean": 0.25}, *(line(s, cost__total_usd=s / 2) for s in range(1, 8))]
+    again = [line(6, epoch=2, off_policy__max=2.0, cost__total_usd=4.25)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in [*lines, *again]))
+    page = report_of(tmp_path).read_text()
+    for said in ("not finished: 6 of 40 steps", "00aa (epoch 2)", ">left<", "2 seen, bound 3", "$4.25", "0.25 at step 0"):
+        assert said in page, said
+    for said in ("running", "0 s<", "now $", "trained on of", "None:", "0 published", "no node", "weights sent", "one version"):
+        assert said not in page, said
+
+
+def test_a_learner_that_only_did_not_answer_has_no_report_of_a_run_that_was_left(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"run": "00aa"}')
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line(1)) + "\n")
+    with Journal.open(tmp_path / "journal.sqlite", "00aa"), pytest.raises(UsageError, match="not running"):
+        report_of(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+    assert report_of(tmp_path).exists()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import pairwise
 
 import pytest
 
 from learner.status.run_state import RunState
-from learner.status.steps import POINTS, RECENT, StepHistory, StepRow, read_metrics, surviving
+from learner.status.steps import EVALS, POINTS, RECENT, StepHistory, StepRow, read_metrics, surviving
 from learner.status.words import by_name, plain_text
 from p2p.errors import UsageError
 
@@ -88,6 +89,25 @@ def test_steps_that_are_done_again_replace_what_was_taken_back() -> None:
     assert [r.step for r in history.recent] == [1, 2, 3, 4, 5] and history.recent[-1].reward == 0.9
 
 
+def test_a_late_line_of_an_earlier_step_takes_nothing_back() -> None:
+    history = StepHistory(line(s) for s in range(1, 51))
+    history.add({"step": 48, "eval/exact/mean": 0.7})
+    history.add({"step": 2, "eval/exact/mean": 0.2})
+    history.add(line(3, reward__mean=9.0))
+    assert [r.step for r in history.recent] == list(range(51 - RECENT, 51))
+    assert [r.step for r in history.curve] == list(range(1, 51)) and max(r.reward or 0 for r in history.curve) < 1
+    late = next(r for r in history.recent if r.step == 48)
+    assert late.held_out == 0.7 and late.reward == 0.48 and late in history.curve
+    assert [(r.step, r.held_out) for r in history.evals] == [(2, 0.2), (48, 0.7)]
+
+
+def test_a_late_line_is_no_step_twice_where_points_are_several_steps() -> None:
+    history = StepHistory(line(s) for s in range(1, 2 * POINTS + 3))
+    curve = history.curve
+    history.add({"step": 2 * POINTS, "eval/exact/mean": 0.7})
+    assert history.curve == curve and history.recent[-3].held_out == 0.7 and history.evals == [StepRow(2 * POINTS, held_out=0.7)]
+
+
 def test_a_long_runs_curve_is_short_and_keeps_its_means_and_its_worst() -> None:
     history, count = StepHistory(), 10_000
     for s in range(1, count + 1):
@@ -98,6 +118,26 @@ def test_a_long_runs_curve_is_short_and_keeps_its_means_and_its_worst() -> None:
     assert curve[0].reward == pytest.approx(0.32, abs=0.33) and max(r.staleness or 0 for r in curve) == 2.0
     mean = sum(r.reward or 0 for r in curve) / len(curve)
     assert mean == pytest.approx((count + 1) / 200, rel=0.02)
+
+
+def test_a_long_runs_evaluations_keep_their_steps_and_their_values() -> None:
+    history = StepHistory([{"step": 0, "eval/exact/mean": 0.0}])
+    for s in range(1, 5001):
+        history.add(line(s))
+        if s % 10 == 0:
+            history.add({"step": s, "eval/exact/mean": s / 5000})
+    evals = RunState.of(history.status()).evals
+    assert len(evals) == EVALS and evals[0] == StepRow(0, held_out=0.0) and evals[-1] == StepRow(5000, held_out=1.0)
+    assert all(row.step % 10 == 0 and row.held_out == row.step / 5000 for row in evals)
+    assert [row.step for row in evals[-RECENT:]] == list(range(5000 - 10 * (RECENT - 1), 5001, 10))
+    assert max(b.step - a.step for a, b in pairwise(evals)) <= 200
+    history.take_back(4995)
+    assert history.evals[-1].step == 4990 and history.evals[0].step == 0
+
+
+def test_an_older_summarys_evaluations_are_those_of_its_curve() -> None:
+    old = {k: v for k, v in StepHistory([{"step": 0, "eval/exact/mean": 0.3}, line(1)]).status().items() if k != "held_out"}
+    assert [(row.step, row.held_out) for row in RunState.of(old).evals] == [(0, 0.3)]
 
 
 def test_the_surviving_history_takes_back_what_a_crash_lost(tmp_path) -> None:

@@ -70,6 +70,15 @@ def test_who_waits_for_nodes_is_told_how_they_join() -> None:
     assert "waiting for the first node: shoal node --join ticket.txt" in text and "reward" not in text
 
 
+def test_after_a_resume_seconds_and_bytes_are_those_of_this_life(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = ("\n".join(drawn(a_run(epoch=epoch), 80, 24)) for epoch in (1, 2))
+    assert "20 of 40, 1 min 01 s in this life, " in second and "by nodes in this life" in second and "epoch 2" in second
+    assert "this life" not in first
+    print_status(a_run(epoch=2))
+    said = capsys.readouterr().out
+    assert "running, 1 min 01 s in this life (epoch 2)" in said and "between nodes in this life (epoch 2)" in said
+
+
 def test_curves_lie_between_nought_and_one_or_between_their_ends() -> None:
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█" and sparkline([-3.0, 7.0]) == "▁█" and sparkline([]) == ""
     assert len(sparkline([0.5] * 1000, 60)) == 60
@@ -85,6 +94,17 @@ def test_where_there_is_no_terminal_each_step_is_one_line() -> None:
     assert [text.split(":")[0] for text in said] == [f"step {s} of 40" for s in range(1, 21)]
     assert said[-1].endswith("staleness 1 of 2, 50 tokens/s, learner busy 75 %, 3 nodes (2 active), $0.0200")
     assert said[-1] == step_line(a_run(), 20) and not console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_each_step_of_an_own_trainer_that_logs_no_reward_is_one_line() -> None:
+    said: list[str] = []
+    view = LiveView(said.append, console=Console(file=io.StringIO()))
+    history = StepHistory([{"step": 0, "my/start": 1.0}])
+    for step in (1, 2, 3):
+        view.update(a_run(**history.status()))
+        history.add({"step": step, "loss": 0.5})
+    view.update(a_run(**history.status()))
+    assert [text.split(":")[0] for text in said] == [f"step {s} of 40" for s in (1, 2, 3)]
 
 
 def test_steps_that_are_done_again_are_told_again() -> None:
