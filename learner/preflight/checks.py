@@ -121,7 +121,8 @@ def _too_little_room(config: LearnerConfig, facts: Facts) -> Iterator[Finding]:
     room = facts.room
     if room is None:
         return
-    needs = disk_needs(config, facts.model or ModelShape(0))
+    model = facts.model
+    needs = disk_needs(config, ModelShape(0) if model is None or model.more_parts else model)
     if needs.least <= room.free + room.taken:
         return
     parts = [f"{size(needs.journal)} for journal and logs"]
@@ -138,7 +139,7 @@ def _too_little_room(config: LearnerConfig, facts: Facts) -> Iterator[Finding]:
 
 
 def _too_little_memory(config: LearnerConfig, facts: Facts) -> Iterator[Finding]:
-    if config.external_trainer or facts.model is None or not facts.model.parameters:
+    if config.external_trainer or facts.model is None or not facts.model.parameters or facts.model.more_parts:
         return
     needs = memory_needs(config, facts.model, gpu=not facts.on_cpu)
     keys = ("model", "trainer.device", "trainer.kl_coef", "trainer.served_dtype")
@@ -160,6 +161,8 @@ def _what_it_takes(config: LearnerConfig, facts: Facts) -> Iterator[Finding]:
     model, room = facts.model, facts.room
     if model is None or not model.parameters:
         return
+    if model.more_parts:
+        yield Finding("model: it has parts beside the language model, which training may not load: the sizes here are the most")
     if room is not None:
         disk = disk_needs(config, model)
         held = f", {size(room.taken)} held by this run" if room.taken else ""

@@ -180,6 +180,17 @@ def test_the_model_is_read_without_torch(model: Path, tmp_path: Path) -> None:
     assert gather(load_config(external)).tried == (), "another trainer has its weights elsewhere"
 
 
+@pytest.mark.parametrize(
+    ("config", "counted"),
+    [({"tie_word_embeddings": True}, 30), ({"text_config": {"tie_word_embeddings": True}}, 30), ({}, 50)],
+)
+def test_tied_weights_that_are_stored_twice_count_once(tmp_path: Path, config: dict[str, object], counted: int) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    twice = {name: np.zeros((5, 4), np.float32) for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    save_file({**twice, "model.norm.weight": np.zeros(10, np.float32)}, tmp_path / "model.safetensors")
+    assert count_parameters(tmp_path) == counted
+
+
 def test_torch_is_asked_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "GPU_FILES", ("/",))
     found = devices.ask_torch()

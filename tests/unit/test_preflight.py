@@ -124,6 +124,14 @@ def test_memory_of_the_trainer() -> None:
     assert problems(replace(few, gpu=None)) == (), "which device it will be is not known"
 
 
+def test_a_model_with_more_parts_is_never_too_large() -> None:
+    """How much of its files training loads is not known."""
+    little = replace(PLENTY, room=Room("/data", GB), gpu=Memory("GPU", GB, GB))
+    assert len(problems(little)) == 2
+    several = replace(little, model=replace(SMALL, more_parts=True))
+    assert problems(several) == () and "parts beside the language model" in notes(several)
+
+
 def test_memory_that_is_tight_or_in_use_is_a_note() -> None:
     tight = replace(PLENTY, gpu=Memory("GPU", 12 * GB, 12 * GB))
     assert problems(tight) == () and "micro_batch_tokens" in notes(tight) and "micro_batch_tokens" not in notes()
