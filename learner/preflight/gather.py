@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from learner.config import LearnerConfig
 from learner.model_folder import check_model_folder, find_here, number_in, open_model_folder, read_model_config
-from learner.preflight.devices import Devices, ask_torch, host_memory, maybe_gpu, pick
+from learner.preflight.devices import Devices, ask_torch, computes_on_cpu, host_memory, maybe_gpu, pick
 from learner.preflight.facts import Facts, Memory, ModelShape, Room
 from learner.rewards.scoring import Scorer
 from learner.run_dir import check_idle, existing_run, kept_listen
@@ -57,6 +57,7 @@ class _Look:
         self.run_dir = Path(config.run_dir)
         self.tried: list[Finding] = []
         self.notes: list[str] = []
+        self.devices = Devices()
 
     def facts(self) -> Facts:
         """Everything, in the order in which a person would want to mend it."""
@@ -74,7 +75,8 @@ class _Look:
                 self._attempt(("swarm.listen",), partial(check_free, [text]))
             self._attempt(("status.port",), self._status_port)
         gpu = self._attempt(("trainer.device",), self._gpu)
-        on_cpu = gpu is None and (self.thorough or self.config.trainer.device == "cpu" or not maybe_gpu())
+        known = self.thorough or self.config.trainer.device == "cpu" or not maybe_gpu()
+        on_cpu = known and computes_on_cpu(self.config.trainer.device, self.devices)
         return Facts(tuple(self.tried), tuple(self.notes), model, room=room, host=host_memory(), gpu=gpu, on_cpu=on_cpu)
 
     def _attempt(self, keys: tuple[str, ...], look: Callable[[], Found]) -> Found | None:
@@ -173,10 +175,10 @@ class _Look:
         if self.config.external_trainer or not self.thorough:
             return None
         device = self.config.trainer.device
-        devices = Devices() if device == "cpu" else ask_torch()
-        if devices.error:
-            self.notes.append(devices.error)
-        return pick(device, devices)
+        self.devices = Devices() if device == "cpu" else ask_torch()
+        if self.devices.error:
+            self.notes.append(self.devices.error)
+        return pick(device, self.devices)
 
 
 def count_parameters(folder: Path) -> int:

@@ -9,7 +9,7 @@ import pytest
 
 from learner.config import LearnerConfig, build_config
 from learner.preflight.checks import check, size
-from learner.preflight.devices import Devices, pick
+from learner.preflight.devices import Devices, computes_on_cpu, pick
 from learner.preflight.facts import Facts, Memory, ModelShape, Room
 from learner.preflight.needs import disk_needs, memory_needs
 from learner.section import Finding
@@ -148,6 +148,17 @@ def test_devices_by_name() -> None:
     for name, devices, word in (("cuda", Devices(), "none"), ("cuda:2", two, "B"), ("mps", two, "mps")):
         with pytest.raises(UsageError, match=word):
             pick(name, devices)
+
+
+def test_a_device_that_torch_cannot_tell_of_is_not_known() -> None:
+    unknown = Devices(error="it took too long")
+    second = Devices((None, Memory("B (cuda:1)", 24 * GB, 24 * GB)), error="the first is full")
+    for name in ("auto", "cuda", "cuda:3"):
+        assert pick(name, unknown) is None and not computes_on_cpu(name, unknown)
+        assert pick(name, second) is None and not computes_on_cpu(name, second)
+    found = pick("cuda:1", second)
+    assert found is not None and found.name == "B (cuda:1)"
+    assert computes_on_cpu("auto", Devices()) and computes_on_cpu("cpu", unknown)
 
 
 def test_sizes_are_told_for_a_person() -> None:
