@@ -147,7 +147,7 @@ def _too_little_memory(config: LearnerConfig, facts: Facts) -> Iterator[Finding]
     masters = f"{needs.a_parameter} bytes for each of {facts.model.parameters / 1e9:.2f} billion parameters{spare}"
     copies = f"{size(needs.host)} for copies of versions"
     for memory, least in _memories(facts, needs.device, needs.host):
-        if least > memory.total:
+        if least > memory.total + memory.swap:
             why = masters if memory is facts.gpu else f"{masters}, and {copies}" if facts.on_cpu else copies
             yield Finding(
                 f"model: {memory.name} has {size(memory.total)} of memory, and training needs at least {size(least)}: {why}, "
@@ -176,6 +176,7 @@ def _what_it_takes(config: LearnerConfig, facts: Facts) -> Iterator[Finding]:
         about = f", and about {size(needs.logits)} for the logits of a forward pass" if first and needs.logits else ""
         full = least + (needs.logits if first else 0)
         tight = "; that is tight: lower trainer.micro_batch_tokens" if least <= memory.total < full else ""
+        tight = "; that is more than it has without swap, slow" if memory.total < least <= memory.total + memory.swap else tight
         busy = "; other programs hold the rest" if memory.free < full <= memory.total else ""
         yield Finding(
             f"memory: at least {size(least)}{about}, before activations; {memory.name} has {size(memory.free)} free of "

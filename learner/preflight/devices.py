@@ -50,7 +50,7 @@ def host_memory() -> Memory:
             continue
         if limit.isdigit() and int(limit) < total:
             total = int(limit)
-    return Memory("this machine", total, min(free, total))
+    return Memory("this machine", total, min(free, total), psutil.swap_memory().total)
 
 
 def maybe_gpu() -> bool:

@@ -33,6 +33,8 @@ class Memory:
     """bytes"""
     free: int
     """bytes"""
+    swap: int = 0
+    """bytes that may be on the disk instead"""
 
 
 @dataclass(frozen=True, slots=True)

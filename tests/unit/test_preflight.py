@@ -139,6 +139,12 @@ def test_memory_that_is_tight_or_in_use_is_a_note() -> None:
     assert problems(busy) == () and "other programs hold the rest" in notes(busy)
 
 
+def test_swap_counts_before_a_refusal() -> None:
+    swapping = replace(ON_CPU, host=Memory("this machine", 10 * GB, 10 * GB, swap=20 * GB))
+    assert problems(swapping) == () and "more than it has without swap" in notes(swapping)
+    assert len(problems(replace(ON_CPU, host=Memory("this machine", 10 * GB, 10 * GB, swap=GB)))) == 1
+
+
 def test_devices_by_name() -> None:
     two = Devices((Memory("A (cuda:0)", 80 * GB, 80 * GB), Memory("B (cuda:1)", 24 * GB, 24 * GB)))
     for name, found in (("auto", "A"), ("cuda", "A"), ("cuda:1", "B"), ("cpu", None)):
