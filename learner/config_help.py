@@ -32,33 +32,32 @@ OFFERED = {"preset": "dapo", "swarm.announce": ["/ip4/203.0.113.7/tcp/4001"]}
 def explain(key: str = "") -> list[str]:
     """Lines about a key, about a section and its keys, or (of "") about all sections. UsageError, with what may have been meant,
     when there is no such key. The last part of a key will do where only one key has it."""
-    tables = list(sections())
     if not key:
-        return _overview(tables)
-    for table in tables:
-        if table.name == key:
-            return _table(table)
-    settings = {one.key: one for table in tables for one in table.settings}
-    if key in settings:
-        return _setting(settings[key])
-    inside = next((one for one in settings.values() if one.type == "table" and key.startswith(one.key + ".")), None)
-    if inside is not None:
-        return _setting(inside)
-    same = [one for one in settings.values() if one.key.split(".")[-1] == key]
-    if same:
-        return [line for one in same for line in _setting(one)]
-    near = meant_key(LearnerConfig, key)
-    hint = f"; did you mean {near}?" if near else " (shoal config explain lists the sections)"
-    raise UsageError(f"no setting {key[:80]!r}{hint}")
+        return _overview(list(sections()))
+    table = next((one for one in sections() if one.name == key), None)
+    return _table(table) if table is not None else [line for one in explained(key) for line in _setting(one)]
 
 
 def explained(key: str = "") -> list[Setting]:
-    """The settings that `explain` tells of. UsageError as there."""
-    explain(key)
-    every = [one for table in sections() for one in table.settings]
-    if any(table.name == key for table in sections()):
-        return [one for one in every if one.key.startswith(key + ".") or (not key and "." not in one.key)]
-    return [one for one in every if key == one.key or key == one.key.split(".")[-1] or key.startswith(one.key + ".")]
+    """The settings that `explain` tells of; of "" all. UsageError as there."""
+    tables = list(sections())
+    settings = {one.key: one for table in tables for one in table.settings}
+    if not key:
+        return list(settings.values())
+    for table in tables:
+        if table.name == key:
+            return list(table.settings)
+    if key in settings:
+        return [settings[key]]
+    inside = next((one for one in settings.values() if one.type == "table" and key.startswith(one.key + ".")), None)
+    if inside is not None:
+        return [inside]
+    same = [one for one in settings.values() if one.key.split(".")[-1] == key]
+    if same:
+        return same
+    near = meant_key(LearnerConfig, key)
+    hint = f"; did you mean {near}?" if near else " (shoal config explain lists the sections)"
+    raise UsageError(f"no setting {key[:80]!r}{hint}")
 
 
 def first_file(everything: bool = False) -> str:

@@ -121,7 +121,8 @@ def _too_little_room(config: LearnerConfig, facts: Facts) -> Iterator[Finding]:
     room = facts.room
     if room is None:
         return
-    needs = disk_needs(config, facts.model or ModelShape(0))
+    model = facts.model
+    needs = disk_needs(config, ModelShape(0) if model is None or model.more_parts else model)
     if needs.least <= room.free + room.taken:
         return
     parts = [f"{size(needs.journal)} for journal and logs"]
@@ -138,7 +139,7 @@ def _too_little_room(config: LearnerConfig, facts: Facts) -> Iterator[Finding]:
 
 
 def _too_little_memory(config: LearnerConfig, facts: Facts) -> Iterator[Finding]:
-    if config.external_trainer or facts.model is None or not facts.model.parameters:
+    if config.external_trainer or facts.model is None or not facts.model.parameters or facts.model.more_parts:
         return
     needs = memory_needs(config, facts.model, gpu=not facts.on_cpu)
     keys = ("model", "trainer.device", "trainer.kl_coef", "trainer.served_dtype")
@@ -146,7 +147,7 @@ def _too_little_memory(config: LearnerConfig, facts: Facts) -> Iterator[Finding]
     masters = f"{needs.a_parameter} bytes for each of {facts.model.parameters / 1e9:.2f} billion parameters{spare}"
     copies = f"{size(needs.host)} for copies of versions"
     for memory, least in _memories(facts, needs.device, needs.host):
-        if least > memory.total:
+        if least > memory.total + memory.swap:
             why = masters if memory is facts.gpu else f"{masters}, and {copies}" if facts.on_cpu else copies
             yield Finding(
                 f"model: {memory.name} has {size(memory.total)} of memory, and training needs at least {size(least)}: {why}, "
@@ -160,6 +161,8 @@ def _what_it_takes(config: LearnerConfig, facts: Facts) -> Iterator[Finding]:
     model, room = facts.model, facts.room
     if model is None or not model.parameters:
         return
+    if model.more_parts:
+        yield Finding("model: it has parts beside the language model, which training may not load: the sizes here are the most")
     if room is not None:
         disk = disk_needs(config, model)
         held = f", {size(room.taken)} held by this run" if room.taken else ""
@@ -173,6 +176,7 @@ def _what_it_takes(config: LearnerConfig, facts: Facts) -> Iterator[Finding]:
         about = f", and about {size(needs.logits)} for the logits of a forward pass" if first and needs.logits else ""
         full = least + (needs.logits if first else 0)
         tight = "; that is tight: lower trainer.micro_batch_tokens" if least <= memory.total < full else ""
+        tight = "; that is more than it has without swap, slow" if memory.total < least <= memory.total + memory.swap else tight
         busy = "; other programs hold the rest" if memory.free < full <= memory.total else ""
         yield Finding(
             f"memory: at least {size(least)}{about}, before activations; {memory.name} has {size(memory.free)} free of "

@@ -32,11 +32,11 @@ CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limi
 class Devices:
     """What torch finds."""
 
-    gpus: tuple[Memory, ...] = ()
-    """in torch's order"""
+    gpus: tuple[Memory | None, ...] = ()
+    """in torch's order; None is one whose memory torch cannot tell"""
     mps: bool = False
     error: str = ""
-    """why it could not be asked"""
+    """why it could not be asked, or not for all"""
 
 
 def host_memory() -> Memory:
@@ -50,7 +50,7 @@ def host_memory() -> Memory:
             continue
         if limit.isdigit() and int(limit) < total:
             total = int(limit)
-    return Memory("this machine", total, min(free, total))
+    return Memory("this machine", total, min(free, total), psutil.swap_memory().total)
 
 
 def maybe_gpu() -> bool:
@@ -69,40 +69,53 @@ def ask_torch() -> Devices:
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
         values = json.loads(told.stdout.splitlines()[-1])
-        return Devices(tuple(Memory(*one) for one in values["gpus"]), values["mps"], values["error"])
-    except subprocess.CalledProcessError as error:
-        last = (error.stderr.strip().splitlines() or ["no reason given"])[-1]
+        error = values["error"] and f"torch cannot be asked for all its devices: {values['error'][:200]}"
+        return Devices(tuple(one and Memory(*one) for one in values["gpus"]), values["mps"], error)
+    except subprocess.CalledProcessError as failed:
+        last = (failed.stderr.strip().splitlines() or ["no reason given"])[-1]
         return Devices(error=f"torch cannot be asked for its devices: {last[:200]}")
-    except (OSError, subprocess.TimeoutExpired, ValueError, KeyError, IndexError, TypeError) as error:
-        return Devices(error=f"torch cannot be asked for its devices: {error}")
+    except (OSError, subprocess.TimeoutExpired, ValueError, KeyError, IndexError, TypeError) as failed:
+        return Devices(error=f"torch cannot be asked for its devices: {failed}")
 
 
 def pick(device: str, devices: Devices) -> Memory | None:
     """The memory of the trainer's device `trainer.device`; None of the CPU and of one whose memory is not known. UsageError when
-    there is no such device."""
+    there is no such device, and torch could be asked."""
     kind, _, number = device.partition(":")
     if kind == "cpu" or (kind == "auto" and not devices.gpus):
         return None
     if kind == "mps":
-        if not devices.mps:
+        if not devices.mps and not devices.error:
             raise UsageError(f'trainer.device = "{device}": torch finds no such device here')
         return None
     index = int(number) if number.isdigit() else 0
     if index >= len(devices.gpus):
-        names = ", ".join(gpu.name for gpu in devices.gpus) or 'none; trainer.device = "cpu" is the processor'
+        if devices.error:
+            return None
+        names = ", ".join(gpu.name for gpu in devices.gpus if gpu) or 'none; trainer.device = "cpu" is the processor'
         raise UsageError(f'trainer.device = "{device}": torch finds no such device here (it finds {names})')
     return devices.gpus[index]
+
+
+def computes_on_cpu(device: str, devices: Devices) -> bool:
+    """Whether `trainer.device` is surely one that has no memory of its own."""
+    return device in ("cpu", "mps") or (device == "auto" and not devices.gpus and not devices.error)
 
 
 def main() -> int:
     """What torch finds, as one line of JSON."""
     import torch
 
-    gpus, error = [], ""
+    gpus: list[list[str | int] | None] = []
+    error = ""
     try:
         for i in range(torch.cuda.device_count()):
-            free, total = torch.cuda.mem_get_info(i)
-            gpus.append([f"{torch.cuda.get_device_name(i)} (cuda:{i})", total, free])
+            gpus.append(None)
+            try:
+                free, total = torch.cuda.mem_get_info(i)
+                gpus[i] = [f"{torch.cuda.get_device_name(i)} (cuda:{i})", total, free]
+            except Exception as failed:  # a full GPU, for instance: those after it may answer
+                error = f"{type(failed).__name__}: {failed}"
     except Exception as failed:  # a driver may fail in any way: then what was found so far is all there is
         error = f"{type(failed).__name__}: {failed}"
     print(json.dumps({"gpus": gpus, "mps": bool(torch.backends.mps.is_available()), "error": error}))

@@ -19,6 +19,8 @@ class ModelShape:
     """most tokens of prompt and completion; 0 where that is not known"""
     longest_prompt: int = 0
     """tokens of the longest of the prompts that were tried; 0 where none was"""
+    more_parts: bool = False
+    """the files hold more than a language model, a vision tower for instance: how many of `parameters` are loaded is not known"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class Memory:
     """bytes"""
     free: int
     """bytes"""
+    swap: int = 0
+    """bytes that may be on the disk instead"""
 
 
 @dataclass(frozen=True, slots=True)

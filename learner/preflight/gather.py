@@ -6,6 +6,7 @@ It writes nothing, downloads nothing, and nothing that it starts stays. Must not
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Collection
@@ -16,7 +17,7 @@ from typing import TypeVar
 
 from learner.config import LearnerConfig
 from learner.model_folder import check_model_folder, find_here, number_in, open_model_folder, read_model_config
-from learner.preflight.devices import Devices, ask_torch, host_memory, maybe_gpu, pick
+from learner.preflight.devices import Devices, ask_torch, computes_on_cpu, host_memory, maybe_gpu, pick
 from learner.preflight.facts import Facts, Memory, ModelShape, Room
 from learner.rewards.scoring import Scorer
 from learner.run_dir import check_idle, existing_run, kept_listen
@@ -32,6 +33,9 @@ PROMPTS = 8
 
 RUN_FOLDERS = ("checkpoints", "versions")
 """Folders of a run that hold nearly all of its bytes."""
+
+HEADS = ("lm_head.weight", "embed_out.weight")
+"""How the names of output heads end."""
 
 TASK_KEYS = ("task.name", "task.seed", "task.options")
 """Settings that a task is made of."""
@@ -53,6 +57,7 @@ class _Look:
         self.run_dir = Path(config.run_dir)
         self.tried: list[Finding] = []
         self.notes: list[str] = []
+        self.devices = Devices()
 
     def facts(self) -> Facts:
         """Everything, in the order in which a person would want to mend it."""
@@ -70,7 +75,8 @@ class _Look:
                 self._attempt(("swarm.listen",), partial(check_free, [text]))
             self._attempt(("status.port",), self._status_port)
         gpu = self._attempt(("trainer.device",), self._gpu)
-        on_cpu = gpu is None and (self.thorough or self.config.trainer.device == "cpu" or not maybe_gpu())
+        known = self.thorough or self.config.trainer.device == "cpu" or not maybe_gpu()
+        on_cpu = known and computes_on_cpu(self.config.trainer.device, self.devices)
         return Facts(tuple(self.tried), tuple(self.notes), model, room=room, host=host_memory(), gpu=gpu, on_cpu=on_cpu)
 
     def _attempt(self, keys: tuple[str, ...], look: Callable[[], Found]) -> Found | None:
@@ -117,8 +123,9 @@ class _Look:
             if not cached:
                 raise UsageError(f"model: {folder} has no *.safetensors: the trainer needs the weights")
             self.notes.append(f"model: the weights of {name} are not in the hub's cache: they would be downloaded")
-        context = number_in(read_model_config(folder), "max_position_embeddings") or 0
-        return ModelShape(parameters, vocabulary, context)
+        values = read_model_config(folder)
+        context = number_in(values, "max_position_embeddings") or 0
+        return ModelShape(parameters, vocabulary, context, more_parts=isinstance(values.get("text_config"), dict))
 
     def _prompt_tokens(self, task: Task) -> int:
         """Tokens of the longest of some prompts. Loads the tokenizer."""
@@ -168,15 +175,15 @@ class _Look:
         if self.config.external_trainer or not self.thorough:
             return None
         device = self.config.trainer.device
-        devices = Devices() if device == "cpu" else ask_torch()
-        if devices.error:
-            self.notes.append(devices.error)
-        return pick(device, devices)
+        self.devices = Devices() if device == "cpu" else ask_torch()
+        if self.devices.error:
+            self.notes.append(self.devices.error)
+        return pick(device, self.devices)
 
 
 def count_parameters(folder: Path) -> int:
     """Values in a model folder's weights, by the heads of its *.safetensors; 0 where there are none. OSError where one cannot be
-    read."""
+    read. Where embedding and output head are tied the head is left out, which some files hold a second time."""
     from safetensors import SafetensorError, safe_open
 
     index = folder / "model.safetensors.index.json"
@@ -186,15 +193,14 @@ def count_parameters(folder: Path) -> int:
             return 0
     except (ValueError, KeyError, AttributeError, TypeError):
         raise UsageError(f"model: {index} cannot be read") from None
-    total = 0
+    values = read_model_config(folder)
+    tied = any(part.get("tie_word_embeddings") for part in (values, values.get("text_config")) if isinstance(part, dict))
+    shapes: dict[str, tuple[int, ...]] = {}
     for file in sorted(folder / name for name in names if (folder / name).exists()):
         try:
             with safe_open(file, framework="numpy") as tensors:
-                for name in tensors.keys():
-                    values = 1
-                    for length in tensors.get_slice(name).get_shape():
-                        values *= length
-                    total += values
+                shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}
         except SafetensorError as error:
             raise UsageError(f"model: {file} cannot be read: {error}") from None
-    return total
+    others = {shape for name, shape in shapes.items() if not name.endswith(HEADS)}
+    return sum(math.prod(shape) for name, shape in shapes.items() if not (tied and name.endswith(HEADS) and shape in others))

@@ -101,6 +101,8 @@ def test_explanations_as_json(capsys: Out) -> None:
     assert (one["key"], one["default"]) == ("trainer.clip_high", "0.28")
     assert one["papers"] == [{"name": "DAPO", "number": "2503.14476"}]
     assert {one.key for one in explained("swarm")} == {key for key in SETTINGS if key.startswith("swarm.")}
+    assert [one.key for one in explained()] == list(SETTINGS), "all sections"
+    assert [one.key for one in explained("seed")] == ["seed"], "as the text, which tells of no other section's"
     assert shoal_config("explain", "trainer.lrr") == 2
     assert "trainer.lr?" in capsys.readouterr().err
 

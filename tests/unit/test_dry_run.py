@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -180,14 +182,39 @@ def test_the_model_is_read_without_torch(model: Path, tmp_path: Path) -> None:
     assert gather(load_config(external)).tried == (), "another trainer has its weights elsewhere"
 
 
+@pytest.mark.parametrize(
+    ("config", "counted"),
+    [({"tie_word_embeddings": True}, 30), ({"text_config": {"tie_word_embeddings": True}}, 30), ({}, 50)],
+)
+def test_tied_weights_that_are_stored_twice_count_once(tmp_path: Path, config: dict[str, object], counted: int) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    twice = {name: np.zeros((5, 4), np.float32) for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    save_file({**twice, "model.norm.weight": np.zeros(10, np.float32)}, tmp_path / "model.safetensors")
+    assert count_parameters(tmp_path) == counted
+
+
 def test_torch_is_asked_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "GPU_FILES", ("/",))
     found = devices.ask_torch()
-    assert found.error == "" and all(gpu.total >= gpu.free > 0 for gpu in found.gpus)
+    assert found.error == "" and all(gpu is not None and gpu.total >= gpu.free > 0 for gpu in found.gpus)
     monkeypatch.setattr(devices, "python_command", lambda module: ["/bin/false"])
     assert "cannot be asked" in devices.ask_torch().error
     monkeypatch.setattr(devices, "GPU_FILES", ("/nowhere",))
     assert devices.ask_torch() == devices.Devices()
+
+
+def test_a_gpu_that_does_not_answer_hides_no_other(monkeypatch: pytest.MonkeyPatch, capsys: Run) -> None:
+    def info(index: int) -> tuple[int, int]:
+        if index == 0:
+            raise RuntimeError("out of memory")
+        return 5, 7
+
+    cuda = SimpleNamespace(device_count=lambda: 2, mem_get_info=info, get_device_name=lambda index: "GPU")
+    torch: Any = SimpleNamespace(cuda=cuda, backends=SimpleNamespace(mps=SimpleNamespace(is_available=lambda: False)))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert devices.main() == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["gpus"] == [None, ["GPU (cuda:1)", 7, 5]] and "out of memory" in told["error"]
 
 
 def test_a_directory_that_holds_a_run(tmp_path: Path, model: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from learner.config import LearnerConfig, build_config
 from learner.preflight.checks import check, size
-from learner.preflight.devices import Devices, pick
+from learner.preflight.devices import Devices, computes_on_cpu, pick
 from learner.preflight.facts import Facts, Memory, ModelShape, Room
 from learner.preflight.needs import disk_needs, memory_needs
 from learner.section import Finding
@@ -124,11 +124,25 @@ def test_memory_of_the_trainer() -> None:
     assert problems(replace(few, gpu=None)) == (), "which device it will be is not known"
 
 
+def test_a_model_with_more_parts_is_never_too_large() -> None:
+    """How much of its files training loads is not known."""
+    little = replace(PLENTY, room=Room("/data", GB), gpu=Memory("GPU", GB, GB))
+    assert len(problems(little)) == 2
+    several = replace(little, model=replace(SMALL, more_parts=True))
+    assert problems(several) == () and "parts beside the language model" in notes(several)
+
+
 def test_memory_that_is_tight_or_in_use_is_a_note() -> None:
     tight = replace(PLENTY, gpu=Memory("GPU", 12 * GB, 12 * GB))
     assert problems(tight) == () and "micro_batch_tokens" in notes(tight) and "micro_batch_tokens" not in notes()
     busy = replace(PLENTY, gpu=Memory("GPU", 80 * GB, 1 * GB))
     assert problems(busy) == () and "other programs hold the rest" in notes(busy)
+
+
+def test_swap_counts_before_a_refusal() -> None:
+    swapping = replace(ON_CPU, host=Memory("this machine", 10 * GB, 10 * GB, swap=20 * GB))
+    assert problems(swapping) == () and "more than it has without swap" in notes(swapping)
+    assert len(problems(replace(ON_CPU, host=Memory("this machine", 10 * GB, 10 * GB, swap=GB)))) == 1
 
 
 def test_devices_by_name() -> None:
@@ -140,6 +154,17 @@ def test_devices_by_name() -> None:
     for name, devices, word in (("cuda", Devices(), "none"), ("cuda:2", two, "B"), ("mps", two, "mps")):
         with pytest.raises(UsageError, match=word):
             pick(name, devices)
+
+
+def test_a_device_that_torch_cannot_tell_of_is_not_known() -> None:
+    unknown = Devices(error="it took too long")
+    second = Devices((None, Memory("B (cuda:1)", 24 * GB, 24 * GB)), error="the first is full")
+    for name in ("auto", "cuda", "cuda:3"):
+        assert pick(name, unknown) is None and not computes_on_cpu(name, unknown)
+        assert pick(name, second) is None and not computes_on_cpu(name, second)
+    found = pick("cuda:1", second)
+    assert found is not None and found.name == "B (cuda:1)"
+    assert computes_on_cpu("auto", Devices()) and computes_on_cpu("cpu", unknown)
 
 
 def test_sizes_are_told_for_a_person() -> None:
