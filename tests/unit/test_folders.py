@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+import shoal
 from node.folders import LOCK, default_folder, hold_folder, hold_free_folder, running_beside
 from p2p.errors import UsageError
+from p2p.identity import Identity
+from p2p.membership.admission import make_ticket
 
 
 def test_a_second_node_takes_the_next_folder_and_a_restarted_one_its_own(tmp_path: Path) -> None:
@@ -66,3 +69,14 @@ def test_a_ticket_cannot_name_a_folder_elsewhere(tmp_path: Path, monkeypatch: py
     for run in ("../x", "", ".", "a/b", "a-2", "é", "0" * 65, "/etc"):
         with pytest.raises(UsageError, match="--dir"):
             default_folder(run)
+
+
+def test_no_other_node_is_drained_than_the_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("another node was ended"))
+    ticket = make_ticket(Identity.generate(), "00aa", ()).encode()
+    with hold_free_folder(default_folder("00aa"), "alice"):
+        assert shoal.main(["node", "drain", "--join", ticket, "--name", "bob"]) == 2
+    assert "no node named 'bob' runs here" in capsys.readouterr().err
