@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 from contextlib import ExitStack
 from pathlib import Path
@@ -80,3 +82,34 @@ def test_no_other_node_is_drained_than_the_named(
     with hold_free_folder(default_folder("00aa"), "alice"):
         assert shoal.main(["node", "drain", "--join", ticket, "--name", "bob"]) == 2
     assert "no node named 'bob' runs here" in capsys.readouterr().err
+
+
+def test_nodes_one_after_the_other_do_not_share_a_folder_of_another_name(tmp_path: Path) -> None:
+    taken = []
+    for name in ("a", "b", "a", "", "c"):
+        with hold_free_folder(tmp_path / "00aa", name) as folder:
+            taken.append(folder.name)
+    assert taken == ["00aa", "00aa-2", "00aa", "00aa-3", "00aa-3"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
+def test_a_disk_without_locks_is_told_and_fills_with_no_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for hold in (hold_folder(tmp_path / "00aa"), hold_free_folder(tmp_path / "00aa", "")):
+        with pytest.raises(UsageError, match=f"cannot lock .*00aa/lock: {os.strerror(number)}"), hold:
+            pass
+    assert [path.name for path in tmp_path.iterdir()] == ["00aa"]
+
+
+def test_the_search_for_a_free_folder_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def held(*_: object) -> None:
+        raise BlockingIOError
+
+    monkeypatch.setattr(fcntl, "flock", held)
+    with pytest.raises(UsageError, match="no folder is free"), hold_free_folder(tmp_path / "00aa", ""):
+        pass
