@@ -88,7 +88,8 @@ def split_settings(argv: Sequence[str]) -> SplitArguments:
             continue
         name, equals, value = token.partition("=")
         settings.append(_SHORT.get(name, name) + equals + value)
-        takes_value = bool(rest) and rest[0] not in known and ("." in name or not rest[0].endswith(".toml"))
+        free = bool(rest) and rest[0] not in known and not rest[0].startswith("--")
+        takes_value = free and ("." in name or not rest[0].endswith(".toml"))
         if "=" not in token and takes_value:
             settings.append(rest.pop(0))
     return SplitArguments(ours, settings)

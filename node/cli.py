@@ -138,6 +138,8 @@ def _running(first: Path, name: str) -> Path:
     found = running_beside(first, name)
     if len(found) > 1:
         raise UsageError(f"{len(found)} nodes of this run are here; say which with --dir: {', '.join(map(str, found))}")
+    if name and not found:
+        raise UsageError(f"no node named {name[:80]!r} runs here")
     return found[0] if found else first
 
 

@@ -14,7 +14,6 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,6 +31,9 @@ LEAVE_S = 60.0
 
 MAX_RUN = 64
 """Characters of a run's id that names a folder. Ids have 16; a ticket may say what it likes."""
+
+MAX_BESIDE = 1000
+"""Folders of one run that a node looks through for a free one: more nodes than one machine runs."""
 
 
 def default_folder(run: str) -> Path:
@@ -65,6 +67,7 @@ def hold_free_folder(first: Path, name: str) -> Iterator[Path]:
                 write_whole(folder / RECORD, json.dumps({"name": name}))
                 yield folder
                 return
+    raise UsageError(f"no folder is free beside {first}: give this node its own --dir")
 
 
 def running_beside(first: Path, name: str = "") -> list[Path]:
@@ -90,9 +93,11 @@ def _choices(first: Path, name: str) -> Iterator[Path]:
     yield from (folder for folder, its in there.items() if its == name)
     if name:
         yield from (folder for folder, its in there.items() if its == "")
-    for number in count(1):
-        folder = first if number == 1 else first.with_name(f"{first.name}-{number}")
-        if folder == first or not folder.exists():
+    if first not in there:  # if it is a file, whoever opens it says so
+        yield first
+    for number in range(2, MAX_BESIDE + 1):
+        folder = first.with_name(f"{first.name}-{number}")
+        if not folder.exists():
             yield folder
 
 
@@ -115,11 +120,13 @@ def _opened(folder: Path) -> Iterator[IO[str]]:
 
 
 def _lock(file: IO[str]) -> bool:
-    """Lock it, and write into it which process has. Whether it could be had."""
+    """Lock it, and write into it which process has. Whether it could be had; UsageError where files cannot be locked."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return False
+    except OSError as error:
+        raise UsageError(f"cannot lock {file.name}: {error.strerror}") from None
     file.truncate(0)
     file.write(str(os.getpid()))
     file.flush()

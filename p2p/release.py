@@ -14,7 +14,10 @@ from pathlib import Path
 from p2p.processes import INSTALLED, ROOT
 
 DISTRIBUTION = "shoal"
+"""The name of our package in `pyproject.toml` and in an environment's metadata."""
+
 UNKNOWN = "unknown"
+"""What stands for the release where none can be found."""
 
 
 def of_checkout(root: Path) -> str:

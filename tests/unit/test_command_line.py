@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import shoal
+from learner.cli import split_settings
 from p2p.limits import PROTOCOL_VERSION
 from p2p.printable import printable
 from p2p.release import of_checkout, release
@@ -99,3 +100,9 @@ def test_what_a_stranger_says_is_cleaned_for_a_terminal(capsys: pytest.CaptureFi
         root.handlers[:] = handlers
     line = capsys.readouterr().err.splitlines()[-1]
     assert "WARNING shoal.test: link to ?]0;owned?yyy" in line and len(line) == shoal.LOGGED
+
+
+def test_a_flag_without_a_value_does_not_swallow_the_next() -> None:
+    split = split_settings(["learner", "--external_trainer", "--trainer.lr", "1", "--trainer.steps", "-1", "run.toml"])
+    assert split.settings == ["--external_trainer", "--trainer.lr", "1", "--trainer.steps", "-1"]
+    assert split.verbs == ["learner", "run.toml"]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+import shoal
 from node.folders import LOCK, default_folder, hold_folder, hold_free_folder, running_beside
 from p2p.errors import UsageError
+from p2p.identity import Identity
+from p2p.membership.admission import make_ticket
 
 
 def test_a_second_node_takes_the_next_folder_and_a_restarted_one_its_own(tmp_path: Path) -> None:
@@ -66,3 +71,45 @@ def test_a_ticket_cannot_name_a_folder_elsewhere(tmp_path: Path, monkeypatch: py
     for run in ("../x", "", ".", "a/b", "a-2", "é", "0" * 65, "/etc"):
         with pytest.raises(UsageError, match="--dir"):
             default_folder(run)
+
+
+def test_no_other_node_is_drained_than_the_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("another node was ended"))
+    ticket = make_ticket(Identity.generate(), "00aa", ()).encode()
+    with hold_free_folder(default_folder("00aa"), "alice"):
+        assert shoal.main(["node", "drain", "--join", ticket, "--name", "bob"]) == 2
+    assert "no node named 'bob' runs here" in capsys.readouterr().err
+
+
+def test_nodes_one_after_the_other_do_not_share_a_folder_of_another_name(tmp_path: Path) -> None:
+    taken = []
+    for name in ("a", "b", "a", "", "c"):
+        with hold_free_folder(tmp_path / "00aa", name) as folder:
+            taken.append(folder.name)
+    assert taken == ["00aa", "00aa-2", "00aa", "00aa-3", "00aa-3"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
+def test_a_disk_without_locks_is_told_and_fills_with_no_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for hold in (hold_folder(tmp_path / "00aa"), hold_free_folder(tmp_path / "00aa", "")):
+        with pytest.raises(UsageError, match=f"cannot lock .*00aa/lock: {os.strerror(number)}"), hold:
+            pass
+    assert [path.name for path in tmp_path.iterdir()] == ["00aa"]
+
+
+def test_the_search_for_a_free_folder_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def held(*_: object) -> None:
+        raise BlockingIOError
+
+    monkeypatch.setattr(fcntl, "flock", held)
+    with pytest.raises(UsageError, match="no folder is free"), hold_free_folder(tmp_path / "00aa", ""):
+        pass
