@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 LOGGED = 2000
 """Characters of a log line: more than any of ours has, and what quotes a stranger may be as long as a frame."""
 
+LOGGED_TRACEBACK = 40_000
+"""Characters of a traceback in the log: a few hundred frames have room, and its last line may quote a whole frame of a stranger."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit status."""
@@ -175,6 +178,11 @@ def _examine_learner(run_dir: Path) -> list[DoctorFinding]:
     return examine_learner(run_dir)
 
 
+def _printable_lines(text: str) -> str:
+    """A traceback keeps its lines and their indentation; what it quotes may be a stranger's."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text[-LOGGED_TRACEBACK:])
+
+
 class _CleanFormatter(logging.Formatter):
     """Messages quote names and reasons that strangers sent: none may move the cursor, or fill the terminal."""
 
@@ -182,6 +190,12 @@ class _CleanFormatter(logging.Formatter):
         from p2p.printable import printable
 
         return printable(super().formatMessage(record), LOGGED)
+
+    def formatException(self, ei: Any) -> str:
+        return _printable_lines(super().formatException(ei))
+
+    def formatStack(self, stack_info: str) -> str:
+        return _printable_lines(super().formatStack(stack_info))
 
 
 def _set_up_logging(args: argparse.Namespace) -> None:

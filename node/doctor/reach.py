@@ -7,6 +7,7 @@ leaves after the handshake. Judgements are pure. Must not know engines or what i
 from __future__ import annotations
 
 import ipaddress
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,9 @@ CLOCK_S = 60.0
 
 GIVE_UP_S = 2 * HANDSHAKE_S
 """Seconds for one address: a connection, and the answer to a hello."""
+
+SOUND_ADDRESS = re.compile(r"/ip[46]/[0-9a-fA-F.:]{2,45}/tcp/[0-9]{1,5}")
+"""The form of what a learner may say that it sees: the longest IPv6 address has 45 characters, and no zone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,7 @@ async def dial(ticket: Ticket, address: str, *, wall: Callable[[], float] = time
             return Dialled(address, False, f"no answer in {GIVE_UP_S:.0f} s")
         took_s = trio.current_time() - began
         ahead_s = _ahead(welcome, ticket, me.peer_id, wall())
-        return Dialled(address, True, took_s=took_s, ahead_s=ahead_s, seen=welcome.seen)
+        return Dialled(address, True, took_s=took_s, ahead_s=ahead_s, seen=sound_address(welcome.seen))
 
 
 async def _knock(network: Network, ticket: Ticket, address: str) -> Welcome:
@@ -160,6 +164,12 @@ def place_of(address: str) -> Any:
         return ipaddress.ip_address(address.split("/")[2])
     except (IndexError, ValueError):
         return None
+
+
+def sound_address(text: str) -> str:
+    """`text` where it is the multiaddr of an IP address and a TCP port and nothing more; "" otherwise: a learner may say anything,
+    and what it says is shown and dialled."""
+    return text if SOUND_ADDRESS.fullmatch(text) and place_of(text) is not None else ""
 
 
 def judge_listening(addresses: Sequence[str]) -> DoctorFinding:

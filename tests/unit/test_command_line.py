@@ -106,3 +106,18 @@ def test_a_flag_without_a_value_does_not_swallow_the_next() -> None:
     split = split_settings(["learner", "--external_trainer", "--trainer.lr", "1", "--trainer.steps", "-1", "run.toml"])
     assert split.settings == ["--external_trainer", "--trainer.lr", "1", "--trainer.steps", "-1"]
     assert split.verbs == ["learner", "run.toml"]
+
+
+def test_a_traceback_in_the_log_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    before = logging.getLogger().handlers[:]
+    try:
+        logging.getLogger().handlers.clear()
+        assert shoal.main(["config", "presets"]) == 0
+        try:
+            raise ValueError("evil \x1b]0;owned\x07")
+        except ValueError:
+            logging.getLogger("shoal.test").exception("it failed")
+    finally:
+        logging.getLogger().handlers[:] = before
+    said = capsys.readouterr().err
+    assert "ValueError: evil ?]0;owned?" in said and "\x1b" not in said and said.count("\n") > 2

@@ -25,7 +25,7 @@ from node.doctor.machine import (
     read_kernel_clock,
     read_limits,
 )
-from node.doctor.reach import Dialled, judge_ahead, judge_dialled, judge_listening, judge_seen
+from node.doctor.reach import Dialled, judge_ahead, judge_dialled, judge_listening, judge_seen, sound_address
 from p2p.findings import OK, WARNING, WRONG, DoctorFinding, count_of
 from p2p.limits import GIB
 
@@ -185,3 +185,11 @@ def test_the_answer() -> None:
         "warning  memory  little [bold]of it[/bold]", "                 -> buy more", "wrong    disk    none",
         "                 -> buy one", "No node would run here as it is: 1 wrong, 1 to know of.",
     ]  # fmt: skip
+
+
+def test_what_a_learner_says_that_it_sees_is_an_address_or_nothing() -> None:
+    for sound in ("/ip4/127.0.0.1/tcp/9", "/ip6/2001:db8::7/tcp/4001"):
+        assert sound_address(sound) == sound
+    escape = "/ip6/fe80::1%\x1b]0;owned\x07/tcp/9"
+    for wrong in ("", escape, "/dns4/example.org/tcp/80", "/ip4/1.2.3.4/tcp/9/p2p/x", "/ip4/1.2.3/tcp/9"):
+        assert sound_address(wrong) == ""
