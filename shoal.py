@@ -29,7 +29,7 @@ LOGGED = 2000
 """Characters of a log line: more than any of ours has, and what quotes a stranger may be as long as a frame."""
 
 LOGGED_TRACEBACK = 40_000
-"""Characters of a traceback in the log: a few hundred frames have room, and its last line may quote a whole frame of a stranger."""
+"""Characters of a traceback in the log: a few hundred calls have room, and its last line may quote what a stranger sent."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -167,8 +167,8 @@ def place_of(address: str) -> Any:
 
 
 def sound_address(text: str) -> str:
-    """`text` where it is the multiaddr of an IP address and a TCP port and nothing more; "" otherwise: a learner may say anything,
-    and what it says is shown and dialled."""
+    """`text` where it is the multiaddr of an IP address and a TCP port, and nothing more; "" otherwise. A learner may say
+    anything, and what it says is shown and dialled."""
     return text if SOUND_ADDRESS.fullmatch(text) and place_of(text) is not None else ""
 
 
