@@ -14,7 +14,7 @@ prefill, never a token.
 Whether a trajectory has ended follows from its tokens (a stop token, or the budget used up), never from a node's word
 alone: a node that claims an end the tokens do not show is refused, and one that dies between its last token and its
 last event costs nothing. Two things end a trajectory that its tokens do not: a group with members beyond need (`extra`;
-StaleFlow's N' > N, arXiv 2601.12784) is whole with those that end first, and `cut` ends a group where it progress.
+StaleFlow's N' > N, arXiv 2601.12784) is whole with those that end first, and `cut` ends a group where it stands.
 """
 
 from __future__ import annotations
