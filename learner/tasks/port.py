@@ -2,28 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+ChatMessage = Mapping[str, Any]
+"""A chat message as chat templates and OpenAI's routes have it: "role", "content", and where there are any "tool_calls", "name",
+"tool_call_id"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One problem. `text` is what the model reads: raw text, or the user turn when `chat` is set (the tokenizer's chat
-    template is then applied). `entry` is whatever the task needs to score an answer."""
+    template is then applied). `entry` is whatever the task needs to score an answer; of a row of data, its columns by name."""
 
     index: int
     text: str
     entry: Any
     chat: bool = False
     held_out: bool = False
+    messages: tuple[ChatMessage, ...] = ()
+    """the whole prompt as chat messages, in place of `text` as the one user turn; only with `chat`"""
+    where: str = ""
+    """where it was read, for a person: "train.jsonl, row 17"; "" where it was made"""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFormat:
+    """How a task's chat prompts become text, beside the tokenizer's own template."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """further arguments of the template, as `enable_thinking`"""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """JSON schemas of the functions that the model may call"""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
+    """What an answer is worth."""
+
     reward: float
+    """any finite number"""
     exact: bool
     """fully right, by the task's own notion"""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """named parts of the reward, before their weights, where it has several"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +68,9 @@ class Task:
     """
 
     name: str
+    chat_format: ChatFormat = ChatFormat()
+    stop: tuple[str, ...] = ()
+    """strings that end a completion, beside the tokenizer's end of a turn"""
     confined: Confined | None = None
     """None: `score` is our own code and safe anywhere. Otherwise it must only be called through a Scorer."""
 
