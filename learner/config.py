@@ -16,6 +16,7 @@ from learner.dispatch.dispatcher import Strategies
 from learner.economy.local_rollout import FLOOR_S
 from learner.layers import Layer, read_flags, stack
 from learner.presets import PRESETS, PresetName, sentences
+from learner.requests.settings import RequestsSection
 from learner.section import Finding, Section, dump_toml, read_toml
 from learner.trainer.settings import MAX_SEED, MIN_SEED, Seed, TrainerConfig, TrainerSection
 from p2p.errors import UsageError
@@ -191,6 +192,7 @@ class LearnerConfig(Section):
     dispatch: Strategies = Strategies()
     activation: ActivationSection = ActivationSection()
     local_engine: LocalEngineSection = LocalEngineSection()
+    requests: RequestsSection = RequestsSection()
     swarm: SwarmSection = SwarmSection()
     status: StatusSection = StatusSection()
     trainer: TrainerSection = TrainerSection()
