@@ -67,7 +67,7 @@ class SwarmRequests(Requests, BesideTraining):
     @asynccontextmanager
     async def sample(self, ask: Ask) -> AsyncIterator[AsyncIterator[Made]]:
         """See `Requests.sample`."""
-        sequence = self.book.open(ask, self._now(), served(self._nodes()))
+        sequence = self.book.open(ask, self._now(), served(self._nodes()) if ask.exact_version is not None else ())
         reader = RequestReader(sequence)
         self._due.set()
         try:
