@@ -1,8 +1,9 @@
-"""Writing files so that a reader sees the whole text or none of it."""
+"""Writing files so that a reader sees a whole text, or none of it."""
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -24,6 +25,21 @@ def write_whole(path: Path, content: str | bytes, *, durable: bool = False) -> N
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def append_whole(path: Path, content: bytes) -> None:
+    """Add to the end of a file, all of `content` or nothing of it: on a full disk what was there stays as it was. OSError as
+    the disk says."""
+    with open(path, "ab", buffering=0) as file:
+        before = os.fstat(file.fileno()).st_size
+        try:
+            left = memoryview(content)
+            while left:
+                left = left[file.write(left) :]
+        except OSError:
+            with suppress(OSError):  # of a device, for instance: the first error is the one to tell
+                file.truncate(before)
+            raise
 
 
 def sync(path: Path) -> None:

@@ -29,6 +29,7 @@ from learner.head.samples import (
 )
 from learner.rollouts.buffers import TrainedStep
 from learner.tasks.prompting import decode_completion, decode_prompt
+from p2p.files import append_whole
 
 log = logging.getLogger("shoal.samples")
 
@@ -127,15 +128,7 @@ def append(path: Path, lines: bytes, most: int = FILE_BYTES) -> None:
             os.replace(path, path.with_name(OLDER))
     except FileNotFoundError:
         pass
-    with open(path, "ab", buffering=0) as file:
-        before = os.fstat(file.fileno()).st_size
-        try:
-            left = memoryview(lines)
-            while left:
-                left = left[file.write(left) :]
-        except OSError:
-            file.truncate(before)
-            raise
+    append_whole(path, lines)
 
 
 def mend(path: Path) -> list[dict[str, Any]]:

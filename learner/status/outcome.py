@@ -49,6 +49,8 @@ class RunConsole:
         self._run_dir, self._page = run_dir, page
         self._held = ExitStack()
         self._view: LiveView | None = None
+        self._mute = False
+        """nobody reads stdout"""
 
     def __enter__(self) -> RunConsole:
         for handler in logging.getLogger().handlers:
@@ -62,8 +64,10 @@ class RunConsole:
     def hear(self, event: str, facts: dict[str, Any]) -> None:
         """`learner.service.Announce`."""
         if event == "ready":
-            print(f"run {facts['run']} in {facts['run_dir']}, status on http://127.0.0.1:{facts['status_port']}/status")
-            print(f"nodes join with:\n  shoal node --join {facts['ticket']}", flush=True)
+            self._tell(
+                f"run {facts['run']} in {facts['run_dir']}, status on http://127.0.0.1:{facts['status_port']}/status\n"
+                f"nodes join with:\n  shoal node --join {facts['ticket']}"
+            )
             join = f"shoal node --join {self._run_dir / 'ticket.txt'}"
             self._view = LiveView(logging.getLogger(STEP_LOG).info, page=self._page, join=join)
             if self._view.is_page:
@@ -102,10 +106,20 @@ class RunConsole:
             log.exception("no report")
         try:
             if self._page:
-                print("\n".join(summary_lines(state, self._run_dir, report)), flush=True)
+                self._tell("\n".join(summary_lines(state, self._run_dir, report)))
         except Exception:
             log.exception("no summary")
         return {**status, "report": report}
+
+    def _tell(self, text: str) -> None:
+        """To stdout. Where that is closed, the log and `shoal status` are what a person has, and the run goes on."""
+        if self._mute:
+            return
+        try:
+            say_on_stdout(text)
+        except (OSError, ValueError) as error:
+            self._mute = True
+            log.warning("stdout cannot be written to: %s; the run goes on, see shoal status %s", error, self._run_dir)
 
     def _close(self) -> None:
         """End the page, if there is one: log lines go to stderr again."""
