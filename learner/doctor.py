@@ -32,7 +32,10 @@ def judge_sandbox(missing: list[str], landlock: int) -> DoctorFinding:
             "task.allow_unconfined = true at your own risk; other tasks need none of it"
         )
         return DoctorFinding(what, WARNING, said, todo)
-    todo = "scorers run with less around them; a container may withhold it (docker run --security-opt seccomp=unconfined)"
+    todo = (
+        "scorers run with less around them; a container may withhold it. docker run --security-opt seccomp=unconfined is a "
+        "trade: scorers get it, and the container's own filter of system calls is gone for everything that runs in it"
+    )
     return DoctorFinding(what, WARNING, said, todo)
 
 

@@ -118,24 +118,24 @@ def _no_room_to_answer(facts: Facts) -> Iterator[Finding]:
 
 
 def _too_little_room(config: LearnerConfig, facts: Facts) -> Iterator[Finding]:
-    room = facts.room
-    if room is None:
-        return
     model = facts.model
-    needs = disk_needs(config, ModelShape(0) if model is None or model.more_parts else model)
-    if needs.least <= room.free + room.taken:
-        return
-    parts = [f"{size(needs.journal)} for journal and logs"]
-    if needs.versions:
-        parts = [f"{size(needs.versions)} for versions", *parts]
-    if needs.checkpoints:
-        parts = [f"{size(needs.checkpoints)} for {needs.copies} checkpoints", *parts]
-    advice = " or lower trainer.checkpoint_keep" if needs.checkpoints else ""
-    yield Finding(
-        f"run_dir: the disk of {room.folder} has {size(room.free)} free, and the run needs about "
-        f"{size(needs.total - room.taken)}: {', '.join(parts)}; choose another run_dir{advice}",
-        ("run_dir",),
-    )
+    everything = disk_needs(config, ModelShape(0) if model is None or model.more_parts else model)
+    for room in facts.rooms:
+        needs = everything.of(room.parts)
+        if needs.least <= room.free + room.taken:
+            continue
+        parts = [f"{size(needs.journal)} for journal and logs"] if needs.journal else []
+        if needs.versions:
+            parts = [f"{size(needs.versions)} for versions", *parts]
+        if needs.checkpoints:
+            parts = [f"{size(needs.checkpoints)} for {needs.copies} checkpoints", *parts]
+        place = "choose another run_dir" if room is facts.rooms[0] else "choose another place for what is linked there"
+        advice = " or lower trainer.checkpoint_keep" if needs.checkpoints else ""
+        yield Finding(
+            f"run_dir: the disk of {room.folder} has {size(room.free)} free, and the run needs about "
+            f"{size(needs.total - room.taken)}: {', '.join(parts)}; {place}{advice}",
+            ("run_dir",),
+        )
 
 
 def _too_little_memory(config: LearnerConfig, facts: Facts) -> Iterator[Finding]:
@@ -158,16 +158,18 @@ def _too_little_memory(config: LearnerConfig, facts: Facts) -> Iterator[Finding]
 
 def _what_it_takes(config: LearnerConfig, facts: Facts) -> Iterator[Finding]:
     """How near the run comes to what is there."""
-    model, room = facts.model, facts.room
+    model = facts.model
     if model is None or not model.parameters:
         return
     if model.more_parts:
         yield Finding("model: it has parts beside the language model, which training may not load: the sizes here are the most")
-    if room is not None:
-        disk = disk_needs(config, model)
+    for room in facts.rooms:
+        disk = disk_needs(config, model).of(room.parts)
+        what = " and ".join(part for part in room.parts if part != "journal") or "journal and logs"
+        where = f" in {room.folder}" if len(facts.rooms) > 1 else ""
         held = f", {size(room.taken)} held by this run" if room.taken else ""
         tight = "; that is tight" if disk.total > room.free + room.taken else ""
-        yield Finding(f"disk: about {size(disk.total)} for checkpoints and versions, {size(room.free)} free{held}{tight}")
+        yield Finding(f"disk: about {size(disk.total)} for {what}{where}, {size(room.free)} free{held}{tight}")
     if config.external_trainer:
         return
     needs = memory_needs(config, model, gpu=not facts.on_cpu)

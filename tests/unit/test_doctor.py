@@ -144,7 +144,8 @@ def test_the_learners_part(tmp_path: Path) -> None:
     assert judge_sandbox([], 6).state == OK
     bare = judge_sandbox(["namespaces", "Landlock"], 0)
     assert bare.state == WARNING and "namespaces, Landlock" in bare.said and "allow_unconfined" in bare.todo
-    assert judge_sandbox(["seccomp"], 4).state == WARNING
+    less = judge_sandbox(["seccomp"], 4)
+    assert less.state == WARNING and "seccomp=unconfined is a trade" in less.todo and "is gone for everything" in less.todo
     assert set(missing_layers()) <= {"namespaces", "Landlock", "seccomp"}
     assert [finding.what for finding in examine_learner(tmp_path / "runs")] == ["reward sandbox", "disk: checkpoints"]
 

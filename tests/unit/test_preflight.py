@@ -21,8 +21,9 @@ SMALL = ModelShape(600 * 10**6, vocabulary=150_000, context=40_000, longest_prom
 """A model of 0.6 billion parameters."""
 
 PLENTY = Facts(
-    model=SMALL, room=Room("/data", 500 * GB), host=Memory("this machine", 64 * GB, 60 * GB), gpu=Memory("GPU", 80 * GB, 80 * GB)
-)
+    model=SMALL, rooms=(Room("/data", 500 * GB),), host=Memory("this machine", 64 * GB, 60 * GB),
+    gpu=Memory("GPU", 80 * GB, 80 * GB),
+)  # fmt: skip
 ON_CPU = replace(PLENTY, gpu=None, on_cpu=True)
 
 
@@ -93,18 +94,33 @@ def test_room_on_the_disk() -> None:
     assert 4 * SMALL.parameters < needs.versions < 10 * SMALL.parameters
     assert needs.checkpoints < needs.least < needs.total
     for free, taken, fine in ((needs.least, 0, True), (needs.least - 1, 0, False), (0, needs.least, True), (0, 0, False)):
-        assert (problems(replace(PLENTY, room=Room("/data", free, taken))) == ()) is fine
-    (line,) = problems(replace(PLENTY, room=Room("/data", GB)))
+        assert (problems(replace(PLENTY, rooms=(Room("/data", free, taken),))) == ()) is fine
+    (line,) = problems(replace(PLENTY, rooms=(Room("/data", GB),)))
     assert all(word in line for word in ("/data has 1.0 GB free", "21.6 GB for 3 checkpoints", "trainer.checkpoint_keep"))
-    tight = replace(PLENTY, room=Room("/data", needs.least))
+    tight = replace(PLENTY, rooms=(Room("/data", needs.least),))
     assert "that is tight" in "\n".join(check(settings(), tight).notes) and "tight" not in notes()
     for trainer, copies in (({"checkpoint_keep": 1}, 2), ({"steps": 0}, 0), ({"steps": 9, "checkpoint_every": 5}, 2)):
         assert disk_needs(settings(trainer=trainer), SMALL).copies == copies
     assert disk_needs(settings(external_trainer=True), SMALL).checkpoints == 0
     double = disk_needs(settings(trainer={"served_dtype": "float32"}), SMALL).versions
     assert double == pytest.approx(2 * needs.versions)
-    (line,) = problems(Facts(room=Room("/data", 0)))
+    (line,) = problems(Facts(rooms=(Room("/data", 0),)))
     assert "64.0 MB" in line or "0.1 GB" in line, "a full disk is one for any model"
+
+
+def test_each_disk_has_room_for_what_is_linked_there() -> None:
+    """Checkpoints on one disk, versions on another, the journal where the run is."""
+    needs = disk_needs(settings(), SMALL)
+    parts = (("journal", needs.journal), ("checkpoints", needs.checkpoints), ("versions", needs.of(["versions"]).least))
+    rooms = [Room(f"/{part}", least, parts=(part,)) for part, least in parts]
+    assert problems(replace(PLENTY, rooms=tuple(rooms))) == ()
+    for i, (part, least) in enumerate(parts):
+        full = [*rooms[:i], Room(f"/{part}", least - 1, parts=(part,)), *rooms[i + 1 :]]
+        (line,) = problems(replace(PLENTY, rooms=tuple(full)))
+        assert f"the disk of /{part}" in line and ("another run_dir" in line) is (part == "journal")
+        assert ("trainer.checkpoint_keep" in line) is (part == "checkpoints")
+    said = "\n".join(check(settings(), replace(PLENTY, rooms=tuple(rooms))).notes)
+    assert "for checkpoints in /checkpoints" in said and "for versions in /versions" in said
 
 
 def test_memory_of_the_trainer() -> None:
@@ -126,7 +142,7 @@ def test_memory_of_the_trainer() -> None:
 
 def test_a_model_with_more_parts_is_never_too_large() -> None:
     """How much of its files training loads is not known."""
-    little = replace(PLENTY, room=Room("/data", GB), gpu=Memory("GPU", GB, GB))
+    little = replace(PLENTY, rooms=(Room("/data", GB),), gpu=Memory("GPU", GB, GB))
     assert len(problems(little)) == 2
     several = replace(little, model=replace(SMALL, more_parts=True))
     assert problems(several) == () and "parts beside the language model" in notes(several)
