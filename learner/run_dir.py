@@ -9,6 +9,12 @@ from pathlib import Path
 from p2p.errors import UsageError
 from p2p.files import is_locked
 
+SAMPLES_FILE = "samples.jsonl"
+"""Name of the file with what the model wrote, a few completions a step."""
+
+OLDER_SAMPLES = "samples.1.jsonl"
+"""Name of the file before it, which is replaced when the newer one is full."""
+
 
 def existing_run(run_dir: Path, *, resume: bool) -> str | None:
     """The id of the run that the directory holds; None for a new one. UsageError when it does not fit the wish."""

@@ -33,7 +33,7 @@ def run_facts(state: RunState) -> list[Fact]:
         Fact("run", f"{state.run} (epoch {state.epoch})" if state.epoch or not state.left else state.run),
         Fact("state", "left" if state.left else f"{'finished' if state.finished else 'running'}, {ran(state)}"),
         Fact("step", how_far(state)),
-        Fact("version", "" if state.left else f"{state.version or DASH} ({state.versions_published} published)"),
+        Fact("version", version(state)),
         Fact("reward", reward(state)),
         Fact("held out", held_out(state)),
         Fact("staleness", staleness(state)),
@@ -58,6 +58,11 @@ def ran(state: RunState) -> str:
 def how_far(state: RunState) -> str:
     """Steps that were taken, of those that there are to take where that is known."""
     return f"{state.done} of {state.steps}" if state.steps or not state.left else f"{state.done}"
+
+
+def version(state: RunState) -> str:
+    """The newest, and how many were published in this life; "" where they are not known."""
+    return "" if state.left else f"{state.version or DASH}, {state.versions_published} published{state.in_this_life}"
 
 
 def weights_sent(state: RunState) -> str:
@@ -89,10 +94,11 @@ def held_out(state: RunState) -> str:
 
 
 def staleness(state: RunState) -> str:
-    """Seen and allowed; "" where the bound is not known."""
+    """Seen (of a run that goes on or ended by itself: in this life) and allowed; "" where the bound is not known."""
     if state.left and not state.max_staleness:
         return ""
-    return f"{state.max_staleness_seen} seen, bound {state.max_staleness} (steps)"
+    life = "" if state.left else state.in_this_life
+    return f"{state.max_staleness_seen} seen{life}, bound {state.max_staleness} (steps)"
 
 
 def speed(state: RunState) -> str:

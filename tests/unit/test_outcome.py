@@ -14,7 +14,7 @@ from rich.console import Console
 
 from learner.service import announce_ready, keep_telling
 from learner.status.live import LiveView
-from learner.status.outcome import RunConsole
+from learner.status.outcome import RunConsole, summary_lines
 from learner.status.run_state import RunState
 
 READY = {"run": "00aa", "run_dir": "r", "status_port": 1, "ticket": "t"}
@@ -126,3 +126,9 @@ def test_a_closed_stdout_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_whoever_cannot_be_told_that_nodes_can_join_ends_no_run(stderr: io.StringIO) -> None:
     announce_ready(raising(RuntimeError("deaf")), READY)
     assert "deaf" in stderr.getvalue() and "r/ticket.txt" in stderr.getvalue()
+
+
+def test_the_summary_of_a_resumed_run_says_whose_seconds_they_are() -> None:
+    first, second = (RunState.of({**status_of(3), "seconds": 61.0, "epoch": epoch}) for epoch in (1, 2))
+    assert summary_lines(first, Path("r"), "")[0] == "\nfinished: 3 steps in 1 min 01 s"
+    assert summary_lines(second, Path("r"), "")[0] == "\nfinished: 3 steps, 1 min 01 s in this life (epoch 2)"
