@@ -6,18 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from learner.status.run_state import NodeRow, RunState
-from learner.status.words import (
-    DASH,
-    counted,
-    dollars,
-    human_bytes,
-    human_seconds,
-    joined,
-    milliseconds,
-    number,
-    share,
-    short_peer,
-)
+from learner.status.words import DASH, counted, dollars, joined, milliseconds, number, share, short_peer
+from p2p.quantities import human_bytes, human_seconds
 
 
 class Fact(NamedTuple):

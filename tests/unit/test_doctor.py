@@ -64,7 +64,7 @@ def test_limits_of_control_groups_version_1(tmp_path: Path) -> None:
 
 
 def test_the_machine() -> None:
-    assert judge_memory(16 * GIB, 8 * GIB, ContainerLimits()) == DoctorFinding("memory", OK, "8.0 GiB of 16.0 GiB are free")
+    assert judge_memory(16 * GIB, 8 * GIB, ContainerLimits()) == DoctorFinding("memory", OK, "8 GiB of 16 GiB are free")
     tight = judge_memory(16 * GIB, 8 * GIB, ContainerLimits(memory=GIB))
     assert tight.state == WARNING and "may use 1.0 GiB" in tight.said and tight.todo
     assert judge_limits(ContainerLimits(), 8).state == OK

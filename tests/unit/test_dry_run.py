@@ -83,7 +83,7 @@ def test_a_faulty_file_brings_all_its_faults_at_once(tmp_path: Path, capsys: Run
             ("run.toml", "rollout.stal_s", "unknown key", "did you mean rollout.stall_s?"),
             ("nowhere", "model folder"),
             ("rollout.samples = 1", "at least 2"),
-            ("run_dir", str(tmp_path), "0.0 MB free"),
+            ("run_dir", str(tmp_path), "0.977 KiB free"),
         ),
         strict=True,
     ):
