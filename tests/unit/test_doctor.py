@@ -66,7 +66,7 @@ def test_limits_of_control_groups_version_1(tmp_path: Path) -> None:
 def test_the_machine() -> None:
     assert judge_memory(16 * GIB, 8 * GIB, ContainerLimits()) == DoctorFinding("memory", OK, "8 GiB of 16 GiB are free")
     tight = judge_memory(16 * GIB, 8 * GIB, ContainerLimits(memory=GIB))
-    assert tight.state == WARNING and "may use 1.0 GiB" in tight.said and tight.todo
+    assert tight.state == WARNING and "may use 1 GiB" in tight.said and tight.todo
     assert judge_limits(ContainerLimits(), 8).state == OK
     assert judge_limits(ContainerLimits(cpus=4, processes=4096), 8) == DoctorFinding(
         "limits", OK, "4 of 8 cores, 4,096 threads and processes"
