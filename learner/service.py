@@ -194,7 +194,7 @@ async def _run(
             await nursery.start(serve_trainer, run_dir, head.trainer_requests.answer, head.trainer_requests.on_gone)
             write_whole(run_dir / "status.json", json.dumps({"port": port, "pid": os.getpid()}))
             if announce is not None:
-                announce("ready", {"ticket": ticket, "status_port": port, "run": head.run_id, "run_dir": str(run_dir)})
+                announce_ready(announce, {"ticket": ticket, "status_port": port, "run": head.run_id, "run_dir": str(run_dir)})
                 nursery.start_soon(keep_telling, announce, status)
             if config.external_trainer:
                 nursery.start_soon(watch_external, head)
@@ -208,6 +208,14 @@ async def _run(
             write_whole(run_dir / "summary.json", json.dumps(result, indent=1))
             nursery.cancel_scope.cancel()
     return result
+
+
+def announce_ready(announce: Announce, facts: dict[str, Any]) -> None:
+    """Say that nodes can join. What fails there is said, and ends nothing: the ticket lies in the run directory."""
+    try:
+        announce("ready", facts)
+    except Exception:
+        log.exception("that nodes can join cannot be told (the run goes on; its ticket is %s/ticket.txt)", facts["run_dir"])
 
 
 async def keep_telling(announce: Announce, status: Callable[[], dict[str, Any]]) -> None:

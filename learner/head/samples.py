@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import random
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from learner.rollouts.buffers import TrainedStep
 from learner.trajectory import Maker, Trajectory
+from p2p.printable import cleaned
 from p2p.version import Version
 
 WRITTEN_CHARS = 16_000
@@ -27,11 +27,6 @@ SHOWN = 8
 
 TAIL_SHARE = 3
 """Of a text that is too long, one part in so many is its end, where an answer stands; the rest is its beginning."""
-
-
-OBEYED = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-"""Unicode's categories of characters that a terminal or a browser may obey, or cannot print: control, format, and line breaks of
-other kinds."""
 
 
 class DrawnSample(NamedTuple):
@@ -100,10 +95,9 @@ def bounded(text: str, most: int) -> str:
     return f"{text[: most - tail]}\n[... {len(text) - most:,} characters are left out ...]\n{text[len(text) - tail :]}"
 
 
-def printable(text: str) -> str:
-    """A text that a terminal prints and does not obey: a replacement character stands for each control character, each invisible
-    one and each that turns the direction of writing. Line breaks and tabs stay."""
-    return "".join(c if c in "\n\t" or unicodedata.category(c) not in OBEYED else "\ufffd" for c in text)
+def clean_lines(text: str) -> str:
+    """A text that a terminal prints and does not obey. Its line breaks, tabs and blanks stay: they are what the model wrote."""
+    return cleaned(text, "\ufffd", "\n\t")
 
 
 def shown(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,9 +106,9 @@ def shown(line: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return {
             "step": int(line["step"]), "prompt": _shown(line["prompt"]), "completion": _shown(line["completion"]),
-            "reward": line["reward"], "finish": printable(str(line["finish"]))[:40],
+            "reward": line["reward"], "finish": clean_lines(str(line["finish"]))[:40],
             "spans": [
-                {"version": str(s["version"])[:40], "node": printable(str(s["node"]))[:80], "tokens": int(s["tokens"])}
+                {"version": str(s["version"])[:40], "node": clean_lines(str(s["node"]))[:80], "tokens": int(s["tokens"])}
                 for s in line["spans"]
             ],
         }  # fmt: skip
@@ -141,4 +135,4 @@ def as_lines(samples: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _shown(text: str) -> str:
-    return printable(bounded(text, SHOWN_CHARS))
+    return clean_lines(bounded(text, SHOWN_CHARS))

@@ -18,7 +18,6 @@ ever, also when epoch e + 1 later reaches s' itself. So the epochs table keeps e
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
 import time
@@ -31,6 +30,7 @@ from learner.journal.records import Piece, ReservedGroup, UnfinishedGroup
 from learner.journal.schema import prepare
 from learner.trajectory import Group, pack_groups, unpack_groups
 from p2p.errors import UsageError
+from p2p.files import take_lock
 from p2p.version import Version
 
 SURPLUS = "surplus"
@@ -102,9 +102,11 @@ class Journal:
             lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             undo.callback(os.close, lock)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UsageError(f"another learner is running on this directory: {path.parent}") from None
+                held = not take_lock(lock)
+            except OSError as error:
+                raise UsageError(f"cannot lock {path}.lock: {error.strerror}") from None
+            if held:
+                raise UsageError(f"another learner is running on this directory: {path.parent}")
             try:
                 db = sqlite3.connect(path, isolation_level=None)
                 undo.callback(db.close)

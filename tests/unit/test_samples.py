@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import trio
 
-from learner.head.sample_file import OLDER, SampleFile, append, mend
-from learner.head.samples import as_lines, bounded, described, draw, made_spans, printable, read_lines, shown
+from learner.head.sample_file import SampleFile, append, mend
+from learner.head.samples import as_lines, bounded, clean_lines, described, draw, made_spans, read_lines, shown
 from learner.rollouts.buffers import TrainedStep
+from learner.run_dir import OLDER_SAMPLES
 from learner.trajectory import Group, Maker, Trajectory, pack_groups, unpack_groups
 from p2p.protocol.rollout import Span
 from p2p.version import Version
@@ -82,7 +83,7 @@ def test_a_long_text_keeps_its_beginning_and_its_end() -> None:
 
 def test_no_text_moves_a_terminal() -> None:
     evil = "a\x1b[2Jb\rc\x9b31md\u202ee\u2028f\x00\n\tg\ud800"
-    assert printable(evil) == "a\ufffd[2Jb\ufffdc\ufffd31md\ufffde\ufffdf\ufffd\n\tg\ufffd"
+    assert clean_lines(evil) == "a\ufffd[2Jb\ufffdc\ufffd31md\ufffde\ufffdf\ufffd\n\tg\ufffd"
     line = described(draw(step_of(1), 1, 0)[0], evil, evil, {"a": evil}, str)
     assert as_lines([line]).isascii() and json.loads(as_lines([line]))["completion"] == evil
     assert not any(c in json.dumps(shown(line), ensure_ascii=False) for c in "\x1b\x9b\u202e\u2028")
@@ -91,12 +92,12 @@ def test_no_text_moves_a_terminal() -> None:
 
 
 def test_a_full_file_makes_room_once(tmp_path: Path) -> None:
-    file, older = tmp_path / "samples.jsonl", tmp_path / OLDER
+    file, older = tmp_path / "samples.jsonl", tmp_path / OLDER_SAMPLES
     for i in range(7):
         append(file, f'{{"i": {i}}}\n'.encode() * 3, most=60)
     assert [s["i"] for s in read_lines(older.read_text())] == [4] * 3 + [5] * 3
     assert [s["i"] for s in read_lines(file.read_text())] == [6] * 3
-    assert sorted(p.name for p in tmp_path.iterdir()) == [OLDER, "samples.jsonl"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [OLDER_SAMPLES, "samples.jsonl"]
 
 
 @pytest.mark.parametrize("torn", [b"", b"{", b'{"i": 3, "prompt": "\xe2\x82'])
