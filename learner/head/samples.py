@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from learner.rollouts.buffers import TrainedStep
-from learner.trajectory import Maker, Trajectory
+from learner.trajectory import Gap, Maker, Trajectory
 from p2p.printable import cleaned
 from p2p.version import Version
 
@@ -21,6 +21,12 @@ WRITTEN_CHARS = 16_000
 
 SHOWN_CHARS = 1_000
 """Characters of one in the run's state, which is made anew for each look at it: a screenful."""
+
+WRITTEN_PIECES = 128
+"""Pieces of an episode, sampled and given in turn, that a line names: of a longer one the first."""
+
+WRITTEN_PARTS = 32
+"""Named parts of a reward that a line gives, so that a line stays small."""
 
 SHOWN = 8
 """Samples in the run's state: the newest two steps' by default."""
@@ -48,6 +54,13 @@ class MadeSpan(NamedTuple):
     tokens: int
 
 
+class WrittenPiece(NamedTuple):
+    """Tokens of an episode in a row that the model sampled, or that its environment gave."""
+
+    by: Literal["model", "environment"]
+    tokens: int
+
+
 def draw(trained: TrainedStep, count: int, seed: int) -> list[DrawnSample]:
     """`count` of the step's completions, each as likely as any other; all when there are no more. In order of group, member."""
     every = [
@@ -72,11 +85,29 @@ def made_spans(trajectory: Trajectory) -> list[MadeSpan]:
     return out
 
 
+def pieces_of(trajectory: Trajectory) -> list[WrittenPiece]:
+    """Who wrote how many tokens of a completion, in order."""
+    out, at = list[WrittenPiece](), 0
+    for gap in (*trajectory.given, Gap(len(trajectory.completion_ids), len(trajectory.completion_ids))):
+        if gap.start > at:
+            out.append(WrittenPiece("model", gap.start - at))
+        if gap.stop > gap.start:
+            out.append(WrittenPiece("environment", gap.stop - gap.start))
+        at = gap.stop
+    return out
+
+
 def described(
     drawn: DrawnSample, prompt: str, completion: str, names: Mapping[str, str], clean: Callable[[str], str]
 ) -> dict[str, Any]:
-    """One line of samples.jsonl. `names`: of nodes by peer id, where they are known; `clean` bounds a text."""
+    """One line of samples.jsonl. `names`: of nodes by peer id, where they are known; `clean` bounds a text. Of an episode it says
+    also who wrote what ("turns"), of a reward of several parts what they are."""
     t = drawn.trajectory
+    more: dict[str, Any] = {}
+    if t.given:
+        more["turns"] = [piece._asdict() for piece in pieces_of(t)[:WRITTEN_PIECES]]
+    if t.parts:
+        more["parts"] = {name[:80]: value for name, value in list(t.parts.items())[:WRITTEN_PARTS]}
     return {
         "step": drawn.step, "group": drawn.group_id, "task_index": drawn.task_index, "prompt": clean(prompt),
         "completion": clean(completion), "reward": t.reward, "exact": t.exact, "finish": t.finish,
@@ -84,6 +115,7 @@ def described(
         "spans": [
             {"version": str(s.version), "node": names.get(s.node) or s.node, "tokens": s.tokens} for s in made_spans(t)
         ],
+        **more,
     }  # fmt: skip
 
 

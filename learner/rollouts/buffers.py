@@ -90,13 +90,17 @@ class TrainingBuffers:
     # --- whole groups ------------------------------------------------------------------------------------------------
 
     def whole(self, whole: WholeGroup) -> None:
-        """Its group waits for its reward now, and nodes stop what they do for members that it did not need."""
+        """Its group waits for its reward now, or has it already, and nodes stop what they do for members that it did not
+        need."""
         group = whole.group
         self.scoring[group.group_id] = group
         self._durations.whole(group.group_id)
         self.redundancy.surplus_members(whole.surplus)
         self._cancel(whole.cancel)
-        self._score_in.send_nowait(group)
+        if group.is_scored:  # episodes, by their environment
+            self.rewarded(group)
+        else:
+            self._score_in.send_nowait(group)
 
     def failed(self, group_id: int) -> None:
         """A group that was not whole yet is given up. Finished ones move up into its place: a buffer may be complete by that."""
@@ -163,9 +167,15 @@ class TrainingBuffers:
         To be called every now and then."""
         if not self._patience.over(self._stuck_step(), now):
             return
-        cut = to_cut(self.ledger, self._collector, self._forecast.lengths)
-        for group_id in cut:
-            self.whole(self._collector.cut(group_id))
+        cut = []
+        for group_id in to_cut(self.ledger, self._collector, self._forecast.lengths):
+            if self.settings.sampling.turns is None:
+                self.whole(self._collector.cut(group_id))
+            elif (cancel := self._collector.cut_episodes(group_id)) is not None:
+                self._cancel(cancel)  # whole once their environment has scored what there is
+            else:
+                continue
+            cut.append(group_id)
         if cut:
             log.info("step %d has waited too long: groups %s are cut where they are", self.ledger.step, cut)
             self._room_changed()

@@ -205,7 +205,7 @@ def test_a_run_of_the_schema_before_goes_on(tmp_path: Path) -> None:
         open_journal(tmp_path, "other")
     for _ in range(2):
         with open_journal(tmp_path) as journal:
-            assert read_rows(tmp_path / "journal.db", "PRAGMA user_version") == [(4,)]
+            assert read_rows(tmp_path / "journal.db", "PRAGMA user_version") == [(5,)]
             assert journal.unfinished()[0].group == ReservedGroup(0, 0, START, 2)
     with open_journal(tmp_path) as journal:
         journal.record_reserved([ReservedGroup(1, 1, START, 1, extra=1)])

@@ -6,6 +6,7 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,21 @@ import pytest
 import trio
 
 from learner.head.sample_file import SampleFile, append, mend
-from learner.head.samples import as_lines, bounded, clean_lines, described, draw, made_spans, read_lines, shown
+from learner.head.samples import (
+    WRITTEN_PIECES,
+    as_lines,
+    bounded,
+    clean_lines,
+    described,
+    draw,
+    made_spans,
+    pieces_of,
+    read_lines,
+    shown,
+)  # fmt: skip
 from learner.rollouts.buffers import TrainedStep
 from learner.run_dir import OLDER_SAMPLES
-from learner.trajectory import Group, Maker, Trajectory, pack_groups, unpack_groups
+from learner.trajectory import Gap, Group, Maker, Trajectory, pack_groups, unpack_groups
 from p2p.protocol.rollout import Span
 from p2p.version import Version
 
@@ -62,6 +74,22 @@ def test_spans_say_who_made_what_under_which_version() -> None:
     assert (line["step"], line["group"], line["task_index"], line["prompt"], line["completion"]) == (1, 5, 9, "P", "C")
     assert line["spans"][:2] == [{"version": "1.0", "node": "lab", "tokens": 4}, {"version": "1.0", "node": "b", "tokens": 2}]
     assert read_lines(as_lines([line]).decode()) == [line]
+
+
+def test_of_an_episode_it_is_said_who_wrote_what() -> None:
+    episode = replace(
+        trajectory(0), spans=(Span(V1, 0, 2), Span(V2, 5, 9)), given=(Gap(2, 5), Gap(9, 10)), parts={"right": 0.5}
+    )
+    assert pieces_of(episode) == [("model", 2), ("environment", 3), ("model", 4), ("environment", 1)]
+    assert pieces_of(trajectory(0)) == [("model", 10)]
+    line = described(draw(TrainedStep(1, (Group(5, 9, (episode,)),)), 1, 0)[0], "p", "c", {}, str)
+    assert line["turns"][:2] == [{"by": "model", "tokens": 2}, {"by": "environment", "tokens": 3}]
+    assert line["parts"] == {"right": 0.5} and [s["tokens"] for s in line["spans"]] == [2, 4]
+    assert read_lines(as_lines([line]).decode()) == [line] and shown(line)["spans"]
+    gaps = tuple(Gap(2 * i + 1, 2 * i + 2) for i in range(WRITTEN_PIECES))
+    long = replace(episode, completion_ids=(3,) * (2 * WRITTEN_PIECES + 1), given=gaps)
+    line = described(draw(TrainedStep(1, (Group(5, 9, (long,)),)), 1, 0)[0], "p", "c", {}, str)
+    assert len(line["turns"]) == WRITTEN_PIECES
 
 
 def test_who_made_what_survives_the_journal_and_older_journals_are_read() -> None:
