@@ -153,6 +153,8 @@ def _type(kind: Any, bounds: Sequence[Any] = (), s: str = "") -> str:
         return f"table{s}" if inner[1] is Any else f"table{s} of {_type(inner[1], (), 's')}"
     if origin is Annotated:
         return _type(inner[0], inner[1].metadata, s)
+    if isinstance(kind, type) and issubclass(kind, Section):
+        return f"table{s}"
     if bounds == [Ge(MIN_SEED), Le(MAX_SEED)]:
         return f"integer{s} of 64 bits"
     signs = ("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<")

@@ -1,4 +1,4 @@
-"""Which answer is scored next, and until when: a pure core, told the time. Must not know processes, prompts or rewards.
+"""Which answer is scored next: a pure core. Must not know processes, time, prompts or rewards.
 
 Answers wait in a queue of their node's. A node's answers hold at most as many workers as there are; one more worker is for nodes
 that hold none, so answers that never end hold up those of their own node and nobody else's. With one worker there is none to
@@ -8,24 +8,10 @@ spare: nodes take turns.
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import NamedTuple
 
 REMEMBERED = 4096
 """Nodes of which the last turn is known: many more than have answers waiting at once. The number bounds what strangers who come
 and go make us keep."""
-
-
-class StartedJob(NamedTuple):
-    """A job that has a worker from now on."""
-
-    job_id: int
-    deadline: float
-    """when its worker is taken from it, on the clock of `next`"""
-
-
-class _Waiting(NamedTuple):
-    job_id: int
-    limit_s: float
 
 
 class FairQueue:
@@ -33,9 +19,9 @@ class FairQueue:
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self._waiting: dict[str, deque[_Waiting]] = {}
+        self._waiting: dict[str, deque[int]] = {}
         self._node_of: dict[int, str] = {}
-        self._running: dict[int, float] = {}
+        self._running: set[int] = set()
         self._held: Counter[str] = Counter()
         self._turn = 0
         self._last_turn: dict[str, int] = {}
@@ -59,14 +45,14 @@ class FairQueue:
         """Workers that this node's jobs hold."""
         return self._held[node]
 
-    def add(self, job_id: int, node: str, limit_s: float) -> None:
-        """A job of this node's, which may hold a worker for `limit_s` seconds."""
+    def add(self, job_id: int, node: str) -> None:
+        """A job of this node's."""
         if job_id in self._node_of:
             raise ValueError(f"job {job_id} is known already")
         self._node_of[job_id] = node
-        self._waiting.setdefault(node, deque()).append(_Waiting(job_id, limit_s))
+        self._waiting.setdefault(node, deque()).append(job_id)
 
-    def next(self, now: float) -> StartedJob | None:
+    def next(self) -> int | None:
         """The next job that gets a worker; None when none may have one. Of the nodes that may go on, the one that holds the
         fewest, then the one whose last turn was longest ago."""
         if self.running >= self.most:
@@ -77,7 +63,7 @@ class FairQueue:
             return None
         node = min(may, key=lambda n: (self._held[n], self._last_turn.get(n, 0)))
         queue = self._waiting[node]
-        job = queue.popleft()
+        job_id = queue.popleft()
         if not queue:
             del self._waiting[node]
         self._turn += 1
@@ -86,25 +72,22 @@ class FairQueue:
         if len(self._last_turn) > REMEMBERED:
             del self._last_turn[next(iter(self._last_turn))]
         self._held[node] += 1
-        self._running[job.job_id] = now + job.limit_s
-        return StartedJob(job.job_id, now + job.limit_s)
+        self._running.add(job_id)
+        return job_id
 
     def done(self, job_id: int) -> None:
         """The job needs no worker any more, or no longer wants one. Nothing happens when it is not known."""
         node = self._node_of.pop(job_id, None)
         if node is None:
             return
-        if self._running.pop(job_id, None) is not None:
+        if job_id in self._running:
+            self._running.remove(job_id)
             self._held[node] -= 1
         else:
-            queue = deque(job for job in self._waiting[node] if job.job_id != job_id)
+            queue = deque(job for job in self._waiting[node] if job != job_id)
             if queue:
                 self._waiting[node] = queue
             else:
                 del self._waiting[node]
         if not self._held[node]:
             del self._held[node]
-
-    def overdue(self, now: float) -> list[int]:
-        """Jobs whose deadline has come."""
-        return [job_id for job_id, deadline in self._running.items() if deadline <= now]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import Field, field_validator
 
 from learner.section import Section
 
@@ -35,17 +35,10 @@ class RewardPart(Section):
         return self.name or self.function.rpartition(":")[2]
 
 
-def _as_parts(value: Any) -> Any:
-    """A single function may be written as its name alone."""
-    if isinstance(value, str):
-        return [{"function": value}] if value else []
-    return value
-
-
 class RewardSettings(Section):
     """How answers are scored."""
 
-    reward: Annotated[list[RewardPart], BeforeValidator(_as_parts)] = Field(default_factory=list)
+    reward: list[RewardPart] = Field(default_factory=list)
     """What an answer is worth: a reward function, or several as a list of tables with the keys `function`, `weight`, `name` and
     `options` (docs/rewards.md). Empty: the task's own score."""
     reward_workers: int = Field(default=4, ge=1, le=1024)
@@ -57,6 +50,14 @@ class RewardSettings(Section):
     reward_failures: int = Field(default=16, ge=1)
     """Groups in a row whose reward could not be had (a reward function that raises, hangs, or returns no numbers) until the run
     stops. Each of them is replaced by another group."""
+
+    @field_validator("reward", mode="before")
+    @classmethod
+    def _as_parts(cls, value: Any) -> Any:
+        """A single function may be written as its name alone."""
+        if isinstance(value, str):
+            return [{"function": value}] if value else []
+        return value
 
     @field_validator("reward")
     @classmethod

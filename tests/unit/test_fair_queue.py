@@ -1,4 +1,4 @@
-"""Which answer is scored next: shares by node, turns, deadlines."""
+"""Which answer is scored next: shares by node, and turns."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from hypothesis import strategies as st
 from learner.rewards.fair_queue import REMEMBERED, FairQueue
 
 
-def start_all(queue: FairQueue, now: float = 0.0) -> list[int]:
+def start_all(queue: FairQueue) -> list[int]:
     """Every job that may start now, in order."""
     started = []
-    while (job := queue.next(now)) is not None:
-        started.append(job.job_id)
+    while (job := queue.next()) is not None:
+        started.append(job)
     return started
 
 
 def test_answers_of_one_node_never_hold_all_workers() -> None:
     queue = FairQueue(workers=3)
     for job in range(10):
-        queue.add(job, "slow", 5.0)
+        queue.add(job, "slow")
     assert start_all(queue) == [0, 1, 2] and queue.held_by("slow") == 3
-    queue.add(100, "other", 5.0)
+    queue.add(100, "other")
     assert start_all(queue) == [100], "the worker that is kept for others"
     queue.done(100)
     assert start_all(queue) == [], "and it is not the slow node's"
@@ -34,8 +34,8 @@ def test_answers_of_one_node_never_hold_all_workers() -> None:
 def test_with_one_worker_nodes_take_turns() -> None:
     queue = FairQueue(workers=1)
     for job in range(3):
-        queue.add(job, "slow", 5.0)
-        queue.add(10 + job, "other", 5.0)
+        queue.add(job, "slow")
+        queue.add(10 + job, "other")
     order = []
     while queue.waiting:
         order += start_all(queue)
@@ -46,42 +46,30 @@ def test_with_one_worker_nodes_take_turns() -> None:
 def test_a_node_that_always_has_one_answer_does_not_go_before_all_others() -> None:
     queue = FairQueue(workers=1)
     for job in range(3):
-        queue.add(job, "many", 5.0)
+        queue.add(job, "many")
     order = []
     for turn in range(6):
-        queue.add(100 + turn, "one by one", 5.0)
+        queue.add(100 + turn, "one by one")
         order += start_all(queue)
         queue.done(order[-1])
     assert {0, 1, 2} <= set(order)
 
 
-def test_a_deadline_counts_from_the_start() -> None:
-    queue = FairQueue(workers=1)
-    queue.add(1, "a", 5.0)
-    queue.add(2, "a", 5.0)
-    started = queue.next(10.0)
-    assert started is not None and started.deadline == 15.0
-    assert queue.overdue(14.9) == [] and queue.overdue(15.0) == [1]
-    queue.done(1)
-    assert queue.overdue(99.0) == []
-    assert (later := queue.next(20.0)) is not None and later.deadline == 25.0
-
-
 def test_what_is_withdrawn_is_never_started() -> None:
     queue = FairQueue(workers=2)
     for job in range(3):
-        queue.add(job, "a", 1.0)
+        queue.add(job, "a")
     queue.done(1)
     queue.done(77)
     assert start_all(queue) == [0, 2]
     with pytest.raises(ValueError, match="known already"):
-        queue.add(0, "b", 1.0)
+        queue.add(0, "b")
 
 
 def test_nodes_that_come_and_go_are_forgotten() -> None:
     queue = FairQueue(workers=1)
     for job in range(REMEMBERED + 5):
-        queue.add(job, str(job), 1.0)
+        queue.add(job, str(job))
         assert start_all(queue) == [job]
         queue.done(job)
     assert (queue.running, queue.waiting) == (0, 0)
@@ -91,7 +79,7 @@ def test_nodes_that_come_and_go_are_forgotten() -> None:
 def test_a_worker_is_never_idle_for_a_node_that_may_have_it(workers: int, steps: list[tuple[str, bool]]) -> None:
     queue, node_of, running = FairQueue(workers), dict[int, str](), list[int]()
     for job, (node, end) in enumerate(steps):
-        queue.add(job, node, 1.0)
+        queue.add(job, node)
         node_of[job] = node
         if end and running:
             queue.done(running.pop(0))
