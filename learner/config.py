@@ -17,6 +17,7 @@ from learner.economy.local_rollout import FLOOR_S
 from learner.layers import Layer, read_flags, stack
 from learner.presets import PRESETS, PresetName, sentences
 from learner.requests.settings import RequestsSection
+from learner.rewards.settings import RewardSettings
 from learner.section import Finding, Section, dump_toml, read_toml
 from learner.trainer.settings import MAX_SEED, MIN_SEED, Seed, TrainerConfig, TrainerSection
 from p2p.errors import UsageError
@@ -29,7 +30,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-class TaskSection(Section):
+class TaskSection(RewardSettings):
     """Where prompts come from, and how answers are scored."""
 
     name: str = "reverse"
@@ -207,6 +208,7 @@ class LearnerConfig(Section):
             task_seed=self.task.seed,
             task_options=dict(self.task.options),
             task_allow_unconfined=self.task.allow_unconfined,
+            task_rewards=self.task.reward_settings(),
             max_staleness=self.rollout.max_staleness,
             temperature=self.rollout.temperature,
             max_new_tokens=self.rollout.max_new_tokens,

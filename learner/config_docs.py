@@ -38,8 +38,8 @@ UNITS_BY_NAME = {"_usd_per_hour": "$ an hour", "_usd": "$", "_s": "seconds", "_b
 
 COUNTED = re.compile(
     r"(?:Most |Least |Padded |Held-out )?"
-    r"(learner steps|optimizer steps|steps|groups|completions|prompts|tokens|publications|checkpoints|sequences|CPU threads|"
-    r"share)\b",
+    r"(learner steps|optimizer steps|steps|groups|completions|prompts|tokens|publications|checkpoints|sequences|processes|"
+    r"CPU threads|share)\b",
     re.IGNORECASE,
 )
 """What a description begins with where the number counts something."""
@@ -153,6 +153,8 @@ def _type(kind: Any, bounds: Sequence[Any] = (), s: str = "") -> str:
         return f"table{s}" if inner[1] is Any else f"table{s} of {_type(inner[1], (), 's')}"
     if origin is Annotated:
         return _type(inner[0], inner[1].metadata, s)
+    if isinstance(kind, type) and issubclass(kind, Section):
+        return f"table{s}"
     if bounds == [Ge(MIN_SEED), Le(MAX_SEED)]:
         return f"integer{s} of 64 bits"
     signs = ("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<")

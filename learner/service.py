@@ -25,7 +25,7 @@ from learner.head.provider import Provider
 from learner.head.trainer_server import serve_trainer
 from learner.journal.journal import CommittedStep, Journal
 from learner.model_folder import open_model_folder
-from learner.rewards.scoring import Scorer
+from learner.rewards.group_scorer import PooledScorer
 from learner.rollouts.controller import Rollouts
 from learner.rollouts.group_spec import RolloutSettings
 from learner.rollouts.outcomes import Sampling
@@ -125,7 +125,11 @@ async def run_learner(
     trainer_config = config.trainer_config()
     with ExitStack() as held:
         log_lines = held.enter_context(collected_events())
-        scorer = held.enter_context(Scorer(task, allow_unconfined=config.task.allow_unconfined))
+        # Abandoned: what they wait for ends with the processes that score. (mypy sees trio-typing's stubs, older than trio.)
+        in_thread: Any = partial(trio.to_thread.run_sync, abandon_on_cancel=True)  # type: ignore[call-arg]
+        scorer = held.enter_context(
+            PooledScorer(task, config.task, allow_unconfined=config.task.allow_unconfined, in_thread=in_thread)
+        )
         run, run_dir = prepare_run(config, resume=resume)
         journal = held.enter_context(Journal.open(run_dir / "journal.sqlite", run))
         # The run is ours alone from here on, so its files may be written.
@@ -139,8 +143,6 @@ async def run_learner(
         listen = _listen(run_dir, config)
         async with open_libp2p_network(identity, listen) as network:
             _keep_ports(run_dir, listen, list(network.addresses))
-            # Abandoned: the scorer's end, which follows, ends it. (mypy sees trio-typing's stubs, older than trio.)
-            in_thread: Any = partial(trio.to_thread.run_sync, abandon_on_cancel=True)  # type: ignore[call-arg]
             head = Head(
                 config=config, run=run, run_dir=run_dir, identity=identity, network=network, journal=journal,
                 open_rollouts=lambda head: Rollouts(

@@ -19,7 +19,7 @@ from learner.config import LearnerConfig
 from learner.model_folder import check_model_folder, find_here, number_in, open_model_folder, read_model_config
 from learner.preflight.devices import Devices, ask_torch, computes_on_cpu, host_memory, maybe_gpu, pick
 from learner.preflight.facts import PARTS, Facts, Memory, ModelShape, Room
-from learner.rewards.scoring import Scorer
+from learner.rewards.group_scorer import PooledScorer
 from learner.run_dir import check_idle, existing_run, kept_listen
 from learner.section import Finding
 from learner.tasks.port import Task
@@ -68,7 +68,7 @@ class _Look:
         task = self._attempt(TASK_KEYS, self._task)
         model = self._attempt(("model",), self._model)
         if self.thorough and task is not None:
-            self._attempt((*TASK_KEYS, "task.allow_unconfined"), partial(self._try_scorer, task))
+            self._attempt((*TASK_KEYS, "task.allow_unconfined", "task.reward"), partial(self._try_scorer, task))
             if model is not None:
                 tokens = self._attempt(("model", *TASK_KEYS), partial(self._prompt_tokens, task))
                 model = replace(model, longest_prompt=tokens or 0)
@@ -142,7 +142,8 @@ class _Look:
         return max(len(encode_prompt(model.tokenizer, task.prompt(i))) for i in range(PROMPTS))
 
     def _try_scorer(self, task: Task) -> None:
-        with Scorer(task, allow_unconfined=self.config.task.allow_unconfined):
+        settings = self.config.task
+        with PooledScorer(task, settings, allow_unconfined=settings.allow_unconfined):
             pass
 
     def _folder(self) -> Path:

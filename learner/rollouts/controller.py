@@ -18,7 +18,8 @@ from learner.environments.port import EpisodeRunner, TurnAnswer
 from learner.journal.journal import Journal
 from learner.journal.records import ReservedGroup, UnfinishedGroup
 from learner.journal.token_writer import TokenJournal
-from learner.rewards.scoring import Scorer
+from learner.rewards.group_scorer import PooledScorer
+from learner.rewards.port import Answer, GroupScorer
 from learner.rollouts.beside import BesideTraining, NothingBeside
 from learner.rollouts.buffers import TrainingBuffers
 from learner.rollouts.collector import Collector
@@ -75,7 +76,7 @@ class Rollouts:
         send: Callable[[str, object], None],
         nodes: Callable[[], Sequence[NodeView]],
         report: Callable[[str, Refusal], None],
-        scorer: Scorer | None = None,
+        scorer: GroupScorer | None = None,
         runner: EpisodeRunner | None = None,
         in_thread: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
         now: Callable[[], float] = trio.current_time,
@@ -85,7 +86,7 @@ class Rollouts:
         self._runner = runner
         self.settings, self.journal, self._task, self.tokenizer = settings, journal, task, tokenizer
         self.epoch, self._send, self._nodes, self._report = epoch, send, nodes, report
-        self._now, self._scorer = now, scorer or Scorer(task)
+        self._now, self._scorer = now, scorer or PooledScorer(task, in_thread=in_thread)
         self._make_spec = partial(make_spec, settings, task, tokenizer, vocab_size)
         self.collector = Collector(
             vocab_size, first_group=journal.groups_so_far, first_attempt=first_attempt(epoch)
@@ -147,10 +148,11 @@ class Rollouts:
     def _group_spec(self, group: ReservedGroup) -> GroupSpec:
         return self._make_spec(group.task_index, group.group_id, group.samples, group.extra)
 
-    def _score(self, group: Group) -> Group:
-        prompt = self._task.prompt(group.task_index)
-        answers = [decode_completion(self.tokenizer, t.completion_ids) for t in group.trajectories]
-        return group.scored([self._scorer.score(prompt, answer) for answer in answers])
+    async def _score(self, group: Group) -> Group:
+        answers = [
+            Answer(decode_completion(self.tokenizer, t.completion_ids), t.node, t.completion_ids) for t in group.trajectories
+        ]
+        return group.scored(await self._scorer.score(group.task_index, answers))
 
     # --- work out ----------------------------------------------------------------------------------------------------
 

