@@ -139,7 +139,7 @@ class Rollouts:
 
     def _score(self, group: Group) -> Group:
         prompt = self._task.prompt(group.task_index)
-        answers = [decode_completion(self.tokenizer, t.completion_ids) for t in group.trajectories]
+        answers = [decode_completion(self.tokenizer, t.completion_ids, self._task.stop) for t in group.trajectories]
         return group.scored([self._scorer.score(prompt, answer) for answer in answers])
 
     # --- work out ----------------------------------------------------------------------------------------------------
