@@ -18,8 +18,9 @@ from learner.layers import Layer, read_flags, stack
 from learner.presets import PRESETS, PresetName, sentences
 from learner.requests.settings import RequestsSection
 from learner.rewards.settings import RewardSettings
-from learner.section import Finding, Section, dump_toml, read_toml
-from learner.trainer.settings import MAX_SEED, MIN_SEED, Seed, TrainerConfig, TrainerSection
+from learner.section import MAX_SEED, MIN_SEED, Finding, Section, Seed, dump_toml, read_toml
+from learner.tasks.settings import TaskSettings
+from learner.trainer.settings import TrainerConfig, TrainerSection
 from p2p.errors import UsageError
 from p2p.limits import DEFAULT_SEGMENT, MAX_CHUNK, MAX_SEGMENT, MAX_SEGMENT_CHUNKS
 from p2p.protocol.prices import MAX_PRICE
@@ -30,17 +31,8 @@ __all__ = [
 ]  # fmt: skip
 
 
-class TaskSection(RewardSettings):
+class TaskSection(RewardSettings, TaskSettings):
     """Where prompts come from, and how answers are scored."""
-
-    name: str = "reverse"
-    """A built-in task, or reasoning_gym:DATASET."""
-    seed: Seed = 0
-    """Seed of the task's prompts."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Options of the task: strings, numbers, booleans, lists and tables of them."""
-    allow_unconfined: bool = False
-    """Score answers that are run as code even where the operating system cannot keep them from your files."""
 
 
 class RolloutSection(Section):
@@ -204,10 +196,7 @@ class LearnerConfig(Section):
             **self.trainer.model_dump(),
             model=self.model,
             checkpoint_dir=str(Path(self.run_dir) / "checkpoints"),
-            task=self.task.name,
-            task_seed=self.task.seed,
-            task_options=dict(self.task.options),
-            task_allow_unconfined=self.task.allow_unconfined,
+            task=TaskSettings(**self.task.rooted()),
             task_rewards=self.task.reward_settings(),
             max_staleness=self.rollout.max_staleness,
             temperature=self.rollout.temperature,
@@ -272,9 +261,22 @@ def _read(layers: Sequence[Layer], source: str, other_flags: Collection[str] = (
 
 def _contradictions(config: LearnerConfig) -> Iterator[Finding]:
     """Values that are right by themselves and not together."""
-    for key, options in (("task.options", config.task.options), ("local_engine.engine_set", config.local_engine.engine_set)):
+    task = config.task
+    for key, options in (
+        ("task.options", task.options), ("task.template_options", task.template_options),
+        ("local_engine.engine_set", config.local_engine.engine_set),
+    ):  # fmt: skip
         for what in _not_plain(key, options):
             yield Finding(what, (key,))
+    if task.messages and task.template:
+        yield Finding(
+            "task.messages and task.template are both set: a prompt is made of one of them", ("task.messages", "task.template")
+        )
+    if task.data and not task.answer and not task.reward:
+        yield Finding(
+            'task.answer = "" and no task.reward: nothing says what an answer is worth',
+            ("task.answer", "task.reward", "task.data"),
+        )
     rollout, swarm = config.rollout, config.swarm
     if rollout.top_p < 1 and config.trainer.proximal == "behaviour" and not config.external_trainer:
         yield Finding(

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Le, MinLen
+from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
 from learner.config import LearnerConfig
-from learner.section import Section
-from learner.trainer.settings import MAX_SEED, MIN_SEED
+from learner.section import MAX_SEED, MIN_SEED, Section
 
 INTRO = """\
 # Configuration
 
-<!-- Made by `shoal config docs`, from the fields in learner/config.py and learner/trainer/settings.py. -->
+<!-- Made by `shoal config docs`, from the fields in learner/config.py and the settings.py of learner's rooms. -->
 
 `shoal learner CONFIG.toml` reads these settings. Each can be given as a flag as well, which wins over the file:
 `--rollout.max_staleness 3`. Unknown keys and values out of range are refused, with the file and the key named.
@@ -146,6 +146,8 @@ def _type(kind: Any, bounds: Sequence[Any] = (), s: str = "") -> str:
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Literal:
         return ", ".join(f"`{json.dumps(value)}`" for value in inner)
+    if origin is list and any(isinstance(bound, BeforeValidator) for bound in bounds):  # a single item may be its name alone
+        return f"string{s}, or list{s} of {_type(inner[0], (), 's')}"
     if origin is list:
         sizes = {bound.min_length if isinstance(bound, MinLen) else bound.max_length for bound in bounds}
         return f"list{s} of {f'{sizes.pop()} ' if len(bounds) == 2 else ''}{_type(inner[0], (), 's')}"

@@ -6,14 +6,19 @@ import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from p2p.errors import UsageError
 from p2p.verbs import meant
+
+MIN_SEED, MAX_SEED = -(1 << 63), (1 << 63) - 1
+"""Seeds are signed 64-bit integers: every random generator that we use takes those."""
+
+Seed = Annotated[int, Field(ge=MIN_SEED, le=MAX_SEED)]
 
 
 class Section(BaseModel):

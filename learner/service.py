@@ -24,7 +24,7 @@ from learner.head.head import Head
 from learner.head.provider import Provider
 from learner.head.trainer_server import serve_trainer
 from learner.journal.journal import CommittedStep, Journal
-from learner.model_folder import open_model_folder
+from learner.model_folder import ModelFolder, open_model_folder
 from learner.rewards.group_scorer import PooledScorer
 from learner.rollouts.controller import Rollouts
 from learner.rollouts.group_spec import RolloutSettings
@@ -32,7 +32,9 @@ from learner.rollouts.outcomes import Sampling
 from learner.run_dir import existing_run, kept_listen
 from learner.status.live import EventLog, collected_events
 from learner.status.server import serve_status
-from learner.tasks.registry import make_task
+from learner.tasks.port import Task
+from learner.tasks.prompting import fit_prompts, stop_tokens
+from learner.tasks.registry import open_task
 from p2p.errors import UsageError
 from p2p.files import write_whole
 from p2p.identity import Identity
@@ -121,7 +123,7 @@ async def run_learner(
     from p2p.channel.libp2p import open_libp2p_network
 
     model = open_model_folder(config.model)
-    task = make_task(config.task.name, config.task.seed, dict(config.task.options))
+    task = await trio.to_thread.run_sync(partial(open_run_task, config, model))
     trainer_config = config.trainer_config()
     with ExitStack() as held:
         log_lines = held.enter_context(collected_events())
@@ -137,6 +139,8 @@ async def run_learner(
         write_whole(run_dir / "config.toml", resolved(config))
         write_whole(run_dir / "trainer.json", trainer_config.model_dump_json(indent=1))
         (run_dir / "summary.json").unlink(missing_ok=True)  # of an earlier end: this run goes on
+        for line in changed_data(run_dir, task, resume=resume):
+            log.warning("%s", line)
         if not resume:
             (run_dir / "listen.json").unlink(missing_ok=True)  # of a start that was refused
         identity = Identity.load_or_create(run_dir / "head.key")
@@ -146,7 +150,7 @@ async def run_learner(
             head = Head(
                 config=config, run=run, run_dir=run_dir, identity=identity, network=network, journal=journal,
                 open_rollouts=lambda head: Rollouts(
-                    _rollout_settings(config, model.stop_ids), journal, task, model.tokenizer, model.vocab_size,
+                    _rollout_settings(config, _stops(model, task)), journal, task, model.tokenizer, model.vocab_size,
                     epoch=head.epoch, send=head.send, nodes=head.node_views, report=head.report, scorer=scorer,
                     in_thread=in_thread,
                 ),
@@ -167,6 +171,30 @@ async def run_learner(
                 head.keeper.pool.advice, run, ticket, command=a.ask_command, url=a.ask_url, every_s=a.ask_every_s
             )
             return await _run(config, head, run_dir, ticket, announce=announce, log_lines=log_lines)
+
+
+def open_run_task(config: LearnerConfig, model: ModelFolder) -> Task:
+    """The run's task, without prompts that are longer than its model takes. Reads all of its data. UsageError as `open_task`."""
+    task = open_task(config.task, own_score=not config.task.reward)
+    fit_prompts(task, model.tokenizer, model.context)
+    return task
+
+
+def changed_data(run_dir: Path, task: Task, *, resume: bool) -> list[str]:
+    """Keeps digests of the task's data with the run; of a resumed one, a line for each source that is not what it was."""
+    file = run_dir / "data.json"
+    now = dict(task.fingerprint)
+    before: dict[str, str] = json.loads(file.read_text()) if resume and file.exists() else now
+    write_whole(file, json.dumps(now, indent=1))
+    told = [f"{name} has changed since this run began" for name in now if name in before and now[name] != before[name]]
+    told += [f"{name} is new to this run" for name in now.keys() - before.keys()]
+    told += [f"{name} is not among its data any more" for name in before.keys() - now.keys()]
+    after = "prompts are drawn from what is there now; groups that were under way with another prompt are generated again"
+    return [f"task.data: {line}: {after}" for line in told]
+
+
+def _stops(model: ModelFolder, task: Task) -> tuple[int, ...]:
+    return tuple(sorted({*model.stop_ids, *stop_tokens(model.tokenizer, task.stop)}))
 
 
 def _rollout_settings(config: LearnerConfig, stop_ids: tuple[int, ...]) -> RolloutSettings:

@@ -23,8 +23,9 @@ from learner.rewards.group_scorer import PooledScorer
 from learner.run_dir import check_idle, existing_run, kept_listen
 from learner.section import Finding
 from learner.tasks.port import Task
-from learner.tasks.prompting import encode_prompt
-from learner.tasks.registry import make_task
+from learner.tasks.prompting import encode_prompt, fit_prompts, unused_options
+from learner.tasks.registry import open_task
+from learner.tasks.settings import TaskSettings
 from p2p.channel.libp2p import check_dialable
 from p2p.channel.listening import check_free
 from p2p.errors import ShoalError, UsageError
@@ -41,7 +42,7 @@ EDGE_BYTES = 1 << 16
 HEADS = ("lm_head.weight", "embed_out.weight")
 """How the names of output heads end."""
 
-TASK_KEYS = ("task.name", "task.seed", "task.options")
+TASK_KEYS = (*(f"task.{name}" for name in TaskSettings.model_fields), "task.reward")
 """Settings that a task is made of."""
 
 Found = TypeVar("Found")
@@ -100,8 +101,10 @@ class _Look:
         return None
 
     def _task(self) -> Task:
-        task = self.config.task
-        return make_task(task.name, task.seed, dict(task.options))
+        task = open_task(self.config.task, own_score=not self.config.task.reward)
+        if task.held_out_count == 0 and self.config.trainer.eval_size:
+            self.notes.append("task.held_out: no row is held out, so nothing is evaluated: raise it, or give more rows")
+        return task
 
     def _model(self) -> ModelShape | None:
         name, external = self.config.model, self.config.external_trainer
@@ -139,7 +142,10 @@ class _Look:
         """Tokens of the longest of some prompts. Loads the tokenizer."""
         folder = find_here(self.config.model)
         model = open_model_folder(str(folder))
-        return max(len(encode_prompt(model.tokenizer, task.prompt(i))) for i in range(PROMPTS))
+        fit_prompts(task, model.tokenizer, model.context)
+        for name in unused_options(model.tokenizer, task.chat_format):
+            self.notes.append(f"task.template_options.{name} does nothing: the model's chat template does not name it")
+        return max(len(encode_prompt(model.tokenizer, task.prompt(i), task.chat_format)) for i in range(PROMPTS))
 
     def _try_scorer(self, task: Task) -> None:
         settings = self.config.task

@@ -149,9 +149,8 @@ class Rollouts:
         return self._make_spec(group.task_index, group.group_id, group.samples, group.extra)
 
     async def _score(self, group: Group) -> Group:
-        answers = [
-            Answer(decode_completion(self.tokenizer, t.completion_ids), t.node, t.completion_ids) for t in group.trajectories
-        ]
+        texts = [decode_completion(self.tokenizer, t.completion_ids, self._task.stop) for t in group.trajectories]
+        answers = [Answer(text, t.node, t.completion_ids) for text, t in zip(texts, group.trajectories, strict=True)]
         return group.scored(await self._scorer.score(group.task_index, answers))
 
     # --- work out ----------------------------------------------------------------------------------------------------

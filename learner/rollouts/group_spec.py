@@ -59,7 +59,7 @@ def make_spec(
     another task, tokenizer, seed or sampling; then the digest differs, and its tokens are of no use. The first `samples` members
     have the same seeds with `extra` more and without."""
     sampling = settings.sampling
-    prompt_ids = encode_prompt(tokenizer, task.prompt(task_index))
+    prompt_ids = encode_prompt(tokenizer, task.prompt(task_index), task.chat_format)
     seeds = [mix(settings.seed, task_index, group_id, member) for member in range(samples + extra)]
     sampled: list[object] = [sampling.max_new_tokens, sampling.stop_ids, sampling.temperature, sampling.top_p, vocab_size]
     if extra:  # not else: digests of groups without are what they always were

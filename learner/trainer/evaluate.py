@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from learner.tasks.port import Prompt, Score, Task
-from learner.tasks.prompting import decode_completion, encode_prompt, stop_ids
+from learner.tasks.port import ChatFormat, Prompt, Score, Task
+from learner.tasks.prompting import PLAIN_CHAT, decode_completion, encode_prompt, stop_ids, stop_tokens
 
 EVAL_BATCH = 64
 """Sequences decoded together: with more, a small model on a CPU makes hardly more tokens per second."""
@@ -27,14 +27,17 @@ class EvalResult:
 
 
 def held_out_prompts(task: Task, size: int) -> list[Prompt]:
-    """The fixed held-out set: the first `size` held-out problems."""
-    return [task.held_out(i) for i in range(size)]
+    """The fixed held-out set: the first `size` held-out problems, or all where there are fewer."""
+    count = task.held_out_count
+    return [task.held_out(i) for i in range(size if count is None else min(size, count))]
 
 
 def evaluate(
-    model: Any, tokenizer: Any, score: Callable[[Prompt, str], Score], prompts: Sequence[Prompt], max_new_tokens: int
-) -> EvalResult:
-    """Greedy completions of `prompts`, scored by `score` (a Scorer's). Leaves the model in the mode it was in."""
+    model: Any, tokenizer: Any, score: Callable[[Prompt, str], Score], prompts: Sequence[Prompt], max_new_tokens: int, *,
+    form: ChatFormat = PLAIN_CHAT, stop: Sequence[str] = (),
+) -> EvalResult:  # fmt: skip
+    """Greedy completions of `prompts`, scored by `score` (a Scorer's). Leaves the model in the mode it was in. `form` and `stop`
+    are the task's."""
     if not prompts:
         raise ValueError("nothing to evaluate on")
     was_training = model.training
@@ -43,9 +46,10 @@ def evaluate(
     try:
         for start in range(0, len(prompts), EVAL_BATCH):
             part = prompts[start : start + EVAL_BATCH]
-            completions = greedy(model, tokenizer, [encode_prompt(tokenizer, p) for p in part], max_new_tokens)
+            ids_of = [encode_prompt(tokenizer, p, form) for p in part]
+            completions = greedy(model, tokenizer, ids_of, max_new_tokens, stop_tokens(tokenizer, stop))
             for prompt, ids in zip(part, completions, strict=True):
-                result = score(prompt, decode_completion(tokenizer, ids))
+                result = score(prompt, decode_completion(tokenizer, ids, stop))
                 exact, reward, length = exact + result.exact, reward + result.reward, length + len(ids)
     finally:
         model.train(was_training)
@@ -54,11 +58,11 @@ def evaluate(
 
 @torch.no_grad()
 def greedy(
-    model: Any, tokenizer: Any, prompts: Sequence[tuple[int, ...]], max_new_tokens: int
+    model: Any, tokenizer: Any, prompts: Sequence[tuple[int, ...]], max_new_tokens: int, more_stops: Sequence[int] = ()
 ) -> list[tuple[int, ...]]:
     """Greedy completions, each cut after its first stop token (which it includes)."""
     eos = getattr(model.generation_config, "eos_token_id", None)
-    stops = stop_ids(tokenizer, eos)
+    stops = (*stop_ids(tokenizer, eos), *more_stops)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stops[0]
     width = max(len(p) for p in prompts)
     device = next(model.parameters()).device

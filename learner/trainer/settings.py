@@ -6,17 +6,14 @@ the same, and the settings that follow from the other tables.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
 from learner.rewards.settings import RewardSettings
-from learner.section import Section
+from learner.section import Section, Seed
+from learner.tasks.settings import TaskSettings
 
-MIN_SEED, MAX_SEED = -(1 << 63), (1 << 63) - 1
-"""Seeds are signed 64-bit integers: every random generator that we use takes those."""
-
-Seed = Annotated[int, Field(ge=MIN_SEED, le=MAX_SEED)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 Aggregate = Literal["token", "sequence", "constant"]
@@ -103,14 +100,8 @@ class TrainerConfig(TrainerSection):
     """Folder or hub id of the base model."""
     checkpoint_dir: str
     """Folder of the checkpoints."""
-    task: str = "reverse"
-    """Name of the task, for evaluation only: training data comes from the head."""
-    task_seed: Seed = 0
-    """Seed of the task's prompts."""
-    task_options: dict[str, Any] = Field(default_factory=dict)
-    """Options of the task."""
-    task_allow_unconfined: bool = False
-    """Score answers that are run as code even where they cannot be confined."""
+    task: TaskSettings = TaskSettings()
+    """The task, for evaluation only: training data comes from the head."""
     task_rewards: RewardSettings = RewardSettings()
     """How answers are scored, where not by the task."""
     max_staleness: int = Field(default=2, ge=0)

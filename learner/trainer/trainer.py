@@ -20,7 +20,8 @@ from learner.client.port import TrainerClient
 from learner.rewards.group_scorer import PooledScorer
 from learner.section import check_section
 from learner.tasks.port import Prompt, Task
-from learner.tasks.registry import make_task
+from learner.tasks.prompting import fit_prompts
+from learner.tasks.registry import open_task
 from learner.trainer.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
 from learner.trainer.device_weights import DeviceWeights
 from learner.trainer.evaluate import evaluate, held_out_prompts
@@ -201,7 +202,8 @@ def run_trainer(client: TrainerClient, config: TrainerConfig) -> None:
         reference, _ = load_model(config.model, config.device)
         reference.requires_grad_(False).eval()
     trainer = PolicyTrainer(model, config, reference=reference)
-    task = make_task(config.task, config.task_seed, config.task_options)
+    task = open_task(config.task, own_score=not config.task_rewards.reward)
+    fit_prompts(task, tokenizer, getattr(model.config, "max_position_embeddings", None) or 0)
     held_out = held_out_prompts(task, config.eval_size)
 
     start = client.resume()
@@ -308,8 +310,10 @@ def eval_metrics(
 ) -> dict[str, float]:
     """Metrics of an evaluation on `held_out`, with the seconds it took."""
     began = time.perf_counter()
-    with PooledScorer(task, config.task_rewards, allow_unconfined=config.task_allow_unconfined) as scorer:
-        result = evaluate(model, tokenizer, scorer.score_blocking, held_out, config.max_new_tokens)
+    with PooledScorer(task, config.task_rewards, allow_unconfined=config.task.allow_unconfined) as scorer:
+        result = evaluate(
+            model, tokenizer, scorer.score_blocking, held_out, config.max_new_tokens, form=task.chat_format, stop=task.stop
+        )
     return {
         "eval/exact/mean": result.exact,
         "eval/reward/mean": result.reward,

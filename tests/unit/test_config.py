@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from learner.config import LearnerConfig, build_config, dump_toml, load_config, read_config
 from learner.layers import Layer, read_flags, stack
 from learner.section import check_section
+from learner.tasks.settings import TaskSettings
 from learner.trainer.settings import TrainerConfig, TrainerSection
 from p2p.errors import UsageError
 from p2p.limits import MAX_CHUNK
@@ -41,8 +42,8 @@ def test_defaults_and_sections(tmp_path: Path) -> None:
     assert config.task.options == {"digits": 3}
     trainer = config.trainer_config()
     assert trainer == TrainerConfig(
-        model="m", checkpoint_dir=str(Path("r") / "checkpoints"), task="add", task_options={"digits": 3}, max_staleness=0,
-        max_new_tokens=64,
+        model="m", checkpoint_dir=str(Path("r") / "checkpoints"), max_staleness=0, max_new_tokens=64,
+        task=TaskSettings(name="add", options={"digits": 3}),
     )  # fmt: skip
 
 

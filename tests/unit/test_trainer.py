@@ -20,6 +20,7 @@ from learner.client.port import ResumeInfo
 from learner.section import check_section
 from learner.tasks.prompting import decode_completion, encode_prompt
 from learner.tasks.registry import make_task
+from learner.tasks.settings import TaskSettings
 from learner.trainer.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
 from learner.trainer.evaluate import evaluate, held_out_prompts
 from learner.trainer.export import export_model
@@ -485,7 +486,7 @@ def test_warm_up_teaches_and_random_models_have_the_size(folder: Path, tmp_path:
 
 
 def test_config_round_trips_and_refuses() -> None:
-    cfg = TrainerConfig(model="m", checkpoint_dir="c", task_options={"digits": 4})
+    cfg = TrainerConfig(model="m", checkpoint_dir="c", task=TaskSettings(options={"digits": 4}))
     assert check_section(TrainerConfig, json.loads(cfg.model_dump_json()), "trainer.json") == cfg
     for bad, match in (({"nope": 1}, "nope"), ({"lr": 0.0}, "lr"), ({"aggregate": "x"}, "token"), ({"steps": -1}, "steps")):
         with pytest.raises(UsageError, match=match):
