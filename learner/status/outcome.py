@@ -63,6 +63,8 @@ class RunConsole:
         """`learner.service.Announce`."""
         if event == "ready":
             print(f"run {facts['run']} in {facts['run_dir']}, status on http://127.0.0.1:{facts['status_port']}/status")
+            if url := facts.get("endpoint"):
+                print(f"sample from the policy at {url}/v1, key in {facts['endpoint_key']}")
             print(f"nodes join with:\n  shoal node --join {facts['ticket']}", flush=True)
             join = f"shoal node --join {self._run_dir / 'ticket.txt'}"
             self._view = LiveView(logging.getLogger(STEP_LOG).info, page=self._page, join=join)
