@@ -19,7 +19,7 @@ import trio
 from learner.endpoint.choices import Delta
 from learner.endpoint.errors import ApiError, bad_request
 from learner.endpoint.http import ClientGone, RequestHead, Responder
-from learner.endpoint.reader import Offer, RequestReader, SamplingJob, WantedVersions, no_model
+from learner.endpoint.reader import Offer, AskReader, SamplingJob, WantedVersions, no_model
 from learner.endpoint.sampling import sample_all
 from learner.endpoint.settings import EndpointSection
 from learner.local_names import is_local_name
@@ -58,7 +58,7 @@ class EndpointDoor:
         """requests that are sampled now"""
         self._settings, self._offer = settings, offer
         self._key = key.encode()
-        self._reader = RequestReader(settings, offer, wall)
+        self._reader = AskReader(settings, offer, wall)
         self._began = int(wall())
 
     # --- `Door` ------------------------------------------------------------------------------------------------------

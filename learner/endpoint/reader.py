@@ -75,7 +75,7 @@ class WantedVersions(NamedTuple):
     exact: Version | None
 
 
-class RequestReader:
+class AskReader:
     """Reads the bodies of one run's requests. ApiError for what cannot be had."""
 
     def __init__(self, settings: EndpointSection, offer: Offer, wall: Callable[[], float]) -> None:
