@@ -19,7 +19,7 @@ import trio
 from learner.endpoint.choices import Delta
 from learner.endpoint.errors import ApiError, bad_request
 from learner.endpoint.http import ClientGone, RequestHead, Responder
-from learner.endpoint.reader import Offer, AskReader, SamplingJob, WantedVersions, no_model
+from learner.endpoint.reader import AskReader, Offer, SamplingJob, WantedVersions, no_model
 from learner.endpoint.sampling import sample_all
 from learner.endpoint.settings import EndpointSection
 from learner.local_names import is_local_name
