@@ -14,6 +14,7 @@ from pydantic import Field
 
 from learner.dispatch.dispatcher import Strategies
 from learner.economy.local_rollout import FLOOR_S
+from learner.endpoint.settings import EndpointSection
 from learner.layers import Layer, read_flags, stack
 from learner.presets import PRESETS, PresetName, sentences
 from learner.requests.settings import RequestsSection
@@ -188,6 +189,7 @@ class LearnerConfig(Section):
     requests: RequestsSection = RequestsSection()
     swarm: SwarmSection = SwarmSection()
     status: StatusSection = StatusSection()
+    endpoint: EndpointSection = EndpointSection()
     trainer: TrainerSection = TrainerSection()
 
     def trainer_config(self) -> TrainerConfig:

@@ -39,7 +39,7 @@ UNITS_BY_NAME = {"_usd_per_hour": "$ an hour", "_usd": "$", "_s": "seconds", "_b
 COUNTED = re.compile(
     r"(?:Most |Least |Padded |Held-out )?"
     r"(learner steps|optimizer steps|steps|groups|completions|prompts|tokens|publications|checkpoints|sequences|processes|"
-    r"CPU threads|share)\b",
+    r"connections|CPU threads|share)\b",
     re.IGNORECASE,
 )
 """What a description begins with where the number counts something."""

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import trio
 
 from learner.config import LearnerConfig, resolved
+from learner.endpoint.reader import Offer
+from learner.endpoint.service import Endpoint
 from learner.head.children import LOCAL_ENGINE, keep_local_engine, keep_trainer, watch_external
 from learner.head.head import Head
 from learner.head.provider import Provider
@@ -44,8 +46,8 @@ from p2p.protocol.descriptor import pack_descriptor
 log = logging.getLogger("shoal.learner")
 
 Announce = Callable[[str, dict[str, Any]], None]
-"""Hears ("ready", {ticket, status_port, run, run_dir}) once nodes can join, then ("status", the run's state) once a second, in a
-thread of its own."""
+"""Hears ("ready", {ticket, status_port, run, run_dir, endpoint, endpoint_key}) once nodes can join, then ("status", the run's
+state) once a second, in a thread of its own."""
 
 TELL_S = 1.0
 """Seconds between two states that whoever started the learner hears: a person does not read faster."""
@@ -170,7 +172,14 @@ async def run_learner(
             head.provider = Provider(
                 head.keeper.pool.advice, run, ticket, command=a.ask_command, url=a.ask_url, every_s=a.ask_every_s
             )
-            return await _run(config, head, run_dir, ticket, announce=announce, log_lines=log_lines)
+            endpoint = None
+            if config.endpoint.listen:
+                endpoint = Endpoint(config.endpoint, run_dir, Offer(
+                    requests=head.requests,
+                    version=lambda: head.publisher.current, tokenizer=model.tokenizer, vocab_size=model.vocab_size,
+                    stop_ids=model.stop_ids, model=config.model, context=model.context, chat_format=task.chat_format,
+                ))  # fmt: skip
+            return await _run(config, head, run_dir, ticket, announce=announce, log_lines=log_lines, endpoint=endpoint)
 
 
 def open_run_task(config: LearnerConfig, model: ModelFolder) -> Task:
@@ -209,13 +218,15 @@ def _rollout_settings(config: LearnerConfig, stop_ids: tuple[int, ...]) -> Rollo
 
 
 async def _run(
-    config: LearnerConfig, head: Head, run_dir: Path, ticket: str, *, announce: Announce | None, log_lines: EventLog
-) -> dict[str, Any]:
+    config: LearnerConfig, head: Head, run_dir: Path, ticket: str, *, announce: Announce | None, log_lines: EventLog,
+    endpoint: Endpoint | None = None,
+) -> dict[str, Any]:  # fmt: skip
     token = trio.lowlevel.current_trio_token()
     result: dict[str, Any] = {}
 
     def status() -> dict[str, Any]:
-        return head.status() | {"events": log_lines.events()}
+        more = {"endpoint": endpoint.status()} if endpoint is not None else {}
+        return head.status() | {"events": log_lines.events()} | more
 
     with serve_status(config.status.port, partial(trio.from_thread.run_sync, status, trio_token=token)) as port:
         async with trio.open_nursery() as nursery:
@@ -223,8 +234,14 @@ async def _run(
             await nursery.start(head.run)
             await nursery.start(serve_trainer, run_dir, head.trainer_requests.answer, head.trainer_requests.on_gone)
             write_whole(run_dir / "status.json", json.dumps({"port": port, "pid": os.getpid()}))
+            if endpoint is not None:
+                await nursery.start(endpoint.run)
             if announce is not None:
-                announce_ready(announce, {"ticket": ticket, "status_port": port, "run": head.run_id, "run_dir": str(run_dir)})
+                url, key = (endpoint.url, endpoint.key_where()) if endpoint is not None else ("", "")
+                announce_ready(announce, {
+                    "ticket": ticket, "status_port": port, "run": head.run_id, "run_dir": str(run_dir),
+                    "endpoint": url, "endpoint_key": key,
+                })  # fmt: skip
                 nursery.start_soon(keep_telling, announce, status)
             if config.external_trainer:
                 nursery.start_soon(watch_external, head)

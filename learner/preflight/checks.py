@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from learner.config import LearnerConfig, LocalEngineSection, RolloutSection
+from learner.endpoint.settings import is_loopback
 from learner.preflight.facts import Facts, Memory, ModelShape
 from learner.preflight.needs import disk_needs, memory_needs
 from learner.section import Finding
@@ -60,6 +61,12 @@ def _odd(config: LearnerConfig) -> Iterator[Finding]:
         yield Finding('rollout.finish_s does nothing: it goes with rollout.on_update = "finish"', ("rollout.on_update",))
     if not local.engine and local != LocalEngineSection():
         yield Finding("[local_engine] does nothing: local_engine.engine is not set", ("local_engine.engine",))
+    if config.endpoint.listen and not is_loopback(config.endpoint.listen):
+        yield Finding(
+            f"endpoint.listen = {config.endpoint.listen!r} is reached from other machines, and the key travels in plain text: "
+            "put a proxy with TLS before it, or listen on 127.0.0.1",
+            ("endpoint.listen",),
+        )
     if config.external_trainer:
         return
     if trainer.proximal == "behaviour" and 1 - trainer.clip_low < trainer.tis_cap < 1 + trainer.clip_high:

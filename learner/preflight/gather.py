@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from learner.config import LearnerConfig
+from learner.endpoint.keys import endpoint_key
+from learner.endpoint.settings import read_listen
 from learner.model_folder import check_model_folder, find_here, number_in, open_model_folder, read_model_config
 from learner.preflight.devices import Devices, ask_torch, computes_on_cpu, host_memory, maybe_gpu, pick
 from learner.preflight.facts import PARTS, Facts, Memory, ModelShape, Room
@@ -81,6 +83,7 @@ class _Look:
                 self._attempt(("swarm.listen",), partial(check_free, [text]))
             self._attempt(("status.port",), self._status_port)
             self._attempt(("status.port", "swarm.listen"), partial(check_apart, listen, self.config.status.port))
+            self._attempt(("endpoint.listen",), self._endpoint)
         self._attempt(("swarm.announce",), partial(check_dialable, self.config.swarm.announce))
         self._attempt(("local_engine.engine_python", "local_engine.engine"), self._engine_python)
         gpu = self._attempt(("trainer.device",), self._gpu)
@@ -196,6 +199,17 @@ class _Look:
                 check_free([f"/ip4/127.0.0.1/tcp/{port}"])
             except UsageError as error:
                 raise UsageError(f"status port {port} cannot be used: {error}") from None
+
+    def _endpoint(self) -> None:
+        if not self.config.endpoint.listen:
+            return
+        host, port = read_listen(self.config.endpoint.listen)
+        try:
+            check_free([f"/ip{6 if ':' in host else 4}/{host}/tcp/{port}"])
+        except UsageError as error:
+            raise UsageError(f"endpoint.listen = {self.config.endpoint.listen!r}: {error}") from None
+        if self.config.endpoint.key_env:
+            endpoint_key(self.run_dir, self.config.endpoint.key_env)
 
     def _gpu(self) -> Memory | None:
         """The trainer's device; None of the CPU, and where it is not asked for."""

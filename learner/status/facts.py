@@ -32,6 +32,7 @@ def run_facts(state: RunState) -> list[Fact]:
         Fact("cut", cut_short(state)),
         Fact("capacity", capacity(state)),
         Fact("local engine", local_engine(state)),
+        Fact("endpoint", endpoint(state)),
         Fact("spent", spent(state)),
         Fact("weights sent", weights_sent(state)),
         Fact("one version", one_version(state)),
@@ -148,6 +149,17 @@ def local_engine(state: RunState) -> str:
     return (
         f"{now}; last step {last('seconds')} s of its own, trainer waited {last('trainer_wait_s')} s, "
         f"nodes {last('remote_wait_s')} s"
+    )
+
+
+def endpoint(state: RunState) -> str:
+    """Who samples beside training, and where; "" where there is no endpoint."""
+    door = state.endpoint
+    if door is None:
+        return ""
+    return (
+        f"{door.url}/v1: {door.now} requests now, {door.answered} answered, {door.refused} refused, {door.left} left by their "
+        "clients"
     )
 
 

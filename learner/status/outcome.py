@@ -60,9 +60,11 @@ class RunConsole:
     def hear(self, event: str, facts: dict[str, Any]) -> None:
         """`learner.service.Announce`."""
         if event == "ready":
+            url = facts.get("endpoint")
+            endpoint = f"sample from the policy at {url}/v1, key in {facts['endpoint_key']}\n" if url else ""
             self._tell(
                 f"run {facts['run']} in {facts['run_dir']}, status on http://127.0.0.1:{facts['status_port']}/status\n"
-                f"nodes join with:\n  shoal node --join {facts['ticket']}"
+                f"{endpoint}nodes join with:\n  shoal node --join {facts['ticket']}"
             )
             join = f"shoal node --join {self._run_dir / 'ticket.txt'}"
             self._view = LiveView(logging.getLogger(STEP_LOG).info, page=self._page, join=join)
