@@ -23,7 +23,7 @@ from learner.rewards.confined import Complaints, ConfinedChild, Subject
 from learner.rewards.function_process import FunctionProcess
 from learner.rewards.pool import ScoringPool, WorkerKind
 from learner.rewards.port import Answer, GroupUnscored
-from learner.rewards.scoring import Scorer, check_confined, check_scoring, child_score, place_of, task_subject
+from learner.rewards.scoring import NOTHING, Scorer, check_confined, check_scoring, child_score, place_of, task_subject
 from learner.rewards.settings import RewardPart, RewardSettings
 from learner.tasks.port import Prompt, Score, Task
 from p2p.errors import ShoalError, UsageError
@@ -119,14 +119,18 @@ class PooledScorer:
         return list(scores)
 
     def score_blocking(self, prompt: Prompt, completion: str) -> Score:
-        """One answer, outside of an event loop, with the first process of each kind. GroupUnscored where its reward cannot be
-        had."""
+        """One answer, outside of an event loop, with the first process of each kind. It is worth nothing where its reward cannot
+        be had, and this is said in the log."""
         answers = [Answer(completion, "")]
-        results = [
-            [result for asked in source.asked(prompt, answers) for result in asked.work(source.kind and source.kind.idle[-1])]
-            for source in self._sources
-        ]
-        score = results[0][0] if not self.settings.reward else combined(self.settings.reward, results)[0]
+        try:
+            results = [
+                [result for asked in source.asked(prompt, answers) for result in asked.work(source.kind and source.kind.idle[-1])]
+                for source in self._sources
+            ]
+            score = results[0][0] if not self.settings.reward else combined(self.settings.reward, results)[0]
+        except GroupUnscored as error:
+            self._complaints.say(place_of(prompt), str(error))
+            return NOTHING
         assert isinstance(score, Score)
         return score
 
