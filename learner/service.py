@@ -150,6 +150,7 @@ async def run_learner(
                 ),
             )  # fmt: skip
             head.rollouts.buffers.stop_at(trainer_config.steps)
+            head.requests.book.max_context = model.max_context
             if config.local_engine.engine:
                 own = run_dir / LOCAL_ENGINE
                 own.mkdir(exist_ok=True)

@@ -78,6 +78,8 @@ class RequestSequence:
     """"stop" or "length" once it has ended"""
     error: ShoalError | None = None
     """why it cannot be made"""
+    left: bool = False
+    """its reader is gone"""
     wake: Callable[[], None] = lambda: None
     """something has changed that its reader waits for"""
 
