@@ -137,7 +137,7 @@ def fault(
 ) -> str | None:
     """What is wrong with an event of the node that holds this member, beyond what Completion.add checks."""
     expected = Expected(
-        held=len(member.completion.ids), sampling=group.sampling, least=min_version(group, member), published=published,
-        vocab_size=vocab_size,
+        held=len(member.completion.ids), limit=group.sampling.max_new_tokens, stop_ids=group.sampling.stop_ids,
+        least=min_version(group, member), published=published, vocab_size=vocab_size,
     )  # fmt: skip
     return event_fault(event, expected)
