@@ -158,6 +158,7 @@ async def run_learner(
                 ),
             )  # fmt: skip
             head.rollouts.buffers.stop_at(trainer_config.steps)
+            head.requests.book.max_context = model.context
             if config.local_engine.engine:
                 own = run_dir / LOCAL_ENGINE
                 own.mkdir(exist_ok=True)

@@ -77,6 +77,8 @@ class RequestSequence:
     """"stop" or "length" once it has ended"""
     error: ShoalError | None = None
     """why it cannot be made"""
+    left: bool = False
+    """its reader is gone"""
     wake: Callable[[], None] = lambda: None
     """something has changed that its reader waits for"""
 
@@ -112,9 +114,10 @@ class RequestSequence:
 
     def expected(self, published: set[Version], vocab_size: int | None) -> Expected:
         """What the next tokens must be."""
+        ask = self.ask
         return Expected(
-            held=self.tokens, limit=self.ask.max_new_tokens, stop_ids=self.ask.stop_ids, least=self.least,
-            exact=self.ask.exact_version, published=published, vocab_size=vocab_size,
+            held=self.tokens, limit=ask.max_new_tokens, stop_ids=ask.stop_ids, least=self.least, exact=ask.exact_version,
+            published=published, vocab_size=vocab_size,
         )  # fmt: skip
 
     def end(self) -> str:

@@ -19,7 +19,7 @@ class Expected:
     held: int
     """completion tokens so far"""
     limit: int
-    """completion tokens at which it ends, for now"""
+    """completion tokens at the most"""
     stop_ids: tuple[int, ...]
     least: Version
     """of the next token"""
@@ -33,7 +33,7 @@ def event_fault(event: TokenEvent, expected: Expected) -> str | None:
     """What is wrong with an event of the node that holds the sequence, beyond what Completion.add checks."""
     if not event.whole:
         return f"{len(event.packed_ids)} bytes of token ids with {len(event.packed_logprobs)} of logprobs"
-    held, limit, ids = expected.held, expected.limit, event.ids
+    held, limit, stop_ids, ids = expected.held, expected.limit, expected.stop_ids, event.ids
     if ids:
         if event.version not in expected.published:
             return f"version {event.version} was never published"
@@ -45,12 +45,12 @@ def event_fault(event: TokenEvent, expected: Expected) -> str | None:
             return f"logprob {float(event.logprobs.min())} of a sampled token"
         if held + len(ids) > limit:
             return f"{held + len(ids)} tokens of {limit} asked for"
-        if any(token in expected.stop_ids for token in ids[:-1]):
+        if any(token in stop_ids for token in ids[:-1]):
             return "tokens after a stop token"
         if any(not 0 <= t < (expected.vocab_size or 1 << 31) for t in ids):
             return "a token id outside the vocabulary"
     last = ids[-1] if ids else None
-    if event.finish == "stop" and last not in expected.stop_ids:
+    if event.finish == "stop" and last not in stop_ids:
         return "finished with stop and made no stop token"
     if event.finish == "length" and held + len(ids) < limit:
         return f"finished with length at {held + len(ids)} of {limit} tokens"

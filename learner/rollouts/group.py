@@ -188,7 +188,6 @@ def fault(
     """What is wrong with an event of the node that holds this member, beyond what Completion.add checks."""
     expected = Expected(
         held=len(member.completion.ids), limit=member.limit, stop_ids=group.sampling.stop_ids,
-        least=min_version(group, member), published=published,
-        vocab_size=vocab_size,
+        least=min_version(group, member), published=published, vocab_size=vocab_size,
     )  # fmt: skip
     return event_fault(event, expected)
