@@ -14,6 +14,7 @@ from pydantic import Field
 
 from learner.dispatch.dispatcher import Strategies
 from learner.economy.local_rollout import FLOOR_S
+from learner.environments.settings import EnvironmentSection
 from learner.layers import Layer, read_flags, stack
 from learner.presets import PRESETS, PresetName, sentences
 from learner.section import Finding, Section, dump_toml, read_toml
@@ -188,6 +189,7 @@ class LearnerConfig(Section):
     """Wait for a trainer of yours (`learner.client.client`) instead of starting ours."""
     task: TaskSection = TaskSection()
     rollout: RolloutSection = RolloutSection()
+    environment: EnvironmentSection = EnvironmentSection()
     dispatch: Strategies = Strategies()
     activation: ActivationSection = ActivationSection()
     local_engine: LocalEngineSection = LocalEngineSection()

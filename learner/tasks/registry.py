@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from learner.tasks.guess_number import GuessNumberTask
 from learner.tasks.letters_and_sums import AddTask, ReverseTask
 from learner.tasks.port import Task
 from learner.tasks.reasoning_gym import ReasoningGymTask
 from p2p.errors import UsageError
 from p2p.verbs import nearest
 
-BUILT_IN: dict[str, type[ReverseTask] | type[AddTask]] = {"reverse": ReverseTask, "add": AddTask}
+BUILT_IN: dict[str, type[ReverseTask] | type[AddTask] | type[GuessNumberTask]] = {
+    "reverse": ReverseTask, "add": AddTask, "guess_number": GuessNumberTask,
+}  # fmt: skip
 
 
 def known_tasks() -> tuple[str, ...]:
