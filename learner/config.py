@@ -15,6 +15,7 @@ from pydantic import Field
 from learner.dispatch.dispatcher import Strategies
 from learner.economy.local_rollout import FLOOR_S
 from learner.endpoint.settings import EndpointSection
+from learner.environments.settings import EnvironmentSection
 from learner.layers import Layer, read_flags, stack
 from learner.presets import PRESETS, PresetName, sentences
 from learner.requests.settings import RequestsSection
@@ -183,6 +184,7 @@ class LearnerConfig(Section):
     """Wait for a trainer of yours (`learner.client.client`) instead of starting ours."""
     task: TaskSection = TaskSection()
     rollout: RolloutSection = RolloutSection()
+    environment: EnvironmentSection = EnvironmentSection()
     dispatch: Strategies = Strategies()
     activation: ActivationSection = ActivationSection()
     local_engine: LocalEngineSection = LocalEngineSection()
@@ -266,7 +268,7 @@ def _contradictions(config: LearnerConfig) -> Iterator[Finding]:
     task = config.task
     for key, options in (
         ("task.options", task.options), ("task.template_options", task.template_options),
-        ("local_engine.engine_set", config.local_engine.engine_set),
+        ("local_engine.engine_set", config.local_engine.engine_set), ("environment.options", config.environment.options),
     ):  # fmt: skip
         for what in _not_plain(key, options):
             yield Finding(what, (key,))
