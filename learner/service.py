@@ -221,8 +221,8 @@ def _rollout_settings(config: LearnerConfig, stop_ids: tuple[int, ...], *, turns
         max_staleness=r.max_staleness, groups_per_step=r.groups_per_step, samples=r.samples, seed=config.seed,
         sampling=Sampling(r.max_new_tokens, stop_ids, r.temperature, r.top_p, turns=limits),
         micro_batch_groups=r.micro_batch_groups, stall_s=r.stall_s, finish_s=r.finish_s if r.on_update == "finish" else 0.0,
-        strategies=config.dispatch, keep_equal=r.equal_groups == "train", extra_groups=r.extra_groups, extra_samples=r.extra_samples,
-        truncate_stuck_s=r.truncate_stuck_s,
+        strategies=config.dispatch, keep_equal=r.equal_groups == "train", extra_groups=r.extra_groups,
+        extra_samples=r.extra_samples, truncate_stuck_s=r.truncate_stuck_s,
     )  # fmt: skip
 
 
