@@ -267,7 +267,7 @@ def test_an_environment_that_is_not_there_is_one_clear_line(file: Path) -> None:
         async with driver(Custom(file, "Missing")):
             pass
 
-    missing = pytest.RaisesExc(UsageError, match="no subclass of Environment called Missing")
+    missing = pytest.RaisesExc(UsageError, match="mine.py has no 'Missing'")
     with pytest.RaisesGroup(missing, flatten_subgroups=True):
         run(body)
 
