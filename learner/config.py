@@ -14,10 +14,12 @@ from pydantic import Field
 
 from learner.dispatch.dispatcher import Strategies
 from learner.economy.local_rollout import FLOOR_S
+from learner.evaluation.settings import EvalSection, eval_findings
 from learner.layers import Layer, read_flags, stack
 from learner.presets import PRESETS, PresetName, sentences
-from learner.section import Finding, Section, dump_toml, read_toml
-from learner.trainer.settings import MAX_SEED, MIN_SEED, Seed, TrainerConfig, TrainerSection
+from learner.section import MAX_SEED, MIN_SEED, Finding, Section, Seed, dump_toml, read_toml
+from learner.tasks.settings import TaskSection
+from learner.trainer.settings import TrainerConfig, TrainerSection
 from p2p.errors import UsageError
 from p2p.limits import DEFAULT_SEGMENT, MAX_CHUNK, MAX_SEGMENT, MAX_SEGMENT_CHUNKS
 from p2p.protocol.prices import MAX_PRICE
@@ -26,19 +28,6 @@ __all__ = [
     "LearnerConfig", "LocalEngineSection", "ReadConfig", "TrainerSection", "build_config", "dump_toml", "load_config",
     "read_config", "resolved",
 ]  # fmt: skip
-
-
-class TaskSection(Section):
-    """Where prompts come from, and how answers are scored."""
-
-    name: str = "reverse"
-    """A built-in task, or reasoning_gym:DATASET."""
-    seed: Seed = 0
-    """Seed of the task's prompts."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Options of the task: strings, numbers, booleans, lists and tables of them."""
-    allow_unconfined: bool = False
-    """Score answers that are run as code even where the operating system cannot keep them from your files."""
 
 
 class RolloutSection(Section):
@@ -172,6 +161,10 @@ class StatusSection(Section):
     none."""
 
 
+MOST_EVALS = 32
+"""Evaluations of a run at the most: each asks for hundreds of sequences at once."""
+
+
 class LearnerConfig(Section):
     """Everything a run is made of. Saved, resolved, as config.toml in the run directory."""
 
@@ -194,6 +187,8 @@ class LearnerConfig(Section):
     swarm: SwarmSection = SwarmSection()
     status: StatusSection = StatusSection()
     trainer: TrainerSection = TrainerSection()
+    eval: list[EvalSection] = Field(default_factory=list, max_length=MOST_EVALS)
+    """Evaluations beside the default one."""
 
     def trainer_config(self) -> TrainerConfig:
         """What the trainer process is told."""
@@ -244,7 +239,7 @@ def build_config(values: dict[str, Any], source: str) -> LearnerConfig:
 
 def resolved(config: LearnerConfig) -> str:
     """The configuration with all defaults as TOML, headed by what its preset did."""
-    values = config.model_dump()
+    values = config.model_dump(exclude_none=True)
     return "".join(f"# {line}\n" for line in sentences(config.preset, values)) + dump_toml(values)
 
 
@@ -268,9 +263,12 @@ def _read(layers: Sequence[Layer], source: str, other_flags: Collection[str] = (
 
 def _contradictions(config: LearnerConfig) -> Iterator[Finding]:
     """Values that are right by themselves and not together."""
-    for key, options in (("task.options", config.task.options), ("local_engine.engine_set", config.local_engine.engine_set)):
+    tables = [("task.options", config.task.options), ("local_engine.engine_set", config.local_engine.engine_set)]
+    tables += [(f"eval.{i}.task.options", one.task.options) for i, one in enumerate(config.eval) if one.task is not None]
+    for key, options in tables:
         for what in _not_plain(key, options):
             yield Finding(what, (key,))
+    yield from eval_findings(config.eval)
     rollout, swarm = config.rollout, config.swarm
     if rollout.top_p < 1 and config.trainer.proximal == "behaviour" and not config.external_trainer:
         yield Finding(

@@ -10,12 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from learner.section import Section
+from learner.section import Section, Seed
 
-MIN_SEED, MAX_SEED = -(1 << 63), (1 << 63) - 1
-"""Seeds are signed 64-bit integers: every random generator that we use takes those."""
-
-Seed = Annotated[int, Field(ge=MIN_SEED, le=MAX_SEED)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 Aggregate = Literal["token", "sequence", "constant"]
