@@ -38,6 +38,9 @@ ATTEMPTS = 4
 BUSY_S = (0.25, 8.0)
 """Seconds until a request that was not taken is tried again; doubled each time up to the second number."""
 
+TRIES = 2
+"""How often a sequence is asked for that could not be made: the first time it may have waited for a place for too long."""
+
 LATER_S = 0.5
 """Seconds until a version that nodes may yet come to serve is asked for again."""
 
@@ -215,7 +218,7 @@ class _Attempt:
 
     async def _answer(self, one: Wanted) -> SampledAnswer | None:
         """The sequence's tokens. None when it cannot be had, of this version."""
-        pause = BUSY_S[0]
+        pause, tries = BUSY_S[0], 0
         while True:
             try:
                 return await self._sample(one)
@@ -229,8 +232,10 @@ class _Attempt:
                     return None
                 await trio.sleep(LATER_S)
             except ShoalError as error:
-                self._complain(f"a sequence cannot be made: {error}")
-                return None
+                tries += 1
+                if tries >= TRIES:
+                    self._complain(f"a sequence cannot be made: {error}")
+                    return None
 
     async def _sample(self, one: Wanted) -> SampledAnswer:
         ids: list[int] = []
