@@ -17,6 +17,7 @@ from learner.economy.local_rollout import FLOOR_S
 from learner.evaluation.settings import EvalSection, eval_findings
 from learner.layers import Layer, read_flags, stack
 from learner.presets import PRESETS, PresetName, sentences
+from learner.requests.settings import RequestsSection
 from learner.section import MAX_SEED, MIN_SEED, Finding, Section, Seed, dump_toml, read_toml
 from learner.tasks.settings import TaskSection
 from learner.trainer.settings import TrainerConfig, TrainerSection
@@ -184,6 +185,7 @@ class LearnerConfig(Section):
     dispatch: Strategies = Strategies()
     activation: ActivationSection = ActivationSection()
     local_engine: LocalEngineSection = LocalEngineSection()
+    requests: RequestsSection = RequestsSection()
     swarm: SwarmSection = SwarmSection()
     status: StatusSection = StatusSection()
     trainer: TrainerSection = TrainerSection()

@@ -159,10 +159,10 @@ class Forecast:
         return self._began is not None
 
     def view(self, node: NodeView) -> NodeView:
-        """The same node with what is known of its speed and its load."""
+        """The same node with what is known of its speed and its load. What it holds beside training is in `node` already."""
         load, fit = self._load.get(node.peer, _Load()), self._fits.get(node.peer)
         model = fit.model if fit is not None else None
-        return replace(node, model=model, context=load.context, growth=load.growth, need=load.need)
+        return replace(node, model=model, context=node.context + load.context, growth=node.growth + load.growth, need=load.need)
 
     def request(
         self, request: WaitingSequence, key: Key, now: float, step: int, task_index: int, feature: float

@@ -57,6 +57,8 @@ class NodeView:
     live: bool = True
     draining: bool = False
     """finishes what it has, gets nothing new"""
+    holds_back: bool = False
+    """it does so only until it commits a newer version, and takes what names the very version that it serves"""
     model: Throughput | None = None
     """None until it is fitted"""
     context: float = 0.0

@@ -30,6 +30,7 @@ from learner.head.sample_file import SampleFile
 from learner.head.trainer_requests import TrainerRequests
 from learner.journal.journal import Journal, JournalTally
 from learner.publish.publisher import Publisher
+from learner.requests.swarm_requests import SwarmRequests
 from learner.rollouts.controller import Rollouts
 from p2p.channel.port import Network
 from p2p.errors import Refusal
@@ -103,6 +104,11 @@ class Head(SwarmOwner):
         self._fault: sqlite3.Error | None = None
         self._faulted = trio.Event()
         self.rollouts = open_rollouts(self)
+        self.requests = SwarmRequests(
+            config.requests, self.rollouts.collector.vocab_size, epoch=self.epoch, send=self.send, nodes=self._request_views,
+            training_wants=lambda: not self.rollouts.held_back, report=self.report, now=now,
+        )  # fmt: skip
+        self.rollouts.beside = self.requests
         self.samples = SampleFile(
             run_dir, config.status.samples_per_step, config.seed, tokenizer=self.rollouts.tokenizer, name_of=journal.node_name,
             in_thread=self.rollouts.buffers.in_thread,
@@ -123,6 +129,7 @@ class Head(SwarmOwner):
             nursery.start_soon(self.rollouts.keep_dispatched)
             nursery.start_soon(self.rollouts.keep_migrating)
             nursery.start_soon(self.rollouts.tokens.run)
+            nursery.start_soon(self.requests.run)
             nursery.start_soon(self.samples.run)
             nursery.start_soon(self._tick)
             nursery.start_soon(self._until_faulted)
@@ -156,6 +163,7 @@ class Head(SwarmOwner):
                     if peer in self.nodes:
                         self.nodes[peer].back_off(self.now())
             self.rollouts.buffers.truncate_stuck(self.now())
+            self.requests.tick()
             self.keeper.tick(self.rollouts)
             if self.local_engine is not None:
                 self.local_engine.look(self.rollouts)
@@ -165,8 +173,15 @@ class Head(SwarmOwner):
 
     def node_views(self) -> list[NodeView]:
         """The dispatcher's view of the nodes."""
-        load, now, active = self.rollouts.collector.load, self.now(), self._active
-        return [node.view(load(peer), self.epoch, now, active(peer)) for peer, node in self.nodes.items()]
+        rollouts, now, active = self.rollouts, self.now(), self._active
+        load, footprint = rollouts.load, rollouts.beside.footprint
+        return [
+            node.view(load(peer), self.epoch, now, active(peer), beside=footprint(peer)) for peer, node in self.nodes.items()
+        ]
+
+    def _request_views(self) -> list[NodeView]:
+        """The same with what training's forecast knows of each."""
+        return [self.rollouts.steering.forecast.view(node) for node in self.node_views()]
 
     def _active(self, peer: str) -> bool:
         if self.local_engine is not None and self._is_local(peer):
@@ -276,7 +291,7 @@ class Head(SwarmOwner):
         was_open = node.ready and not node.updating and node.version == message.version
         node.on_status(message, self.now())
         self._wake()
-        seen = node.believed(message, self.rollouts.collector.load(node.link.peer))
+        seen = node.believed(message, self.rollouts.load(node.link.peer))
         if seen is not None:
             self.rollouts.steering.forecast.observe(node.link.peer, seen.running, seen.tokens_per_s)
         if node.ready and not node.updating and not was_open:
@@ -303,6 +318,7 @@ class Head(SwarmOwner):
                 await self._moved.wait()
         with trio.move_on_after(FAREWELL_S):
             await self.samples.settled()
+        self.requests.close("the run is over")
         self.final_nodes = {p: self._describe(n) for p, n in self.nodes.items()}
         self.final_pool = self._pool()
         self.keeper.keep()
@@ -353,6 +369,7 @@ class Head(SwarmOwner):
                 "reserved": tally.reserved, "consumed": tally.consumed, "aborted": tally.aborted,
                 "outstanding": tally.outstanding + tally.finished, "lost": tally.lost,
             },
+            "requests": self.requests.status(),
             "moved": dict(self.rollouts.steering.moves),
             "resumed": {"groups": self.rollouts.resumed_groups, "tokens": self.rollouts.resumed_tokens},
             "pool": self.final_pool or self._pool(),

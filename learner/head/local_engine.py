@@ -83,7 +83,7 @@ class LocalEngine:
         while True:
             self.look(rollouts)
             if not self.turns.on:
-                load = rollouts.collector.load(self.peer)
+                load = rollouts.load(self.peer)
                 if not load:
                     return
                 if self._now() - self._off_at > HAND_BACK_S:
@@ -94,7 +94,7 @@ class LocalEngine:
     def look(self, rollouts: Rollouts) -> None:
         """Whose turn it is now; to be called every now and then."""
         now, node, was = self._now(), self._nodes.get(self.peer), self.turns.on
-        remote, load = self._remote(rollouts), rollouts.collector.load
+        remote, load = self._remote(rollouts), rollouts.load
         back = rollouts.held_back
         idle = [p for p in remote if load(p) < self._nodes[p].capacity] if back else []
         on = self.turns.look(
@@ -110,7 +110,7 @@ class LocalEngine:
             return
         self._off_at = now
         self._send(self.peer, Activate("warm", "the trainer's turn"))
-        if held := rollouts.collector.working(self.peer):
+        if held := rollouts.working(self.peer):
             self._send(self.peer, Interrupt(tuple(held)))
 
     def _remote(self, rollouts: Rollouts) -> Sequence[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from learner.dispatch.dispatcher import NodeView
+from learner.rollouts.beside import NOTHING, Footprint
 from p2p.membership.peering import Link
 from p2p.protocol.generation import NodeStatus
 from p2p.protocol.versions import Installed
@@ -122,13 +123,16 @@ class NodeState:
         """Whether it generates for this epoch, if it is asked to."""
         return self.ready and not self.draining and self.version.epoch == epoch and now - self.heard < STATUS_SILENCE_S
 
-    def view(self, load: int, epoch: int, now: float, active: bool = True) -> NodeView:
-        """For the dispatcher; `load` requests are with this node."""
+    def view(
+        self, load: int, epoch: int, now: float, active: bool = True, *, beside: Footprint = NOTHING
+    ) -> NodeView:
+        """For the dispatcher; `load` requests are with this node, and `beside` is what those take that are not training's."""
         live = self.ready and self.version.epoch == epoch and now - self.heard < STATUS_SILENCE_S and now >= self.not_before
         return NodeView(
             self.link.peer, self.version, min(load, self.capacity), max(0, load - self.capacity), self.capacity,
             tokens_per_s=self.tokens_per_s, live=live, draining=self.draining or self.updating or not active,
-            room=float(self.kv_tokens),
+            holds_back=self.updating and active and not self.draining,
+            context=beside.context, growth=beside.growth, room=float(self.kv_tokens),
         )  # fmt: skip
 
     def describe(self) -> dict[str, Any]:

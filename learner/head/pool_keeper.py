@@ -76,7 +76,7 @@ class PoolKeeper:
 
     def tick(self, rollouts: Rollouts) -> None:
         """Decide, and carry it out."""
-        now, load = self._now(), rollouts.collector.load
+        now, load = self._now(), rollouts.load
         # What engines promise matters only where somebody may be let go.
         priced = self.pool.priced
         promise = rollouts.steering.forecast.full_rate if priced else lambda peer, sequences: 0.0
@@ -91,7 +91,7 @@ class PoolKeeper:
         for peer, order in orders:
             log.info("node %s is %s: %s", self._nodes[peer].link.name, order.state, order.why)
             self._send(peer, order)
-            if order.state != "active" and (held := rollouts.collector.working(peer)):
+            if order.state != "active" and (held := rollouts.working(peer)):
                 self._send(peer, Interrupt(tuple(held)))
         decision = self.pool.decision
         if decision is not None and (self.pool.known or not decision.short_by):

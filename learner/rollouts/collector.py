@@ -26,8 +26,8 @@ from collections.abc import Iterator
 from learner.dispatch.dispatcher import WaitingSequence
 from learner.dispatch.forecast import GroupState, MemberState
 from learner.journal.records import ReservedGroup, UnfinishedGroup, Unwritten
+from learner.rollouts.event_checks import MIN_LOGPROB
 from learner.rollouts.group import (
-    MIN_LOGPROB,
     RunningGroup,
     RunningSample,
     fault,

@@ -18,6 +18,7 @@ from learner.journal.journal import Journal
 from learner.journal.records import ReservedGroup, UnfinishedGroup
 from learner.journal.token_writer import TokenJournal
 from learner.rewards.scoring import Scorer
+from learner.rollouts.beside import BesideTraining, NothingBeside
 from learner.rollouts.buffers import TrainingBuffers
 from learner.rollouts.collector import Collector
 from learner.rollouts.durations import Durations
@@ -83,6 +84,8 @@ class Rollouts:
         self.collector = Collector(
             vocab_size, first_group=journal.groups_so_far, first_attempt=first_attempt(epoch)
         )
+        self.beside: BesideTraining = NothingBeside()
+        """what nodes hold that is not training's; the head puts it here"""
         self.tokens = TokenJournal(journal, self.collector.unwritten)
         # Nothing is moved where sequences are to end under the weights that they began with: elsewhere there may be newer ones.
         chosen = settings.strategies.model_copy(update={"migration": False}) if settings.finish_s else settings.strategies
@@ -148,6 +151,7 @@ class Rollouts:
         """Groups may be generated under `version` from now on."""
         self._published.add(version)
         self.collector.published(version)
+        self.beside.published(version)
 
     def need_dispatch(self) -> None:
         """Something moved: the dispatcher is to look again, soon."""
@@ -215,6 +219,14 @@ class Rollouts:
         self.durations.opened(group_id, self._now())
         return True
 
+    def load(self, peer: str) -> int:
+        """How many requests `peer` holds, of all classes."""
+        return self.collector.load(peer) + self.beside.load(peer)
+
+    def working(self, peer: str) -> list[str]:
+        """Request ids that `peer` holds, of all classes."""
+        return self.collector.working(peer) + self.beside.working(peer)
+
     # --- work in -----------------------------------------------------------------------------------------------------
 
     def on_tokens(self, peer: str, message: Tokens) -> int:
@@ -227,6 +239,10 @@ class Rollouts:
                 self.durations.began(run.request_id, now)
             if taken := self.collector.extend(peer, run):
                 accepted += taken
+                continue
+            if self.beside.owns(run.request_id):
+                accepted += self.beside.on_tokens(peer, run)
+                ended = ended or bool(run.finish)
                 continue
             outcome = self.collector.tokens(peer, run)
             if run.finish:
@@ -253,6 +269,9 @@ class Rollouts:
 
     def on_rejected(self, peer: str, message: Rejected) -> None:
         """`peer` did not take a request, or gave it back."""
+        if self.beside.owns(message.request_id):
+            self.beside.on_rejected(peer, message)
+            return
         outcome = self.collector.declined(
             peer, message.request_id, message.reason, retryable=message.retryable, avoid=message.cause not in (BEHIND, UPDATING)
         )
@@ -263,17 +282,23 @@ class Rollouts:
 
     def take_from_stalled(self, now: float) -> list[str]:
         """Move what makes no progress where it is; the nodes concerned, for the head to keep work from."""
-        stalls = self._stalls.look(self.collector.progress(), now)
+        held = self.collector.progress()
+        for peer, progress in self.beside.progress().items():
+            held[peer] = held.get(peer, {}) | progress
+        stalls = self._stalls.look(held, now)
         for stall in stalls:
             self._report(stall.node, Refusal(f"{stall.reason}: {len(stall.request_ids)} sequences go elsewhere"))
             for request_id in stall.request_ids:
+                if self.beside.owns(request_id):
+                    self.beside.take(stall.node, request_id, stall.reason)
+                    continue
                 self.collector.declined(stall.node, request_id, stall.reason, retryable=True)
             self._cancel(tuple((stall.node, request_id) for request_id in stall.request_ids))
         return [stall.node for stall in stalls]
 
     def on_node_lost(self, peer: str) -> int:
         """What the node held goes to others, with its tokens so far. A dead node is never a reason to abort."""
-        moved = len(self.collector.node_lost(peer))
+        moved = len(self.collector.node_lost(peer)) + self.beside.on_node_lost(peer)
         self.steering.forecast.forget(peer)
         self.need_dispatch()
         return moved

@@ -12,14 +12,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from learner.journal.records import ReservedGroup
+from learner.rollouts.event_checks import Expected, event_fault
 from learner.rollouts.group_spec import GroupSpec
 from learner.rollouts.outcomes import Sampling
 from learner.trajectory import Finish, Maker, Trajectory
-from p2p.protocol.rollout import FINISH_REASONS, Completion, Generate, TokenEvent
+from p2p.protocol.rollout import Completion, Generate, TokenEvent
 from p2p.version import Version
-
-MIN_LOGPROB = -60.0
-"""No sampler draws a token that is less likely (e^-60); the trainer's importance weights would overflow on it."""
 
 ATTEMPTS = 10**9
 """Attempts that an epoch can make of one trajectory: each takes a message, so no run gets there."""
@@ -138,27 +136,8 @@ def fault(
     group: RunningGroup, member: RunningSample, event: TokenEvent, published: Container[Version], vocab_size: int | None
 ) -> str | None:
     """What is wrong with an event of the node that holds this member, beyond what Completion.add checks."""
-    if not event.whole:
-        return f"{len(event.packed_ids)} bytes of token ids with {len(event.packed_logprobs)} of logprobs"
-    held, sampling, ids = member.completion.ids, group.sampling, event.ids
-    if ids:
-        if event.version not in published:
-            return f"version {event.version} was never published"
-        if event.version < min_version(group, member):
-            return f"version {event.version} is older than {min_version(group, member)}"
-        if float(event.logprobs.min()) < MIN_LOGPROB:
-            return f"logprob {float(event.logprobs.min())} of a sampled token"
-        if len(held) + len(ids) > sampling.max_new_tokens:
-            return f"{len(held) + len(ids)} tokens of {sampling.max_new_tokens} asked for"
-        if any(token in sampling.stop_ids for token in ids[:-1]):
-            return "tokens after a stop token"
-        if any(not 0 <= t < (vocab_size or 1 << 31) for t in ids):
-            return "a token id outside the vocabulary"
-    last = ids[-1] if ids else None
-    if event.finish == "stop" and last not in sampling.stop_ids:
-        return "finished with stop and made no stop token"
-    if event.finish == "length" and len(held) + len(ids) < sampling.max_new_tokens:
-        return f"finished with length at {len(held) + len(ids)} of {sampling.max_new_tokens} tokens"
-    if event.finish not in FINISH_REASONS:
-        return f"unknown finish {event.finish!r:.40}"
-    return None
+    expected = Expected(
+        held=len(member.completion.ids), sampling=group.sampling, least=min_version(group, member), published=published,
+        vocab_size=vocab_size,
+    )  # fmt: skip
+    return event_fault(event, expected)

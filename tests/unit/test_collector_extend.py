@@ -9,7 +9,7 @@ import struct
 import pytest
 
 from learner.rollouts.collector import Collector
-from learner.rollouts.group import MIN_LOGPROB
+from learner.rollouts.event_checks import MIN_LOGPROB
 from learner.rollouts.outcomes import Accepted, Requeued, Sampling
 from p2p.protocol.rollout import TokenEvent, pack_ids
 from p2p.version import Version

@@ -1,0 +1,58 @@
+"""What tokens from a node must be, for whichever class of requests. Pure. Must not know groups, attempts or who holds what."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+
+from learner.rollouts.outcomes import Sampling
+from p2p.protocol.rollout import FINISH_REASONS, TokenEvent
+from p2p.version import Version
+
+MIN_LOGPROB = -60.0
+"""No sampler draws a token that is less likely (e^-60); the trainer's importance weights would overflow on it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """Which tokens may come next of one sequence."""
+
+    held: int
+    """completion tokens so far"""
+    sampling: Sampling
+    least: Version
+    """of the next token"""
+    exact: Version | None = None
+    """the only version that may make tokens of it; None: any from `least` on"""
+    published: Container[Version]
+    vocab_size: int | None = None
+
+
+def event_fault(event: TokenEvent, expected: Expected) -> str | None:
+    """What is wrong with an event of the node that holds the sequence, beyond what Completion.add checks."""
+    if not event.whole:
+        return f"{len(event.packed_ids)} bytes of token ids with {len(event.packed_logprobs)} of logprobs"
+    held, sampling, ids = expected.held, expected.sampling, event.ids
+    if ids:
+        if event.version not in expected.published:
+            return f"version {event.version} was never published"
+        if event.version < expected.least:
+            return f"version {event.version} is older than {expected.least}"
+        if expected.exact is not None and event.version != expected.exact:
+            return f"version {event.version} instead of {expected.exact} exactly"
+        if float(event.logprobs.min()) < MIN_LOGPROB:
+            return f"logprob {float(event.logprobs.min())} of a sampled token"
+        if held + len(ids) > sampling.max_new_tokens:
+            return f"{held + len(ids)} tokens of {sampling.max_new_tokens} asked for"
+        if any(token in sampling.stop_ids for token in ids[:-1]):
+            return "tokens after a stop token"
+        if any(not 0 <= t < (expected.vocab_size or 1 << 31) for t in ids):
+            return "a token id outside the vocabulary"
+    last = ids[-1] if ids else None
+    if event.finish == "stop" and last not in sampling.stop_ids:
+        return "finished with stop and made no stop token"
+    if event.finish == "length" and held + len(ids) < sampling.max_new_tokens:
+        return f"finished with length at {held + len(ids)} of {sampling.max_new_tokens} tokens"
+    if event.finish not in FINISH_REASONS:
+        return f"unknown finish {event.finish!r:.40}"
+    return None
