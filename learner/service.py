@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -19,12 +19,15 @@ from typing import Any, NamedTuple
 import trio
 
 from learner.config import LearnerConfig, resolved
+from learner.evaluation.plan import EvalPlan
+from learner.evaluation.problems import Evaluation, make_evaluation, score_in_thread
+from learner.evaluation.settings import eval_plan
 from learner.head.children import LOCAL_ENGINE, keep_local_engine, keep_trainer, watch_external
 from learner.head.head import Head
 from learner.head.provider import Provider
 from learner.head.trainer_server import serve_trainer
 from learner.journal.journal import CommittedStep, Journal
-from learner.model_folder import open_model_folder
+from learner.model_folder import ModelFolder, open_model_folder
 from learner.rewards.scoring import Scorer
 from learner.rollouts.controller import Rollouts
 from learner.rollouts.group_spec import RolloutSettings
@@ -32,6 +35,7 @@ from learner.rollouts.outcomes import Sampling
 from learner.run_dir import existing_run, kept_listen
 from learner.status.live import EventLog, collected_events
 from learner.status.server import serve_status
+from learner.tasks.port import Task
 from learner.tasks.registry import make_task
 from p2p.errors import UsageError
 from p2p.files import write_whole
@@ -126,6 +130,9 @@ async def run_learner(
     with ExitStack() as held:
         log_lines = held.enter_context(collected_events())
         scorer = held.enter_context(Scorer(task, allow_unconfined=config.task.allow_unconfined))
+        # Abandoned: the scorers' ends, which follow, end it. (mypy sees trio-typing's stubs, older than trio.)
+        in_thread: Any = partial(trio.to_thread.run_sync, abandon_on_cancel=True)  # type: ignore[call-arg]
+        evaluations = list(_evaluations(config, model, task, held=held, in_thread=in_thread))
         run, run_dir = prepare_run(config, resume=resume)
         journal = held.enter_context(Journal.open(run_dir / "journal.sqlite", run))
         # The run is ours alone from here on, so its files may be written.
@@ -139,8 +146,6 @@ async def run_learner(
         listen = _listen(run_dir, config)
         async with open_libp2p_network(identity, listen) as network:
             _keep_ports(run_dir, listen, list(network.addresses))
-            # Abandoned: the scorer's end, which follows, ends it. (mypy sees trio-typing's stubs, older than trio.)
-            in_thread: Any = partial(trio.to_thread.run_sync, abandon_on_cancel=True)  # type: ignore[call-arg]
             head = Head(
                 config=config, run=run, run_dir=run_dir, identity=identity, network=network, journal=journal,
                 open_rollouts=lambda head: Rollouts(
@@ -149,6 +154,7 @@ async def run_learner(
                     in_thread=in_thread,
                 ),
             )  # fmt: skip
+            head.evaluate(evaluations)
             head.rollouts.buffers.stop_at(trainer_config.steps)
             if config.local_engine.engine:
                 own = run_dir / LOCAL_ENGINE
@@ -165,6 +171,35 @@ async def run_learner(
                 head.keeper.pool.advice, run, ticket, command=a.ask_command, url=a.ask_url, every_s=a.ask_every_s
             )
             return await _run(config, head, run_dir, ticket, announce=announce, log_lines=log_lines)
+
+
+def _evaluations(
+    config: LearnerConfig, model: ModelFolder, task: Task, *, held: ExitStack, in_thread: Callable[..., Awaitable[Any]]
+) -> Iterator[Evaluation]:
+    """The default evaluation and those of the tables [[eval]], with scorers of their own that `held` closes: answers that are
+    slow to score keep no group of training waiting. UsageError for a table whose problems are not to be had."""
+
+    def make(plan: EvalPlan, of: Task, unconfined: bool, held_out: bool) -> Evaluation:
+        scorer = held.enter_context(Scorer(of, allow_unconfined=unconfined))
+        return make_evaluation(plan, of, model.tokenizer, held_out=held_out, score=score_in_thread(scorer, in_thread))
+
+    longest, unconfined = config.rollout.max_new_tokens, config.task.allow_unconfined
+    if config.trainer.eval_size:
+        plan = EvalPlan(
+            name="", prompts=config.trainer.eval_size, samples=1, every=config.trainer.eval_every, at_start=True, at_end=True,
+            temperature=0.0, top_p=1.0, max_new_tokens=longest, stop_ids=model.stop_ids, seed=config.seed,
+        )  # fmt: skip
+        try:
+            yield make(plan, task, unconfined, held_out=True)
+        except UsageError as error:
+            log.warning("%s; the run goes on without it (trainer.eval_size = 0 turns it off)", error)
+    for section in config.eval:
+        plan = eval_plan(section, max_new_tokens=longest, stop_ids=model.stop_ids, seed=config.seed)
+        if section.task is None:
+            yield make(plan, task, unconfined, section.held_out)
+        else:
+            own = make_task(section.task.name, section.task.seed, dict(section.task.options))
+            yield make(plan, own, section.task.allow_unconfined, section.held_out)
 
 
 def _rollout_settings(config: LearnerConfig, stop_ids: tuple[int, ...]) -> RolloutSettings:
