@@ -28,6 +28,11 @@ DECLINE_BUDGET = 3
 than the model takes), and one alone could be wrong or lie."""
 
 
+COUNTED = ("asked", "ended", "failed", "cancelled", "busy", "moved", "tokens")
+"""What is counted of each class: sequences taken, how they left, those refused because too many waited, hand-overs after the
+first, and tokens accepted."""
+
+
 class Taken(NamedTuple):
     """What came of an event."""
 
@@ -49,7 +54,7 @@ class RequestBook:
         self.epoch, self.most_waiting, self.vocab_size = epoch, most_waiting, vocab_size
         self.failure_budget, self.decline_budget = failure_budget, decline_budget
         self.counts: dict[RequestClass, Counter[str]] = {c: Counter() for c in LETTERS.values()}
-        """class -> what happened (asked, busy, ended, failed, cancelled, moved, tokens) -> how often"""
+        """class -> what happened (one of COUNTED) -> how often"""
         self.closed = ""
         """why nothing is taken any more"""
         self._last = -1

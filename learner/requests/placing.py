@@ -109,20 +109,22 @@ class _Table:
         self._open = np.array([not n.draining for n in nodes], bool)
         self._capacity = np.array([n.capacity for n in nodes], np.int64)
         self._held = np.array([book.load(n.peer) for n in nodes], np.int64)
-        self._versions = [n.version for n in nodes]
+        self._at: dict[Version, np.ndarray] = {}
+        """version -> bool: which serve it"""
+        for i, n in enumerate(nodes):
+            self._at.setdefault(n.version, np.zeros(len(nodes), bool))[i] = True
         index = {n.peer: i for i, n in enumerate(nodes)}
         self._pinned = {c: np.zeros(len(nodes), bool) for c in places.shares}
         """class -> which nodes hold requests of it for one exact version"""
-        self._pinned_elsewhere = dict.fromkeys(places.shares, 0)
         elsewhere: dict[RequestClass, set[str]] = {c: set() for c in places.shares}
         for s in book.held():
             if s.ask.exact_version is not None:
-                i = index.get(s.node)
-                if i is None:
-                    elsewhere[s.ask.request_class].add(s.node)
+                if s.node in index:
+                    self._pinned[s.ask.request_class][index[s.node]] = True
                 else:
-                    self._pinned[s.ask.request_class][i] = True
+                    elsewhere[s.ask.request_class].add(s.node)
         self._pinned_elsewhere = {c: len(peers) for c, peers in elsewhere.items()}
+        """class -> how many nodes that take nothing now hold such requests"""
 
     def best(self, sequence: RequestSequence) -> int | None:
         """The node for it; None when none may take it now."""
@@ -130,7 +132,7 @@ class _Table:
         if exact is None:
             able = self._open & self._table.able(sequence.least)
         else:  # a node that holds a newer version back takes what names the very version that it serves
-            able = np.array([v == exact for v in self._versions], bool)
+            able = self._at.get(exact, np.zeros(len(self.nodes), bool))
         free = able & (self._held < self._capacity)
         avoid = self._table.listed(frozenset(sequence.failed_on))
         if (able & ~avoid).any():

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 import trio
 
 from learner.dispatch.node_table import NodeView
-from learner.requests.book import RequestBook
+from learner.requests.book import COUNTED, RequestBook
 from learner.requests.placing import RequestPlaces, count_places, place, served
 from learner.requests.port import Ask, Made, RequestClass, Requests
 from learner.requests.sequence import LETTERS, RequestSequence
@@ -67,7 +67,7 @@ class SwarmRequests(Requests, BesideTraining):
     @asynccontextmanager
     async def sample(self, ask: Ask) -> AsyncIterator[AsyncIterator[Made]]:
         """See `Requests.sample`."""
-        sequence = self.book.open(ask, self._now(), served(self._nodes()))
+        sequence = self.book.open(ask, self._now(), served(self._nodes()) if ask.exact_version is not None else ())
         reader = RequestReader(sequence)
         self._due.set()
         try:
@@ -181,13 +181,11 @@ class SwarmRequests(Requests, BesideTraining):
 
     # ---- what a person sees
 
-    def status(self) -> dict[str, dict[str, int]]:
-        """Counts by class."""
-        names = ("asked", "ended", "failed", "cancelled", "busy", "moved", "tokens")
-        return {
-            c: {"waiting": self.book.waits(c), "running": self.book.holding(c)} | {n: self.book.counts[c][n] for n in names}
-            for c in LETTERS.values()
-        }
+    def status(self) -> dict[str, dict[RequestClass, int]]:
+        """What is counted -> class -> how many."""
+        classes, counts = LETTERS.values(), self.book.counts
+        now = {"waiting": {c: self.book.waits(c) for c in classes}, "running": {c: self.book.holding(c) for c in classes}}
+        return now | {name: {c: counts[c][name] for c in classes} for name in COUNTED}
 
 
 class RequestReader(AsyncIterator[Made]):

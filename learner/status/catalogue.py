@@ -93,6 +93,15 @@ ABORT_REASONS = ("failures", "equal", "surplus", "stale", "orphaned", "restart",
 MOVE_REASONS = ("waits", "slow")
 """Why a running sequence is moved (`learner/dispatch/migration.py`)."""
 
+REQUEST_CLASSES = ("evaluation", "serving")
+"""Classes of requests beside training (`learner/requests/port.py`)."""
+
+
+def _requests(counted: str, name: str, what: str, kind: Kind = "counter") -> MetricEntry:
+    """A number of requests beside training, by class."""
+    return MetricEntry(what, name=name, path=f"requests.{counted}", kind=kind, label="class", values=REQUEST_CLASSES)
+
+
 SECTIONS: tuple[MetricSection, ...] = (
     MetricSection(
         "The line", "head", "Where a line of metrics.jsonl belongs. A resumed run may write a step again.",
@@ -242,6 +251,21 @@ SECTIONS: tuple[MetricSection, ...] = (
                   "Longest time that a node made no token while it took its last version."),
             _line("node/apply_s", "shoal_node_apply_seconds", "Longest time that a node took to put its last version in place."),
             _line("node/version_lag", "shoal_node_lag_steps", "Steps between the newest version and the slowest node's."),
+        ),
+    ),
+    MetricSection(
+        "Requests beside training", "head", "By class: evaluation on the nodes, and serving through the endpoint.",
+        (
+            _requests("waiting", "shoal_requests_waiting", "Sequences that wait for a node.", "gauge"),
+            _requests("running", "shoal_requests_running", "Sequences that nodes hold.", "gauge"),
+            _requests("asked", "shoal_requests_asked", "Sequences that were taken."),
+            _requests("ended", "shoal_requests_ended", "Sequences that ended by a stop token or at their limit."),
+            _requests("failed", "shoal_requests_failed",
+                      "Sequences that could not be made: no node serves their version, takes them, or had a place in time."),
+            _requests("cancelled", "shoal_requests_cancelled", "Sequences that whoever asked left before their end."),
+            _requests("busy", "shoal_requests_busy", "Sequences that were not taken, since too many waited already."),
+            _requests("moved", "shoal_requests_moved", "Times that a sequence came back from a node, to go on at another."),
+            _requests("tokens", "shoal_requests_tokens", "Completion tokens that nodes made of them."),
         ),
     ),
     MetricSection(

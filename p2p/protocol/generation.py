@@ -64,7 +64,7 @@ class Interrupt(Message, frozen=True, tag="interrupt"):
 
 class Tokens(Message, frozen=True, tag="tokens"):
     """Node to head: what it made since it last said so. The head checks each run against the request that it answers (see
-    `learner.rollouts.group.fault`): who holds it, where it stands, its version, its log probabilities, its token ids, its end."""
+    `learner.rollouts.event_checks`): who holds it, where it stands, its version, its log probabilities, its ids, its end."""
 
     runs: Row[TokenEvent]
 

@@ -35,6 +35,10 @@ STATUS: dict[str, Any] = {
     "max_staleness_seen": 1, "refusals": 7, "learner_egress_bytes": 100, "peer_bytes": 50, "anchor_bytes": 60,
     "trajectories": {"reserved": 8, "consumed": 4, "aborted": {"stale": 2, "a new reason": 1}, "outstanding": 1, "lost": 0},
     "moved": {"slow": 3},
+    "requests": {
+        name: {"evaluation": 1, "serving": 2}
+        for name in ("waiting", "running", "asked", "ended", "failed", "cancelled", "busy", "moved", "tokens")
+    },
     "pool": {"spent_usd": 1.5, "usd_per_hour": 0.5, "budget_usd": 0.0},
     "redundancy": {"surplus_groups": 1, "surplus_sequences": 2, "surplus_tokens": 30, "truncated": 4},
     "nodes": [
