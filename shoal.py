@@ -3,7 +3,7 @@
 Each verb imports what it needs when it runs, so that `shoal --help` is instant.
 
 Every verb takes --json and then prints one JSON object as its last line. Exit status: 0 it did what it says, 1 it could not
-finish, 2 bad input (one clear line, no traceback), 130 interrupted, 143 terminated.
+finish, 2 bad input (one clear line, no traceback), 130 interrupted, 141 nobody reads what it prints (`| head`), 143 terminated.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import json
 import logging
 import os
+import select
 import signal
 import sqlite3
 import sys
@@ -25,11 +26,8 @@ if TYPE_CHECKING:
     from p2p.verbs import Run
 
 
-LOGGED = 2000
-"""Characters of a log line: more than any of ours has, and what quotes a stranger may be as long as a frame."""
-
-LOGGED_TRACEBACK = 40_000
-"""Characters of a traceback in the log: a few hundred calls have room, and its last line may quote what a stranger sent."""
+CLOSED = 141
+"""Exit status when nobody reads what is printed: what a shell says of a program that SIGPIPE ended."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,22 +47,65 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = args.run(args)
     except BaseException as error:
         cause = first_of(error)
+        if isinstance(cause, BrokenPipeError) and _stdout_is_closed():
+            _give_up_stdout()
+            return CLOSED
         if isinstance(cause, UsageError):
             return _complain(*cause.problems)
         if isinstance(cause, KeyboardInterrupt):
             return _interrupted(args, cause)
         if isinstance(cause, ShoalError):
-            print(f"shoal {args.verb}: {cause}", file=sys.stderr)
+            print(f"shoal {args.verb}: {_one_line(str(cause))}", file=sys.stderr)
             return 1
         if isinstance(cause, (OSError, sqlite3.Error)):  # a full disk, a missing permission: no bug of ours
             if args.verbose:
                 traceback.print_exception(error)
-            print(f"shoal {args.verb}: {_outside_fault(cause, getattr(args, 'where', None))}", file=sys.stderr)
+            print(f"shoal {args.verb}: {_one_line(_outside_fault(cause, getattr(args, 'where', None)))}", file=sys.stderr)
             return 1
         raise
-    if args.json:
-        print(json.dumps(result), flush=True)
-    return 0 if result.get("ok", True) else 1
+    return _said(args, result) or (0 if result.get("ok", True) else 1)
+
+
+def _said(args: argparse.Namespace, result: dict[str, Any]) -> int:
+    """Print what is still to be printed; 0, or the exit status where --json's result could not be."""
+    if sys.stdout is None:  # it was closed from the beginning
+        return 0
+    try:
+        if args.json:
+            print(json.dumps(result))
+        sys.stdout.flush()  # not at the interpreter's end, where a closed pipe is a traceback
+    except BrokenPipeError:
+        _give_up_stdout()
+        return CLOSED if args.json else 0
+    except OSError as error:
+        _give_up_stdout()
+        print(f"shoal {args.verb}: stdout: {error.strerror}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _stdout_is_closed() -> bool:
+    """Whether nobody reads what we print: a broken pipe may be another one."""
+    if sys.stdout is None:
+        return False
+    poll = select.poll()
+    try:
+        poll.register(sys.stdout.fileno(), 0)
+        return any(found & select.POLLERR for _, found in poll.poll(0))
+    except (OSError, ValueError):
+        return False
+
+
+def _give_up_stdout() -> None:
+    """What is still to be printed goes nowhere, without complaint at the interpreter's end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _one_line(text: str) -> str:
+    """What a stranger said may be quoted in it."""
+    from p2p.printable import LOGGED, printable
+
+    return printable(text, LOGGED)
 
 
 def _on_terminate(number: int, frame: object) -> None:
@@ -93,7 +134,7 @@ def _outside_fault(error: OSError | sqlite3.Error, where: object) -> str:
 
 def _complain(*problems: str) -> int:
     for problem in problems:
-        print(f"shoal: {' '.join(problem.split())}", file=sys.stderr)
+        print(f"shoal: {_one_line(problem)}", file=sys.stderr)
     return 2
 
 
@@ -178,30 +219,12 @@ def _examine_learner(run_dir: Path) -> list[DoctorFinding]:
     return examine_learner(run_dir)
 
 
-def _printable_lines(text: str) -> str:
-    """A traceback keeps its lines and their indentation; what it quotes may be a stranger's."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text[-LOGGED_TRACEBACK:])
-
-
-class _CleanFormatter(logging.Formatter):
-    """Messages quote names and reasons that strangers sent: none may move the cursor, or fill the terminal."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        from p2p.printable import printable
-
-        return printable(super().formatMessage(record), LOGGED)
-
-    def formatException(self, ei: Any) -> str:
-        return _printable_lines(super().formatException(ei))
-
-    def formatStack(self, stack_info: str) -> str:
-        return _printable_lines(super().formatStack(stack_info))
-
-
 def _set_up_logging(args: argparse.Namespace) -> None:
+    from p2p.printable import CleanFormatter
+
     level = logging.INFO if args.verbose or args.verb in ("learner", "node") else logging.WARNING
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_CleanFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(CleanFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("shoal").setLevel(level)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # processes fork after tokenizers were used

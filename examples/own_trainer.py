@@ -42,6 +42,9 @@ def group_loss(model: torch.nn.Module, group: Group, temperature: float) -> tupl
     tokens = pad([torch.tensor(t.completion_ids) for t in group.trajectories]).to(device)  # [G, T]
     behaviour = pad([torch.tensor(t.logprobs) for t in group.trajectories]).to(device)
     mask = pad([torch.ones(len(t.completion_ids)) for t in group.trajectories]).to(device)
+    for row, t in zip(mask, group.trajectories, strict=True):
+        for gap in t.given:  # what an environment wrote is read, and not learned
+            row[gap.start : gap.stop] = 0.0
     ids = torch.cat([torch.tensor(prompt, device=device).expand(len(tokens), -1), tokens], dim=1)
     logits = model(input_ids=ids[:, :-1]).logits[:, len(prompt) - 1 :].float() / temperature  # [G, T, V]
     logp = torch.log_softmax(logits, dim=-1).gather(2, tokens[:, :, None])[:, :, 0]  # [G, T]

@@ -14,12 +14,14 @@ from pydantic import Field
 
 from learner.dispatch.dispatcher import Strategies
 from learner.economy.local_rollout import FLOOR_S
-from learner.evaluation.settings import EvalSection, eval_findings
+from learner.endpoint.settings import EndpointSection
+from learner.evaluation.settings import EvalSection, EvalTask, eval_findings
 from learner.layers import Layer, read_flags, stack
 from learner.presets import PRESETS, PresetName, sentences
 from learner.requests.settings import RequestsSection
+from learner.rewards.settings import RewardSettings
 from learner.section import MAX_SEED, MIN_SEED, Finding, Section, Seed, dump_toml, read_toml
-from learner.tasks.settings import TaskSection
+from learner.tasks.settings import TaskSettings
 from learner.trainer.settings import TrainerConfig, TrainerSection
 from p2p.errors import UsageError
 from p2p.limits import DEFAULT_SEGMENT, MAX_CHUNK, MAX_SEGMENT, MAX_SEGMENT_CHUNKS
@@ -29,6 +31,10 @@ __all__ = [
     "LearnerConfig", "LocalEngineSection", "ReadConfig", "TrainerSection", "build_config", "dump_toml", "load_config",
     "read_config", "resolved",
 ]  # fmt: skip
+
+
+class TaskSection(RewardSettings, TaskSettings):
+    """Where prompts come from, and how answers are scored."""
 
 
 class RolloutSection(Section):
@@ -188,6 +194,7 @@ class LearnerConfig(Section):
     requests: RequestsSection = RequestsSection()
     swarm: SwarmSection = SwarmSection()
     status: StatusSection = StatusSection()
+    endpoint: EndpointSection = EndpointSection()
     trainer: TrainerSection = TrainerSection()
     eval: list[EvalSection] = Field(default_factory=list, max_length=MOST_EVALS)
     """Evaluations beside the default one."""
@@ -261,8 +268,10 @@ def _read(layers: Sequence[Layer], source: str, other_flags: Collection[str] = (
 
 def _contradictions(config: LearnerConfig) -> Iterator[Finding]:
     """Values that are right by themselves and not together."""
-    tables = [("task.options", config.task.options), ("local_engine.engine_set", config.local_engine.engine_set)]
-    tables += [(f"eval.{i}.task.options", one.task.options) for i, one in enumerate(config.eval) if one.task is not None]
+    tables = [("local_engine.engine_set", config.local_engine.engine_set)]
+    for where, task in _tasks(config):
+        tables += [(f"{where}.options", task.options), (f"{where}.template_options", task.template_options)]
+        yield from _task_findings(where, task)
     for key, options in tables:
         for what in _not_plain(key, options):
             yield Finding(what, (key,))
@@ -292,6 +301,21 @@ def _contradictions(config: LearnerConfig) -> Iterator[Finding]:
             f"a segment has at most {MAX_SEGMENT_CHUNKS} chunks",
             ("swarm.chunk_bytes", "swarm.segment_bytes"),
         )
+
+
+def _tasks(config: LearnerConfig) -> Iterator[tuple[str, TaskSection | EvalTask]]:
+    """Every task of the configuration, with the key of its table."""
+    yield "task", config.task
+    yield from ((f"eval.{i}.task", one.task) for i, one in enumerate(config.eval) if one.task is not None)
+
+
+def _task_findings(where: str, task: TaskSection | EvalTask) -> Iterator[Finding]:
+    if task.messages and task.template:
+        what = f"{where}.messages and {where}.template are both set: a prompt is made of one of them"
+        yield Finding(what, (f"{where}.messages", f"{where}.template"))
+    if task.data and not task.answer and not task.reward:
+        what = f'{where}.answer = "" and no {where}.reward: nothing says what an answer is worth'
+        yield Finding(what, (f"{where}.answer", f"{where}.reward", f"{where}.data"))
 
 
 def _not_plain(key: str, value: Any) -> Iterator[str]:

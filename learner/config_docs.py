@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Le, MinLen
+from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
 from learner.config import LearnerConfig
@@ -17,7 +18,7 @@ from learner.section import MAX_SEED, MIN_SEED, Section, item_section
 INTRO = """\
 # Configuration
 
-<!-- Made by `shoal config docs`, from the fields in learner/config.py and learner/trainer/settings.py. -->
+<!-- Made by `shoal config docs`, from the fields in learner/config.py and the settings.py of learner's rooms. -->
 
 `shoal learner CONFIG.toml` reads these settings. Each can be given as a flag as well, which wins over the file:
 `--rollout.max_staleness 3`. Unknown keys and values out of range are refused, with the file and the key named.
@@ -40,8 +41,8 @@ UNITS_BY_NAME = {"_usd_per_hour": "$ an hour", "_usd": "$", "_s": "seconds", "_b
 
 COUNTED = re.compile(
     r"(?:Most |Least |Padded |Held-out )?"
-    r"(learner steps|optimizer steps|steps|groups|completions|prompts|tokens|publications|checkpoints|sequences|CPU threads|"
-    r"share)\b",
+    r"(learner steps|optimizer steps|steps|groups|completions|prompts|tokens|publications|checkpoints|sequences|processes|"
+    r"connections|CPU threads|share)\b",
     re.IGNORECASE,
 )
 """What a description begins with where the number counts something."""
@@ -133,7 +134,7 @@ def markdown() -> str:
 
 def _settings(prefix: str, section: type[Section], *, many: bool = False) -> Iterator[Setting]:
     for name, info in section.model_fields.items():
-        if not _is_section(info) and item_section(info) is None:
+        if not _is_section(info) and (prefix or item_section(info) is None):  # a list at the top is a section of its own
             value = None if info.is_required() else info.get_default(call_default_factory=True)
             default = REQUIRED if info.is_required() else NOTHING if value is None else json.dumps(value)
             type, what = _type(info.annotation, info.metadata), _paragraph(info.description)
@@ -166,6 +167,8 @@ def _type(kind: Any, bounds: Sequence[Any] = (), s: str = "") -> str:
         return f"table{s}"
     if origin is Literal:
         return ", ".join(f"`{json.dumps(value)}`" for value in inner)
+    if origin is list and any(isinstance(bound, BeforeValidator) for bound in bounds):  # a single item may be its name alone
+        return f"string{s}, or list{s} of {_type(inner[0], (), 's')}"
     if origin is list:
         sizes = {bound.min_length if isinstance(bound, MinLen) else bound.max_length for bound in bounds}
         return f"list{s} of {f'{sizes.pop()} ' if len(bounds) == 2 else ''}{_type(inner[0], (), 's')}"

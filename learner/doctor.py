@@ -14,6 +14,7 @@ from learner.rewards.sandbox import landlock_version
 from learner.rewards.sandbox_probe import missing_layers
 from p2p.findings import OK, WARNING, DoctorFinding
 from p2p.limits import GIB
+from p2p.quantities import human_bytes
 
 LITTLE_DISK = 20 * GIB
 """Bytes below which checkpoints may fill the disk: one takes 12 bytes a parameter (fp32 weights and two moments), so 7 GiB for
@@ -32,7 +33,10 @@ def judge_sandbox(missing: list[str], landlock: int) -> DoctorFinding:
             "task.allow_unconfined = true at your own risk; other tasks need none of it"
         )
         return DoctorFinding(what, WARNING, said, todo)
-    todo = "scorers run with less around them; a container may withhold it (docker run --security-opt seccomp=unconfined)"
+    todo = (
+        "scorers run with less around them; a container may withhold it. docker run --security-opt seccomp=unconfined is a "
+        "trade: scorers get it, and the container's own filter of system calls is gone for everything that runs in it"
+    )
     return DoctorFinding(what, WARNING, said, todo)
 
 
@@ -41,7 +45,7 @@ def judge_run_disk(folder: Path, *, writable: bool, free: int) -> DoctorFinding:
     what = "disk: checkpoints"
     if not writable:
         return DoctorFinding(what, WARNING, f"{folder} cannot be written by a learner", "choose another run_dir")
-    said = f"{free / GIB:.1f} GiB free for {folder}; a checkpoint takes 12 bytes a parameter"
+    said = f"{human_bytes(free)} free for {folder}; a checkpoint takes 12 bytes a parameter"
     if free < LITTLE_DISK:
         return DoctorFinding(what, WARNING, said, "for a learner of a larger model make room, or choose another run_dir")
     return DoctorFinding(what, OK, said)

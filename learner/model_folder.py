@@ -29,6 +29,8 @@ class ModelFolder:
     """transformers' own"""
     stop_ids: tuple[int, ...]
     """tokens that end an answer"""
+    context: int = 0
+    """most tokens of prompt and answer together, by config.json; 0: not known"""
 
 
 def open_model_folder(model: str) -> ModelFolder:
@@ -37,7 +39,8 @@ def open_model_folder(model: str) -> ModelFolder:
     path = _find(model)
     size = check_model_folder(path)
     tokenizer = _tokenizer(path)
-    return ModelFolder(path, size, tokenizer, stop_ids(tokenizer, _eos(path)))
+    context = number_in(read_model_config(path), "max_position_embeddings") or 0
+    return ModelFolder(path, size, tokenizer, stop_ids(tokenizer, _eos(path)), context)
 
 
 def check_model_folder(folder: Path) -> int:

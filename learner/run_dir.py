@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from pathlib import Path
 
 from p2p.errors import UsageError
+from p2p.files import is_locked
+
+SAMPLES_FILE = "samples.jsonl"
+"""Name of the file with what the model wrote, a few completions a step."""
+
+OLDER_SAMPLES = "samples.1.jsonl"
+"""Name of the file before it, which is replaced when the newer one is full."""
 
 
 def existing_run(run_dir: Path, *, resume: bool) -> str | None:
@@ -33,11 +39,13 @@ def check_idle(run_dir: Path) -> None:
     except OSError:
         return  # no learner was ever here; and what cannot be read is told by who must read it
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        raise UsageError(f"another learner is running on this directory: {run_dir}") from None
+        held = is_locked(lock)
+    except OSError as error:
+        raise UsageError(f"cannot lock {run_dir}/journal.sqlite.lock: {error.strerror}") from None
     finally:
         os.close(lock)
+    if held:
+        raise UsageError(f"another learner is running on this directory: {run_dir}")
 
 
 def kept_listen(run_dir: Path) -> list[str] | None:

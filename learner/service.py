@@ -18,17 +18,19 @@ from typing import Any, NamedTuple
 
 import trio
 
-from learner.config import LearnerConfig, resolved
+from learner.config import LearnerConfig, TaskSection, resolved
+from learner.endpoint.reader import Offer
+from learner.endpoint.service import Endpoint
 from learner.evaluation.plan import EvalPlan
-from learner.evaluation.problems import Evaluation, make_evaluation, score_in_thread
-from learner.evaluation.settings import eval_plan
+from learner.evaluation.problems import Evaluation, make_evaluation
+from learner.evaluation.settings import EvalTask, eval_plan
 from learner.head.children import LOCAL_ENGINE, keep_local_engine, keep_trainer, watch_external
 from learner.head.head import Head
 from learner.head.provider import Provider
 from learner.head.trainer_server import serve_trainer
 from learner.journal.journal import CommittedStep, Journal
 from learner.model_folder import ModelFolder, open_model_folder
-from learner.rewards.scoring import Scorer
+from learner.rewards.group_scorer import PooledScorer
 from learner.rollouts.controller import Rollouts
 from learner.rollouts.group_spec import RolloutSettings
 from learner.rollouts.outcomes import Sampling
@@ -36,7 +38,8 @@ from learner.run_dir import existing_run, kept_listen
 from learner.status.live import EventLog, collected_events
 from learner.status.server import serve_status
 from learner.tasks.port import Task
-from learner.tasks.registry import make_task
+from learner.tasks.prompting import fit_prompts, stop_tokens
+from learner.tasks.registry import open_task
 from p2p.errors import UsageError
 from p2p.files import write_whole
 from p2p.identity import Identity
@@ -46,8 +49,8 @@ from p2p.protocol.descriptor import pack_descriptor
 log = logging.getLogger("shoal.learner")
 
 Announce = Callable[[str, dict[str, Any]], None]
-"""Hears ("ready", {ticket, status_port, run, run_dir}) once nodes can join, then ("status", the run's state) once a second, in a
-thread of its own."""
+"""Hears ("ready", {ticket, status_port, run, run_dir, endpoint, endpoint_key}) once nodes can join, then ("status", the run's
+state) once a second, in a thread of its own."""
 
 TELL_S = 1.0
 """Seconds between two states that whoever started the learner hears: a person does not read faster."""
@@ -125,13 +128,15 @@ async def run_learner(
     from p2p.channel.libp2p import open_libp2p_network
 
     model = open_model_folder(config.model)
-    task = make_task(config.task.name, config.task.seed, dict(config.task.options))
+    task = await trio.to_thread.run_sync(partial(open_run_task, config, model))
     trainer_config = config.trainer_config()
     with ExitStack() as held:
         log_lines = held.enter_context(collected_events())
-        scorer = held.enter_context(Scorer(task, allow_unconfined=config.task.allow_unconfined))
-        # Abandoned: the scorers' ends, which follow, end it. (mypy sees trio-typing's stubs, older than trio.)
+        # Abandoned: what they wait for ends with the processes that score. (mypy sees trio-typing's stubs, older than trio.)
         in_thread: Any = partial(trio.to_thread.run_sync, abandon_on_cancel=True)  # type: ignore[call-arg]
+        scorer = held.enter_context(
+            PooledScorer(task, config.task, allow_unconfined=config.task.allow_unconfined, in_thread=in_thread)
+        )
         evaluations = list(_evaluations(config, model, task, held=held, in_thread=in_thread))
         run, run_dir = prepare_run(config, resume=resume)
         journal = held.enter_context(Journal.open(run_dir / "journal.sqlite", run))
@@ -140,6 +145,8 @@ async def run_learner(
         write_whole(run_dir / "config.toml", resolved(config))
         write_whole(run_dir / "trainer.json", trainer_config.model_dump_json(indent=1))
         (run_dir / "summary.json").unlink(missing_ok=True)  # of an earlier end: this run goes on
+        for line in changed_data(run_dir, task, resume=resume):
+            log.warning("%s", line)
         if not resume:
             (run_dir / "listen.json").unlink(missing_ok=True)  # of a start that was refused
         identity = Identity.load_or_create(run_dir / "head.key")
@@ -149,13 +156,14 @@ async def run_learner(
             head = Head(
                 config=config, run=run, run_dir=run_dir, identity=identity, network=network, journal=journal,
                 open_rollouts=lambda head: Rollouts(
-                    _rollout_settings(config, model.stop_ids), journal, task, model.tokenizer, model.vocab_size,
+                    _rollout_settings(config, _stops(model, task)), journal, task, model.tokenizer, model.vocab_size,
                     epoch=head.epoch, send=head.send, nodes=head.node_views, report=head.report, scorer=scorer,
                     in_thread=in_thread,
                 ),
             )  # fmt: skip
             head.evaluate(evaluations)
             head.rollouts.buffers.stop_at(trainer_config.steps)
+            head.requests.book.max_context = model.context
             if config.local_engine.engine:
                 own = run_dir / LOCAL_ENGINE
                 own.mkdir(exist_ok=True)
@@ -170,7 +178,42 @@ async def run_learner(
             head.provider = Provider(
                 head.keeper.pool.advice, run, ticket, command=a.ask_command, url=a.ask_url, every_s=a.ask_every_s
             )
-            return await _run(config, head, run_dir, ticket, announce=announce, log_lines=log_lines)
+            endpoint = None
+            if config.endpoint.listen:
+                endpoint = Endpoint(config.endpoint, run_dir, Offer(
+                    requests=head.requests,
+                    version=lambda: head.publisher.current, tokenizer=model.tokenizer, vocab_size=model.vocab_size,
+                    stop_ids=model.stop_ids, model=config.model, context=model.context, chat_format=task.chat_format,
+                ))  # fmt: skip
+            return await _run(config, head, run_dir, ticket, announce=announce, log_lines=log_lines, endpoint=endpoint)
+
+
+def open_run_task(config: LearnerConfig, model: ModelFolder) -> Task:
+    """The run's task, without prompts that are longer than its model takes. Reads all of its data. UsageError as `open_task`."""
+    return _open_task(config.task, model)
+
+
+def _open_task(settings: TaskSection | EvalTask, model: ModelFolder) -> Task:
+    task = open_task(settings, own_score=not settings.reward)
+    fit_prompts(task, model.tokenizer, model.context)
+    return task
+
+
+def changed_data(run_dir: Path, task: Task, *, resume: bool) -> list[str]:
+    """Keeps digests of the task's data with the run; of a resumed one, a line for each source that is not what it was."""
+    file = run_dir / "data.json"
+    now = dict(task.fingerprint)
+    before: dict[str, str] = json.loads(file.read_text()) if resume and file.exists() else now
+    write_whole(file, json.dumps(now, indent=1))
+    told = [f"{name} has changed since this run began" for name in now if name in before and now[name] != before[name]]
+    told += [f"{name} is new to this run" for name in now.keys() - before.keys()]
+    told += [f"{name} is not among its data any more" for name in before.keys() - now.keys()]
+    after = "prompts are drawn from what is there now; groups that were under way with another prompt are generated again"
+    return [f"task.data: {line}: {after}" for line in told]
+
+
+def _stops(model: ModelFolder, task: Task) -> tuple[int, ...]:
+    return tuple(sorted({*model.stop_ids, *stop_tokens(model.tokenizer, task.stop)}))
 
 
 def _evaluations(
@@ -179,27 +222,30 @@ def _evaluations(
     """The default evaluation and those of the tables [[eval]], with scorers of their own that `held` closes: answers that are
     slow to score keep no group of training waiting. UsageError for a table whose problems are not to be had."""
 
-    def make(plan: EvalPlan, of: Task, unconfined: bool, held_out: bool) -> Evaluation:
-        scorer = held.enter_context(Scorer(of, allow_unconfined=unconfined))
-        return make_evaluation(plan, of, model.tokenizer, held_out=held_out, score=score_in_thread(scorer, in_thread))
+    def make(plan: EvalPlan, of: Task, settings: TaskSection | EvalTask, held_out: bool) -> Evaluation:
+        if getattr(of, "environment", None) is not None:
+            raise UsageError(f"{plan.called}: it is one completion a prompt, and task {of.name} has an environment of turns")
+        scorer = PooledScorer(of, settings, allow_unconfined=settings.allow_unconfined, in_thread=in_thread)
+        made = make_evaluation(plan, of, model.tokenizer, held_out=held_out, score=scorer.score_prompt)
+        if made.plan.prompts < plan.prompts:
+            log.info("%s has %d prompts, not %d: there are no more", plan.called, made.plan.prompts, plan.prompts)
+        held.enter_context(scorer)
+        return made
 
-    longest, unconfined = config.rollout.max_new_tokens, config.task.allow_unconfined
+    longest = config.rollout.max_new_tokens
     if config.trainer.eval_size:
         plan = EvalPlan(
             name="", prompts=config.trainer.eval_size, samples=1, every=config.trainer.eval_every, at_start=True, at_end=True,
-            temperature=0.0, top_p=1.0, max_new_tokens=longest, stop_ids=model.stop_ids, seed=config.seed,
+            temperature=0.0, top_p=1.0, max_new_tokens=longest, stop_ids=_stops(model, task), seed=config.seed,
         )  # fmt: skip
         try:
-            yield make(plan, task, unconfined, held_out=True)
+            yield make(plan, task, config.task, held_out=True)
         except UsageError as error:
             log.warning("%s; the run goes on without it (trainer.eval_size = 0 turns it off)", error)
     for section in config.eval:
-        plan = eval_plan(section, max_new_tokens=longest, stop_ids=model.stop_ids, seed=config.seed)
-        if section.task is None:
-            yield make(plan, task, unconfined, section.held_out)
-        else:
-            own = make_task(section.task.name, section.task.seed, dict(section.task.options))
-            yield make(plan, own, section.task.allow_unconfined, section.held_out)
+        of, settings = (task, config.task) if section.task is None else (_open_task(section.task, model), section.task)
+        plan = eval_plan(section, max_new_tokens=longest, stop_ids=_stops(model, of), seed=config.seed)
+        yield make(plan, of, settings, section.held_out)
 
 
 def _rollout_settings(config: LearnerConfig, stop_ids: tuple[int, ...]) -> RolloutSettings:
@@ -214,13 +260,15 @@ def _rollout_settings(config: LearnerConfig, stop_ids: tuple[int, ...]) -> Rollo
 
 
 async def _run(
-    config: LearnerConfig, head: Head, run_dir: Path, ticket: str, *, announce: Announce | None, log_lines: EventLog
-) -> dict[str, Any]:
+    config: LearnerConfig, head: Head, run_dir: Path, ticket: str, *, announce: Announce | None, log_lines: EventLog,
+    endpoint: Endpoint | None = None,
+) -> dict[str, Any]:  # fmt: skip
     token = trio.lowlevel.current_trio_token()
     result: dict[str, Any] = {}
 
     def status() -> dict[str, Any]:
-        return head.status() | {"events": log_lines.events()}
+        more = {"endpoint": endpoint.status()} if endpoint is not None else {}
+        return head.status() | {"events": log_lines.events()} | more
 
     with serve_status(config.status.port, partial(trio.from_thread.run_sync, status, trio_token=token)) as port:
         async with trio.open_nursery() as nursery:
@@ -228,8 +276,14 @@ async def _run(
             await nursery.start(head.run)
             await nursery.start(serve_trainer, run_dir, head.trainer_requests.answer, head.trainer_requests.on_gone)
             write_whole(run_dir / "status.json", json.dumps({"port": port, "pid": os.getpid()}))
+            if endpoint is not None:
+                await nursery.start(endpoint.run)
             if announce is not None:
-                announce("ready", {"ticket": ticket, "status_port": port, "run": head.run_id, "run_dir": str(run_dir)})
+                url, key = (endpoint.url, endpoint.key_where()) if endpoint is not None else ("", "")
+                announce_ready(announce, {
+                    "ticket": ticket, "status_port": port, "run": head.run_id, "run_dir": str(run_dir),
+                    "endpoint": url, "endpoint_key": key,
+                })  # fmt: skip
                 nursery.start_soon(keep_telling, announce, status)
             if config.external_trainer:
                 nursery.start_soon(watch_external, head)
@@ -243,6 +297,14 @@ async def _run(
             write_whole(run_dir / "summary.json", json.dumps(result, indent=1))
             nursery.cancel_scope.cancel()
     return result
+
+
+def announce_ready(announce: Announce, facts: dict[str, Any]) -> None:
+    """Say that nodes can join. What fails there is said, and ends nothing: the ticket lies in the run directory."""
+    try:
+        announce("ready", facts)
+    except Exception:
+        log.exception("that nodes can join cannot be told (the run goes on; its ticket is %s/ticket.txt)", facts["run_dir"])
 
 
 async def keep_telling(announce: Announce, status: Callable[[], dict[str, Any]]) -> None:

@@ -3,9 +3,9 @@ the ledger."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
 
 import msgpack
 
@@ -30,16 +30,24 @@ class Maker(NamedTuple):
     """its peer id"""
 
 
+class Gap(NamedTuple):
+    """Completion tokens [start, stop) that an environment gave: the model read them and did not sample them."""
+
+    start: int
+    stop: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
     """One sample of a group that has ended. Once it was scored it has a reward; only then it goes to journal and trainer."""
 
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
+    """everything after the prompt, sampled and given"""
     logprobs: tuple[float, ...]
-    """behaviour log probability of each completion token (nats)"""
+    """behaviour log probability of each completion token (nats); 0.0 where it was given"""
     spans: tuple[Span, ...]
-    """cover [0, len(completion_ids)) in order, versions never going back"""
+    """cover what was sampled of [0, len(completion_ids)) in order, versions never going back"""
     finish: Finish
     node: str
     """peer id of the node that made the last token"""
@@ -50,9 +58,19 @@ class Trajectory:
     """None: not scored yet"""
     exact: bool = False
     """the task's own notion of fully right, for `reward_first/last` style reports"""
+    given: tuple[Gap, ...] = ()
+    """what an environment gave between turns, in order; empty for a completion of one turn"""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """of the reward, as in `Score.parts`"""
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Completion tokens that the model made."""
+        return len(self.completion_ids) - sum(gap.stop - gap.start for gap in self.given)
 
     @property
     def oldest(self) -> Version:
+        """The version of the oldest sampled token."""
         return min(span.version for span in self.spans)
 
 
@@ -79,14 +97,21 @@ class Group:
         return rewards
 
     @property
+    def is_scored(self) -> bool:
+        """Whether every trajectory has its reward: an environment gives it with the end of an episode."""
+        return all(t.reward is not None for t in self.trajectories)
+
+    @property
     def equal(self) -> bool:
         """Whether all have the same reward: then none is better than its group, and there is nothing to learn from."""
         return len(set(self.rewards)) == 1
 
     def scored(self, scores: Sequence[Score]) -> Group:
         """The group with one score a trajectory, in order."""
-        rewarded = (replace(t, reward=s.reward, exact=s.exact) for t, s in zip(self.trajectories, scores, strict=True))
-        return replace(self, trajectories=tuple(rewarded))
+        pairs = zip(self.trajectories, scores, strict=True)
+        return replace(
+            self, trajectories=tuple(replace(t, reward=s.reward, exact=s.exact, parts=s.parts) for t, s in pairs)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +136,20 @@ def pack_groups(groups: Sequence[Group]) -> bytes:
 
 def _packed(t: Trajectory) -> list[object]:
     spans = [[s.version.epoch, s.version.step, s.start, s.stop] for s in t.spans]
-    return [t.prompt_ids, t.completion_ids, t.logprobs, spans, t.reward, t.finish, t.node, t.seed, t.exact, t.makers]
+    packed = [t.prompt_ids, t.completion_ids, t.logprobs, spans, t.reward, t.finish, t.node, t.seed, t.exact, t.makers]
+    return [*packed, t.given, dict(t.parts)]
+
+
+class _Later(NamedTuple):
+    """Fields that journals and files of earlier programs end before."""
+
+    makers: Sequence[Sequence[Any]] = ()
+    given: Sequence[Sequence[int]] = ()
+    parts: Mapping[str, float] = {}
 
 
 def unpack_groups(data: bytes) -> tuple[Group, ...]:
-    """Inverse of `pack_groups`. A journal from before makers were written has trajectories without them."""
+    """Inverse of `pack_groups`. A journal from before makers, or given tokens, were written has trajectories without them."""
     return tuple(
         Group(
             group_id,
@@ -125,7 +159,8 @@ def unpack_groups(data: bytes) -> tuple[Group, ...]:
                     prompt_ids=tuple(prompt), completion_ids=tuple(completion), logprobs=tuple(logprobs),
                     spans=tuple(Span(Version(epoch, step), start, stop) for epoch, step, start, stop in spans),
                     finish=finish, node=node, seed=seed, reward=reward, exact=exact,
-                    makers=tuple(Maker(*maker) for makers in rest for maker in makers),
+                    makers=tuple(Maker(*maker) for maker in _Later(*rest).makers),
+                    given=tuple(Gap(*gap) for gap in _Later(*rest).given), parts=_Later(*rest).parts,
                 )
                 for prompt, completion, logprobs, spans, reward, finish, node, seed, exact, *rest in trajectories
             ),

@@ -104,7 +104,7 @@ def _node(args: argparse.Namespace) -> dict[str, Any]:
         threads=args.threads, named_folder=args.dir is not None,
     )  # fmt: skip
     args.where = settings.directory
-    result = trio.run(run_node, options)
+    result = trio.run(run_node, options, lambda folder: setattr(args, "where", folder))
     if not args.json:
         print(f"{result['name']}: {result['tokens']} tokens, last version {result['version']} ({result['reason']})")
     return result

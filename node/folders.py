@@ -7,7 +7,6 @@ Must not know what is kept there.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from p2p.errors import ShoalError, UsageError
-from p2p.files import write_whole
+from p2p.files import PROBED_S, is_locked, take_lock, write_whole
 
 LOCK = "lock"
 """The file in a node's folder that its process holds locked, and which says which process that is."""
@@ -52,7 +51,7 @@ def nodes_root() -> Path:
 def hold_folder(folder: Path) -> Iterator[Path]:
     """Have `folder` for this process, until the block ends. UsageError when it cannot be used, or another node runs there."""
     with _opened(folder) as file:
-        if not _lock(file):
+        if not _lock(file, PROBED_S):
             raise UsageError(f"another node runs in {folder}: give this one its own --dir")
         yield folder
 
@@ -63,7 +62,8 @@ def hold_free_folder(first: Path, name: str) -> Iterator[Path]:
     be used."""
     for folder in _choices(first, name):
         with _opened(folder) as file:
-            if _lock(file):
+            # Not waited for, there are others; and while it was not ours, another node may have come, named it and gone.
+            if _lock(file, 0.0) and _name_in(folder) in ("", name):
                 write_whole(folder / RECORD, json.dumps({"name": name}))
                 yield folder
                 return
@@ -119,12 +119,11 @@ def _opened(folder: Path) -> Iterator[IO[str]]:
         yield file
 
 
-def _lock(file: IO[str]) -> bool:
+def _lock(file: IO[str], wait_s: float) -> bool:
     """Lock it, and write into it which process has. Whether it could be had; UsageError where files cannot be locked."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        if not take_lock(file.fileno(), wait_s):
+            return False
     except OSError as error:
         raise UsageError(f"cannot lock {file.name}: {error.strerror}") from None
     file.truncate(0)
@@ -133,19 +132,10 @@ def _lock(file: IO[str]) -> bool:
     return True
 
 
-def _is_free(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    fcntl.flock(file, fcntl.LOCK_UN)
-    return True
-
-
 def _is_held(folder: Path) -> bool:
     try:
         with open(folder / LOCK) as file:
-            return not _is_free(file)
+            return is_locked(file.fileno())
     except OSError:
         return False
 
@@ -156,11 +146,11 @@ def drain_node(directory: Path, wait_s: float = LEAVE_S) -> dict[str, Any]:
     path = directory / LOCK
     try:
         with open(path) as file:
-            if _is_free(file):
+            if not is_locked(file.fileno()):
                 raise UsageError(f"no node runs in {directory}")
             began, pid = time.monotonic(), int(file.read())
             os.kill(pid, signal.SIGTERM)
-            while not _is_free(file):
+            while is_locked(file.fileno()):
                 if time.monotonic() - began > wait_s:
                     raise ShoalError(f"the node in {directory} (pid {pid}) has not left within {wait_s:.0f} s")
                 time.sleep(0.05)

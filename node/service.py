@@ -10,7 +10,9 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -78,8 +80,9 @@ def check_engine(options: NodeOptions, python: str) -> dict[str, Any]:
     return chosen
 
 
-async def run_node(options: NodeOptions) -> dict[str, Any]:
-    """Take part until the run is over or a signal comes; what this node did. UsageError when it cannot take part.
+async def run_node(options: NodeOptions, took: Callable[[Path], None] = lambda folder: None) -> dict[str, Any]:
+    """Take part until the run is over or a signal comes; what this node did. UsageError when it cannot take part. `took` hears
+    which folder it has.
 
     The first signal (a preemption notice, a person) hands over: the engine is interrupted, every token that it made goes to the
     learner, others go on from there. A second one kills.
@@ -91,6 +94,7 @@ async def run_node(options: NodeOptions) -> dict[str, Any]:
     wanted = options.node
     folder = hold_folder(wanted.directory) if options.named_folder else hold_free_folder(wanted.directory, wanted.name)
     with folder as directory:
+        took(directory)
         beside = "" if directory == wanted.directory else f" ({wanted.directory.name} is another node's)"
         log.info("this node's folder is %s%s", directory, beside)
         identity = Identity.load_or_create(directory / "node.key")

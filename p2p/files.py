@@ -1,9 +1,42 @@
-"""Writing files so that a reader sees the whole text or none of it."""
+"""Writing files so that a reader sees a whole text, or none of it; and who holds one."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import time
+from contextlib import suppress
 from pathlib import Path
+
+PROBED_S = 0.5
+"""Seconds that `take_lock` goes on trying: whoever only looks whether a file is held holds it too, for far less than that."""
+
+RETRY_S = 0.02
+"""Seconds between two tries of `take_lock`."""
+
+
+def take_lock(fd: int, wait_s: float = PROBED_S) -> bool:
+    """Lock an open file for this process, until it is closed. Whether it could be had: False when another process holds it.
+    OSError where files cannot be locked."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+        time.sleep(RETRY_S)
+
+
+def is_locked(fd: int) -> bool:
+    """Whether another process holds this open file. Holds it itself for an instant. OSError where files cannot be locked."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    return False
 
 
 def write_whole(path: Path, content: str | bytes, *, durable: bool = False) -> None:
@@ -24,6 +57,21 @@ def write_whole(path: Path, content: str | bytes, *, durable: bool = False) -> N
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def append_whole(path: Path, content: bytes) -> None:
+    """Add to the end of a file, all of `content` or nothing of it: on a full disk what was there stays as it was. OSError as
+    the disk says."""
+    with open(path, "ab", buffering=0) as file:
+        before = os.fstat(file.fileno()).st_size
+        try:
+            left = memoryview(content)
+            while left:
+                left = left[file.write(left) :]
+        except OSError:
+            with suppress(OSError):  # of a device, for instance: the first error is the one to tell
+                file.truncate(before)
+            raise
 
 
 def sync(path: Path) -> None:

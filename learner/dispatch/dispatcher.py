@@ -42,6 +42,8 @@ class WaitingSequence:
     prompt_tokens: int = 0
     need: float = 0.0
     """tokens per second with which it ends in time for the learner; 0 when there is no hurry or that is not known"""
+    prefer: str = ""
+    """the peer that may still hold its keys and values: taken before any other where it may take it now; "": none"""
 
     @property
     def context(self) -> int:
@@ -145,6 +147,9 @@ class Dispatcher:
         if not (able & ~avoid).any():
             avoid[:] = False
         free = able & ~avoid & table.free(request.context, request.expected_tokens)
+        held = free & table.listed(frozenset({request.prefer})) if request.prefer else free
+        if held is not free and held.any():
+            return int(held.argmax())
         return self._best(table, free, request.context, request.need, request.expected_tokens) if free.any() else None
 
     def _best(self, table: NodeTable, free: np.ndarray, context: float, need: float, expected: float) -> int | None:

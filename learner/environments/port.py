@@ -71,7 +71,12 @@ class EpisodeRunner(Protocol):
     answers: trio.MemoryReceiveChannel[TurnAnswer]
 
     def respond(self, episode: Episode) -> None:
-        """Have the environment answer the episode's last turn."""
+        """Have the environment answer the episode's last turn.
+
+        The same turn may be asked about again, with `over`: then tokens are not wanted any more, also not those of an answer
+        under way, and an answer must be a score (or `anew`, or `failed`). After a learner's restart an episode is asked about
+        that this runner never saw: its turns say how it came there. An answer's `given` must not end with a stop token.
+        """
 
     def forget(self, keys: Sequence[EpisodeKey]) -> None:
         """These are over, or given up: no answer is wanted any more."""

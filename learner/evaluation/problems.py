@@ -7,16 +7,16 @@ training's own rewards.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from learner.evaluation.plan import EvalPlan
-from learner.rewards.scoring import Scorer
+from learner.rewards.port import Answer
 from learner.tasks.port import Prompt, Score, Task
 from learner.tasks.prompting import decode_completion, encode_prompt
 from p2p.errors import UsageError
 
-ScoreAnswers = Callable[[Prompt, Sequence[str]], Awaitable[Sequence[Score]]]
+ScoreAnswers = Callable[[Prompt, Sequence[Answer]], Awaitable[Sequence[Score]]]
 """Rewards of the answers to one prompt, in their order. Anything that it raises costs the evaluation this prompt."""
 
 
@@ -34,20 +34,18 @@ class Evaluation:
 
 
 def make_evaluation(plan: EvalPlan, task: Task, tokenizer: Any, *, held_out: bool, score: ScoreAnswers) -> Evaluation:
-    """The plan with the first problems of a task. UsageError, which names the evaluation, when the task does not have them."""
+    """The plan with the first problems of a task, each row of data once: with fewer prompts where there are no more. UsageError,
+    which names the evaluation, when the task does not have them."""
     draw = task.held_out if held_out else task.prompt
+    count = task.held_out_count if held_out else None
     try:
-        problems = tuple(draw(i) for i in range(plan.prompts))
-        ids = tuple(encode_prompt(tokenizer, prompt) for prompt in problems)
+        drawn = [draw(i) for i in range(plan.prompts if not count else min(plan.prompts, count))]
+        problems = tuple({prompt.where or prompt.index: prompt for prompt in drawn}.values())
+        ids = tuple(encode_prompt(tokenizer, prompt, task.chat_format) for prompt in problems)
     except UsageError as error:
         raise UsageError(f"{plan.called}: {error}") from None
-    return Evaluation(plan, problems, ids, lambda completion: decode_completion(tokenizer, completion), score)
 
+    def text(completion: Sequence[int]) -> str:
+        return decode_completion(tokenizer, completion, task.stop)
 
-def score_in_thread(scorer: Scorer, in_thread: Callable[..., Awaitable[Any]]) -> ScoreAnswers:
-    """Scores one answer after the other in a worker thread."""
-
-    async def score(prompt: Prompt, answers: Sequence[str]) -> Sequence[Score]:
-        return [await in_thread(scorer.score, prompt, answer) for answer in answers]
-
-    return score
+    return Evaluation(replace(plan, prompts=len(problems)), problems, ids, text, score)

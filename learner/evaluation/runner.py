@@ -17,6 +17,7 @@ from learner.evaluation.plan import Schedule, Wanted, wanted
 from learner.evaluation.problems import Evaluation
 from learner.evaluation.result import EvalOutcome, EvalTally, SampledAnswer, better
 from learner.requests.port import Busy, NoSuchVersion, Requests
+from learner.rewards.port import Answer
 from p2p.errors import ShoalError
 from p2p.version import Version
 
@@ -148,10 +149,7 @@ class Evaluations:
             log.warning("%s found nothing: no prompt was answered %d times", plan.called, plan.samples)
             return
         log.log(logging.INFO if best.whole else logging.WARNING, "%s", best.sentence())
-        try:
-            self._write(best)
-        except OSError as error:
-            log.warning("%s cannot be written: %s", plan.called, error)
+        self._write(best)
 
     async def _other_version(self, version: Version) -> Version | None:
         with trio.move_on_after(NEWER_S):
@@ -256,8 +254,8 @@ class _Attempt:
     async def _score(self, prompt: int, answers: Sequence[SampledAnswer]) -> None:
         async with self._scoring:
             try:
-                texts = [self._evaluation.text(answer.ids) for answer in answers]
-                self.tally.scored(prompt, await self._evaluation.score(self._evaluation.problems[prompt], texts))
+                told = [Answer(self._evaluation.text(answer.ids), "", answer.ids) for answer in answers]
+                self.tally.scored(prompt, await self._evaluation.score(self._evaluation.problems[prompt], told))
             except Exception as error:  # of a reward function, which may be anybody's: it costs this prompt
                 self._complain(f"prompt {prompt} is not scored: {type(error).__name__}: {error}")
             self._one.moved = self._now()

@@ -8,8 +8,9 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from learner.evaluation.plan import EvalPlan
+from learner.rewards.settings import RewardSettings
 from learner.section import Finding, Section
-from learner.tasks.settings import TaskSection
+from learner.tasks.settings import TaskSettings
 
 RESERVED = ("exact", "reward", "completions")
 """Names that no evaluation may have: the default evaluation's own metrics are called eval/exact/mean and so on."""
@@ -18,13 +19,17 @@ MOST_SEQUENCES = 1_000_000
 """Sequences of one evaluation at the most: its answers are in the head's memory until they are scored."""
 
 
+class EvalTask(RewardSettings, TaskSettings):
+    """A task that is here for an evaluation, and how its answers are scored: the keys of [task]."""
+
+
 class EvalSection(Section):
     """An evaluation: problems that the nodes answer every so many steps, with one version of the weights, beside training. Each
     has a table of its own, headed [[eval]]; `trainer.eval_size` and `trainer.eval_every` make one more, without a name."""
 
     name: str
     """Its name: its metrics are `eval/NAME/...`. Lower-case letters, digits and -._ are taken."""
-    task: TaskSection | None = None
+    task: EvalTask | None = None
     """A task of its own: a table `[eval.task]` below the table [[eval]], with the keys of [task]. Without it: the run's task."""
     problems: Literal["auto", "held_out", "all"] = "auto"
     """Which of the task's problems, from the first on. "held_out": those that are kept from training. "all": those that a

@@ -135,6 +135,7 @@ class Head(SwarmOwner):
             nursery.start_soon(self.rollouts.buffers.score_whole)
             nursery.start_soon(self.rollouts.keep_dispatched)
             nursery.start_soon(self.rollouts.keep_migrating)
+            nursery.start_soon(self.rollouts.keep_answered)
             nursery.start_soon(self.rollouts.tokens.run)
             nursery.start_soon(self.requests.run)
             nursery.start_soon(self.evaluations.runner.run)

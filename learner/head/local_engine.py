@@ -100,11 +100,12 @@ class LocalEngine:
         """Whose turn it is now; to be called every now and then."""
         now, node, was = self._now(), self._nodes.get(self.peer), self.turns.on
         remote, load = self._remote(rollouts), rollouts.load
+        trains = rollouts.collector.load(self.peer)
         back = rollouts.held_back
         idle = [p for p in remote if load(p) < self._nodes[p].capacity] if back else []
         on = self.turns.look(
             now, able=node is not None and node.serves(rollouts.epoch, now), remote=remote,
-            whole=rollouts.ledger.ready(rollouts.ledger.step), plenty=back and not load(self.peer), waits=self._waits,
+            whole=rollouts.ledger.ready(rollouts.ledger.step), plenty=back and not trains, waits=self._waits,
             idle=len(idle) / len(remote) if remote else 0.0,
         )  # fmt: skip
         if on == was:

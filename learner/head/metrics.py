@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,10 @@ from typing import Any
 
 from learner.head.node_state import NodeState
 from learner.publish.published import PublishedVersions
+from p2p.files import append_whole
 from p2p.version import Version
+
+log = logging.getLogger("shoal.head")
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -26,10 +30,39 @@ def _is_finite(value: float) -> bool:
         return False
 
 
-def append_metrics(run_dir: Path, values: Mapping[str, Any]) -> None:
-    """One JSON object on a line of its own. `values` are finite."""
-    with open(run_dir / "metrics.jsonl", "a", encoding="utf-8") as file:
-        file.write(json.dumps(values) + "\n")
+def read_logged(text: str) -> dict[str, Any]:
+    """What a trainer logged, with null for NaN and infinity. ValueError when it is no JSON object."""
+    try:
+        values = json.loads(text, parse_constant=lambda _: None)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(values, dict):
+        raise ValueError("it is no JSON object")
+    return values
+
+
+class MetricsFile:
+    """The run's metrics.jsonl. What cannot be written, because the disk is full for instance, is said and counted, and ends no
+    run."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / "metrics.jsonl"
+        self._lost = 0
+        """lines since the last that was written"""
+
+    def append(self, values: Mapping[str, Any]) -> None:
+        """One JSON object on a line of its own. `values` are finite."""
+        try:
+            append_whole(self._path, (json.dumps(values) + "\n").encode())
+        except OSError as error:
+            if not self._lost:
+                why = "lines are lost until it can be written again, and the run goes on"
+                log.warning("%s: %s; %s", self._path, error.strerror, why)
+            self._lost += 1
+            return
+        if self._lost:
+            log.warning("%s can be written again; %d lines were lost", self._path, self._lost)
+            self._lost = 0
 
 
 def network_metrics(

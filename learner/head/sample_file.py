@@ -28,15 +28,11 @@ from learner.head.samples import (
     shown,
 )
 from learner.rollouts.buffers import TrainedStep
+from learner.run_dir import OLDER_SAMPLES, SAMPLES_FILE
 from learner.tasks.prompting import decode_completion, decode_prompt
+from p2p.files import append_whole
 
 log = logging.getLogger("shoal.samples")
-
-FILE = "samples.jsonl"
-"""Name of the file in the run directory."""
-
-OLDER = "samples.1.jsonl"
-"""Name of the file before it, which is replaced when the newer one is full."""
 
 FILE_BYTES = 32 << 20
 """Bytes of a file: thousands of steps. There are two at the most, so samples never take more than twice that of the disk."""
@@ -56,7 +52,7 @@ class SampleFile:
         self, run_dir: Path, count: int, seed: int, *, tokenizer: object, name_of: Callable[[str], str],
         in_thread: Callable[..., Awaitable[Any]],
     ) -> None:  # fmt: skip
-        self._path, self._count, self._seed = run_dir / FILE, count, seed
+        self._path, self._count, self._seed = run_dir / SAMPLES_FILE, count, seed
         self._tokenizer, self._name_of, self._in_thread = tokenizer, name_of, in_thread
         self._in, self._out = trio.open_memory_channel[list[DrawnSample]](WAITING)
         self._open = 0
@@ -121,21 +117,13 @@ class SampleFile:
 
 def append(path: Path, lines: bytes, most: int = FILE_BYTES) -> None:
     """Whole lines at the end of the file, or none: when the disk is full nothing of them stays. A file that would pass `most`
-    bytes becomes OLDER first."""
+    bytes becomes OLDER_SAMPLES first."""
     try:
         if path.stat().st_size + len(lines) > most:
-            os.replace(path, path.with_name(OLDER))
+            os.replace(path, path.with_name(OLDER_SAMPLES))
     except FileNotFoundError:
         pass
-    with open(path, "ab", buffering=0) as file:
-        before = os.fstat(file.fileno()).st_size
-        try:
-            left = memoryview(lines)
-            while left:
-                left = left[file.write(left) :]
-        except OSError:
-            file.truncate(before)
-            raise
+    append_whole(path, lines)
 
 
 def mend(path: Path) -> list[dict[str, Any]]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import random
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from learner.rollouts.buffers import TrainedStep
-from learner.trajectory import Maker, Trajectory
+from learner.trajectory import Gap, Maker, Trajectory
+from p2p.printable import cleaned
 from p2p.version import Version
 
 WRITTEN_CHARS = 16_000
@@ -22,16 +22,17 @@ WRITTEN_CHARS = 16_000
 SHOWN_CHARS = 1_000
 """Characters of one in the run's state, which is made anew for each look at it: a screenful."""
 
+WRITTEN_PIECES = 128
+"""Pieces of an episode, sampled and given in turn, that a line names: of a longer one the first."""
+
+WRITTEN_PARTS = 32
+"""Named parts of a reward that a line gives, so that a line stays small."""
+
 SHOWN = 8
 """Samples in the run's state: the newest two steps' by default."""
 
 TAIL_SHARE = 3
 """Of a text that is too long, one part in so many is its end, where an answer stands; the rest is its beginning."""
-
-
-OBEYED = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-"""Unicode's categories of characters that a terminal or a browser may obey, or cannot print: control, format, and line breaks of
-other kinds."""
 
 
 class DrawnSample(NamedTuple):
@@ -50,6 +51,13 @@ class MadeSpan(NamedTuple):
     version: Version
     node: str
     """peer id"""
+    tokens: int
+
+
+class WrittenPiece(NamedTuple):
+    """Tokens of an episode in a row that the model sampled, or that its environment gave."""
+
+    by: Literal["model", "environment"]
     tokens: int
 
 
@@ -77,11 +85,29 @@ def made_spans(trajectory: Trajectory) -> list[MadeSpan]:
     return out
 
 
+def pieces_of(trajectory: Trajectory) -> list[WrittenPiece]:
+    """Who wrote how many tokens of a completion, in order."""
+    out, at = list[WrittenPiece](), 0
+    for gap in (*trajectory.given, Gap(len(trajectory.completion_ids), len(trajectory.completion_ids))):
+        if gap.start > at:
+            out.append(WrittenPiece("model", gap.start - at))
+        if gap.stop > gap.start:
+            out.append(WrittenPiece("environment", gap.stop - gap.start))
+        at = gap.stop
+    return out
+
+
 def described(
     drawn: DrawnSample, prompt: str, completion: str, names: Mapping[str, str], clean: Callable[[str], str]
 ) -> dict[str, Any]:
-    """One line of samples.jsonl. `names`: of nodes by peer id, where they are known; `clean` bounds a text."""
+    """One line of samples.jsonl. `names`: of nodes by peer id, where they are known; `clean` bounds a text. Of an episode it says
+    also who wrote what ("turns"), of a reward of several parts what they are."""
     t = drawn.trajectory
+    more: dict[str, Any] = {}
+    if t.given:
+        more["turns"] = [piece._asdict() for piece in pieces_of(t)[:WRITTEN_PIECES]]
+    if t.parts:
+        more["parts"] = {name[:80]: value for name, value in list(t.parts.items())[:WRITTEN_PARTS]}
     return {
         "step": drawn.step, "group": drawn.group_id, "task_index": drawn.task_index, "prompt": clean(prompt),
         "completion": clean(completion), "reward": t.reward, "exact": t.exact, "finish": t.finish,
@@ -89,6 +115,7 @@ def described(
         "spans": [
             {"version": str(s.version), "node": names.get(s.node) or s.node, "tokens": s.tokens} for s in made_spans(t)
         ],
+        **more,
     }  # fmt: skip
 
 
@@ -100,10 +127,9 @@ def bounded(text: str, most: int) -> str:
     return f"{text[: most - tail]}\n[... {len(text) - most:,} characters are left out ...]\n{text[len(text) - tail :]}"
 
 
-def printable(text: str) -> str:
-    """A text that a terminal prints and does not obey: a replacement character stands for each control character, each invisible
-    one and each that turns the direction of writing. Line breaks and tabs stay."""
-    return "".join(c if c in "\n\t" or unicodedata.category(c) not in OBEYED else "\ufffd" for c in text)
+def clean_lines(text: str) -> str:
+    """A text that a terminal prints and does not obey. Its line breaks, tabs and blanks stay: they are what the model wrote."""
+    return cleaned(text, "\ufffd", "\n\t")
 
 
 def shown(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,9 +138,9 @@ def shown(line: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return {
             "step": int(line["step"]), "prompt": _shown(line["prompt"]), "completion": _shown(line["completion"]),
-            "reward": line["reward"], "finish": printable(str(line["finish"]))[:40],
+            "reward": line["reward"], "finish": clean_lines(str(line["finish"]))[:40],
             "spans": [
-                {"version": str(s["version"])[:40], "node": printable(str(s["node"]))[:80], "tokens": int(s["tokens"])}
+                {"version": str(s["version"])[:40], "node": clean_lines(str(s["node"]))[:80], "tokens": int(s["tokens"])}
                 for s in line["spans"]
             ],
         }  # fmt: skip
@@ -141,4 +167,4 @@ def as_lines(samples: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _shown(text: str) -> str:
-    return printable(bounded(text, SHOWN_CHARS))
+    return clean_lines(bounded(text, SHOWN_CHARS))

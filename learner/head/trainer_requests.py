@@ -5,7 +5,6 @@ One trainer an epoch. Must not know sockets (`trainer_server`) or torch; what th
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ from learner.config import LearnerConfig
 from learner.evaluation.plan import EvalPlan
 from learner.evaluation.result import EvalOutcome
 from learner.head.local_engine import LocalEngine
-from learner.head.metrics import append_metrics, finite, network_metrics
+from learner.head.metrics import MetricsFile, finite, network_metrics, read_logged
 from learner.head.node_state import NodeState
 from learner.head.pool_keeper import PoolKeeper
 from learner.head.sample_file import SampleFile
@@ -28,8 +27,12 @@ from learner.rollouts.controller import Rollouts
 from learner.status.steps import StepHistory, read_metrics, surviving
 from learner.trajectory import pack_groups
 from p2p.errors import Refusal, ShoalError
+from p2p.printable import printable
 
 log = logging.getLogger("shoal.head")
+
+EVALUATION = "eval/exact/mean"
+"""The metric with the share of held-out problems that were answered right."""
 
 
 class RunParts(Protocol):
@@ -84,6 +87,8 @@ class TrainerRequests:
         self.checkpoint = ""
         """of the last commit"""
         self._batch_files = 0
+        self._metrics = MetricsFile(parts.run_dir)
+        self._complaints: set[str] = set()
         self._answers: dict[type, Callable[[Any], object]] = {
             messages.Resume: self.on_resume, messages.Due: self.on_due, messages.Begin: self.on_begin,
             messages.SegmentDone: parts.publisher.segment, messages.SealVersion: self.on_seal,
@@ -176,9 +181,14 @@ class TrainerRequests:
         self._parts.rollouts.buffers.discard(message.group_ids)
 
     def on_log(self, message: messages.Log) -> None:
-        """Write the trainer's numbers to metrics.jsonl, with those of the network, the pool and the local engine."""
+        """Write the trainer's numbers to metrics.jsonl, with those of the network, the pool and the local engine. What is no
+        number, and a full disk, are said; the run goes on."""
         parts, rollouts, publisher = self._parts, self._parts.rollouts, self._parts.publisher
-        trained: dict[str, Any] = json.loads(message.metrics)
+        try:
+            trained = read_logged(message.metrics)
+        except ValueError as error:
+            trained = {}
+            self._complain("the trainer's metrics cannot be read", f"step {message.step}: {error}")
         publisher.count_traffic()
         network = network_metrics(publisher.published, list(parts.nodes.values()), publisher.current)
         if rollouts.buffers.redundant:
@@ -187,9 +197,13 @@ class TrainerRequests:
         network |= parts.local_engine.last if parts.local_engine is not None else {}
         own = {"step": message.step, "epoch": parts.epoch, "time": parts.wall()}
         self.latest = finite(own | trained | network | own)  # first in the line; a trainer's keys of these names do not count
-        if "eval/exact/mean" in trained:
-            self.evals[message.step] = trained["eval/exact/mean"]
-        append_metrics(parts.run_dir, self.latest)  # first: whatever comes of the views' history, the line is kept
+        if EVALUATION in trained:
+            value = self.latest[EVALUATION]
+            if isinstance(value, (int, float)):
+                self.evals[message.step] = value
+            else:
+                self._complain(f"the trainer's {EVALUATION} is no number", f"step {message.step}: {value!r:.80}")
+        self._metrics.append(self.latest)  # first: whatever comes of the views' history, the line is kept
         self.history.add(self.latest)
 
     def evaluated(self, plan: EvalPlan) -> int | None:
@@ -200,12 +214,17 @@ class TrainerRequests:
         return max((step for step in self._evaluated.get(f"{plan.prefix}exact/mean", ()) if step <= committed), default=None)
 
     def on_evaluated(self, found: EvalOutcome) -> None:
-        """Write what an evaluation found to metrics.jsonl, on a line of its own that belongs to the version's step. OSError when
-        that cannot be written."""
+        """Write what an evaluation found to metrics.jsonl, on a line of its own that belongs to the version's step."""
         values = finite(found.metrics())
         line = {"step": found.version.step, "epoch": self._parts.epoch, "time": self._parts.wall()} | values
-        append_metrics(self._parts.run_dir, line)
+        self._metrics.append(line)
         self.evaluation |= values
         if not found.plan.name:
             self.evals[found.version.step] = found.exact
         self.history.add(line)
+
+    def _complain(self, what: str, why: str) -> None:
+        """Say once in this epoch what is wrong with the trainer's messages."""
+        if what not in self._complaints:
+            self._complaints.add(what)
+            log.warning("%s: %s (said once; the run goes on)", what, printable(why))

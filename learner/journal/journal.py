@@ -18,7 +18,6 @@ ever, also when epoch e + 1 later reaches s' itself. So the epochs table keeps e
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
 import time
@@ -31,6 +30,7 @@ from learner.journal.records import Piece, ReservedGroup, UnfinishedGroup
 from learner.journal.schema import prepare
 from learner.trajectory import Group, pack_groups, unpack_groups
 from p2p.errors import UsageError
+from p2p.files import take_lock
 from p2p.version import Version
 
 SURPLUS = "surplus"
@@ -102,9 +102,11 @@ class Journal:
             lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             undo.callback(os.close, lock)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UsageError(f"another learner is running on this directory: {path.parent}") from None
+                held = not take_lock(lock)
+            except OSError as error:
+                raise UsageError(f"cannot lock {path}.lock: {error.strerror}") from None
+            if held:
+                raise UsageError(f"another learner is running on this directory: {path.parent}")
             try:
                 db = sqlite3.connect(path, isolation_level=None)
                 undo.callback(db.close)
@@ -204,19 +206,22 @@ class Journal:
             )
 
     def record_tokens(self, pieces: Iterable[Piece]) -> None:
-        """Tokens of reserved groups, each piece beginning where the one before it ended, in one transaction. ValueError,
-        and nothing written, for any other piece."""
+        """Tokens of reserved groups, sampled and given, each piece beginning where the one before it ended, in one transaction.
+        ValueError, and nothing written, for any other piece."""
         batch = list(pieces)
         if not batch:
             return
         with self._transaction():
-            new = list(dict.fromkeys(p.node for p in batch if p.node not in self._makers))
+            new = list(dict.fromkeys(p.node for p in batch if p.node and p.node not in self._makers))
             self._db.executemany("INSERT INTO makers (peer) VALUES (?) ON CONFLICT DO NOTHING", [(node,) for node in new])
             makers = dict(self._db.execute("SELECT peer, maker FROM makers")) if new else self._makers
             rows = (
-                (p.group_id, p.member, p.start, p.version.epoch, p.version.step, p.ids, p.logprobs, makers[p.node])
+                (
+                    p.group_id, p.member, p.start, p.version.epoch if p.version else None, p.version.step if p.version else None,
+                    p.ids, p.logprobs, makers[p.node] if p.node else None,
+                )
                 for p in batch
-            )
+            )  # fmt: skip
             try:
                 self._db.executemany("INSERT INTO pieces VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
             except sqlite3.IntegrityError as error:
@@ -224,7 +229,8 @@ class Journal:
         self._makers = makers
 
     def cut_tokens(self, ends: Iterable[tuple[int, int, int]]) -> None:
-        """Forget the pieces of (group id, member) from a position on: what a crash took the weights of."""
+        """Forget the pieces of (group id, member) from a position on: what a crash took the weights of, or a life of an episode
+        that begins anew."""
         with self._transaction():
             self._db.executemany("DELETE FROM pieces WHERE group_id = ? AND member = ? AND start >= ?", ends)
 
@@ -257,10 +263,11 @@ class Journal:
         groups = [ReservedGroup(g, task, Version(epoch, step), *rest) for g, task, epoch, step, *rest in rows]
         pieces: dict[int, list[list[Piece]]] = {g.group_id: [[] for _ in range(g.members)] for g in groups}
         for group_id, member, start, epoch, step, *rest in self._db.execute(
-            "SELECT group_id, member, start, epoch, step, ids, logprobs, peer FROM pieces JOIN makers USING (maker) "
-            "ORDER BY group_id, member, start"
+            "SELECT group_id, member, start, epoch, step, ids, logprobs, coalesce(peer, '') "
+            "FROM pieces LEFT JOIN makers USING (maker) ORDER BY group_id, member, start"
         ):
-            pieces[group_id][member].append(Piece(group_id, member, start, Version(epoch, step), *rest))
+            version = None if epoch is None else Version(epoch, step)
+            pieces[group_id][member].append(Piece(group_id, member, start, version, *rest))
         return tuple(UnfinishedGroup(g, tuple(tuple(m) for m in pieces[g.group_id])) for g in groups)
 
     def tasks_to_retry(self) -> tuple[int, ...]:

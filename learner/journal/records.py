@@ -1,7 +1,8 @@
 """Groups while they are generated, as the journal keeps them: reservations, and pieces of trajectories. Pure.
 
 Must not know SQLite, the ledger or who is asked to generate. Accepted tokens wait in `Unwritten` for a fraction of a second, in
-the very arrays that came off the wire; a piece is what follows each other of one trajectory, made by one node under one version.
+the very arrays that came off the wire; a piece is what follows each other of one trajectory, made by one node under one version,
+or given by an environment.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ class Piece:
     group_id: int
     member: int
     start: int
-    version: Version
+    version: Version | None
+    """None: an environment gave them"""
     ids: bytes
     """little-endian int32, one a token"""
     logprobs: bytes
-    """little-endian float32 (nats), one a token, as on the wire: nothing is rounded"""
+    """little-endian float32 (nats), one a token, as on the wire: nothing is rounded. Empty where they were given"""
     node: str
-    """who made them"""
+    """who made them; "" where they were given"""
 
     def __len__(self) -> int:
         return len(self.ids) // 4
@@ -35,7 +37,9 @@ class Piece:
         return self.start + len(self)
 
     def event(self) -> TokenEvent:
-        """As it came from the node, without its request id."""
+        """As it came from the node, without its request id. ValueError for what no node made."""
+        if self.version is None:
+            raise ValueError(f"tokens {self.start} to {self.stop} of group {self.group_id} were given, no node made them")
         return TokenEvent("", self.start, self.ids, self.logprobs, version=self.version, finish="", message="")
 
 
@@ -80,7 +84,7 @@ class _UnwrittenRun:
 
     start: int
     stop: int
-    version: Version
+    version: Version | None
     node: str
     ids: list[bytes]
     logprobs: list[bytes]
@@ -95,7 +99,9 @@ class Unwritten:
         self._groups: dict[int, dict[int, list[_UnwrittenRun]]] = {}
         """group -> member -> what waits of it, in order and without gaps"""
 
-    def add(self, group_id: int, member: int, node: str, start: int, version: Version, ids: bytes, logprobs: bytes) -> None:
+    def add(
+        self, group_id: int, member: int, node: str, start: int, version: Version | None, ids: bytes, logprobs: bytes
+    ) -> None:
         """Tokens that were accepted, as in a `Piece`. Those of one trajectory follow each other without a gap."""
         runs = self._groups.setdefault(group_id, {}).setdefault(member, [])
         count = len(ids) // 4
@@ -112,6 +118,10 @@ class Unwritten:
     def drop(self, group_id: int) -> None:
         """The group is over: the journal has it whole, or needs it no more."""
         self.tokens -= sum(map(_tokens, self._groups.pop(group_id, {}).values()))
+
+    def drop_member(self, group_id: int, member: int) -> None:
+        """It begins anew."""
+        self.tokens -= _tokens(self._groups.get(group_id, {}).pop(member, []))
 
     def take(self) -> list[Piece]:
         """Everything that waits, joined where it follows on, in order of group, member and start; nothing waits then."""
@@ -130,4 +140,4 @@ class Unwritten:
 
 def _tokens(runs: list[_UnwrittenRun]) -> int:
     """Of one trajectory: they follow each other."""
-    return runs[-1].stop - runs[0].start
+    return runs[-1].stop - runs[0].start if runs else 0

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from p2p.errors import UsageError
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """2: pieces of unfinished trajectories, and the digest of what they were made from. 3: members beyond need. 4: that digest is
-called `spec_digest`, and no longer `recipe`."""
+called `spec_digest`, and no longer `recipe`. 5: pieces that an environment gave, without version, maker and log probabilities."""
 
 APPLICATION_ID = 0x53484F4C
 """"SHOL": tells our file from any other SQLite file."""
@@ -25,9 +25,38 @@ WHEN NOT EXISTS (SELECT 1 FROM groups WHERE group_id = NEW.group_id AND state = 
 BEGIN SELECT RAISE(ABORT, 'a piece of a group that is not reserved'); END;
 """
 
+_PIECES = """
+CREATE TABLE pieces (  -- tokens of groups that are reserved: only of those
+    group_id INTEGER NOT NULL, member INTEGER NOT NULL, start INTEGER NOT NULL,
+    epoch INTEGER, step INTEGER,  -- the version that made them; NULL: an environment gave them
+    ids BLOB NOT NULL, logprobs BLOB NOT NULL, maker INTEGER,
+    PRIMARY KEY (group_id, member, start),
+    CHECK ((epoch IS NULL) = (maker IS NULL) AND (step IS NULL) = (maker IS NULL)),
+    CHECK (length(ids) > 0 AND length(ids) % 4 = 0),
+    CHECK (length(logprobs) = CASE WHEN maker IS NULL THEN 0 ELSE length(ids) END)
+) STRICT, WITHOUT ROWID;
+"""
+_PIECES_FOLLOW = """
+CREATE TRIGGER pieces_follow BEFORE INSERT ON pieces
+WHEN NEW.start <> coalesce((SELECT start + length(ids) / 4 FROM pieces WHERE group_id = NEW.group_id AND member = NEW.member
+                            ORDER BY start DESC LIMIT 1), 0)
+BEGIN SELECT RAISE(ABORT, 'a piece does not begin where the one before ends'); END;
+"""
+_PIECES_GO = """
+CREATE TRIGGER pieces_go AFTER UPDATE OF state ON groups WHEN OLD.state = 'reserved'
+BEGIN DELETE FROM pieces WHERE group_id = OLD.group_id; END;
+"""
+_COLUMNS = "group_id, member, start, epoch, step, ids, logprobs, maker"
+
 _FROM = {
     2: f"ALTER TABLE groups ADD COLUMN {_EXTRA}; DROP TRIGGER pieces_of_reserved; {_PIECES_OF_RESERVED}",
     3: "ALTER TABLE groups RENAME COLUMN recipe TO spec_digest;",
+    4: (
+        "DROP TRIGGER pieces_follow; DROP TRIGGER pieces_of_reserved; DROP TRIGGER pieces_go; "
+        f"ALTER TABLE pieces RENAME TO pieces_before; {_PIECES} "
+        f"INSERT INTO pieces ({_COLUMNS}) SELECT {_COLUMNS} FROM pieces_before; DROP TABLE pieces_before; "
+        f"{_PIECES_FOLLOW} {_PIECES_OF_RESERVED} {_PIECES_GO}"
+    ),
 }
 """Schema version -> what makes a journal of it one of the next version: a run that an earlier version of this program began goes
 on."""
@@ -58,20 +87,7 @@ BEGIN SELECT RAISE(ABORT, 'a group cannot go back or end twice'); END;
 CREATE TRIGGER groups_stay BEFORE DELETE ON groups BEGIN SELECT RAISE(ABORT, 'groups are never deleted'); END;
 CREATE TABLE consumed (group_id INTEGER PRIMARY KEY REFERENCES groups, step INTEGER NOT NULL REFERENCES commits) STRICT;
 CREATE TABLE makers (maker INTEGER PRIMARY KEY, peer TEXT NOT NULL UNIQUE) STRICT;  -- a peer id is longer than most pieces
-CREATE TABLE pieces (  -- tokens of groups that are reserved: only of those
-    group_id INTEGER NOT NULL, member INTEGER NOT NULL, start INTEGER NOT NULL,
-    epoch INTEGER NOT NULL, step INTEGER NOT NULL,  -- the version that made them
-    ids BLOB NOT NULL, logprobs BLOB NOT NULL, maker INTEGER NOT NULL,
-    PRIMARY KEY (group_id, member, start),
-    CHECK (length(ids) > 0 AND length(ids) % 4 = 0 AND length(ids) = length(logprobs))
-) STRICT, WITHOUT ROWID;
-CREATE TRIGGER pieces_follow BEFORE INSERT ON pieces
-WHEN NEW.start <> coalesce((SELECT start + length(ids) / 4 FROM pieces WHERE group_id = NEW.group_id AND member = NEW.member
-                            ORDER BY start DESC LIMIT 1), 0)
-BEGIN SELECT RAISE(ABORT, 'a piece does not begin where the one before ends'); END;
-{_PIECES_OF_RESERVED}
-CREATE TRIGGER pieces_go AFTER UPDATE OF state ON groups WHEN OLD.state = 'reserved'
-BEGIN DELETE FROM pieces WHERE group_id = OLD.group_id; END;
+{_PIECES}{_PIECES_FOLLOW}{_PIECES_OF_RESERVED}{_PIECES_GO}
 CREATE TABLE totals (name TEXT PRIMARY KEY, groups INTEGER NOT NULL, trajectories INTEGER NOT NULL) STRICT;
 CREATE TABLE versions (
     epoch INTEGER NOT NULL, step INTEGER NOT NULL, kind TEXT NOT NULL, mid TEXT NOT NULL, base TEXT NOT NULL,

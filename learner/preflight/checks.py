@@ -9,12 +9,11 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from learner.config import LearnerConfig, LocalEngineSection, RolloutSection
+from learner.endpoint.settings import is_loopback
 from learner.preflight.facts import Facts, Memory, ModelShape
 from learner.preflight.needs import disk_needs, memory_needs
 from learner.section import Finding
-
-GB = 1e9
-"""Bytes of the unit in which memory and disk are told."""
+from p2p.quantities import human_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +33,6 @@ def check(config: LearnerConfig, facts: Facts, wrong: Collection[str] = ()) -> F
     notes = [Finding(note) for note in facts.notes]
     notes += [*_odd(config), *_context(config, facts.model), *_what_it_takes(config, facts)]
     return Findings(*(tuple(p.what for p in found if not set(wrong).intersection(p.keys)) for found in (everything, notes)))
-
-
-def size(count: float) -> str:
-    """Bytes for a person."""
-    return f"{count / GB:.1f} GB" if count >= GB / 10 else f"{count / 1e6:.1f} MB"
 
 
 def _useless(config: LearnerConfig) -> Iterator[Finding]:
@@ -67,6 +61,12 @@ def _odd(config: LearnerConfig) -> Iterator[Finding]:
         yield Finding('rollout.finish_s does nothing: it goes with rollout.on_update = "finish"', ("rollout.on_update",))
     if not local.engine and local != LocalEngineSection():
         yield Finding("[local_engine] does nothing: local_engine.engine is not set", ("local_engine.engine",))
+    if config.endpoint.listen and not is_loopback(config.endpoint.listen):
+        yield Finding(
+            f"endpoint.listen = {config.endpoint.listen!r} is reached from other machines, and the key travels in plain text: "
+            "put a proxy with TLS before it, or listen on 127.0.0.1",
+            ("endpoint.listen",),
+        )
     if config.external_trainer:
         return
     if trainer.proximal == "behaviour" and 1 - trainer.clip_low < trainer.tis_cap < 1 + trainer.clip_high:
@@ -118,24 +118,24 @@ def _no_room_to_answer(facts: Facts) -> Iterator[Finding]:
 
 
 def _too_little_room(config: LearnerConfig, facts: Facts) -> Iterator[Finding]:
-    room = facts.room
-    if room is None:
-        return
     model = facts.model
-    needs = disk_needs(config, ModelShape(0) if model is None or model.more_parts else model)
-    if needs.least <= room.free + room.taken:
-        return
-    parts = [f"{size(needs.journal)} for journal and logs"]
-    if needs.versions:
-        parts = [f"{size(needs.versions)} for versions", *parts]
-    if needs.checkpoints:
-        parts = [f"{size(needs.checkpoints)} for {needs.copies} checkpoints", *parts]
-    advice = " or lower trainer.checkpoint_keep" if needs.checkpoints else ""
-    yield Finding(
-        f"run_dir: the disk of {room.folder} has {size(room.free)} free, and the run needs about "
-        f"{size(needs.total - room.taken)}: {', '.join(parts)}; choose another run_dir{advice}",
-        ("run_dir",),
-    )
+    everything = disk_needs(config, ModelShape(0) if model is None or model.more_parts else model)
+    for room in facts.rooms:
+        needs = everything.of(room.parts)
+        if needs.least <= room.free + room.taken:
+            continue
+        parts = [f"{human_bytes(needs.journal)} for journal and logs"] if needs.journal else []
+        if needs.versions:
+            parts = [f"{human_bytes(needs.versions)} for versions", *parts]
+        if needs.checkpoints:
+            parts = [f"{human_bytes(needs.checkpoints)} for {needs.copies} checkpoints", *parts]
+        place = "choose another run_dir" if room is facts.rooms[0] else "choose another place for what is linked there"
+        advice = " or lower trainer.checkpoint_keep" if needs.checkpoints else ""
+        yield Finding(
+            f"run_dir: the disk of {room.folder} has {human_bytes(room.free)} free, and the run needs about "
+            f"{human_bytes(needs.total - room.taken)}: {', '.join(parts)}; {place}{advice}",
+            ("run_dir",),
+        )
 
 
 def _too_little_memory(config: LearnerConfig, facts: Facts) -> Iterator[Finding]:
@@ -145,42 +145,44 @@ def _too_little_memory(config: LearnerConfig, facts: Facts) -> Iterator[Finding]
     keys = ("model", "trainer.device", "trainer.kl_coef", "trainer.served_dtype")
     spare = " (4 bytes fewer with trainer.kl_coef = 0)" if config.trainer.kl_coef else ""
     masters = f"{needs.a_parameter} bytes for each of {facts.model.parameters / 1e9:.2f} billion parameters{spare}"
-    copies = f"{size(needs.host)} for copies of versions"
+    copies = f"{human_bytes(needs.host)} for copies of versions"
     for memory, least in _memories(facts, needs.device, needs.host):
         if least > memory.total + memory.swap:
             why = masters if memory is facts.gpu else f"{masters}, and {copies}" if facts.on_cpu else copies
             yield Finding(
-                f"model: {memory.name} has {size(memory.total)} of memory, and training needs at least {size(least)}: {why}, "
-                "before activations; take a smaller model or a larger machine",
+                f"model: {memory.name} has {human_bytes(memory.total)} of memory, and training needs at least "
+                f"{human_bytes(least)}: {why}, before activations; take a smaller model or a larger machine",
                 keys,
             )
 
 
 def _what_it_takes(config: LearnerConfig, facts: Facts) -> Iterator[Finding]:
     """How near the run comes to what is there."""
-    model, room = facts.model, facts.room
+    model = facts.model
     if model is None or not model.parameters:
         return
     if model.more_parts:
         yield Finding("model: it has parts beside the language model, which training may not load: the sizes here are the most")
-    if room is not None:
-        disk = disk_needs(config, model)
-        held = f", {size(room.taken)} held by this run" if room.taken else ""
+    for room in facts.rooms:
+        disk = disk_needs(config, model).of(room.parts)
+        what = " and ".join(part for part in room.parts if part != "journal") or "journal and logs"
+        where = f" in {room.folder}" if len(facts.rooms) > 1 else ""
+        held = f", {human_bytes(room.taken)} held by this run" if room.taken else ""
         tight = "; that is tight" if disk.total > room.free + room.taken else ""
-        yield Finding(f"disk: about {size(disk.total)} for checkpoints and versions, {size(room.free)} free{held}{tight}")
+        yield Finding(f"disk: about {human_bytes(disk.total)} for {what}{where}, {human_bytes(room.free)} free{held}{tight}")
     if config.external_trainer:
         return
     needs = memory_needs(config, model, gpu=not facts.on_cpu)
     for i, (memory, least) in enumerate(_memories(facts, needs.device, needs.host)):
         first = i == 0 and (facts.gpu is not None or facts.on_cpu)
-        about = f", and about {size(needs.logits)} for the logits of a forward pass" if first and needs.logits else ""
+        about = f", and about {human_bytes(needs.logits)} for the logits of a forward pass" if first and needs.logits else ""
         full = least + (needs.logits if first else 0)
         tight = "; that is tight: lower trainer.micro_batch_tokens" if least <= memory.total < full else ""
         tight = "; that is more than it has without swap, slow" if memory.total < least <= memory.total + memory.swap else tight
         busy = "; other programs hold the rest" if memory.free < full <= memory.total else ""
         yield Finding(
-            f"memory: at least {size(least)}{about}, before activations; {memory.name} has {size(memory.free)} free of "
-            f"{size(memory.total)}{tight}{busy}"
+            f"memory: at least {human_bytes(least)}{about}, before activations; {memory.name} has {human_bytes(memory.free)} "
+            f"free of {human_bytes(memory.total)}{tight}{busy}"
         )
 
 

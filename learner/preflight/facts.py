@@ -37,9 +37,13 @@ class Memory:
     """bytes that may be on the disk instead"""
 
 
+PARTS = ("checkpoints", "versions", "journal")
+"""What a run keeps on a disk; each may be on one of its own, by a link in the run's directory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The disk that run_dir is on, or would be."""
+    """A disk that something of the run is on, or would be."""
 
     folder: str
     """the folder, or the nearest one above it that exists"""
@@ -47,6 +51,8 @@ class Room:
     """bytes"""
     taken: int = 0
     """bytes of checkpoints and versions that the run has there already"""
+    parts: tuple[str, ...] = PARTS
+    """what of the run is there"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,8 @@ class Facts:
     notes: tuple[str, ...] = ()
     """what is to be known and no problem"""
     model: ModelShape | None = None
-    room: Room | None = None
+    rooms: tuple[Room, ...] = ()
+    """the disks of the run, each once: run_dir's first"""
     host: Memory | None = None
     """the machine's own"""
     gpu: Memory | None = None

@@ -9,35 +9,42 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from learner.config import LearnerConfig
+from learner.endpoint.keys import endpoint_key
+from learner.endpoint.settings import read_listen
 from learner.model_folder import check_model_folder, find_here, number_in, open_model_folder, read_model_config
 from learner.preflight.devices import Devices, ask_torch, computes_on_cpu, host_memory, maybe_gpu, pick
-from learner.preflight.facts import Facts, Memory, ModelShape, Room
-from learner.rewards.scoring import Scorer
+from learner.preflight.facts import PARTS, Facts, Memory, ModelShape, Room
+from learner.rewards.group_scorer import PooledScorer
 from learner.run_dir import check_idle, existing_run, kept_listen
 from learner.section import Finding
 from learner.tasks.port import Task
-from learner.tasks.prompting import encode_prompt
-from learner.tasks.registry import make_task
+from learner.tasks.prompting import encode_prompt, fit_prompts, unused_options
+from learner.tasks.registry import open_task
+from learner.tasks.settings import TaskSettings
+from p2p.channel.libp2p import check_dialable
 from p2p.channel.listening import check_free
 from p2p.errors import ShoalError, UsageError
 
 PROMPTS = 8
 """Prompts that are tried: enough to see that they can be made and how long they are, and made in an instant."""
 
-RUN_FOLDERS = ("checkpoints", "versions")
-"""Folders of a run that hold nearly all of its bytes."""
+RUN_FOLDERS = {"checkpoints": "checkpoints", "versions": "versions/chunks"}
+"""Part of a run -> its folder in the run's directory: these hold nearly all of its bytes, and may be links to another disk."""
+
+EDGE_BYTES = 1 << 16
+"""Bytes at the beginning and at the end of two tensors that are compared: weights that were trained apart differ in any row."""
 
 HEADS = ("lm_head.weight", "embed_out.weight")
 """How the names of output heads end."""
 
-TASK_KEYS = ("task.name", "task.seed", "task.options")
+TASK_KEYS = (*(f"task.{name}" for name in TaskSettings.model_fields), "task.reward")
 """Settings that a task is made of."""
 
 Found = TypeVar("Found")
@@ -64,20 +71,25 @@ class _Look:
         task = self._attempt(TASK_KEYS, self._task)
         model = self._attempt(("model",), self._model)
         if self.thorough and task is not None:
-            self._attempt((*TASK_KEYS, "task.allow_unconfined"), partial(self._try_scorer, task))
+            self._attempt((*TASK_KEYS, "task.allow_unconfined", "task.reward"), partial(self._try_scorer, task))
             if model is not None:
                 tokens = self._attempt(("model", *TASK_KEYS), partial(self._prompt_tokens, task))
                 model = replace(model, longest_prompt=tokens or 0)
         folder = self._attempt(("run_dir",), self._folder)
-        room = None if folder is None else self._attempt(("run_dir",), partial(self._room, folder))
+        rooms = None if folder is None else self._attempt(("run_dir",), partial(self._rooms, folder))
         if folder is not None or not self.resume:  # else another learner may hold this run's own ports
-            for text in self._listen():
+            listen = self._listen()
+            for text in listen:
                 self._attempt(("swarm.listen",), partial(check_free, [text]))
             self._attempt(("status.port",), self._status_port)
+            self._attempt(("status.port", "swarm.listen"), partial(check_apart, listen, self.config.status.port))
+            self._attempt(("endpoint.listen",), self._endpoint)
+        self._attempt(("swarm.announce",), partial(check_dialable, self.config.swarm.announce))
+        self._attempt(("local_engine.engine_python", "local_engine.engine"), self._engine_python)
         gpu = self._attempt(("trainer.device",), self._gpu)
         known = self.thorough or self.config.trainer.device == "cpu" or not maybe_gpu()
         on_cpu = known and computes_on_cpu(self.config.trainer.device, self.devices)
-        return Facts(tuple(self.tried), tuple(self.notes), model, room=room, host=host_memory(), gpu=gpu, on_cpu=on_cpu)
+        return Facts(tuple(self.tried), tuple(self.notes), model, rooms=rooms or (), host=host_memory(), gpu=gpu, on_cpu=on_cpu)
 
     def _attempt(self, keys: tuple[str, ...], look: Callable[[], Found]) -> Found | None:
         """What `look` finds; None where it fails, or where `keys` of it are known to be wrong."""
@@ -92,8 +104,10 @@ class _Look:
         return None
 
     def _task(self) -> Task:
-        task = self.config.task
-        return make_task(task.name, task.seed, dict(task.options))
+        task = open_task(self.config.task, own_score=not self.config.task.reward)
+        if task.held_out_count == 0 and self.config.trainer.eval_size:
+            self.notes.append("task.held_out: no row is held out, so nothing is evaluated: raise it, or give more rows")
+        return task
 
     def _model(self) -> ModelShape | None:
         name, external = self.config.model, self.config.external_trainer
@@ -131,32 +145,48 @@ class _Look:
         """Tokens of the longest of some prompts. Loads the tokenizer."""
         folder = find_here(self.config.model)
         model = open_model_folder(str(folder))
-        return max(len(encode_prompt(model.tokenizer, task.prompt(i))) for i in range(PROMPTS))
+        fit_prompts(task, model.tokenizer, model.context)
+        for name in unused_options(model.tokenizer, task.chat_format):
+            self.notes.append(f"task.template_options.{name} does nothing: the model's chat template does not name it")
+        return max(len(encode_prompt(model.tokenizer, task.prompt(i), task.chat_format)) for i in range(PROMPTS))
 
     def _try_scorer(self, task: Task) -> None:
-        with Scorer(task, allow_unconfined=self.config.task.allow_unconfined):
+        settings = self.config.task
+        with PooledScorer(task, settings, allow_unconfined=settings.allow_unconfined):
             pass
 
     def _folder(self) -> Path:
         """run_dir, or the nearest folder above it that exists, in which it can be made."""
         existing_run(self.run_dir, resume=self.resume)
         check_idle(self.run_dir)
-        folder = self.run_dir.absolute()
-        while not folder.exists() and folder != folder.parent:
-            folder = folder.parent
+        folder = nearest_folder(self.run_dir.absolute())
         if not folder.is_dir():
             raise UsageError(f"cannot make the run directory {self.run_dir}: {folder} is not a directory")
         if not os.access(folder, os.W_OK | os.X_OK):
             raise UsageError(f"cannot make the run directory {self.run_dir}: {folder} cannot be written to")
         return folder
 
-    def _room(self, folder: Path) -> Room:
-        taken = sum(
-            file.stat().st_size
-            for name in RUN_FOLDERS if self.resume
-            for file in (self.run_dir / name).rglob("*") if file.is_file()
-        )  # fmt: skip
-        return Room(str(folder), shutil.disk_usage(folder).free, taken)
+    def _rooms(self, folder: Path) -> tuple[Room, ...]:
+        """The run's disks. `folder` is on run_dir's."""
+        rooms = {folder.stat().st_dev: Room(str(folder), shutil.disk_usage(folder).free, parts=("journal",))}
+        for part, name in RUN_FOLDERS.items():
+            there = (self.run_dir / name).resolve()  # a link is followed, also one that leads nowhere
+            near = nearest_folder(there)
+            for link in (self.run_dir / part, self.run_dir / name):
+                if link.is_symlink() and not link.is_dir():
+                    raise UsageError(f"run_dir: {link} is a link to {link.resolve()}, which is no folder: make it")
+            if not os.access(near, os.W_OK | os.X_OK):
+                raise UsageError(f"run_dir: {name} would be written in {near}, which cannot be written to")
+            taken = sum(f.stat().st_size for f in there.rglob("*") if f.is_file()) if self.resume else 0
+            device = near.stat().st_dev
+            room = rooms.get(device) or Room(str(near), shutil.disk_usage(near).free, parts=())
+            rooms[device] = replace(room, taken=room.taken + taken, parts=(*room.parts, part))
+        return tuple(replace(room, parts=tuple(part for part in PARTS if part in room.parts)) for room in rooms.values())
+
+    def _engine_python(self) -> None:
+        engine = self.config.local_engine
+        if engine.engine and engine.engine_python and shutil.which(engine.engine_python) is None:
+            raise UsageError(f"local_engine.engine_python: there is no program {engine.engine_python} that can be run here")
 
     def _listen(self) -> list[str]:
         kept = self._attempt(("run_dir",), partial(kept_listen, self.run_dir)) if self.resume else None
@@ -170,6 +200,17 @@ class _Look:
             except UsageError as error:
                 raise UsageError(f"status port {port} cannot be used: {error}") from None
 
+    def _endpoint(self) -> None:
+        if not self.config.endpoint.listen:
+            return
+        host, port = read_listen(self.config.endpoint.listen)
+        try:
+            check_free([f"/ip{6 if ':' in host else 4}/{host}/tcp/{port}"])
+        except UsageError as error:
+            raise UsageError(f"endpoint.listen = {self.config.endpoint.listen!r}: {error}") from None
+        if self.config.endpoint.key_env:
+            endpoint_key(self.run_dir, self.config.endpoint.key_env)
+
     def _gpu(self) -> Memory | None:
         """The trainer's device; None of the CPU, and where it is not asked for."""
         if self.config.external_trainer or not self.thorough:
@@ -181,9 +222,29 @@ class _Look:
         return pick(device, self.devices)
 
 
+def nearest_folder(path: Path) -> Path:
+    """`path`, or what is nearest above it and exists."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def check_apart(listen: Sequence[str], port: int) -> None:
+    """UsageError when two addresses to listen on are the same, or one of them takes the status page's port, which is on the
+    loopback. Each alone may be free."""
+    fixed = [text for text in listen if not text.endswith("/tcp/0")]
+    for text in fixed:
+        if fixed.count(text) > 1:
+            raise UsageError(f"swarm.listen: {text} is there twice")
+    for host in ("0.0.0.0", "127.0.0.1"):
+        if port and f"/ip4/{host}/tcp/{port}" in fixed:
+            raise UsageError(f"status.port = {port} is also a port of swarm.listen (/ip4/{host}/tcp/{port}): choose another")
+
+
 def count_parameters(folder: Path) -> int:
     """Values in a model folder's weights, by the heads of its *.safetensors; 0 where there are none. OSError where one cannot be
-    read. Where embedding and output head are tied the head is left out, which some files hold a second time."""
+    read. Where embedding and output head are tied the head is left out, which some files hold a second time. Where config.json
+    does not say whether they are, which is then the architecture's default, they are if their values are the same."""
     from safetensors import SafetensorError, safe_open
 
     index = folder / "model.safetensors.index.json"
@@ -194,13 +255,37 @@ def count_parameters(folder: Path) -> int:
     except (ValueError, KeyError, AttributeError, TypeError):
         raise UsageError(f"model: {index} cannot be read") from None
     values = read_model_config(folder)
-    tied = any(part.get("tie_word_embeddings") for part in (values, values.get("text_config")) if isinstance(part, dict))
+    parts = [part for part in (values, values.get("text_config")) if isinstance(part, dict)]
+    said = [part["tie_word_embeddings"] for part in parts if "tie_word_embeddings" in part]
     shapes: dict[str, tuple[int, ...]] = {}
+    where: dict[str, Path] = {}
     for file in sorted(folder / name for name in names if (folder / name).exists()):
         try:
             with safe_open(file, framework="numpy") as tensors:
                 shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}
+                where |= dict.fromkeys(tensors.keys(), file)
         except SafetensorError as error:
             raise UsageError(f"model: {file} cannot be read: {error}") from None
-    others = {shape for name, shape in shapes.items() if not name.endswith(HEADS)}
-    return sum(math.prod(shape) for name, shape in shapes.items() if not (tied and name.endswith(HEADS) and shape in others))
+
+    def is_second(name: str) -> bool:
+        """Whether it is a head that is tied to an embedding of the same shape."""
+        if not name.endswith(HEADS):
+            return False
+        alike = [other for other, shape in shapes.items() if shape == shapes[name] and not other.endswith(HEADS)]
+        if said:
+            return any(said) and bool(alike)
+        return any(_edges(where[other], other) == _edges(where[name], name) for other in alike)
+
+    return sum(math.prod(shape) for name, shape in shapes.items() if not is_second(name))
+
+
+def _edges(file: Path, name: str) -> bytes:
+    """The first and last bytes of a tensor in a *.safetensors, whatever its type."""
+    with open(file, "rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        start, stop = json.loads(stream.read(size))[name]["data_offsets"]
+        parts = []
+        for offset in (start, max(start, stop - EDGE_BYTES)):
+            stream.seek(8 + size + offset)
+            parts.append(stream.read(min(EDGE_BYTES, stop - offset)))
+    return b"".join(parts)

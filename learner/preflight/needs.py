@@ -6,6 +6,7 @@ Lower bounds where they are called so, for a run must not be refused that would 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from learner.config import LearnerConfig
@@ -53,7 +54,7 @@ class MemoryNeeds:
 
 @dataclass(frozen=True, slots=True)
 class DiskNeeds:
-    """Bytes on the disk of run_dir, about."""
+    """Bytes on the run's disks, about."""
 
     checkpoints: int
     copies: int
@@ -69,6 +70,14 @@ class DiskNeeds:
     def least(self) -> int:
         """Less does not do."""
         return self.checkpoints + int(SURE_SHARE * self.versions) + self.journal
+
+    def of(self, parts: Collection[str]) -> DiskNeeds:
+        """What these parts of a run need, by the names in `facts.PARTS`."""
+        kept = "checkpoints" in parts
+        return DiskNeeds(
+            self.checkpoints if kept else 0, self.copies if kept else 0, self.versions if "versions" in parts else 0,
+            self.journal if "journal" in parts else 0,
+        )  # fmt: skip
 
 
 def memory_needs(config: LearnerConfig, model: ModelShape, *, gpu: bool) -> MemoryNeeds:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from learner.requests.port import Ask, Busy, NoSuchVersion, RequestClass
@@ -16,7 +17,7 @@ from learner.requests.sequence import LETTERS, RequestSequence, check_ask, parse
 from learner.rollouts.beside import Footprint
 from learner.rollouts.event_checks import event_fault
 from learner.rollouts.outcomes import Cancel
-from p2p.errors import Refusal, ShoalError
+from p2p.errors import Refusal, ShoalError, UsageError
 from p2p.protocol.rollout import Generate, TokenEvent
 from p2p.version import Version
 
@@ -27,6 +28,10 @@ DECLINE_BUDGET = 3
 """Nodes that must decline a sequence for good before it fails: three that say the same leave little doubt (a prompt longer
 than the model takes), and one alone could be wrong or lie."""
 
+
+MAX_UNREAD = 65_536
+"""Sequences of a class that may be over while their readers have not left. Each holds no more than it asked for: this bounds what
+readers who never read can cost."""
 
 COUNTED = ("asked", "ended", "failed", "cancelled", "busy", "moved", "tokens")
 """What is counted of each class: sequences taken, how they left, those refused because too many waited, hand-overs after the
@@ -57,11 +62,15 @@ class RequestBook:
         """class -> what happened (one of COUNTED) -> how often"""
         self.closed = ""
         """why nothing is taken any more"""
+        self.max_context = 0
+        """tokens that the model takes, prompt and completion together; 0: not known"""
         self._last = -1
         self._open: dict[int, RequestSequence] = {}
         self._waiting: dict[RequestClass, dict[int, RequestSequence]] = {c: {} for c in LETTERS.values()}
         self._held: dict[str, dict[str, RequestSequence]] = {}
         """node -> request id -> what it works on under that"""
+        self._unread: Counter[RequestClass] = Counter()
+        """what is over and whose reader has not left"""
         self._holding: Counter[RequestClass] = Counter()
         self._published: set[Version] = set()
 
@@ -76,16 +85,28 @@ class RequestBook:
         if self.closed:
             raise ShoalError(self.closed)
         check_ask(ask, self.vocab_size)
+        ask = self._within_context(ask)
         self._check_versions(ask, served)
         waiting, counts = self._waiting[ask.request_class], self.counts[ask.request_class]
-        if len(waiting) >= self.most_waiting[ask.request_class]:
+        if len(waiting) >= self.most_waiting[ask.request_class] or self._unread[ask.request_class] >= MAX_UNREAD:
             counts["busy"] += 1
-            raise Busy(f"{len(waiting)} {ask.request_class} requests wait for a node already: try again later")
+            unread = self._unread[ask.request_class]
+            what = f"{len(waiting)} {ask.request_class} requests wait for a node already, and {unread} have not been read"
+            raise Busy(f"{what}: try again later")
         counts["asked"] += 1
         self._last += 1
         sequence = RequestSequence(ask, self.epoch, self._last, now)
         self._open[self._last] = waiting[self._last] = sequence
         return sequence
+
+    def _within_context(self, ask: Ask) -> Ask:
+        """With no more tokens than the model takes: engines end there, with what looks like too short a completion."""
+        room = self.max_context - len(ask.prompt_ids)
+        if not self.max_context or ask.max_new_tokens <= room:
+            return ask
+        if room < 1:
+            raise UsageError(f"a prompt of {len(ask.prompt_ids)} tokens; the model takes {self.max_context} with the completion")
+        return replace(ask, max_new_tokens=room)
 
     def _check_versions(self, ask: Ask, served: Container[Version]) -> None:
         newest = max(self._published, default=None)
@@ -211,7 +232,10 @@ class RequestBook:
     def cancel(self, sequence: RequestSequence) -> Cancel:
         """Whoever asked has left: what must stop. Nothing where it is over already."""
         if sequence.over:
+            self._unread[sequence.ask.request_class] -= not sequence.left
+            sequence.left = True
             return ()
+        sequence.left = True
         old = ((sequence.node, sequence.request_id),) if sequence.node else ()
         sequence.error = ShoalError("whoever asked has left")
         self._leave(sequence, "cancelled")
@@ -279,6 +303,7 @@ class RequestBook:
         self._waiting[sequence.ask.request_class].pop(sequence.number, None)
         del self._open[sequence.number]
         self.counts[sequence.ask.request_class][how] += 1
+        self._unread[sequence.ask.request_class] += not sequence.left
         sequence.wake()
 
     def _drop(self, sequence: RequestSequence) -> None:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from learner.requests.port import Ask, Made, RequestClass
 from learner.rollouts.event_checks import Expected
-from learner.rollouts.outcomes import Sampling
 from p2p.errors import ShoalError, UsageError
 from p2p.protocol.rollout import Completion, Generate
 from p2p.version import Version
@@ -78,6 +77,8 @@ class RequestSequence:
     """"stop" or "length" once it has ended"""
     error: ShoalError | None = None
     """why it cannot be made"""
+    left: bool = False
+    """its reader is gone"""
     wake: Callable[[], None] = lambda: None
     """something has changed that its reader waits for"""
 
@@ -113,10 +114,10 @@ class RequestSequence:
 
     def expected(self, published: set[Version], vocab_size: int | None) -> Expected:
         """What the next tokens must be."""
-        sampling = Sampling(self.ask.max_new_tokens, self.ask.stop_ids, self.ask.temperature, self.ask.top_p)
+        ask = self.ask
         return Expected(
-            held=self.tokens, sampling=sampling, least=self.least, exact=self.ask.exact_version, published=published,
-            vocab_size=vocab_size,
+            held=self.tokens, limit=ask.max_new_tokens, stop_ids=ask.stop_ids, least=self.least, exact=ask.exact_version,
+            published=published, vocab_size=vocab_size,
         )  # fmt: skip
 
     def end(self) -> str:

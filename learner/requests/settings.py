@@ -15,7 +15,7 @@ class RequestsSection(Section):
 
     evaluation_share: float = Field(default=0.1, ge=0, le=0.5)
     """Share of the nodes' places that evaluation may hold while training wants them, at least one place unless it is 0. A place
-    is a sequence that a node decodes at once. While training has nothing to do, all places are there for requests."""
+    is a sequence that a node decodes at once. When training has had nothing to do for 5 seconds, requests have all places."""
     serving_share: float = Field(default=0.1, ge=0, le=0.5)
     """Share of the nodes' places that requests through the endpoint may hold while training wants them, in the same way."""
     evaluation_waiting: int = Field(default=4096, ge=1, le=65536)

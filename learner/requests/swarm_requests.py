@@ -34,9 +34,9 @@ LOOK_MOST_S = 0.5
 """After a look it pauses LOOK_SHARE times as long as that took (it may have 5 % of the time), at least LOOK_LEAST_S and at most
 LOOK_MOST_S seconds."""
 
-RECLAIM_S = 2.0
-"""Seconds for which training must want places before requests that hold more than their share hand them back: each such move
-costs a prefill, and at a step's end training pauses for less."""
+IDLE_S = 5.0
+"""Seconds for which training must have nothing to do before requests may hold more than their share. Between two steps it pauses
+for less; taking places back costs it up to half a second, and the requests a prefill each."""
 
 MESSAGE_BYTES = 1 << 20
 MESSAGE_REQUESTS = 256
@@ -57,10 +57,8 @@ class SwarmRequests(Requests, BesideTraining):
         self._shares = settings.shares()
         self._send, self._nodes, self._training_wants, self._report, self._now = send, nodes, training_wants, report, now
         self._due = trio.Event()
-        self._wanted: bool = True
-        """as of the last tick"""
-        self._over_since: dict[RequestClass, float] = {}
-        """class -> since when it holds more than it may"""
+        self._idle_since: float | None = None
+        """when training was first seen with nothing to do; None while it wants places"""
 
     # ---- whoever asks
 
@@ -111,23 +109,23 @@ class SwarmRequests(Requests, BesideTraining):
                 self._send(peer, Assign(message, hold_s))
 
     def _places(self, nodes: Sequence[NodeView]) -> RequestPlaces:
-        return count_places(nodes, self._shares, self._wanted)
+        idle = self._idle_since is not None and self._now() - self._idle_since >= IDLE_S
+        return count_places(nodes, self._shares, training_wants=not idle)
 
     def tick(self) -> None:
         """Every now and then: see whether training wants its places back, and have nodes hand back what is beyond the shares."""
         if not any(self.book.waits(c) or self.book.holding(c) for c in LETTERS.values()):
-            self._over_since.clear()
+            self._idle_since = None
             return
-        self._wanted = self._training_wants()
-        now, places = self._now(), self._places(self._nodes())
-        for request_class in LETTERS.values():
-            beyond = self.book.beyond(request_class, places.allowed(request_class, self.book)) if places.places else []
-            if not beyond:
-                self._over_since.pop(request_class, None)
-            elif now - self._over_since.setdefault(request_class, now) >= RECLAIM_S:
-                for sequence in beyond:
-                    sequence.asked_back = True
-                    self._send(sequence.node, Interrupt((sequence.request_id,)))
+        if self._training_wants():
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = self._now()
+        places = self._places(self._nodes())
+        for request_class in LETTERS.values() if places.places else ():
+            for sequence in self.book.beyond(request_class, places.allowed(request_class, self.book)):
+                sequence.asked_back = True
+                self._send(sequence.node, Interrupt((sequence.request_id,)))
 
     def published(self, version: Version) -> None:
         """Tokens of `version` may come from now on."""

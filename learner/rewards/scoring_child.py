@@ -1,4 +1,5 @@
-"""The scoring process: keeps a task ready and forks one worker an answer. Must not know torch, groups or the network.
+"""The scoring process: keeps a task, or a built-in reward function, ready and forks one worker an answer. Must not know torch,
+groups or the network.
 
 Scorers of free text may evaluate it, so an answer is code of a stranger. The worker that meets it has given up the network,
 files, other processes and all but a little memory and time (`learner/rewards/sandbox.py`), lives for this one answer, and
@@ -22,17 +23,17 @@ import struct
 import sys
 import sysconfig
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import msgpack
-
 from learner.rewards import sandbox
-from learner.tasks.port import Prompt, Task
+from learner.rewards.built_in import BuiltIn, make_built_in
+from learner.rewards.frames import receive_frame, send_frame
+from learner.tasks.port import Prompt, Score, Task
 from learner.tasks.registry import make_task
+from p2p.errors import UsageError
 from p2p.processes import die_with_parent
-
-MAX_FRAME = 8 << 20
-"""Bytes of one message either way: a prompt and a completion, generously."""
 
 MEMORY = 1 << 30
 """Address space of a worker; Python with sympy and numpy takes a quarter of it."""
@@ -43,51 +44,67 @@ MAX_SAID = 500
 _SCORE = struct.Struct(">d?")
 
 
-def send_frame(sock: socket.socket, message: dict[str, Any]) -> None:
-    """ValueError for a message over MAX_FRAME, and nothing was sent."""
-    data = msgpack.packb(message, unicode_errors="surrogatepass")
-    if len(data) > MAX_FRAME:
-        raise ValueError(f"{len(data)} bytes are too long to score")
-    sock.sendall(struct.pack(">I", len(data)) + data)
-
-
-def receive_frame(sock: socket.socket) -> dict[str, Any]:
-    """EOFError when the other side is gone; ValueError when it sends no message of ours."""
-    (size,) = struct.unpack(">I", _read(sock, 4))
-    if size > MAX_FRAME:
-        raise ValueError(f"a frame of {size} bytes")
-    message = msgpack.unpackb(_read(sock, size), unicode_errors="surrogatepass")
-    if not isinstance(message, dict):
-        raise ValueError("not a message")
-    return message
-
-
-def _read(sock: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        piece = sock.recv(size - len(data))
-        if not piece:
-            raise EOFError("the other side closed the socket")
-        data += piece
-    return bytes(data)
+SCORING_PACKAGES = ("reasoning_gym", "sympy", "numpy", "math_verify", "latex2sympy2_extended", "antlr4", "jsonschema")
+"""Packages that scorers use, and that may import more of themselves late."""
 
 
 def readable() -> list[str]:
     """Where Python's modules lie: what an import that a scorer makes late may read."""
     paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     paths += [p for p in sys.path if os.path.basename(p) in ("site-packages", "dist-packages", "lib-dynload")]
-    for name in ("reasoning_gym", "sympy", "numpy"):  # wherever they were installed
+    for name in SCORING_PACKAGES:  # wherever they were installed
         module = sys.modules.get(name)
         paths += list(getattr(module, "__path__", []))
     return paths
 
 
-class _Workshop:
-    """Answers requests {index, held_out, text, completion} with {reward, exact} or {error}."""
+class _TaskAnswers:
+    """Answers to problems of a task, by number."""
 
-    def __init__(self, task: Task, sock: socket.socket, answer_s: float) -> None:
-        self._task, self._sock, self._answer_s = task, sock, answer_s
+    def __init__(self, task: Task) -> None:
+        self._task = task
         self._prompt: Prompt | None = None
+
+    def scorer(self, request: dict[str, Any]) -> Callable[[], Score] | dict[str, Any]:
+        """What a worker is to call; or the answer, where there is nothing to call."""
+        index, held_out, completion = request["index"], request["held_out"], request["completion"]
+        prompt = self._prompt
+        if prompt is None or (prompt.index, prompt.held_out) != (index, held_out):  # a group's answers come in a row
+            prompt = self._prompt = self._task.held_out(index) if held_out else self._task.prompt(index)
+        if prompt.text != request["text"]:
+            return {"error": "the task made another problem of the same number here", "differs": True}
+        return partial(self._task.score, prompt, completion)
+
+
+class _FunctionAnswers:
+    """Answers to rows of data, by a built-in reward function. What the row says is ours, so it is looked at here; the answer only
+    in a worker."""
+
+    def __init__(self, function: BuiltIn) -> None:
+        self._function = function
+
+    def scorer(self, request: dict[str, Any]) -> Callable[[], Score] | dict[str, Any]:
+        """As that of a task. {unscored} says what is wrong with the row, {reward: None} that the function does not apply."""
+        try:
+            wanted = self._function.wanted(request["columns"])
+        except UsageError as error:
+            return {"unscored": str(error)}
+        except Exception as error:
+            return {"unscored": f"{type(error).__name__}: {error}"}
+        if wanted is None:
+            return {"reward": None}
+        return partial(self._score, wanted, request["completion"])
+
+    def _score(self, wanted: Any, completion: str) -> Score:
+        reward = float(self._function.score(wanted, completion))
+        return Score(reward, reward >= 1.0)
+
+
+class _Workshop:
+    """Answers each request with {reward, exact}, or with {error} where it is the answer's fault."""
+
+    def __init__(self, answers: _TaskAnswers | _FunctionAnswers, sock: socket.socket, answer_s: float) -> None:
+        self._answers, self._sock, self._answer_s = answers, sock, answer_s
 
     def run(self) -> None:
         while True:
@@ -98,16 +115,13 @@ class _Workshop:
             send_frame(self._sock, self._answer(request))
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        index, held_out, completion = request["index"], request["held_out"], request["completion"]
-        prompt = self._prompt
-        if prompt is None or (prompt.index, prompt.held_out) != (index, held_out):  # a group's answers come in a row
-            prompt = self._prompt = self._task.held_out(index) if held_out else self._task.prompt(index)
-        if prompt.text != request["text"]:
-            return {"error": "the task made another problem of the same number here", "differs": True}
+        score = self._answers.scorer(request)
+        if isinstance(score, dict):
+            return score
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
-            work(self._task, prompt, completion, writing, self._answer_s)
+            work(score, writing, self._answer_s)
         os.close(writing)
         said, why = self._listen(reading)
         os.close(reading)
@@ -138,7 +152,7 @@ class _Workshop:
         return b"", f"no score within {self._answer_s:g} s"
 
 
-def work(task: Task, prompt: Prompt, completion: str, pipe: int, answer_s: float) -> None:
+def work(scorer: Callable[[], Score], pipe: int, answer_s: float) -> None:
     """The worker: give everything up, score one answer, say so, end. Never returns."""
     try:
         die_with_parent()
@@ -149,7 +163,7 @@ def work(task: Task, prompt: Prompt, completion: str, pipe: int, answer_s: float
         sandbox.limit(memory=MEMORY, cpu_s=math.ceil(answer_s) + 1)
         sandbox.seal()
         try:
-            score = task.score(prompt, completion)
+            score = scorer()
             os.write(3, b"S" + _SCORE.pack(score.reward, score.exact))
         except Exception as error:
             os.write(3, b"E" + f"{type(error).__name__}: {error}".encode(errors="replace")[: MAX_SAID - 1])
@@ -164,19 +178,29 @@ def problems_digest(task: Task) -> bytes:
 
 
 def main() -> int:
-    """The parent's socket is standard input; its first message {name, seed, options, answer_s} says what to score. Answers
-    {missing, problems} when ready: what of the sandbox could not be had, and `problems_digest`."""
+    """The parent's socket is standard input; its first message says what to score: {name, seed, options, answer_s} a task's
+    problems, {function, options, answer_s} rows by a built-in reward function. Answers {missing, problems} when ready: what of
+    the sandbox could not be had, and `problems_digest`; {refused} where the function cannot be had."""
     with socket.socket(fileno=os.dup(0)) as sock:
         try:
             setup = receive_frame(sock)
             missing = sandbox.leave_network()
-            task = make_task(setup["name"], setup["seed"], setup["options"])
-            problems = problems_digest(task)
+            if "function" in setup:
+                try:
+                    function = make_built_in(setup["function"], setup["options"])
+                except UsageError as error:
+                    send_frame(sock, {"refused": str(error)})
+                    return 2
+                answers: _TaskAnswers | _FunctionAnswers = _FunctionAnswers(function)
+                problems = b""
+            else:
+                task = make_task(setup["name"], setup["seed"], setup["options"])
+                answers, problems = _TaskAnswers(task), problems_digest(task)
             os.rmdir(os.getcwd())  # our own folder: nothing can be made in it now, nor be left behind
             missing += sandbox.confine(readable()) + _try_seal()
             gc.freeze()  # a worker's garbage collection would copy every page that it shares with us
             send_frame(sock, {"missing": missing, "problems": problems})
-            _Workshop(task, sock, setup["answer_s"]).run()
+            _Workshop(answers, sock, setup["answer_s"]).run()
         except (EOFError, BrokenPipeError, ConnectionResetError):
             pass  # the parent is gone
     return 0

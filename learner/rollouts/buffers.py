@@ -14,6 +14,7 @@ import trio
 
 from learner.dispatch.forecast import Forecast
 from learner.journal.journal import SURPLUS, Journal
+from learner.rewards.port import GroupUnscored
 from learner.rollouts.collector import Collector
 from learner.rollouts.durations import Durations
 from learner.rollouts.group_spec import RolloutSettings
@@ -50,8 +51,9 @@ class TrainedStep(NamedTuple):
 class TrainingBuffers:
     """One epoch's whole groups.
 
-    `score(group)` gives a group its rewards and is called by `in_thread`; `cancel(pairs)` tells nodes to stop; `changed()` hears
-    that there may be room for new groups. `retry` are prompts to draw again, `finished` the rewarded groups by their id.
+    `score(group)` gives a group its rewards, or says with GroupUnscored why it gets none; `in_thread` is for others that write
+    what is committed; `cancel(pairs)` tells nodes to stop; `changed()` hears that there may be room for new groups.
+    `retry` are prompts to draw again, `finished` the rewarded groups by their id.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class TrainingBuffers:
         forecast: Forecast,
         durations: Durations,
         redundancy: Redundancy,
-        score: Callable[[Group], Group],
+        score: Callable[[Group], Awaitable[Group]],
         in_thread: Callable[..., Awaitable[Any]],
         cancel: Callable[[Cancel], None],
         changed: Callable[[], None],
@@ -90,13 +92,17 @@ class TrainingBuffers:
     # --- whole groups ------------------------------------------------------------------------------------------------
 
     def whole(self, whole: WholeGroup) -> None:
-        """Its group waits for its reward now, and nodes stop what they do for members that it did not need."""
+        """Its group waits for its reward now, or has it already, and nodes stop what they do for members that it did not
+        need."""
         group = whole.group
         self.scoring[group.group_id] = group
         self._durations.whole(group.group_id)
         self.redundancy.surplus_members(whole.surplus)
         self._cancel(whole.cancel)
-        self._score_in.send_nowait(group)
+        if group.is_scored:  # episodes, by their environment
+            self.rewarded(group)
+        else:
+            self._score_in.send_nowait(group)
 
     def failed(self, group_id: int) -> None:
         """A group that was not whole yet is given up. Finished ones move up into its place: a buffer may be complete by that."""
@@ -105,9 +111,20 @@ class TrainingBuffers:
         self.settle()
 
     async def score_whole(self) -> None:
-        """For ever: rewards, off the event loop (a task may take milliseconds an answer), then into the ledger."""
-        async for group in self.to_score:
-            self.rewarded(await self.in_thread(self.score, group))
+        """For ever: rewards, several groups at once, then into the ledger. Groups ask for them in the order in which they became
+        whole."""
+        async with trio.open_nursery() as nursery:
+            async for group in self.to_score:
+                await nursery.start(self._score_one, group)
+
+    async def _score_one(self, group: Group, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        try:
+            scored = await self.score(group)
+        except GroupUnscored:  # whoever scores has said why
+            self.unscored(group)
+        else:
+            self.rewarded(scored)
 
     def rewarded(self, group: Group) -> None:
         """A group has its reward: it takes its place in a buffer, unless it is surplus or teaches nothing."""
@@ -123,6 +140,14 @@ class TrainingBuffers:
             self.ledger.occupy(group.group_id, group.oldest.step)
             self.finished[group.group_id] = group
             self.redundancy.finished(group)
+        self._collector.unwritten.drop(group.group_id)
+        self.settle()
+
+    def unscored(self, group: Group) -> None:
+        """A group's reward cannot be had: a new group, of another prompt, takes its room."""
+        if self.scoring.pop(group.group_id, None) is None:
+            return  # surplus by now
+        self._abort([group.group_id], "unscored")
         self._collector.unwritten.drop(group.group_id)
         self.settle()
 
@@ -163,9 +188,15 @@ class TrainingBuffers:
         To be called every now and then."""
         if not self._patience.over(self._stuck_step(), now):
             return
-        cut = to_cut(self.ledger, self._collector, self._forecast.lengths)
-        for group_id in cut:
-            self.whole(self._collector.cut(group_id))
+        cut = []
+        for group_id in to_cut(self.ledger, self._collector, self._forecast.lengths):
+            if self.settings.sampling.turns is None:
+                self.whole(self._collector.cut(group_id))
+            elif (cancel := self._collector.cut_episodes(group_id)) is not None:
+                self._cancel(cancel)  # whole once their environment has scored what there is
+            else:
+                continue
+            cut.append(group_id)
         if cut:
             log.info("step %d has waited too long: groups %s are cut where they are", self.ledger.step, cut)
             self._room_changed()

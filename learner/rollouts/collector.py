@@ -3,8 +3,8 @@
 One room: every method changes the same books (who holds which attempt of what), and they must agree. What can be said of one
 group without them is in `group`.
 
-Pure: no clock, network, ledger, reward or tokenizer. Events in (`tokens`, `declined`, `node_lost`), outcomes out. What a group
-and its members are, and what their requests are called, is in `group`.
+Pure: no clock, network, ledger or tokenizer. Events in (`tokens`, `declined`, `node_lost`, `answered`), outcomes out. What a
+group and its members are, and what their requests are called, is in `group`; what episodes ask and are answered, in `episodes`.
 
 A trajectory is a member of a group. It is worked on by at most one node at a time; each hand-over is a new **attempt**, so
 tokens of an earlier attempt that are still under way are recognised and ignored. What a node sent before it was lost stays: the
@@ -13,8 +13,12 @@ prefill, never a token.
 
 Whether a trajectory has ended follows from its tokens (a stop token, or the budget used up), never from a node's word
 alone: a node that claims an end the tokens do not show is refused, and one that dies between its last token and its
-last event costs nothing. Two things end a trajectory that its tokens do not: a group with members beyond need (`extra`;
-StaleFlow's N' > N, arXiv 2601.12784) is whole with those that end first, and `cut` ends a group where it stands.
+last event costs nothing. Where completions are episodes of several turns (`Sampling.turns`), what ends so is a turn: the member
+then waits for its environment, and neither for a node nor at one. The answer either gives tokens, after which it waits for a node
+with all of them as a prefix, or its score, which ends it.
+
+Two things end a trajectory that its tokens do not: a group with members beyond need (`extra`; StaleFlow's N' > N, arXiv
+2601.12784) is whole with those that end first, and `cut` ends a group where it stands.
 """
 
 from __future__ import annotations
@@ -25,7 +29,9 @@ from collections.abc import Iterator
 
 from learner.dispatch.dispatcher import WaitingSequence
 from learner.dispatch.forecast import GroupState, MemberState
+from learner.environments.port import Episode, EpisodeKey, TurnAnswer
 from learner.journal.records import ReservedGroup, UnfinishedGroup, Unwritten
+from learner.rollouts.episodes import LIVES, episode, key_of, over, wrong_answer
 from learner.rollouts.event_checks import MIN_LOGPROB
 from learner.rollouts.group import (
     RunningGroup,
@@ -41,7 +47,9 @@ from learner.rollouts.group import (
 from learner.rollouts.group_spec import GroupSpec
 from learner.rollouts.outcomes import (
     Accepted,
+    BegunAnew,
     Cancel,
+    EnvironmentWork,
     EventRefused,
     GroupAborted,
     GroupProgress,
@@ -54,7 +62,7 @@ from learner.rollouts.outcomes import (
 )
 from learner.trajectory import TRUNCATED, Group
 from p2p.errors import Refusal
-from p2p.protocol.rollout import MAX_LOGPROB, Generate, TokenEvent
+from p2p.protocol.rollout import MAX_LOGPROB, Generate, TokenEvent, pack_ids, unpack_ids
 from p2p.version import Version
 
 FAILURE_BUDGET = 8
@@ -86,6 +94,8 @@ class Collector:
         self._groups: dict[int, RunningGroup] = {}
         self._last_group = first_group - 1
         self._published: set[Version] = set()
+        self._to_ask: dict[EpisodeKey, Episode] = {}
+        self._to_forget: list[EpisodeKey] = []
         self._held: dict[str, dict[str, tuple[RunningGroup, int, RunningSample]]] = {}
         """node -> request id -> what it works on under that: the group, the member's number, the member"""
 
@@ -110,13 +120,15 @@ class Collector:
         if reserved.version not in self._published:
             raise ValueError(f"group {group_id}: version {reserved.version} was not published")
         self._last_group = group_id
-        members = [RunningSample(seed, attempt=self.first_attempt) for seed in spec.seeds]
+        limit = sampling.turn_end(0)
+        members = [RunningSample(seed, limit, attempt=self.first_attempt) for seed in spec.seeds]
         group = self._groups[group_id] = running_group(reserved, spec, sampling, members)
         return tuple(group.request_name(index) for index in range(len(members)))
 
     def restore_group(self, left: UnfinishedGroup, spec: GroupSpec, sampling: Sampling) -> WholeGroup | None:
         """Go on with a group of an earlier epoch, each member from the last token that the journal has of it. The group
-        itself when every member (all but `extra`) had ended: then nothing is left to generate.
+        itself when every member (all but `extra`) had ended: then nothing is left to generate. An episode whose turn had ended
+        asks its environment again, with all its turns.
 
         ValueError for a group id of this epoch, or pieces that do not follow each other from 0 on.
         """
@@ -127,13 +139,22 @@ class Collector:
             raise ValueError(f"group {group_id} has {len(spec.seeds)} seeds and {len(left.members)} members")
         group = running_group(left.group, spec, sampling, [])
         for seed, pieces in zip(spec.seeds, left.members, strict=True):
-            member = RunningSample(seed, attempt=self.first_attempt + 1)  # a second attempt, for the dispatcher
+            # A second attempt, for the dispatcher.
+            member = RunningSample(seed, sampling.turn_end(0), attempt=self.first_attempt + 1)
             for piece in pieces:
-                member.completion.add(piece.event())
-                member.made_by(piece.node, piece.start)
-            member.finish = finish_of(group, member)
+                if piece.version is None:
+                    member.give(unpack_ids(piece.ids), sampling)
+                else:
+                    member.completion.add(piece.event())
+                    member.made_by(piece.node, piece.start)
             group.members.append(member)
         self._groups[group_id] = group
+        for index, member in enumerate(group.members):
+            finish = finish_of(group, member)
+            if finish and sampling.turns is not None:
+                self._ask(group, index, over(group, member))
+            else:
+                member.finish = finish
         return self._whole(group)
 
     def pending(self) -> list[WaitingSequence]:
@@ -148,19 +169,20 @@ class Collector:
                 attempt=member.attempt - self.first_attempt,
                 avoid=frozenset(member.failed_on),
                 prompt_tokens=len(group.prompt_ids),
+                prefer=member.prefer,
             )
             for group in self._groups.values()
             for index, member in enumerate(group.members)
-            if not member.node and not member.finish
+            if member.waits
         ]
 
     def assign(self, request_id: str, node: str) -> Generate:
         """`node` works on this request from now on; what to send it. KeyError when it does not wait for a node."""
         found = self._find(request_id)
-        if found is None or found[2].node or found[2].finish:
+        if found is None or not found[2].waits:
             raise KeyError(f"request {request_id} does not wait for a node")
         group, index, member = self._held.setdefault(node, {})[request_id] = found
-        member.node = node
+        member.node, member.prefer = node, ""
         return generate(group, index, member)
 
     def states(self) -> Iterator[GroupState]:
@@ -230,7 +252,7 @@ class Collector:
         start, count = len(completion.ids), size // 4
         if not count or size % 4 or size != len(run.packed_logprobs) or run.start != start:
             return 0
-        if start + count >= sampling.max_new_tokens:
+        if start + count >= member.limit:
             return 0
         if not completion.spans or completion.spans[-1].version is not version:
             if version not in self._published or version < min_version(group, member):
@@ -288,8 +310,13 @@ class Collector:
                 group_id, index, node=node, start=event.start, version=event.version, ids=event.packed_ids,
                 logprobs=event.packed_logprobs,
             )  # fmt: skip
-        member.finish = finish_of(group, member)
-        if member.finish:
+        finish = finish_of(group, member)
+        if finish and group.sampling.turns is not None:
+            self._release(group, index)
+            self._ask(group, index, over(group, member))
+            return Accepted(event.request_id, count)
+        if finish:
+            member.finish = finish
             self._stop(group, index)
             return Accepted(event.request_id, count, self._whole(group))
         if event.finish == "interrupt":
@@ -328,27 +355,112 @@ class Collector:
         """Forget a group: the (node, request id) that still work on it. KeyError when it is not outstanding."""
         group = self._groups.pop(group_id)
         self.unwritten.drop(group_id)
+        self._forget(group)
         return self._let_go(group)
 
     def cut(self, group_id: int) -> WholeGroup:
         """End a group where it stands: as many of its unfinished members as it needs, those that have made most, end as
-        TRUNCATED.
+        TRUNCATED. For episodes there is `cut_episodes`.
 
         KeyError when it is not outstanding; ValueError, and nothing changed, when too few members have a token
         (`GroupProgress.longest`). The journal need not know: after a crash what it has of the group goes on.
         """
         group = self._groups[group_id]
-        missing = group.needed - sum(bool(m.finish) for m in group.members)
-        begun = [m for m in group.members if m.completion.ids and not m.finish]
-        if len(begun) < missing:
-            raise ValueError(f"group {group_id} needs {missing} more members, and {len(begun)} have a token")
-        for member in sorted(begun, key=lambda m: -len(m.completion.ids))[:missing]:
-            member.finish = TRUNCATED
+        if group.sampling.turns is not None:
+            raise ValueError(f"group {group_id} is of episodes, whose score is their environment's")
+        for index in self._longest(group):
+            group.members[index].finish = TRUNCATED
         whole = self._whole(group)
         assert whole is not None
         return whole
 
+    def cut_episodes(self, group_id: int) -> Cancel | None:
+        """As `cut`, of a group of episodes: those that it needs make no token more, and their environment is asked to score what
+        there is. The (node, request id) that must stop; None when all of them were told before that they are over. The group is
+        whole with the last score.
+        """
+        group, cancel, changed = self._groups[group_id], [], False
+        for index in self._longest(group):
+            member = group.members[index]
+            if member.over:
+                continue
+            if member.node:
+                cancel.append(self._release(group, index))
+            member.drop_unused()
+            member.cut = changed = True
+            self._ask(group, index, "time")
+        return tuple(cancel) if changed else None
+
+    # ---- environments
+
+    def take_environment_work(self) -> EnvironmentWork:
+        """What came up since the last call: for whoever runs the episodes."""
+        forget = tuple(dict.fromkeys(self._to_forget))
+        work = EnvironmentWork(tuple(e for e in self._to_ask.values() if e.key not in forget), forget)
+        self._to_ask, self._to_forget = {}, []
+        return work
+
+    def answered(self, answer: TurnAnswer) -> Outcome:
+        """An environment's answer to the last turn of an episode. What is late or doubled (another life, another turn, a group
+        that is over, tokens for an episode that was told that it is over) is ignored."""
+        key = answer.key
+        group = self._groups.get(key.group_id)
+        if group is None or not 0 <= key.member < len(group.members):
+            return Ignored(f"{key.group_id}.{key.member}")
+        index, member = key.member, group.members[key.member]
+        request_id = group.request_name(index)
+        if not member.asked or key.life != member.life or answer.number != len(member.given) + 1:
+            return Ignored(request_id)
+        wrong = wrong_answer(group, answer, self.vocab_size)
+        if answer.anew and not wrong and member.life + 1 >= LIVES:
+            wrong = f"begun anew {LIVES} times, last because {answer.anew}"
+        if wrong:
+            reason = f"member {index}: {wrong}"
+            return GroupAborted(group.group_id, reason, self.abort_group(group.group_id))
+        if answer.anew:
+            member.life += 1
+            member.attempt += 1
+            member.begin(group.sampling)
+            self.unwritten.drop_member(group.group_id, index)
+            return BegunAnew(group.group_id, index, group.request_name(index), answer.anew)
+        if answer.score is not None:
+            member.score, member.asked = answer.score, False
+            member.finish = TRUNCATED if member.cut else finish_of(group, member)
+            return Accepted(request_id, 0, self._whole(group))
+        if member.over:
+            return Ignored(request_id)
+        start = len(member.completion.ids)
+        if start + len(answer.given) >= group.sampling.max_new_tokens:  # no room for a turn after it
+            self._ask(group, index, "length")
+            return Accepted(request_id, 0)
+        member.give(answer.given, group.sampling)
+        member.asked, member.prefer = False, member.last_node
+        self.unwritten.add(
+            group.group_id, index, node="", start=start, version=None, ids=pack_ids(answer.given), logprobs=b""
+        )
+        return Accepted(request_id, 0)
+
+    def _ask(self, group: RunningGroup, index: int, over: str) -> None:
+        member = group.members[index]
+        member.asked, member.over = True, over
+        asked = episode(group, index)
+        self._to_ask[asked.key] = asked
+
+    def _forget(self, group: RunningGroup) -> None:
+        """The group left: its episodes that have no score get none."""
+        if group.sampling.turns is not None:
+            self._to_forget += [key_of(group, index) for index, m in enumerate(group.members) if m.score is None]
+
     # ---- inside
+
+    def _longest(self, group: RunningGroup) -> list[int]:
+        """As many unfinished members as the group still needs, those that have made most. ValueError when too few have a
+        token."""
+        missing = group.needed - sum(bool(m.finish) for m in group.members)
+        begun = [i for i, m in enumerate(group.members) if m.completion.ids and not m.finish]
+        if len(begun) < missing:
+            raise ValueError(f"group {group.group_id} needs {missing} more members, and {len(begun)} have a token")
+        return sorted(begun, key=lambda i: -len(group.members[i].completion.ids))[:missing]
 
     def _refuse(self, node: str, event: TokenEvent, reason: str) -> Refusal:
         return Refusal(reason, peer=node, version=event.version)
@@ -389,6 +501,7 @@ class Collector:
         if len(ended) < group.needed:
             return None
         del self._groups[group.group_id]
+        self._forget(group)
         return WholeGroup(
             Group(group.group_id, group.task_index, tuple(trajectory(group, m) for m in ended)),
             tuple(len(m.completion.ids) for m in group.members if not m.finish),

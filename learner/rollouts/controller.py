@@ -14,17 +14,19 @@ from typing import Any
 import trio
 
 from learner.dispatch.dispatcher import NodeView
+from learner.environments.port import EpisodeRunner, TurnAnswer
 from learner.journal.journal import Journal
 from learner.journal.records import ReservedGroup, UnfinishedGroup
 from learner.journal.token_writer import TokenJournal
-from learner.rewards.scoring import Scorer
+from learner.rewards.group_scorer import PooledScorer
+from learner.rewards.port import Answer, GroupScorer
 from learner.rollouts.beside import BesideTraining, NothingBeside
 from learner.rollouts.buffers import TrainingBuffers
 from learner.rollouts.collector import Collector
 from learner.rollouts.durations import Durations
 from learner.rollouts.group import first_attempt
 from learner.rollouts.group_spec import GroupSpec, RolloutSettings, make_spec
-from learner.rollouts.outcomes import Accepted, Cancel, EventRefused, GroupAborted, Requeued
+from learner.rollouts.outcomes import Accepted, BegunAnew, Cancel, EventRefused, GroupAborted, Requeued, WholeGroup
 from learner.rollouts.recovery import LeftOver, place, plan_resume
 from learner.rollouts.redundancy import Redundancy
 from learner.rollouts.stalls import StallWatch
@@ -58,7 +60,8 @@ class Rollouts:
     """One epoch's trajectories.
 
     `send(peer, message)` queues a control message to a node; `nodes()` is the dispatcher's view of them;
-    `report(peer, refusal)` hears about nodes that break the protocol.
+    `report(peer, refusal)` hears about nodes that break the protocol. `runner` answers the model's turns, where the settings say
+    that completions are episodes (`Sampling.turns`).
     """
 
     def __init__(
@@ -73,13 +76,17 @@ class Rollouts:
         send: Callable[[str, object], None],
         nodes: Callable[[], Sequence[NodeView]],
         report: Callable[[str, Refusal], None],
-        scorer: Scorer | None = None,
+        scorer: GroupScorer | None = None,
+        runner: EpisodeRunner | None = None,
         in_thread: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
         now: Callable[[], float] = trio.current_time,
     ) -> None:
+        if (runner is None) != (settings.sampling.turns is None):
+            raise ValueError("a runner of episodes goes with limits of their turns, and neither without the other")
+        self._runner = runner
         self.settings, self.journal, self._task, self.tokenizer = settings, journal, task, tokenizer
         self.epoch, self._send, self._nodes, self._report = epoch, send, nodes, report
-        self._now, self._scorer = now, scorer or Scorer(task)
+        self._now, self._scorer = now, scorer or PooledScorer(task, in_thread=in_thread)
         self._make_spec = partial(make_spec, settings, task, tokenizer, vocab_size)
         self.collector = Collector(
             vocab_size, first_group=journal.groups_so_far, first_attempt=first_attempt(epoch)
@@ -113,6 +120,7 @@ class Rollouts:
                 len(left.finished), self.resumed_tokens, self.resumed_groups, {r: len(i) for r, i in left.abort.items() if i},
             )  # fmt: skip
         self.buffers.drop_surplus()
+        self._tell_runner()
 
     def _left_over(self, redundancy: Redundancy) -> LeftOver:
         """What a crash left and this epoch goes on with; the journal has the rest as aborted, by reason."""
@@ -140,10 +148,10 @@ class Rollouts:
     def _group_spec(self, group: ReservedGroup) -> GroupSpec:
         return self._make_spec(group.task_index, group.group_id, group.samples, group.extra)
 
-    def _score(self, group: Group) -> Group:
-        prompt = self._task.prompt(group.task_index)
-        answers = [decode_completion(self.tokenizer, t.completion_ids) for t in group.trajectories]
-        return group.scored([self._scorer.score(prompt, answer) for answer in answers])
+    async def _score(self, group: Group) -> Group:
+        texts = [decode_completion(self.tokenizer, t.completion_ids, self._task.stop) for t in group.trajectories]
+        answers = [Answer(text, t.node, t.completion_ids) for text, t in zip(texts, group.trajectories, strict=True)]
+        return group.scored(await self._scorer.score(group.task_index, answers))
 
     # --- work out ----------------------------------------------------------------------------------------------------
 
@@ -227,6 +235,39 @@ class Rollouts:
         """Request ids that `peer` holds, of all classes."""
         return self.collector.working(peer) + self.beside.working(peer)
 
+    # --- episodes ----------------------------------------------------------------------------------------------------
+
+    async def keep_answered(self) -> None:
+        """For ever: take what environments answer. Returns at once where nothing has turns."""
+        if self._runner is not None:
+            async for answer in self._runner.answers:
+                self.on_answer(answer)
+
+    def on_answer(self, answer: TurnAnswer) -> None:
+        """An environment answered the last turn of an episode."""
+        outcome = self.collector.answered(answer)
+        match outcome:
+            case Accepted(whole=WholeGroup() as whole):
+                self.buffers.whole(whole)
+            case BegunAnew():
+                log.warning("group %d, member %d is begun anew: %.500s", outcome.group_id, outcome.member, outcome.reason)
+                self.journal.cut_tokens([(outcome.group_id, outcome.member, 0)])
+            case GroupAborted():
+                self._aborted(outcome)
+        self.tokens.grown()
+        self._tell_runner()
+        self.need_dispatch()
+
+    def _tell_runner(self) -> None:
+        """Ask it for answers to turns that ended, and tell it which episodes are over."""
+        if self._runner is None:
+            return
+        work = self.collector.take_environment_work()
+        if work.forget:
+            self._runner.forget(work.forget)
+        for episode in work.ask:
+            self._runner.respond(episode)
+
     # --- work in -----------------------------------------------------------------------------------------------------
 
     def on_tokens(self, peer: str, message: Tokens) -> int:
@@ -263,6 +304,7 @@ class Rollouts:
                 case GroupAborted():
                     self._aborted(outcome)
         self.tokens.grown()
+        self._tell_runner()
         if ended:
             self.need_dispatch()
         return accepted
@@ -304,11 +346,13 @@ class Rollouts:
         return moved
 
     def _aborted(self, outcome: GroupAborted) -> None:
-        log.error("group %d aborted: %s", outcome.group_id, outcome.reason)
-        self._report(outcome.refusal.peer, outcome.refusal)
+        log.error("group %d aborted: %.500s", outcome.group_id, outcome.reason)
+        if outcome.refusal is not None:
+            self._report(outcome.refusal.peer, outcome.refusal)
         self._cancel(outcome.cancel)
         self.buffers.failed(outcome.group_id)
 
     def _cancel(self, pairs: Cancel) -> None:
         for peer, request_id in pairs:
             self._send(peer, Abort((request_id,)))
+        self._tell_runner()  # whatever stops at nodes may be an episode that is over, or was cut

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass
 
-from learner.rollouts.outcomes import Sampling
 from p2p.protocol.rollout import FINISH_REASONS, TokenEvent
 from p2p.version import Version
 
@@ -19,7 +18,9 @@ class Expected:
 
     held: int
     """completion tokens so far"""
-    sampling: Sampling
+    limit: int
+    """completion tokens at the most"""
+    stop_ids: tuple[int, ...]
     least: Version
     """of the next token"""
     exact: Version | None = None
@@ -32,7 +33,7 @@ def event_fault(event: TokenEvent, expected: Expected) -> str | None:
     """What is wrong with an event of the node that holds the sequence, beyond what Completion.add checks."""
     if not event.whole:
         return f"{len(event.packed_ids)} bytes of token ids with {len(event.packed_logprobs)} of logprobs"
-    held, sampling, ids = expected.held, expected.sampling, event.ids
+    held, limit, stop_ids, ids = expected.held, expected.limit, expected.stop_ids, event.ids
     if ids:
         if event.version not in expected.published:
             return f"version {event.version} was never published"
@@ -42,17 +43,17 @@ def event_fault(event: TokenEvent, expected: Expected) -> str | None:
             return f"version {event.version} instead of {expected.exact} exactly"
         if float(event.logprobs.min()) < MIN_LOGPROB:
             return f"logprob {float(event.logprobs.min())} of a sampled token"
-        if held + len(ids) > sampling.max_new_tokens:
-            return f"{held + len(ids)} tokens of {sampling.max_new_tokens} asked for"
-        if any(token in sampling.stop_ids for token in ids[:-1]):
+        if held + len(ids) > limit:
+            return f"{held + len(ids)} tokens of {limit} asked for"
+        if any(token in stop_ids for token in ids[:-1]):
             return "tokens after a stop token"
         if any(not 0 <= t < (expected.vocab_size or 1 << 31) for t in ids):
             return "a token id outside the vocabulary"
     last = ids[-1] if ids else None
-    if event.finish == "stop" and last not in sampling.stop_ids:
+    if event.finish == "stop" and last not in stop_ids:
         return "finished with stop and made no stop token"
-    if event.finish == "length" and held + len(ids) < sampling.max_new_tokens:
-        return f"finished with length at {held + len(ids)} of {sampling.max_new_tokens} tokens"
+    if event.finish == "length" and held + len(ids) < limit:
+        return f"finished with length at {held + len(ids)} of {limit} tokens"
     if event.finish not in FINISH_REASONS:
         return f"unknown finish {event.finish!r:.40}"
     return None

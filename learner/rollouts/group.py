@@ -7,7 +7,7 @@ last attempts were. Must not know which groups there are, who waits or who works
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,7 +15,8 @@ from learner.journal.records import ReservedGroup
 from learner.rollouts.event_checks import Expected, event_fault
 from learner.rollouts.group_spec import GroupSpec
 from learner.rollouts.outcomes import Sampling
-from learner.trajectory import Finish, Maker, Trajectory
+from learner.tasks.port import Score
+from learner.trajectory import Finish, Gap, Maker, Trajectory
 from p2p.protocol.rollout import Completion, Generate, TokenEvent
 from p2p.version import Version
 
@@ -31,9 +32,25 @@ def first_attempt(epoch: int) -> int:
 @dataclass(slots=True)
 class RunningSample:
     seed: int
+    limit: int
+    """completion tokens at which its present turn ends: `Sampling.turn_end`"""
     completion: Completion = field(default_factory=Completion)
+    given: list[Gap] = field(default_factory=list)
+    """what its environment gave, in order"""
     finish: Finish | None = None
     """None: it goes on"""
+    score: Score | None = None
+    """its environment's, which ends an episode"""
+    asked: bool = False
+    """its last turn waits for the environment's answer: it is neither waiting for a node nor held by one"""
+    over: str = ""
+    """as in `Episode`, once the environment was told so"""
+    cut: bool = False
+    """it was ended where it stood, and waits only for its score"""
+    life: int = 0
+    """how often it was begun anew"""
+    prefer: str = ""
+    """the node that may still hold the keys and values of its tokens"""
     attempt: int = 0
     node: str = ""
     """who works on it; "" when it waits or is finished"""
@@ -43,6 +60,36 @@ class RunningSample:
     """every node that made tokens of it, in order"""
     failures: int = 0
     failed_on: set[str] = field(default_factory=set)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for a node."""
+        return not self.node and not self.finish and not self.asked
+
+    @property
+    def turn_start(self) -> int:
+        """Where its present turn begins, in completion tokens."""
+        return self.given[-1].stop if self.given else 0
+
+    def give(self, ids: Sequence[int], sampling: Sampling) -> None:
+        """Its environment's answer: the next turn begins after it."""
+        start = len(self.completion.ids)
+        self.completion.give(ids)
+        self.given.append(Gap(start, start + len(ids)))
+        self.limit = sampling.turn_end(start + len(ids))
+
+    def drop_unused(self) -> None:
+        """Without what was given for a turn that has no token: nobody trains on that."""
+        if self.given and self.turn_start == len(self.completion.ids):
+            start = self.given.pop().start
+            del self.completion.ids[start:], self.completion.logprobs[start:]
+
+    def begin(self, sampling: Sampling) -> None:
+        """It has no token, and no turn."""
+        self.completion, self.given, self.makers = Completion(), [], []
+        self.last_node = self.prefer = self.over = ""
+        self.asked = self.cut = False
+        self.limit = sampling.turn_end(0)
 
     def made_by(self, node: str, start: int) -> None:
         """The tokens from `start` on are of `node`."""
@@ -105,28 +152,31 @@ def min_version(group: RunningGroup, member: RunningSample) -> Version:
 
 
 def finish_of(group: RunningGroup, member: RunningSample) -> Finish | None:
-    """How its tokens show that it has ended; None when they do not."""
+    """How its tokens show that its present turn has ended; None when they do not."""
     ids = member.completion.ids
-    if ids and ids[-1] in group.sampling.stop_ids:
+    if len(ids) <= member.turn_start:
+        return None
+    if ids[-1] in group.sampling.stop_ids:
         return "stop"
-    return "length" if ids and len(ids) >= group.sampling.max_new_tokens else None
+    return "length" if len(ids) >= member.limit else None
 
 
 def trajectory(group: RunningGroup, member: RunningSample) -> Trajectory:
     """What a member that has ended comes to."""
-    made = member.completion
+    made, score = member.completion, member.score
     assert member.finish is not None
     return Trajectory(
         prompt_ids=group.prompt_ids, completion_ids=tuple(made.ids), logprobs=tuple(made.logprobs), spans=tuple(made.spans),
         finish=member.finish, node=member.last_node, seed=member.seed,
-        makers=tuple(member.makers) if len(member.makers) > 1 else (),
+        makers=tuple(member.makers) if len(member.makers) > 1 else (), given=tuple(member.given),
+        reward=score.reward if score else None, exact=bool(score and score.exact), parts=score.parts if score else {},
     )  # fmt: skip
 
 
 def generate(group: RunningGroup, index: int, member: RunningSample) -> Generate:
-    """What a node is asked for: seed and sampling as in every attempt, the tokens so far as a prefix."""
+    """What a node is asked for: seed and sampling as in every attempt, the tokens so far as a prefix, given ones included."""
     return Generate(
-        group.request_name(index), group.prompt_ids, max_new_tokens=group.sampling.max_new_tokens,
+        group.request_name(index), group.prompt_ids, max_new_tokens=member.limit,
         stop_ids=group.sampling.stop_ids, seed=member.seed, min_version=min_version(group, member),
         temperature=group.sampling.temperature, top_p=group.sampling.top_p, prefix_ids=tuple(member.completion.ids),
     )  # fmt: skip
@@ -137,7 +187,7 @@ def fault(
 ) -> str | None:
     """What is wrong with an event of the node that holds this member, beyond what Completion.add checks."""
     expected = Expected(
-        held=len(member.completion.ids), sampling=group.sampling, least=min_version(group, member), published=published,
-        vocab_size=vocab_size,
+        held=len(member.completion.ids), limit=member.limit, stop_ids=group.sampling.stop_ids,
+        least=min_version(group, member), published=published, vocab_size=vocab_size,
     )  # fmt: skip
     return event_fault(event, expected)

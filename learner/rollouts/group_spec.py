@@ -59,11 +59,13 @@ def make_spec(
     another task, tokenizer, seed or sampling; then the digest differs, and its tokens are of no use. The first `samples` members
     have the same seeds with `extra` more and without."""
     sampling = settings.sampling
-    prompt_ids = encode_prompt(tokenizer, task.prompt(task_index))
+    prompt_ids = encode_prompt(tokenizer, task.prompt(task_index), task.chat_format)
     seeds = [mix(settings.seed, task_index, group_id, member) for member in range(samples + extra)]
-    sampled = [sampling.max_new_tokens, sampling.stop_ids, sampling.temperature, sampling.top_p, vocab_size]
+    sampled: list[object] = [sampling.max_new_tokens, sampling.stop_ids, sampling.temperature, sampling.top_p, vocab_size]
     if extra:  # not else: digests of groups without are what they always were
         sampled.append(extra)
+    if sampling.turns is not None:
+        sampled.append([sampling.turns.max_turns, sampling.turns.turn_tokens])
     digest = blake3.blake3(msgpack.packb([prompt_ids, seeds, sampled])).digest(8)
     return GroupSpec(prompt_ids, seeds, int.from_bytes(digest) >> 1)
 

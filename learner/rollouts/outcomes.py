@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from learner.environments.port import Episode, EpisodeKey
 from learner.trajectory import Group
 from p2p.errors import Refusal
 
@@ -16,11 +17,30 @@ Cancel = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
+class TurnLimits:
+    """What bounds an episode, beside `Sampling.max_new_tokens`, which bounds all of it, given tokens included."""
+
+    max_turns: int
+    """turns of the model"""
+    turn_tokens: int = 0
+    """sampled tokens of one turn; 0: no bound of its own"""
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     max_new_tokens: int
+    """of the whole completion: of an episode, what its environment gives included"""
     stop_ids: tuple[int, ...]
     temperature: float = 1.0
     top_p: float = 1.0
+    turns: TurnLimits | None = None
+    """None: a completion is one turn, and nobody answers it"""
+
+    def turn_end(self, start: int) -> int:
+        """Completion tokens at which a turn that begins at `start` ends with its budget."""
+        if self.turns is None or not self.turns.turn_tokens:
+            return self.max_new_tokens
+        return min(self.max_new_tokens, start + self.turns.turn_tokens)
 
 
 class PromptFeature(NamedTuple):
@@ -80,6 +100,25 @@ class Ignored:
     request_id: str
 
 
+class BegunAnew(NamedTuple):
+    """An episode could not be set back and begins from its first prompt: the journal must forget its tokens."""
+
+    group_id: int
+    member: int
+    request_id: str
+    """the new attempt, which waits for a node"""
+    reason: str
+
+
+class EnvironmentWork(NamedTuple):
+    """What whoever runs the episodes is to hear."""
+
+    ask: tuple[Episode, ...]
+    """their last turns wait for an answer"""
+    forget: tuple[EpisodeKey, ...]
+    """no answer is wanted any more"""
+
+
 @dataclass(frozen=True, slots=True)
 class EventRefused:
     """The event is not used and nothing else changed: it came from a node that does not hold this request."""
@@ -101,12 +140,14 @@ class Requeued:
 
 @dataclass(frozen=True, slots=True)
 class GroupAborted:
-    """The failure budget of one member is used up. `cancel` are the (node, request id) still running in the group."""
+    """The failure budget of one member is used up, or its environment failed. `cancel` are the (node, request id) still running
+    in the group."""
 
     group_id: int
     reason: str
     cancel: Cancel
-    refusal: Refusal
+    refusal: Refusal | None = None
+    """None: no node is at fault"""
 
 
-Outcome = Accepted | Ignored | EventRefused | Requeued | GroupAborted
+Outcome = Accepted | Ignored | EventRefused | Requeued | GroupAborted | BegunAnew

@@ -29,7 +29,8 @@ class ResumePlan:
     keep: tuple[Group, ...]
     """finished, in their old order; `Ledger.restore` places them"""
     go_on: tuple[UnfinishedGroup, ...]
-    """unfinished, in their old order, with the tokens that count: each member's up to the first of lost weights"""
+    """unfinished, in their old order, with the tokens that count: each member's up to the first of lost weights, so without what
+    an environment answered to those"""
     cut: tuple[tuple[int, int, int], ...]
     """(group id, member, position): what the journal holds of these members from there on is of lost weights"""
     abort: dict[str, tuple[int, ...]]
@@ -80,7 +81,7 @@ def plan_resume(
             continue
         members = []
         for number, pieces in enumerate(left.members):
-            lost = next((p for p in pieces if not survives(p.version, epochs, last_commit_step)), None)
+            lost = next((p for p in pieces if p.version is not None and not survives(p.version, epochs, last_commit_step)), None)
             if lost is not None:
                 cut.append((left.group_id, number, lost.start))
                 pieces = tuple(p for p in pieces if p.start < lost.start)

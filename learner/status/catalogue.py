@@ -149,14 +149,14 @@ SECTIONS: tuple[MetricSection, ...] = (
     MetricSection(
         "Completions", "trainer", "Of the trajectories that the step trained on.",
         (
-            _line("completions/mean_length", "shoal_completions_mean_length_tokens", "Mean length."),
+            _line("completions/mean_length", "shoal_completions_mean_length_tokens", "Mean length, of sampled tokens."),
             _line("completions/min_length", "shoal_completions_min_length_tokens", "Length of the shortest."),
             _line("completions/max_length", "shoal_completions_max_length_tokens", "Length of the longest."),
             _line("completions/clipped_ratio", "shoal_completions_clipped_ratio",
                   "Share that did not end by itself: cut by `rollout.max_new_tokens` or by the learner."),
             _line("completions/truncated_ratio", "shoal_completions_truncated_ratio",
                   "Share that the learner cut because it alone kept the step waiting (`rollout.truncate_stuck_s`)."),
-            _line("perf/tokens", "shoal_step_tokens", "Completion tokens that the step trained on."),
+            _line("perf/tokens", "shoal_step_tokens", "Sampled tokens that the step trained on."),
         ),
     ),
     MetricSection(

@@ -16,6 +16,7 @@ from prometheus_client.exposition import choose_encoder
 
 from learner.status.catalogue import NODE_STATES, OTHER, SECTIONS, MetricEntry, find_entry
 from learner.status.run_state import NodeRow
+from p2p.printable import cleaned
 
 MOST_OPEN = 100
 """Keys that a family with open names shows, so that a trainer which logs under ever new names cannot fill a Prometheus."""
@@ -126,4 +127,4 @@ def _number(value: Any) -> float | None:
 
 
 def _cleaned(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)[:MOST_LABEL]
+    return cleaned(text)[:MOST_LABEL]

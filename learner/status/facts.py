@@ -6,18 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from learner.status.run_state import NodeRow, RunState
-from learner.status.words import (
-    DASH,
-    counted,
-    dollars,
-    human_bytes,
-    human_seconds,
-    joined,
-    milliseconds,
-    number,
-    share,
-    short_peer,
-)
+from learner.status.words import DASH, counted, dollars, joined, milliseconds, number, share, short_peer
+from p2p.quantities import human_bytes, human_seconds
 
 
 class Fact(NamedTuple):
@@ -33,7 +23,7 @@ def run_facts(state: RunState) -> list[Fact]:
         Fact("run", f"{state.run} (epoch {state.epoch})" if state.epoch or not state.left else state.run),
         Fact("state", "left" if state.left else f"{'finished' if state.finished else 'running'}, {ran(state)}"),
         Fact("step", how_far(state)),
-        Fact("version", "" if state.left else f"{state.version or DASH} ({state.versions_published} published)"),
+        Fact("version", version(state)),
         Fact("reward", reward(state)),
         Fact("held out", held_out(state)),
         Fact("staleness", staleness(state)),
@@ -42,6 +32,7 @@ def run_facts(state: RunState) -> list[Fact]:
         Fact("cut", cut_short(state)),
         Fact("capacity", capacity(state)),
         Fact("local engine", local_engine(state)),
+        Fact("endpoint", endpoint(state)),
         Fact("spent", spent(state)),
         Fact("weights sent", weights_sent(state)),
         Fact("one version", one_version(state)),
@@ -58,6 +49,11 @@ def ran(state: RunState) -> str:
 def how_far(state: RunState) -> str:
     """Steps that were taken, of those that there are to take where that is known."""
     return f"{state.done} of {state.steps}" if state.steps or not state.left else f"{state.done}"
+
+
+def version(state: RunState) -> str:
+    """The newest, and how many were published in this life; "" where they are not known."""
+    return "" if state.left else f"{state.version or DASH}, {state.versions_published} published{state.in_this_life}"
 
 
 def weights_sent(state: RunState) -> str:
@@ -89,10 +85,11 @@ def held_out(state: RunState) -> str:
 
 
 def staleness(state: RunState) -> str:
-    """Seen and allowed; "" where the bound is not known."""
+    """Seen (of a run that goes on or ended by itself: in this life) and allowed; "" where the bound is not known."""
     if state.left and not state.max_staleness:
         return ""
-    return f"{state.max_staleness_seen} seen, bound {state.max_staleness} (steps)"
+    life = "" if state.left else state.in_this_life
+    return f"{state.max_staleness_seen} seen{life}, bound {state.max_staleness} (steps)"
 
 
 def speed(state: RunState) -> str:
@@ -152,6 +149,17 @@ def local_engine(state: RunState) -> str:
     return (
         f"{now}; last step {last('seconds')} s of its own, trainer waited {last('trainer_wait_s')} s, "
         f"nodes {last('remote_wait_s')} s"
+    )
+
+
+def endpoint(state: RunState) -> str:
+    """Who samples beside training, and where; "" where there is no endpoint."""
+    door = state.endpoint
+    if door is None:
+        return ""
+    return (
+        f"{door.url}/v1: {door.now} requests now, {door.answered} answered, {door.refused} refused, {door.left} left by their "
+        "clients"
     )
 
 

@@ -6,6 +6,7 @@ Fed with states; must not know where they come from. `shoal learner`, `shoal sta
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,12 +22,10 @@ from learner.status.facts import step_line
 from learner.status.run_state import RunState
 from learner.status.terminal import live_page
 from learner.status.words import number, plain_text
+from p2p.printable import CleanFormatter
 
 KEPT_EVENTS = 100
 """Log lines that the status page has, and the summary keeps: more than a person looks back, and a bounded answer."""
-
-MOST_LINE = 2000
-"""Characters of one log line: a refusal with two peers and their addresses has room."""
 
 OUR_LOGS = "shoal"
 """The logger above all of ours."""
@@ -74,16 +73,6 @@ def collected_events() -> Iterator[EventLog]:
         ours.setLevel(before)
 
 
-class PlainFormatter(logging.Formatter):
-    """A log line without what a stranger's text could do to a terminal; tracebacks keep their lines."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return plain_text(super().format(record), MOST_LINE, lines=bool(record.exc_info))
-
-
-LOG_FORM = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-"""Of a log line on stderr and in a file."""
-
 LOG_BYTES = 32 << 20
 """Bytes of a log file until it becomes `.1`, in place of the one before: days of lines, and a bounded share of the disk."""
 
@@ -94,7 +83,7 @@ class LogFile(RotatingFileHandler):
 
     def __init__(self, path: Path, most: int = LOG_BYTES) -> None:
         super().__init__(path, maxBytes=most, backupCount=1, encoding="utf-8", delay=True)
-        self.setFormatter(PlainFormatter(LOG_FORM))
+        self.setFormatter(CleanFormatter())
 
     def handleError(self, record: logging.LogRecord) -> None:
         pass
@@ -136,6 +125,7 @@ class LiveView:
         self._evals: set[int] = set()
         self._heard = 0.0
         self._over = False
+        self._lock = threading.Lock()
 
     @property
     def is_page(self) -> bool:
@@ -153,14 +143,15 @@ class LiveView:
 
     def update(self, state: RunState) -> None:
         """Show what is new. Nothing is, once the run has ended: a state from before may come late, from another thread."""
-        if self._over:
-            return
-        self._over = state.finished
-        if self._live is not None:
-            size = self._console.size
-            self._live.update(live_page(state, size.width, size.height, self._join), refresh=True)
-        else:
-            self._tell(state)
+        with self._lock:  # a thread that was given up may still be at the state before
+            if self._over:
+                return
+            self._over = state.finished
+            if self._live is not None:
+                size = self._console.size
+                self._live.update(live_page(state, size.width, size.height, self._join), refresh=True)
+            else:
+                self._tell(state)
 
     def _tell(self, state: RunState) -> None:
         if self._tell_events:

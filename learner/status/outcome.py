@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from learner.config import load_config
-from learner.run_dir import check_idle
-from learner.status.facts import spent
-from learner.status.live import LOG_FORM, OUR_LOGS, STEP_LOG, LiveView, PlainFormatter, logging_to_file
+from learner.run_dir import SAMPLES_FILE, check_idle
+from learner.status.facts import ran, spent
+from learner.status.live import OUR_LOGS, STEP_LOG, LiveView, logging_to_file
 from learner.status.report import write_report
 from learner.status.run_state import RunState
 from learner.status.source import fetch_status, read_object
 from learner.status.steps import StepHistory, read_metrics, surviving
-from learner.status.words import human_seconds
 from p2p.errors import UsageError
 
 log = logging.getLogger(f"{OUR_LOGS}.run")
@@ -49,11 +48,10 @@ class RunConsole:
         self._run_dir, self._page = run_dir, page
         self._held = ExitStack()
         self._view: LiveView | None = None
+        self._mute = False
+        """nobody reads stdout"""
 
     def __enter__(self) -> RunConsole:
-        for handler in logging.getLogger().handlers:
-            if type(handler) is logging.StreamHandler:
-                handler.setFormatter(PlainFormatter(LOG_FORM))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -62,8 +60,12 @@ class RunConsole:
     def hear(self, event: str, facts: dict[str, Any]) -> None:
         """`learner.service.Announce`."""
         if event == "ready":
-            print(f"run {facts['run']} in {facts['run_dir']}, status on http://127.0.0.1:{facts['status_port']}/status")
-            print(f"nodes join with:\n  shoal node --join {facts['ticket']}", flush=True)
+            url = facts.get("endpoint")
+            endpoint = f"sample from the policy at {url}/v1, key in {facts['endpoint_key']}\n" if url else ""
+            self._tell(
+                f"run {facts['run']} in {facts['run_dir']}, status on http://127.0.0.1:{facts['status_port']}/status\n"
+                f"{endpoint}nodes join with:\n  shoal node --join {facts['ticket']}"
+            )
             join = f"shoal node --join {self._run_dir / 'ticket.txt'}"
             self._view = LiveView(logging.getLogger(STEP_LOG).info, page=self._page, join=join)
             if self._view.is_page:
@@ -102,10 +104,20 @@ class RunConsole:
             log.exception("no report")
         try:
             if self._page:
-                print("\n".join(summary_lines(state, self._run_dir, report)), flush=True)
+                self._tell("\n".join(summary_lines(state, self._run_dir, report)))
         except Exception:
             log.exception("no summary")
         return {**status, "report": report}
+
+    def _tell(self, text: str) -> None:
+        """To stdout. Where that is closed, the log and `shoal status` are what a person has, and the run goes on."""
+        if self._mute:
+            return
+        try:
+            say_on_stdout(text)
+        except (OSError, ValueError) as error:
+            self._mute = True
+            log.warning("stdout cannot be written to: %s; the run goes on, see shoal status %s", error, self._run_dir)
 
     def _close(self) -> None:
         """End the page, if there is one: log lines go to stderr again."""
@@ -117,7 +129,8 @@ class RunConsole:
 
 def summary_lines(state: RunState, run_dir: Path, report: str) -> list[str]:
     """What came of a run, where it lies, and what to do next."""
-    lines = [f"\nfinished: {state.done} steps in {human_seconds(state.seconds)}"]
+    # All lives' steps; the seconds are this life's, and `ran` says so where there were others.
+    lines = [f"\nfinished: {state.done} steps{', ' if state.in_this_life else ' in '}{ran(state)}"]
     learned = []
     for name, field in (("reward", "reward"), ("exact", "exact")):
         if (found := state.first_and_last(field)) is not None:
@@ -130,7 +143,7 @@ def summary_lines(state: RunState, run_dir: Path, report: str) -> list[str]:
     if said := spent(state):
         lines.append(f"  spent {said}")
     lines += [f"  FAULT: {fault}" for fault in state.faults]
-    samples = run_dir / "samples.jsonl"
+    samples = run_dir / SAMPLES_FILE
     for name, where in (
         ("checkpoint", _near(state.checkpoint, run_dir)), ("samples", str(samples) if samples.exists() else ""),
         ("report", report),

@@ -9,10 +9,13 @@ import html
 import json
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 
+from learner.run_dir import OLDER_SAMPLES, SAMPLES_FILE
 from learner.status.facts import (
     Fact,
     capacity,
@@ -61,7 +64,7 @@ def write_report(
     rows = surviving(lines)
     try:
         plots = draw_plots(lines, rows, bound=state.max_staleness or None)
-        samples = some_samples(run_dir / "samples.jsonl") or list(state.samples)[-SAMPLES:]
+        samples = some_samples(run_dir) or list(state.samples)[-SAMPLES:]
         parts = _page(state, plots, samples, extra=extra, faults=[*state.faults, *faults], happened=happened)
         page.write_text("\n".join(parts) + "\n", encoding="utf-8")
     except OSError as error:
@@ -69,21 +72,23 @@ def write_report(
     return page
 
 
-def some_samples(path: Path) -> list[SampleRow]:
-    """The first samples of a samples.jsonl and the last; [] when there is none. Lines that are cut or foreign are left out."""
+def some_samples(run_dir: Path) -> list[SampleRow]:
+    """The first samples that a run still has and the last; [] when there is none. Lines that are cut or foreign are left out."""
     first: list[SampleRow] = []
     last: deque[SampleRow] = deque(maxlen=SAMPLES)
+    for sample in chain(_samples_in(run_dir / OLDER_SAMPLES), _samples_in(run_dir / SAMPLES_FILE)):
+        (first if len(first) < SAMPLES else last).append(sample)
+    return [*first, *last]
+
+
+def _samples_in(path: Path) -> Iterator[SampleRow]:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             for line in file:
-                try:
-                    sample = SampleRow.model_validate(json.loads(line))
-                except ValueError:
-                    continue
-                (first if len(first) < SAMPLES else last).append(sample)
+                with suppress(ValueError):
+                    yield SampleRow.model_validate(json.loads(line))
     except FileNotFoundError:
-        return []
-    return [*first, *last]
+        return
 
 
 def _page(

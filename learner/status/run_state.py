@@ -181,6 +181,18 @@ class FirstAndLast(NamedTuple):
     last: float
 
 
+class EndpointState(Part):
+    """What the endpoint did in this life."""
+
+    url: Plain = ""
+    now: int = 0
+    """requests that are sampled now"""
+    answered: int = 0
+    refused: int = 0
+    left: int = 0
+    """requests whose client left before it had its answer"""
+
+
 class RunState(Part):
     """All that the views show of a run."""
 
@@ -204,6 +216,7 @@ class RunState(Part):
     pool: PoolState = PoolState()
     redundancy: CutTally = CutTally()
     local_engine: LocalEngineState | None = None
+    endpoint: EndpointState | None = None
     learner_egress_bytes: int = 0
     peer_bytes: int = 0
     delta_bytes_mean: float = 0.0

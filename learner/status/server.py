@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import ipaddress
 import json
 import logging
 import sys
@@ -12,8 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import urlsplit
 
+from learner.local_names import is_local_name
 from p2p.errors import UsageError
 
 log = logging.getLogger("shoal.status")
@@ -83,18 +82,6 @@ def serve_status(port: int, snapshot: Callable[[], dict[str, Any]]) -> Iterator[
     finally:
         server.shutdown()
         server.server_close()
-
-
-def is_local_name(host: str) -> bool:
-    """Whether a request's Host is none that a web site may have: a page from elsewhere whose name was made to point here
-    (DNS rebinding) could else read what a browser's user is not asked about. The port is known, so that would be easy."""
-    name = host
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-        ipaddress.ip_address(name)
-    except ValueError:
-        return "." not in name or name.endswith(".localhost")
-    return True
 
 
 class _StatusServer(ThreadingHTTPServer):

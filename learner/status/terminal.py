@@ -22,7 +22,8 @@ from rich.text import Text
 from learner.status.facts import capacity, node_columns, nodes_title, run_facts, speed, spent, staleness
 from learner.status.run_state import RunState, SampleRow
 from learner.status.steps import StepRow
-from learner.status.words import counted, human_bytes, human_seconds, joined, number, plain_text
+from learner.status.words import counted, joined, number, plain_text
+from p2p.quantities import human_bytes, human_seconds
 
 WIDTH = 120
 """Columns when the output is a file or a pipe, where there is no terminal to ask."""

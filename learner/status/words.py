@@ -6,11 +6,16 @@ import math
 import re
 from collections.abc import Iterable
 
+from p2p.printable import cleaned
+
 MOST_TEXT = 400
 """Characters of one text of a stranger's (a name, a refusal) that are shown: two lines of a wide terminal."""
 
 MOST_PLACES = 8
 """Decimal places of dollars that a person still counts; smaller sums are written with an exponent."""
+
+AS_BLANKS = str.maketrans("\r\n\t", "   ")
+"""Characters that become a blank where a text is one line."""
 
 DASH = "–"
 """Stands for a number that is not there."""
@@ -18,9 +23,10 @@ DASH = "–"
 
 def plain_text(text: object, most: int = MOST_TEXT, *, lines: bool = False) -> str:
     """A text that may be a stranger's, safe for a terminal and a page: no control or formatting characters, at most `most`
-    characters. `lines`: line ends and tabs stay."""
-    kept = "\n\t" if lines else ""
-    clean = "".join(c if c.isprintable() or c in kept else " " if c in "\r\n\t" else "\ufffd" for c in str(text)[: most + 1])
+    characters. `lines`: line ends and tabs stay. Unlike a log line (`p2p.printable`) it keeps its blanks, on which columns and
+    code rest, and its marks are Unicode's, which both can show."""
+    cut = str(text)[: most + 1]
+    clean = cleaned(cut.replace("\r", " ") if lines else cut.translate(AS_BLANKS), "\ufffd", "\n\t" if lines else "")
     return clean if len(clean) <= most else f"{clean[: most - 1]}…"
 
 
@@ -32,25 +38,6 @@ def by_name(name: str) -> list[tuple[bool, int, str]]:
 def short_peer(peer: str) -> str:
     """The end of a peer id: the beginning is the same for all of them."""
     return f"…{peer[-6:]}" if len(peer) > 8 else peer
-
-
-def human_bytes(size: float) -> str:
-    """Bytes in binary units, three significant digits: 605246 is 591 KiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 999.5:
-            return f"{size:.0f} {unit}" if unit == "B" or size >= 99.95 else f"{size:.3g} {unit}"
-        size /= 1024
-    return f"{size:.3g} TiB"
-
-
-def human_seconds(seconds: float) -> str:
-    """31 s, 5 min 12 s, 2 h 05 min."""
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
 def milliseconds(seconds: float | None) -> str:

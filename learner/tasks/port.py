@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,11 +74,26 @@ class Task:
     confined: Confined | None = None
     """None: `score` is our own code and safe anywhere. Otherwise it must only be called through a Scorer."""
 
+    @property
+    def fingerprint(self) -> Mapping[str, str]:
+        """Digests of the data that problems are read from, by source; none where they are made. A resumed run is told when they
+        changed."""
+        return {}
+
+    @property
+    def held_out_count(self) -> int | None:
+        """How many held-out problems there are; None: no end of them."""
+        return None
+
     def prompt(self, index: int) -> Prompt:
         raise NotImplementedError
 
     def held_out(self, index: int) -> Prompt:
         raise NotImplementedError
+
+    def fit(self, tokens: Callable[[Prompt], int], most: int) -> None:
+        """Leave out problems whose prompt has more than `most` tokens, or UsageError, where the task can tell them all. Called
+        once, before the first problem is asked for."""
 
     def score(self, prompt: Prompt, completion: str) -> Score:
         """Reward of a completion's text (special tokens stripped). Must not raise on any text: bad answers score low."""

@@ -65,9 +65,10 @@ def policy_loss(
     """The step's loss, summed over this micro-batch.
 
     `logprobs`   [B, T] trainer's log probability of each completion token, with gradient
-    `behaviour`  [B, T] the rollout engine's, as it reported them; anything at padding
+    `behaviour`  [B, T] the rollout engine's, as it reported them; anything where the mask is False
     `advantages` [B]    one per sequence
-    `mask`       [B, T] bool, True at completion tokens
+    `mask`       [B, T] bool, True at sampled completion tokens (not at padding, not at what an environment gave): loss,
+                 weight and every statistic are over these alone
     `reference`  [B, T] the reference model's, when kl_coef > 0
 
     ValueError on missing or non-finite behaviour logprobs.

@@ -6,7 +6,7 @@ Must not know rewards, groups, versions or the network. Masters are float32; wha
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from learner.model_folder import first_line
+from learner.trajectory import Gap
 from p2p.errors import UsageError
 from p2p.layout import WORD
 
@@ -119,11 +120,11 @@ class CompletionLogprobs(NamedTuple):
     """Log probabilities of completions, left-aligned; T is the longest completion."""
 
     logprobs: Tensor
-    """float32 [B, T]; 0 at padding"""
+    """float32 [B, T]; 0 at padding and at given tokens"""
     mask: Tensor
-    """bool [B, T], True at completion tokens"""
+    """bool [B, T], True at sampled completion tokens"""
     entropy: Tensor | None
-    """float32 [B, T] in nats, 0 at padding; None unless it was asked for"""
+    """float32 [B, T] in nats, 0 where `mask` is False; None unless it was asked for"""
 
 
 def completion_logprobs(
@@ -131,11 +132,15 @@ def completion_logprobs(
     prompts: list[tuple[int, ...]],
     completions: list[tuple[int, ...]],
     *,
+    given: Sequence[Sequence[Gap]] = (),
     temperature: float = 1.0,
     entropy: bool = False,
     share_prompts: bool = False,
 ) -> CompletionLogprobs:
-    """The model's log probability of each completion token, with gradient.
+    """The model's log probability of each sampled completion token, with gradient.
+
+    `given`, one entry a row where there are any: ranges of completion tokens that an environment wrote. The model reads them as
+    it reads a prompt; they are not in the mask, and no gradient comes from their logits.
 
     One forward over right-padded rows. No attention mask is needed: under causal attention a real token never sees
     the padding behind it, and without a mask the fused causal kernel runs. The last completion token predicts nothing
@@ -149,6 +154,9 @@ def completion_logprobs(
     targets = pad_right([list(c) for c in completions], 0, device)  # [B, T]
     lengths = torch.tensor([len(c) for c in completions], device=device)
     mask = torch.arange(targets.shape[1], device=device)[None, :] < lengths[:, None]  # [B, T]
+    for row, gaps in enumerate(given):
+        for gap in gaps:
+            mask[row, gap.start : gap.stop] = False
     logits = _shared_logits(model, prompts, completions) if share_prompts else None
     if logits is None:
         logits = _plain_logits(model, prompts, completions)

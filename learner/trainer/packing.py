@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from learner.trainer.advantages import group_advantages
-from learner.trajectory import Group, Trajectory
+from learner.trajectory import Gap, Group, Trajectory
 from p2p.errors import ShoalError
+from p2p.protocol.rollout import Span
 from p2p.version import Version
 
 WORTH_IT = 0.25
@@ -41,7 +42,8 @@ def check_group(group: Group, version: Version, max_staleness: int) -> None:
     """The invariant, a second time (the ledger holds it first): consume_version - oldest_span_version <= max_staleness.
 
     `version` is the learner's: its epoch and the steps done. BadBatch when a span is too old, newer than the learner,
-    of a future epoch or does not cover its tokens, or when tokens and logprobs do not pair up.
+    of a future epoch, when spans and given ranges together do not cover the tokens, or when tokens and logprobs do not pair
+    up. What was given has no version: the age of a trajectory is that of its oldest sampled token.
     """
 
     def refuse(reason: str) -> BadBatch:
@@ -56,10 +58,18 @@ def check_group(group: Group, version: Version, max_staleness: int) -> None:
         if len(t.logprobs) != len(t.completion_ids):
             raise refuse(f"{who} has {len(t.completion_ids)} tokens and {len(t.logprobs)} logprobs")
         at = 0
+        pieces: list[Span | Gap] = [*t.spans, *t.given]
+        for piece in sorted(pieces, key=lambda piece: piece.start):
+            if piece.start != at or piece.stop <= piece.start:
+                raise refuse(f"{who}: spans and given tokens do not cover the completion in order")
+            at = piece.stop
+        if at != len(t.completion_ids):
+            raise refuse(f"{who}: spans and given tokens cover {at} of {len(t.completion_ids)} tokens")
+        if not t.spans:
+            raise refuse(f"{who} has no sampled token")
+        if any(logprob for gap in t.given for logprob in t.logprobs[gap.start : gap.stop]):
+            raise refuse(f"{who} has log probabilities of tokens that were given")
         for span in t.spans:
-            if span.start != at or span.stop <= span.start:
-                raise refuse(f"{who}: spans do not cover the completion in order")
-            at = span.stop
             if span.version.epoch > version.epoch:
                 raise refuse(f"{who} has version {span.version}, of a future epoch (learner is at {version})")
             if span.version.step > version.step:
@@ -67,8 +77,6 @@ def check_group(group: Group, version: Version, max_staleness: int) -> None:
             age = version.step - span.version.step
             if age > max_staleness:
                 raise refuse(f"{who} has version {span.version}, {age} steps old; max_staleness is {max_staleness}")
-        if at != len(t.completion_ids):
-            raise refuse(f"{who}: spans cover {at} of {len(t.completion_ids)} tokens")
 
 
 def rows_of(group: Group, scale: bool) -> list[ForwardRow]:

@@ -95,11 +95,13 @@ class PolicyTrainer:
     def _forward(self, pack: list[ForwardRow]) -> torch.Tensor:
         prompts = [r.trajectory.prompt_ids for r in pack]
         completions = [r.trajectory.completion_ids for r in pack]
+        given = [r.trajectory.given for r in pack]
         temperature = self.config.temperature
         logprobs, mask, entropy = completion_logprobs(
             self.model,
             prompts,
             completions,
+            given=given,
             temperature=temperature,
             entropy=True,
             share_prompts=self.config.share_prompts,
@@ -114,7 +116,9 @@ class PolicyTrainer:
         reference = None
         if self.reference is not None and self.config.kl_coef:
             with torch.no_grad():
-                reference, _, _ = completion_logprobs(self.reference, prompts, completions, temperature=temperature)
+                reference, _, _ = completion_logprobs(
+                    self.reference, prompts, completions, given=given, temperature=temperature
+                )
         ids = sorted({r.group_id for r in pack})
         try:
             sums = policy_loss(logprobs, behaviour, advantages, mask, self.config, reference=reference)
@@ -153,10 +157,11 @@ class PolicyTrainer:
 
 
 def group_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
-    """Rewards, lengths and ages of the step's groups."""
+    """Rewards, lengths and ages of the step's groups. Lengths and `perf/tokens` count sampled tokens, not what an environment
+    gave."""
     trajectories = [t for g in groups for t in g.trajectories]
     rewards = torch.tensor([reward for g in groups for reward in g.rewards], dtype=torch.float64)
-    lengths = [len(t.completion_ids) for t in trajectories]
+    lengths = [t.sampled_tokens for t in trajectories]
     ages = [step - min(s.version.step for s in t.spans) for t in trajectories]
     flat = sum(g.equal for g in groups)
     n = len(trajectories)

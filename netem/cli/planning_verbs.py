@@ -72,7 +72,7 @@ def _simulate(args: argparse.Namespace) -> dict[str, Any]:
     if args.plot is not None:
         args.where = args.plot
         args.plot.parent.mkdir(parents=True, exist_ok=True)
-        args.plot.touch()
+        _check_writable(args.plot)
     jobs = args.jobs or len(os.sched_getaffinity(0))
     if jobs < 1:
         raise UsageError("--jobs must be at least 1")
@@ -91,6 +91,14 @@ def _simulate(args: argparse.Namespace) -> dict[str, Any]:
     if args.plot is not None:
         write_plot(result, args.plot)
     return result
+
+
+def _check_writable(file: Path) -> None:
+    """OSError when the file cannot be written, before the work whose result goes there. Leaves everything as it was."""
+    was_there = file.exists()
+    open(file, "ab").close()
+    if not was_there:
+        file.unlink()
 
 
 def _example(args: argparse.Namespace) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from learner.status.report import PAGE, write_report
 from learner.status.run_state import RunState
 from learner.status.source import fetch_status
 from learner.status.steps import read_metrics, surviving
-from learner.status.words import by_name, dollars, human_bytes, human_seconds
+from learner.status.words import by_name, dollars
 from netem.demo.recipes import RECIPES, Recipe
 from netem.demo.spot import NODES as SPOT_NODES
 from netem.demo.spot import STEPS as SPOT_STEPS
@@ -34,6 +34,7 @@ from netem.processes.children import Children, LoggedProcess, start_module
 from netem.processes.forked import fork_module, warm_up
 from p2p.errors import ShoalError, UsageError
 from p2p.processes import last_line
+from p2p.quantities import human_bytes, human_seconds
 
 START_S = 60.0
 """Until the learner accepts nodes: imports, on a busy machine."""

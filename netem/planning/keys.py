@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from typing import Any, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from learner.section import Section
 from p2p.errors import UsageError
-
-NEAR = 0.6
-"""How like two words are, from 0 to 1, that one may be meant by the other; difflib's usual bound."""
+from p2p.verbs import meant
 
 
 def check_keys(kind: type[Section], values: Mapping[str, Any], source: str, hints: Mapping[str, str]) -> None:
@@ -38,16 +35,15 @@ def suggestion(kind: type[Section], path: tuple[str, ...]) -> str:
     if path[-1] in names:
         return f"; did you mean {names[path[-1]]}?"
     for choice in (own, names):
-        found = get_close_matches(path[-1], list(choice), n=1, cutoff=NEAR)
-        if found:
-            return f"; did you mean {choice[found[0]]}?"
+        if found := meant(path[-1], choice):
+            return f"; did you mean {choice[found]}?"
     return ""
 
 
 def nearest_column(kind: type[Section], name: str) -> str:
     """As `suggestion`, for a column of a CSV whose rows are such sections."""
-    found = get_close_matches(name, list(kind.model_fields), n=1, cutoff=NEAR)
-    return f"; did you mean {found[0]}?" if found else f"; columns are {', '.join(kind.model_fields)}"
+    found = meant(name, kind.model_fields)
+    return f"; did you mean {found}?" if found else f"; columns are {', '.join(kind.model_fields)}"
 
 
 def keys_of(kind: type[Section], home: str = "") -> Iterator[tuple[str, str]]:

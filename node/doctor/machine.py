@@ -23,6 +23,7 @@ import psutil
 from p2p.channel.listening import MAX_FILES
 from p2p.findings import OK, WARNING, WRONG, DoctorFinding
 from p2p.limits import GIB
+from p2p.quantities import human_bytes
 
 LITTLE_MEMORY = 2 * GIB
 """Bytes below which only tiny models fit: node and engine take about one GiB before any weights."""
@@ -107,17 +108,12 @@ def _numbers(file: Path) -> list[int]:
     return [int(word) for word in words if word.removeprefix("-").isdigit()]
 
 
-def gib(size: float) -> str:
-    """Bytes for people: "7.5 GiB"."""
-    return f"{size / GIB:.1f} GiB"
-
-
 def judge_memory(total: int, available: int, limits: ContainerLimits) -> DoctorFinding:
     """Of the machine's bytes, and what of them is not in use."""
     usable = min(available, limits.memory or available)
-    said = f"{gib(available)} of {gib(total)} are free"
+    said = f"{human_bytes(available)} of {human_bytes(total)} are free"
     if limits.memory is not None and limits.memory < total:
-        said += f", and this container may use {gib(limits.memory)}"
+        said += f", and this container may use {human_bytes(limits.memory)}"
     if usable < LITTLE_MEMORY:
         return DoctorFinding(
             "memory", WARNING, said, "only tiny models fit: end other programs, or give the container more (docker run --memory)"
@@ -152,7 +148,7 @@ def judge_disk(what: str, folder: Path, *, writable: bool, free: int) -> DoctorF
     """Of the disk where `folder` is or would be."""
     if not writable:
         return DoctorFinding(what, WRONG, f"{folder} cannot be written", "give another folder, or change its owner")
-    said = f"{gib(free)} free for {folder}"
+    said = f"{human_bytes(free)} free for {folder}"
     if free < NO_DISK:
         return DoctorFinding(what, WRONG, said, "make room, or give a folder on another disk")
     if free < LITTLE_DISK:

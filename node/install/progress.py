@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2p.membership.redials import spell_out_seconds
+from p2p.quantities import human_seconds
 
 TELL_S = 10.0
 """Seconds between two lines about a download that goes on: often enough that nobody takes it for dead, and 360 lines an hour."""
@@ -34,4 +34,4 @@ class DownloadProgress:
 
     def done(self, now: float, received: int) -> str:
         """Everything is here."""
-        return f"{self._what} is here: {spell_out_bytes(received)} in {spell_out_seconds(now - self._began)}"
+        return f"{self._what} is here: {spell_out_bytes(received)} in {human_seconds(now - self._began)}"

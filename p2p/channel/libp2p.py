@@ -27,6 +27,9 @@ log = logging.getLogger("shoal.channel")
 
 PROTOCOLS = {CONTROL: "/shoal/1/control", BULK: "/shoal/1/bulk"}
 
+DIALLED = ("ip4", "ip6", "dns", "dns4", "dns6")
+"""Kinds of address, of a machine, that can be dialled."""
+
 STAGGER_S = 1.0
 """Seconds after which the next address is dialled too, while the one before goes on trying (as RFC 8305 does)."""
 
@@ -66,6 +69,20 @@ async def open_libp2p_network(
                     for connection in swarm.get_connections():
                         await break_connection(connection)
         nursery.cancel_scope.cancel()
+
+
+def check_dialable(addresses: Sequence[str]) -> None:
+    """UsageError for the first of these addresses, which a ticket is to name, that nobody can dial because of its form."""
+    for text in addresses:
+        want = "want /ip4/ADDRESS/tcp/PORT, /ip6/ADDRESS/tcp/PORT or /dns/NAME/tcp/PORT"
+        try:
+            address = load_stack().multiaddr(text)
+            names = [protocol.name for protocol in address.protocols()]
+            port = int(address.value_for_protocol("tcp") or 0)
+        except Exception:  # multiaddr's, of many kinds
+            raise UsageError(f"swarm.announce: {text!r:.100} is no address: {want}") from None
+        if names[0] not in DIALLED or names[1:] not in (["tcp"], ["tcp", "p2p"]) or not port:
+            raise UsageError(f"swarm.announce: {text!r:.100} cannot be dialled: {want}")
 
 
 class Libp2pNetwork(Network):

@@ -6,19 +6,11 @@ A peer may be away for a night, and is dialled every few seconds all the time: a
 
 from __future__ import annotations
 
+from p2p.quantities import human_seconds
+
 TELL_S = (60.0, 3600.0)
 """Seconds from the first line to the second, and the most between two of the later ones; in between each wait is twice the one
 before. A person who looks on sees within a minute that it goes on, and a night costs a log a dozen lines."""
-
-
-def spell_out_seconds(seconds: float) -> str:
-    """A duration for people, in its two largest units: "9 s", "1 min 5 s", "2 h 3 min"."""
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole // 60 % 60} min"
 
 
 class Redials:
@@ -40,13 +32,13 @@ class Redials:
             return ""
         self._wait = min(2 * self._wait, TELL_S[1])
         self._tell_at = now + self._wait
-        return f"{self.failures} attempts in {spell_out_seconds(now - self._since)}; the last one: {why}"
+        return f"{self.failures} attempts in {human_seconds(now - self._since)}; the last one: {why}"
 
     def reached(self, now: float) -> str:
         """The peer was reached: count anew. How many attempts and how long it took, as the end of a sentence; "" when it was the
         first."""
         if not self.failures:
             return ""
-        said = f" after {self.failures} failed attempts in {spell_out_seconds(now - self._since)}"
+        said = f" after {self.failures} failed attempts in {human_seconds(now - self._since)}"
         self.failures = 0
         return said

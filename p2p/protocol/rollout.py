@@ -159,11 +159,16 @@ class Completion:
             self.extend(event.ids, logprobs.tolist(), event.version)
         self.finish = event.finish
 
+    def give(self, ids: Sequence[int]) -> None:
+        """Append tokens that nobody sampled: log probability 0, in no span."""
+        self.ids.extend(ids)
+        self.logprobs.extend([0.0] * len(ids))
+
     def extend(self, ids: Sequence[int], logprobs: Sequence[float], version: Version) -> None:
         """Append tokens that were checked."""
         start, spans = len(self.ids), self.spans
         self.ids.extend(ids)
         self.logprobs.extend(logprobs)
-        if spans and (spans[-1].version is version or spans[-1].version == version):
+        if spans and spans[-1].stop == start and (spans[-1].version is version or spans[-1].version == version):
             start = spans.pop().start
         spans.append(Span(version, start, len(self.ids)))

@@ -51,6 +51,19 @@ class EngineSuite:
         got = Gathered(world.core(), ask(stop_ids=(VOCAB + 9, stop))).run()["a"]
         assert got.finish == "stop" and got.ids == free[: free.index(stop) + 1]
 
+    def test_a_stop_token_inside_the_prefix_is_a_token_like_any_other(self, world: World) -> None:
+        """An episode's earlier turns end with one; the next turn's prefix holds them, and what the environment gave."""
+        prefix, stop = (1, 9, 2, 9, 4), 9
+        free = Gathered(world.core(), ask(prefix_ids=prefix, max_new_tokens=30)).run()["a"].ids
+        assert tuple(free[:5]) == prefix and len(free) == 30
+        end = next((i + 1 for i in range(5, 30) if free[i] == stop), 30)
+        got = Gathered(world.core(), *crowd(3), ask(prefix_ids=prefix, stop_ids=(stop,), max_new_tokens=30)).run()["a"]
+        assert got.ids == free[:end] and got.finish == ("stop" if end < 30 or free[-1] == stop else "length")
+        # Elsewhere, from the midst of that turn: a draw hangs on its position, whoever wrote the tokens before it.
+        moved = ask(prefix_ids=tuple(got.ids[:-1]), stop_ids=(stop,), max_new_tokens=30)
+        if got.ids[-2] != stop:
+            assert Gathered(world.core(), moved).run()["a"].ids == got.ids
+
     def test_tokens_do_not_depend_on_the_batch(self, world: World) -> None:
         alone = Gathered(world.core(), ask(max_new_tokens=30)).run()["a"]
         others = crowd(31)

@@ -22,20 +22,21 @@ import numpy as np
 import trio
 
 from learner.dispatch.dispatcher import NodeView
+from learner.environments.port import Episode, EpisodeKey, Turn, TurnAnswer
 from learner.journal.journal import Journal
 from learner.rollouts.controller import Rollouts
 from learner.rollouts.group_spec import RolloutSettings, mix
-from learner.rollouts.outcomes import Sampling
+from learner.rollouts.outcomes import Sampling, TurnLimits
 from learner.tasks.port import Prompt, Score, Task
 from learner.trainer.packing import check_group
-from learner.trajectory import Group
+from learner.trajectory import Group, Trajectory
 from p2p.protocol.generation import Abort, Assign, GenerateRequest, Tokens
-from p2p.protocol.rollout import TokenEvent
+from p2p.protocol.rollout import TokenEvent, unpack_ids
 from p2p.version import Version
 
 STOP, VOCABULARY = 0, 50
-Made = tuple[int, float, Version]
-"""A token, its log probability and the version that drew it."""
+Made = tuple[int, float, Version | None]
+"""A token, its log probability and the version that drew it; None and 0.0 where an environment gave it."""
 
 
 class Killed(BaseException):
@@ -67,6 +68,42 @@ def draw(seed: int, position: int, step: int) -> tuple[int, float]:
     rng = random.Random(f"{seed} {position} {step}")
     token = STOP if rng.random() < 0.125 else rng.randrange(1, VOCABULARY)
     return token, float(np.float32(-10 * rng.random()))
+
+
+def reply(turns: Sequence[Turn]) -> tuple[int, ...] | None:
+    """What an environment answers: tokens by all that was sampled, none of them a stop token at the end; None: it is over."""
+    rng = random.Random(repr([turn.sampled for turn in turns]))
+    if rng.random() < 0.3:
+        return None
+    return (*(rng.randrange(VOCABULARY) for _ in range(rng.randrange(4))), rng.randrange(1, VOCABULARY))
+
+
+@dataclass
+class RunnerTwin:
+    """Whoever runs the episodes, in one life of the learner: it answers when the world says so."""
+
+    answers: trio.MemoryReceiveChannel[TurnAnswer] = field(default_factory=lambda: trio.open_memory_channel[TurnAnswer](0)[1])
+    asks: list[Episode] = field(default_factory=list)
+    """not answered yet, also where the same was asked again since"""
+    forgotten: set[EpisodeKey] = field(default_factory=set)
+    given: list[TurnAnswer] = field(default_factory=list)
+    _turns: dict[EpisodeKey, tuple[Turn, ...]] = field(default_factory=dict)
+
+    def respond(self, episode: Episode) -> None:
+        assert episode.key not in self.forgotten and episode.turns and all(turn.sampled for turn in episode.turns)
+        assert not episode.turns[-1].given
+        before = self._turns.get(episode.key, ())
+        for old, new in zip(before, episode.turns, strict=False):
+            assert old.sampled == new.sampled and old.given in ((), new.given), "an earlier turn changed"
+        self._turns[episode.key] = episode.turns
+        self.asks.append(episode)
+
+    def forget(self, keys: Sequence[EpisodeKey]) -> None:
+        self.forgotten |= set(keys)
+        self.done(keys)
+
+    def done(self, keys: Sequence[EpisodeKey]) -> None:
+        self.asks = [e for e in self.asks if e.key not in keys]
 
 
 @dataclass
@@ -143,14 +180,25 @@ class BookedJournal(Journal):
 
         def write() -> None:
             for p in pieces:
-                event = p.event()
                 written = self.disk.groups[p.group_id].written[p.member]
-                assert p.start == len(written) and p.node
-                written.extend(zip(event.ids, event.logprobs.tolist(), [p.version] * len(p), strict=True))
+                assert p.start == len(written) and bool(p.node) == (p.version is not None)
+                logprobs = p.event().logprobs.tolist() if p.version is not None else [0.0] * len(p)
+                written.extend(zip(unpack_ids(p.ids), logprobs, [p.version] * len(p), strict=True))
 
         with self._booked() as todo:
             todo.append(write)
             super().record_tokens(pieces)
+
+    def cut_tokens(self, ends: Any) -> None:
+        ends = list(ends)
+
+        def cut() -> None:
+            for group_id, member, start in ends:
+                del self.disk.groups[group_id].written[member][start:]
+
+        with self._booked() as todo:
+            todo.append(cut)
+            super().cut_tokens(ends)
 
     def record_finished(self, group: Group) -> None:
         def finish() -> None:
@@ -183,7 +231,9 @@ class BookedJournal(Journal):
 
 
 def made_of(trajectory: Any) -> list[Made]:
-    versions = [span.version for span in trajectory.spans for _ in range(span.start, span.stop)]
+    versions: list[Version | None] = [None] * len(trajectory.completion_ids)
+    for span in trajectory.spans:
+        versions[span.start : span.stop] = [span.version] * (span.stop - span.start)
     return list(zip(trajectory.completion_ids, trajectory.logprobs, versions, strict=True))
 
 
@@ -206,15 +256,16 @@ class World:
 
     def __init__(
         self, folder: Path, *, staleness: int, groups_per_step: int, samples: int, length: int, every: int,
-        extra_groups: int = 0, extra_samples: int = 0, truncate: bool = False,
+        extra_groups: int = 0, extra_samples: int = 0, truncate: bool = False, turns: TurnLimits | None = None,
     ) -> None:  # fmt: skip
         self.folder, self.every = folder, every
         self.settings = RolloutSettings(
             max_staleness=staleness, groups_per_step=groups_per_step, samples=samples, seed=7,
-            sampling=Sampling(length, (STOP,)), micro_batch_groups=99,
+            sampling=Sampling(length, (STOP,), turns=turns), micro_batch_groups=99,
             extra_groups=extra_groups, extra_samples=extra_samples, truncate_stuck_s=2.0 * truncate,
         )  # fmt: skip
-        self.waited = self.truncated = 0
+        self.waited = self.truncated = self.answered = self.episodes = self.most_turns = 0
+        self.runner: RunnerTwin | None = None
         self.nodes = {name: NodeTwin(name) for name in "abc"}
         self.disk = Disk()
         self.dead: set[Version] = set()
@@ -238,9 +289,10 @@ class World:
         self.save()
         self.step = self.disk.committed
         self.uncommitted: list[int] = []
+        self.runner = RunnerTwin() if self.settings.sampling.turns else None
         self.rollouts = Rollouts(
             self.settings, journal, Echo(), Tokenizer(), VOCABULARY, epoch=self.epoch, send=self._send, nodes=self._views,
-            report=lambda peer, refusal: self.refused.append(str(refusal)), now=lambda: float(self.accepted),
+            runner=self.runner, report=lambda peer, refusal: self.refused.append(str(refusal)), now=lambda: float(self.accepted),
         )  # fmt: skip
         self.rollouts.need_dispatch = self.rollouts.dispatch  # type: ignore[method-assign]  # no task here does it soon after
         self._publish()
@@ -327,7 +379,7 @@ class World:
             for member, made in zip(groups[group_id].members, members, strict=True):
                 c = member.completion
                 assert c.ids == [i for i, _, _ in made] and c.logprobs == [p for _, p, _ in made]
-                assert [s.version for s in c.spans for _ in range(s.start, s.stop)] == [v for _, _, v in made]
+                assert [s.version for s in c.spans for _ in range(s.start, s.stop)] == [v for _, _, v in made if v]
         for (group_id, member), count in accepted.items():
             if group_id in unfinished:
                 self.regenerated += count - len(unfinished[group_id][member])
@@ -436,11 +488,7 @@ class World:
         except trio.WouldBlock:
             return
         for sample in finished.trajectories:
-            versions = [span.version for span in sample.spans for _ in range(span.start, span.stop)]
-            made = list(zip(sample.completion_ids, sample.logprobs, versions, strict=True))
-            for position, (token, logprob, version) in enumerate(made):
-                assert version not in self.dead, "a token of lost weights"
-                assert (token, logprob) == draw(sample.seed, position, version.step), "a token that nobody drew"
+            made = self.check_made(sample)
             assert [s.start for s in sample.spans] == [0, *(s.stop for s in sample.spans[:-1])]
             assert ended(made, self.settings.sampling.max_new_tokens) == (sample.finish != "truncated") and made
             self.truncated += sample.finish == "truncated"
@@ -448,7 +496,72 @@ class World:
         seeds = [mix(7, booked.task_index, finished.group_id, member) for member in range(len(booked.written))]
         members = [seeds.index(sample.seed) for sample in finished.trajectories]
         assert members == sorted(set(members)) and len(members) == booked.samples
-        self.rollouts.buffers.rewarded(self.rollouts.buffers.score(finished))
+        self.rollouts.buffers.rewarded(finished.scored([Score(1.0, True)] * len(finished.trajectories)))
+
+    def check_made(self, sample: Trajectory) -> list[Made]:
+        """Every token was drawn, at its position and under its version, or is what the environment answered there."""
+        made = made_of(sample)
+        for position, (token, logprob, version) in enumerate(made):
+            if version is not None:
+                assert version not in self.dead, "a token of lost weights"
+                assert (token, logprob) == draw(sample.seed, position, version.step), "a token that nobody drew"
+        turns, at = list[Turn](), 0
+        for gap in sample.given:
+            turns.append(Turn(sample.completion_ids[at : gap.start]))
+            assert sample.completion_ids[gap.start : gap.stop] == reply(turns), "not what the environment answered"
+            at = gap.stop
+        assert sum(version is None for _, _, version in made) == sum(gap.stop - gap.start for gap in sample.given)
+        return made
+
+    # --- environments ------------------------------------------------------------------------------------------------
+
+    def answer(self, which: int, how: int = 0) -> None:
+        """The environment answers one of the turns that it was asked about. `how`: 1 it cannot be set back, 2 it failed."""
+        assert self.runner is not None
+        if not self.runner.asks:
+            return
+        episode = self.runner.asks.pop(which % len(self.runner.asks))
+        key, number, given = episode.key, len(episode.turns), reply(episode.turns)
+        if how:
+            answer = TurnAnswer(key, number, anew="gone") if how == 1 else TurnAnswer(key, number, failed="broken")
+        elif episode.over or given is None:
+            answer = TurnAnswer(key, number, score=Score(1.0, True))
+        else:
+            answer = TurnAnswer(key, number, given)
+        if not answer.given:
+            self.runner.done([key])
+        self.runner.given.append(answer)
+        self.answered += 1
+        self.rollouts.on_answer(answer)
+
+    def answer_again(self, which: int) -> None:
+        """A late or doubled answer of this life changes nothing."""
+        assert self.runner is not None
+        if self.runner.given:
+            before = self._all_tokens()
+            asks, groups = list(self.runner.asks), set(self.rollouts.collector.outstanding)
+            self.rollouts.on_answer(self.runner.given[which % len(self.runner.given)])
+            after = self._all_tokens()
+            assert all(after.get(k) == n for k, n in before.items()) and groups <= set(self.rollouts.collector.outstanding)
+            assert asks == self.runner.asks
+
+    def _check_episodes(self) -> None:
+        """Who waits for the environment is held by no node and waits for none, and the environment knows of it."""
+        assert self.runner is not None
+        collector = self.rollouts.collector
+        latest = {e.key: e for e in self.runner.asks}
+        pending = {r.request_id for r in collector.pending()}
+        asked = set()
+        for group_id, group in collector._groups.items():  # compared with books that the twin keeps itself
+            for index, member in enumerate(group.members):
+                if member.asked:
+                    key = EpisodeKey(group_id, index, member.life)
+                    asked.add(key)
+                    name = group.request_name(index)
+                    assert not member.node and name not in pending
+                    assert all(name not in collector.working(node) for node in "abc")
+                    assert latest[key].over == member.over and len(latest[key].turns) == len(member.given) + 1
+        assert asked == set(latest)
 
     def train(self) -> None:
         """The trainer takes the step, if its buffer is complete, commits when it is time to, and publishes."""
@@ -458,6 +571,13 @@ class World:
         groups = [rollouts.buffers.finished[g] for g in rollouts.ledger.occupied(self.step)]
         for group in groups:
             check_group(group, Version(self.epoch, self.step), self.settings.max_staleness)
+            if self.runner is not None:
+                for sample in group.trajectories:
+                    self.check_made(sample)
+                    assert sample.reward == 1.0
+                    self.most_turns = max(self.most_turns, len(sample.given) + 1)
+                    self.truncated += sample.finish == "truncated"
+                self.episodes += len(group.trajectories)
             assert group.group_id not in self.disk.consumed and group.group_id not in self.uncommitted
         self.uncommitted += [g.group_id for g in groups]
         self.step += 1
@@ -487,6 +607,8 @@ class World:
                     self.work(name, rng.randrange(8), rng.randint(1, 3))
                 while node.wire and rng.random() < 0.9:
                     self.deliver(name, 0, again=False)
+            while self.runner is not None and self.runner.asks and rng.random() < 0.8:
+                self.answer(rng.randrange(8), rng.choices((0, 1, 2), (20, 2, 1))[0])
             if rng.random() < 0.3:
                 self.rollouts.tokens.write()
             if rng.random() < 0.3:
@@ -506,6 +628,8 @@ class World:
         assert counts.groups.consumed == states.count("consumed") == len(self.disk.consumed)
         assert set(counts.groups.aborted) <= {"orphaned", "failures"} | ({"surplus"} if self.settings.extra_groups else set())
         assert self.rollouts.ledger.surplus() is None
+        if self.runner is not None:
+            self._check_episodes()
         again = {b.task_index for b in self.disk.groups.values() if b.state != "surplus"} | set(self.rollouts.buffers.retry)
         assert all(b.task_index in again for b in self.disk.groups.values()), "a prompt was passed over"
         open_now = set(self.rollouts.collector.outstanding) | self._waiting_for_reward()
@@ -526,6 +650,8 @@ class World:
             self.work("a", 0, 4)
             while self.nodes["a"].wire:
                 self.deliver("a", 0, again=False)
+            if self.runner is not None:
+                self.answer(0)
             self.reward()
             self.train()
         assert self.step >= goal, "training does not go on"

@@ -10,11 +10,11 @@ import trio
 
 from learner.client.messages import CommitStep, Log
 from learner.evaluation.plan import EvalPlan
-from learner.evaluation.problems import Evaluation, make_evaluation, score_in_thread
+from learner.evaluation.problems import Evaluation, make_evaluation
 from learner.evaluation.runner import NOBODY_S
 from learner.head.evaluating import ARRIVE_S
 from learner.head.head import FAREWELL_S
-from learner.rewards.scoring import Scorer
+from learner.rewards.group_scorer import PooledScorer
 from learner.status.catalogue import entries
 from learner.tasks.registry import make_task
 from p2p.identity import Identity
@@ -32,7 +32,8 @@ def evaluation(name: str = "", **changes: Any) -> Evaluation:
     }  # fmt: skip
     task = make_task("reverse")
     plan = EvalPlan(name=name, **(values | changes))
-    return make_evaluation(plan, task, Tokenizer(), held_out=True, score=score_in_thread(Scorer(task), inline))
+    score = PooledScorer(task, in_thread=inline).score_prompt
+    return make_evaluation(plan, task, Tokenizer(), held_out=True, score=score)
 
 
 def lines(run_dir: Path, key: str = "eval/exact/mean") -> list[dict[str, Any]]:

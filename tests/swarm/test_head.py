@@ -18,11 +18,12 @@ import trio.testing
 
 from learner.client.messages import Begin, CommitStep, Discard, Log, NextBatch, Resume, SealVersion, SegmentDone
 from learner.config import build_config
+from learner.environments.port import EpisodeRunner
 from learner.evaluation.problems import Evaluation
 from learner.head.head import Head
 from learner.head.node_state import MAX_CAPACITY
 from learner.journal.journal import Journal
-from learner.rewards.scoring import Scorer
+from learner.rewards.port import GroupScorer
 from learner.rollouts.controller import Rollouts
 from learner.rollouts.group_spec import RolloutSettings
 from learner.rollouts.outcomes import GroupAborted, Sampling
@@ -156,9 +157,10 @@ async def publish(head: Head, step: int) -> None:
 @asynccontextmanager
 async def open_head(
     run_dir: Path, *, staleness: int = 1, finish_s: float = 0.0, max_new_tokens: int = 4,
-    wall: Callable[[], float] = lambda: WALL, scorer: Scorer | None = None, activation: dict[str, Any] | None = None,
+    wall: Callable[[], float] = lambda: WALL, scorer: GroupScorer | None = None, activation: dict[str, Any] | None = None,
     publish_every: int = 0, own: str = "", local_engine: dict[str, Any] | None = None, samples_per_step: int = 4,
-    tokenizer: object = None, evaluations: Sequence[Evaluation] = (), steps: int = 200, **more: Any,
+    tokenizer: object = None, runner: EpisodeRunner | None = None, evaluations: Sequence[Evaluation] = (), steps: int = 200,
+    **more: Any,
 ) -> AsyncIterator[Bench]:
     """`more` are further rollout settings."""
     await trio.Path(run_dir).mkdir(exist_ok=True)
@@ -178,7 +180,7 @@ async def open_head(
                 config=config, run=RUN, run_dir=run_dir, identity=HEAD, network=network, journal=journal, wall=wall,
                 open_rollouts=lambda head: Rollouts(
                     settings, journal, make_task("reverse"), tokenizer or Tokenizer(), 10, epoch=head.epoch, send=head.send,
-                    nodes=head.node_views, report=head.report, in_thread=inline, scorer=scorer,
+                    nodes=head.node_views, report=head.report, in_thread=inline, scorer=scorer, runner=runner,
                 ),
             )  # fmt: skip
             if own:

@@ -134,11 +134,11 @@ async def test_what_had_its_last_token_and_no_reward_yet_gets_it(tmp_path, autoj
     async with open_head(tmp_path / "run") as bench:
         gone: list[object] = []
 
-        async def never(fn, *args):
-            gone.append(args)
+        async def never(group):
+            gone.append(group)
             await trio.sleep_forever()
 
-        bench.head.rollouts.buffers.in_thread = never
+        bench.head.rollouts.buffers.score = never
         await bench.join(to_the_end, capacity=8)
         await bench.until(lambda: bool(gone))
         await trio.sleep(2 * JOURNAL_S)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import count
 
 import numpy as np
 import trio
 
-from learner.rewards.scoring import Scorer
-from learner.tasks.port import Prompt, Score
+from learner.rewards.port import Answer, GroupUnscored
+from learner.tasks.port import Score
 from p2p.protocol.generation import GenerateRequest, Interrupt, Tokens
 from p2p.protocol.rollout import TokenEvent, unpack_ids
 from tests.swarm.test_head import Node, check_books, good, open_head
@@ -56,14 +57,43 @@ async def test_a_slow_node_hands_back_what_a_fast_one_will_have_done_sooner(tmp_
         check_books(bench.head)
 
 
-class Rewards(Scorer):
+class Rewards:
     """0, 0, then 0, 1, then 0, 0 and so on: every other group of two teaches nothing."""
 
     def __init__(self) -> None:
         self._next = count()
 
-    def score(self, prompt: Prompt, text: str) -> Score:
-        return Score(float(next(self._next) % 4 == 3), False)
+    async def score(self, task_index: int, answers: Sequence[Answer]) -> list[Score]:
+        return [Score(float(next(self._next) % 4 == 3), False) for _ in answers]
+
+
+class Unscorable:
+    """The reward of every other group cannot be had, and the others wait for one that never gets its own."""
+
+    def __init__(self) -> None:
+        self._next = count()
+        self.lost: list[int] = []
+
+    async def score(self, task_index: int, answers: Sequence[Answer]) -> list[Score]:
+        number = next(self._next)
+        if number == 0:
+            await trio.sleep_forever()
+        if number % 2:
+            self.lost.append(task_index)
+            raise GroupUnscored("no reward")
+        return [Score(-7.5, False) for _ in answers]
+
+
+async def test_a_group_without_a_reward_is_replaced_and_one_that_waits_for_it_holds_up_no_other(tmp_path, autojump_clock) -> None:
+    scorer = Unscorable()
+    async with open_head(tmp_path / "run", scorer=scorer) as bench:
+        await bench.join(good)
+        groups = await bench.batch(0, 60)
+        assert len(groups) == 2 and {t.reward for g in groups for t in g.trajectories} == {-7.5}
+        assert bench.head.status()["trajectories"]["aborted"]["unscored"] == 2 * len(scorer.lost) >= 4
+        assert not {g.task_index for g in groups} & set(scorer.lost), "other prompts take their place"
+        assert not bench.head.journal.tasks_to_retry()
+        check_books(bench.head)
 
 
 async def test_groups_that_teach_nothing_are_made_again(tmp_path, autojump_clock) -> None:

@@ -230,13 +230,13 @@ async def test_a_group_that_is_surplus_while_it_waits_for_its_reward_is_forgotte
     """Its last tokens too: the journal takes none of a group that was aborted."""
     async with open_head(tmp_path / "run", staleness=0, max_new_tokens=50, extra_groups=1) as bench:
         rollouts, waiting = bench.head.rollouts, trio.Event()
-        score = rollouts.buffers.in_thread
+        score = rollouts.buffers.score
 
-        async def later(*args: Any) -> object:
+        async def later(group: Group) -> Group:
             await waiting.wait()
-            return await score(*args)
+            return await score(group)
 
-        rollouts.buffers.in_thread = later
+        rollouts.buffers.score = later
         await bench.join(good, capacity=8)
         await bench.until(lambda: len(rollouts.buffers.scoring) == 3)
         unwritten = rollouts.collector.unwritten
@@ -261,7 +261,7 @@ async def test_a_group_whose_members_had_ended_is_whole_after_a_crash(tmp_path, 
 
     settings = {"staleness": 0, "max_new_tokens": 50, "extra_samples": 1}
     async with open_head(tmp_path / "run", **settings) as bench:
-        bench.head.rollouts.buffers.in_thread = never
+        bench.head.rollouts.buffers.score = never
         await bench.join(all_but_the_first, capacity=8)
         await bench.until(lambda: len(bench.head.rollouts.buffers.scoring) == 2)
         await trio.sleep(2 * JOURNAL_S)
@@ -282,7 +282,7 @@ async def test_a_group_that_was_cut_and_not_rewarded_goes_on_after_a_crash(tmp_p
 
     settings = {"staleness": 0, "max_new_tokens": 50, "truncate_stuck_s": 2.0}
     async with open_head(tmp_path / "run", **settings) as bench:
-        bench.head.rollouts.buffers.in_thread = never
+        bench.head.rollouts.buffers.score = never
         await bench.join(two_tokens, capacity=8)
         bench.nursery.start_soon(bench.batch, 0, 60.0)
         await bench.until(lambda: len(bench.head.rollouts.buffers.scoring) == 2)

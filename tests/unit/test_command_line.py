@@ -12,8 +12,9 @@ import pytest
 
 import shoal
 from learner.cli import split_settings
+from p2p.errors import ShoalError
 from p2p.limits import PROTOCOL_VERSION
-from p2p.printable import printable
+from p2p.printable import LOGGED, cleaned, printable
 from p2p.release import of_checkout, release
 from p2p.verbs import nearest
 from tests.support.watchdog import PATIENCE_S
@@ -99,7 +100,7 @@ def test_what_a_stranger_says_is_cleaned_for_a_terminal(capsys: pytest.CaptureFi
     finally:
         root.handlers[:] = handlers
     line = capsys.readouterr().err.splitlines()[-1]
-    assert "WARNING shoal.test: link to ?]0;owned?yyy" in line and len(line) == shoal.LOGGED
+    assert "WARNING shoal.test: link to ?]0;owned?yyy" in line and len(line) == LOGGED
 
 
 def test_a_flag_without_a_value_does_not_swallow_the_next() -> None:
@@ -121,3 +122,47 @@ def test_a_traceback_in_the_log_moves_no_cursor(capsys: pytest.CaptureFixture[st
         logging.getLogger().handlers[:] = before
     said = capsys.readouterr().err
     assert "ValueError: evil ?]0;owned?" in said and "\x1b" not in said and said.count("\n") > 2
+
+
+def test_one_rule_for_what_a_terminal_obeys() -> None:
+    """What is in U+3000 and U+00A0 is a blank; marks, direction and line breaks of all kinds are not."""
+    assert cleaned("a\u3000b\xa0c d") == "a\u3000b\xa0c d"
+    assert cleaned("\x9b\u202e\u200b\u2028\ud800\ue000\n\t", "#", "\t") == "#######\t"
+
+
+@pytest.mark.parametrize(
+    "error", [ShoalError("it said \x1b]0;owned\x07\nand\n more"), OSError(5, "it said \x1b]0;owned\x07 and more")]
+)
+def test_what_ends_a_verb_is_one_clean_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("learner.config_help.presets", fail)
+    assert shoal.main(["config", "presets"]) == 1
+    assert capsys.readouterr().err == "shoal config: it said ?]0;owned? and more\n"
+
+
+@pytest.mark.parametrize(("flags", "statuses"), [(["--json"], (141,)), ([], (0, 141))])
+def test_nobody_reads_what_is_printed(flags: list[str], statuses: tuple[int, ...]) -> None:
+    """`shoal ... | head`: no traceback, and none at the interpreter's end. A verb that had done its work has."""
+    read, write = os.pipe()
+    os.close(read)
+    found = subprocess.run([sys.executable, str(ROOT / "shoal.py"), "config", "presets", *flags], stdout=write,
+                           stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S)  # fmt: skip
+    os.close(write)
+    assert found.returncode in statuses and found.stderr == ""
+
+
+def test_who_stops_reading_half_way_ends_the_verb_quietly() -> None:
+    command = f"{sys.executable} {ROOT / 'shoal.py'} config explain rollout | head -c 1"
+    found = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert found.returncode in (0, 141) and found.stderr == ""
+
+
+def test_a_full_disk_behind_stdout_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        found = subprocess.run([sys.executable, str(ROOT / "shoal.py"), "config", "presets", "--json"], stdout=full,
+                               stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S)  # fmt: skip
+    assert (found.returncode, found.stderr) == (1, "shoal config: stdout: No space left on device\n")

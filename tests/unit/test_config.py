@@ -250,7 +250,7 @@ def test_the_trainer_is_told_its_section_and_what_other_sections_say(tmp_path: P
     config = load(
         tmp_path, BASE, "--task.name", "add", "--task.seed", "3", "--task.options.digits", "4", "--task.allow_unconfined", "true",
         "--rollout.max_staleness", "5", "--rollout.temperature", "0.5", "--rollout.max_new_tokens", "99",
-        "--rollout.micro_batch_groups", "7", "--trainer.lr", "1e-6",
+        "--rollout.micro_batch_groups", "7", "--trainer.lr", "1e-6", "--task.reward", "exact",
     )  # fmt: skip
     told = config.trainer_config().model_dump()
     assert {k: told.pop(k) for k in TrainerSection.model_fields} == config.trainer.model_dump()

@@ -39,9 +39,10 @@ def ask(
     attempt: int = 0,
     expected: int = 0,
     avoid: str = "",
+    prefer: str = "",
 ) -> WaitingSequence:
     least = at(reserved if minimum is None else minimum)
-    return WaitingSequence(name, group, at(reserved), least, 0, expected, attempt, frozenset(avoid))
+    return WaitingSequence(name, group, at(reserved), least, 0, expected, attempt, frozenset(avoid), prefer=prefer)
 
 
 TABLE = [
@@ -65,6 +66,11 @@ TABLE = [
     ("not again where it failed", [node("x"), node("y", running=3)], [ask("a", avoid="x")], [("a", "y")]),
     ("better wait than fail again", [node("x"), node("y", running=5)], [ask("a", avoid="x")], []),
     ("unless there is no other", [node("x"), node("y", step=4)], [ask("a", avoid="x")], [("a", "x")]),
+    ("back to its prefix", [node("x"), node("y", running=3)], [ask("a", prefer="y")], [("a", "y")]),
+    ("no place there", [node("x"), node("y", running=5)], [ask("a", prefer="y")], [("a", "x")]),
+    ("its prefix's node is too old", [node("x"), node("y", step=4)], [ask("a", prefer="y")], [("a", "x")]),
+    ("its prefix's node is gone", [node("x")], [ask("a", prefer="y")], [("a", "x")]),
+    ("not back where it failed", [node("x", running=3), node("y")], [ask("a", prefer="y", avoid="y")], [("a", "x")]),
     (
         "held ones do not block others",
         [node("x", step=4)],

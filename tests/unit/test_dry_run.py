@@ -20,7 +20,9 @@ from learner.config import load_config
 from learner.journal.journal import Journal
 from learner.preflight import devices
 from learner.preflight.gather import count_parameters, gather
+from p2p.channel.libp2p import check_dialable
 from p2p.errors import UsageError
+from p2p.identity import Identity
 
 Run = pytest.CaptureFixture[str]
 
@@ -81,7 +83,7 @@ def test_a_faulty_file_brings_all_its_faults_at_once(tmp_path: Path, capsys: Run
             ("run.toml", "rollout.stal_s", "unknown key", "did you mean rollout.stall_s?"),
             ("nowhere", "model folder"),
             ("rollout.samples = 1", "at least 2"),
-            ("run_dir", str(tmp_path), "0.0 MB free"),
+            ("run_dir", str(tmp_path), "0.977 KiB free"),
         ),
         strict=True,
     ):
@@ -109,8 +111,52 @@ def test_faults_of_the_world(tmp_path: Path, model: Path, capsys: Run) -> None:
     said = "\n".join(lines)
     for word in ("did you mean 'reverse'?", "is not a directory", f"port {port} is in use", "'localhost:80'"):
         assert word in said
-    assert f"status port {port}" in said
-    assert len(lines) == 5, lines
+    assert f"status port {port}" in said and f"status.port = {port} is also a port of swarm.listen" in said
+    assert len(lines) == 6, lines
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ('[local_engine]\nengine = "fake"\nengine_python = "/no/python"', ("local_engine.engine_python", "/no/python")),
+        ('[swarm]\nannounce = ["203.0.113.7:4001"]', ("swarm.announce", "'203.0.113.7:4001'", "want /ip4/ADDRESS")),
+        ('[swarm]\nannounce = ["/ip4/203.0.113.7/udp/4001"]', ("swarm.announce", "/udp/")),
+        ('[swarm]\nannounce = ["/ip4/203.0.113.7/tcp/0"]', ("swarm.announce", "cannot be dialled")),
+        ('[swarm]\nlisten = ["/ip4/127.0.0.1/tcp/PORT"]\n[status]\nport = PORT', ("status.port", "swarm.listen")),
+        ('[swarm]\nlisten = ["/ip4/127.0.0.1/tcp/PORT", "/ip4/127.0.0.1/tcp/PORT"]', ("swarm.listen", "twice")),
+    ],
+)
+def test_what_would_only_fail_later(tmp_path: Path, model: Path, capsys: Run, more: str, words: tuple[str, ...]) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    status, _, lines = dry_run(capsys, config_file(tmp_path, model, more.replace("PORT", str(port))))
+    assert status == 2 and len(lines) == 1 and all(word in lines[0] for word in words), lines
+
+
+def test_addresses_that_a_ticket_may_name() -> None:
+    peer = Identity.generate().peer_id
+    check_dialable(["/ip4/203.0.113.7/tcp/4001", f"/dns4/a.example/tcp/1/p2p/{peer}", "/ip6/::1/tcp/1", "/dns/a.example/tcp/1"])
+
+
+def test_links_to_other_disks(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(config_file(tmp_path, model))
+    run_dir, other = Path(config.run_dir), tmp_path / "other"
+    run_dir.mkdir(parents=True)
+    (run_dir / "checkpoints").symlink_to(other)
+    assert "is a link to" in gather(config, thorough=False).tried[0].what
+    other.mkdir()
+    (room,) = gather(config, thorough=False).rooms
+    assert set(room.parts) == {"checkpoints", "versions", "journal"}, "it is the same disk"
+    stat = Path.stat
+
+    def on_another(path: Path, **more: Any) -> Any:
+        found = stat(path, **more)
+        return SimpleNamespace(st_dev=-1, st_mode=found.st_mode) if path == other else found
+
+    monkeypatch.setattr(Path, "stat", on_another)
+    found = {room.folder: room.parts for room in gather(config, thorough=False).rooms}
+    assert found == {str(run_dir): ("versions", "journal"), str(other): ("checkpoints",)}
 
 
 def test_a_sound_file_is_printed_resolved_and_leaves_nothing(tmp_path: Path, model: Path, capsys: Run) -> None:
@@ -168,9 +214,9 @@ def test_both_are_named_when_both_are_wrong(tmp_path: Path, model: Path, capsys:
 def test_the_model_is_read_without_torch(model: Path, tmp_path: Path) -> None:
     assert count_parameters(model) == 1000
     facts = gather(load_config(config_file(tmp_path, model)))
-    assert facts.tried == () and facts.model is not None and facts.room is not None and facts.host is not None
+    assert facts.tried == () and facts.model is not None and facts.host is not None
     assert (facts.model.parameters, facts.model.vocabulary, facts.model.context) == (1000, 40, 64)
-    assert 0 < facts.model.longest_prompt < 64 and facts.host.total > 0 and facts.room.free > 0
+    assert 0 < facts.model.longest_prompt < 64 and facts.host.total > 0 and facts.rooms[0].free > 0
     (model / "model.safetensors").write_bytes(b"broken")
     with pytest.raises(UsageError, match="cannot be read"):
         count_parameters(model)
@@ -183,13 +229,20 @@ def test_the_model_is_read_without_torch(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "counted"),
-    [({"tie_word_embeddings": True}, 30), ({"text_config": {"tie_word_embeddings": True}}, 30), ({}, 50)],
-)
-def test_tied_weights_that_are_stored_twice_count_once(tmp_path: Path, config: dict[str, object], counted: int) -> None:
+    ("config", "same", "counted"),
+    [
+        ({"tie_word_embeddings": True}, True, 30), ({"text_config": {"tie_word_embeddings": True}}, True, 30),
+        ({"tie_word_embeddings": False}, True, 50), ({}, True, 30), ({}, False, 50),
+    ],
+)  # fmt: skip
+def test_tied_weights_that_are_stored_twice_count_once(
+    tmp_path: Path, config: dict[str, object], same: bool, counted: int
+) -> None:
+    """Where config.json does not say, the architecture decides, and the values tell."""
     (tmp_path / "config.json").write_text(json.dumps(config))
-    twice = {name: np.zeros((5, 4), np.float32) for name in ("model.embed_tokens.weight", "lm_head.weight")}
-    save_file({**twice, "model.norm.weight": np.zeros(10, np.float32)}, tmp_path / "model.safetensors")
+    embedding = np.arange(20, dtype=np.float16).reshape(5, 4)
+    weights = {"model.embed_tokens.weight": embedding, "lm_head.weight": embedding if same else embedding[::-1].copy()}
+    save_file({**weights, "model.norm.weight": np.zeros(10, np.float32)}, tmp_path / "model.safetensors")
     assert count_parameters(tmp_path) == counted
 
 
@@ -230,8 +283,8 @@ def test_a_directory_that_holds_a_run(tmp_path: Path, model: Path) -> None:
     (run_dir / "run.json").write_text('{"run": "0011"}')
     (run_dir / "status.json").write_text("{}")
     assert "--resume" in tried(resume=False)[0] and tried(resume=True) == []
-    room = gather(config, resume=True, thorough=False).room
-    assert room is not None and room.taken == 5000
+    (room,) = gather(config, resume=True, thorough=False).rooms
+    assert room.taken == 5000
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import shoal
-from node.folders import LOCK, default_folder, hold_folder, hold_free_folder, running_beside
+from node import folders
+from node.folders import LOCK, RECORD, default_folder, hold_folder, hold_free_folder, running_beside
 from p2p.errors import UsageError
 from p2p.identity import Identity
 from p2p.membership.admission import make_ticket
@@ -44,6 +45,47 @@ def test_a_name_finds_the_folder_that_it_had(tmp_path: Path) -> None:
         assert third == folders[""]
         with hold_free_folder(first, "") as fresh:
             assert fresh.name == "00aa-4"
+
+
+def test_a_folder_that_another_node_named_meanwhile_stays_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It came after this one had read the names, and had gone before this one had the lock."""
+    first, take = tmp_path / "00aa", folders.take_lock
+
+    def name_first(fd: int, wait_s: float) -> bool:
+        if not (first / RECORD).exists():
+            (first / RECORD).write_text('{"name": "b"}')
+        return take(fd, wait_s)
+
+    monkeypatch.setattr(folders, "take_lock", name_first)
+    with hold_free_folder(first, "a") as taken:
+        assert taken.name == "00aa-2"
+    with hold_free_folder(first, "b") as taken:
+        assert taken == first
+
+
+def test_a_look_at_the_lock_refuses_no_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with hold_folder(tmp_path):
+        pass
+    with open(tmp_path / LOCK) as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        monkeypatch.setattr("p2p.files.time.sleep", lambda s: fcntl.flock(looking, fcntl.LOCK_UN))
+        with hold_folder(tmp_path):
+            pass
+
+
+def test_a_full_disk_is_told_of_the_folder_that_was_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+
+    def fail(path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("node.service.Identity.load_or_create", fail)
+    ticket = make_ticket(Identity.generate(), "00aa", ("/ip4/127.0.0.1/tcp/1",)).encode()
+    with hold_folder(default_folder("00aa")):
+        assert shoal.main(["node", "--join", ticket, "--engine", "fake"]) == 1
+    assert capsys.readouterr().err.strip().endswith("No space left on device: " + f"{default_folder('00aa')}-2")
 
 
 def test_other_runs_and_files_are_left_alone(tmp_path: Path) -> None:

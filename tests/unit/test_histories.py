@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from learner.rollouts.outcomes import TurnLimits
 from tests.support.learner_twin import Killed, World
 from tests.support.nightly import examples
 
@@ -134,6 +135,62 @@ TestLearnerLives = LearnerLives.TestCase
 TestLearnerLives.settings = settings(
     max_examples=examples(60), stateful_step_count=30, suppress_health_check=[HealthCheck.too_slow]
 )
+
+
+class EpisodeLives(LearnerLives):
+    """The same, where completions are episodes: an environment answers late, twice, or not at all before the next crash."""
+
+    @initialize(
+        staleness=st.integers(0, 3), groups=st.integers(1, 2), samples=st.integers(1, 3), length=st.integers(3, 24),
+        extra_groups=st.integers(0, 1), extra_samples=st.integers(0, 2), truncate=st.booleans(),
+        limits=st.builds(TurnLimits, st.integers(1, 4), st.integers(0, 4)),
+    )  # fmt: skip
+    def start(  # type: ignore[override]
+        self, staleness: int, groups: int, samples: int, length: int, extra_groups: int, extra_samples: int, truncate: bool,
+        limits: TurnLimits,
+    ) -> None:  # fmt: skip
+        self.folder = Path(tempfile.mkdtemp(dir=SHM, prefix="shoal-lives-"))
+        self.world = World(
+            self.folder, staleness=staleness, groups_per_step=groups, samples=samples, length=length, every=1,
+            extra_groups=extra_groups, extra_samples=extra_samples, truncate=truncate, turns=limits,
+        )  # fmt: skip
+        for name in "ab":
+            self.world.join(name)
+
+    @rule(which=st.integers(0, 8), how=st.sampled_from([0, 0, 0, 0, 1, 2]))
+    def answer(self, which: int, how: int) -> None:
+        self.do(lambda: self.world.answer(which, how))
+
+    @rule(which=st.integers(0, 30))
+    def answer_again(self, which: int) -> None:
+        self.do(lambda: self.world.answer_again(which))
+
+
+TestEpisodeLives = EpisodeLives.TestCase
+TestEpisodeLives.settings = settings(
+    max_examples=examples(60), stateful_step_count=30, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+def test_episodes_are_trained_on_in_many_lives(tmp_path: Path) -> None:
+    """What the machine above relies on does happen: several turns, answers, cuts, crashes in mid-episode."""
+    world = World(
+        tmp_path, staleness=1, groups_per_step=2, samples=2, length=40, every=1, extra_samples=1, truncate=True,
+        turns=TurnLimits(4, 6),
+    )  # fmt: skip
+    rng = random.Random(2)
+    for life in range(30):
+        for name in "abc":
+            world.join(name)
+        world.journal.fuse, world.journal.fuse_after = (rng.randrange(80) if life % 2 else None), bool(life % 4 == 1)
+        with contextlib.suppress(Killed):
+            world.run(rng, 12)
+        world.crash()
+        world.check()
+    assert world.episodes > 40 and world.most_turns == 4 and world.kept > 20 and world.regenerated > 0
+    assert world.truncated > 0 and world.answered > 2 * world.episodes
+    world.drain()
+    world.journal.close()
 
 
 def test_the_world_is_not_a_quiet_one(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import sqlite3
 import subprocess
@@ -16,6 +18,7 @@ import pytest
 from learner.journal.journal import CommittedStep, Journal
 from learner.journal.records import Piece, ReservedGroup, Unwritten
 from learner.rollouts.recovery import plan_resume
+from learner.run_dir import check_idle
 from learner.trajectory import Group, Trajectory
 from p2p.errors import UsageError
 from p2p.protocol.rollout import Completion, Span, TokenEvent
@@ -202,7 +205,7 @@ def test_a_run_of_the_schema_before_goes_on(tmp_path: Path) -> None:
         open_journal(tmp_path, "other")
     for _ in range(2):
         with open_journal(tmp_path) as journal:
-            assert read_rows(tmp_path / "journal.db", "PRAGMA user_version") == [(4,)]
+            assert read_rows(tmp_path / "journal.db", "PRAGMA user_version") == [(5,)]
             assert journal.unfinished()[0].group == ReservedGroup(0, 0, START, 2)
     with open_journal(tmp_path) as journal:
         journal.record_reserved([ReservedGroup(1, 1, START, 1, extra=1)])
@@ -371,6 +374,27 @@ def test_one_learner_at_a_time(tmp_path: Path) -> None:
         journal.close()
     with open_journal(tmp_path):
         pass
+
+
+def test_a_look_at_the_lock_refuses_no_learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever only looks whether a learner runs holds the lock for an instant."""
+    open_journal(tmp_path).close()
+    looking = os.open(tmp_path / "journal.db.lock", os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    monkeypatch.setattr("p2p.files.time.sleep", lambda s: fcntl.flock(looking, fcntl.LOCK_UN))
+    open_journal(tmp_path).close()
+    os.close(looking)
+
+
+def test_a_disk_that_cannot_lock_is_not_taken_for_another_learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    (tmp_path / "journal.sqlite.lock").touch()
+    monkeypatch.setattr("p2p.files.fcntl.flock", fail)
+    for use in (lambda: open_journal(tmp_path), lambda: check_idle(tmp_path)):
+        with pytest.raises(UsageError, match=r"cannot lock .*\.lock: No locks available"):
+            use()
 
 
 def life(path: Path, statements_left: int) -> int:

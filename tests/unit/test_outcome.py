@@ -12,9 +12,9 @@ import pytest
 import trio
 from rich.console import Console
 
-from learner.service import keep_telling
+from learner.service import announce_ready, keep_telling
 from learner.status.live import LiveView
-from learner.status.outcome import RunConsole
+from learner.status.outcome import RunConsole, summary_lines
 from learner.status.run_state import RunState
 
 READY = {"run": "00aa", "run_dir": "r", "status_port": 1, "ticket": "t"}
@@ -110,3 +110,25 @@ async def test_what_cannot_be_told_is_said_once(
         await keep_telling(announce, status)
     assert told[:2] == [3, 4]
     assert len(caplog.messages) == 1 and "goes on" in caplog.messages[0]
+
+
+def test_a_closed_stdout_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO) -> None:
+    (tmp_path / "metrics.jsonl").write_text("")
+    monkeypatch.setattr("learner.status.outcome.say_on_stdout", raising(BrokenPipeError(32, "Broken pipe")))
+    with RunConsole(tmp_path, page=True) as console:
+        console.hear("ready", READY)
+        console.hear("status", status_of(1))
+        assert console.end(status_of(3))["step"] == 3
+    said = stderr.getvalue()
+    assert said.count("stdout cannot be written to") == 1 and "step 1" in said and "Traceback" not in said
+
+
+def test_whoever_cannot_be_told_that_nodes_can_join_ends_no_run(stderr: io.StringIO) -> None:
+    announce_ready(raising(RuntimeError("deaf")), READY)
+    assert "deaf" in stderr.getvalue() and "r/ticket.txt" in stderr.getvalue()
+
+
+def test_the_summary_of_a_resumed_run_says_whose_seconds_they_are() -> None:
+    first, second = (RunState.of({**status_of(3), "seconds": 61.0, "epoch": epoch}) for epoch in (1, 2))
+    assert summary_lines(first, Path("r"), "")[0] == "\nfinished: 3 steps in 1 min 01 s"
+    assert summary_lines(second, Path("r"), "")[0] == "\nfinished: 3 steps, 1 min 01 s in this life (epoch 2)"

@@ -96,7 +96,9 @@ def test_the_verb_prints_it_and_says_how_it_ended(
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(Watch, "tell", pressed)
-    assert shoal.main(["simulate", str(tmp_path / "s.toml"), *flags]) == 130
+    plot = tmp_path / "plot.png"
+    assert shoal.main(["simulate", str(tmp_path / "s.toml"), "--plot", str(plot), *flags]) == 130
+    assert not plot.exists(), "no empty one is left"
     out, err = capsys.readouterr()
     assert err.strip() == "interrupted"
     if flags:

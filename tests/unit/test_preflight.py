@@ -8,21 +8,22 @@ from typing import Any
 import pytest
 
 from learner.config import LearnerConfig, build_config
-from learner.preflight.checks import check, size
+from learner.preflight.checks import check
 from learner.preflight.devices import Devices, computes_on_cpu, pick
 from learner.preflight.facts import Facts, Memory, ModelShape, Room
 from learner.preflight.needs import disk_needs, memory_needs
 from learner.section import Finding
 from p2p.errors import UsageError
 
-GB = 10**9
+GIB = 2**30
 
 SMALL = ModelShape(600 * 10**6, vocabulary=150_000, context=40_000, longest_prompt=100)
 """A model of 0.6 billion parameters."""
 
 PLENTY = Facts(
-    model=SMALL, room=Room("/data", 500 * GB), host=Memory("this machine", 64 * GB, 60 * GB), gpu=Memory("GPU", 80 * GB, 80 * GB)
-)
+    model=SMALL, rooms=(Room("/data", 500 * GIB),), host=Memory("this machine", 64 * GIB, 60 * GIB),
+    gpu=Memory("GPU", 80 * GIB, 80 * GIB),
+)  # fmt: skip
 ON_CPU = replace(PLENTY, gpu=None, on_cpu=True)
 
 
@@ -41,7 +42,7 @@ def notes(facts: Facts = PLENTY, /, **sections: Any) -> str:
 def test_a_sound_run_has_no_problem_and_is_told_what_it_takes() -> None:
     assert problems() == problems(ON_CPU) == ()
     said = notes()
-    assert "disk: about" in said and "memory: at least" in said and "GPU has 80.0 GB free of 80.0 GB" in said
+    assert "disk: about" in said and "memory: at least" in said and "GPU has 80 GiB free of 80 GiB" in said
     assert check(settings(), Facts()).problems == check(settings(), Facts()).notes == (), "nothing is known, nothing is said"
 
 
@@ -93,18 +94,33 @@ def test_room_on_the_disk() -> None:
     assert 4 * SMALL.parameters < needs.versions < 10 * SMALL.parameters
     assert needs.checkpoints < needs.least < needs.total
     for free, taken, fine in ((needs.least, 0, True), (needs.least - 1, 0, False), (0, needs.least, True), (0, 0, False)):
-        assert (problems(replace(PLENTY, room=Room("/data", free, taken))) == ()) is fine
-    (line,) = problems(replace(PLENTY, room=Room("/data", GB)))
-    assert all(word in line for word in ("/data has 1.0 GB free", "21.6 GB for 3 checkpoints", "trainer.checkpoint_keep"))
-    tight = replace(PLENTY, room=Room("/data", needs.least))
+        assert (problems(replace(PLENTY, rooms=(Room("/data", free, taken),))) == ()) is fine
+    (line,) = problems(replace(PLENTY, rooms=(Room("/data", GIB),)))
+    assert all(word in line for word in ("/data has 1 GiB free", "20.1 GiB for 3 checkpoints", "trainer.checkpoint_keep"))
+    tight = replace(PLENTY, rooms=(Room("/data", needs.least),))
     assert "that is tight" in "\n".join(check(settings(), tight).notes) and "tight" not in notes()
     for trainer, copies in (({"checkpoint_keep": 1}, 2), ({"steps": 0}, 0), ({"steps": 9, "checkpoint_every": 5}, 2)):
         assert disk_needs(settings(trainer=trainer), SMALL).copies == copies
     assert disk_needs(settings(external_trainer=True), SMALL).checkpoints == 0
     double = disk_needs(settings(trainer={"served_dtype": "float32"}), SMALL).versions
     assert double == pytest.approx(2 * needs.versions)
-    (line,) = problems(Facts(room=Room("/data", 0)))
-    assert "64.0 MB" in line or "0.1 GB" in line, "a full disk is one for any model"
+    (line,) = problems(Facts(rooms=(Room("/data", 0),)))
+    assert "61 MiB" in line, "a full disk is one for any model"
+
+
+def test_each_disk_has_room_for_what_is_linked_there() -> None:
+    """Checkpoints on one disk, versions on another, the journal where the run is."""
+    needs = disk_needs(settings(), SMALL)
+    parts = (("journal", needs.journal), ("checkpoints", needs.checkpoints), ("versions", needs.of(["versions"]).least))
+    rooms = [Room(f"/{part}", least, parts=(part,)) for part, least in parts]
+    assert problems(replace(PLENTY, rooms=tuple(rooms))) == ()
+    for i, (part, least) in enumerate(parts):
+        full = [*rooms[:i], Room(f"/{part}", least - 1, parts=(part,)), *rooms[i + 1 :]]
+        (line,) = problems(replace(PLENTY, rooms=tuple(full)))
+        assert f"the disk of /{part}" in line and ("another run_dir" in line) is (part == "journal")
+        assert ("trainer.checkpoint_keep" in line) is (part == "checkpoints")
+    said = "\n".join(check(settings(), replace(PLENTY, rooms=tuple(rooms))).notes)
+    assert "for checkpoints in /checkpoints" in said and "for versions in /versions" in said
 
 
 def test_memory_of_the_trainer() -> None:
@@ -112,41 +128,41 @@ def test_memory_of_the_trainer() -> None:
     kl, wide = {"kl_coef": 0.1}, {"served_dtype": "float32"}
     for gpu, more, each in ((False, {}, 16), (True, {}, 18), (True, kl, 22), (True, wide, 20), (False, kl, 20)):
         assert memory_needs(settings(trainer=more), SMALL, gpu=gpu).a_parameter == each
-    few = replace(PLENTY, gpu=Memory("GPU", 10 * GB, 10 * GB))
+    few = replace(PLENTY, gpu=Memory("GPU", 10 * GIB, 10 * GIB))
     (line,) = problems(few)
-    assert all(word in line for word in ("GPU has 10.0 GB", "10.8 GB", "18 bytes", "0.60 billion")) and "kl_coef" not in line
+    assert all(word in line for word in ("GPU has 10 GiB", "10.1 GiB", "18 bytes", "0.60 billion")) and "kl_coef" not in line
     assert "trainer.kl_coef = 0" in problems(few, trainer={"kl_coef": 0.1})[0]
     assert problems(few, external_trainer=True) == ()
-    assert len(problems(replace(ON_CPU, host=Memory("this machine", 10 * GB, 10 * GB)))) == 1
-    assert problems(replace(PLENTY, host=Memory("this machine", 10 * GB, 10 * GB))) == (), "a GPU has its own"
-    (line,) = problems(replace(PLENTY, host=Memory("this machine", 1 * GB, 1 * GB)))
-    assert "this machine has 1.0 GB" in line and "copies of versions" in line and "bytes for each" not in line
+    assert len(problems(replace(ON_CPU, host=Memory("this machine", 10 * GIB, 10 * GIB)))) == 1
+    assert problems(replace(PLENTY, host=Memory("this machine", 10 * GIB, 10 * GIB))) == (), "a GPU has its own"
+    (line,) = problems(replace(PLENTY, host=Memory("this machine", 1 * GIB, 1 * GIB)))
+    assert "this machine has 1 GiB" in line and "copies of versions" in line and "bytes for each" not in line
     assert problems(replace(few, gpu=None)) == (), "which device it will be is not known"
 
 
 def test_a_model_with_more_parts_is_never_too_large() -> None:
     """How much of its files training loads is not known."""
-    little = replace(PLENTY, room=Room("/data", GB), gpu=Memory("GPU", GB, GB))
+    little = replace(PLENTY, rooms=(Room("/data", GIB),), gpu=Memory("GPU", GIB, GIB))
     assert len(problems(little)) == 2
     several = replace(little, model=replace(SMALL, more_parts=True))
     assert problems(several) == () and "parts beside the language model" in notes(several)
 
 
 def test_memory_that_is_tight_or_in_use_is_a_note() -> None:
-    tight = replace(PLENTY, gpu=Memory("GPU", 12 * GB, 12 * GB))
+    tight = replace(PLENTY, gpu=Memory("GPU", 12 * GIB, 12 * GIB))
     assert problems(tight) == () and "micro_batch_tokens" in notes(tight) and "micro_batch_tokens" not in notes()
-    busy = replace(PLENTY, gpu=Memory("GPU", 80 * GB, 1 * GB))
+    busy = replace(PLENTY, gpu=Memory("GPU", 80 * GIB, 1 * GIB))
     assert problems(busy) == () and "other programs hold the rest" in notes(busy)
 
 
 def test_swap_counts_before_a_refusal() -> None:
-    swapping = replace(ON_CPU, host=Memory("this machine", 10 * GB, 10 * GB, swap=20 * GB))
+    swapping = replace(ON_CPU, host=Memory("this machine", 10 * GIB, 10 * GIB, swap=20 * GIB))
     assert problems(swapping) == () and "more than it has without swap" in notes(swapping)
-    assert len(problems(replace(ON_CPU, host=Memory("this machine", 10 * GB, 10 * GB, swap=GB)))) == 1
+    assert len(problems(replace(ON_CPU, host=Memory("this machine", 10 * GIB, 10 * GIB, swap=GIB)))) == 1
 
 
 def test_devices_by_name() -> None:
-    two = Devices((Memory("A (cuda:0)", 80 * GB, 80 * GB), Memory("B (cuda:1)", 24 * GB, 24 * GB)))
+    two = Devices((Memory("A (cuda:0)", 80 * GIB, 80 * GIB), Memory("B (cuda:1)", 24 * GIB, 24 * GIB)))
     for name, found in (("auto", "A"), ("cuda", "A"), ("cuda:1", "B"), ("cpu", None)):
         picked = pick(name, two)
         assert (picked and picked.name[0]) == found
@@ -158,14 +174,10 @@ def test_devices_by_name() -> None:
 
 def test_a_device_that_torch_cannot_tell_of_is_not_known() -> None:
     unknown = Devices(error="it took too long")
-    second = Devices((None, Memory("B (cuda:1)", 24 * GB, 24 * GB)), error="the first is full")
+    second = Devices((None, Memory("B (cuda:1)", 24 * GIB, 24 * GIB)), error="the first is full")
     for name in ("auto", "cuda", "cuda:3"):
         assert pick(name, unknown) is None and not computes_on_cpu(name, unknown)
         assert pick(name, second) is None and not computes_on_cpu(name, second)
     found = pick("cuda:1", second)
     assert found is not None and found.name == "B (cuda:1)"
     assert computes_on_cpu("auto", Devices()) and computes_on_cpu("cpu", unknown)
-
-
-def test_sizes_are_told_for_a_person() -> None:
-    assert [size(n) for n in (3, 5_000_000, 140_000_000, 21.6 * GB)] == ["0.0 MB", "5.0 MB", "0.1 GB", "21.6 GB"]

@@ -57,6 +57,7 @@ def test_the_curve_is_first_then_nodes_cost_and_faults(tmp_path: Path) -> None:
 def test_after_a_resume_the_page_says_of_which_life_the_seconds_are(tmp_path: Path) -> None:
     page = page_of(tmp_path, a_run(epoch=2, finished=True))
     assert "finished: 20 of 40 steps, 1 min 01 s in this life (epoch 2)" in page
+    assert "1.20, 0 published in this life (epoch 2)" in page and "1 seen in this life (epoch 2), bound 2" in page
     assert "between nodes in this life (epoch 2)" in page and "this life" not in page_of(tmp_path, a_run(finished=True))
 
 
@@ -86,9 +87,12 @@ def test_a_long_runs_page_stays_small(tmp_path: Path) -> None:
 
 def test_samples_are_of_the_beginning_and_of_the_end(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
-    assert some_samples(path) == []
+    assert some_samples(tmp_path) == []
     path.write_text("".join(json.dumps({"step": s, "completion": f"c{s}"}) + "\n" for s in range(1, 100)) + '{"step": 1')
-    assert [s.step for s in some_samples(path)] == [*range(1, SAMPLES + 1), *range(100 - SAMPLES, 100)]
+    assert [s.step for s in some_samples(tmp_path)] == [*range(1, SAMPLES + 1), *range(100 - SAMPLES, 100)]
+    path.rename(tmp_path / "samples.1.jsonl")
+    path.write_text('{"step": 100, "completion": "c"}\n')
+    assert [s.step for s in some_samples(tmp_path)] == [*range(1, SAMPLES + 1), *range(101 - SAMPLES, 101)], "of both files"
 
 
 def test_a_run_that_was_left_has_a_report_too(tmp_path: Path) -> None:

@@ -131,6 +131,14 @@ def test_what_may_be_asked_for() -> None:
     assert book.counts["serving"]["busy"] == 1
 
 
+def test_no_more_is_asked_for_than_the_model_takes() -> None:
+    book = opened()
+    book.max_context = 5
+    assert book.open(ASK, 0.0, ()).generate().max_new_tokens == 3
+    with pytest.raises(UsageError, match="a prompt of 5 tokens"):
+        book.open(replace(ASK, prompt_ids=(1, 2, 3, 4, 5)), 0.0, ())
+
+
 def test_versions_that_are_not_served() -> None:
     book = opened()
     for exact, served, later in ((V2, (), True), (Version(3, 0), (), False), (Version(1, 0), (V1,), False), (V0, (V1,), False)):

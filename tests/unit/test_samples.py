@@ -6,16 +6,29 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
-from learner.head.sample_file import OLDER, SampleFile, append, mend
-from learner.head.samples import as_lines, bounded, described, draw, made_spans, printable, read_lines, shown
+from learner.head.sample_file import SampleFile, append, mend
+from learner.head.samples import (
+    WRITTEN_PIECES,
+    as_lines,
+    bounded,
+    clean_lines,
+    described,
+    draw,
+    made_spans,
+    pieces_of,
+    read_lines,
+    shown,
+)  # fmt: skip
 from learner.rollouts.buffers import TrainedStep
-from learner.trajectory import Group, Maker, Trajectory, pack_groups, unpack_groups
+from learner.run_dir import OLDER_SAMPLES
+from learner.trajectory import Gap, Group, Maker, Trajectory, pack_groups, unpack_groups
 from p2p.protocol.rollout import Span
 from p2p.version import Version
 
@@ -63,6 +76,22 @@ def test_spans_say_who_made_what_under_which_version() -> None:
     assert read_lines(as_lines([line]).decode()) == [line]
 
 
+def test_of_an_episode_it_is_said_who_wrote_what() -> None:
+    episode = replace(
+        trajectory(0), spans=(Span(V1, 0, 2), Span(V2, 5, 9)), given=(Gap(2, 5), Gap(9, 10)), parts={"right": 0.5}
+    )
+    assert pieces_of(episode) == [("model", 2), ("environment", 3), ("model", 4), ("environment", 1)]
+    assert pieces_of(trajectory(0)) == [("model", 10)]
+    line = described(draw(TrainedStep(1, (Group(5, 9, (episode,)),)), 1, 0)[0], "p", "c", {}, str)
+    assert line["turns"][:2] == [{"by": "model", "tokens": 2}, {"by": "environment", "tokens": 3}]
+    assert line["parts"] == {"right": 0.5} and [s["tokens"] for s in line["spans"]] == [2, 4]
+    assert read_lines(as_lines([line]).decode()) == [line] and shown(line)["spans"]
+    gaps = tuple(Gap(2 * i + 1, 2 * i + 2) for i in range(WRITTEN_PIECES))
+    long = replace(episode, completion_ids=(3,) * (2 * WRITTEN_PIECES + 1), given=gaps)
+    line = described(draw(TrainedStep(1, (Group(5, 9, (long,)),)), 1, 0)[0], "p", "c", {}, str)
+    assert len(line["turns"]) == WRITTEN_PIECES
+
+
 def test_who_made_what_survives_the_journal_and_older_journals_are_read() -> None:
     group = Group(1, 2, (trajectory(3, 1.0, (Maker(0, "a"), Maker(4, "b"))), trajectory(4, 0.0)))
     assert unpack_groups(pack_groups((group,))) == (group,)
@@ -82,7 +111,7 @@ def test_a_long_text_keeps_its_beginning_and_its_end() -> None:
 
 def test_no_text_moves_a_terminal() -> None:
     evil = "a\x1b[2Jb\rc\x9b31md\u202ee\u2028f\x00\n\tg\ud800"
-    assert printable(evil) == "a\ufffd[2Jb\ufffdc\ufffd31md\ufffde\ufffdf\ufffd\n\tg\ufffd"
+    assert clean_lines(evil) == "a\ufffd[2Jb\ufffdc\ufffd31md\ufffde\ufffdf\ufffd\n\tg\ufffd"
     line = described(draw(step_of(1), 1, 0)[0], evil, evil, {"a": evil}, str)
     assert as_lines([line]).isascii() and json.loads(as_lines([line]))["completion"] == evil
     assert not any(c in json.dumps(shown(line), ensure_ascii=False) for c in "\x1b\x9b\u202e\u2028")
@@ -91,12 +120,12 @@ def test_no_text_moves_a_terminal() -> None:
 
 
 def test_a_full_file_makes_room_once(tmp_path: Path) -> None:
-    file, older = tmp_path / "samples.jsonl", tmp_path / OLDER
+    file, older = tmp_path / "samples.jsonl", tmp_path / OLDER_SAMPLES
     for i in range(7):
         append(file, f'{{"i": {i}}}\n'.encode() * 3, most=60)
     assert [s["i"] for s in read_lines(older.read_text())] == [4] * 3 + [5] * 3
     assert [s["i"] for s in read_lines(file.read_text())] == [6] * 3
-    assert sorted(p.name for p in tmp_path.iterdir()) == [OLDER, "samples.jsonl"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [OLDER_SAMPLES, "samples.jsonl"]
 
 
 @pytest.mark.parametrize("torn", [b"", b"{", b'{"i": 3, "prompt": "\xe2\x82'])

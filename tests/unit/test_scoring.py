@@ -267,7 +267,7 @@ def test_scores_are_those_of_the_task(dataset: str) -> None:
 
 
 def test_a_text_too_long_to_send_is_worth_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("learner.rewards.scoring_child.MAX_FRAME", 10_000)  # a frame of its real size takes seconds to fill
+    monkeypatch.setattr("learner.rewards.frames.MAX_FRAME", 10_000)  # a frame of its real size takes seconds to fill
     task = plain_task()
     with Scorer(task) as scorer:
         pid = scorer.pid

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ import pytest
 from rich.console import Console
 
 from learner.status.facts import node_columns, step_line
-from learner.status.live import KEPT_EVENTS, STEP_LOG, LiveView, LogFile, PlainFormatter, collected_events, logging_to_file
+from learner.status.live import KEPT_EVENTS, STEP_LOG, LiveView, LogFile, collected_events, logging_to_file
 from learner.status.outcome import summary_lines
 from learner.status.run_state import RunState
 from learner.status.steps import StepHistory
 from learner.status.terminal import live_page, print_status, sparkline
+from p2p.printable import CleanFormatter
 from tests.unit.test_run_state import line
 
 
@@ -153,7 +155,31 @@ def test_events_are_bounded_and_plain() -> None:
     assert len(events) == KEPT_EVENTS and events[-1]["text"] == "theirs" and events[-1]["level"] == "warning"
     assert "\x1b" not in events[0]["text"]
     record = logging.LogRecord("shoal", logging.INFO, "", 0, "a\x1b[0m\nb", None, None)
-    assert PlainFormatter("%(message)s").format(record) == "a\ufffd[0m b"
+    assert CleanFormatter("%(message)s").format(record) == "a?[0m b"
+
+
+def test_a_thread_that_was_given_up_tells_no_step_twice() -> None:
+    said: list[str] = []
+    first, go_on = threading.Event(), threading.Event()
+
+    def say(line: str) -> None:
+        said.append(line)
+        if line.startswith("step 18 ") and not first.is_set():
+            first.set()
+            assert go_on.wait(60)
+
+    view, state = LiveView(say, page=False), a_run(finished=False)
+    view.update(a_run(step=17))
+    said.clear()
+    threads = [threading.Thread(target=view.update, args=(state,)) for _ in range(2)]
+    threads[0].start()
+    assert first.wait(60)
+    threads[1].start()
+    threads[1].join(0.2)
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert [line.split()[1] for line in said] == ["18", "19", "20"]
 
 
 def test_status_shows_what_the_page_shows(capsys: pytest.CaptureFixture[str]) -> None:

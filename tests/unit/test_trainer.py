@@ -273,8 +273,8 @@ def test_unpaired_logprobs_and_uncovered_tokens_are_refused() -> None:
     first = group.trajectories[0]
     for bad, reason in (
         (dataclasses.replace(first, logprobs=first.logprobs[1:]), "logprobs"),
-        (dataclasses.replace(first, spans=()), "spans cover 0"),
-        (dataclasses.replace(first, spans=(Span(Version(1, 0), 0, 99),)), "spans cover 99"),
+        (dataclasses.replace(first, spans=()), "cover 0 of"),
+        (dataclasses.replace(first, spans=(Span(Version(1, 0), 0, 99),)), "cover 99 of"),
         (dataclasses.replace(first, completion_ids=(), logprobs=(), spans=()), "empty"),
     ):
         with pytest.raises(BadBatch, match=reason):

@@ -95,8 +95,9 @@ def tap(log: int) -> None:
         write("relayed", time.monotonic())
 
     def accepted(
-        self: Unwritten, group_id: int, member: int, node: str, start: int, version: Version, ids: bytes, logprobs: bytes
-    ) -> None:
+        self: Unwritten, group_id: int, member: int, node: str, start: int, version: Version | None, ids: bytes,
+        logprobs: bytes,
+    ) -> None:  # fmt: skip
         write("accepted", f"{group_id}.{member}.0", start, len(ids) // 4)
         add(self, group_id, member, node, start, version=version, ids=ids, logprobs=logprobs)
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
 from learner.evaluation.plan import EvalPlan, Schedule
-from learner.evaluation.problems import Evaluation, make_evaluation, score_in_thread
+from learner.evaluation.problems import Evaluation, make_evaluation
 from learner.evaluation.result import EvalOutcome
 from learner.evaluation.runner import ATTEMPTS, END_S, IN_FLIGHT, NEWER_S, NOBODY_S, STALL_S, Evaluations
 from learner.requests.port import Ask
-from learner.rewards.scoring import Scorer
+from learner.rewards.group_scorer import PooledScorer
+from learner.rewards.port import Answer
 from learner.tasks.port import Prompt, Score
-from learner.tasks.registry import make_task
+from learner.tasks.registry import make_task, open_task
+from learner.tasks.settings import DataSource, TaskSettings
 from p2p.errors import ShoalError, UsageError
 from p2p.version import Version
 from tests.support.harness import inline
@@ -52,7 +56,7 @@ def plan(name: str = "", **changes: Any) -> EvalPlan:
 
 def evaluation(name: str = "", score: Any = None, **changes: Any) -> Evaluation:
     task = make_task("reverse")
-    score = score or score_in_thread(Scorer(task), inline)
+    score = score or PooledScorer(task, in_thread=inline).score_prompt
     return make_evaluation(plan(name, **changes), task, Letters(), held_out=True, score=score)
 
 
@@ -118,7 +122,7 @@ async def test_samples_of_a_prompt_and_several_evaluations(autojump_clock) -> No
 
 
 async def test_a_version_that_goes_is_begun_anew_with_the_next(autojump_clock, caplog) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", "shoal.evaluation")
     twin = RequestsTwin(v(0), places=2, answer=right)
     async with stand(twin) as s:
         await trio.sleep(2)
@@ -193,9 +197,9 @@ async def test_a_swarm_that_makes_no_token_is_given_up(autojump_clock, caplog) -
 
 @pytest.mark.parametrize("reward", ["raises", "hangs", "too few"])
 async def test_a_reward_that_fails_costs_its_prompt(reward: str, autojump_clock, caplog) -> None:
-    honest = score_in_thread(Scorer(make_task("reverse")), inline)
+    honest = PooledScorer(make_task("reverse"), in_thread=inline).score_prompt
 
-    async def score(prompt: Prompt, answers: Sequence[str]) -> Sequence[Score]:
+    async def score(prompt: Prompt, answers: Sequence[Answer]) -> Sequence[Score]:
         if prompt.index == 3:
             if reward == "raises":
                 raise ZeroDivisionError("of the user's")
@@ -273,5 +277,20 @@ def test_problems_that_are_not_to_be_had_are_said_with_the_evaluation() -> None:
         def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
             raise UsageError("no chat template")
 
+    task = make_task("reverse")
+    score = PooledScorer(task, in_thread=inline).score_prompt
     with pytest.raises(UsageError, match="evaluation 'mine': no chat template"):
-        make_evaluation(plan("mine"), make_task("reverse"), Empty(), held_out=True, score=score_in_thread(None, inline))  # type: ignore[arg-type]
+        make_evaluation(plan("mine"), task, Empty(), held_out=True, score=score)
+
+
+@pytest.mark.parametrize("held_out", [True, False])
+def test_each_row_of_data_is_asked_once_and_cut_at_the_tasks_stop(held_out: bool, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"p{i}", "answer": f"a{i}"}) + "\n" for i in range(8)))
+    task = open_task(TaskSettings(data=[DataSource(path=str(file))], chat=False, stop=["##"], held_out=0.5))
+    assert task.held_out_count is not None
+    prompts = task.held_out_count if held_out else 8 - task.held_out_count
+    score = PooledScorer(task, in_thread=inline).score_prompt
+    made = make_evaluation(plan("mine", prompts=64), task, Letters(), held_out=held_out, score=score)
+    assert made.plan.prompts == len(made.problems) == len({p.where for p in made.problems}) == prompts
+    assert made.text([ord(c) for c in "a1##b"]) == "a1"

@@ -1,0 +1,50 @@
+"""From what each reward function says of a group to its scores. Pure; must not know how they were asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from learner.rewards.port import GroupUnscored
+from learner.rewards.settings import RewardPart
+from learner.tasks.port import Prompt, Score
+
+Values = Sequence[float | None]
+"""What one reward function says of each answer of a group, in order; None where it does not apply."""
+
+
+def combined(parts: Sequence[RewardPart], values: Sequence[Values]) -> list[Score]:
+    """A score for each answer: the weighted sum of what applies. It is exact when every part that applies is at least 1.
+    GroupUnscored when no part applies to an answer, or the sum is too large for a number."""
+    scores = []
+    for i, of_answer in enumerate(zip(*values, strict=True)):
+        known = {part.title: value for part, value in zip(parts, of_answer, strict=True) if value is not None}
+        if not known:
+            raise GroupUnscored(f"no reward function says anything about answer {i}: all returned None")
+        reward = math.fsum(part.weight * known[part.title] for part in parts if part.title in known)
+        if not math.isfinite(reward):
+            raise GroupUnscored(f"the reward of answer {i} is {reward}")
+        exact = all(value >= 1.0 for value in known.values())
+        scores.append(Score(reward, exact, known if len(parts) > 1 else {}))
+    return scores
+
+
+def columns_of(prompt: Prompt) -> dict[str, Any]:
+    """What a reward function may read of a problem: its row's columns, or what its task needs as the column "answer"."""
+    if isinstance(prompt.entry, Mapping):
+        return {str(name): value for name, value in prompt.entry.items()}
+    return {"answer": prompt.entry}
+
+
+def checked_values(answer: Mapping[str, Any], count: int) -> list[float | None]:
+    """What a process says of `count` answers. GroupUnscored when it is no list of finite numbers."""
+    if "error" in answer:
+        raise GroupUnscored(str(answer["error"]))
+    values = answer.get("values")
+    if not isinstance(values, list) or len(values) != count:
+        raise GroupUnscored(f"it returned no list of {count} values")
+    for value in values:
+        if value is not None and not (isinstance(value, float) and math.isfinite(value)):
+            raise GroupUnscored(f"it returned {value!r:.80}, which is no reward")
+    return values
