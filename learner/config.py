@@ -16,6 +16,7 @@ from learner.dispatch.dispatcher import Strategies
 from learner.economy.local_rollout import FLOOR_S
 from learner.endpoint.settings import EndpointSection
 from learner.environments.settings import EnvironmentSection
+from learner.evaluation.settings import EvalSection, EvalTask, eval_findings
 from learner.layers import Layer, read_flags, stack
 from learner.presets import PRESETS, PresetName, sentences
 from learner.requests.settings import RequestsSection
@@ -168,6 +169,10 @@ class StatusSection(Section):
     none."""
 
 
+MOST_EVALS = 32
+"""Evaluations of a run at the most: each asks for hundreds of sequences at once."""
+
+
 class LearnerConfig(Section):
     """Everything a run is made of. Saved, resolved, as config.toml in the run directory."""
 
@@ -193,6 +198,8 @@ class LearnerConfig(Section):
     status: StatusSection = StatusSection()
     endpoint: EndpointSection = EndpointSection()
     trainer: TrainerSection = TrainerSection()
+    eval: list[EvalSection] = Field(default_factory=list, max_length=MOST_EVALS)
+    """Evaluations beside the default one."""
 
     def trainer_config(self) -> TrainerConfig:
         """What the trainer process is told."""
@@ -200,8 +207,6 @@ class LearnerConfig(Section):
             **self.trainer.model_dump(),
             model=self.model,
             checkpoint_dir=str(Path(self.run_dir) / "checkpoints"),
-            task=TaskSettings(**self.task.rooted()),
-            task_rewards=self.task.reward_settings(),
             max_staleness=self.rollout.max_staleness,
             temperature=self.rollout.temperature,
             max_new_tokens=self.rollout.max_new_tokens,
@@ -241,7 +246,7 @@ def build_config(values: dict[str, Any], source: str) -> LearnerConfig:
 
 def resolved(config: LearnerConfig) -> str:
     """The configuration with all defaults as TOML, headed by what its preset did."""
-    values = config.model_dump()
+    values = config.model_dump(exclude_none=True)
     return "".join(f"# {line}\n" for line in sentences(config.preset, values)) + dump_toml(values)
 
 
@@ -265,22 +270,16 @@ def _read(layers: Sequence[Layer], source: str, other_flags: Collection[str] = (
 
 def _contradictions(config: LearnerConfig) -> Iterator[Finding]:
     """Values that are right by themselves and not together."""
-    task = config.task
-    for key, options in (
-        ("task.options", task.options), ("task.template_options", task.template_options),
+    tables = [
         ("local_engine.engine_set", config.local_engine.engine_set), ("environment.options", config.environment.options),
-    ):  # fmt: skip
+    ]  # fmt: skip
+    for where, task in _tasks(config):
+        tables += [(f"{where}.options", task.options), (f"{where}.template_options", task.template_options)]
+        yield from _task_findings(where, task)
+    for key, options in tables:
         for what in _not_plain(key, options):
             yield Finding(what, (key,))
-    if task.messages and task.template:
-        yield Finding(
-            "task.messages and task.template are both set: a prompt is made of one of them", ("task.messages", "task.template")
-        )
-    if task.data and not task.answer and not task.reward:
-        yield Finding(
-            'task.answer = "" and no task.reward: nothing says what an answer is worth',
-            ("task.answer", "task.reward", "task.data"),
-        )
+    yield from eval_findings(config.eval)
     rollout, swarm = config.rollout, config.swarm
     if rollout.top_p < 1 and config.trainer.proximal == "behaviour" and not config.external_trainer:
         yield Finding(
@@ -306,6 +305,21 @@ def _contradictions(config: LearnerConfig) -> Iterator[Finding]:
             f"a segment has at most {MAX_SEGMENT_CHUNKS} chunks",
             ("swarm.chunk_bytes", "swarm.segment_bytes"),
         )
+
+
+def _tasks(config: LearnerConfig) -> Iterator[tuple[str, TaskSection | EvalTask]]:
+    """Every task of the configuration, with the key of its table."""
+    yield "task", config.task
+    yield from ((f"eval.{i}.task", one.task) for i, one in enumerate(config.eval) if one.task is not None)
+
+
+def _task_findings(where: str, task: TaskSection | EvalTask) -> Iterator[Finding]:
+    if task.messages and task.template:
+        what = f"{where}.messages and {where}.template are both set: a prompt is made of one of them"
+        yield Finding(what, (f"{where}.messages", f"{where}.template"))
+    if task.data and not task.answer and not task.reward:
+        what = f'{where}.answer = "" and no {where}.reward: nothing says what an answer is worth'
+        yield Finding(what, (f"{where}.answer", f"{where}.reward", f"{where}.data"))
 
 
 def _not_plain(key: str, value: Any) -> Iterator[str]:

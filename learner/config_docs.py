@@ -13,7 +13,7 @@ from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
 from learner.config import LearnerConfig
-from learner.section import MAX_SEED, MIN_SEED, Section
+from learner.section import MAX_SEED, MIN_SEED, Section, item_section
 
 INTRO = """\
 # Configuration
@@ -28,6 +28,9 @@ presets. `shoal learner CONFIG.toml --dry-run` checks the file and the machine, 
 
 REQUIRED = "required"
 """Stands for the default of a key that has none."""
+
+NOTHING = "none"
+"""Stands for the default of a key that is not there by default."""
 
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", Any: "any value"}
 """TOML's name of a Python type."""
@@ -80,6 +83,8 @@ class Setting:
     """what its number counts; "" of a pure number, and of what is no number"""
     papers: tuple[Paper, ...] = ()
     """those that its description names"""
+    many: bool = False
+    """its table may be there several times"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,13 @@ class SectionDocs:
     what: str
     """its description, one paragraph"""
     settings: tuple[Setting, ...]
+    many: bool = False
+    """it may be there several times"""
+
+    @property
+    def heading(self) -> str:
+        """As a file has it."""
+        return f"[[{self.name}]]" if self.many else f"[{self.name}]"
 
 
 def sections() -> Iterator[SectionDocs]:
@@ -100,30 +112,35 @@ def sections() -> Iterator[SectionDocs]:
         if _is_section(info):
             kind: Any = info.annotation
             yield SectionDocs(name, _paragraph(kind.__doc__), tuple(_settings(f"{name}.", kind)))
+    for name, info in LearnerConfig.model_fields.items():
+        item = item_section(info)
+        if item is not None:
+            yield SectionDocs(name, _paragraph(item.__doc__), tuple(_settings(f"{name}.", item, many=True)), many=True)
 
 
 def markdown() -> str:
     """docs/configuration.md."""
     lines = [INTRO]
     for section in sections():
-        lines += [f"## [{section.name}]" if section.name else "## Top level", "", section.what, ""]
+        lines += [f"## {section.heading}" if section.name else "## Top level", "", section.what, ""]
         lines += ["| Key | Type | Default | What it is |", "|---|---|---|---|"]
         for one in section.settings:
-            default = one.default if one.default == REQUIRED else f"`{one.default}`"
+            default = one.default if one.default in (REQUIRED, NOTHING) else f"`{one.default}`"
             cells = (cell.replace("|", "\\|") for cell in (f"`{one.key}`", one.type, default, one.what))
             lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines)
 
 
-def _settings(prefix: str, section: type[Section]) -> Iterator[Setting]:
+def _settings(prefix: str, section: type[Section], *, many: bool = False) -> Iterator[Setting]:
     for name, info in section.model_fields.items():
-        if not _is_section(info):
-            default = REQUIRED if info.is_required() else json.dumps(info.get_default(call_default_factory=True))
+        if not _is_section(info) and (prefix or item_section(info) is None):  # a list at the top is a section of its own
+            value = None if info.is_required() else info.get_default(call_default_factory=True)
+            default = REQUIRED if info.is_required() else NOTHING if value is None else json.dumps(value)
             type, what = _type(info.annotation, info.metadata), _paragraph(info.description)
             papers = tuple(Paper(*found) for found in PAPER.findall(what))
             unit = _unit(name, what) if _is_number(type) else ""
-            yield Setting(prefix + name, type, default, what, unit=unit, papers=papers)
+            yield Setting(prefix + name, type, default, what, unit=unit, papers=papers, many=many)
 
 
 def _is_number(type: str) -> bool:
@@ -144,6 +161,10 @@ def _is_section(info: FieldInfo) -> bool:
 def _type(kind: Any, bounds: Sequence[Any] = (), s: str = "") -> str:
     """A type in words: "integer ≥ 0, ≤ 64", "list of strings". `s` is the plural's ending."""
     origin, inner = get_origin(kind), get_args(kind)
+    if type(None) in inner:
+        return _type(next(one for one in inner if one is not type(None)), bounds, s)
+    if isinstance(kind, type) and issubclass(kind, Section):
+        return f"table{s}"
     if origin is Literal:
         return ", ".join(f"`{json.dumps(value)}`" for value in inner)
     if origin is list and any(isinstance(bound, BeforeValidator) for bound in bounds):  # a single item may be its name alone
@@ -155,8 +176,6 @@ def _type(kind: Any, bounds: Sequence[Any] = (), s: str = "") -> str:
         return f"table{s}" if inner[1] is Any else f"table{s} of {_type(inner[1], (), 's')}"
     if origin is Annotated:
         return _type(inner[0], inner[1].metadata, s)
-    if isinstance(kind, type) and issubclass(kind, Section):
-        return f"table{s}"
     if bounds == [Ge(MIN_SEED), Le(MAX_SEED)]:
         return f"integer{s} of 64 bits"
     signs = ("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<")

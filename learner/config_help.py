@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from learner.config import LearnerConfig
-from learner.config_docs import REQUIRED, SectionDocs, Setting, sections
+from learner.config_docs import NOTHING, REQUIRED, SectionDocs, Setting, sections
 from learner.presets import PRESETS, Preset
 from learner.section import meant_key
 from p2p.errors import UsageError
@@ -71,6 +71,9 @@ def first_file(everything: bool = False) -> str:
         keys = [one for one in table.settings if everything or one.key in FIRST or one.key in OFFERED]
         if not keys:
             continue
+        if table.many:
+            lines += [*_comment(table.what), *_example(table), ""]
+            continue
         if table.name:
             lines += [*(_comment(table.what) if everything else ()), f"[{table.name}]"]
         for one in keys:
@@ -83,6 +86,12 @@ def first_file(everything: bool = False) -> str:
         if not everything:
             lines.append("")
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _example(table: SectionDocs) -> list[str]:
+    """A table that may be there several times and is there none by default: all of it is a comment, indented."""
+    keys = (f"#   {one.key.split('.')[-1]} = {one.default}  ({one.type.replace('`', '')})" for one in table.settings)
+    return [f"#   {table.heading}", *keys]
 
 
 def presets() -> list[str]:
@@ -100,12 +109,12 @@ def _overview(tables: list[SectionDocs]) -> list[str]:
     lines = ["The settings of a learner, by section (shoal config explain SECTION, or KEY):"]
     for table in tables:
         names = ", ".join(one.key.split(".")[-1] for one in table.settings)
-        lines += ["", f"[{table.name}]" if table.name else "at the top", *_indented(table.what), *_indented(names, "    ")]
+        lines += ["", table.heading if table.name else "at the top", *_indented(table.what), *_indented(names, "    ")]
     return lines
 
 
 def _table(table: SectionDocs) -> list[str]:
-    lines = [f"[{table.name}]", *_indented(table.what), ""]
+    lines = [table.heading, *_indented(table.what), ""]
     for one in table.settings:
         lines += [_title(one), *_indented(_short(one.what))]
     return [*lines, "", f"shoal config explain {table.settings[0].key} says all of one key."]
@@ -113,6 +122,11 @@ def _table(table: SectionDocs) -> list[str]:
 
 def _setting(one: Setting) -> list[str]:
     section, _, name = one.key.rpartition(".")
+    if one.many:
+        head = [_title(one), *_indented(one.what), *(f"  paper: {paper}" for paper in one.papers)]
+        value = "..." if one.default in (REQUIRED, NOTHING) else one.default
+        pair = f"{name} = {value}"
+        return [*head, f"  in the file: [[{section}]]  {pair}", f"  as a flag: --{section} '[{{{pair}, ...}}]'"]
     value = one.default if one.default != REQUIRED else json.dumps(FIRST[one.key])
     lines = [_title(one), *_indented(one.what)]
     lines += [f"  paper: {paper}" for paper in one.papers]

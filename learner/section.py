@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -107,6 +107,7 @@ def meant_key(kind: type[Section], key: str) -> str:
     in the same section, then one anywhere.
     """
     known = dict(_fields(kind))
+    key = ".".join(part for part in key.split(".") if not part.isdigit())  # of an item of a list
     section, _, name = key.rpartition(".")
     if section and section not in known:
         near = meant_key(kind, section)
@@ -125,15 +126,21 @@ def _fields(kind: type[Section], prefix: str = "") -> Iterator[tuple[str, FieldI
     """Every field, also of the sections inside, by dotted key."""
     for name, field in kind.model_fields.items():
         yield prefix + name, field
-        inner = inner_section(field)
+        inner = inner_section(field) or item_section(field)
         if inner is not None:
             yield from _fields(inner, f"{prefix}{name}.")
 
 
 def inner_section(field: FieldInfo) -> type[Section] | None:
-    """The section that a field is; None for a plain key."""
-    kind = field.annotation
+    """The section that a field is, or may be; None for a plain key."""
+    kind = next((one for one in get_args(field.annotation) if type(None) in get_args(field.annotation)), field.annotation)
     return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+
+
+def item_section(field: FieldInfo) -> type[Section] | None:
+    """The section that each item of a field is, of a table that may be there several times; None for any other field."""
+    inner = get_args(field.annotation) if get_origin(field.annotation) is list else ()
+    return inner[0] if inner and isinstance(inner[0], type) and issubclass(inner[0], Section) else None
 
 
 def _wrong(found: Any, unknown: str, leave_out: Collection[str]) -> WrongKey:
@@ -143,7 +150,8 @@ def _wrong(found: Any, unknown: str, leave_out: Collection[str]) -> WrongKey:
     if kind == "extra_forbidden":
         return WrongKey(path, unknown, unknown=True)
     if kind == "missing":
-        return WrongKey(path, "is required", missing=True)
+        # A list is replaced as a whole, so no other place can have what lacks in an item of it.
+        return WrongKey(path, "is required", missing=not any(isinstance(part, int) for part in found["loc"]))
     if kind == "value_error":  # raised by a validator of ours
         return WrongKey(path, said.removeprefix("Value error, "))
     if kind == "model_type":

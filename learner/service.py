@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -18,10 +18,13 @@ from typing import Any, NamedTuple
 
 import trio
 
-from learner.config import LearnerConfig, resolved
+from learner.config import LearnerConfig, TaskSection, resolved
 from learner.endpoint.reader import Offer
 from learner.endpoint.service import Endpoint
 from learner.environments.running import running_environment, set_environment
+from learner.evaluation.plan import EvalPlan
+from learner.evaluation.problems import Evaluation, make_evaluation
+from learner.evaluation.settings import EvalTask, eval_plan
 from learner.head.children import LOCAL_ENGINE, keep_local_engine, keep_trainer, watch_external
 from learner.head.head import Head
 from learner.head.provider import Provider
@@ -135,6 +138,7 @@ async def run_learner(
         scorer = held.enter_context(
             PooledScorer(task, config.task, allow_unconfined=config.task.allow_unconfined, in_thread=in_thread)
         )
+        evaluations = list(_evaluations(config, model, task, held=held, in_thread=in_thread))
         run, run_dir = prepare_run(config, resume=resume)
         journal = held.enter_context(Journal.open(run_dir / "journal.sqlite", run))
         # The run is ours alone from here on, so its files may be written.
@@ -162,6 +166,7 @@ async def run_learner(
                     in_thread=in_thread,
                 ),
             )  # fmt: skip
+            head.evaluate(evaluations)
             head.rollouts.buffers.stop_at(trainer_config.steps)
             head.requests.book.max_context = model.context
             if config.local_engine.engine:
@@ -190,10 +195,15 @@ async def run_learner(
 
 def open_run_task(config: LearnerConfig, model: ModelFolder) -> Task:
     """The run's task, without prompts that are longer than its model takes. Reads all of its data. UsageError as `open_task`."""
-    task = open_task(config.task, own_score=not config.task.reward)
+    task = _open_task(config.task, model)
     set_environment(task, config.environment)
     if task.environment is not None and config.task.reward:
         raise UsageError("task.reward: an environment rewards its episodes itself; leave the reward functions out")
+    return task
+
+
+def _open_task(settings: TaskSection | EvalTask, model: ModelFolder) -> Task:
+    task = open_task(settings, own_score=not settings.reward)
     fit_prompts(task, model.tokenizer, model.context)
     return task
 
@@ -213,6 +223,38 @@ def changed_data(run_dir: Path, task: Task, *, resume: bool) -> list[str]:
 
 def _stops(model: ModelFolder, task: Task) -> tuple[int, ...]:
     return tuple(sorted({*model.stop_ids, *stop_tokens(model.tokenizer, task.stop)}))
+
+
+def _evaluations(
+    config: LearnerConfig, model: ModelFolder, task: Task, *, held: ExitStack, in_thread: Callable[..., Awaitable[Any]]
+) -> Iterator[Evaluation]:
+    """The default evaluation and those of the tables [[eval]], with scorers of their own that `held` closes: answers that are
+    slow to score keep no group of training waiting. UsageError for a table whose problems are not to be had."""
+
+    def make(plan: EvalPlan, of: Task, settings: TaskSection | EvalTask, held_out: bool) -> Evaluation:
+        if of.environment is not None:
+            raise UsageError(f"{plan.called}: it is one completion a prompt, and task {of.name} has an environment of turns")
+        scorer = PooledScorer(of, settings, allow_unconfined=settings.allow_unconfined, in_thread=in_thread)
+        made = make_evaluation(plan, of, model.tokenizer, held_out=held_out, score=scorer.score_prompt)
+        if made.plan.prompts < plan.prompts:
+            log.info("%s has %d prompts, not %d: there are no more", plan.called, made.plan.prompts, plan.prompts)
+        held.enter_context(scorer)
+        return made
+
+    longest = config.rollout.max_new_tokens
+    if config.trainer.eval_size:
+        plan = EvalPlan(
+            name="", prompts=config.trainer.eval_size, samples=1, every=config.trainer.eval_every, at_start=True, at_end=True,
+            temperature=0.0, top_p=1.0, max_new_tokens=longest, stop_ids=_stops(model, task), seed=config.seed,
+        )  # fmt: skip
+        try:
+            yield make(plan, task, config.task, held_out=True)
+        except UsageError as error:
+            log.warning("%s; the run goes on without it (trainer.eval_size = 0 turns it off)", error)
+    for section in config.eval:
+        of, settings = (task, config.task) if section.task is None else (_open_task(section.task, model), section.task)
+        plan = eval_plan(section, max_new_tokens=longest, stop_ids=_stops(model, of), seed=config.seed)
+        yield make(plan, of, settings, section.held_out)
 
 
 def _rollout_settings(config: LearnerConfig, stop_ids: tuple[int, ...], *, turns: bool) -> RolloutSettings:

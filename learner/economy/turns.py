@@ -23,6 +23,8 @@ class Turns:
     on: bool = field(default=False, init=False)
     """it is the engine's turn"""
     why: str = field(default="", init=False)
+    over: bool = field(default=False, init=False)
+    """training is complete, and the device the engine's for good"""
     generated_s: float = field(default=0.0, init=False)
     """seconds of this step that the engine generated"""
     waited_s: float = field(default=0.0, init=False)
@@ -52,8 +54,10 @@ class Turns:
         self.remote_wait_s += idle * since
         self._changed = self._changed or self._nodes != frozenset(remote)
         alone = not remote and not whole and (self.on or waits or now < self._until)
-        self.on = able and not plenty and (now < self._until or alone)
-        if self.on:
+        self.on = able and (self.over or (not plenty and (now < self._until or alone)))
+        if self.on and self.over:
+            self.why = "training is complete"
+        elif self.on:
             self.why = "nobody else generates" if alone else f"{self.local_rollout.turn_s:.1f} s at the beginning of each step"
         else:
             self._until = -math.inf  # the trainer begins: what opens up later is the others'

@@ -12,7 +12,7 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ import trio
 from learner.config import LearnerConfig
 from learner.dispatch.dispatcher import NodeView
 from learner.economy.local_rollout import LocalRollout
+from learner.evaluation.problems import Evaluation
+from learner.head.evaluating import HeadEvaluations
 from learner.head.local_engine import LocalEngine
 from learner.head.node_state import MAX_BYTES, NodeState
 from learner.head.pool_keeper import PoolKeeper
@@ -109,10 +111,15 @@ class Head(SwarmOwner):
             training_wants=lambda: not self.rollouts.held_back, report=self.report, now=now,
         )  # fmt: skip
         self.rollouts.beside = self.requests
+        self.evaluations = HeadEvaluations(self, ())
         self.samples = SampleFile(
             run_dir, config.status.samples_per_step, config.seed, tokenizer=self.rollouts.tokenizer, name_of=journal.node_name,
             in_thread=self.rollouts.buffers.in_thread,
         )  # fmt: skip
+
+    def evaluate(self, those: Iterable[Evaluation]) -> None:
+        """Make these evaluations beside training. Call it before `run`."""
+        self.evaluations = HeadEvaluations(self, those)
 
     def expect_local_engine(self, peer: str) -> None:
         """`peer` is a node on this machine, with the learner's local engine. Call it before `run`, and before any version."""
@@ -131,6 +138,7 @@ class Head(SwarmOwner):
             nursery.start_soon(self.rollouts.keep_answered)
             nursery.start_soon(self.rollouts.tokens.run)
             nursery.start_soon(self.requests.run)
+            nursery.start_soon(self.evaluations.runner.run)
             nursery.start_soon(self.samples.run)
             nursery.start_soon(self._tick)
             nursery.start_soon(self._until_faulted)
@@ -174,7 +182,7 @@ class Head(SwarmOwner):
 
     def node_views(self) -> list[NodeView]:
         """The dispatcher's view of the nodes."""
-        rollouts, now, active = self.rollouts, self.now(), self._active
+        rollouts, now, active = self.rollouts, self.now(), self.generates
         load, footprint = rollouts.load, rollouts.beside.footprint
         return [
             node.view(load(peer), self.epoch, now, active(peer), beside=footprint(peer)) for peer, node in self.nodes.items()
@@ -184,7 +192,8 @@ class Head(SwarmOwner):
         """The same with what training's forecast knows of each."""
         return [self.rollouts.steering.forecast.view(node) for node in self.node_views()]
 
-    def _active(self, peer: str) -> bool:
+    def generates(self, peer: str) -> bool:
+        """Whether this node is given work."""
         if self.local_engine is not None and self._is_local(peer):
             return self.local_engine.generates
         return self.keeper.pool.active(peer)
@@ -313,7 +322,11 @@ class Head(SwarmOwner):
     # --- the end -----------------------------------------------------------------------------------------------------
 
     async def farewell(self, reason: str) -> None:
-        """Let the nodes reach the last version, then tell them that the run is over. The last samples are written meanwhile."""
+        """Let the nodes reach the last version and answer its evaluations, then tell them that the run is over. The last samples
+        are written meanwhile."""
+        if self.local_engine is not None:
+            self.local_engine.stay_on(self.rollouts)
+        await self.evaluations.settled()
         with trio.move_on_after(FAREWELL_S):
             while any(self.still_follows(n) and n.version != self.publisher.current for n in self.nodes.values()):
                 await self._moved.wait()
@@ -370,14 +383,14 @@ class Head(SwarmOwner):
                 "reserved": tally.reserved, "consumed": tally.consumed, "aborted": tally.aborted,
                 "outstanding": tally.outstanding + tally.finished, "lost": tally.lost,
             },
-            "requests": self.requests.status(),
+            "requests": self.requests.status(), "evaluations": self.evaluations.runner.running(),
             "moved": dict(self.rollouts.steering.moves),
             "resumed": {"groups": self.rollouts.resumed_groups, "tokens": self.rollouts.resumed_tokens},
             "pool": self.final_pool or self._pool(),
             "local_engine": self.local_engine.status() if self.local_engine is not None else {},
             "redundancy": self.rollouts.buffers.redundancy.total.values(),
             **self.publisher.published.summary(),
-            "metrics": trainer.latest,
+            "metrics": trainer.evaluation | trainer.latest,
             "evals": {str(step): value for step, value in trainer.evals.items()},
             "checkpoint": trainer.checkpoint, "reports": self.reports[-10:], "samples": self.samples.newest,
             **trainer.history.status(),

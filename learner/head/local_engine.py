@@ -66,6 +66,11 @@ class LocalEngine:
         self._begun = True
         turns.begin(self._now(), self._remote(rollouts))
 
+    def stay_on(self, rollouts: Rollouts) -> None:
+        """Training is complete, and the device is the engine's from now on."""
+        self.turns.over = True
+        self.look(rollouts)
+
     async def next_groups(self, rollouts: Rollouts, step: int, seen: int) -> StepGroups:
         """As `TrainingBuffers.next_groups`, with the device free for the trainer when it returns."""
         await self._free(rollouts)

@@ -14,6 +14,8 @@ import trio
 
 from learner.client import messages
 from learner.config import LearnerConfig
+from learner.evaluation.plan import EvalPlan
+from learner.evaluation.result import EvalOutcome
 from learner.head.local_engine import LocalEngine
 from learner.head.metrics import MetricsFile, finite, network_metrics, read_logged
 from learner.head.node_state import NodeState
@@ -72,7 +74,15 @@ class TrainerRequests:
         self.latest: dict[str, Any] = {}
         self.evals: dict[int, float] = {}
         """step -> held-out exact match"""
-        self.history = StepHistory(surviving(read_metrics(parts.run_dir / "metrics.jsonl")))
+        lines = surviving(read_metrics(parts.run_dir / "metrics.jsonl"))
+        self._evaluated: dict[str, list[int]] = {}
+        """metric of an evaluation -> the steps of which earlier lives have it"""
+        for row in lines:
+            for key in (key for key in row if key.startswith("eval/")):
+                self._evaluated.setdefault(key, []).append(row["step"])
+        self.evaluation: dict[str, float] = {}
+        """the newest result of each evaluation"""
+        self.history = StepHistory(lines)
         """the run's steps, those of earlier lives among them"""
         self.checkpoint = ""
         """of the last commit"""
@@ -195,6 +205,23 @@ class TrainerRequests:
                 self._complain(f"the trainer's {EVALUATION} is no number", f"step {message.step}: {value!r:.80}")
         self._metrics.append(self.latest)  # first: whatever comes of the views' history, the line is kept
         self.history.add(self.latest)
+
+    def evaluated(self, plan: EvalPlan) -> int | None:
+        """The newest step of earlier lives, as far as it is committed, whose version this evaluation was made of; None: there is
+        none."""
+        last = self._parts.journal.last_commit()
+        committed = last.step if last else 0
+        return max((step for step in self._evaluated.get(f"{plan.prefix}exact/mean", ()) if step <= committed), default=None)
+
+    def on_evaluated(self, found: EvalOutcome) -> None:
+        """Write what an evaluation found to metrics.jsonl, on a line of its own that belongs to the version's step."""
+        values = finite(found.metrics())
+        line = {"step": found.version.step, "epoch": self._parts.epoch, "time": self._parts.wall()} | values
+        self._metrics.append(line)
+        self.evaluation |= values
+        if not found.plan.name:
+            self.evals[found.version.step] = found.exact
+        self.history.add(line)
 
     def _complain(self, what: str, why: str) -> None:
         """Say once in this epoch what is wrong with the trainer's messages."""

@@ -93,7 +93,7 @@ def _odd(config: LearnerConfig) -> Iterator[Finding]:
             ("trainer.lr_ramp", "trainer.steps"),
         )
     if trainer.eval_every and not trainer.eval_size:
-        yield Finding("trainer.eval_every does nothing: trainer.eval_size = 0 turns evaluation off", ("trainer.eval_size",))
+        yield Finding("trainer.eval_every does nothing: trainer.eval_size = 0 turns that evaluation off", ("trainer.eval_size",))
 
 
 def _context(config: LearnerConfig, model: ModelShape | None) -> Iterator[Finding]:

@@ -23,7 +23,7 @@ from learner.rewards.confined import Complaints, ConfinedChild, Subject
 from learner.rewards.function_process import FunctionProcess
 from learner.rewards.pool import ScoringPool, WorkerKind
 from learner.rewards.port import Answer, GroupUnscored
-from learner.rewards.scoring import NOTHING, Scorer, check_confined, check_scoring, child_score, place_of, task_subject
+from learner.rewards.scoring import Scorer, check_confined, check_scoring, child_score, place_of, task_subject
 from learner.rewards.settings import RewardPart, RewardSettings
 from learner.tasks.port import Prompt, Score, Task
 from p2p.errors import ShoalError, UsageError
@@ -101,38 +101,28 @@ class PooledScorer:
 
     async def score(self, task_index: int, answers: Sequence[Answer]) -> list[Score]:
         """See `GroupScorer`."""
-        own = self._sources[0] if not self.settings.reward else None
-        if own is not None and own.kind is None:  # as fast as can be: one call in a thread
-            async with self._one_at_a_time:
-                return list(await self._in_thread(self._here, own, task_index, answers))
+        own = self._own_code()
+        if own is not None:  # as fast as can be: one call in a thread
+            return await self._in_turn(own, lambda: self.task.prompt(task_index), answers)
         prompt = await self._in_thread(self.task.prompt, task_index)
-        return await self.score_prompt(prompt, answers)
+        try:
+            scores = await self.score_prompt(prompt, answers)
+        except GroupUnscored as error:
+            raise self._lost(str(error)) from None
+        self.lost_in_a_row = 0
+        return scores
 
     async def score_prompt(self, prompt: Prompt, answers: Sequence[Answer]) -> list[Score]:
-        """As `score`, of any prompt."""
+        """As `score`, of any prompt that is no group of training's: one that is lost counts for nothing."""
+        own = self._own_code()
+        if own is not None:
+            return await self._in_turn(own, lambda: prompt, answers)
         try:
             results = await self._results(prompt, answers)
             scores = results[0] if not self.settings.reward else combined(self.settings.reward, results)
         except GroupUnscored as error:
-            raise self._lost(f"{place_of(prompt)}: {error}") from None
-        self.lost_in_a_row = 0
+            raise GroupUnscored(f"{place_of(prompt)}: {error}") from None
         return list(scores)
-
-    def score_blocking(self, prompt: Prompt, completion: str) -> Score:
-        """One answer, outside of an event loop, with the first process of each kind. It is worth nothing where its reward cannot
-        be had, and this is said in the log."""
-        answers = [Answer(completion, "")]
-        try:
-            results = [
-                [result for asked in source.asked(prompt, answers) for result in asked.work(source.kind and source.kind.idle[-1])]
-                for source in self._sources
-            ]
-            score = results[0][0] if not self.settings.reward else combined(self.settings.reward, results)[0]
-        except GroupUnscored as error:
-            self._complaints.say(place_of(prompt), str(error))
-            return NOTHING
-        assert isinstance(score, Score)
-        return score
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -147,8 +137,17 @@ class PooledScorer:
             log.warning("a group is given up and replaced (%d in a row): %.400s", self.lost_in_a_row, ascii(why)[1:-1])
         return GroupUnscored(why)
 
-    def _here(self, source: _Source, task_index: int, answers: Sequence[Answer]) -> list[Any]:
-        return [result for asked in source.asked(self.task.prompt(task_index), answers) for result in asked.work(None)]
+    def _own_code(self) -> _Source | None:
+        """The task's own score where it is called in this process: a task of a person's may take its time."""
+        own = self._sources[0] if not self.settings.reward else None
+        return own if own is not None and own.kind is None else None
+
+    async def _in_turn(self, source: _Source, prompt: Callable[[], Prompt], answers: Sequence[Answer]) -> list[Score]:
+        def blocking() -> list[Any]:
+            return [result for asked in source.asked(prompt(), answers) for result in asked.work(None)]
+
+        async with self._one_at_a_time:
+            return list(await self._in_thread(blocking))
 
     async def _results(self, prompt: Prompt, answers: Sequence[Answer]) -> list[list[Any]]:
         """Of each source one result an answer, in order. The first error of ours is raised alone, once what is under way has

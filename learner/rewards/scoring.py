@@ -1,6 +1,6 @@
 """Rewards by a task's own score: in this process for our own tasks, in a sandboxed child for scorers that are not.
 
-Synchronous, for a worker thread of the head and for the trainer's evaluation. Must not know groups, torch or the network.
+Synchronous, for a worker thread of the head. Must not know groups, torch or the network.
 """
 
 from __future__ import annotations

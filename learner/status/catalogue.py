@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-Writer = Literal["trainer", "head"]
-"""Whose numbers they are: a trainer's (ours, or your own), or the head's, which adds them to each line."""
+Writer = Literal["trainer", "head", "evaluation"]
+"""Whose numbers they are: a trainer's (ours, or your own), the head's, which adds them to each line, or an evaluation's, which
+has a line of its own."""
 
 Kind = Literal["gauge", "counter", "info"]
 """As Prometheus has them: a gauge goes up and down, a counter only up while the learner runs, an info is text in labels."""
@@ -105,7 +106,7 @@ SECTIONS: tuple[MetricSection, ...] = (
     MetricSection(
         "The line", "head", "Where a line of metrics.jsonl belongs. A resumed run may write a step again.",
         (
-            _line("step", "shoal_step", "Optimizer steps taken. The line of step 0 is the evaluation before training."),
+            _line("step", "shoal_step", "Optimizer steps taken; of an evaluation's line those of its version."),
             _line("epoch", "shoal_epoch", "Life of the learner that wrote it: 1, and one more with each resume."),
             _line("time", "shoal_line_timestamp_seconds", "Unix time at which it was written."),
         ),
@@ -119,11 +120,30 @@ SECTIONS: tuple[MetricSection, ...] = (
             _line("exact/mean", "shoal_exact_ratio", "Share of trajectories that are fully right."),
             _line("frac_reward_zero_std", "shoal_reward_zero_std_ratio",
                   "Share of groups whose rewards are all equal: nothing is learned from them."),
-            _line("eval/exact/mean", "shoal_eval_exact_ratio",
-                  "Share of held-out prompts answered fully right, greedily. Only in lines with an evaluation."),
+        ),
+    ),
+    MetricSection(
+        "Evaluation", "evaluation",
+        "On lines of their own, whose step is that of the version. These are of the default evaluation (`trainer.eval_size`); an "
+        "[[eval]] has the same under `eval/NAME/`. /metrics shows the newest of each.",
+        (
+            _line("eval/exact/mean", "shoal_eval_exact_ratio", "Share of the held-out prompts answered fully right, greedily."),
+            _line("eval/exact/stderr", "shoal_eval_exact_stderr", "Its standard error, over prompts; absent for one prompt."),
             _line("eval/reward/mean", "shoal_eval_reward_mean", "Mean reward over the held-out prompts."),
+            _line("eval/reward/stderr", "shoal_eval_reward_stderr", "Its standard error, over prompts; absent for one prompt."),
             _line("eval/completions/mean_length", "shoal_eval_completions_mean_length_tokens",
                   "Mean length of the held-out completions."),
+            _line("eval/completions/clipped_ratio", "shoal_eval_completions_clipped_ratio",
+                  "Share of them that were cut by the most tokens that a completion may have."),
+            _line("eval/finished", "shoal_eval_finished_ratio",
+                  "Share of its prompts that the numbers rest on. Below 1 nodes went on to newer versions before it was done, "
+                  "and answers that end soon count for more."),
+            _line("eval/seconds", "shoal_eval_seconds", "From its beginning to its end, beside training."),
+            _line("eval/step", "shoal_eval_step", "Step of the version that was evaluated last."),
+            _E("The same of an [[eval]], with its name before the key. With k samples of a prompt also avg@k, the share that is "
+               "right, and pass@2, 4 ... k: the probability that one of so many is right, by the unbiased estimate of "
+               "arXiv 2107.03374.",
+               "eval/*", "shoal_eval", label="key"),
         ),
     ),
     MetricSection(
@@ -170,13 +190,12 @@ SECTIONS: tuple[MetricSection, ...] = (
         "Time of a step", "trainer",
         "In seconds. The learner is busy for the share 1 - `time/wait_for_batch` / `time/step` of a step.",
         (
-            _line("time/step", "shoal_step_seconds", "The whole step, without its evaluation."),
+            _line("time/step", "shoal_step_seconds", "The whole step."),
             _line("time/wait_for_batch", "shoal_step_wait_seconds", "Waiting for groups: the nodes are too slow, or too few."),
             _line("time/train", "shoal_step_train_seconds", "Forward, backward and the optimizer's update."),
             _line("time/update", "shoal_step_update_seconds", "The update alone, after the last group; part of the training."),
             _line("time/commit", "shoal_step_commit_seconds", "Writing the checkpoint and committing the step."),
             _line("time/publish", "shoal_step_publish_seconds", "Comparing, encoding and handing over the new version."),
-            _line("time/eval", "shoal_eval_seconds", "The evaluation. Only in lines with one."),
         ),
     ),
     MetricSection(

@@ -21,7 +21,7 @@ from rich.text import Text
 from learner.status.facts import step_line
 from learner.status.run_state import RunState
 from learner.status.terminal import live_page
-from learner.status.words import plain_text
+from learner.status.words import number, plain_text
 from p2p.printable import CleanFormatter
 
 KEPT_EVENTS = 100
@@ -122,6 +122,7 @@ class LiveView:
             # No alternate screen: the last state stays above the result when the run is over.
             self._live = Live(Text("waiting for the learner ..."), console=self._console, auto_refresh=False, transient=False)
         self._said: int | None = None
+        self._evals: set[int] = set()
         self._heard = 0.0
         self._over = False
         self._lock = threading.Lock()
@@ -158,6 +159,7 @@ class LiveView:
                 if event.time > self._heard:
                     self._say(event.text)
                     self._heard = event.time
+        self._tell_evals(state)
         steps = [row.step for row in state.recent if row.step >= 1 or row.held_out is not None]
         if not steps:
             return
@@ -167,3 +169,10 @@ class LiveView:
             if step > said:
                 self._say(step_line(state, step))
         self._said = steps[-1]
+
+    def _tell_evals(self, state: RunState) -> None:
+        """Evaluations of steps that were told already: they end later."""
+        for row in state.evals:
+            if self._said is not None and row.step <= self._said and row.step not in self._evals:
+                self._say(f"step {row.step}: held out {number(row.held_out, '.2f')}")
+        self._evals = {row.step for row in state.evals}

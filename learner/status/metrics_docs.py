@@ -21,7 +21,7 @@ UNITS.
 A ratio is 1 for all of it; usd are US dollars. A key with `*` stands for any that begins so.
 
 The trainer writes the metrics of sections marked "trainer"; your own trainer writes what it likes. The head adds those marked
-"head" to each line, whatever trainer runs.
+"head" to each line, whatever trainer runs. Sections marked "evaluation" are lines of their own.
 """
 
 

@@ -1,6 +1,6 @@
 """Every setting of a task: the table [task], but for its rewards. Must import without torch and without any task.
 
-One value describes a task wherever it is made: in the head, in the trainer's evaluation, in a check before the start.
+One value describes a task wherever it is made: in the head, for an evaluation, in a check before the start.
 """
 
 from __future__ import annotations

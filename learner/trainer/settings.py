@@ -10,9 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from learner.rewards.settings import RewardSettings
 from learner.section import Section, Seed
-from learner.tasks.settings import TaskSettings
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -25,7 +23,7 @@ Proximal = Literal["behaviour", "trainer"]
 
 
 class TrainerSection(Section):
-    """The optimizer, the objective, evaluation and checkpoints."""
+    """The optimizer, the objective, checkpoints, and the default evaluation."""
 
     steps: int = Field(default=200, ge=0)
     """Optimizer steps of the whole run."""
@@ -69,9 +67,10 @@ class TrainerSection(Section):
     """Run a prompt that several completions share once per forward pass, where the model's cache allows it."""
 
     eval_every: int = Field(default=0, ge=0)
-    """Steps between evaluations on held-out prompts. 0 evaluates before the first and after the last step only."""
+    """Steps between two default evaluations: greedy answers to held-out prompts, made by the nodes beside training, whatever
+    trainer runs. 0 evaluates the first and the last version only. [[eval]] makes further ones."""
     eval_size: int = Field(default=64, ge=0)
-    """Held-out prompts of an evaluation. 0 turns evaluation off."""
+    """Held-out prompts of the default evaluation. 0 turns it off."""
     checkpoint_every: int = Field(default=1, ge=1)
     """Steps between checkpoints. A step is committed only with a checkpoint that contains it, so a crash loses at most so many
     steps."""
@@ -100,10 +99,6 @@ class TrainerConfig(TrainerSection):
     """Folder or hub id of the base model."""
     checkpoint_dir: str
     """Folder of the checkpoints."""
-    task: TaskSettings = TaskSettings()
-    """The task, for evaluation only: training data comes from the head."""
-    task_rewards: RewardSettings = RewardSettings()
-    """How answers are scored, where not by the task."""
     max_staleness: int = Field(default=2, ge=0)
     """Learner steps between the oldest token of a completion and the step that trains on it. The trainer checks it again."""
     temperature: float = Field(default=1.0, gt=0)

@@ -17,14 +17,9 @@ from typing import Any, NamedTuple
 import torch
 
 from learner.client.port import TrainerClient
-from learner.rewards.group_scorer import PooledScorer
 from learner.section import check_section
-from learner.tasks.port import Prompt, Task
-from learner.tasks.prompting import fit_prompts
-from learner.tasks.registry import open_task
 from learner.trainer.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
 from learner.trainer.device_weights import DeviceWeights
-from learner.trainer.evaluate import evaluate, held_out_prompts
 from learner.trainer.losses import merge_stats, policy_loss, report
 from learner.trainer.model import completion_logprobs, load_model, served_tensors
 from learner.trainer.packing import BadBatch, ForwardRow, Packer, check_group, rows_of
@@ -196,15 +191,12 @@ def run_trainer(client: TrainerClient, config: TrainerConfig) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
-    model, tokenizer = load_model(config.model, config.device)
+    model, _ = load_model(config.model, config.device)
     reference = None
     if config.kl_coef:
         reference, _ = load_model(config.model, config.device)
         reference.requires_grad_(False).eval()
     trainer = PolicyTrainer(model, config, reference=reference)
-    task = open_task(config.task, own_score=not config.task_rewards.reward)
-    fit_prompts(task, tokenizer, getattr(model.config, "max_position_embeddings", None) or 0)
-    held_out = held_out_prompts(task, config.eval_size)
 
     start = client.resume()
     step = start.step
@@ -214,8 +206,6 @@ def run_trainer(client: TrainerClient, config: TrainerConfig) -> None:
             raise UsageError(f"checkpoint {start.checkpoint} holds step {saved}, the run stands at step {step}")
     on_gpu = DeviceWeights(model, config.served_dtype) if next(model.parameters()).is_cuda else None
     client.publish(step, on_gpu or served_tensors(model, config.served_dtype))
-    if held_out:
-        client.log(step, eval_metrics(model, tokenizer, task, held_out, config))
 
     root = Path(config.checkpoint_dir)
     while step < config.steps:
@@ -249,8 +239,6 @@ def run_trainer(client: TrainerClient, config: TrainerConfig) -> None:
             "time/publish": published - committed,
             "time/step": published - began,
         }
-        if held_out and (step == config.steps or (config.eval_every and step % config.eval_every == 0)):
-            metrics |= eval_metrics(model, tokenizer, task, held_out, config)
         client.log(step, metrics)
     client.finish()
 
@@ -303,23 +291,6 @@ def consume(
     if not complete:
         raise BadBatch(f"step {step}: the stream of micro-batches ended after {len(groups)} groups, before its last")
     return Consumed(groups, waited)
-
-
-def eval_metrics(
-    model: Any, tokenizer: Any, task: Task, held_out: Sequence[Prompt], config: TrainerConfig
-) -> dict[str, float]:
-    """Metrics of an evaluation on `held_out`, with the seconds it took."""
-    began = time.perf_counter()
-    with PooledScorer(task, config.task_rewards, allow_unconfined=config.task.allow_unconfined) as scorer:
-        result = evaluate(
-            model, tokenizer, scorer.score_blocking, held_out, config.max_new_tokens, form=task.chat_format, stop=task.stop
-        )
-    return {
-        "eval/exact/mean": result.exact,
-        "eval/reward/mean": result.reward,
-        "eval/completions/mean_length": result.length,
-        "time/eval": time.perf_counter() - began,
-    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:

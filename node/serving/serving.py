@@ -7,6 +7,7 @@ or how versions travel: it is told what serves.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -29,6 +30,11 @@ ENGINE_RESTART_S = 1.0
 MAX_ENGINE_FAILURES = 5
 """Engine deaths in a row, without one token between them, before the node gives up with the last reason."""
 
+LINGER_S = 1.0
+"""Seconds after the last request for the very version that is served in which another may follow: whoever asks for many of them
+(an evaluation) has only some at a node at a time, and the next ones come over the network. A newer version waits so long at most
+where nothing follows."""
+
 EngineFactory = Callable[[], AbstractAsyncContextManager[Engine]]
 
 
@@ -38,6 +44,8 @@ class HeldRequest:
 
     finish_s: float
     """a newer version may be held back for so long that it ends under the weights it began with; 0: not at all"""
+    pinned: bool = False
+    """it is for the very version that was served when it came"""
     began: bool = False
     """tokens were made for it here"""
 
@@ -59,6 +67,10 @@ class Serving:
         self.assigned: dict[str, HeldRequest] = {}
         self.released = trio.Event()
         """set, and replaced, when something leaves `assigned`"""
+        self._taken = trio.Event()
+        """set, and replaced, when something comes to `assigned`"""
+        self._pinned_s, self._pinned_at = 0.0, -math.inf
+        """`finish_s` of the last request for an exact version, and when it was answered"""
         self.updating = False
         """whether a version waits for what runs here to end; nothing new is taken meanwhile"""
         self.draining = False
@@ -89,7 +101,9 @@ class Serving:
             self._say(Rejected(wire.request_id, version, reason, retryable=True, cause=UPDATING))
             return
         try:
-            self.assigned[wire.request_id] = HeldRequest(finish_s)
+            self.assigned[wire.request_id] = HeldRequest(finish_s, pinned=wire.exact_version is not None)
+            self._taken.set()
+            self._taken = trio.Event()
             await engine.add(wire.generate())
         except (Refusal, ValueError) as error:
             self._release(wire.request_id)
@@ -111,7 +125,10 @@ class Serving:
 
     def _release(self, request_id: str) -> None:
         """Nothing more is to come of this request."""
-        if self.assigned.pop(request_id, None) is not None:
+        held = self.assigned.pop(request_id, None)
+        if held is not None:
+            if held.pinned:
+                self._pinned_s, self._pinned_at = held.finish_s, trio.current_time()
             self.released.set()
             self.released = trio.Event()
 
@@ -119,7 +136,8 @@ class Serving:
     async def before_commit(self, version: Version) -> AsyncIterator[None]:
         """Around the engine's commit: sequences that are to end under the weights they began with may do so first, and nothing
         new begins meanwhile. What has not begun goes back to the head at once, what has not ended in time does then."""
-        patience = max((held.finish_s for held in self.assigned.values()), default=0.0)
+        lingers = self._pinned_s if self._lingers() > 0 else 0.0
+        patience = max((held.finish_s for held in self.assigned.values()), default=lingers)
         if not patience:
             yield
             return
@@ -129,12 +147,21 @@ class Serving:
             await self._report()  # before anything comes back, or it would come here again
             await self.hand_back([r for r, held in self.assigned.items() if held.finish_s and not held.began])
             with trio.move_on_after(patience):
-                while any(held.finish_s for held in self.assigned.values()):
-                    await self.released.wait()
+                while self._holds() or self._lingers() > 0:
+                    with trio.move_on_after(math.inf if self._holds() else self._lingers()):
+                        await (self.released if self._holds() else self._taken).wait()
             await self.hand_back([r for r, held in self.assigned.items() if held.finish_s])
             yield
         finally:
             self.updating = False
+
+    def _holds(self) -> bool:
+        """Whether something here may keep a newer version waiting."""
+        return any(held.finish_s for held in self.assigned.values())
+
+    def _lingers(self) -> float:
+        """Seconds for which another request for the version that is served may still follow the last one."""
+        return self._pinned_at + LINGER_S - trio.current_time() if self._pinned_s else 0.0
 
     async def hand_back(self, request_ids: list[str]) -> None:
         """Have the engine end these; the pump brings their last events to the head."""

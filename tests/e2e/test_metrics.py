@@ -70,6 +70,7 @@ def run_dir(runner: Children) -> Path:
         )  # fmt: skip
     # A delta that somebody has installed, and steps enough that what the learner needs is known.
     until("steps", lambda: any({"broadcast/max_s", "pool/kappa"} <= line.keys() for line in lines(folder / "run")), runner)
+    until("an evaluation", lambda: any("eval/exact/stderr" in line for line in lines(folder / "run")), runner)
     return folder / "run"
 
 
@@ -100,7 +101,7 @@ def test_the_page_of_a_run_is_valid_openmetrics(run_dir: Path) -> None:
     listed = {e.series for e in entries() if e.name and not e.is_family}
     absent = ("shoal_redundancy_kept", "shoal_redundancy_cut", "shoal_local_engine")
     assert {s.name for s in samples} == {name for name in listed if not name.startswith(absent)}
-    assert {label for s in samples for label in s.labels} == {"run", "reason", "state"}
+    assert {label for s in samples for label in s.labels} == {"run", "reason", "state", "class"}
     assert len(samples) < 200
 
 

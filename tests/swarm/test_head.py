@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ import trio.testing
 from learner.client.messages import Begin, CommitStep, Discard, Log, NextBatch, Resume, SealVersion, SegmentDone
 from learner.config import build_config
 from learner.environments.port import EpisodeRunner
+from learner.evaluation.problems import Evaluation
 from learner.head.head import Head
 from learner.head.node_state import MAX_CAPACITY
 from learner.journal.journal import Journal
@@ -158,14 +159,15 @@ async def open_head(
     run_dir: Path, *, staleness: int = 1, finish_s: float = 0.0, max_new_tokens: int = 4,
     wall: Callable[[], float] = lambda: WALL, scorer: GroupScorer | None = None, activation: dict[str, Any] | None = None,
     publish_every: int = 0, own: str = "", local_engine: dict[str, Any] | None = None, samples_per_step: int = 4,
-    tokenizer: object = None, runner: EpisodeRunner | None = None, **more: Any,
+    tokenizer: object = None, runner: EpisodeRunner | None = None, evaluations: Sequence[Evaluation] = (), steps: int = 200,
+    **more: Any,
 ) -> AsyncIterator[Bench]:
     """`more` are further rollout settings."""
     await trio.Path(run_dir).mkdir(exist_ok=True)
     rollout = {"max_staleness": staleness, "publish_every": publish_every}
     values = {"run_dir": str(run_dir), "model": "unused", "rollout": rollout, "activation": activation or {}}
     values["local_engine"], values["status"] = local_engine or {}, {"samples_per_step": samples_per_step}
-    config = build_config(values, "test")
+    config = build_config(values | {"trainer": {"steps": steps}}, "test")
     switch = MemorySwitch(latency=0.001, rate=1e8)
     with Journal.open(run_dir / "journal.sqlite", RUN) as journal:
         async with switch.network(HEAD.peer_id) as network, trio.open_nursery() as nursery:
@@ -183,6 +185,7 @@ async def open_head(
             )  # fmt: skip
             if own:
                 head.expect_local_engine(own)
+            head.evaluate(evaluations)
             await nursery.start(head.run)
             await trio.sleep(1)  # a mock clock starts at 0, which the publisher takes for "not yet"
             bench = Bench(head, switch, nursery)

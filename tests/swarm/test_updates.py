@@ -113,6 +113,24 @@ async def test_what_runs_may_end_before_newer_weights_are_committed(tmp_path, au
         assert done["after"].spans == [Span(V2, 0, 20)]
 
 
+async def test_requests_for_the_served_version_may_follow_each_other(tmp_path, autojump_clock) -> None:
+    async with one_node(tmp_path) as (_, head, node, first):
+        done = head.completions
+        head.ask(node.peer, "one", 5, exact=V1, finish_s=60)
+        await head.until(lambda: "one" in done and bool(done["one"].finish))
+        head.publish(2, changed_state(first, 2), base=1, old=first)  # between the two, when nothing runs
+        await head.until(lambda: head.status[node.peer].updating)
+        for name in ("two", "three"):
+            await trio.sleep(0.5)
+            head.ask(node.peer, name, 5, exact=V1, finish_s=60)
+            await head.until(lambda name=name: name in done and bool(done[name].finish))
+        began = trio.current_time()
+        await head.until_installed([node.peer], V2)
+        assert trio.current_time() - began < 3, "nothing follows"
+        assert [{s.version for s in done[name].spans} for name in ("one", "two", "three")] == [{V1}] * 3
+        assert head.rejected == []
+
+
 async def test_a_version_is_not_held_back_for_ever(tmp_path, autojump_clock) -> None:
     async with one_node(tmp_path) as (_, head, node, first):
         done = head.completions

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.config import LearnerConfig, build_config, dump_toml, load_config, read_config
+from learner.config import LearnerConfig, build_config, dump_toml, load_config, read_config, resolved
 from learner.layers import Layer, read_flags, stack
 from learner.section import check_section
-from learner.tasks.settings import TaskSettings
 from learner.trainer.settings import TrainerConfig, TrainerSection
 from p2p.errors import UsageError
 from p2p.limits import MAX_CHUNK
@@ -42,9 +41,8 @@ def test_defaults_and_sections(tmp_path: Path) -> None:
     assert config.task.options == {"digits": 3}
     trainer = config.trainer_config()
     assert trainer == TrainerConfig(
-        model="m", checkpoint_dir=str(Path("r") / "checkpoints"), max_staleness=0, max_new_tokens=64,
-        task=TaskSettings(name="add", options={"digits": 3}),
-    )  # fmt: skip
+        model="m", checkpoint_dir=str(Path("r") / "checkpoints"), max_staleness=0, max_new_tokens=64
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,6 +116,15 @@ def test_flags_win_over_the_file(tmp_path: Path, flag: list[str], path: tuple[st
         (BASE + "[swarm]\nsegment_bytes = 67108864\nchunk_bytes = 4095\n", (), ("swarm.chunk_bytes", "too small", "16384")),
         (BASE + "[rollout]\nstall_s = 0\n", (), ("rollout.stall_s",)),
         (BASE + "[rollout]\non_update = 'wait'\n", (), ("rollout.on_update", "'continue' or 'finish'")),
+        (BASE + "[[eval]]\nevery = 3\n", (), ("eval.0.name", "required")),
+        (BASE + "[[eval]]\nname = 'reward'\n", (), ("eval.0.name", "default evaluation")),
+        (BASE + "[[eval]]\nname = 'a/b'\n", (), ("eval.0.name", "no name")),
+        (BASE + "[[eval]]\nname = 'a'\n[[eval]]\nname = 'a'\n", (), ("eval.1.name", "twice")),
+        (BASE + "[[eval]]\nname = 'a'\nsamples = 8\n", (), ("eval.0 (a)", "temperature = 0")),
+        (BASE + "[[eval]]\nname = 'a'\nprompts = 10000\nsamples = 1000\ntemperature = 1.0\n", (), ("eval.0 (a)", "1,000,000")),
+        (BASE + "[[eval]]\nname = 'a'\n[eval.task]\nnam = 'add'\n", (), ("eval.0.task.nam", "did you mean eval.task.name?")),
+        (BASE + "[[eval]]\nname = 'a'\n[eval.task.options]\nx = 2024-01-01\n", (), ("eval.0.task.options.x", "quotes")),
+        (BASE, ("--eval.name", "a"), ("--eval",)),
         (BASE + "[status]\nport = 70000\n", (), ("status.port",)),
         (BASE, ("--rollout.samples", "many"), ("rollout.samples", "integer")),
         (BASE, ("--rollout.samples",), ("rollout.samples", "needs a value")),
@@ -259,6 +266,14 @@ def test_resolved_config_reads_back_unchanged(tmp_path: Path) -> None:
     again = load(tmp_path, dump_toml(config.model_dump()))
     assert again == config and again.model_dump() == config.model_dump()
     assert again.trainer_config() == config.trainer_config()
+
+
+def test_evaluations_read_back_unchanged(tmp_path: Path) -> None:
+    tables = "[[eval]]\nname = 'a'\nevery = 5\n[eval.task]\nname = 'add'\noptions = {digits = 3}\n[[eval]]\nname = 'b'\n"
+    config = load(tmp_path, BASE + tables)
+    assert [(one.name, one.held_out) for one in config.eval] == [("a", False), ("b", True)]
+    assert load(tmp_path, resolved(config)) == config
+    assert load(tmp_path, BASE, "--eval", '[{name = "c", problems = "all"}]').eval[0].held_out is False
 
 
 def test_build_config_does_not_change_what_it_was_given() -> None:

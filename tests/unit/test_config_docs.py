@@ -37,6 +37,9 @@ def test_every_section_is_described() -> None:
         ("activation.prices", "table of lists of numbers", "{}"),
         ("trainer.betas", "list of 2 numbers ≥ 0, < 1", "[0.9, 0.95]"),
         ("task.options", "table", "{}"),
+        ("task.data", "string, or list of tables", "[]"),
+        ("eval.task", "table", "none"),
+        ("eval.name", "string", "required"),
     ],
 )
 def test_types_and_defaults_are_said_in_words(key: str, type: str, default: str) -> None:

@@ -25,6 +25,7 @@ SETTINGS = {one.key: one for section in sections() for one in section.settings}
 
 UNITLESS = {
     "seed", "task.seed", "rollout.temperature", "rollout.top_p", "status.port", "trainer.lr", "trainer.weight_decay",
+    "eval.temperature", "eval.top_p",
     "trainer.grad_clip", "trainer.clip_low", "trainer.clip_high", "trainer.tis_cap", "trainer.kl_coef", "trainer.seed",
 }  # fmt: skip
 """Numbers that count nothing."""
@@ -43,7 +44,8 @@ def shoal_config(*argv: str) -> int:
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=lambda setting: setting.key)
 def test_every_setting_is_explained(setting: Setting) -> None:
     text = " ".join(" ".join(explain(setting.key)).split())
-    assert setting.key in text and setting.what in text and f"--{setting.key}" in text
+    flag = f"--{setting.key}" if not setting.many else f"--{setting.key.split('.')[0]} '[{{"
+    assert setting.key in text and setting.what in text and flag in text
     assert all(paper.number in text for paper in setting.papers)
     number = setting.type.startswith(("integer", "number"))
     assert bool(setting.unit) == (number and setting.key not in UNITLESS), setting
@@ -61,6 +63,7 @@ def test_every_setting_is_explained(setting: Setting) -> None:
         ("model", ("required", 'model = "')),
         ("task.options.digits", ("task.options", "Options of the task")),
         ("seed", ("Seed of the run",)),
+        ("eval", ("[[eval]]", "eval.every")),
         ("rollout", ("[rollout]", "rollout.samples", "default 16")),
         ("", ("[trainer]", "max_staleness", "at the top")),
     ],
@@ -83,6 +86,7 @@ def test_what_an_explanation_says(key: str, words: tuple[str, ...]) -> None:
         ("trainr", "trainer"),
         ("modle", "model"),
         ("max_stalenes", "rollout.max_staleness"),
+        ("eval.promts", "eval.prompts"),
         ("colour", ""),
         ("", ""),
         ("a.b.c.d", ""),
@@ -134,6 +138,9 @@ def test_a_file_of_everything_has_every_key_at_its_default(tmp_path: Path) -> No
     every = "".join(re.sub(r"^# (?=\w+ = )", "", line) + "\n" for line in text.splitlines())
     values = tomllib.loads(every)
     for setting in SETTINGS.values():
+        if setting.many:
+            assert f"#   [[{setting.key.split('.')[0]}]]\n" in text and f"#   {setting.key.split('.')[1]} = " in text
+            continue
         *section, name = setting.key.split(".")
         table = values[section[0]] if section else values
         assert name in table, setting.key

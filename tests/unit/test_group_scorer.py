@@ -113,8 +113,11 @@ async def test_functions_are_called_as_trl_does_or_for_one_completion(file: str)
         assert await scorer.score(0, answers("4", "5")) == [Score(1.0, True), Score(0.0, False)]
     with scorer_of({"function": f"{file}:one", "options": {"bonus": 0.25}}) as scorer:
         assert await rewards(scorer, "4", "5") == [1.25, 0.25]
-        assert scorer.score_blocking(Rows({"answer": "4"}).held_out(0), "4").reward == 1.25
-        assert scorer.score_blocking(Rows({}).held_out(0), "4") == Score(0.0, False), "an evaluation goes on without it"
+        (score,) = await scorer.score_prompt(Rows({"answer": "4"}).held_out(0), answers("4"))
+        assert score.reward == 1.25
+        with pytest.raises(GroupUnscored):
+            await scorer.score_prompt(Rows({}).held_out(0), answers("4"))
+        assert not scorer.lost_in_a_row, "no group of training's"
     with scorer_of(f"{file}:chat", chat=True) as scorer:
         assert await rewards(scorer, "4", "5") == [1.0, 0.0]
 

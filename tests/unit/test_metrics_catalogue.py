@@ -46,7 +46,10 @@ STATUS: dict[str, Any] = {
         {"alive": True, "ready": True, "activity": "warm", "tokens_per_s": 0.5},
         {"alive": False, "ready": True, "tokens_per_s": 99.0},
     ],
-    "metrics": {e.key: 0.5 for e in entries() if e.key and not e.is_family} | {"reward/form": 0.25, "my/own": 1},
+    "metrics": {
+        **{e.key: 0.5 for e in entries() if e.key and not e.is_family},
+        "reward/form": 0.25, "my/own": 1, "eval/mine/pass@4": 0.5,
+    },
 }  # fmt: skip
 
 
@@ -119,6 +122,7 @@ def test_values_and_labels() -> None:
     assert page["shoal_sequences_moved_total"] == {(reason,): 3.0 * (reason == "slow") for reason in MOVE_REASONS}
     assert page["shoal_nodes"] == {(state,): float(state in ("generating", "warm", "gone")) for state in NODE_STATES}
     assert page["shoal_node_tokens_per_second"] == {(): 10.5}
+    assert page["shoal_eval"] == {("mine/pass@4",): 0.5}
     assert page["shoal_reward_part"] == {("form",): 0.25} and page["shoal_other"] == {("my/own",): 1.0}
 
 
@@ -180,7 +184,7 @@ def test_the_trainer_writes_what_is_listed_and_nothing_else(tmp_path: Path) -> N
     _, tokenizer = load_model(folder, "cpu")
     client = FakeClient(lambda step: step_groups(step, tokenizer, task, groups=1, size=2))
     config = TrainerConfig(
-        model=str(folder), checkpoint_dir=str(tmp_path / "c"), device="cpu", threads=1, steps=1, eval_size=1, max_new_tokens=4
+        model=str(folder), checkpoint_dir=str(tmp_path / "c"), device="cpu", threads=1, steps=1, max_new_tokens=4
     )
     run_trainer(client, config)
     written = {key for _, metrics in client.logs for key in metrics}

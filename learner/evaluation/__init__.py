@@ -1,0 +1,1 @@
+"""Evaluations: how good a version is, measured on the nodes beside training."""
