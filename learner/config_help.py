@@ -18,7 +18,9 @@ WIDTH = 78
 """Columns of printed text and of comments in a file that is written: a terminal has 80."""
 
 FIRST: Mapping[str, Any] = {
-    "run_dir": "runs/first", "model": "Qwen/Qwen3-0.6B", "task.name": "reasoning_gym:chain_sum", "rollout.max_staleness": 2,
+    "run_dir": "runs/first", "model": "Qwen/Qwen3-0.6B", "task.name": "reasoning_gym:chain_sum",
+    "task.system_prompt": "Put your final answer between <answer> and </answer>.",
+    "task.template_options": {"enable_thinking": False}, "rollout.max_staleness": 2,
     "rollout.groups_per_step": 16, "rollout.samples": 16, "rollout.max_new_tokens": 1024,
     "swarm.listen": ["/ip4/0.0.0.0/tcp/4001"],
     "trainer.steps": 500, "trainer.lr": 1e-6,
@@ -79,7 +81,7 @@ def first_file(everything: bool = False) -> str:
         for one in keys:
             lines += _comment(_head(one) if everything else _short(one.what))
             value = FIRST.get(one.key, OFFERED.get(one.key) if not everything else None)
-            text = one.default if value is None else json.dumps(value)
+            text = one.default if value is None else _value(value)
             lines.append(f"{'' if one.key in FIRST else '# '}{one.key.split('.')[-1]} = {text}")
             if everything:
                 lines.append("")
@@ -103,6 +105,13 @@ def presets() -> list[str]:
         lines += [f"    {key} = {json.dumps(value)}" for key, value in preset.sets.items()]
         lines += ["  Beside the paper:", *(line for text in preset.lacks for line in _indented(text, "  - "))]
     return lines
+
+
+def _value(value: Any) -> str:
+    """As TOML has it: JSON but for tables."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_value(inner)}" for key, inner in value.items()) + "}"
+    return json.dumps(value)
 
 
 def _overview(tables: list[SectionDocs]) -> list[str]:

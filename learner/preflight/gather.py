@@ -98,7 +98,8 @@ class _Look:
         try:
             return look()
         except ShoalError as error:
-            self.tried.append(Finding(str(error), keys))
+            problems = error.problems if isinstance(error, UsageError) else (str(error),)
+            self.tried += [Finding(problem, keys) for problem in problems]
         except OSError as error:
             self.tried.append(Finding(f"{keys[0]}: {error}", keys))
         return None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import textwrap
+import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -120,9 +122,9 @@ def test_each_kind_of_file_has_the_same_problems(tmp_path: Path, ending: str) ->
 
 def test_parquet_and_data_set_folders(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
-    made = datasets.Dataset.from_list(rows(60))
-    made.to_parquet(str(tmp_path / "train.parquet"))
-    made.save_to_disk(str(tmp_path / "folder"))
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.Table.from_pylist(rows(60)), tmp_path / "train.parquet")
+    datasets.Dataset.from_parquet(str(tmp_path / "train.parquet")).save_to_disk(str(tmp_path / "folder"))
     wanted = texts(opened(jsonl(tmp_path, rows(60))), 60)
     assert texts(opened(str(tmp_path / "train.parquet")), 60) == wanted
     assert texts(opened(str(tmp_path / "folder")), 60) == wanted
@@ -367,6 +369,22 @@ def test_what_is_wrong_with_a_users_code_is_one_line(
     with pytest.raises(UsageError, match=match) as caught:
         open_task(TaskSettings(name=text, options=options))
     assert "\n" not in str(caught.value)
+
+
+def test_the_pages_examples_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    docs = Path(__file__).parents[2] / "docs"
+    start = (docs / "quickstart.md").read_text().partition("### Your own data")[2].split("\n")
+    (tmp_path / "train.jsonl").write_text("\n".join(line for line in start if line.startswith('    {"prompt"')))
+    toml = "\n".join(start).partition("    [task]")[2].partition("\n\n")[0]
+    settings = TaskSettings.model_validate(tomllib.loads("\n".join(line.strip() for line in toml.split("\n"))))
+    task = open_task(settings)
+    assert task.prompt(0).messages[0]["content"] == "You are good at sums."
+    own = (docs / "own-data.md").read_text()
+    code = own[own.index("    import random") : own.index("The docstrings of `learner/tasks/port.py`")]
+    (tmp_path / "greet.py").write_text(textwrap.dedent(code))
+    greet = open_task(TaskSettings(name="greet.py:Greet", options={"names": ["Ada"]}))
+    assert greet.prompt(0).text == "Greet Ada." and greet.score(greet.prompt(0), "Hello Ada").exact
 
 
 def test_a_data_task_of_ones_own(tmp_path: Path) -> None:

@@ -237,6 +237,7 @@ def _package(what: str) -> Any:
         import datasets
     except ModuleNotFoundError as error:
         raise UsageError(f"{what} {NO_DATASETS} ({error})") from None
+    datasets.disable_progress_bars()  # a learner's terminal has a view of its own
     return datasets
 
 
