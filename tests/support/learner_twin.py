@@ -10,6 +10,7 @@ resume must find follows from them alone.
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -510,6 +511,8 @@ class World:
             turns.append(Turn(sample.completion_ids[at : gap.start]))
             assert sample.completion_ids[gap.start : gap.stop] == reply(turns), "not what the environment answered"
             at = gap.stop
+        for (token, _, by), (_, _, then) in itertools.pairwise(made):
+            assert token != STOP or by is None or then is None, "a turn went on after its end"
         assert sum(version is None for _, _, version in made) == sum(gap.stop - gap.start for gap in sample.given)
         return made
 
