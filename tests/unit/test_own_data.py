@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from learner.config import TaskSection
+from learner.rewards.group_scorer import PooledScorer
 from learner.service import changed_data
 from learner.tasks.data.order import BLOCK, Order, shuffled, slots
 from learner.tasks.data.task import DataTask
@@ -377,9 +379,15 @@ def test_the_pages_examples_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     start = (docs / "quickstart.md").read_text().partition("### Your own data")[2].split("\n")
     (tmp_path / "train.jsonl").write_text("\n".join(line for line in start if line.startswith('    {"prompt"')))
     toml = "\n".join(start).partition("    [task]")[2].partition("\n\n")[0]
-    settings = TaskSettings.model_validate(tomllib.loads("\n".join(line.strip() for line in toml.split("\n"))))
-    task = open_task(settings)
-    assert task.prompt(0).messages[0]["content"] == "You are good at sums."
+    code = "\n".join(start).partition("    def score")[2].partition("\n\n")[0]
+    (tmp_path / "rewards.py").write_text(textwrap.dedent(f"    def score{code}\n"))
+    settings = TaskSection.model_validate(tomllib.loads("\n".join(line.strip() for line in toml.split("\n"))))
+    task = open_task(settings, own_score=False)
+    prompt = task.prompt(0)
+    assert prompt.messages[0]["content"] == "You are good at sums."
+    right = prompt.entry["answer"]
+    with PooledScorer(task, settings) as scorer:
+        assert [scorer.score_blocking(prompt, text).reward for text in (right, f"It is {right}.", "no idea")] == [1.0, 0.5, 0.0]
     own = (docs / "own-data.md").read_text()
     code = own[own.index("    import random") : own.index("The docstrings of `learner/tasks/port.py`")]
     (tmp_path / "greet.py").write_text(textwrap.dedent(code))
