@@ -13,6 +13,7 @@ import pytest
 
 from learner.config import TaskSection
 from learner.rewards.group_scorer import PooledScorer
+from learner.rewards.port import Answer
 from learner.service import changed_data
 from learner.tasks.data.order import BLOCK, Order, shuffled, slots
 from learner.tasks.data.task import DataTask
@@ -373,7 +374,7 @@ def test_what_is_wrong_with_a_users_code_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_the_pages_examples_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_pages_examples_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     docs = Path(__file__).parents[2] / "docs"
     start = (docs / "quickstart.md").read_text().partition("### Your own data")[2].split("\n")
@@ -387,7 +388,8 @@ def test_the_pages_examples_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert prompt.messages[0]["content"] == "You are good at sums."
     right = prompt.entry["answer"]
     with PooledScorer(task, settings) as scorer:
-        assert [scorer.score_blocking(prompt, text).reward for text in (right, f"It is {right}.", "no idea")] == [1.0, 0.5, 0.0]
+        scores = await scorer.score_prompt(prompt, [Answer(text, "node") for text in (right, f"It is {right}.", "no idea")])
+    assert [score.reward for score in scores] == [1.0, 0.5, 0.0]
     own = (docs / "own-data.md").read_text()
     code = own[own.index("    import random") : own.index("The docstrings of `learner/tasks/port.py`")]
     (tmp_path / "greet.py").write_text(textwrap.dedent(code))
