@@ -98,13 +98,14 @@ def tap(log: int) -> None:
         self: Unwritten, group_id: int, member: int, node: str, start: int, version: Version | None, ids: bytes,
         logprobs: bytes,
     ) -> None:  # fmt: skip
-        write("accepted", f"{group_id}.{member}.0", start, len(ids) // 4)
+        if version is not None:  # else an environment gave them, and no node made them
+            write("accepted", f"{group_id}.{member}.0", start, len(ids) // 4)
         add(self, group_id, member, node, start, version=version, ids=ids, logprobs=logprobs)
 
     def journaled(self: Journal, pieces: Iterable[Piece]) -> None:
         batch = list(pieces)
         record_tokens(self, batch)
-        for piece in batch:
+        for piece in (piece for piece in batch if piece.version is not None):
             write("journaled", f"{piece.group_id}.{piece.member}.0", piece.start, len(piece.ids) // 4, time.monotonic())
 
     def finished(self: Journal, group: Group) -> None:
