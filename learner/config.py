@@ -15,6 +15,7 @@ from pydantic import Field
 from learner.dispatch.dispatcher import Strategies
 from learner.economy.local_rollout import FLOOR_S
 from learner.endpoint.settings import EndpointSection
+from learner.environments.settings import EnvironmentSection
 from learner.evaluation.settings import EvalSection, EvalTask, eval_findings
 from learner.layers import Layer, read_flags, stack
 from learner.presets import PRESETS, PresetName, sentences
@@ -188,6 +189,7 @@ class LearnerConfig(Section):
     """Wait for a trainer of yours (`learner.client.client`) instead of starting ours."""
     task: TaskSection = TaskSection()
     rollout: RolloutSection = RolloutSection()
+    environment: EnvironmentSection = EnvironmentSection()
     dispatch: Strategies = Strategies()
     activation: ActivationSection = ActivationSection()
     local_engine: LocalEngineSection = LocalEngineSection()
@@ -268,7 +270,7 @@ def _read(layers: Sequence[Layer], source: str, other_flags: Collection[str] = (
 
 def _contradictions(config: LearnerConfig) -> Iterator[Finding]:
     """Values that are right by themselves and not together."""
-    tables = [("local_engine.engine_set", config.local_engine.engine_set)]
+    tables = [("local_engine.engine_set", config.local_engine.engine_set), ("environment.options", config.environment.options)]
     for where, task in _tasks(config):
         tables += [(f"{where}.options", task.options), (f"{where}.template_options", task.template_options)]
         yield from _task_findings(where, task)

@@ -41,7 +41,7 @@ UNITS_BY_NAME = {"_usd_per_hour": "$ an hour", "_usd": "$", "_s": "seconds", "_b
 
 COUNTED = re.compile(
     r"(?:Most |Least |Padded |Held-out )?"
-    r"(learner steps|optimizer steps|steps|groups|completions|prompts|tokens|publications|checkpoints|sequences|processes|"
+    r"(learner steps|optimizer steps|steps|groups|completions|prompts|tokens|publications|checkpoints|sequences|processes|turns|"
     r"connections|CPU threads|share)\b",
     re.IGNORECASE,
 )

@@ -21,6 +21,7 @@ import trio
 from learner.config import LearnerConfig, TaskSection, resolved
 from learner.endpoint.reader import Offer
 from learner.endpoint.service import Endpoint
+from learner.environments.running import running_environment, set_environment
 from learner.evaluation.plan import EvalPlan
 from learner.evaluation.problems import Evaluation, make_evaluation
 from learner.evaluation.settings import EvalTask, eval_plan
@@ -33,7 +34,7 @@ from learner.model_folder import ModelFolder, open_model_folder
 from learner.rewards.group_scorer import PooledScorer
 from learner.rollouts.controller import Rollouts
 from learner.rollouts.group_spec import RolloutSettings
-from learner.rollouts.outcomes import Sampling
+from learner.rollouts.outcomes import Sampling, TurnLimits
 from learner.run_dir import existing_run, kept_listen
 from learner.status.live import EventLog, collected_events
 from learner.status.server import serve_status
@@ -151,13 +152,17 @@ async def run_learner(
             (run_dir / "listen.json").unlink(missing_ok=True)  # of a start that was refused
         identity = Identity.load_or_create(run_dir / "head.key")
         listen = _listen(run_dir, config)
-        async with open_libp2p_network(identity, listen) as network:
+        stops = _stops(model, task)
+        async with (
+            running_environment(task, model.tokenizer, stops, config.environment) as runner,
+            open_libp2p_network(identity, listen) as network,
+        ):
             _keep_ports(run_dir, listen, list(network.addresses))
             head = Head(
                 config=config, run=run, run_dir=run_dir, identity=identity, network=network, journal=journal,
                 open_rollouts=lambda head: Rollouts(
-                    _rollout_settings(config, _stops(model, task)), journal, task, model.tokenizer, model.vocab_size,
-                    epoch=head.epoch, send=head.send, nodes=head.node_views, report=head.report, scorer=scorer,
+                    _rollout_settings(config, stops, turns=runner is not None), journal, task, model.tokenizer, model.vocab_size,
+                    epoch=head.epoch, send=head.send, nodes=head.node_views, report=head.report, scorer=scorer, runner=runner,
                     in_thread=in_thread,
                 ),
             )  # fmt: skip
@@ -190,11 +195,10 @@ async def run_learner(
 
 def open_run_task(config: LearnerConfig, model: ModelFolder) -> Task:
     """The run's task, without prompts that are longer than its model takes. Reads all of its data. UsageError as `open_task`."""
-    return _open_task(config.task, model)
-
-
-def _open_task(settings: TaskSection | EvalTask, model: ModelFolder) -> Task:
-    task = open_task(settings, own_score=not settings.reward)
+    task = open_task(config.task, own_score=not config.task.reward)
+    set_environment(task, config.environment)
+    if task.environment is not None and config.task.reward:
+        raise UsageError("task.reward: an environment rewards its episodes itself; leave the reward functions out")
     fit_prompts(task, model.tokenizer, model.context)
     return task
 
@@ -223,7 +227,7 @@ def _evaluations(
     slow to score keep no group of training waiting. UsageError for a table whose problems are not to be had."""
 
     def make(plan: EvalPlan, of: Task, settings: TaskSection | EvalTask, held_out: bool) -> Evaluation:
-        if getattr(of, "environment", None) is not None:
+        if of.environment is not None:
             raise UsageError(f"{plan.called}: it is one completion a prompt, and task {of.name} has an environment of turns")
         scorer = PooledScorer(of, settings, allow_unconfined=settings.allow_unconfined, in_thread=in_thread)
         made = make_evaluation(plan, of, model.tokenizer, held_out=held_out, score=scorer.score_prompt)
@@ -243,19 +247,24 @@ def _evaluations(
         except UsageError as error:
             log.warning("%s; the run goes on without it (trainer.eval_size = 0 turns it off)", error)
     for section in config.eval:
-        of, settings = (task, config.task) if section.task is None else (_open_task(section.task, model), section.task)
+        of: Task = task
+        settings: TaskSection | EvalTask = config.task
+        if section.task is not None:
+            settings = section.task
+            of = open_task(settings, own_score=not settings.reward)
+            fit_prompts(of, model.tokenizer, model.context)
         plan = eval_plan(section, max_new_tokens=longest, stop_ids=_stops(model, of), seed=config.seed)
         yield make(plan, of, settings, section.held_out)
 
 
-def _rollout_settings(config: LearnerConfig, stop_ids: tuple[int, ...]) -> RolloutSettings:
-    r = config.rollout
+def _rollout_settings(config: LearnerConfig, stop_ids: tuple[int, ...], *, turns: bool) -> RolloutSettings:
+    r, limits = config.rollout, TurnLimits(config.environment.max_turns, config.environment.turn_tokens) if turns else None
     return RolloutSettings(
         max_staleness=r.max_staleness, groups_per_step=r.groups_per_step, samples=r.samples, seed=config.seed,
-        sampling=Sampling(r.max_new_tokens, stop_ids, r.temperature, r.top_p), micro_batch_groups=r.micro_batch_groups,
-        stall_s=r.stall_s, finish_s=r.finish_s if r.on_update == "finish" else 0.0, strategies=config.dispatch,
-        keep_equal=r.equal_groups == "train", extra_groups=r.extra_groups, extra_samples=r.extra_samples,
-        truncate_stuck_s=r.truncate_stuck_s,
+        sampling=Sampling(r.max_new_tokens, stop_ids, r.temperature, r.top_p, turns=limits),
+        micro_batch_groups=r.micro_batch_groups, stall_s=r.stall_s, finish_s=r.finish_s if r.on_update == "finish" else 0.0,
+        strategies=config.dispatch, keep_equal=r.equal_groups == "train", extra_groups=r.extra_groups,
+        extra_samples=r.extra_samples, truncate_stuck_s=r.truncate_stuck_s,
     )  # fmt: skip
 
 

@@ -60,6 +60,16 @@ class Confined:
     """the scorer may run an answer as code: it must not happen where files can be read or written"""
 
 
+@dataclass(frozen=True, slots=True)
+class EnvironmentSource:
+    """How another process makes the environment that answers a task's turns (docs/environments.md)."""
+
+    name: str
+    """the class: "package.module:Class", or "file.py:Class" """
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """keyword arguments of the class, as plain values"""
+
+
 class Task:
     """Problems numbered from 0; the same (task, seed, index) gives the same problem in every process, for ever.
 
@@ -73,6 +83,9 @@ class Task:
     """strings that end a completion, beside the tokenizer's end of a turn"""
     confined: Confined | None = None
     """None: `score` is our own code and safe anywhere. Otherwise it must only be called through a Scorer."""
+    environment: EnvironmentSource | None = None
+    """None: a completion is one turn, and `score` rewards it. Otherwise an environment answers each turn, and rewards the
+    episode; it begins with the prompt's `entry`, which must then be made of plain values."""
 
     @property
     def fingerprint(self) -> Mapping[str, str]:
@@ -102,6 +115,11 @@ class Task:
     def solution(self, prompt: Prompt) -> str | None:
         """A fully right completion, for a supervised warm-up; None when the task cannot tell."""
         return None
+
+    def transcript(self, prompt: Prompt) -> Sequence[str]:
+        """An episode as texts for a supervised warm-up: the model's turn, the environment's, the model's, and so on, the model's
+        last. Empty when the task cannot tell, or has no environment."""
+        return ()
 
     def characters(self) -> Sequence[str]:
         """Characters that prompts and solutions use, for building a small vocabulary; empty when unbounded."""

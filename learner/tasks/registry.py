@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from learner.tasks.data.task import DataTask
+from learner.tasks.guess_number import GuessNumberTask
 from learner.tasks.letters_and_sums import AddTask, ReverseTask
 from learner.tasks.port import Task
 from learner.tasks.reasoning_gym import ReasoningGymTask
@@ -16,7 +17,7 @@ from learner.user_code import load_named, told
 from p2p.errors import ShoalError, UsageError
 from p2p.verbs import nearest
 
-BUILT_IN: dict[str, type[Task]] = {"reverse": ReverseTask, "add": AddTask, "data": DataTask}
+BUILT_IN: dict[str, type[Task]] = {"reverse": ReverseTask, "add": AddTask, "guess_number": GuessNumberTask, "data": DataTask}
 """Tasks of ours that are one class each."""
 
 FAMILIES: dict[str, type[Task]] = {"reasoning_gym": ReasoningGymTask}

@@ -60,8 +60,8 @@ class TaskSettings(Section):
     """Where prompts come from."""
 
     name: str = ""
-    """A built-in task (reverse, add, data), reasoning_gym:DATASET, or a class of yours: `file.py:Class` or `module:Class`
-    (docs/own-data.md). "" is data where `data` is set, and reverse otherwise."""
+    """A built-in task (reverse, add, guess_number, data), reasoning_gym:DATASET, or a class of yours: `file.py:Class` or
+    `module:Class` (docs/own-data.md). "" is data where `data` is set, and reverse otherwise."""
     seed: Seed = 0
     """Seed of the task's prompts."""
     options: dict[str, Any] = Field(default_factory=dict)

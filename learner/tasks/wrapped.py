@@ -20,6 +20,7 @@ class WrappedTask(Task):
     def __init__(self, inner: Task, settings: TaskSettings) -> None:
         self.inner, self._settings = inner, settings
         self.name, self.chat_format, self.stop, self.confined = inner.name, inner.chat_format, inner.stop, inner.confined
+        self.environment = inner.environment
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -43,6 +44,9 @@ class WrappedTask(Task):
 
     def solution(self, prompt: Prompt) -> str | None:
         return self.inner.solution(prompt)
+
+    def transcript(self, prompt: Prompt) -> Sequence[str]:
+        return self.inner.transcript(prompt)
 
     def characters(self) -> Sequence[str]:
         return self.inner.characters()

@@ -136,10 +136,16 @@ def solution_logprobs(model: Any, tokenizer: Any, task: Task, step: int, batch: 
     prompts, answers = [], []
     for i in range(batch):
         prompt = task.prompt(10**9 + step * batch + i)
+        prompts.append(encode_prompt(tokenizer, prompt))
+        said = task.transcript(prompt)
+        if said:  # the model's turns end with the eos token; the environment's follow as they are
+            ends = [(tokenizer.eos_token_id,) if turn % 2 == 0 else () for turn in range(len(said))]
+            texts = [tokenizer.encode(text, add_special_tokens=False) for text in said]
+            answers.append(tuple(i for text, end in zip(texts, ends, strict=True) for i in (*text, *end)))
+            continue
         solution = task.solution(prompt)
         if solution is None:
             raise UsageError(f"task {task.name} has no solutions for a supervised warm-up")
-        prompts.append(encode_prompt(tokenizer, prompt))
         answers.append((*tokenizer.encode(solution, add_special_tokens=False), tokenizer.eos_token_id))
     return completion_logprobs(model, prompts, answers)
 

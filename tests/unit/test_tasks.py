@@ -84,7 +84,7 @@ def test_a_package_that_is_not_installed_is_one_clear_line(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("name", "options", "match"),
     [
-        ("chess", {}, "reverse, add, data, reasoning_gym:DATASET"),
+        ("chess", {}, "reverse, add, guess_number, data, reasoning_gym:DATASET"),
         ("reverse:6", {}, "unknown task"),
         ("reverse", {"digit": 6}, "digit"),
         ("reverse", {"digits": 2}, "within 3..18"),

@@ -1,0 +1,106 @@
+"""What the head and a process of environments say to each other: length-prefixed msgpack. Must not know sockets or processes."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgspec
+
+MAX_FRAME = 16 << 20
+"""Bytes of one message either way: an episode's texts and a row of data, generously."""
+
+
+class ChildSetup(msgspec.Struct, frozen=True):
+    """The first message to a process: what it runs."""
+
+    name: str
+    options: dict[str, Any]
+    turn_s: float
+    episode_s: float
+
+
+class ChildReady(msgspec.Struct, frozen=True, tag="ready"):
+    """The process can begin; or `error` says why not."""
+
+    error: str = ""
+    tools: list[dict[str, Any]] = []
+    """their JSON schemas"""
+    replayable: bool = True
+
+
+class AskTurn(msgspec.Struct, frozen=True, tag="ask"):
+    """Answer the last of these turns; the ones before it, from `first` on, are taken again."""
+
+    episode: int
+    first: int
+    """0: begin; otherwise the process has taken as many turns"""
+    turns: list[str]
+    over: str
+    row: Any = None
+    seed: int = 0
+
+
+class ForgetEpisode(msgspec.Struct, frozen=True, tag="forget"):
+    """An episode is over, or given up."""
+
+    episode: int
+
+
+class PingChild(msgspec.Struct, frozen=True, tag="ping"):
+    """Say that you live."""
+
+
+class ChildPong(msgspec.Struct, frozen=True, tag="pong"):
+    """It does."""
+
+
+class TurnSaid(msgspec.Struct, frozen=True, tag="said"):
+    """The answers to an `AskTurn`: messages for each turn, and the end where it is done."""
+
+    episode: int
+    first: int
+    answers: list[list[dict[str, Any]]]
+    done: bool = False
+    reward: float = 0.0
+    exact: bool = False
+    parts: dict[str, float] = {}
+
+
+class TurnWrong(msgspec.Struct, frozen=True, tag="wrong"):
+    """The episode failed."""
+
+    episode: int
+    why: str
+    stuck: bool = False
+    """a thread hangs in it: this process must be replaced"""
+
+
+ToChild = AskTurn | ForgetEpisode | PingChild
+ToHead = ChildReady | ChildPong | TurnSaid | TurnWrong
+
+
+def pack(message: object) -> bytes:
+    """One message with its length. ValueError for one over MAX_FRAME; TypeError for values that are not plain."""
+    data = msgspec.msgpack.encode(message)
+    if len(data) > MAX_FRAME:
+        raise ValueError(f"a message of {len(data)} bytes; {MAX_FRAME} at most")
+    return struct.pack(">I", len(data)) + data
+
+
+def unpack(buffer: bytearray, kind: Any) -> list[Any]:
+    """The whole messages at the beginning of `buffer`, which are removed from it. ValueError when it holds no message of this
+    kind."""
+    found = []
+    while len(buffer) >= 4:
+        (size,) = struct.unpack_from(">I", buffer)
+        if size > MAX_FRAME:
+            raise ValueError(f"a frame of {size} bytes")
+        if len(buffer) < 4 + size:
+            break
+        try:
+            found.append(msgspec.msgpack.decode(bytes(buffer[4 : 4 + size]), type=kind))
+        except msgspec.DecodeError as error:
+            raise ValueError(f"no message: {error}") from None
+        del buffer[: 4 + size]
+    return found

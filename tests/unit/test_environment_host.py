@@ -1,0 +1,277 @@
+"""Episodes in real processes: answers, deadlines, kills, and many that wait at once. A small driver stands for the rollouts."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from learner.environments.host import EnvironmentHost
+from learner.environments.port import Episode, EpisodeKey, Turn, TurnAnswer
+from learner.environments.settings import EnvironmentSection
+from learner.tasks.port import EnvironmentSource, Prompt, Task
+from learner.tasks.registry import make_task
+from netem.demo.tiny_model import char_tokenizer
+from p2p.errors import UsageError
+
+TOKENIZER = char_tokenizer("<>?!")
+EOS = TOKENIZER.eos_token_id
+PATIENCE_S = 60.0
+
+SOURCE = '''
+import asyncio, os, time
+from learner.environments.environment import Done, Environment
+
+class Sync(Environment):
+    """Counts turns; a word makes it misbehave."""
+    def begin(self, row, seed):
+        self.n, self.row = 0, row
+    def respond(self, turn):
+        self.n += 1
+        if turn.text == "hang":
+            time.sleep(3600)
+        if turn.text == "die":
+            os._exit(3)
+        if turn.text == "raise":
+            raise RuntimeError("no such thing")
+        if turn.text == "odd":
+            return 7
+        if turn.text == "nan":
+            return Done(float("nan"))
+        if turn.text == "parts":
+            return Done({"a": 0.5, "b": 0.25})
+        if turn.text == "end":
+            return Done(float(self.n))
+        return str(self.n)
+    def reward(self):
+        return 0.5
+
+class Slow(Environment):
+    async def respond(self, turn):
+        await asyncio.sleep(1.0)
+        return Done(1.0)
+
+class Blocks(Environment):
+    async def respond(self, turn):
+        if turn.text == "hang":
+            time.sleep(3600)
+        if turn.text == "wait":
+            await asyncio.sleep(3600)
+        return Done(1.0)
+
+class Fickle(Environment):
+    def respond(self, turn):
+        return str(os.getpid())
+
+class Once(Sync):
+    replayable = False
+'''
+
+
+class Custom(Task):
+    name = "custom"
+
+    def __init__(self, file: Path, kind: str) -> None:
+        self.environment = EnvironmentSource(f"{file}:{kind}")
+
+    def prompt(self, index: int) -> Prompt:
+        return Prompt(index, "?", {"n": index}, where=f"rows.jsonl, row {index}")
+
+
+def sampled(text: str) -> tuple[int, ...]:
+    return (*TOKENIZER.encode(text, add_special_tokens=False), EOS)
+
+
+class Driver:
+    """Takes the rollouts' part: keeps the tokens, samples scripted turns."""
+
+    def __init__(self, host: EnvironmentHost) -> None:
+        self.host = host
+        self.turns: dict[EpisodeKey, tuple[Turn, ...]] = {}
+
+    def take(self, member: int, text: str, over: str = "") -> EpisodeKey:
+        key = EpisodeKey(1, member)
+        self.turns[key] = (*self.turns.get(key, ()), Turn(sampled(text)))
+        self.host.respond(Episode(key, 7, self.turns[key], over))
+        return key
+
+    async def answer(self) -> TurnAnswer:
+        with trio.fail_after(PATIENCE_S):
+            answer = await self.host.answers.receive()
+        turns = self.turns[answer.key]
+        assert answer.number == len(turns)
+        self.turns[answer.key] = (*turns[:-1], turns[-1]._replace(given=answer.given))
+        return answer
+
+    async def says(self, member: int, text: str, over: str = "") -> TurnAnswer:
+        self.take(member, text, over)
+        answer = await self.answer()
+        assert answer.key.member == member
+        return answer
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(SOURCE)
+    return path
+
+
+@asynccontextmanager
+async def driver(task: Task, **settings: Any) -> AsyncIterator[Driver]:
+    host = EnvironmentHost(task, TOKENIZER, [EOS], EnvironmentSection(**settings))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(host.run)
+        yield Driver(host)
+        nursery.cancel_scope.cancel()
+
+
+def given(text: str) -> tuple[int, ...]:
+    return tuple(TOKENIZER.encode(text, add_special_tokens=False))
+
+
+def run(body: Callable[[], Awaitable[None]]) -> None:
+    trio.run(body)
+
+
+def test_the_game_is_played_over_a_process() -> None:
+    task = make_task("guess_number", 1)
+    secret = task.prompt(7).entry["secret"]
+    symbols = "0123456789abcdef"
+
+    async def body() -> None:
+        async with driver(task) as d:
+            low, high, turn = 0, 16, 0
+            while True:
+                middle = (low + high) // 2
+                answer = await d.says(0, symbols[middle])
+                if answer.score is not None:
+                    break
+                low, high = (low, middle) if answer.given == given("<") else (middle + 1, high)
+                turn += 1
+            assert middle == secret and answer.score.exact and answer.score.reward == pytest.approx(1 - 0.05 * turn)
+            assert (await d.says(1, "zz")).score == (await d.says(2, "")).score  # no guess: nothing, and at once
+
+    run(body)
+
+
+def test_what_goes_wrong_names_the_prompt_and_hurts_nobody_else(file: Path) -> None:
+    async def body() -> None:
+        async with driver(Custom(file, "Sync"), turn_s=5) as d:
+            assert (await d.says(0, "a")).given == given("1")
+            for member, (text, why) in enumerate([("raise", "RuntimeError: no such thing"), ("odd", "7"), ("nan", "nan")], 1):
+                failed = (await d.says(member, text)).failed
+                assert "rows.jsonl, row 7" in failed and why in failed and "\n" not in failed
+            parts = (await d.says(5, "parts")).score
+            assert parts is not None and parts.reward == 0.75 and parts.parts == {"a": 0.5, "b": 0.25}
+            over = (await d.says(6, "a", over="turns")).score
+            assert over is not None and over.reward == 0.5 and not over.exact
+            end = (await d.says(0, "end")).score
+            assert end is not None and end.reward == 2.0 and end.exact
+
+    run(body)
+
+
+def test_episodes_are_set_back_when_their_process_is_killed(file: Path) -> None:
+    async def body() -> None:
+        async with driver(Custom(file, "Sync")) as d:
+            for _ in range(3):
+                await d.says(0, "a")
+            await d.says(1, "a")
+            os.kill(d.host.pids[0], signal.SIGKILL)
+            assert (await d.says(0, "b")).given == given("4"), "it took three turns again"
+            score = (await d.says(1, "end")).score
+            assert score is not None and score.reward == 2.0
+
+    run(body)
+
+
+@pytest.mark.parametrize(("kind", "why"), [("Fickle", "otherwise"), ("Once", "replayable")])
+def test_an_episode_that_cannot_be_set_back_begins_anew(file: Path, kind: str, why: str) -> None:
+    async def body() -> None:
+        async with driver(Custom(file, kind)) as d:
+            await d.says(0, "a")
+            os.kill(d.host.pids[0], signal.SIGKILL)
+            answer = await d.says(0, "b")
+            assert why in answer.anew and not answer.failed
+            key = EpisodeKey(1, 0, life=1)
+            d.turns[key] = (Turn(sampled("a")),)
+            d.host.respond(Episode(key, 7, d.turns[key]))
+            assert (await d.answer()).given
+
+    run(body)
+
+
+def test_a_hung_environment_costs_its_own_episode(file: Path) -> None:
+    async def body() -> None:
+        async with driver(Custom(file, "Sync"), turn_s=1) as d:
+            await d.says(0, "a")
+            pid = d.host.pids[0]
+            assert "turn_s = 1" in (await d.says(1, "hang")).failed
+            assert (await d.says(0, "b")).given == given("2")
+            assert d.host.pids != [pid]
+
+    run(body)
+
+
+def test_async_code_that_waits_or_blocks_costs_its_own_episode(file: Path) -> None:
+    async def body() -> None:
+        async with driver(Custom(file, "Blocks"), turn_s=1) as d:
+            pid = d.host.pids[0]
+            assert "turn_s = 1" in (await d.says(0, "wait")).failed
+            assert d.host.pids == [pid], "only its task was cancelled"
+            assert "must await" in (await d.says(1, "hang")).failed
+            assert (await d.says(2, "a")).score is not None
+
+    run(body)
+
+
+def test_an_environment_that_kills_its_process_fails(file: Path) -> None:
+    async def body() -> None:
+        async with driver(Custom(file, "Sync")) as d:
+            assert "ended 3 times" in (await d.says(0, "die")).failed
+            assert (await d.says(1, "a")).given == given("1")
+
+    run(body)
+
+
+def test_two_hundred_episodes_wait_at_once_in_one_process(file: Path) -> None:
+    async def body() -> None:
+        async with driver(Custom(file, "Slow"), turn_s=30) as d:
+            keys = {d.take(member, "a") for member in range(200)}  # one second each: in a row they would miss any deadline
+            with trio.fail_after(PATIENCE_S):
+                assert {(await d.answer()).key for _ in range(200)} == keys
+            assert len(d.host.pids) == 1
+
+    run(body)
+
+
+def test_episodes_that_are_forgotten_are_not_answered(file: Path) -> None:
+    async def body() -> None:
+        async with driver(Custom(file, "Slow")) as d:
+            d.host.forget([d.take(0, "a")])
+            d.take(1, "a")
+            assert (await d.answer()).key.member == 1
+
+    run(body)
+
+
+def test_an_environment_that_is_not_there_is_one_clear_line(file: Path) -> None:
+    async def body() -> None:
+        async with driver(Custom(file, "Missing")):
+            pass
+
+    missing = pytest.RaisesExc(UsageError, match="mine.py has no 'Missing'")
+    with pytest.RaisesGroup(missing, flatten_subgroups=True):
+        run(body)
+
+
+def test_the_sandbox_is_refused() -> None:
+    with pytest.raises(ValueError, match="is not built"):
+        EnvironmentSection(run="sandbox")
