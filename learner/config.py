@@ -270,9 +270,7 @@ def _read(layers: Sequence[Layer], source: str, other_flags: Collection[str] = (
 
 def _contradictions(config: LearnerConfig) -> Iterator[Finding]:
     """Values that are right by themselves and not together."""
-    tables = [
-        ("local_engine.engine_set", config.local_engine.engine_set), ("environment.options", config.environment.options),
-    ]  # fmt: skip
+    tables = [("local_engine.engine_set", config.local_engine.engine_set), ("environment.options", config.environment.options)]
     for where, task in _tasks(config):
         tables += [(f"{where}.options", task.options), (f"{where}.template_options", task.template_options)]
         yield from _task_findings(where, task)
