@@ -252,12 +252,7 @@ def _evaluations(
         except UsageError as error:
             log.warning("%s; the run goes on without it (trainer.eval_size = 0 turns it off)", error)
     for section in config.eval:
-        of: Task = task
-        settings: TaskSection | EvalTask = config.task
-        if section.task is not None:
-            settings = section.task
-            of = open_task(settings, own_score=not settings.reward)
-            fit_prompts(of, model.tokenizer, model.context)
+        of, settings = (task, config.task) if section.task is None else (_open_task(section.task, model), section.task)
         plan = eval_plan(section, max_new_tokens=longest, stop_ids=_stops(model, of), seed=config.seed)
         yield make(plan, of, settings, section.held_out)
 
