@@ -201,6 +201,11 @@ class LearnerConfig(Section):
     eval: list[EvalSection] = Field(default_factory=list, max_length=MOST_EVALS)
     """Evaluations beside the default one."""
 
+    @property
+    def own_score(self) -> bool:
+        """Whether the task scores its answers itself: neither reward functions nor an environment do."""
+        return not self.task.reward and not self.environment.name
+
     def trainer_config(self) -> TrainerConfig:
         """What the trainer process is told."""
         return TrainerConfig(
@@ -273,7 +278,12 @@ def _contradictions(config: LearnerConfig) -> Iterator[Finding]:
     tables = [("local_engine.engine_set", config.local_engine.engine_set), ("environment.options", config.environment.options)]
     for where, task in _tasks(config):
         tables += [(f"{where}.options", task.options), (f"{where}.template_options", task.template_options)]
-        yield from _task_findings(where, task)
+        yield from _task_findings(where, task, scored=bool(task.reward or (where == "task" and config.environment.name)))
+    if config.environment.name and config.task.reward:
+        yield Finding(
+            "task.reward and environment.name are both set: an environment rewards its episodes itself; leave one of them out",
+            ("task.reward", "environment.name"),
+        )
     for key, options in tables:
         for what in _not_plain(key, options):
             yield Finding(what, (key,))
@@ -311,11 +321,11 @@ def _tasks(config: LearnerConfig) -> Iterator[tuple[str, TaskSection | EvalTask]
     yield from ((f"eval.{i}.task", one.task) for i, one in enumerate(config.eval) if one.task is not None)
 
 
-def _task_findings(where: str, task: TaskSection | EvalTask) -> Iterator[Finding]:
+def _task_findings(where: str, task: TaskSection | EvalTask, *, scored: bool) -> Iterator[Finding]:
     if task.messages and task.template:
         what = f"{where}.messages and {where}.template are both set: a prompt is made of one of them"
         yield Finding(what, (f"{where}.messages", f"{where}.template"))
-    if task.data and not task.answer and not task.reward:
+    if task.data and not task.answer and not scored:
         what = f'{where}.answer = "" and no {where}.reward: nothing says what an answer is worth'
         yield Finding(what, (f"{where}.answer", f"{where}.reward", f"{where}.data"))
 

@@ -195,15 +195,15 @@ async def run_learner(
 
 def open_run_task(config: LearnerConfig, model: ModelFolder) -> Task:
     """The run's task, without prompts that are longer than its model takes. Reads all of its data. UsageError as `open_task`."""
-    task = _open_task(config.task, model)
+    task = _open_task(config.task, model, own_score=config.own_score)
     set_environment(task, config.environment)
     if task.environment is not None and config.task.reward:
         raise UsageError("task.reward: an environment rewards its episodes itself; leave the reward functions out")
     return task
 
 
-def _open_task(settings: TaskSection | EvalTask, model: ModelFolder) -> Task:
-    task = open_task(settings, own_score=not settings.reward)
+def _open_task(settings: TaskSection | EvalTask, model: ModelFolder, *, own_score: bool) -> Task:
+    task = open_task(settings, own_score=own_score)
     fit_prompts(task, model.tokenizer, model.context)
     return task
 
@@ -252,7 +252,10 @@ def _evaluations(
         except UsageError as error:
             log.warning("%s; the run goes on without it (trainer.eval_size = 0 turns it off)", error)
     for section in config.eval:
-        of, settings = (task, config.task) if section.task is None else (_open_task(section.task, model), section.task)
+        of: Task = task
+        settings: TaskSection | EvalTask = config.task
+        if section.task is not None:
+            settings, of = section.task, _open_task(section.task, model, own_score=not section.task.reward)
         plan = eval_plan(section, max_new_tokens=longest, stop_ids=_stops(model, of), seed=config.seed)
         yield make(plan, of, settings, section.held_out)
 

@@ -18,6 +18,8 @@ from typing import TypeVar
 from learner.config import LearnerConfig
 from learner.endpoint.keys import endpoint_key
 from learner.endpoint.settings import read_listen
+from learner.environments.loading import load_environment
+from learner.environments.running import set_environment
 from learner.model_folder import check_model_folder, find_here, number_in, open_model_folder, read_model_config
 from learner.preflight.devices import Devices, ask_torch, computes_on_cpu, host_memory, maybe_gpu, pick
 from learner.preflight.facts import PARTS, Facts, Memory, ModelShape, Room
@@ -44,7 +46,7 @@ EDGE_BYTES = 1 << 16
 HEADS = ("lm_head.weight", "embed_out.weight")
 """How the names of output heads end."""
 
-TASK_KEYS = (*(f"task.{name}" for name in TaskSettings.model_fields), "task.reward")
+TASK_KEYS = (*(f"task.{name}" for name in TaskSettings.model_fields), "task.reward", "environment.name")
 """Settings that a task is made of."""
 
 Found = TypeVar("Found")
@@ -105,7 +107,12 @@ class _Look:
         return None
 
     def _task(self) -> Task:
-        task = open_task(self.config.task, own_score=not self.config.task.reward)
+        task = open_task(self.config.task, own_score=self.config.own_score)
+        set_environment(task, self.config.environment)
+        if task.environment is not None and self.config.task.reward:
+            raise UsageError("task.reward: an environment rewards its episodes itself; leave the reward functions out")
+        if task.environment is not None and self.thorough:
+            load_environment(task.environment.name)
         if task.held_out_count == 0 and self.config.trainer.eval_size:
             self.notes.append("task.held_out: no row is held out, so nothing is evaluated: raise it, or give more rows")
         return task

@@ -134,6 +134,19 @@ def test_what_would_only_fail_later(tmp_path: Path, model: Path, capsys: Run, mo
     assert status == 2 and len(lines) == 1 and all(word in lines[0] for word in words), lines
 
 
+def test_an_environment_of_ones_own_needs_no_answers_and_is_looked_for(tmp_path: Path, model: Path, capsys: Run) -> None:
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"prompt": "go {i}"}}\n' for i in range(40)))
+    code = "from learner.environments.environment import Environment\n\nclass Game(Environment):\n    pass\n"
+    (tmp_path / "game.py").write_text(code)
+    more = f'[task]\ndata = "{tmp_path / "rows.jsonl"}"\nchat = false\n[environment]\nname = "{tmp_path / "game.py"}:Game"'
+    path = config_file(tmp_path, model, more)
+    assert dry_run(capsys, path)[0] == 0
+    status, _, said = dry_run(capsys, path, "--environment.name", f"{tmp_path / 'game.py'}:Gone")
+    assert status == 2 and len(said) == 1 and "has no 'Gone'" in said[0]
+    status, _, said = dry_run(capsys, path, "--task.reward", "exact")
+    assert status == 2 and len(said) == 1 and "leave one of them out" in said[0]
+
+
 def test_addresses_that_a_ticket_may_name() -> None:
     peer = Identity.generate().peer_id
     check_dialable(["/ip4/203.0.113.7/tcp/4001", f"/dns4/a.example/tcp/1/p2p/{peer}", "/ip6/::1/tcp/1", "/dns/a.example/tcp/1"])
