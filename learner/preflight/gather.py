@@ -109,7 +109,7 @@ class _Look:
     def _task(self) -> Task:
         task = open_task(self.config.task, own_score=self.config.own_score)
         set_environment(task, self.config.environment)
-        if task.environment is not None and self.config.task.reward:
+        if task.environment is not None and self.config.task.reward and not self.config.environment.name:
             raise UsageError("task.reward: an environment rewards its episodes itself; leave the reward functions out")
         if task.environment is not None and self.thorough:
             load_environment(task.environment.name)
