@@ -188,7 +188,7 @@ async def run_learner(
                 endpoint = Endpoint(config.endpoint, run_dir, Offer(
                     requests=head.requests,
                     version=lambda: head.publisher.current, tokenizer=model.tokenizer, vocab_size=model.vocab_size,
-                    stop_ids=model.stop_ids, model=config.model, context=model.context, chat_format=task.chat_format,
+                    stop_ids=stops, model=config.model, context=model.context, chat_format=task.chat_format,
                 ))  # fmt: skip
             return await _run(config, head, run_dir, ticket, announce=announce, log_lines=log_lines, endpoint=endpoint)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
 from learner.evaluation.plan import EvalPlan
-from learner.tasks.port import Score
+from learner.tasks.port import Score, check_score
 from p2p.version import Version
 
 
@@ -118,10 +118,11 @@ class EvalTally:
         return [one.answers[i] for i in sorted(one.answers)] if len(one.answers) == self.plan.samples else []
 
     def scored(self, prompt: int, scores: Sequence[Score]) -> None:
-        """What the answers to a prompt are worth, in the order of `answered`. ValueError for another number of scores."""
+        """What the answers to a prompt are worth, in the order of `answered`. ValueError for another number of scores, and for
+        what is no score."""
         if len(scores) != self.plan.samples:
             raise ValueError(f"{len(scores)} scores for {self.plan.samples} answers")
-        self._prompts[prompt].scores = tuple(scores)
+        self._prompts[prompt].scores = tuple(map(check_score, scores))
 
     @property
     def finished(self) -> int:

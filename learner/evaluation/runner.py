@@ -123,7 +123,11 @@ class Evaluations:
         while True:
             version = self._served()
             if version is not None and one.schedule.due(version.step):
-                await self._evaluate(one, version)
+                try:
+                    await self._evaluate(one, version)
+                except Exception:  # of a person's task, say: no evaluation ends a run
+                    log.exception("%s of version %s failed; the run goes on", one.evaluation.plan.called, version)
+                    one.schedule.took(version.step)
             else:
                 await trio.sleep(LOOK_S)
 

@@ -51,11 +51,14 @@ class HeadEvaluations:
         self.runner = Evaluations(pairs, parts.requests, served=self.served, write=trainer.on_evaluated, now=parts.now)
 
     def served(self) -> Version | None:
-        """The newest version that nodes which are given work serve; None while none does."""
-        parts, now = self._parts, self._parts.now()
+        """The newest version that nodes which are given work serve; None while none does. A node that says that it serves a
+        version which is not published yet is not believed."""
+        parts, now, current = self._parts, self._parts.now(), self._parts.publisher.current
+        if current is None:
+            return None
         nodes: Mapping[str, NodeState] = parts.nodes
         serving = (node.version for peer, node in nodes.items() if node.serves(parts.epoch, now) and parts.generates(peer))
-        return max(serving, default=None)
+        return max((version for version in serving if version <= current), default=None)
 
     async def settled(self) -> None:
         """When training is complete: until the last version is evaluated, or it will not be."""

@@ -46,7 +46,10 @@ class FunctionProcess:
         """{values}, or {error} where the function gave none."""
         with self._lock:
             if self._process is None:
-                self._start()
+                try:
+                    self._start()
+                except UsageError as error:  # it did load once: this costs a group, and only several in a row the run
+                    return {"error": str(error)}
             assert self._process is not None
             try:
                 return self._process.ask(request, limit_s)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from learner.rewards.confined import Complaints, ConfinedChild, Subject, other_problems, unconfined
 from learner.rewards.sandbox import landlock_version
 from learner.rewards.scoring_child import problems_digest
-from learner.tasks.port import Prompt, Score, Task
+from learner.tasks.port import Prompt, Score, Task, check_score
 from p2p.errors import ShoalError, UsageError
 
 ANSWER_S = 4.0
@@ -108,7 +108,7 @@ class Scorer:
         """The reward of a completion's text."""
         if self._child is None:
             try:
-                return self.task.score(prompt, completion)
+                return check_score(self.task.score(prompt, completion))
             except Exception as error:
                 self._complaints.say(place_of(prompt), f"{type(error).__name__}: {error}")
                 return NOTHING

@@ -34,7 +34,7 @@ from learner.rollouts.steering import Steering
 from learner.tasks.port import Task
 from learner.tasks.prompting import decode_completion
 from learner.trajectory import Group
-from p2p.errors import Refusal
+from p2p.errors import Refusal, ShoalError
 from p2p.protocol.generation import Abort, Assign, GenerateRequest, Interrupt, Rejected, Tokens
 from p2p.protocol.rollout import BEHIND, UPDATING
 from p2p.version import Version
@@ -49,6 +49,10 @@ DISPATCH_LEAST_S = 0.02
 DISPATCH_MOST_S = 0.5
 """The dispatcher looks at every node and every waiting sequence, so it is not called for each event. It pauses DISPATCH_SHARE
 times as long as it took (it may have 5 % of the time), at least DISPATCH_LEAST_S and at most DISPATCH_MOST_S."""
+
+FAILED_GROUPS = 16
+"""Groups in a row that their environment may lose before the run stops, as `task.reward_failures` is of rewards: nodes would
+generate for nothing for an environment that always fails."""
 
 LOOK_S = 1.0
 LOOK_SHARE = 50.0
@@ -101,6 +105,8 @@ class Rollouts:
         self.resumed_groups = self.resumed_tokens = 0
         """unfinished groups taken over from the epoch before, and the tokens that they had"""
         self.durations = Durations()
+        self._failed_in_a_row = 0
+        """groups lost by their environment since one was whole"""
         self._published: set[Version] = set()
         self._stalls = StallWatch(settings.stall_s)
         self._dispatch_due = trio.Event()
@@ -244,16 +250,21 @@ class Rollouts:
                 self.on_answer(answer)
 
     def on_answer(self, answer: TurnAnswer) -> None:
-        """An environment answered the last turn of an episode."""
+        """An environment answered the last turn of an episode. ShoalError when FAILED_GROUPS groups in a row were lost so."""
         outcome = self.collector.answered(answer)
         match outcome:
             case Accepted(whole=WholeGroup() as whole):
+                self._failed_in_a_row = 0
                 self.buffers.whole(whole)
             case BegunAnew():
                 log.warning("group %d, member %d is begun anew: %.500s", outcome.group_id, outcome.member, outcome.reason)
                 self.journal.cut_tokens([(outcome.group_id, outcome.member, 0)])
             case GroupAborted():
                 self._aborted(outcome)
+                self._failed_in_a_row += 1
+                if self._failed_in_a_row >= FAILED_GROUPS:
+                    why = f"{FAILED_GROUPS} groups in a row failed in their environment; the last: {outcome.reason:.500}"
+                    raise ShoalError(why)
         self.tokens.grown()
         self._tell_runner()
         self.need_dispatch()

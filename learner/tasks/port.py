@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +48,15 @@ class Score:
     """fully right, by the task's own notion"""
     parts: Mapping[str, float] = field(default_factory=dict)
     """named parts of the reward, before their weights, where it has several"""
+
+
+def check_score(score: object) -> Score:
+    """The score itself. ValueError for what is none, and for a reward that is no finite number: a person's code makes them."""
+    if not isinstance(score, Score):
+        raise ValueError(f"a {type(score).__name__} where a Score belongs")
+    if not isinstance(score.reward, (int, float)) or not math.isfinite(score.reward):
+        raise ValueError(f"a reward of {score.reward!r:.40}")
+    return score
 
 
 @dataclass(frozen=True, slots=True)

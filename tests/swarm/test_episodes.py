@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 import trio
 
 from learner.environments.port import Episode, EpisodeKey, Turn, TurnAnswer
@@ -12,6 +13,7 @@ from learner.journal.token_writer import JOURNAL_S
 from learner.rollouts.outcomes import Sampling, TurnLimits
 from learner.tasks.port import Score
 from learner.trajectory import Gap
+from p2p.errors import ShoalError
 from p2p.protocol.generation import Abort, GenerateRequest, Tokens
 from p2p.protocol.rollout import TokenEvent, unpack_ids
 from tests.swarm.test_head import STALL_S, STOP, Node, check_books, open_head, silent
@@ -120,3 +122,15 @@ async def test_a_node_that_dies_in_a_second_turn_costs_no_turn(tmp_path, autojum
         assert {[m.node for m in t.makers][-1] for t in trajectories if t.makers} == {other.peer}
         assert all([m.start for m in t.makers] == [0, 5] for t in trajectories if t.makers)
         check_books(bench.head)
+
+
+async def test_an_environment_that_always_fails_stops_the_run(tmp_path, autojump_clock) -> None:
+    class Failing(Runner):
+        def respond(self, episode: Episode) -> None:
+            self._send.send_nowait(TurnAnswer(episode.key, len(episode.turns), failed="problem 3: KeyError: 'wanted'"))
+
+    stopped = pytest.RaisesExc(ShoalError, match="groups in a row failed in their environment; .*problem 3")
+    with pytest.RaisesGroup(stopped, flatten_subgroups=True):
+        async with open_head(tmp_path / "run", sampling=EPISODES, runner=Failing(0.0)) as bench:
+            await bench.join(turn, capacity=4)
+            await trio.sleep_forever()

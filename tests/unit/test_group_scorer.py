@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -194,3 +195,13 @@ async def test_a_tasks_own_score_needs_no_process_and_may_be_any_number() -> Non
 
     with PooledScorer(Ten("4")) as scorer:
         assert [s.reward for s in await scorer.score(0, answers("4", "5"))] == [-10.0, 10.0]
+
+
+@pytest.mark.parametrize("made", [1.0, None, Score(math.nan, False), Score(math.inf, True)])
+async def test_a_tasks_score_that_is_none_is_worth_nothing(made: Any) -> None:
+    class Wrong(Rows):
+        def score(self, prompt: Prompt, completion: str) -> Score:
+            return made
+
+    with PooledScorer(Wrong("4")) as scorer:
+        assert await scorer.score(0, answers("4")) == [Score(0.0, False)]
