@@ -114,10 +114,12 @@ class EnvironmentHost:
     # ---- EpisodeRunner
 
     def respond(self, episode: Episode) -> None:
-        """Have the environment answer the episode's last turn; the same question twice is asked once."""
+        """Have the environment answer the episode's last turn; the same question twice is asked once. Where an answer is under
+        way and the episode is over since, it is asked for its score when that answer comes (`_take`)."""
         known = self._open.get(episode.key)
         if known is not None:
             if known.waits and len(known.episode.turns) == len(episode.turns):
+                known.episode = episode if episode.over else known.episode
                 return
             fits = known.taken == len(episode.turns) - 1
             known.episode, known.waits = episode, True
@@ -204,8 +206,9 @@ class EnvironmentHost:
                 self._give_up(known, anew="its environment ended sooner when it was set back")
             return  # otherwise: of an earlier question
         renderer = self._renderer(self._task.prompt(episode.task_index).chat)
+        wanted = turns[:-1] if episode.over else turns  # the last answer may be of before it was over
         try:
-            given = [renderer.given(answer, turn.sampled) for answer, turn in zip(said.answers, turns, strict=False)]
+            given = [renderer.given(answer, turn.sampled) for answer, turn in zip(said.answers, wanted, strict=False)]
         except UsageError as error:
             self._give_up(known, failed=str(error))
             return
@@ -216,6 +219,10 @@ class EnvironmentHost:
             self._close(known)
             score = Score(said.reward, said.exact, said.parts)
             self._tell(TurnAnswer(episode.key, len(episode.turns), score=score))
+            return
+        if episode.over:
+            known.taken = 0
+            self._set_back(known)
             return
         if not given[-1]:
             self._give_up(known, failed="the environment's answer has no tokens")

@@ -178,6 +178,20 @@ def test_what_goes_wrong_names_the_prompt_and_hurts_nobody_else(file: Path) -> N
     run(body)
 
 
+@pytest.mark.parametrize("kind", ["Sync", "Once"])
+def test_an_episode_that_is_over_while_its_answer_is_under_way_gets_a_score(file: Path, kind: str) -> None:
+    async def body() -> None:
+        async with driver(Custom(file, kind)) as d:
+            key = d.take(0, "a")
+            d.host.respond(Episode(key, 7, d.turns[key], "time"))
+            d.host.respond(Episode(key, 7, d.turns[key], "time"))
+            score = (await d.answer()).score
+            assert score is not None and score.reward == 0.5
+            assert (await d.says(1, "a")).given == given("1"), "it was told once"
+
+    run(body)
+
+
 def test_episodes_are_set_back_when_their_process_is_killed(file: Path) -> None:
     async def body() -> None:
         async with driver(Custom(file, "Sync")) as d:
