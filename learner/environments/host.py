@@ -121,7 +121,8 @@ class EnvironmentHost:
             if known.waits and len(known.episode.turns) == len(episode.turns):
                 known.episode = episode if episode.over else known.episode
                 return
-            fits = known.taken == len(episode.turns) - 1
+            score_only = bool(episode.over) and known.taken == len(episode.turns)
+            fits = score_only or known.taken == len(episode.turns) - 1
             known.episode, known.waits = episode, True
             known.taken = known.taken if fits else 0
         elif len(self._open) >= MAX_EPISODES:
@@ -200,7 +201,7 @@ class EnvironmentHost:
         """The answers to the last turn, and to those before it that were taken again."""
         episode = known.episode
         turns = episode.turns[known.taken :]
-        if said.first != known.taken or len(said.answers) != len(turns) - said.done:
+        if said.first != known.taken or len(said.answers) != max(0, len(turns) - said.done):
             early = said.first == known.taken and said.done and len(said.answers) < len(turns)
             if early:
                 self._give_up(known, anew="its environment ended sooner when it was set back")
@@ -221,8 +222,10 @@ class EnvironmentHost:
             self._tell(TurnAnswer(episode.key, len(episode.turns), score=score))
             return
         if episode.over:
-            known.taken = 0
-            self._set_back(known)
+            if not turns:
+                raise ValueError("it was asked for a score, and gave none")
+            known.taken = len(episode.turns)
+            self._ask(known)
             return
         if not given[-1]:
             self._give_up(known, failed="the environment's answer has no tokens")

@@ -139,6 +139,9 @@ class _Host:
         if episode.environment is None or episode.taken != ask.first:
             raise _Nonsense("the process has not got its earlier turns")
         answers: list[list[dict[str, Any]]] = []
+        if not ask.turns:
+            async with asyncio.timeout(self._setup.turn_s):
+                return _ended(ask, answers, await self._reward(episode.environment))
         for i, text in enumerate(ask.turns):
             last = i == len(ask.turns) - 1
             over = ask.over if last else ""
@@ -169,8 +172,7 @@ class _Host:
         if isinstance(reply, Done):
             return reply
         if over:
-            reward = await self._call(environment.reward)
-            return reward if isinstance(reward, Done) else Done(reward)
+            return await self._reward(environment)
         if isinstance(reply, str):
             return [{"role": "user", "content": reply}]
         messages = [reply] if isinstance(reply, Mapping) else list(reply) if isinstance(reply, (list, tuple)) else None
@@ -180,6 +182,10 @@ class _Host:
         if wrong:
             raise _Nonsense(f"respond returned {wrong}")
         return [dict(m) for m in messages]
+
+    async def _reward(self, environment: Environment) -> Done:
+        reward = await self._call(environment.reward)
+        return reward if isinstance(reward, Done) else Done(reward)
 
     async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         if inspect.iscoroutinefunction(function):

@@ -30,7 +30,8 @@ class ChildReady(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class AskTurn(msgspec.Struct, frozen=True, tag="ask"):
-    """Answer the last of these turns; the ones before it, from `first` on, are taken again."""
+    """Answer the last of these turns; the ones before it, from `first` on, are taken again. Without turns the episode is `over`
+    after those taken, and only its score is wanted."""
 
     episode: int
     first: int

@@ -31,9 +31,10 @@ from learner.environments.environment import Done, Environment
 class Sync(Environment):
     """Counts turns; a word makes it misbehave."""
     def begin(self, row, seed):
-        self.n, self.row = 0, row
+        self.n, self.row, self.counts = 0, row, 0
     def respond(self, turn):
         self.n += 1
+        self.counts += turn.text == "count"
         if turn.text == "hang":
             time.sleep(3600)
         if turn.text == "die":
@@ -50,7 +51,7 @@ class Sync(Environment):
             return Done(float(self.n))
         return str(self.n)
     def reward(self):
-        return 0.5
+        return 0.5 + self.counts
 
 class Slow(Environment):
     async def respond(self, turn):
@@ -188,6 +189,26 @@ def test_an_episode_that_is_over_while_its_answer_is_under_way_gets_a_score(file
             score = (await d.answer()).score
             assert score is not None and score.reward == 0.5
             assert (await d.says(1, "a")).given == given("1"), "it was told once"
+
+    run(body)
+
+
+@pytest.mark.parametrize("kind", ["Sync", "Once"])
+def test_an_episode_that_is_over_after_its_answer_is_scored_without_taking_a_turn_again(file: Path, kind: str) -> None:
+    async def body() -> None:
+        async with driver(Custom(file, kind)) as d:
+            for _ in range(2):
+                answer = await d.says(0, "count")
+            turns = (*d.turns[answer.key][:-1], Turn(sampled("count")))
+            d.host.respond(Episode(answer.key, 7, turns, "length"))
+            score = (await d.answer()).score
+            assert score is not None and score.reward == 2.5
+            for _ in range(2):
+                await d.says(1, "count")
+            key = d.take(1, "count")
+            d.host.respond(Episode(key, 7, d.turns[key], "time"))
+            score = (await d.answer()).score
+            assert score is not None and score.reward == 3.5, "the answer under way came first"
 
     run(body)
 
