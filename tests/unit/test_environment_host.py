@@ -80,9 +80,10 @@ class Custom(Task):
 
     def __init__(self, file: Path, kind: str) -> None:
         self.environment = EnvironmentSource(f"{file}:{kind}")
+        self.value: Any = None
 
     def prompt(self, index: int) -> Prompt:
-        return Prompt(index, "?", {"n": index}, where=f"rows.jsonl, row {index}")
+        return Prompt(index, "?", {"n": index, "value": self.value}, where=f"rows.jsonl, row {index}")
 
 
 def sampled(text: str) -> tuple[int, ...]:
@@ -209,6 +210,28 @@ def test_an_episode_that_is_over_after_its_answer_is_scored_without_taking_a_tur
             d.host.respond(Episode(key, 7, d.turns[key], "time"))
             score = (await d.answer()).score
             assert score is not None and score.reward == 3.5, "the answer under way came first"
+
+    run(body)
+
+
+def nested(depth: int) -> list[Any]:
+    row: list[Any] = []
+    for _ in range(depth):
+        row = [row]
+    return row
+
+
+@pytest.mark.parametrize("value", [1 << 64, nested(100_000)], ids=["integer", "nested"])
+def test_a_row_that_cannot_be_sent_fails_its_episode(file: Path, value: Any) -> None:
+    task = Custom(file, "Sync")
+    task.value = value
+
+    async def body() -> None:
+        async with driver(task) as d:
+            failed = (await d.says(0, "a")).failed
+            assert "rows.jsonl, row 7" in failed and "cannot be handed to a process" in failed
+            task.value = 1
+            assert (await d.says(1, "a")).given == given("1")
 
     run(body)
 
