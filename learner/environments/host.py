@@ -55,6 +55,9 @@ MUTE_S = 20.0
 START_S = 120.0
 """Seconds until a process is ready: importing the environment and what it needs, on a busy machine."""
 
+RETRY_S = 2.0
+"""Seconds until a process that did not start is started again."""
+
 PING_S = 5.0
 """Seconds between two pings."""
 
@@ -247,6 +250,8 @@ class EnvironmentHost:
         """One process after another in this place. One that does not start twice in a row ends the run."""
         failures = 0
         while True:
+            if failures:
+                await trio.sleep(RETRY_S)
             ours, theirs = socket.socketpair()
             with theirs:
                 # It may outlive the thread that starts it; it ends when our socket does.
@@ -264,7 +269,8 @@ class EnvironmentHost:
             if failures >= 2:
                 raise ShoalError(f"the process of environment {self._source.name} does not start: {why}")
             log.warning("a process of environment %s is replaced: %.200s", self._source.name, ascii(why)[1:-1])
-            self._lost(process)
+            if not failures:  # otherwise it had no episodes
+                self._lost(process)
 
     async def _serve(self, process: _Process, stream: trio.SocketStream, task_status: Any) -> str:
         """With one child until its end; why it ended."""
@@ -277,8 +283,10 @@ class EnvironmentHost:
                 ready = await self._hear(stream, buffer, ChildReady)
         except (ValueError, trio.TooSlowError, trio.BrokenResourceError, EOFError) as error:
             return str(error) or f"it was not ready within {START_S:g} s"
-        if ready.error:
+        if ready.error and not process.started:
             raise UsageError(ready.error)
+        if ready.error:
+            return ready.error  # it could be made before: what it needs may be away for a moment
         self.tools, self._replayable = tuple(ready.tools), ready.replayable
         if not process.ready and not process.started:
             process.started = True

@@ -18,7 +18,7 @@ from learner.environments.settings import EnvironmentSection
 from learner.tasks.port import EnvironmentSource, Prompt, Task
 from learner.tasks.registry import make_task
 from netem.demo.tiny_model import char_tokenizer
-from p2p.errors import UsageError
+from p2p.errors import ShoalError, UsageError
 
 TOKENIZER = char_tokenizer("<>?!")
 EOS = TOKENIZER.eos_token_id
@@ -26,6 +26,7 @@ PATIENCE_S = 60.0
 
 SOURCE = '''
 import asyncio, os, time
+from pathlib import Path
 from learner.environments.environment import Done, Environment
 
 class Sync(Environment):
@@ -69,6 +70,15 @@ class Blocks(Environment):
 class Fickle(Environment):
     def respond(self, turn):
         return str(os.getpid())
+
+class Needs(Sync):
+    """Cannot be made while a file beside it says so."""
+    def __init__(self):
+        needed = Path(__file__).with_suffix(".needed")
+        if needed.exists():
+            if needed.read_text() == "once":
+                needed.unlink()
+            raise OSError("it is away")
 
 class Once(Sync):
     replayable = False
@@ -327,6 +337,23 @@ def test_an_environment_that_is_not_there_is_one_clear_line(file: Path) -> None:
 
     missing = pytest.RaisesExc(UsageError, match="mine.py has no 'Missing'")
     with pytest.RaisesGroup(missing, flatten_subgroups=True):
+        run(body)
+
+
+def test_a_constructor_that_fails_in_a_fresh_process_is_called_again(file: Path) -> None:
+    async def body() -> None:
+        async with driver(Custom(file, "Needs")) as d:
+            await d.says(0, "a")
+            needed = file.with_suffix(".needed")
+            needed.write_text("once")
+            os.kill(d.host.pids[0], signal.SIGKILL)
+            assert (await d.says(0, "a")).given == given("2")
+            needed.write_text("always")
+            os.kill(d.host.pids[0], signal.SIGKILL)
+            await d.says(0, "a")
+
+    twice = pytest.RaisesExc(ShoalError, match="does not start: .*it is away")
+    with pytest.RaisesGroup(twice, flatten_subgroups=True):
         run(body)
 
 
