@@ -281,7 +281,8 @@ async def _serve(sock: socket.socket, pending: bytearray, setup: ChildSetup, mak
 
 def main() -> int:
     """First message: `ChildSetup`. Answers `ChildReady`, then serves until the parent closes the socket."""
-    with socket.socket(fileno=os.dup(0)) as sock:
+    with socket.socket(fileno=os.dup(0)) as sock, open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)  # an environment, and what it starts, must not read from the socket or hold it open
         buffer = bytearray()
         setups: list[ChildSetup] = []
         while not setups:

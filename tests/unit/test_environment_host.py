@@ -80,6 +80,10 @@ class Needs(Sync):
                 needed.unlink()
             raise OSError("it is away")
 
+class Reads(Sync):
+    def respond(self, turn):
+        return str(len(os.read(0, 100)))
+
 class Once(Sync):
     replayable = False
 '''
@@ -355,6 +359,14 @@ def test_a_constructor_that_fails_in_a_fresh_process_is_called_again(file: Path)
     twice = pytest.RaisesExc(ShoalError, match="does not start: .*it is away")
     with pytest.RaisesGroup(twice, flatten_subgroups=True):
         run(body)
+
+
+def test_an_environment_finds_nothing_on_its_standard_input(file: Path) -> None:
+    async def body() -> None:
+        async with driver(Custom(file, "Reads"), turn_s=5) as d:
+            assert (await d.says(0, "a")).given == given("0")
+
+    run(body)
 
 
 def test_the_sandbox_is_refused() -> None:
