@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 import math
+import signal
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -36,7 +38,7 @@ from learner.tasks.letters_and_sums import draw
 from learner.tasks.port import Score, Task
 from learner.tasks.turns import TurnRenderer
 from p2p.errors import ShoalError, UsageError
-from p2p.processes import python_command, start
+from p2p.processes import python_command, signal_group, start
 
 log = logging.getLogger("shoal.environments")
 
@@ -263,6 +265,8 @@ class EnvironmentHost:
             finally:
                 process.ready, process.pid = False, 0
                 process.queue.clear()
+                with suppress(PermissionError):  # macOS, where only a dead one is left
+                    signal_group(child, signal.SIGKILL)  # what environments started too; before `wait`, which frees its id
                 child.kill()
                 child.wait()
                 ours.close()

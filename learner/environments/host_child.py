@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import math
 import os
+import signal
 import socket
 import sys
 import threading
@@ -269,6 +270,8 @@ async def _serve(sock: socket.socket, pending: bytearray, setup: ChildSetup, mak
             except OSError:
                 data = b""
             if not data:
+                if os.getpgrp() == os.getpid():
+                    os.killpg(0, signal.SIGKILL)  # what environments started too
                 os._exit(0)  # the parent is gone
             asyncio.run_coroutine_threadsafe(messages.put(data), loop).result()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,7 +26,7 @@ EOS = TOKENIZER.eos_token_id
 PATIENCE_S = 60.0
 
 SOURCE = '''
-import asyncio, os, time
+import asyncio, os, subprocess, time
 from pathlib import Path
 from learner.environments.environment import Done, Environment
 
@@ -83,6 +84,12 @@ class Needs(Sync):
 class Reads(Sync):
     def respond(self, turn):
         return str(len(os.read(0, 100)))
+
+class Starts(Sync):
+    def begin(self, row, seed):
+        super().begin(row, seed)
+        child = subprocess.Popen(["sleep", "3600"])
+        Path(__file__).with_suffix(".pid").write_text(str(child.pid))
 
 class Once(Sync):
     replayable = False
@@ -367,6 +374,33 @@ def test_an_environment_finds_nothing_on_its_standard_input(file: Path) -> None:
             assert (await d.says(0, "a")).given == given("0")
 
     run(body)
+
+
+@pytest.mark.parametrize("ends", ["with the run", "by itself"])
+def test_what_an_environment_starts_ends_with_its_process(file: Path, ends: str) -> None:
+    async def body() -> None:
+        async with driver(Custom(file, "Starts")) as d:
+            await d.says(0, "a")
+            started.append(int(file.with_suffix(".pid").read_text()))
+            if ends == "by itself":
+                os.kill(d.host.pids[0], signal.SIGKILL)
+                await d.says(0, "a")
+                await gone()
+
+    async def gone() -> None:
+        with trio.fail_after(PATIENCE_S):
+            while process_runs(started[0]):
+                await trio.sleep(0.05)
+
+    started: list[int] = []
+    run(body)
+    run(gone)
+
+
+def process_runs(pid: int) -> bool:
+    """Also where it is dead and nobody has reaped it, it does not run."""
+    state = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout.strip()
+    return state not in ("", "Z")
 
 
 def test_the_sandbox_is_refused() -> None:
