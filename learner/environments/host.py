@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 import math
+import signal
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -36,7 +38,7 @@ from learner.tasks.letters_and_sums import draw
 from learner.tasks.port import Score, Task
 from learner.tasks.turns import TurnRenderer
 from p2p.errors import ShoalError, UsageError
-from p2p.processes import python_command, start
+from p2p.processes import python_command, signal_group, start
 
 log = logging.getLogger("shoal.environments")
 
@@ -54,6 +56,9 @@ MUTE_S = 20.0
 
 START_S = 120.0
 """Seconds until a process is ready: importing the environment and what it needs, on a busy machine."""
+
+RETRY_S = 2.0
+"""Seconds until a process that did not start is started again."""
 
 PING_S = 5.0
 """Seconds between two pings."""
@@ -114,12 +119,15 @@ class EnvironmentHost:
     # ---- EpisodeRunner
 
     def respond(self, episode: Episode) -> None:
-        """Have the environment answer the episode's last turn; the same question twice is asked once."""
+        """Have the environment answer the episode's last turn; the same question twice is asked once. Where an answer is under
+        way and the episode is over since, it is asked for its score when that answer comes (`_take`)."""
         known = self._open.get(episode.key)
         if known is not None:
             if known.waits and len(known.episode.turns) == len(episode.turns):
+                known.episode = episode if episode.over else known.episode
                 return
-            fits = known.taken == len(episode.turns) - 1
+            score_only = bool(episode.over) and known.taken == len(episode.turns)
+            fits = score_only or known.taken == len(episode.turns) - 1
             known.episode, known.waits = episode, True
             known.taken = known.taken if fits else 0
         elif len(self._open) >= MAX_EPISODES:
@@ -198,14 +206,15 @@ class EnvironmentHost:
         """The answers to the last turn, and to those before it that were taken again."""
         episode = known.episode
         turns = episode.turns[known.taken :]
-        if said.first != known.taken or len(said.answers) != len(turns) - said.done:
+        if said.first != known.taken or len(said.answers) != max(0, len(turns) - said.done):
             early = said.first == known.taken and said.done and len(said.answers) < len(turns)
             if early:
                 self._give_up(known, anew="its environment ended sooner when it was set back")
             return  # otherwise: of an earlier question
         renderer = self._renderer(self._task.prompt(episode.task_index).chat)
+        wanted = turns[:-1] if episode.over else turns  # the last answer may be of before it was over
         try:
-            given = [renderer.given(answer, turn.sampled) for answer, turn in zip(said.answers, turns, strict=False)]
+            given = [renderer.given(answer, turn.sampled) for answer, turn in zip(said.answers, wanted, strict=False)]
         except UsageError as error:
             self._give_up(known, failed=str(error))
             return
@@ -216,6 +225,12 @@ class EnvironmentHost:
             self._close(known)
             score = Score(said.reward, said.exact, said.parts)
             self._tell(TurnAnswer(episode.key, len(episode.turns), score=score))
+            return
+        if episode.over:
+            if not turns:
+                raise ValueError("it was asked for a score, and gave none")
+            known.taken = len(episode.turns)
+            self._ask(known)
             return
         if not given[-1]:
             self._give_up(known, failed="the environment's answer has no tokens")
@@ -237,6 +252,8 @@ class EnvironmentHost:
         """One process after another in this place. One that does not start twice in a row ends the run."""
         failures = 0
         while True:
+            if failures:
+                await trio.sleep(RETRY_S)
             ours, theirs = socket.socketpair()
             with theirs:
                 # It may outlive the thread that starts it; it ends when our socket does.
@@ -248,13 +265,16 @@ class EnvironmentHost:
             finally:
                 process.ready, process.pid = False, 0
                 process.queue.clear()
+                with suppress(PermissionError):  # macOS, where only a dead one is left
+                    signal_group(child, signal.SIGKILL)  # what environments started too; before `wait`, which frees its id
                 child.kill()
                 child.wait()
                 ours.close()
             if failures >= 2:
                 raise ShoalError(f"the process of environment {self._source.name} does not start: {why}")
             log.warning("a process of environment %s is replaced: %.200s", self._source.name, ascii(why)[1:-1])
-            self._lost(process)
+            if not failures:  # otherwise it had no episodes
+                self._lost(process)
 
     async def _serve(self, process: _Process, stream: trio.SocketStream, task_status: Any) -> str:
         """With one child until its end; why it ended."""
@@ -267,8 +287,10 @@ class EnvironmentHost:
                 ready = await self._hear(stream, buffer, ChildReady)
         except (ValueError, trio.TooSlowError, trio.BrokenResourceError, EOFError) as error:
             return str(error) or f"it was not ready within {START_S:g} s"
-        if ready.error:
+        if ready.error and not process.started:
             raise UsageError(ready.error)
+        if ready.error:
+            return ready.error  # it could be made before: what it needs may be away for a moment
         self.tools, self._replayable = tuple(ready.tools), ready.replayable
         if not process.ready and not process.started:
             process.started = True

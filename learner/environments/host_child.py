@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import math
 import os
+import signal
 import socket
 import sys
 import threading
@@ -139,6 +140,9 @@ class _Host:
         if episode.environment is None or episode.taken != ask.first:
             raise _Nonsense("the process has not got its earlier turns")
         answers: list[list[dict[str, Any]]] = []
+        if not ask.turns:
+            async with asyncio.timeout(self._setup.turn_s):
+                return _ended(ask, answers, await self._reward(episode.environment))
         for i, text in enumerate(ask.turns):
             last = i == len(ask.turns) - 1
             over = ask.over if last else ""
@@ -169,8 +173,7 @@ class _Host:
         if isinstance(reply, Done):
             return reply
         if over:
-            reward = await self._call(environment.reward)
-            return reward if isinstance(reward, Done) else Done(reward)
+            return await self._reward(environment)
         if isinstance(reply, str):
             return [{"role": "user", "content": reply}]
         messages = [reply] if isinstance(reply, Mapping) else list(reply) if isinstance(reply, (list, tuple)) else None
@@ -180,6 +183,10 @@ class _Host:
         if wrong:
             raise _Nonsense(f"respond returned {wrong}")
         return [dict(m) for m in messages]
+
+    async def _reward(self, environment: Environment) -> Done:
+        reward = await self._call(environment.reward)
+        return reward if isinstance(reward, Done) else Done(reward)
 
     async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         if inspect.iscoroutinefunction(function):
@@ -263,6 +270,8 @@ async def _serve(sock: socket.socket, pending: bytearray, setup: ChildSetup, mak
             except OSError:
                 data = b""
             if not data:
+                if os.getpgrp() == os.getpid():
+                    os.killpg(0, signal.SIGKILL)  # what environments started too
                 os._exit(0)  # the parent is gone
             asyncio.run_coroutine_threadsafe(messages.put(data), loop).result()
 
@@ -275,7 +284,8 @@ async def _serve(sock: socket.socket, pending: bytearray, setup: ChildSetup, mak
 
 def main() -> int:
     """First message: `ChildSetup`. Answers `ChildReady`, then serves until the parent closes the socket."""
-    with socket.socket(fileno=os.dup(0)) as sock:
+    with socket.socket(fileno=os.dup(0)) as sock, open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)  # an environment, and what it starts, must not read from the socket or hold it open
         buffer = bytearray()
         setups: list[ChildSetup] = []
         while not setups:

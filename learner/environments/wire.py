@@ -30,7 +30,8 @@ class ChildReady(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class AskTurn(msgspec.Struct, frozen=True, tag="ask"):
-    """Answer the last of these turns; the ones before it, from `first` on, are taken again."""
+    """Answer the last of these turns; the ones before it, from `first` on, are taken again. Without turns the episode is `over`
+    after those taken, and only its score is wanted."""
 
     episode: int
     first: int
@@ -81,8 +82,12 @@ ToHead = ChildReady | ChildPong | TurnSaid | TurnWrong
 
 
 def pack(message: object) -> bytes:
-    """One message with its length. ValueError for one over MAX_FRAME; TypeError for values that are not plain."""
-    data = msgspec.msgpack.encode(message)
+    """One message with its length. ValueError for one over MAX_FRAME, for integers beyond 64 bits and for values nested too
+    deep; TypeError for values that are not plain."""
+    try:
+        data = msgspec.msgpack.encode(message)
+    except (OverflowError, RecursionError) as error:
+        raise ValueError(f"no message: {error}") from None
     if len(data) > MAX_FRAME:
         raise ValueError(f"a message of {len(data)} bytes; {MAX_FRAME} at most")
     return struct.pack(">I", len(data)) + data
@@ -100,7 +105,7 @@ def unpack(buffer: bytearray, kind: Any) -> list[Any]:
             break
         try:
             found.append(msgspec.msgpack.decode(bytes(buffer[4 : 4 + size]), type=kind))
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise ValueError(f"no message: {error}") from None
         del buffer[: 4 + size]
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,22 +19,24 @@ from learner.environments.settings import EnvironmentSection
 from learner.tasks.port import EnvironmentSource, Prompt, Task
 from learner.tasks.registry import make_task
 from netem.demo.tiny_model import char_tokenizer
-from p2p.errors import UsageError
+from p2p.errors import ShoalError, UsageError
 
 TOKENIZER = char_tokenizer("<>?!")
 EOS = TOKENIZER.eos_token_id
 PATIENCE_S = 60.0
 
 SOURCE = '''
-import asyncio, os, time
+import asyncio, os, subprocess, time
+from pathlib import Path
 from learner.environments.environment import Done, Environment
 
 class Sync(Environment):
     """Counts turns; a word makes it misbehave."""
     def begin(self, row, seed):
-        self.n, self.row = 0, row
+        self.n, self.row, self.counts = 0, row, 0
     def respond(self, turn):
         self.n += 1
+        self.counts += turn.text == "count"
         if turn.text == "hang":
             time.sleep(3600)
         if turn.text == "die":
@@ -50,7 +53,7 @@ class Sync(Environment):
             return Done(float(self.n))
         return str(self.n)
     def reward(self):
-        return 0.5
+        return 0.5 + self.counts
 
 class Slow(Environment):
     async def respond(self, turn):
@@ -69,6 +72,25 @@ class Fickle(Environment):
     def respond(self, turn):
         return str(os.getpid())
 
+class Needs(Sync):
+    """Cannot be made while a file beside it says so."""
+    def __init__(self):
+        needed = Path(__file__).with_suffix(".needed")
+        if needed.exists():
+            if needed.read_text() == "once":
+                needed.unlink()
+            raise OSError("it is away")
+
+class Reads(Sync):
+    def respond(self, turn):
+        return str(len(os.read(0, 100)))
+
+class Starts(Sync):
+    def begin(self, row, seed):
+        super().begin(row, seed)
+        child = subprocess.Popen(["sleep", "3600"])
+        Path(__file__).with_suffix(".pid").write_text(str(child.pid))
+
 class Once(Sync):
     replayable = False
 '''
@@ -79,9 +101,10 @@ class Custom(Task):
 
     def __init__(self, file: Path, kind: str) -> None:
         self.environment = EnvironmentSource(f"{file}:{kind}")
+        self.value: Any = None
 
     def prompt(self, index: int) -> Prompt:
-        return Prompt(index, "?", {"n": index}, where=f"rows.jsonl, row {index}")
+        return Prompt(index, "?", {"n": index, "value": self.value}, where=f"rows.jsonl, row {index}")
 
 
 def sampled(text: str) -> tuple[int, ...]:
@@ -178,6 +201,62 @@ def test_what_goes_wrong_names_the_prompt_and_hurts_nobody_else(file: Path) -> N
     run(body)
 
 
+@pytest.mark.parametrize("kind", ["Sync", "Once"])
+def test_an_episode_that_is_over_while_its_answer_is_under_way_gets_a_score(file: Path, kind: str) -> None:
+    async def body() -> None:
+        async with driver(Custom(file, kind)) as d:
+            key = d.take(0, "a")
+            d.host.respond(Episode(key, 7, d.turns[key], "time"))
+            d.host.respond(Episode(key, 7, d.turns[key], "time"))
+            score = (await d.answer()).score
+            assert score is not None and score.reward == 0.5
+            assert (await d.says(1, "a")).given == given("1"), "it was told once"
+
+    run(body)
+
+
+@pytest.mark.parametrize("kind", ["Sync", "Once"])
+def test_an_episode_that_is_over_after_its_answer_is_scored_without_taking_a_turn_again(file: Path, kind: str) -> None:
+    async def body() -> None:
+        async with driver(Custom(file, kind)) as d:
+            for _ in range(2):
+                answer = await d.says(0, "count")
+            turns = (*d.turns[answer.key][:-1], Turn(sampled("count")))
+            d.host.respond(Episode(answer.key, 7, turns, "length"))
+            score = (await d.answer()).score
+            assert score is not None and score.reward == 2.5
+            for _ in range(2):
+                await d.says(1, "count")
+            key = d.take(1, "count")
+            d.host.respond(Episode(key, 7, d.turns[key], "time"))
+            score = (await d.answer()).score
+            assert score is not None and score.reward == 3.5, "the answer under way came first"
+
+    run(body)
+
+
+def nested(depth: int) -> list[Any]:
+    row: list[Any] = []
+    for _ in range(depth):
+        row = [row]
+    return row
+
+
+@pytest.mark.parametrize("value", [1 << 64, nested(100_000)], ids=["integer", "nested"])
+def test_a_row_that_cannot_be_sent_fails_its_episode(file: Path, value: Any) -> None:
+    task = Custom(file, "Sync")
+    task.value = value
+
+    async def body() -> None:
+        async with driver(task) as d:
+            failed = (await d.says(0, "a")).failed
+            assert "rows.jsonl, row 7" in failed and "cannot be handed to a process" in failed
+            task.value = 1
+            assert (await d.says(1, "a")).given == given("1")
+
+    run(body)
+
+
 def test_episodes_are_set_back_when_their_process_is_killed(file: Path) -> None:
     async def body() -> None:
         async with driver(Custom(file, "Sync")) as d:
@@ -270,6 +349,58 @@ def test_an_environment_that_is_not_there_is_one_clear_line(file: Path) -> None:
     missing = pytest.RaisesExc(UsageError, match="mine.py has no 'Missing'")
     with pytest.RaisesGroup(missing, flatten_subgroups=True):
         run(body)
+
+
+def test_a_constructor_that_fails_in_a_fresh_process_is_called_again(file: Path) -> None:
+    async def body() -> None:
+        async with driver(Custom(file, "Needs")) as d:
+            await d.says(0, "a")
+            needed = file.with_suffix(".needed")
+            needed.write_text("once")
+            os.kill(d.host.pids[0], signal.SIGKILL)
+            assert (await d.says(0, "a")).given == given("2")
+            needed.write_text("always")
+            os.kill(d.host.pids[0], signal.SIGKILL)
+            await d.says(0, "a")
+
+    twice = pytest.RaisesExc(ShoalError, match="does not start: .*it is away")
+    with pytest.RaisesGroup(twice, flatten_subgroups=True):
+        run(body)
+
+
+def test_an_environment_finds_nothing_on_its_standard_input(file: Path) -> None:
+    async def body() -> None:
+        async with driver(Custom(file, "Reads"), turn_s=5) as d:
+            assert (await d.says(0, "a")).given == given("0")
+
+    run(body)
+
+
+@pytest.mark.parametrize("ends", ["with the run", "by itself"])
+def test_what_an_environment_starts_ends_with_its_process(file: Path, ends: str) -> None:
+    async def body() -> None:
+        async with driver(Custom(file, "Starts")) as d:
+            await d.says(0, "a")
+            started.append(int(file.with_suffix(".pid").read_text()))
+            if ends == "by itself":
+                os.kill(d.host.pids[0], signal.SIGKILL)
+                await d.says(0, "a")
+                await gone()
+
+    async def gone() -> None:
+        with trio.fail_after(PATIENCE_S):
+            while process_runs(started[0]):
+                await trio.sleep(0.05)
+
+    started: list[int] = []
+    run(body)
+    run(gone)
+
+
+def process_runs(pid: int) -> bool:
+    """Also where it is dead and nobody has reaped it, it does not run."""
+    state = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout.strip()
+    return state not in ("", "Z")
 
 
 def test_the_sandbox_is_refused() -> None:
