@@ -9,13 +9,12 @@ import logging
 import math
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from learner.rewards.scoring_process import ProcessGone, ScoringProcess
+from learner.rewards.scoring_process import KeptProcess, ProcessGone
 from p2p.errors import ShoalError, UsageError
 from p2p.processes import ROOT
 
@@ -67,35 +66,15 @@ def other_problems(name: str) -> str:
     )
 
 
-class ConfinedChild:
+class ConfinedChild(KeptProcess):
     """One child for one subject. One answer at a time, from any thread; `close` may come from another one.
 
     Raises ShoalError only where no answer could be scored any more: the child does not start twice in a row, or is closed.
     """
 
     def __init__(self, subject: Subject, *, allow_unconfined: bool, answer_s: float) -> None:
+        super().__init__()
         self.subject, self._allow_unconfined, self._answer_s = subject, allow_unconfined, answer_s
-        self._lock = threading.Lock()
-        self._process: ScoringProcess | None = None
-        self._closed = False
-
-    @property
-    def pid(self) -> int | None:
-        """The child's process id; None without one."""
-        return self._process.process.pid if self._process is not None else None
-
-    def start(self) -> None:
-        """Have a child, ready. UsageError when what it is to score with cannot be had."""
-        with self._lock:
-            if self._process is None:
-                self._start()
-
-    def close(self) -> None:
-        """Ends the child; an `ask` in another thread then raises ShoalError. Idempotent."""
-        self._closed = True
-        process = self._process
-        if process is not None:
-            process.end()
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """What the child says of one answer; {error} where it is the answer's fault that it says nothing."""
@@ -122,11 +101,7 @@ class ConfinedChild:
     def _start(self) -> None:
         why = ""
         for _ in range(2):
-            if self._closed:
-                raise ShoalError("the scorer is closed")
-            process = self._process = ScoringProcess(CHILD, _clean_environment(), own_folder=True)
-            if self._closed:  # `close` came while the child was being made and did not see it
-                process.end()
+            process = self._make(CHILD, _clean_environment(), own_folder=True)
             try:
                 ready = process.ask({**self.subject.setup, "answer_s": self._answer_s}, START_S)
             except ProcessGone as error:
@@ -151,13 +126,6 @@ class ConfinedChild:
         if missing and text not in _told:
             _told.add(text)
             log.warning("answers are scored without %s: not to be had on this system", text)
-
-    def _drop(self) -> None:
-        if self._process is not None:
-            self._process.end()
-        self._process = None
-        if self._closed:
-            raise ShoalError("the scorer is closed")
 
 
 def _clean_environment() -> dict[str, str]:

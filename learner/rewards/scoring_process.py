@@ -8,11 +8,13 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from learner.rewards.frames import receive_frame, send_frame
+from p2p.errors import ShoalError
 from p2p.processes import python_command, signal_group, start
 
 
@@ -82,3 +84,49 @@ class ScoringProcess:
 
 LAST_BYTES = 1 << 16
 """Bytes at the end of what a process said in which its last line is looked for."""
+
+
+class KeptProcess:
+    """A scoring process that is started anew when it had to be ended. One call at a time; `close` may come from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: ScoringProcess | None = None
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id; None without one."""
+        return self._process.process.pid if self._process is not None else None
+
+    def start(self) -> None:
+        """Have a process, ready. UsageError when what it is to score with cannot be had."""
+        with self._lock:
+            if self._process is None:
+                self._start()
+
+    def close(self) -> None:
+        """Ends the process; a call in another thread then raises ShoalError. Idempotent."""
+        self._closed = True
+        process = self._process
+        if process is not None:
+            process.end()
+
+    def _start(self) -> None:
+        """Make a process with `_make` and have it ready, under the lock. UsageError as `start`, ShoalError where it fails."""
+        raise NotImplementedError
+
+    def _make(self, module: str, environment: Mapping[str, str], *, own_folder: bool) -> ScoringProcess:
+        if self._closed:
+            raise ShoalError("the scorer is closed")
+        process = self._process = ScoringProcess(module, environment, own_folder=own_folder)
+        if self._closed:  # `close` came while the process was being made and did not see it
+            process.end()
+        return process
+
+    def _drop(self) -> None:
+        if self._process is not None:
+            self._process.end()
+        self._process = None
+        if self._closed:
+            raise ShoalError("the scorer is closed")
