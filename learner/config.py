@@ -5,10 +5,10 @@ The string under each field is its description: `shoal config docs` makes docs/c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -23,6 +23,8 @@ from learner.requests.settings import RequestsSection
 from learner.rewards.settings import RewardSettings
 from learner.section import MAX_SEED, MIN_SEED, Finding, Section, Seed, dump_toml, read_toml
 from learner.tasks.settings import TaskSettings
+from learner.tracking.settings import TrackingSection
+from learner.trainer.objectives.registry import OBJECTIVES
 from learner.trainer.settings import TrainerConfig, TrainerSection
 from p2p.errors import UsageError
 from p2p.limits import DEFAULT_SEGMENT, MAX_CHUNK, MAX_SEGMENT, MAX_SEGMENT_CHUNKS
@@ -43,8 +45,9 @@ class RolloutSection(Section):
 
     max_staleness: int = Field(default=2, ge=0, le=64)
     """Learner steps between the oldest token of a completion and the step that trains on it. 0 is on-policy."""
-    groups_per_step: int = Field(default=16, ge=1)
-    """Groups that an optimizer step trains on. A group is the completions of one prompt."""
+    groups_per_step: int = Field(default=16, ge=0)
+    """Groups that an optimizer step trains on. A group is the completions of one prompt. 0: nothing is generated for training; a
+    trainer of yours (`external_trainer`) samples through the endpoint what it wants to."""
     samples: int = Field(default=16, ge=1)
     """Completions of a group."""
     max_new_tokens: int = Field(default=64, ge=1)
@@ -53,7 +56,7 @@ class RolloutSection(Section):
     """Sampling temperature."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus of the sampling: the most likely tokens that have this probability together. Below 1 it needs
-    `trainer.proximal = "trainer"`."""
+    `trainer.objective` "decoupled", "masked" or "topr"."""
     micro_batch_groups: int = Field(default=4, ge=1)
     """Groups that the trainer is handed at a time. It begins with them while other groups of the step are still generated."""
     stall_s: float = Field(default=120.0, ge=1)
@@ -68,7 +71,7 @@ class RolloutSection(Section):
     equal_groups: Literal["train", "drop"] = "train"
     """Groups in which every completion got the same reward teach nothing: their advantages are zero. "drop" generates other
     groups in their place (dynamic sampling, DAPO, arXiv 2503.14476). Steps then cost more, and favour prompts of middling
-    difficulty."""
+    difficulty. Rewards count here as they are trained on, `trainer.overlong_tokens` included."""
     extra_groups: int = Field(default=0, ge=0)
     """Groups beyond `groups_per_step` that may be reserved for a step. Those that end first fill the step; the others are
     aborted, and their prompts are drawn again. This, `extra_samples` and `truncate_stuck_s` favour short completions: the metrics
@@ -176,6 +179,12 @@ MOST_EVALS = 32
 class LearnerConfig(Section):
     """Everything a run is made of. Saved, resolved, as config.toml in the run directory."""
 
+    moved: ClassVar[Mapping[str, str]] = {
+        "trainer.clip_low": "trainer.objective_options.clip_low", "trainer.clip_high": "trainer.objective_options.clip_high",
+        "trainer.tis_cap": "trainer.objective_options.cap",
+        "trainer.proximal": 'trainer.objective: "decoupled" for "trainer", "grpo" for "behaviour"',
+    }  # fmt: skip
+
     run_dir: str
     """Directory of the run: journal, checkpoints, keys, logs."""
     model: str
@@ -183,8 +192,8 @@ class LearnerConfig(Section):
     seed: Seed = 0
     """Seed of the run: the order of prompts, and the seeds of all sampling."""
     preset: PresetName = ""
-    """Settings by name: GRPO, Dr. GRPO or DAPO as far as the trainer has them (`shoal config presets` shows what each sets). Keys
-    of the file and flags win over them."""
+    """Settings by name: GRPO, Dr. GRPO, DAPO, GSPO and others as far as the trainer has them (`shoal config presets` shows what
+    each sets). Keys of the file and flags win over them."""
     external_trainer: bool = False
     """Wait for a trainer of yours (`learner.client.client`) instead of starting ours."""
     task: TaskSection = TaskSection()
@@ -196,6 +205,7 @@ class LearnerConfig(Section):
     requests: RequestsSection = RequestsSection()
     swarm: SwarmSection = SwarmSection()
     status: StatusSection = StatusSection()
+    tracking: TrackingSection = TrackingSection()
     endpoint: EndpointSection = EndpointSection()
     trainer: TrainerSection = TrainerSection()
     eval: list[EvalSection] = Field(default_factory=list, max_length=MOST_EVALS)
@@ -265,42 +275,73 @@ def _read(layers: Sequence[Layer], source: str, other_flags: Collection[str] = (
     name = next((layer.values["preset"] for layer in reversed(layers) if "preset" in layer.values), "")
     preset = next((one for key, one in PRESETS.items() if key == name), None)
     found = stack(
-        LearnerConfig, layers, {"run_dir": "", "model": ""}, below=preset.table() if preset else {}, source=source,
-        other_flags=other_flags,
+        LearnerConfig, layers, {"run_dir": "", "model": ""}, below=preset.table(_objective(layers)) if preset else {},
+        source=source, other_flags=other_flags,
     )  # fmt: skip
     told = [p for p in _contradictions(found.section) if not found.wrong.intersection(p.keys)]
     options = {key for p in told for key in p.keys if len(p.keys) == 1}  # wrong by itself
     return ReadConfig(found.section, (*found.problems, *(p.what for p in told)), found.wrong | options)
 
 
+def _objective(layers: Sequence[Layer]) -> object:
+    """What file and flags say that `trainer.objective` is; None where they say nothing of it."""
+    tables = [layer.values.get("trainer") for layer in reversed(layers)]
+    return next((table["objective"] for table in tables if isinstance(table, Mapping) and "objective" in table), None)
+
+
 def _contradictions(config: LearnerConfig) -> Iterator[Finding]:
     """Values that are right by themselves and not together."""
     tables = [("local_engine.engine_set", config.local_engine.engine_set), ("environment.options", config.environment.options)]
+    played = {"task", *(f"eval.{i}.task" for i, one in enumerate(config.eval) if one.environment)}
     for where, task in _tasks(config):
         tables += [(f"{where}.options", task.options), (f"{where}.template_options", task.template_options)]
-        yield from _task_findings(where, task, scored=bool(task.reward or (where == "task" and config.environment.name)))
+        yield from _task_findings(where, task, scored=bool(task.reward or (where in played and config.environment.name)))
     if config.environment.name and config.task.reward:
         yield Finding(
             "task.reward and environment.name are both set: an environment rewards its episodes itself; leave one of them out",
             ("task.reward", "environment.name"),
         )
+    for i, one in enumerate(config.eval):
+        if one.environment and not config.environment.name:
+            yield Finding(f"eval.{i}.environment: environment.name is empty: there is none to play in", ("environment.name",))
+        elif one.environment and one.task is not None and one.task.reward:
+            what = f"eval.{i}.environment and eval.{i}.task.reward are both set: an environment rewards its episodes itself"
+            yield Finding(what, ("eval",))
     for key, options in tables:
         for what in _not_plain(key, options):
             yield Finding(what, (key,))
     yield from eval_findings(config.eval)
     rollout, swarm = config.rollout, config.swarm
-    if rollout.top_p < 1 and config.trainer.proximal == "behaviour" and not config.external_trainer:
+    if rollout.top_p < 1 and not OBJECTIVES[config.trainer.objective].nucleus and not config.external_trainer:
         yield Finding(
-            f"rollout.top_p = {rollout.top_p:g} does not go with trainer.proximal = \"behaviour\": nodes report log "
-            "probabilities within the nucleus, the trainer's are over all tokens, so bad answers would lose their gradient; "
-            "set rollout.top_p = 1 or trainer.proximal = \"trainer\"",
-            ("rollout.top_p", "trainer.proximal"),
+            f"rollout.top_p = {rollout.top_p:g} does not go with trainer.objective = \"{config.trainer.objective}\": nodes "
+            "report log probabilities within the nucleus, the trainer's are over all tokens, so bad answers would lose their "
+            "gradient; set rollout.top_p = 1 or trainer.objective = \"decoupled\"",
+            ("rollout.top_p", "trainer.objective"),
         )
     if rollout.publish_every > rollout.max_staleness + 1:
         yield Finding(
             f"rollout.publish_every = {rollout.publish_every}: with rollout.max_staleness = {rollout.max_staleness} the learner "
             f"would wait for a version that it has not published; at most {rollout.max_staleness + 1}",
             ("rollout.publish_every", "rollout.max_staleness"),
+        )
+    if not rollout.groups_per_step and not config.external_trainer:
+        yield Finding(
+            "rollout.groups_per_step = 0 leaves the trainer without anything to train on: it is for one of yours, that samples "
+            "through the endpoint (external_trainer = true)",
+            ("rollout.groups_per_step", "external_trainer"),
+        )
+    elif not rollout.groups_per_step and not config.endpoint.listen:
+        yield Finding(
+            "rollout.groups_per_step = 0 without endpoint.listen: nothing can sample in this run: your trainer does so through "
+            'the endpoint; set endpoint.listen = "127.0.0.1:0"',
+            ("rollout.groups_per_step", "external_trainer", "endpoint.listen"),
+        )
+    if not rollout.groups_per_step and config.local_engine.engine:
+        yield Finding(
+            "rollout.groups_per_step = 0 and local_engine.engine are both set: the local engine generates what the trainer waits "
+            "for, and it waits for nothing; leave the local engine out, and start a node on this machine",
+            ("rollout.groups_per_step", "local_engine.engine"),
         )
     for name, prices in config.activation.prices.items():
         if not 1 <= len(prices) <= 3 or not all(0 <= price <= MAX_PRICE for price in prices):

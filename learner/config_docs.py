@@ -6,7 +6,8 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Le, MinLen
 from pydantic import BeforeValidator
@@ -36,13 +37,13 @@ TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", Any: "
 """TOML's name of a Python type."""
 
 
-UNITS_BY_NAME = {"_usd_per_hour": "$ an hour", "_usd": "$", "_s": "seconds", "_bytes": "bytes"}
+UNITS_BY_NAME = {"_usd_per_hour": "$ an hour", "_usd": "$", "_s": "seconds", "_bytes": "bytes", "_mb": "MB"}
 """End of a key -> its unit."""
 
 COUNTED = re.compile(
     r"(?:Most |Least |Padded |Held-out )?"
-    r"(learner steps|optimizer steps|steps|groups|completions|prompts|tokens|publications|checkpoints|sequences|processes|turns|"
-    r"connections|CPU threads|share)\b",
+    r"(learner steps|optimizer steps|optimizer updates|steps|groups|completions|prompts|tokens|publications|checkpoints|devices|"
+    r"sequences|processes|turns|connections|CPU threads|share)\b",
     re.IGNORECASE,
 )
 """What a description begins with where the number counts something."""
@@ -110,12 +111,19 @@ def sections() -> Iterator[SectionDocs]:
     yield SectionDocs("", _paragraph(LearnerConfig.__doc__), tuple(_settings("", LearnerConfig)))
     for name, info in LearnerConfig.model_fields.items():
         if _is_section(info):
-            kind: Any = info.annotation
-            yield SectionDocs(name, _paragraph(kind.__doc__), tuple(_settings(f"{name}.", kind)))
+            yield from _tables(name, info.annotation)
     for name, info in LearnerConfig.model_fields.items():
         item = item_section(info)
         if item is not None:
             yield SectionDocs(name, _paragraph(item.__doc__), tuple(_settings(f"{name}.", item, many=True)), many=True)
+
+
+def _tables(name: str, kind: Any) -> Iterator[SectionDocs]:
+    """A table, and those in it."""
+    yield SectionDocs(name, _paragraph(kind.__doc__), tuple(_settings(f"{name}.", kind)))
+    for inner, info in kind.model_fields.items():
+        if _is_section(info):
+            yield from _tables(f"{name}.{inner}", info.annotation)
 
 
 def markdown() -> str:
@@ -174,6 +182,8 @@ def _type(kind: Any, bounds: Sequence[Any] = (), s: str = "") -> str:
         return f"list{s} of {f'{sizes.pop()} ' if len(bounds) == 2 else ''}{_type(inner[0], (), 's')}"
     if origin is dict:
         return f"table{s}" if inner[1] is Any else f"table{s} of {_type(inner[1], (), 's')}"
+    if origin in (Union, UnionType):
+        return " or ".join(_type(one, (), s) for one in inner)
     if origin is Annotated:
         return _type(inner[0], inner[1].metadata, s)
     if bounds == [Ge(MIN_SEED), Le(MAX_SEED)]:

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from learner.config import LearnerConfig
-from learner.config_docs import NOTHING, REQUIRED, SectionDocs, Setting, sections
+from learner.config_docs import NOTHING, REQUIRED, Paper, SectionDocs, Setting, sections, type_in_words
 from learner.presets import PRESETS, Preset
-from learner.section import meant_key
+from learner.section import WrongKey, suggestion
+from learner.trainer.objectives.registry import OBJECTIVES
 from p2p.errors import UsageError
 
 WIDTH = 78
@@ -32,34 +33,51 @@ OFFERED = {"preset": "dapo", "swarm.announce": ["/ip4/203.0.113.7/tcp/4001"]}
 
 
 def explain(key: str = "") -> list[str]:
-    """Lines about a key, about a section and its keys, or (of "") about all sections. UsageError, with what may have been meant,
-    when there is no such key. The last part of a key will do where only one key has it."""
+    """Lines about a key, about a section or an objective and its keys, or (of "") about all sections. UsageError, with what may
+    have been meant, when there is no such key. The last part of a key will do: of all keys that have it."""
     if not key:
         return _overview(list(sections()))
-    table = next((one for one in sections() if one.name == key), None)
-    return _table(table) if table is not None else [line for one in explained(key) for line in _setting(one)]
+    told = {one.name: _table(one, f'trainer.objective = "{one.name}"') for one in _objectives()}
+    told |= {one.name: _table(one, one.heading) for one in sections()}
+    return told.get(key) or [line for one in explained(key) for line in _setting(one)]
 
 
 def explained(key: str = "") -> list[Setting]:
     """The settings that `explain` tells of; of "" all. UsageError as there."""
-    tables = list(sections())
+    tables, objectives = list(sections()), list(_objectives())
     settings = {one.key: one for table in tables for one in table.settings}
     if not key:
         return list(settings.values())
-    for table in tables:
+    for table in (*tables, *objectives):
         if table.name == key:
             return list(table.settings)
     if key in settings:
         return [settings[key]]
+    options = [one for table in objectives for one in table.settings]
+    whole = [one for one in options if one.key == key]
+    if whole:
+        return whole
     inside = next((one for one in settings.values() if one.type == "table" and key.startswith(one.key + ".")), None)
     if inside is not None:
         return [inside]
-    same = [one for one in settings.values() if one.key.split(".")[-1] == key]
+    same = [one for one in (*settings.values(), *options) if one.key.split(".")[-1] == key]
     if same:
         return same
-    near = meant_key(LearnerConfig, key)
-    hint = f"; did you mean {near}?" if near else " (shoal config explain lists the sections)"
-    raise UsageError(f"no setting {key[:80]!r}{hint}")
+    hint = suggestion(LearnerConfig, WrongKey(tuple(key.split(".")), "", unknown=True))
+    raise UsageError(f"no setting {key[:80]!r}{hint or ' (shoal config explain lists the sections)'}")
+
+
+def _objectives() -> Iterator[SectionDocs]:
+    """Each objective with its options, which `trainer.objective_options` takes: as sections, so that they are told like those."""
+    for name, kind in OBJECTIVES.items():
+        papers = (Paper("", kind.paper),) if kind.paper[:1].isdigit() else ()
+        options = (
+            Setting(
+                f"trainer.objective_options.{key}", type_in_words(field.annotation, field.metadata), json.dumps(field.default),
+                f'Of the objective "{name}": {" ".join((field.description or "").split())}', papers=papers,
+            ) for key, field in kind.model_fields.items()
+        )  # fmt: skip
+        yield SectionDocs(name, " ".join((kind.__doc__ or "").split()), tuple(options))
 
 
 def first_file(everything: bool = False) -> str:
@@ -101,7 +119,8 @@ def presets() -> list[str]:
     how = 'Settings by name: preset = "NAME" at the top of the file, or --preset NAME. Keys of the file and flags win.'
     lines = _wrapped(how, "", "")
     for name, preset in PRESETS.items():
-        lines += ["", f"{name}: {preset.title}, https://arxiv.org/abs/{preset.paper}", *_indented(preset.what)]
+        paper = f", https://arxiv.org/abs/{preset.paper}" if preset.paper else ""
+        lines += ["", f"{name}: {preset.title}{paper}", *_indented(preset.what)]
         lines += [f"    {key} = {json.dumps(value)}" for key, value in preset.sets.items()]
         lines += ["  Beside the paper:", *(line for text in preset.lacks for line in _indented(text, "  - "))]
     return lines
@@ -122,8 +141,8 @@ def _overview(tables: list[SectionDocs]) -> list[str]:
     return lines
 
 
-def _table(table: SectionDocs) -> list[str]:
-    lines = [table.heading, *_indented(table.what), ""]
+def _table(table: SectionDocs, heading: str) -> list[str]:
+    lines = [heading, *_indented(table.what), ""]
     for one in table.settings:
         lines += [_title(one), *_indented(_short(one.what))]
     return [*lines, "", f"shoal config explain {table.settings[0].key} says all of one key."]

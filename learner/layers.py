@@ -8,6 +8,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Generic, get_origin
 
 from learner.section import ALIKE, AnySection, Section, WrongKey, inner_section, suggestion, wrong_keys
@@ -46,7 +47,7 @@ def stack(
     of the command line that are no settings: a person may have meant one.
     """
     problems, wrong = list[str](), set[str]()
-    found = [wrong_keys(kind, layer.values) for layer in layers]
+    found = [[w for w in wrong_keys(kind, layer.values) if not w.together] for layer in layers]
     right_flags = {
         key for layer, its in zip(layers, found, strict=True) if not layer.source for key in _leaves(layer.values)
         if not any(_covers(w.key, key) or _covers(key, w.key) for w in its)
@@ -64,8 +65,14 @@ def stack(
         if not any(_covers(key, w.key) for key in wrong):
             problems.append(": ".join(filter(None, (source, f"{w.key} {w.what}"))))
     wrong |= {w.key for w in missing}
-    section = kind.model_validate(merge(merged, {w.key: stand_ins[w.key] for w in missing}))
-    return Stacked(section, tuple(problems), frozenset(wrong))
+    merged = merge(merged, {w.key: stand_ins[w.key] for w in missing})
+    together = {w.key for w in wrong_keys(kind, reduce(merge, (layer.values for layer in layers), below)) if w.together}
+    while its := wrong_keys(kind, merged):
+        # A key that was fine in its layer may only follow from one that was taken out as wrong: that is not said.
+        problems += [_joint_line(layers, w) for w in its if w.key in together or not problems]
+        wrong |= {key for w in its for key in (w.key, *(leaf for leaf in _leaves(merged) if _covers(w.key, leaf)))}
+        merged = _without(merged, [w.path for w in its])
+    return Stacked(kind.model_validate(merged), tuple(problems), frozenset(wrong))
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,6 +138,13 @@ def _line(kind: type[Section], layer: Layer, wrong: WrongKey, other_flags: Colle
         return f"{layer.source}: {wrong.key}: {wrong.what}{suggestion(kind, wrong)}"
     what = "no such setting" if wrong.unknown else wrong.what
     return f"--{wrong.key}: {what}{_near(kind, wrong, other_flags)}"
+
+
+def _joint_line(layers: Sequence[Layer], wrong: WrongKey) -> str:
+    """Of keys that do not go together. Names the file only where all of them are there."""
+    homes = {layer.source for layer in layers if any(_covers(wrong.key, key) for key in _leaves(layer.values))}
+    source = homes.pop() if len(homes) == 1 else ""
+    return ": ".join(filter(None, (source, wrong.key, wrong.what)))
 
 
 def _near(kind: type[Section], wrong: WrongKey, other_flags: Collection[str]) -> str:

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -28,6 +28,9 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    moved: ClassVar[Mapping[str, str]] = {}
+    """Dotted keys that were settings once -> what is there now, for the complaint about one."""
 
 
 ALIKE = 0.75
@@ -59,6 +62,8 @@ class WrongKey:
     """the section has no such key"""
     missing: bool = False
     """the section must have it, and it is not there"""
+    together: bool = False
+    """a validator of ours refused a table: its keys, which may come from several places, do not go together"""
 
     @property
     def key(self) -> str:
@@ -94,8 +99,10 @@ def check_section(
 
 
 def suggestion(kind: type[Section], wrong: WrongKey, dash: str = "") -> str:
-    """The end of a complaint about an unknown key of a section of this kind: "; did you mean rollout.samples?", or "" when
-    nothing is near. `dash` stands before the key: "--" of a flag."""
+    """The end of a complaint about an unknown key of a section of this kind: "; did you mean rollout.samples?", of one that was
+    moved "; it is now ...", or "" when nothing is near. `dash` stands before the key that was meant: "--" of a flag."""
+    if wrong.unknown and wrong.key in kind.moved:
+        return f"; it is now {kind.moved[wrong.key]}"
     near = meant_key(kind, wrong.key) if wrong.unknown else ""
     return f"; did you mean {dash}{near}?" if near else ""
 
@@ -147,13 +154,13 @@ def _wrong(found: Any, unknown: str, leave_out: Collection[str]) -> WrongKey:
     """`found`: pydantic's record of one error."""
     path = tuple(str(part) for part in found["loc"] if part not in leave_out)
     kind, said = found["type"], found["msg"]
+    in_list = any(isinstance(part, int) for part in found["loc"])  # replaced as a whole: no other place has keys of an item
     if kind == "extra_forbidden":
         return WrongKey(path, unknown, unknown=True)
     if kind == "missing":
-        # A list is replaced as a whole, so no other place can have what lacks in an item of it.
-        return WrongKey(path, "is required", missing=not any(isinstance(part, int) for part in found["loc"]))
+        return WrongKey(path, "is required", missing=not in_list)
     if kind == "value_error":  # raised by a validator of ours
-        return WrongKey(path, said.removeprefix("Value error, "))
+        return WrongKey(path, said.removeprefix("Value error, "), together=isinstance(found["input"], Mapping) and not in_list)
     if kind == "model_type":
         return WrongKey(path, f"is a section of settings, not {_told(found['input'])}")
     what = said[:1].lower() + said[1:]

@@ -10,20 +10,23 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import trio
 
+from learner.client.messages import BESIDE_SOCKET
 from learner.config import LearnerConfig, TaskSection, resolved
+from learner.data_digests import changed_data
 from learner.endpoint.reader import Offer
 from learner.endpoint.service import Endpoint
 from learner.environments.running import running_environment, set_environment
+from learner.evaluation.opening import EvalOpener, EvalWish
 from learner.evaluation.plan import EvalPlan
-from learner.evaluation.problems import Evaluation, make_evaluation
 from learner.evaluation.settings import EvalTask, eval_plan
 from learner.head.children import LOCAL_ENGINE, keep_local_engine, keep_trainer, watch_external
 from learner.head.head import Head
@@ -35,12 +38,17 @@ from learner.rewards.group_scorer import PooledScorer
 from learner.rollouts.controller import Rollouts
 from learner.rollouts.group_spec import RolloutSettings
 from learner.rollouts.outcomes import Sampling, TurnLimits
+from learner.rollouts.stop_strings import StopStrings, check_stop_strings
 from learner.run_dir import existing_run, kept_listen
 from learner.status.live import EventLog, collected_events
 from learner.status.server import serve_status
+from learner.status.steps import RECENT
 from learner.tasks.port import Task
-from learner.tasks.prompting import fit_prompts, stop_tokens
+from learner.tasks.prompting import decode_completion, fit_prompts, stop_tokens
 from learner.tasks.registry import open_task
+from learner.tracking.keeping import Trackers
+from learner.trainer.adapter.peft_form import adapter_file, check_same_adapter
+from learner.trainer.checkpoints.forms import check_devices
 from p2p.errors import UsageError
 from p2p.files import write_whole
 from p2p.identity import Identity
@@ -131,22 +139,27 @@ async def run_learner(
     model = open_model_folder(config.model)
     task = await trio.to_thread.run_sync(partial(open_run_task, config, model))
     trainer_config = config.trainer_config()
-    with ExitStack() as held:
+    async with AsyncExitStack() as held:
         log_lines = held.enter_context(collected_events())
         # Abandoned: what they wait for ends with the processes that score. (mypy sees trio-typing's stubs, older than trio.)
         in_thread: Any = partial(trio.to_thread.run_sync, abandon_on_cancel=True)  # type: ignore[call-arg]
         scorer = held.enter_context(
             PooledScorer(task, config.task, allow_unconfined=config.task.allow_unconfined, in_thread=in_thread)
         )
-        evaluations = list(_evaluations(config, model, task, held=held, in_thread=in_thread))
+        opener = EvalOpener(model.tokenizer, model.context, config.environment, stop_ids=model.stop_ids, in_thread=in_thread)
+        evaluations = await held.enter_async_context(opener.opened(list(_evaluations(config, model, task))))
         run, run_dir = prepare_run(config, resume=resume)
         journal = held.enter_context(Journal.open(run_dir / "journal.sqlite", run))
         # The run is ours alone from here on, so its files may be written.
-        check_work_left(run_dir, journal.last_commit(), trainer_config.steps)
+        check_same_adapter(run_dir, trainer_config.lora)
+        last = journal.last_commit()
+        if last is not None and not config.external_trainer:
+            check_devices(Path(last.checkpoint), trainer_config.devices)
+        check_work_left(run_dir, last, trainer_config.steps)
         write_whole(run_dir / "config.toml", resolved(config))
         write_whole(run_dir / "trainer.json", trainer_config.model_dump_json(indent=1))
         (run_dir / "summary.json").unlink(missing_ok=True)  # of an earlier end: this run goes on
-        for line in changed_data(run_dir, task, resume=resume):
+        for line in changed_data(run_dir, task, evaluations, resume=resume):
             log.warning("%s", line)
         if not resume:
             (run_dir / "listen.json").unlink(missing_ok=True)  # of a start that was refused
@@ -154,16 +167,18 @@ async def run_learner(
         listen = _listen(run_dir, config)
         stops = _stops(model, task)
         async with (
-            running_environment(task, model.tokenizer, stops, config.environment) as runner,
+            running_environment(task, model.tokenizer, model.stop_ids, config.environment, seed=config.task.seed) as runner,
             open_libp2p_network(identity, listen) as network,
         ):
+            if runner is not None and runner.tools:  # prompts are longer from here on
+                await trio.to_thread.run_sync(fit_prompts, task, model.tokenizer, model.context)
             _keep_ports(run_dir, listen, list(network.addresses))
             head = Head(
                 config=config, run=run, run_dir=run_dir, identity=identity, network=network, journal=journal,
                 open_rollouts=lambda head: Rollouts(
-                    _rollout_settings(config, stops, turns=runner is not None), journal, task, model.tokenizer, model.vocab_size,
-                    epoch=head.epoch, send=head.send, nodes=head.node_views, report=head.report, scorer=scorer, runner=runner,
-                    in_thread=in_thread,
+                    _rollout_settings(config, stops, _stop_strings(model, task), turns=runner is not None), journal, task,
+                    model.tokenizer, model.vocab_size, epoch=head.epoch, send=head.send, nodes=head.node_views,
+                    report=head.report, scorer=scorer, runner=runner, in_thread=in_thread,
                 ),
             )  # fmt: skip
             head.evaluate(evaluations)
@@ -175,7 +190,7 @@ async def run_learner(
                 head.expect_local_engine(Identity.load_or_create(own / "node.key").peer_id)
                 near = tuple(reversed(network.addresses))  # loopback is the last
                 (own / "ticket.txt").write_text(make_ticket(identity, run, near).encode() + "\n")
-            head.publisher.offer_descriptor(pack_descriptor(model.path))
+            head.publisher.offer_descriptor(pack_descriptor(model.path, adapter_file(trainer_config.lora, config.model)))
             addresses = tuple(config.swarm.announce) or tuple(network.addresses)
             ticket = make_ticket(identity, run, addresses).encode()
             (run_dir / "ticket.txt").write_text(ticket + "\n")
@@ -204,70 +219,58 @@ def open_run_task(config: LearnerConfig, model: ModelFolder) -> Task:
 
 def _open_task(settings: TaskSection | EvalTask, model: ModelFolder, *, own_score: bool) -> Task:
     task = open_task(settings, own_score=own_score)
+    check_stop_strings(model.tokenizer, task.stop)
     fit_prompts(task, model.tokenizer, model.context)
     return task
-
-
-def changed_data(run_dir: Path, task: Task, *, resume: bool) -> list[str]:
-    """Keeps digests of the task's data with the run; of a resumed one, a line for each source that is not what it was."""
-    file = run_dir / "data.json"
-    now = dict(task.fingerprint)
-    before: dict[str, str] = json.loads(file.read_text()) if resume and file.exists() else now
-    write_whole(file, json.dumps(now, indent=1))
-    told = [f"{name} has changed since this run began" for name in now if name in before and now[name] != before[name]]
-    told += [f"{name} is new to this run" for name in now.keys() - before.keys()]
-    told += [f"{name} is not among its data any more" for name in before.keys() - now.keys()]
-    after = "prompts are drawn from what is there now; groups that were under way with another prompt are generated again"
-    return [f"task.data: {line}: {after}" for line in told]
 
 
 def _stops(model: ModelFolder, task: Task) -> tuple[int, ...]:
     return tuple(sorted({*model.stop_ids, *stop_tokens(model.tokenizer, task.stop)}))
 
 
-def _evaluations(
-    config: LearnerConfig, model: ModelFolder, task: Task, *, held: ExitStack, in_thread: Callable[..., Awaitable[Any]]
-) -> Iterator[Evaluation]:
-    """The default evaluation and those of the tables [[eval]], with scorers of their own that `held` closes: answers that are
-    slow to score keep no group of training waiting. UsageError for a table whose problems are not to be had."""
+def _stop_strings(model: ModelFolder, task: Task) -> StopStrings | None:
+    return StopStrings(partial(decode_completion, model.tokenizer), task.stop) if task.stop else None
 
-    def make(plan: EvalPlan, of: Task, settings: TaskSection | EvalTask, held_out: bool) -> Evaluation:
-        if of.environment is not None:
-            raise UsageError(f"{plan.called}: it is one completion a prompt, and task {of.name} has an environment of turns")
-        scorer = PooledScorer(of, settings, allow_unconfined=settings.allow_unconfined, in_thread=in_thread)
-        made = make_evaluation(plan, of, model.tokenizer, held_out=held_out, score=scorer.score_prompt)
-        if made.plan.prompts < plan.prompts:
-            log.info("%s has %d prompts, not %d: there are no more", plan.called, made.plan.prompts, plan.prompts)
-        held.enter_context(scorer)
-        return made
 
+def _evaluations(config: LearnerConfig, model: ModelFolder, task: Task) -> Iterator[EvalWish]:
+    """The default evaluation and those of the tables [[eval]]. UsageError for a table whose task is not to be had."""
     longest = config.rollout.max_new_tokens
     if config.trainer.eval_size:
         plan = EvalPlan(
             name="", prompts=config.trainer.eval_size, samples=1, every=config.trainer.eval_every, at_start=True, at_end=True,
             temperature=0.0, top_p=1.0, max_new_tokens=longest, stop_ids=_stops(model, task), seed=config.seed,
+            stop=_stop_strings(model, task),
         )  # fmt: skip
-        try:
-            yield make(plan, task, config.task, held_out=True)
-        except UsageError as error:
-            log.warning("%s; the run goes on without it (trainer.eval_size = 0 turns it off)", error)
+        yield EvalWish(
+            plan=plan, task=task, task_seed=config.task.seed, rewards=config.task,
+            allow_unconfined=config.task.allow_unconfined, held_out=True, optional=True,
+        )  # fmt: skip
     for section in config.eval:
         of: Task = task
         settings: TaskSection | EvalTask = config.task
         if section.task is not None:
-            settings, of = section.task, _open_task(section.task, model, own_score=not section.task.reward)
+            settings = section.task
+            of = _open_task(settings, model, own_score=not (settings.reward or section.environment))
+            if section.environment:
+                set_environment(of, config.environment)
         plan = eval_plan(section, max_new_tokens=longest, stop_ids=_stops(model, of), seed=config.seed)
-        yield make(plan, of, settings, section.held_out)
+        yield EvalWish(
+            plan=replace(plan, stop=_stop_strings(model, of)), task=of, task_seed=settings.seed, rewards=settings,
+            allow_unconfined=settings.allow_unconfined, held_out=section.held_out,
+        )  # fmt: skip
 
 
-def _rollout_settings(config: LearnerConfig, stop_ids: tuple[int, ...], *, turns: bool) -> RolloutSettings:
+def _rollout_settings(
+    config: LearnerConfig, stop_ids: tuple[int, ...], stop: StopStrings | None, *, turns: bool
+) -> RolloutSettings:
     r, limits = config.rollout, TurnLimits(config.environment.max_turns, config.environment.turn_tokens) if turns else None
     return RolloutSettings(
         max_staleness=r.max_staleness, groups_per_step=r.groups_per_step, samples=r.samples, seed=config.seed,
-        sampling=Sampling(r.max_new_tokens, stop_ids, r.temperature, r.top_p, turns=limits),
+        sampling=Sampling(r.max_new_tokens, stop_ids, r.temperature, r.top_p, turns=limits, stop=stop),
         micro_batch_groups=r.micro_batch_groups, stall_s=r.stall_s, finish_s=r.finish_s if r.on_update == "finish" else 0.0,
         strategies=config.dispatch, keep_equal=r.equal_groups == "train", extra_groups=r.extra_groups,
         extra_samples=r.extra_samples, truncate_stuck_s=r.truncate_stuck_s,
+        overlong_tokens=0 if config.external_trainer else config.trainer.overlong_tokens,
     )  # fmt: skip
 
 
@@ -282,11 +285,16 @@ async def _run(
         more = {"endpoint": endpoint.status()} if endpoint is not None else {}
         return head.status() | {"events": log_lines.events()} | more
 
-    with serve_status(config.status.port, partial(trio.from_thread.run_sync, status, trio_token=token)) as port:
+    with ExitStack() as held:
+        port = held.enter_context(serve_status(config.status.port, partial(trio.from_thread.run_sync, status, trio_token=token)))
         async with trio.open_nursery() as nursery:
+            trackers = held.enter_context(Trackers(config.tracking.wanted, run_dir))
             calm_gc()
             await nursery.start(head.run)
-            await nursery.start(serve_trainer, run_dir, head.trainer_requests.answer, head.trainer_requests.on_gone)
+            nursery.start_soon(trackers.run)
+            trainer = head.trainer_requests
+            await nursery.start(partial(serve_trainer, run_dir, trainer.answer_beside, socket=BESIDE_SOCKET))
+            await nursery.start(serve_trainer, run_dir, trainer.answer, trainer.on_gone)
             write_whole(run_dir / "status.json", json.dumps({"port": port, "pid": os.getpid()}))
             if endpoint is not None:
                 await nursery.start(endpoint.run)
@@ -296,7 +304,7 @@ async def _run(
                     "ticket": ticket, "status_port": port, "run": head.run_id, "run_dir": str(run_dir),
                     "endpoint": url, "endpoint_key": key,
                 })  # fmt: skip
-                nursery.start_soon(keep_telling, announce, status)
+                nursery.start_soon(keep_telling, announce, status, trainer)
             if config.external_trainer:
                 nursery.start_soon(watch_external, head)
             else:
@@ -307,6 +315,7 @@ async def _run(
             await head.farewell("training is complete")
             result = status()
             write_whole(run_dir / "summary.json", json.dumps(result, indent=1))
+            await trackers.finish()
             nursery.cancel_scope.cancel()
     return result
 
@@ -319,16 +328,39 @@ def announce_ready(announce: Announce, facts: dict[str, Any]) -> None:
         log.exception("that nodes can join cannot be told (the run goes on; its ticket is %s/ticket.txt)", facts["run_dir"])
 
 
-async def keep_telling(announce: Announce, status: Callable[[], dict[str, Any]]) -> None:
-    """To a person's view. It draws in a thread: the head must not wait for a terminal. With a thousand nodes that takes a tenth
-    of a second of the processor, so it may have TELL_SHARE of the time. What fails there is said once, and ends nothing."""
+class LoggedSteps(Protocol):
+    """How many steps a run's trainer has logged in this life."""
+
+    logged: int
+    news: trio.Event
+    """set, and replaced, with each of them"""
+
+
+async def keep_telling(
+    announce: Announce, status: Callable[[], dict[str, Any]], steps: LoggedSteps | None = None
+) -> None:  # fmt: skip
+    """To a person's view, with each step that was logged and else every TELL_S. It draws in a thread: the head must not wait for
+    a terminal. With a thousand nodes that takes a tenth of a second of the processor, so it may have TELL_SHARE of the time; but
+    no step is kept back until the state has forgotten it. What fails there is said once, and ends nothing."""
     complained = False
     while True:
-        began = trio.current_time()
+        began, told = trio.current_time(), steps.logged if steps is not None else 0
         try:
             await trio.to_thread.run_sync(announce, "status", status(), abandon_on_cancel=True)  # type: ignore[call-arg]
         except Exception:
             if not complained:
                 complained = True
                 log.exception("the run's state cannot be told (said once; the run goes on)")
-        await trio.sleep(min(max(TELL_S, (trio.current_time() - began) / TELL_SHARE), MOST_TELL_S))
+        least = min((trio.current_time() - began) / TELL_SHARE, MOST_TELL_S)
+        if steps is None:
+            await trio.sleep(max(TELL_S, least))
+            continue
+        with trio.move_on_after(max(TELL_S, least)):
+            await _logged(steps, told + 1)
+            with trio.move_on_after(least):
+                await _logged(steps, told + RECENT // 2)
+
+
+async def _logged(steps: LoggedSteps, count: int) -> None:
+    while steps.logged < count:
+        await steps.news.wait()

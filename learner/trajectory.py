@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgpack
 
-from learner.tasks.port import Score
+from learner.tasks.port import EpisodeEnd, Score
 from p2p.protocol.rollout import Span
 from p2p.version import Version
 
@@ -62,6 +62,8 @@ class Trajectory:
     """what an environment gave between turns, in order; empty for a completion of one turn"""
     parts: Mapping[str, float] = field(default_factory=dict)
     """of the reward, as in `Score.parts`"""
+    end: EpisodeEnd | None = None
+    """of an episode, as in `Score.end`"""
 
     @property
     def sampled_tokens(self) -> int:
@@ -106,12 +108,23 @@ class Group:
         """Whether all have the same reward: then none is better than its group, and there is nothing to learn from."""
         return len(set(self.rewards)) == 1
 
+    def shaped(self, most: int, soft: int) -> list[float]:
+        """`rewards` as they are trained on: less `overlong_penalty`."""
+        pairs = zip(self.rewards, self.trajectories, strict=True)
+        return [reward - overlong_penalty(t.sampled_tokens, most, soft) for reward, t in pairs]
+
     def scored(self, scores: Sequence[Score]) -> Group:
         """The group with one score a trajectory, in order."""
         pairs = zip(self.trajectories, scores, strict=True)
         return replace(
             self, trajectories=tuple(replace(t, reward=s.reward, exact=s.exact, parts=s.parts) for t, s in pairs)
         )
+
+
+def overlong_penalty(length: int, most: int, soft: int) -> float:
+    """What is subtracted from the reward of a completion of `length` sampled tokens, of `most` at most: 0 up to most - soft, from
+    there on evenly up to 1 (DAPO, arXiv 2503.14476, equation 13)."""
+    return 0.0 if soft <= 0 else min(1.0, max(0.0, (length - (most - soft)) / soft))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +150,7 @@ def pack_groups(groups: Sequence[Group]) -> bytes:
 def _packed(t: Trajectory) -> list[object]:
     spans = [[s.version.epoch, s.version.step, s.start, s.stop] for s in t.spans]
     packed = [t.prompt_ids, t.completion_ids, t.logprobs, spans, t.reward, t.finish, t.node, t.seed, t.exact, t.makers]
-    return [*packed, t.given, dict(t.parts)]
+    return [*packed, t.given, dict(t.parts), t.end]
 
 
 class _Later(NamedTuple):
@@ -146,6 +159,7 @@ class _Later(NamedTuple):
     makers: Sequence[Sequence[Any]] = ()
     given: Sequence[Sequence[int]] = ()
     parts: Mapping[str, float] = {}
+    end: Sequence[Any] | None = None
 
 
 def unpack_groups(data: bytes) -> tuple[Group, ...]:
@@ -161,6 +175,7 @@ def unpack_groups(data: bytes) -> tuple[Group, ...]:
                     finish=finish, node=node, seed=seed, reward=reward, exact=exact,
                     makers=tuple(Maker(*maker) for maker in _Later(*rest).makers),
                     given=tuple(Gap(*gap) for gap in _Later(*rest).given), parts=_Later(*rest).parts,
+                    end=EpisodeEnd(*end) if (end := _Later(*rest).end) is not None else None,
                 )
                 for prompt, completion, logprobs, spans, reward, finish, node, seed, exact, *rest in trajectories
             ),

@@ -42,6 +42,10 @@ ITEMSIZE: dict[str, int] = {
 WORD: dict[int, np.dtype] = {n: np.dtype(f"<u{n}") for n in (1, 2, 4, 8)}
 """The integer view through which values of that many bytes are compared and coded."""
 
+ADAPTER = "adapter."
+"""How the names of an adapter's tensors begin: `adapter.<module path>.lora_A` [r, in] and `.lora_B` [out, r]. In a layout that
+has such tensors they alone change from version to version; all others are the frozen base model's."""
+
 _Name = Annotated[str, Meta(min_length=1, max_length=MAX_TENSOR_NAME)]
 _Shape = Annotated[tuple[Annotated[int, Meta(ge=0, lt=2**40)], ...], Meta(max_length=8)]
 _Table = Annotated[list[tuple[_Name, str, _Shape]], Meta(max_length=MAX_TENSORS)]
@@ -84,6 +88,10 @@ class Segment:
         return self.stop - self.start
 
 
+def _goes_with(one: TensorSpec, other: TensorSpec) -> bool:
+    return one.itemsize == other.itemsize and one.name.startswith(ADAPTER) == other.name.startswith(ADAPTER)
+
+
 @dataclass(frozen=True)
 class Layout:
     """The tensor table. Tensors are sorted by (word size, name), laid end to end, each start aligned to ALIGN."""
@@ -122,14 +130,14 @@ class Layout:
         return blake3.blake3(msgspec.msgpack.encode(self.to_wire())).digest()
 
     def segments(self, target: int = DEFAULT_SEGMENT) -> tuple[Segment, ...]:
-        """Cut the flat state into segments of about `target` bytes, never mixing word sizes."""
+        """Cut the flat state into segments of about `target` bytes, never mixing word sizes, nor an adapter with its base."""
         return tuple(self._cut(min(max(target, ALIGN), MAX_SEGMENT) // ALIGN * ALIGN))
 
     def _cut(self, target: int) -> Iterator[Segment]:
         index, i = 0, 0
         while i < len(self.tensors):
             j = i
-            while j < len(self.tensors) and self.tensors[j].itemsize == self.tensors[i].itemsize:
+            while j < len(self.tensors) and _goes_with(self.tensors[j], self.tensors[i]):
                 j += 1
             start = self.tensors[i].offset
             stop = self.tensors[j].offset if j < len(self.tensors) else self.nbytes
@@ -137,6 +145,11 @@ class Layout:
                 yield Segment(index, at, min(at + target, stop), self.tensors[i].itemsize)
                 index += 1
             i = j
+
+    @cached_property
+    def adapter(self) -> frozenset[str]:
+        """The tensors that belong to an adapter; empty where the whole model is trained."""
+        return frozenset(t.name for t in self.tensors if t.name.startswith(ADAPTER))
 
     def touched(self, start: int, stop: int) -> list[str]:
         """Names of the tensors that share a byte with [start, stop)."""

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Protocol
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,6 +31,9 @@ _PR_SET_PDEATHSIG = 1
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 """Loaded here and not in the child: between fork and exec as little as possible may happen there."""
+
+NOTHING_BEFORE: Mapping[Path, int] = MappingProxyType({})
+"""No earlier process wrote to the files."""
 
 Output = Path | IO[bytes] | int | None
 """Where a child's output goes: the end of a file, an open file or a constant of `subprocess`, or (None) where ours goes."""
@@ -112,10 +116,12 @@ def wait_or_kill(process: Process, wait_s: float) -> int:
         return process.wait()
 
 
-def last_line(*files: Path, nothing: str = "it said nothing") -> str:
-    """The last thing said in the first of `files` that says something, for an error message; `nothing` when none does."""
+def last_line(*files: Path, nothing: str = "it said nothing", after: Mapping[Path, int] = NOTHING_BEFORE) -> str:
+    """The last thing said in the first of `files` that says something, for an error message; `nothing` when none does. `after`:
+    file -> its bytes that an earlier process wrote."""
     for file in files:
-        lines = file.read_text(errors="replace").strip().splitlines() if file.exists() else []
+        said = file.read_bytes()[after.get(file, 0) :] if file.exists() else b""
+        lines = said.decode(errors="replace").strip().splitlines()
         if lines:
             return lines[-1]
     return nothing

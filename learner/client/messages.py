@@ -1,7 +1,11 @@
 """Messages between the head and its trainer, over a Unix socket in the run directory. Must not know torch or trio.
 
-Small messages only: micro-batches, tensor tables and chunks go through files. One request at a time; the head answers every
-request but `SegmentDone`, and sends `Wait` every few seconds while an answer is not ready, so silence always means trouble.
+Small messages only: micro-batches, tensor tables and chunks go through files. One request at a time on a connection; the head
+answers every request but `SegmentDone`, and sends `Wait` every few seconds while an answer is not ready, so silence always means
+trouble.
+
+A trainer has two connections. While it waits for groups on the first, versions and commits (BESIDE) go over the second: groups
+may come only once a version is out, so they must not wait for each other.
 """
 
 from __future__ import annotations
@@ -14,14 +18,18 @@ from pathlib import Path
 from p2p.protocol.wire import Blob, Count, Decoder, Digest, Message, Real, Row, Text
 
 SOCKET = "trainer.sock"
-"""Name of the socket in the run directory."""
+"""Name of the trainer's socket in the run directory."""
+
+BESIDE_SOCKET = "trainer-beside.sock"
+"""Name of the socket for its second connection."""
 
 HEARTBEAT_S = 2.0
 """Seconds between two `Wait`s while an answer is not ready."""
 
-SILENCE_S = 30.0
-"""Seconds without an answer or a `Wait` after which the trainer takes the head for gone: fifteen heartbeats, so that a head that
-is busy with its disk is not taken for a dead one."""
+SILENCE_S = 300.0
+"""Seconds without an answer or a `Wait` after which the trainer takes the head for gone. A head that ended has closed the socket,
+which is seen at once; a silent one is held up, mostly by its disk. At 30 s a run was ended while other programs wrote gigabytes
+and all I/O of the machine stood still."""
 
 
 class Resume(Message, frozen=True, tag="t.resume"):
@@ -50,8 +58,9 @@ class IsDue(Message, frozen=True, tag="t.is_due"):
 
 
 class Begin(Message, frozen=True, tag="t.begin"):
-    """A version is about to come. `base` is the step of a delta's base, in this epoch unless `base_epoch` says another;
-    a cumulative delta's may have been published long ago, so that its digest is told. `layout_file` holds the tensor table."""
+    """A version is about to come. `base` is the step of a delta's base, in this epoch unless `base_epoch` says another; a
+    cumulative delta's may have been published long ago, or never (epoch 0: the base model), so that its digest is told.
+    `layout_file` holds the tensor table."""
 
     step: Count
     kind: Text
@@ -136,14 +145,18 @@ class Error(Message, frozen=True, tag="t.error"):
     reason: Text
 
 
+BESIDE: tuple[type[Message], ...] = (Begin, SegmentDone, SealVersion, CommitStep)
+"""What may go over the second connection, and goes there in `learner.client.client`."""
+
+
 decode = Decoder(globals())
 
 
 @contextmanager
-def socket_path(run_dir: Path) -> Iterator[str]:
-    """A short name for the run directory's socket: a Unix socket path holds at most 107 bytes, a run directory may not."""
+def socket_path(run_dir: Path, socket: str = SOCKET) -> Iterator[str]:
+    """A short name for a socket of the run directory: a Unix socket path holds at most 107 bytes, a run directory may not."""
     fd = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield f"/proc/self/fd/{fd}/{SOCKET}"
+        yield f"/proc/self/fd/{fd}/{socket}"
     finally:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""The endpoint's key: made once for a run, or from the environment. Must not know HTTP."""
+"""The endpoint's key: made once for a run, or from the environment; and where its URL is written. Must not know HTTP."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from p2p.errors import UsageError
 
 KEY_FILE = "endpoint.key"
 """Name of the key's file in the run directory, one word on one line: its owner alone may read it."""
+
+ADDRESS_FILE = "endpoint.json"
+"""Where a program reads, in the run directory, at which URL the endpoint is: its port may be any free one."""
 
 KEY_BYTES = 32
 """Random bytes of a key that we make: as many as of the signatures' keys, out of reach of any guessing."""

@@ -10,13 +10,10 @@ import trio
 
 from learner.endpoint.door import EndpointDoor
 from learner.endpoint.http import HttpServer, ServerLimits
-from learner.endpoint.keys import KEY_FILE, endpoint_key
+from learner.endpoint.keys import ADDRESS_FILE, KEY_FILE, endpoint_key
 from learner.endpoint.reader import Offer
 from learner.endpoint.settings import EndpointSection, read_listen
 from p2p.files import write_whole
-
-ADDRESS_FILE = "endpoint.json"
-"""Where a program reads, in the run directory, at which URL the endpoint is: its port may be any free one."""
 
 
 class Endpoint:

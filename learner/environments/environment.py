@@ -6,7 +6,7 @@ docs/environments.md is its page for users.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from learner.tasks.port import ChatMessage
@@ -45,6 +45,8 @@ class Done:
     """a finite number; or named parts, whose sum is the reward"""
     exact: bool | None = None
     """whether it counts as fully solved; None: where the reward is 1 or more"""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """where `reward` is a number: named parts to be shown beside it, before their weights"""
 
 
 Messages = str | ChatMessage | Sequence[ChatMessage]
@@ -116,3 +118,13 @@ def tools_of(environment: Environment) -> dict[str, Callable[..., Any]]:
             raise ValueError(f"two tools are called {function.__name__}")
         found[function.__name__] = function
     return found
+
+
+def oddities(environment: Environment) -> list[str]:
+    """What a person is likely to have forgotten, each in a sentence; it works all the same."""
+    kind = type(environment)
+    if kind.respond is Environment.respond and kind.reward is Environment.reward and not tools_of(environment):
+        return [f"{kind.__name__} has no respond, no reward and no tools: every episode ends after one turn with the reward 0"]
+    if kind.respond is Environment.respond and kind.reward is Environment.reward:
+        return [f"{kind.__name__} has tools, and neither respond nor reward: every episode has the reward 0"]
+    return []

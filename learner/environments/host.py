@@ -19,6 +19,7 @@ from typing import Any
 
 import trio
 
+from learner.environments.home import EnvironmentHome, EnvironmentTold
 from learner.environments.port import Episode, EpisodeKey, TurnAnswer
 from learner.environments.settings import EnvironmentSection
 from learner.environments.wire import (
@@ -29,16 +30,17 @@ from learner.environments.wire import (
     ForgetEpisode,
     PingChild,
     ToHead,
+    ToolStopped,
     TurnSaid,
     TurnWrong,
     pack,
     unpack,
 )
 from learner.tasks.letters_and_sums import draw
-from learner.tasks.port import Score, Task
+from learner.tasks.port import EpisodeEnd, Score, Task
 from learner.tasks.turns import TurnRenderer
 from p2p.errors import ShoalError, UsageError
-from p2p.processes import python_command, signal_group, start
+from p2p.processes import python_command, signal_group
 
 log = logging.getLogger("shoal.environments")
 
@@ -60,8 +62,14 @@ START_S = 120.0
 RETRY_S = 2.0
 """Seconds until a process that did not start is started again."""
 
+RELAY_S = 1.0
+"""Seconds until what a process printed before its end is read, or dropped."""
+
 PING_S = 5.0
 """Seconds between two pings."""
+
+MOST_OVER = 20
+"""Characters of the limit's name that ended an episode: ours are shorter, and a process is a user's."""
 
 
 @dataclass(slots=True)
@@ -97,11 +105,13 @@ class _Process:
 class EnvironmentHost:
     """Runs the episodes of one task. `await nursery.start(host.run)` first: it comes back when all processes are ready."""
 
-    def __init__(self, task: Task, tokenizer: Any, stop_ids: Sequence[int], settings: EnvironmentSection) -> None:
+    def __init__(
+        self, task: Task, tokenizer: Any, stop_ids: Sequence[int], settings: EnvironmentSection, *, seed: int = 0
+    ) -> None:
         if task.environment is None:
             raise UsageError(f"task {task.name} has no environment")
         self._task, self._source, self._settings = task, task.environment, settings
-        self._tokenizer, self._stop_ids = tokenizer, frozenset(stop_ids)
+        self._tokenizer, self._stop_ids, self._seed = tokenizer, frozenset(stop_ids), seed
         self._answer, self.answers = trio.open_memory_channel[TurnAnswer](math.inf)
         self._open: dict[EpisodeKey, _Open] = {}
         self._keys: dict[int, EpisodeKey] = {}
@@ -110,6 +120,7 @@ class EnvironmentHost:
         self.tools: tuple[dict[str, Any], ...] = ()
         """JSON schemas of its tools, once it runs: what belongs into the task's `ChatFormat`"""
         self._replayable = True
+        self._told = EnvironmentTold(self._source.name)
 
     @property
     def pids(self) -> list[int]:
@@ -165,13 +176,11 @@ class EnvironmentHost:
         key, episode = known.episode.key, known.episode
         self._close(known)
         if failed:
-            prompt = self._task.prompt(episode.task_index)
-            where = prompt.where or f"prompt {episode.task_index}"
-            failed = f"environment {self._source.name}, {where}, turn {len(episode.turns)}: {' '.join(failed.split())}"
+            failed = f"{self._place(episode, len(episode.turns))}: {' '.join(failed.split())}"
         self._tell(TurnAnswer(key, len(episode.turns), anew=anew, failed=failed))
 
     def _renderer(self, chat: bool) -> TurnRenderer:
-        return TurnRenderer(self._tokenizer, self._stop_ids, chat, self._task.chat_format)
+        return TurnRenderer(self._tokenizer, self._stop_ids, chat, self._task.chat_format, self._task.stop)
 
     def _ask(self, known: _Open) -> None:
         episode = known.episode
@@ -179,7 +188,9 @@ class EnvironmentHost:
         renderer = self._renderer(prompt.chat)
         texts = [renderer.turn_text(turn.sampled) for turn in episode.turns[known.taken :]]
         row = prompt.entry if known.taken == 0 else None
-        seed = draw(0, "environment", self._task.name, episode.task_index) >> 1  # 63 bits: every generator takes them
+        # Of the prompt's number, so the members of a group are alike, and a killed learner draws it again. 63 bits: every
+        # generator takes them.
+        seed = draw(self._seed, "environment", self._task.name, episode.task_index) >> 1
         ask = AskTurn(known.number, known.taken, texts, episode.over, row=row, seed=seed)
         try:
             known.process.write(pack(ask))
@@ -188,7 +199,9 @@ class EnvironmentHost:
 
     def _heard(self, process: _Process, message: object) -> None:
         """A process said something. ValueError when it makes no sense."""
-        if isinstance(message, (TurnSaid, TurnWrong)):
+        if isinstance(message, ToolStopped):
+            self._tool_stopped(process, message)
+        elif isinstance(message, (TurnSaid, TurnWrong)):
             key = self._keys.get(message.episode)
             known = self._open.get(key) if key is not None else None
             if known is None or known.process is not process or not known.waits:
@@ -196,11 +209,22 @@ class EnvironmentHost:
             if isinstance(message, TurnWrong):
                 self._give_up(known, failed=message.why)
                 if message.stuck:
-                    raise ValueError(f"a call hangs in it ({message.why})")
+                    raise ValueError(message.why)
             else:
                 self._take(known, message)
         elif not isinstance(message, ChildPong):
             raise ValueError("it said what it must not say now")
+
+    def _tool_stopped(self, process: _Process, message: ToolStopped) -> None:
+        key = self._keys.get(message.episode)
+        known = self._open.get(key) if key is not None else None
+        if known is None or known.process is not process:
+            return
+        self._told.stopped(self._place(known.episode, message.turn + 1), message.why)
+
+    def _place(self, episode: Episode, turn: int) -> str:
+        prompt = self._task.prompt(episode.task_index)
+        return f"environment {self._source.name}, {prompt.where or f'prompt {episode.task_index}'}, turn {turn}"
 
     def _take(self, known: _Open, said: TurnSaid) -> None:
         """The answers to the last turn, and to those before it that were taken again."""
@@ -223,7 +247,7 @@ class EnvironmentHost:
             return
         if said.done:
             self._close(known)
-            score = Score(said.reward, said.exact, said.parts)
+            score = Score(said.reward, said.exact, said.parts, EpisodeEnd(said.over[:MOST_OVER], said.calls, said.errors))
             self._tell(TurnAnswer(episode.key, len(episode.turns), score=score))
             return
         if episode.over:
@@ -255,12 +279,17 @@ class EnvironmentHost:
             if failures:
                 await trio.sleep(RETRY_S)
             ours, theirs = socket.socketpair()
+            home = EnvironmentHome(self._settings)
             with theirs:
-                # It may outlive the thread that starts it; it ends when our socket does.
-                child = start(python_command(CHILD), stdin=theirs.fileno(), outlive=True)
+                child = home.start(python_command(CHILD), theirs.fileno())
             process.pid = child.pid
             try:
-                why = await self._serve(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)), task_status)
+                stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(home.relay, self._source.name)
+                    why = await self._serve(process, stream, home.setup(self._source), task_status)
+                    child.kill()  # what it printed last is still read
+                    nursery.cancel_scope.deadline = trio.current_time() + RELAY_S
                 failures = 0 if process.ready else failures + 1
             finally:
                 process.ready, process.pid = False, 0
@@ -270,20 +299,20 @@ class EnvironmentHost:
                 child.kill()
                 child.wait()
                 ours.close()
+                home.close()
             if failures >= 2:
                 raise ShoalError(f"the process of environment {self._source.name} does not start: {why}")
             log.warning("a process of environment %s is replaced: %.200s", self._source.name, ascii(why)[1:-1])
             if not failures:  # otherwise it had no episodes
                 self._lost(process)
 
-    async def _serve(self, process: _Process, stream: trio.SocketStream, task_status: Any) -> str:
+    async def _serve(self, process: _Process, stream: trio.SocketStream, setup: ChildSetup, task_status: Any) -> str:
         """With one child until its end; why it ended."""
         buffer = bytearray()
         why = "it closed its socket"
         try:
-            s = self._settings
             with trio.fail_after(START_S):
-                await stream.send_all(pack(ChildSetup(self._source.name, dict(self._source.options), s.turn_s, s.episode_s)))
+                await stream.send_all(pack(setup))
                 ready = await self._hear(stream, buffer, ChildReady)
         except (ValueError, trio.TooSlowError, trio.BrokenResourceError, EOFError) as error:
             return str(error) or f"it was not ready within {START_S:g} s"
@@ -294,6 +323,7 @@ class EnvironmentHost:
         self.tools, self._replayable = tuple(ready.tools), ready.replayable
         if not process.ready and not process.started:
             process.started = True
+            self._told.ready(ready)
             task_status.started()
         process.ready = True
         for known in [o for o in self._open.values() if o.process is process and o.waits]:
@@ -302,7 +332,7 @@ class EnvironmentHost:
             nursery.start_soon(self._write, stream, process)
             try:
                 while True:
-                    with trio.fail_after(s.turn_s + MUTE_S):
+                    with trio.fail_after(setup.turn_s + MUTE_S):
                         data = await stream.receive_some()
                     if not data:
                         break
@@ -310,7 +340,7 @@ class EnvironmentHost:
                     for message in unpack(buffer, ToHead):
                         self._heard(process, message)
             except trio.TooSlowError:
-                why = f"it said nothing for {s.turn_s + MUTE_S:g} s"
+                why = f"it said nothing for {setup.turn_s + MUTE_S:g} s"
             except (ValueError, trio.BrokenResourceError) as error:
                 why = str(error)
             nursery.cancel_scope.cancel()

@@ -7,6 +7,7 @@ groups, trio or torch.
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import math
 import os
@@ -15,10 +16,13 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
-from learner.environments.environment import Done, Environment, ModelTurn, tools_of
+from learner.environments.confining import confine_environment, needs_consent, stopped_by
+from learner.environments.environment import Done, Environment, ModelTurn, ToolCall, oddities, tools_of
 from learner.environments.loading import load_environment
 from learner.environments.tools import call_tool, find_calls, tool_schemas
 from learner.environments.wire import (
@@ -29,11 +33,13 @@ from learner.environments.wire import (
     ForgetEpisode,
     PingChild,
     ToChild,
+    ToolStopped,
     TurnSaid,
     TurnWrong,
     pack,
     unpack,
 )
+from learner.rewards.sandbox import limit_memory
 from learner.tasks.turns import check_messages
 from p2p.errors import UsageError
 
@@ -52,10 +58,13 @@ class _Nonsense(Exception):
 class _Episode:
     """One environment and what runs in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.environment: Environment | None = None
         self.tools: Mapping[str, Callable[..., Any]] = {}
-        self.taken = 0
+        self.taken = self.calls = self.errors = 0
+        self.over = ""
+        """the limit that made an end of it, where its environment did not"""
         self.began = time.monotonic()
         self.task: asyncio.Task[None] | None = None
 
@@ -95,7 +104,7 @@ class _Host:
         else:
             if message.first == 0:
                 self._forget(message.episode)
-            episode = self._episodes.setdefault(message.episode, _Episode())
+            episode = self._episodes.setdefault(message.episode, _Episode(message.episode))
             episode.task = asyncio.create_task(self._answer(episode, message), name=str(message.episode))
 
     def _forget(self, number: int) -> None:
@@ -129,7 +138,19 @@ class _Host:
         except _Nonsense as error:
             self._write(TurnWrong(ask.episode, str(error)[:300]))
         except BaseException as error:
-            self._write(TurnWrong(ask.episode, f"{type(error).__name__}: {error!s:.300}"))
+            limit = stopped_by(error, self._setup)
+            why = f"{type(error).__name__}: {error!s:.300}{f' ({limit})' if limit else ''}"
+            _let_go(error)
+            full = isinstance(error, MemoryError) or "can't start new thread" in why
+            self._write(TurnWrong(ask.episode, why, stuck=full))
+
+    def _limit(self, episode: _Episode, call: ToolCall, error: BaseException) -> str:
+        """Which limit stopped a tool; the head hears of it."""
+        why = stopped_by(error, self._setup)
+        _let_go(error)
+        if why:
+            self._write(ToolStopped(episode.number, episode.taken, f"tool {call.name:.80} was stopped by {why}: {error!s:.200}"))
+        return why
 
     async def _take_turns(self, episode: _Episode, ask: AskTurn) -> TurnSaid:
         if ask.first == 0:
@@ -142,7 +163,8 @@ class _Host:
         answers: list[list[dict[str, Any]]] = []
         if not ask.turns:
             async with asyncio.timeout(self._setup.turn_s):
-                return _ended(ask, answers, await self._reward(episode.environment))
+                episode.over = ask.over
+                return _ended(ask, answers, await self._reward(episode.environment), episode)
         for i, text in enumerate(ask.turns):
             last = i == len(ask.turns) - 1
             over = ask.over if last else ""
@@ -152,7 +174,7 @@ class _Host:
                 reply = await self._turn(episode, text, over)
             episode.taken += 1
             if isinstance(reply, Done):
-                return _ended(ask, answers, reply)
+                return _ended(ask, answers, reply, episode)
             answers.append(reply)
         return TurnSaid(ask.episode, ask.first, answers)
 
@@ -164,15 +186,19 @@ class _Host:
         if episode.tools:
             found = find_calls(text, environment.tool_parser, episode.taken)
             calls = found.calls
-            told = list(await asyncio.gather(*(call_tool(episode.tools, call, self._in_thread) for call in calls)))
+            limit = partial(self._limit, episode)
+            told = list(await asyncio.gather(*(call_tool(episode.tools, call, self._in_thread, limit) for call in calls)))
             told += [
                 {"role": "tool", "name": "", "tool_call_id": "c00000000", "content": f"error: {wrong}"} for wrong in found.wrong
             ]
+            episode.calls += len(told)
+            episode.errors += sum(str(message["content"]).startswith("error: ") for message in told)
         turn = ModelTurn(text, episode.taken, calls, tuple(told), over)
         reply = await self._call(environment.respond, turn)
         if isinstance(reply, Done):
             return reply
         if over:
+            episode.over = over
             return await self._reward(environment)
         if isinstance(reply, str):
             return [{"role": "user", "content": reply}]
@@ -236,17 +262,27 @@ _OURS = (Environment.begin, Environment.respond, Environment.close, Environment.
 """What the base class does by itself: it needs no thread."""
 
 
-def _ended(ask: AskTurn, answers: list[list[dict[str, Any]]], done: Done) -> TurnSaid:
-    parts = dict(done.reward) if isinstance(done.reward, Mapping) else {}
+def _let_go(error: BaseException) -> None:
+    """After a MemoryError: what the failed calls still hold, by the error's own traceback. The next call needs it."""
+    if isinstance(error, MemoryError):
+        traceback.clear_frames(error.__traceback__)
+        gc.collect()
+
+
+def _ended(ask: AskTurn, answers: list[list[dict[str, Any]]], done: Done, episode: _Episode) -> TurnSaid:
+    parts = dict(done.reward if isinstance(done.reward, Mapping) else done.parts)
     try:
         parts = {str(name): float(value) for name, value in parts.items()}
-        reward = sum(parts.values()) if parts else float(done.reward)  # type: ignore[arg-type]
+        reward = sum(parts.values()) if parts and isinstance(done.reward, Mapping) else float(done.reward)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise _Nonsense(f"a reward of {done.reward!r:.80}") from None
     if not math.isfinite(reward):
         raise _Nonsense(f"a reward of {reward}")
     exact = reward >= 1 if done.exact is None else bool(done.exact)
-    return TurnSaid(ask.episode, ask.first, answers, done=True, reward=reward, exact=exact, parts=parts)
+    return TurnSaid(
+        ask.episode, ask.first, answers, done=True, reward=reward, exact=exact, parts=parts, over=episode.over,
+        calls=episode.calls, errors=episode.errors,
+    )  # fmt: skip
 
 
 async def _serve(sock: socket.socket, pending: bytearray, setup: ChildSetup, make: Callable[[], Environment]) -> None:
@@ -270,8 +306,8 @@ async def _serve(sock: socket.socket, pending: bytearray, setup: ChildSetup, mak
             except OSError:
                 data = b""
             if not data:
-                if os.getpgrp() == os.getpid():
-                    os.killpg(0, signal.SIGKILL)  # what environments started too
+                if os.getpgrp() == os.getpid() and not setup.sandbox:
+                    os.killpg(0, signal.SIGKILL)  # what environments started too; in the sandbox nothing is, and no signal sent
                 os._exit(0)  # the parent is gone
             asyncio.run_coroutine_threadsafe(messages.put(data), loop).result()
 
@@ -295,19 +331,47 @@ def main() -> int:
             buffer += data
             setups = unpack(buffer, ChildSetup)[:1]
         setup = setups[0]
-        try:
-            kind = load_environment(setup.name)
-            environment = kind(**setup.options)
-            ready = ChildReady(tools=tool_schemas(environment), replayable=bool(kind.replayable))
-            find_calls("", environment.tool_parser, 0)
-        except UsageError as error:
-            ready = ChildReady(error=str(error))
-        except BaseException as error:
-            ready = ChildReady(error=f"environment {setup.name} cannot be made: {type(error).__name__}: {error!s:.300}")
-        sock.sendall(pack(ready))
-        if not ready.error:
-            asyncio.run(_serve(sock, buffer, setup, lambda: kind(**setup.options)))
+        made = _made(setup, _give_up(setup))
+        sock.sendall(pack(made.said))
+        if made.make is not None:
+            asyncio.run(_serve(sock, buffer, setup, made.make))
     return 0
+
+
+def _give_up(setup: ChildSetup) -> list[str]:
+    """The limits of this process, before any code of a user's runs in it. What of the sandbox could not be had."""
+    if setup.memory_bytes:
+        limit_memory(setup.memory_bytes)
+    return confine_environment(setup) if setup.sandbox else []
+
+
+class _Made(NamedTuple):
+    """What a process can run."""
+
+    said: ChildReady
+    make: Callable[[], Environment] | None = None
+    """None: nothing, and what is said is why"""
+
+
+def _made(setup: ChildSetup, missing: list[str]) -> _Made:
+    """The environment made once, to see that it can be and what it says of itself."""
+    refused = "" if setup.allow_unconfined else needs_consent(setup.name, missing)
+    if refused:
+        return _Made(ChildReady(error=refused))
+    try:
+        kind = load_environment(setup.name)
+        environment = kind(**setup.options)
+        find_calls("", environment.tool_parser, 0)
+        said = ChildReady(
+            tools=tool_schemas(environment), replayable=bool(kind.replayable), missing=missing, warnings=oddities(environment)
+        )
+        return _Made(said, lambda: kind(**setup.options))
+    except BaseException as error:
+        limit = stopped_by(error, setup)
+        why = str(error) if isinstance(error, UsageError) else (
+            f"environment {setup.name} cannot be made: {type(error).__name__}: {error!s:.300}"
+        )  # fmt: skip
+        return _Made(ChildReady(error=f"{why}{f' ({limit})' if limit else ''}"))
 
 
 if __name__ == "__main__":

@@ -99,14 +99,19 @@ def tool_schemas(environment: Environment) -> list[dict[str, Any]]:
 
 
 async def call_tool(
-    tools: Mapping[str, Callable[..., Any]], call: ToolCall, in_thread: Callable[..., Awaitable[Any]]
-) -> ChatMessage:
+    tools: Mapping[str, Callable[..., Any]], call: ToolCall, in_thread: Callable[..., Awaitable[Any]],
+    limit: Callable[[ToolCall, BaseException], str] = lambda call, error: "",
+) -> ChatMessage:  # fmt: skip
     """The tool's message. Whatever goes wrong in the tool is told to the model. `in_thread(function, **arguments)` runs what is
-    not async."""
-    return {"role": "tool", "name": call.name, "tool_call_id": call.id, "content": await _result(tools, call, in_thread)}
+    not async. `limit(call, error)` hears what it raised, and says which limit of its process that was; "": none."""
+    content = await _result(tools, call, in_thread, limit)
+    return {"role": "tool", "name": call.name, "tool_call_id": call.id, "content": content}
 
 
-async def _result(tools: Mapping[str, Callable[..., Any]], call: ToolCall, in_thread: Callable[..., Awaitable[Any]]) -> str:
+async def _result(
+    tools: Mapping[str, Callable[..., Any]], call: ToolCall, in_thread: Callable[..., Awaitable[Any]],
+    limit: Callable[[ToolCall, BaseException], str],
+) -> str:  # fmt: skip
     function = tools.get(call.name)
     if function is None:
         return f"error: there is no tool {call.name:.80}; there are: {', '.join(tools)}"
@@ -123,5 +128,6 @@ async def _result(tools: Mapping[str, Callable[..., Any]], call: ToolCall, in_th
                 value = await value
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     except Exception as error:
-        return f"error: {type(error).__name__}: {error!s:.300}"
+        why = limit(call, error)
+        return f"error: {type(error).__name__}: {error!s:.300}{f' ({why})' if why else ''}"
     return text if len(text) <= MAX_RESULT else text[:MAX_RESULT] + " [cut]"

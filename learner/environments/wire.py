@@ -18,6 +18,14 @@ class ChildSetup(msgspec.Struct, frozen=True):
     options: dict[str, Any]
     turn_s: float
     episode_s: float
+    memory_bytes: int = 0
+    """most memory of the process; 0: as much as there is"""
+    sandbox: bool = False
+    scratch: str = ""
+    """an empty folder, only for it: in the sandbox"""
+    readable: list[str] = []
+    """what it may read besides, in the sandbox"""
+    allow_unconfined: bool = False
 
 
 class ChildReady(msgspec.Struct, frozen=True, tag="ready"):
@@ -27,6 +35,10 @@ class ChildReady(msgspec.Struct, frozen=True, tag="ready"):
     tools: list[dict[str, Any]] = []
     """their JSON schemas"""
     replayable: bool = True
+    missing: list[str] = []
+    """layers of the sandbox that could not be had"""
+    warnings: list[str] = []
+    """what is odd about the environment, for a person"""
 
 
 class AskTurn(msgspec.Struct, frozen=True, tag="ask"):
@@ -66,6 +78,12 @@ class TurnSaid(msgspec.Struct, frozen=True, tag="said"):
     reward: float = 0.0
     exact: bool = False
     parts: dict[str, float] = {}
+    over: str = ""
+    """of one that is done: the limit that ended it; "" where its environment did"""
+    calls: int = 0
+    """of one that is done: tool calls in it"""
+    errors: int = 0
+    """of these, the ones that were answered with an error"""
 
 
 class TurnWrong(msgspec.Struct, frozen=True, tag="wrong"):
@@ -74,11 +92,20 @@ class TurnWrong(msgspec.Struct, frozen=True, tag="wrong"):
     episode: int
     why: str
     stuck: bool = False
-    """a thread hangs in it: this process must be replaced"""
+    """a call hangs in it, or it is out of memory: this process must be replaced"""
+
+
+class ToolStopped(msgspec.Struct, frozen=True, tag="stopped"):
+    """A tool met a limit of its process. The model was told; this is for the log."""
+
+    episode: int
+    turn: int
+    """from 0"""
+    why: str
 
 
 ToChild = AskTurn | ForgetEpisode | PingChild
-ToHead = ChildReady | ChildPong | TurnSaid | TurnWrong
+ToHead = ChildReady | ChildPong | TurnSaid | TurnWrong | ToolStopped
 
 
 def pack(message: object) -> bytes:

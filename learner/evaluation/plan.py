@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from learner.requests.port import Ask
+from learner.rollouts.stop_strings import StopStrings
 from p2p.version import Version
 
 
@@ -34,6 +35,8 @@ class EvalPlan:
     max_new_tokens: int
     stop_ids: tuple[int, ...]
     seed: int
+    stop: StopStrings | None = None
+    """strings that end a completion, beside `stop_ids`"""
 
     @property
     def called(self) -> str:
@@ -64,6 +67,7 @@ def wanted(plan: EvalPlan, prompt_ids: Sequence[tuple[int, ...]], version: Versi
             ask = Ask(
                 request_class="evaluation", prompt_ids=ids, max_new_tokens=plan.max_new_tokens, stop_ids=plan.stop_ids,
                 seed=_seed(plan, prompt, sample), temperature=plan.temperature, top_p=plan.top_p, exact_version=version,
+                stop=plan.stop,
             )  # fmt: skip
             yield Wanted(prompt, sample, ask)
 

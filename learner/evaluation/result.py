@@ -21,8 +21,11 @@ class SampledAnswer:
     """A completion of an evaluation."""
 
     ids: tuple[int, ...]
+    """of an episode, those that were sampled"""
     finish: str
-    """"stop", or "length" when it was cut by `max_new_tokens`"""
+    """"stop", or "length" when it was cut by `max_new_tokens`; of an episode, its last turn"""
+    score: Score | None = None
+    """of an episode, which its environment scores"""
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
@@ -62,6 +65,8 @@ class EvalOutcome:
     """share of the completions that were cut by `max_new_tokens`"""
     passes: dict[int, float]
     """k -> pass@k"""
+    unscored: int = 0
+    """prompts that were answered and do not count: their reward could not be had"""
     seconds: float
     """from its beginning"""
 
@@ -75,6 +80,7 @@ class EvalOutcome:
             "exact/mean": self.exact, "exact/stderr": self.exact_error, "reward/mean": self.reward,
             "reward/stderr": self.reward_error, "completions/mean_length": self.length,
             "completions/clipped_ratio": self.clipped, "finished": self.prompts / self.plan.prompts, "seconds": self.seconds,
+            "unscored": float(self.unscored),
             "step": float(self.version.step),
         }  # fmt: skip
         if self.passes:
@@ -86,7 +92,10 @@ class EvalOutcome:
         """For the log."""
         error = f" +- {self.exact_error:.3f}" if self.exact_error is not None else ""
         passes = "".join(f", pass@{k} {value:.3f}" for k, value in self.passes.items())
-        part = "" if self.whole else f" ({self.prompts} of {self.plan.prompts} prompts: answers that end soon count for more)"
+        missing = self.plan.prompts - self.prompts - self.unscored
+        why = [f"{self.unscored} could not be scored"] if self.unscored else []
+        why += [f"{missing} were not answered in time, so answers that end soon count for more"] if missing > 0 else []
+        part = "" if self.whole else f" (it rests on {self.prompts} of {self.plan.prompts} prompts: {', '.join(why)})"
         return (
             f"{self.plan.called} of version {self.version}: exact {self.exact:.3f}{error}, reward {self.reward:.3f}{passes}, "
             f"{self.seconds:.1f} s{part}"
@@ -100,6 +109,8 @@ class _Answered:
     answers: dict[int, SampledAnswer] = field(default_factory=dict)
     """by number of the sample"""
     scores: Sequence[Score] = ()
+    lost: bool = False
+    """they could not be scored"""
 
 
 class EvalTally:
@@ -124,6 +135,15 @@ class EvalTally:
             raise ValueError(f"{len(scores)} scores for {self.plan.samples} answers")
         self._prompts[prompt].scores = tuple(map(check_score, scores))
 
+    def unscored(self, prompt: int) -> None:
+        """The answers to a prompt cannot be scored: it does not count."""
+        self._prompts.setdefault(prompt, _Answered()).lost = True
+
+    @property
+    def lost(self) -> int:
+        """Prompts that cannot be scored."""
+        return sum(one.lost for one in self._prompts.values())
+
     @property
     def finished(self) -> int:
         """Prompts that count."""
@@ -141,7 +161,7 @@ class EvalTally:
         return EvalOutcome(
             plan=self.plan, version=self.version, prompts=len(done), exact=fmean(exact), exact_error=standard_error(exact),
             reward=fmean(reward), reward_error=standard_error(reward), length=fmean(len(a.ids) for a in answers),
-            clipped=fmean(a.finish != "stop" for a in answers), seconds=seconds,
+            clipped=fmean(a.finish != "stop" for a in answers), seconds=seconds, unscored=self.lost,
             passes={k: fmean(pass_at_k(n, sum(s.exact for s in one.scores), k) for one in done) for k in ks(n)},
         )  # fmt: skip
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import trio
 
+from learner.evaluation.episode import EpisodeLost
 from learner.evaluation.plan import Schedule, Wanted, wanted
 from learner.evaluation.problems import Evaluation
 from learner.evaluation.result import EvalOutcome, EvalTally, SampledAnswer, better
-from learner.requests.port import Busy, NoSuchVersion, Requests
+from learner.requests.port import Ask, Busy, NoSuchVersion, Requests
 from learner.rewards.port import Answer
 from p2p.errors import ShoalError
 from p2p.version import Version
@@ -133,14 +134,14 @@ class Evaluations:
 
     async def _evaluate(self, one: EvaluationProgress, version: Version) -> None:
         """One evaluation, of this version or of a newer one."""
-        plan, best, began = one.evaluation.plan, None, self._now()
+        plan, best, began, lost = one.evaluation.plan, None, self._now(), 0
         for attempt in range(1, ATTEMPTS + 1):
             one.version = version
             try:
                 tally, why = await self._attempt(one, version)
             finally:
                 one.version = None
-            best = better(best, tally.result(self._now() - began))
+            best, lost = better(best, tally.result(self._now() - began)), tally.lost
             newer = await self._other_version(version) if why and attempt < ATTEMPTS else None
             if newer is None:
                 if why:
@@ -150,7 +151,8 @@ class Evaluations:
             version = newer
         one.schedule.took(version.step)
         if best is None:
-            log.warning("%s found nothing: no prompt was answered %d times", plan.called, plan.samples)
+            scored = f"the answers to {lost} prompts could not be scored" if lost else ""
+            log.warning("%s found nothing: %s", plan.called, scored or f"no prompt was answered {plan.samples} times")
             return
         log.log(logging.INFO if best.whole else logging.WARNING, "%s", best.sentence())
         self._write(best)
@@ -186,6 +188,8 @@ class _Attempt:
         self._scoring = trio.CapacityLimiter(SCORED_AT_ONCE)
         self._all = trio.CancelScope()
         self._complained = False
+        player = one.evaluation.player
+        self._stall_s = STALL_S + (player.turn_s if player is not None else 0.0)  # all may wait for a slow environment
         one.sequences, one.moved = 0, now()
 
     async def run(self) -> None:
@@ -201,8 +205,8 @@ class _Attempt:
     async def _watch(self) -> None:
         while True:
             await trio.sleep(LOOK_S)
-            if self._now() - self._one.moved > STALL_S:
-                self._end(f"no token came for {STALL_S:.0f} s")
+            if self._now() - self._one.moved > self._stall_s:
+                self._end(f"no token came for {self._stall_s:.0f} s")
 
     def _end(self, why: str) -> None:
         self.cut = self.cut or why
@@ -219,11 +223,25 @@ class _Attempt:
                 nursery.start_soon(self._score, one.prompt, answers)
 
     async def _answer(self, one: Wanted) -> SampledAnswer | None:
-        """The sequence's tokens. None when it cannot be had, of this version."""
+        """The sequence's tokens, or the whole episode's. None when it cannot be had, of this version."""
+        player = self._evaluation.player
+        if player is None:
+            return await self._turn(one.ask)
+        try:
+            return await player.play(one.prompt, one.ask, self._turn, self._heard)
+        except EpisodeLost as error:
+            self._complain(f"prompt {one.prompt} is not scored: {error}")
+            return None
+
+    def _heard(self) -> None:
+        self._one.moved = self._now()
+
+    async def _turn(self, ask: Ask) -> SampledAnswer | None:
+        """The tokens that are asked for. None when they cannot be had, of this version."""
         pause, tries = BUSY_S[0], 0
         while True:
             try:
-                return await self._sample(one)
+                return await self._sample(ask)
             except Busy:
                 await trio.sleep(pause)
                 pause = min(2 * pause, BUSY_S[1])
@@ -239,16 +257,16 @@ class _Attempt:
                     self._complain(f"a sequence cannot be made: {error}")
                     return None
 
-    async def _sample(self, one: Wanted) -> SampledAnswer:
+    async def _sample(self, ask: Ask) -> SampledAnswer:
         ids: list[int] = []
         finish = ""
-        async with self._requests.sample(one.ask) as pieces:
+        async with self._requests.sample(ask) as pieces:
             async for made in pieces:
                 if made.ids and made.version != self._version:
                     raise ShoalError(f"a token of version {made.version}, and {self._version} was asked for")
                 ids += made.ids
                 finish = made.finish
-                self._one.moved = self._now()
+                self._heard()
                 if finish:
                     break
         if not finish:
@@ -258,11 +276,16 @@ class _Attempt:
     async def _score(self, prompt: int, answers: Sequence[SampledAnswer]) -> None:
         async with self._scoring:
             try:
+                own = [answer.score for answer in answers if answer.score is not None]
+                if own:
+                    self.tally.scored(prompt, own)
+                    return
                 told = [Answer(self._evaluation.text(answer.ids), "", answer.ids) for answer in answers]
                 self.tally.scored(prompt, await self._evaluation.score(self._evaluation.problems[prompt], told))
             except Exception as error:  # of a reward function, which may be anybody's: it costs this prompt
+                self.tally.unscored(prompt)
                 self._complain(f"prompt {prompt} is not scored: {type(error).__name__}: {error}")
-            self._one.moved = self._now()
+            self._heard()
 
     def _complain(self, what: str) -> None:
         if not self._complained:

@@ -31,6 +31,9 @@ class EvalSection(Section):
     """Its name: its metrics are `eval/NAME/...`. Lower-case letters, digits and -._ are taken."""
     task: EvalTask | None = None
     """A task of its own: a table `[eval.task]` below the table [[eval]], with the keys of [task]. Without it: the run's task."""
+    environment: bool = False
+    """Play the prompts of its own task as episodes of the run's environment (`environment.name`), which rewards them. The run's
+    own task is played in it anyway, and a task that has an environment in its own."""
     problems: Literal["auto", "held_out", "all"] = "auto"
     """Which of the task's problems, from the first on. "held_out": those that are kept from training. "all": those that a
     run would train on, for a data set that is here for evaluation only. "auto": "all" of a task of its own, else "held_out"."""

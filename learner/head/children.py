@@ -26,6 +26,9 @@ LOCAL_ENGINE = "local-engine"
 TRAINER = "learner.trainer.trainer"
 """The module of our trainer. It is a process of its own, and only that one imports torch."""
 
+RANKS = "learner.trainer.ranks.launch"
+"""The module that starts it as several processes, for `trainer.devices` above 1."""
+
 NODE = "shoal"
 """The local engine's node is started as a user starts one, by `shoal node`: the learner must not import the node's package."""
 
@@ -47,7 +50,9 @@ async def watch_external(head: Head) -> None:
 async def keep_trainer(head: Head, run_dir: Path) -> None:
     """Run our trainer until it ends. UsageError or ShoalError when that is before the run's end."""
     log_file = run_dir / "logs" / "trainer.log"
-    process = start(python_command(TRAINER, str(run_dir)), stdout=log_file, stderr=subprocess.STDOUT)
+    devices = head.config.trainer.devices
+    command = python_command(TRAINER, str(run_dir)) if devices == 1 else python_command(RANKS, str(run_dir), str(devices))
+    process = start(command, stdout=log_file, stderr=subprocess.STDOUT)
     status = await _end_of(process)
     if not head.finished.is_set():
         reason = f"the trainer ended with status {status}: {last_line(log_file)}"

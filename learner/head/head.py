@@ -44,7 +44,7 @@ from p2p.protocol.prices import MAX_PRICE, Terms
 from p2p.protocol.rollout import DRAINING, PAST, UPDATING
 from p2p.protocol.versions import Catalog, Installed, Report
 from p2p.swarm import SourceRole, Swarm, SwarmOwner
-from p2p.weights.store import ChunkStore
+from p2p.weights.store import ChunkStore, clear_chunks
 
 log = logging.getLogger("shoal.head")
 
@@ -78,8 +78,8 @@ class Head(SwarmOwner):
         self.journal, self.now, self.wall = journal, now, wall
         self.epoch = journal.new_epoch()
         # What earlier epochs published is of no use to anybody (their manifests are fenced out), and nothing names it.
-        for leftover in (run_dir / "versions" / "chunks", run_dir / "batches"):
-            shutil.rmtree(leftover, ignore_errors=True)
+        clear_chunks(run_dir / "versions" / "chunks")
+        shutil.rmtree(run_dir / "batches", ignore_errors=True)
         self.store = ChunkStore(run_dir / "versions" / "chunks", limit=1 << 62)
         self.swarm = Swarm(network, identity, self.store, SourceRole(run, self.epoch), self, name="learner", now=now, wall=wall)
         self.local_engine: LocalEngine | None = None
@@ -108,7 +108,8 @@ class Head(SwarmOwner):
         self.rollouts = open_rollouts(self)
         self.requests = SwarmRequests(
             config.requests, self.rollouts.collector.vocab_size, epoch=self.epoch, send=self.send, nodes=self._request_views,
-            training_wants=lambda: not self.rollouts.held_back, report=self.report, now=now,
+            training_wants=lambda: not self.rollouts.held_back, report=self.report,
+            beside=self.rollouts.settings.groups_per_step > 0, now=now,
         )  # fmt: skip
         self.rollouts.beside = self.requests
         self.evaluations = HeadEvaluations(self, ())
@@ -379,6 +380,7 @@ class Head(SwarmOwner):
             "max_staleness": self.config.rollout.max_staleness,
             "max_staleness_seen": self.rollouts.buffers.max_staleness_seen,
             "refusals": self.refusals,
+            "unscored": {"groups": self.rollouts.buffers.unscored_groups, "last": self.rollouts.buffers.unscored_last},
             "trajectories": {
                 "reserved": tally.reserved, "consumed": tally.consumed, "aborted": tally.aborted,
                 "outstanding": tally.outstanding + tally.finished, "lost": tally.lost,

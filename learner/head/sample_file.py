@@ -18,18 +18,21 @@ import trio
 from learner.head.samples import (
     SHOWN,
     WRITTEN_CHARS,
+    WRITTEN_PIECES,
     DrawnSample,
     as_lines,
     bounded,
     described,
     draw,
     made_spans,
+    pieces_of,
     read_lines,
     shown,
 )
 from learner.rollouts.buffers import TrainedStep
 from learner.run_dir import OLDER_SAMPLES, SAMPLES_FILE
 from learner.tasks.prompting import decode_completion, decode_prompt
+from learner.trajectory import Trajectory
 from p2p.files import append_whole
 
 log = logging.getLogger("shoal.samples")
@@ -103,11 +106,21 @@ class SampleFile:
             described(
                 sample, decode_prompt(self._tokenizer, sample.trajectory.prompt_ids),
                 decode_completion(self._tokenizer, sample.trajectory.completion_ids), names, clean,
+                texts=self._pieces(sample.trajectory) if sample.trajectory.given else (),
             )
             for sample in drawn
         ]  # fmt: skip
         append(self._path, as_lines(lines))
         return _shown_of(lines)
+
+    def _pieces(self, trajectory: Trajectory) -> list[str]:
+        """The text of each piece of an episode; the environment's with its special tokens, as the model reads it."""
+        decode = {"model": decode_completion, "environment": decode_prompt}
+        texts, at = list[str](), 0
+        for piece in pieces_of(trajectory)[:WRITTEN_PIECES]:
+            texts.append(decode[piece.by](self._tokenizer, trajectory.completion_ids[at : at + piece.tokens]))
+            at += piece.tokens
+        return texts
 
     def _complain(self, error: Exception) -> None:
         if not self._complained:

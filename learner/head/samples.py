@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from learner.environments.tools import PARSERS, find_calls
 from learner.rollouts.buffers import TrainedStep
 from learner.trajectory import Gap, Maker, Trajectory
 from p2p.printable import cleaned
@@ -27,6 +28,21 @@ WRITTEN_PIECES = 128
 
 WRITTEN_PARTS = 32
 """Named parts of a reward that a line gives, so that a line stays small."""
+
+LEAST_CHARS = 160
+"""Characters that each piece of an episode has at least, however many share the room: two lines of a terminal."""
+
+SHOWN_PIECES = 24
+"""Pieces of an episode in the run's state."""
+
+SHOWN_PARTS = 8
+"""Named parts of a reward in the run's state."""
+
+MOST_CALLS = 16
+"""Tool calls of one turn that a line names: as many as are made."""
+
+CALL_CHARS = 400
+"""Characters of a tool call's arguments."""
 
 SHOWN = 8
 """Samples in the run's state: the newest two steps' by default."""
@@ -52,6 +68,14 @@ class MadeSpan(NamedTuple):
     node: str
     """peer id"""
     tokens: int
+
+
+class WrittenCall(NamedTuple):
+    """A tool call that the model wrote."""
+
+    name: str
+    arguments: str
+    """as JSON, bounded"""
 
 
 class WrittenPiece(NamedTuple):
@@ -98,14 +122,20 @@ def pieces_of(trajectory: Trajectory) -> list[WrittenPiece]:
 
 
 def described(
-    drawn: DrawnSample, prompt: str, completion: str, names: Mapping[str, str], clean: Callable[[str], str]
-) -> dict[str, Any]:
+    drawn: DrawnSample, prompt: str, completion: str, names: Mapping[str, str], clean: Callable[[str], str],
+    texts: Sequence[str] = (),
+) -> dict[str, Any]:  # fmt: skip
     """One line of samples.jsonl. `names`: of nodes by peer id, where they are known; `clean` bounds a text. Of an episode it says
-    also who wrote what ("turns"), of a reward of several parts what they are."""
+    also who wrote what ("turns", with the `texts` of its pieces and the tool calls in them), of a reward of several parts what
+    they are."""
     t = drawn.trajectory
     more: dict[str, Any] = {}
     if t.given:
-        more["turns"] = [piece._asdict() for piece in pieces_of(t)[:WRITTEN_PIECES]]
+        pieces = pieces_of(t)[:WRITTEN_PIECES]
+        said = [*texts, *("" for _ in pieces[len(texts) :])]
+        more["turns"] = [_written(piece, text, len(pieces), t) for piece, text in zip(pieces, said, strict=False)]
+    if t.end is not None:
+        more["end"] = t.end._asdict()
     if t.parts:
         more["parts"] = {name[:80]: value for name, value in list(t.parts.items())[:WRITTEN_PARTS]}
     return {
@@ -117,6 +147,21 @@ def described(
         ],
         **more,
     }  # fmt: skip
+
+
+def _written(piece: WrittenPiece, text: str, pieces: int, trajectory: Trajectory) -> dict[str, Any]:
+    line = {"by": piece.by, "tokens": piece.tokens, "text": bounded(text, max(LEAST_CHARS, WRITTEN_CHARS // pieces))}
+    calls = tool_calls(text) if piece.by == "model" and trajectory.end is not None and trajectory.end.calls else []
+    return line | ({"calls": [call._asdict() for call in calls]} if calls else {})
+
+
+def tool_calls(text: str) -> list[WrittenCall]:
+    """The tool calls in a model's text, by the first way of writing them in which there are any."""
+    for parser in PARSERS:
+        if found := find_calls(text, parser, 0).calls:
+            arguments = lambda call: json.dumps(call.arguments, ensure_ascii=False)[:CALL_CHARS]
+            return [WrittenCall(call.name[:80], arguments(call)) for call in found[:MOST_CALLS]]
+    return []
 
 
 def bounded(text: str, most: int) -> str:
@@ -143,9 +188,34 @@ def shown(line: Mapping[str, Any]) -> dict[str, Any]:
                 {"version": str(s["version"])[:40], "node": clean_lines(str(s["node"]))[:80], "tokens": int(s["tokens"])}
                 for s in line["spans"]
             ],
+            **_shown_episode(line),
         }  # fmt: skip
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"no line of samples: {error!r}") from error
+
+
+def _shown_episode(line: Mapping[str, Any]) -> dict[str, Any]:
+    """What a line says of turns and of the parts of its reward; nothing for a completion of one turn and a reward of one part."""
+    more: dict[str, Any] = {}
+    if turns := line.get("turns"):
+        most = max(LEAST_CHARS, SHOWN_CHARS // len(turns))
+        more["turns"] = [
+            {
+                "by": str(turn["by"])[:20], "tokens": int(turn["tokens"]),
+                "text": clean_lines(bounded(str(turn.get("text", "")), most)),
+                "calls": [
+                    {"name": clean_lines(str(call["name"]))[:80], "arguments": clean_lines(str(call["arguments"]))[:CALL_CHARS]}
+                    for call in list(turn.get("calls") or ())[:MOST_CALLS]
+                ],
+            }
+            for turn in turns[:SHOWN_PIECES]
+        ]  # fmt: skip
+    if end := line.get("end"):
+        more["end"] = {"over": clean_lines(str(end["over"]))[:20], "calls": int(end["calls"]), "errors": int(end["errors"])}
+    if parts := line.get("parts"):
+        numbers = [(name, value) for name, value in parts.items() if isinstance(value, (int, float))]
+        more["parts"] = {clean_lines(str(name))[:60]: value for name, value in numbers[:SHOWN_PARTS]}
+    return more
 
 
 def read_lines(text: str) -> list[dict[str, Any]]:

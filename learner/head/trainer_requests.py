@@ -6,7 +6,7 @@ One trainer an epoch. Must not know sockets (`trainer_server`) or torch; what th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from learner.head.metrics import MetricsFile, finite, network_metrics, read_logg
 from learner.head.node_state import NodeState
 from learner.head.pool_keeper import PoolKeeper
 from learner.head.sample_file import SampleFile
+from learner.head.step_tally import StepTally
 from learner.journal.journal import Journal
 from learner.publish.publisher import Publisher
 from learner.rollouts.controller import Rollouts
@@ -28,11 +29,15 @@ from learner.status.steps import StepHistory, read_metrics, surviving
 from learner.trajectory import pack_groups
 from p2p.errors import Refusal, ShoalError
 from p2p.printable import printable
+from p2p.weights.store import delete_chunks
 
 log = logging.getLogger("shoal.head")
 
 EVALUATION = "eval/exact/mean"
 """The metric with the share of held-out problems that were answered right."""
+
+MOST_TALLIES = 8
+"""Steps whose groups are counted and not yet logged: a trainer logs each step before it takes the next but one."""
 
 
 class RunParts(Protocol):
@@ -87,6 +92,14 @@ class TrainerRequests:
         self.checkpoint = ""
         """of the last commit"""
         self._batch_files = 0
+        self._tallies: dict[int, StepTally] = {}
+        """optimizer steps done with it -> what it was handed; the newest few, since a user's trainer may log none"""
+        self._unscored = 0
+        """groups that the lines until now have told as unscored"""
+        self.logged = 0
+        """lines about steps in this epoch"""
+        self.news = trio.Event()
+        """set, and replaced, with each of them"""
         self._metrics = MetricsFile(parts.run_dir)
         self._complaints: set[str] = set()
         self._answers: dict[type, Callable[[Any], object]] = {
@@ -96,6 +109,7 @@ class TrainerRequests:
             messages.Finish: lambda _: self.finished.set(),
         }  # fmt: skip
         """type of message -> what answers it, but for `NextBatch`, which waits; None is answered with `Ok`"""
+        self._beside: dict[type, Callable[[Any], object]] = {kind: self._answers[kind] for kind in messages.BESIDE}
 
     async def answer(self, request: object) -> object:
         """The answer to any message of the trainer's; takes as long as it takes. ShoalError: refused, and its text says why."""
@@ -104,7 +118,16 @@ class TrainerRequests:
         answer = self._answers.get(type(request))
         if answer is None:
             return messages.Error(f"unexpected {type(request).__name__}")
-        return answer(request) or messages.Ok()
+        return await _answered(answer, request)
+
+    async def answer_beside(self, request: object) -> object:
+        """The answer to what the trainer says on its second connection, while it may be waiting for groups on the first."""
+        answer = self._beside.get(type(request))
+        if answer is None:
+            return messages.Error(f"unexpected {type(request).__name__} on the connection for versions and commits")
+        if not self.trainer_pid:
+            return messages.Error("no trainer has resumed in this epoch")
+        return await _answered(answer, request)
 
     def on_gone(self, reason: str) -> None:
         """The connection that `answer` served is over."""
@@ -134,10 +157,14 @@ class TrainerRequests:
         return messages.IsDue(message.step >= self.steps or self._parts.keeper.pool.due(message.step, published))
 
     def on_begin(self, message: messages.Begin) -> messages.Begun:
-        self._parts.rollouts.buffers.advance(message.step)
+        """A version is about to be told, segment by segment. ShoalError for one that is older than what is out."""
+        current = self._parts.publisher.current
+        if current is not None and current.epoch == self._parts.epoch and message.step < current.step:
+            raise ShoalError(f"step {message.step} is out of order: version {current} is out")
+        self._parts.rollouts.buffers.took(message.step)
         return self._parts.publisher.begin(message)
 
-    def on_seal(self, message: messages.SealVersion) -> None:
+    async def on_seal(self, message: messages.SealVersion) -> None:
         """A version is whole: sign it, write it down, let groups be generated under it, and drop what nobody needs any more."""
         parts, rollouts, publisher = self._parts, self._parts.rollouts, self._parts.publisher
         published = publisher.seal(message)
@@ -146,13 +173,19 @@ class TrainerRequests:
         rollouts.published(published.version)
         if publisher.published.begun == 1:  # the epoch's first anchor: those who wait for it hear of it now
             parts.tell_catalog()
-        # Here, while the trainer waits for this answer: it must not be writing a chunk that is being dropped.
-        publisher.prune(node.reading_from or node.version for node in parts.nodes.values() if parts.still_follows(node))
+        gone = publisher.prune(node.reading_from or node.version for node in parts.nodes.values() if parts.still_follows(node))
         rollouts.need_dispatch()
+        # While the trainer waits for this answer: it must not be writing a chunk that is being deleted. In a thread: with an
+        # anchor thousands of files go, and on a busy disk the loop stood still for over a minute, until no link was left.
+        if gone:
+            await trio.to_thread.run_sync(delete_chunks, gone)
 
     async def on_next(self, message: messages.NextBatch) -> messages.Batch:
-        """The step's next groups, in a file of the run directory; waits until there are enough of them."""
+        """The step's next groups, in a file of the run directory; waits until there are enough of them. ShoalError where none are
+        generated for training."""
         parts, engine = self._parts, self._parts.local_engine
+        if not parts.rollouts.settings.groups_per_step:
+            raise ShoalError("rollout.groups_per_step is 0: this run's trainer samples through the endpoint, and gets no groups")
         began, pool, rollouts = parts.now(), parts.keeper.pool, parts.rollouts
         if not message.seen:
             pool.stepped(message.step, began)
@@ -163,6 +196,7 @@ class TrainerRequests:
             groups, last = await engine.next_groups(rollouts, message.step, message.seen)
         else:
             groups, last = await rollouts.buffers.next_groups(message.step, message.seen)
+        self._tally(message.step + 1, anew=not message.seen).add(groups)
         pool.waited(parts.now() - began, sum(len(t.completion_ids) for g in groups for t in g.trajectories))
         self._batch_files += 1
         name = f"batches/{parts.epoch}-{message.step}-{self._batch_files}.msgpack"
@@ -170,6 +204,14 @@ class TrainerRequests:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(pack_groups(groups))
         return messages.Batch(name, last, parts.config.rollout.groups_per_step)
+
+    def _tally(self, step: int, *, anew: bool) -> StepTally:
+        if anew:
+            self._tallies.pop(step, None)
+        tally = self._tallies.setdefault(step, StepTally())
+        while len(self._tallies) > MOST_TALLIES:
+            del self._tallies[next(iter(self._tallies))]
+        return tally
 
     def on_commit(self, message: messages.CommitStep) -> None:
         self._parts.samples.committed(self._parts.rollouts.buffers.commit(message.step, message.checkpoint))
@@ -195,6 +237,10 @@ class TrainerRequests:
             network |= rollouts.buffers.redundancy.metrics()
         network |= parts.keeper.pool.metrics(parts.now())
         network |= parts.local_engine.last if parts.local_engine is not None else {}
+        tally = self._tallies.pop(message.step, None)
+        network |= tally.metrics() if tally is not None else {}
+        network["groups/unscored"] = rollouts.buffers.unscored_groups - self._unscored
+        self._unscored = rollouts.buffers.unscored_groups
         own = {"step": message.step, "epoch": parts.epoch, "time": parts.wall()}
         self.latest = finite(own | trained | network | own)  # first in the line; a trainer's keys of these names do not count
         if EVALUATION in trained:
@@ -205,6 +251,9 @@ class TrainerRequests:
                 self._complain(f"the trainer's {EVALUATION} is no number", f"step {message.step}: {value!r:.80}")
         self._metrics.append(self.latest)  # first: whatever comes of the views' history, the line is kept
         self.history.add(self.latest)
+        self.logged += 1
+        self.news.set()
+        self.news = trio.Event()
 
     def evaluated(self, plan: EvalPlan) -> int | None:
         """The newest step of earlier lives, as far as it is committed, whose version this evaluation was made of; None: there is
@@ -228,3 +277,8 @@ class TrainerRequests:
         if what not in self._complaints:
             self._complaints.add(what)
             log.warning("%s: %s (said once; the run goes on)", what, printable(why))
+
+
+async def _answered(answer: Callable[[Any], object], request: object) -> object:
+    found = answer(request)
+    return (await found if isinstance(found, Awaitable) else found) or messages.Ok()

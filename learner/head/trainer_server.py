@@ -28,16 +28,21 @@ Answer = Callable[[object], Awaitable[object]]
 raised here reaches the trainer as its text."""
 
 
+def ignore(reason: str) -> None:
+    """A connection ended of which nothing hangs."""
+
+
 async def serve_trainer(
-    run_dir: Path, answer: Answer, on_gone: Callable[[str], None], *, task_status: Any = trio.TASK_STATUS_IGNORED
-) -> None:
-    """Listen on the run directory's socket and serve one trainer after another, never two at once. `on_gone(reason)` hears when a
-    connection ends."""
-    (run_dir / SOCKET).unlink(missing_ok=True)
+    run_dir: Path, answer: Answer, on_gone: Callable[[str], None] = ignore, socket: str = SOCKET, *,
+    task_status: Any = trio.TASK_STATUS_IGNORED,
+) -> None:  # fmt: skip
+    """Listen on a socket of the run directory and serve one connection after another, never two at once. `on_gone(reason)` hears
+    when one ends."""
+    (run_dir / socket).unlink(missing_ok=True)
     listener = trio.socket.socket(stdsocket.AF_UNIX, stdsocket.SOCK_STREAM)
-    with socket_path(run_dir) as name:
+    with socket_path(run_dir, socket) as name:
         await listener.bind(name)
-    os.chmod(run_dir / SOCKET, 0o600)
+    os.chmod(run_dir / socket, 0o600)
     listener.listen(1)
     task_status.started()
     with listener:

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from learner.config import LearnerConfig, LocalEngineSection, RolloutSection
 from learner.endpoint.settings import is_loopback
 from learner.preflight.facts import Facts, Memory, ModelShape
-from learner.preflight.needs import disk_needs, memory_needs
+from learner.preflight.needs import disk_needs, memory_forecast, memory_needs, plain_costs
 from learner.section import Finding
+from learner.trainer.forecast.forecast import REFERENCE, MemoryForecast, room_to_keep
+from learner.trainer.forecast.words import line, table, what_helps
 from p2p.quantities import human_bytes
 
 
@@ -24,6 +26,10 @@ class Findings:
     """one line each"""
     notes: tuple[str, ...]
     """one line each"""
+    memory: tuple[str, ...] = ()
+    """what training takes, before it begins: one line, and one more where that is more than there is"""
+    table: tuple[str, ...] = ()
+    """the same, item by item"""
 
 
 def check(config: LearnerConfig, facts: Facts, wrong: Collection[str] = ()) -> Findings:
@@ -32,25 +38,23 @@ def check(config: LearnerConfig, facts: Facts, wrong: Collection[str] = ()) -> F
                   *_too_little_memory(config, facts)]  # fmt: skip
     notes = [Finding(note) for note in facts.notes]
     notes += [*_odd(config), *_context(config, facts.model), *_what_it_takes(config, facts)]
-    return Findings(*(tuple(p.what for p in found if not set(wrong).intersection(p.keys)) for found in (everything, notes)))
+    problems, said = (tuple(p.what for p in found if not set(wrong).intersection(p.keys)) for found in (everything, notes))
+    takes = _takes(config, facts)
+    if takes is None:
+        return Findings(problems, said)
+    return Findings(problems, said, (f"memory: {line(takes)}", *_more_than_there_is(takes, facts)), table=tuple(table(takes)))
 
 
 def _useless(config: LearnerConfig) -> Iterator[Finding]:
     """Settings under which our trainer would learn nothing."""
     if config.external_trainer:
         return
-    rollout, trainer = config.rollout, config.trainer
+    rollout = config.rollout
     if rollout.samples == 1:
         yield Finding(
             "rollout.samples = 1: the advantage of a completion is relative to its group, and a group of one has none, so "
             "nothing would be learned; at least 2, usually 8 to 16",
             ("rollout.samples",),
-        )
-    if trainer.proximal == "behaviour" and trainer.tis_cap <= 1 - trainer.clip_low:
-        yield Finding(
-            f"trainer.tis_cap = {trainer.tis_cap:g} cuts every ratio to below the clip at 1 - trainer.clip_low = "
-            f"{1 - trainer.clip_low:g}, so bad answers would lose their gradient; above 1, usually 2",
-            ("trainer.tis_cap", "trainer.clip_low", "trainer.proximal"),
         )
 
 
@@ -69,10 +73,11 @@ def _odd(config: LearnerConfig) -> Iterator[Finding]:
         )
     if config.external_trainer:
         return
-    if trainer.proximal == "behaviour" and 1 - trainer.clip_low < trainer.tis_cap < 1 + trainer.clip_high:
+    if trainer.objective in ("gspo", "gepo") and trainer.aggregate != "sequence":
         yield Finding(
-            f"trainer.clip_high does nothing: trainer.tis_cap = {trainer.tis_cap:g} cuts ratios before 1 + clip_high",
-            ("trainer.tis_cap", "trainer.clip_high", "trainer.proximal"),
+            f'trainer.objective = "{trainer.objective}" weighs whole completions, and trainer.aggregate = "{trainer.aggregate}" '
+            'makes long ones count more; "sequence" is its paper\'s',
+            ("trainer.objective", "trainer.aggregate"),
         )
     if rollout.max_new_tokens > trainer.micro_batch_tokens:
         yield Finding(
@@ -142,16 +147,19 @@ def _too_little_memory(config: LearnerConfig, facts: Facts) -> Iterator[Finding]
     if config.external_trainer or facts.model is None or not facts.model.parameters or facts.model.more_parts:
         return
     needs = memory_needs(config, facts.model, gpu=not facts.on_cpu)
+    gpu = not facts.on_cpu
+    found = memory_forecast(config, plain_costs(config, facts.model, gpu=gpu), gpu=gpu)
     keys = ("model", "trainer.device", "trainer.kl_coef", "trainer.served_dtype")
-    spare = " (4 bytes fewer with trainer.kl_coef = 0)" if config.trainer.kl_coef else ""
-    masters = f"{needs.a_parameter} bytes for each of {facts.model.parameters / 1e9:.2f} billion parameters{spare}"
+    fewer = found.size_of(REFERENCE) / facts.model.parameters
+    spare = f" ({fewer:g} bytes fewer with trainer.kl_coef = 0)" if fewer else ""
+    masters = f"{needs.a_parameter:g} bytes for each of {facts.model.parameters / 1e9:.2f} billion parameters{spare}"
     copies = f"{human_bytes(needs.host)} for copies of versions"
     for memory, least in _memories(facts, needs.device, needs.host):
         if least > memory.total + memory.swap:
             why = masters if memory is facts.gpu else f"{masters}, and {copies}" if facts.on_cpu else copies
             yield Finding(
                 f"model: {memory.name} has {human_bytes(memory.total)} of memory, and training needs at least "
-                f"{human_bytes(least)}: {why}, before activations; take a smaller model or a larger machine",
+                f"{human_bytes(least)}: {why}, before activations; {what_helps(found)}",
                 keys,
             )
 
@@ -175,7 +183,7 @@ def _what_it_takes(config: LearnerConfig, facts: Facts) -> Iterator[Finding]:
     needs = memory_needs(config, model, gpu=not facts.on_cpu)
     for i, (memory, least) in enumerate(_memories(facts, needs.device, needs.host)):
         first = i == 0 and (facts.gpu is not None or facts.on_cpu)
-        about = f", and about {human_bytes(needs.logits)} for the logits of a forward pass" if first and needs.logits else ""
+        about = f", and about {human_bytes(needs.logits)} for logits, a chunk at a time" if first and needs.logits else ""
         full = least + (needs.logits if first else 0)
         tight = "; that is tight: lower trainer.micro_batch_tokens" if least <= memory.total < full else ""
         tight = "; that is more than it has without swap, slow" if memory.total < least <= memory.total + memory.swap else tight
@@ -184,6 +192,28 @@ def _what_it_takes(config: LearnerConfig, facts: Facts) -> Iterator[Finding]:
             f"memory: at least {human_bytes(least)}{about}, before activations; {memory.name} has {human_bytes(memory.free)} "
             f"free of {human_bytes(memory.total)}{tight}{busy}"
         )
+
+
+def _takes(config: LearnerConfig, facts: Facts) -> MemoryForecast | None:
+    """What our trainer is forecast to take; None where there is none, or the model is not known."""
+    model = facts.model
+    if config.external_trainer or model is None or not model.parameters or model.more_parts:
+        return None
+    costs, room = facts.costs or plain_costs(config, model, gpu=not facts.on_cpu), 0
+    memory = facts.host if facts.on_cpu else facts.gpu
+    if memory is not None and config.trainer.activation_checkpointing == "auto" and config.trainer.devices == 1:
+        weights = 4 * costs.parameters
+        room = room_to_keep(memory.free - weights, costs.trained)
+    return memory_forecast(config, costs, gpu=not facts.on_cpu, room=room)
+
+
+def _more_than_there_is(takes: MemoryForecast, facts: Facts) -> Iterator[str]:
+    for memory, needed in _memories(facts, takes.device, 0 if facts.on_cpu else takes.host):
+        if needed > memory.total:
+            yield (
+                f"memory: {memory.name} has {human_bytes(memory.total)}, less than the {human_bytes(needed)} that training is "
+                f"forecast to take: {what_helps(takes)}"
+            )
 
 
 def _memories(facts: Facts, device: int, host: int) -> Iterator[tuple[Memory, int]]:

@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 
 from learner.preflight.facts import Memory
+from learner.trainer.checkpoints.forms import check_devices
+from learner.trainer.export import last_commit
 from p2p.errors import UsageError
 from p2p.processes import child_environment, python_command
 
@@ -78,9 +80,9 @@ def ask_torch() -> Devices:
         return Devices(error=f"torch cannot be asked for its devices: {failed}")
 
 
-def pick(device: str, devices: Devices) -> Memory | None:
-    """The memory of the trainer's device `trainer.device`; None of the CPU and of one whose memory is not known. UsageError when
-    there is no such device, and torch could be asked."""
+def pick(device: str, devices: Devices, count: int = 1) -> Memory | None:
+    """The memory of the trainer's device `trainer.device`, the first where it has `count` of them; None of the CPU and of one
+    whose memory is not known. UsageError when there is no such device, or there are fewer, and torch could be asked."""
     kind, _, number = device.partition(":")
     if kind == "cpu" or (kind == "auto" and not devices.gpus):
         return None
@@ -94,12 +96,23 @@ def pick(device: str, devices: Devices) -> Memory | None:
             return None
         names = ", ".join(gpu.name for gpu in devices.gpus if gpu) or 'none; trainer.device = "cpu" is the processor'
         raise UsageError(f'trainer.device = "{device}": torch finds no such device here (it finds {names})')
+    if count > len(devices.gpus) and not devices.error:
+        raise UsageError(f"trainer.devices = {count}: torch finds {len(devices.gpus)} here; set no more than that")
     return devices.gpus[index]
 
 
 def computes_on_cpu(device: str, devices: Devices) -> bool:
     """Whether `trainer.device` is surely one that has no memory of its own."""
     return device in ("cpu", "mps") or (device == "auto" and not devices.gpus and not devices.error)
+
+
+def check_last_checkpoint(run_dir: Path, devices: int) -> None:
+    """UsageError where so many devices cannot go on from the run's last commit. That there is none is another's to tell."""
+    try:
+        checkpoint = last_commit(run_dir).checkpoint
+    except UsageError:
+        return
+    check_devices(checkpoint, devices)
 
 
 def main() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from learner.section import Finding
+from learner.trainer.forecast.facts import ModelCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +73,5 @@ class Facts:
     """the trainer's device's, where that is not the CPU"""
     on_cpu: bool = False
     """the trainer computes in the host's memory"""
+    costs: ModelCosts | None = None
+    """what training takes, counted on the model without its weights"""

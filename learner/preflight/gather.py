@@ -13,26 +13,36 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from learner.config import LearnerConfig
+from learner.config import LearnerConfig, TaskSection
 from learner.endpoint.keys import endpoint_key
 from learner.endpoint.settings import read_listen
-from learner.environments.loading import load_environment
 from learner.environments.running import set_environment
-from learner.model_folder import check_model_folder, find_here, number_in, open_model_folder, read_model_config
-from learner.preflight.devices import Devices, ask_torch, computes_on_cpu, host_memory, maybe_gpu, pick
+from learner.environments.settings import EnvironmentSection
+from learner.evaluation.settings import EvalSection, EvalTask
+from learner.model_folder import ModelFolder, check_model_folder, find_here, number_in, open_model_folder, read_model_config
+from learner.preflight.counting import NotCounted, count_costs
+from learner.preflight.devices import Devices, ask_torch, check_last_checkpoint, computes_on_cpu, host_memory, maybe_gpu, pick
+from learner.preflight.environments import try_environment
 from learner.preflight.facts import PARTS, Facts, Memory, ModelShape, Room
 from learner.rewards.group_scorer import PooledScorer
+from learner.rollouts.stop_strings import check_stop_strings
 from learner.run_dir import check_idle, existing_run, kept_listen
 from learner.section import Finding
 from learner.tasks.port import Task
 from learner.tasks.prompting import encode_prompt, fit_prompts, unused_options
 from learner.tasks.registry import open_task
 from learner.tasks.settings import TaskSettings
+from learner.tracking.settings import check_trackers
+from learner.trainer.adapter.peft_form import check_peft, check_same_adapter
+from learner.trainer.forecast.facts import ModelCosts
+from learner.trainer.optimizers.kinds import check_package
+from learner.trainer.settings import CHECKPOINT_FROM, LoraSection
 from p2p.channel.libp2p import check_dialable
 from p2p.channel.listening import check_free
 from p2p.errors import ShoalError, UsageError
+from p2p.printable import printable
 
 PROMPTS = 8
 """Prompts that are tried: enough to see that they can be made and how long they are, and made in an instant."""
@@ -49,12 +59,21 @@ HEADS = ("lm_head.weight", "embed_out.weight")
 TASK_KEYS = (*(f"task.{name}" for name in TaskSettings.model_fields), "task.reward", "environment.name")
 """Settings that a task is made of."""
 
+LORA_KEYS = tuple(f"trainer.lora.{name}" for name in LoraSection.model_fields)
+"""Settings that an adapter follows from."""
+
+ENVIRONMENT_KEYS = tuple(f"environment.{name}" for name in EnvironmentSection.model_fields)
+"""Settings that an environment is made with."""
+
+COUNTED_FROM = 10_000_000
+"""Parameters from which `--dry-run` counts activations, which takes seconds: below, they are small beside the machine."""
+
 Found = TypeVar("Found")
 
 
 def gather(config: LearnerConfig, wrong: Collection[str] = (), *, resume: bool = False, thorough: bool = True) -> Facts:
     """What there is to know. `wrong` are settings that nothing can be tried with. `thorough`: also what takes seconds: torch's
-    devices, the tokenizer, the process that scores."""
+    devices, the tokenizer, the processes that score and play."""
     return _Look(config, frozenset(wrong), resume, thorough).facts()
 
 
@@ -67,16 +86,26 @@ class _Look:
         self.tried: list[Finding] = []
         self.notes: list[str] = []
         self.devices = Devices()
+        self.opened: ModelFolder | None = None
+        """the model's tokenizer, once it was loaded"""
+        self.tools: dict[str, tuple[dict[str, Any], ...]] = {}
+        """of the environments that were tried"""
 
     def facts(self) -> Facts:
         """Everything, in the order in which a person would want to mend it."""
         task = self._attempt(TASK_KEYS, self._task)
         model = self._attempt(("model",), self._model)
         if self.thorough and task is not None:
-            self._attempt((*TASK_KEYS, "task.allow_unconfined", "task.reward"), partial(self._try_scorer, task))
+            if task.environment is None:
+                keys = (*TASK_KEYS, "task.allow_unconfined")
+                self._attempt(keys, partial(self._try_scorer, task, self.config.task))
+            else:
+                self._attempt((*TASK_KEYS, *ENVIRONMENT_KEYS), partial(self._try_environment, task))
             if model is not None:
                 tokens = self._attempt(("model", *TASK_KEYS), partial(self._prompt_tokens, task))
                 model = replace(model, longest_prompt=tokens or 0)
+            for section in self.config.eval:
+                self._attempt(("eval",), partial(self._evaluation, section, task))
         folder = self._attempt(("run_dir",), self._folder)
         rooms = None if folder is None else self._attempt(("run_dir",), partial(self._rooms, folder))
         if folder is not None or not self.resume:  # else another learner may hold this run's own ports
@@ -86,12 +115,21 @@ class _Look:
             self._attempt(("status.port",), self._status_port)
             self._attempt(("status.port", "swarm.listen"), partial(check_apart, listen, self.config.status.port))
             self._attempt(("endpoint.listen",), self._endpoint)
+        self._attempt(LORA_KEYS, self._adapter)
+        self._attempt(("tracking",), partial(check_trackers, self.config.tracking))
         self._attempt(("swarm.announce",), partial(check_dialable, self.config.swarm.announce))
         self._attempt(("local_engine.engine_python", "local_engine.engine"), self._engine_python)
-        gpu = self._attempt(("trainer.device",), self._gpu)
+        self._attempt(("trainer.optimizer",), self._optimizer)
+        if self.resume and not self.config.external_trainer:
+            self._attempt(("trainer.devices",), partial(check_last_checkpoint, self.run_dir, self.config.trainer.devices))
+        gpu = self._attempt(("trainer.device", "trainer.devices"), self._gpu)
         known = self.thorough or self.config.trainer.device == "cpu" or not maybe_gpu()
         on_cpu = known and computes_on_cpu(self.config.trainer.device, self.devices)
-        return Facts(tuple(self.tried), tuple(self.notes), model, rooms=rooms or (), host=host_memory(), gpu=gpu, on_cpu=on_cpu)
+        costs = self._costs(model, gpu=not on_cpu) if model is not None else None
+        return Facts(
+            tuple(self.tried), tuple(self.notes), model, rooms=rooms or (), host=host_memory(), gpu=gpu, on_cpu=on_cpu,
+            costs=costs,
+        )  # fmt: skip
 
     def _attempt(self, keys: tuple[str, ...], look: Callable[[], Found]) -> Found | None:
         """What `look` finds; None where it fails, or where `keys` of it are known to be wrong."""
@@ -111,8 +149,6 @@ class _Look:
         set_environment(task, self.config.environment)
         if task.environment is not None and self.config.task.reward and not self.config.environment.name:
             raise UsageError("task.reward: an environment rewards its episodes itself; leave the reward functions out")
-        if task.environment is not None and self.thorough:
-            load_environment(task.environment.name)
         if task.held_out_count == 0 and self.config.trainer.eval_size:
             self.notes.append("task.held_out: no row is held out, so nothing is evaluated: raise it, or give more rows")
         return task
@@ -149,19 +185,78 @@ class _Look:
         context = number_in(values, "max_position_embeddings") or 0
         return ModelShape(parameters, vocabulary, context, more_parts=isinstance(values.get("text_config"), dict))
 
+    def _costs(self, model: ModelShape, *, gpu: bool) -> ModelCosts | None:
+        """Counted where a look may take seconds, and for a model whose start takes longer anyway."""
+        trainer, folder = self.config.trainer, find_here(self.config.model)
+        if self.config.external_trainer or folder is None or not model.parameters or model.more_parts:
+            return None
+        if model.parameters < (COUNTED_FROM if self.thorough else CHECKPOINT_FROM):
+            return None
+        try:
+            return count_costs(folder, trainer, gpu=gpu)
+        except NotCounted as error:
+            self.notes.append(f"memory: what activations take is not known: {error}")
+            return None
+
     def _prompt_tokens(self, task: Task) -> int:
         """Tokens of the longest of some prompts. Loads the tokenizer."""
         folder = find_here(self.config.model)
-        model = open_model_folder(str(folder))
+        model = self.opened = open_model_folder(str(folder))
+        check_stop_strings(model.tokenizer, task.stop)
         fit_prompts(task, model.tokenizer, model.context)
         for name in unused_options(model.tokenizer, task.chat_format):
             self.notes.append(f"task.template_options.{name} does nothing: the model's chat template does not name it")
         return max(len(encode_prompt(model.tokenizer, task.prompt(i), task.chat_format)) for i in range(PROMPTS))
 
-    def _try_scorer(self, task: Task) -> None:
-        settings = self.config.task
+    def _evaluation(self, section: EvalSection, of: Task) -> None:
+        """Its problems can be had, and scored."""
+        settings = section.task
+        try:
+            if settings is not None:
+                of = open_task(settings, own_score=not (settings.reward or section.environment))
+                if section.environment:
+                    set_environment(of, self.config.environment)
+                if of.environment is None:
+                    self._try_scorer(of, settings)
+                elif settings.reward:
+                    raise UsageError("an environment rewards its episodes itself; leave the reward functions out")
+                elif not self.wrong.intersection(ENVIRONMENT_KEYS):
+                    self._try_environment(of)
+                if self.opened is not None:
+                    check_stop_strings(self.opened.tokenizer, of.stop)
+                    fit_prompts(of, self.opened.tokenizer, self.opened.context)
+            prompt = of.held_out(0) if section.held_out else of.prompt(0)
+            if self.opened is not None:
+                encode_prompt(self.opened.tokenizer, prompt, of.chat_format)
+        except UsageError as error:
+            raise UsageError(*(f"eval {section.name}: {problem}" for problem in error.problems)) from None
+
+    def _try_scorer(self, task: Task, settings: TaskSection | EvalTask) -> None:
         with PooledScorer(task, settings, allow_unconfined=settings.allow_unconfined):
             pass
+
+    def _try_environment(self, task: Task) -> None:
+        """Each environment once: it is the same for all who play in it. The task's prompts name its tools from here on."""
+        source = task.environment
+        assert source is not None
+        key = f"{source.name} {dict(source.options)!r}"
+        if key not in self.tools:
+            self.tools[key] = ()  # one that fails is told of once
+            ready = try_environment(source, self.config.environment)
+            odd = list(ready.warnings)
+            if ready.missing:
+                odd.append(f"it runs in a sandbox without {', '.join(ready.missing)}: not to be had on this system")
+            self.notes += [f"environment {source.name}: {printable(line)}" for line in odd]
+            self.tools[key] = tuple(ready.tools)
+        task.chat_format = replace(task.chat_format, tools=self.tools[key] or task.chat_format.tools)
+
+    def _adapter(self) -> None:
+        check_peft(self.config.trainer.lora)
+        if self.resume:
+            check_same_adapter(self.run_dir, self.config.trainer.lora)
+
+    def _optimizer(self) -> None:
+        check_package("adamw" if self.config.external_trainer else self.config.trainer.optimizer)
 
     def _folder(self) -> Path:
         """run_dir, or the nearest folder above it that exists, in which it can be made."""
@@ -227,7 +322,7 @@ class _Look:
         self.devices = Devices() if device == "cpu" else ask_torch()
         if self.devices.error:
             self.notes.append(self.devices.error)
-        return pick(device, self.devices)
+        return pick(device, self.devices, self.config.trainer.devices)
 
 
 def nearest_folder(path: Path) -> Path:

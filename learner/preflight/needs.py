@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from learner.config import LearnerConfig
 from learner.preflight.facts import ModelShape
-
-MASTER_BYTES, GRADIENT_BYTES, MOMENT_BYTES = 4, 4, 8
-"""Bytes a parameter: the trainer's own weights, their gradient, and AdamW's two moments, all float32."""
-
-CHECKPOINT_BYTES = MASTER_BYTES + MOMENT_BYTES
-"""Bytes a parameter of a checkpoint."""
+from learner.trainer.forecast.facts import ModelCosts
+from learner.trainer.forecast.forecast import COPY, MemoryForecast, TrainingPlan, forecast
+from learner.trainer.optimizers.kinds import FLOAT32
+from learner.trainer.settings import LOGITS_CHUNK_BYTES
 
 SERVED_BYTES = {"bfloat16": 2, "float32": 4}
 """Bytes a parameter of a published version, by `trainer.served_dtype`."""
@@ -24,8 +22,8 @@ SERVED_BYTES = {"bfloat16": 2, "float32": 4}
 STATES = 2
 """States in the head's format that the trainer holds in host memory: the one published, and the next."""
 
-LOGITS_BYTES = 12
-"""Bytes a token and id of the vocabulary in a forward pass: logits, their log-softmax and its gradient, float32 each."""
+LOGITS_BLOCKS = 4
+"""Blocks of a token's logits at once: these, their log-softmax, the probabilities and the gradient, float32 each."""
 
 DELTA_SHARE = 1 / 32
 """Bytes of a delta as a share of the state's: what the publisher reckons with before it has made one."""
@@ -47,8 +45,8 @@ class MemoryNeeds:
     host: int
     """at least, in the machine's memory, beside what is on a device that has its own"""
     logits: int
-    """about, on the device, for one full forward pass"""
-    a_parameter: int
+    """about, on the device, for one chunk of a forward pass"""
+    a_parameter: float
     """bytes a parameter of `device`"""
 
 
@@ -80,23 +78,69 @@ class DiskNeeds:
         )  # fmt: skip
 
 
+def training_plan(config: LearnerConfig, *, gpu: bool, room: int = 0) -> TrainingPlan:
+    """What follows from a run's settings. `gpu`: the trainer's device has memory of its own; `room`: the bytes there that layers
+    may take that are not run again in the backward."""
+    trainer, every = config.trainer, config.swarm.anchor_every
+    served = SERVED_BYTES[trainer.served_dtype]
+    made = 0 if config.external_trainer else math.ceil(trainer.steps / trainer.checkpoint_interval)
+    anchors = 2 if trainer.steps > every else 1
+    adapter = trains_adapter(config)
+    bfloat16 = computes_in_bfloat16(config, gpu=gpu)
+    # In the machine's memory anyway, and in float32, the two are one.
+    plain = trainer.optimizer == "adamw_host" and not gpu and not bfloat16
+    return TrainingPlan(
+        own_memory=gpu, optimizer="adamw" if plain else trainer.optimizer, ranks=trainer.devices, served_bytes=served,
+        reference=bool(trainer.kl_coef) and not adapter, whole=not adapter,
+        frozen_bytes=served if adapter and bfloat16 and trainer.devices == 1 else FLOAT32,
+        states=STATES + (config.swarm.squash_every > 1), copies=min(made, trainer.checkpoint_keep + 1),
+        versions=1 + anchors + DELTA_SHARE * min(every, trainer.steps), room=room,
+        copied=trainer.checkpoint_beside and trainer.devices == 1,
+    )  # fmt: skip
+
+
+def trains_adapter(config: LearnerConfig) -> bool:
+    """Whether an adapter on a frozen model is trained (`trainer.lora`)."""
+    return bool(config.trainer.lora.rank)
+
+
+def computes_in_bfloat16(config: LearnerConfig, *, gpu: bool) -> bool:
+    """As the trainer decides it."""
+    return config.trainer.compute_dtype == "bfloat16" or (config.trainer.compute_dtype == "auto" and gpu)
+
+
+def memory_forecast(config: LearnerConfig, costs: ModelCosts, *, gpu: bool, room: int = 0) -> MemoryForecast:
+    """What our trainer takes with these settings. An adapter's own values are few beside its frozen base: they are left out."""
+    if trains_adapter(config):
+        costs = replace(costs, trained=0, matrices=0)
+    return forecast(costs, training_plan(config, gpu=gpu, room=room))
+
+
+def plain_costs(config: LearnerConfig, model: ModelShape, *, gpu: bool) -> ModelCosts:
+    """What a model's files tell alone: all is trained, and activations are not known. All counts as matrices of hidden layers,
+    of which no optimizer keeps more than of others: so what follows is the least."""
+    each = model.parameters
+    return ModelCosts(each, each, each, bfloat16=computes_in_bfloat16(config, gpu=gpu))
+
+
 def memory_needs(config: LearnerConfig, model: ModelShape, *, gpu: bool) -> MemoryNeeds:
     """What our trainer needs with these settings. `gpu`: it runs on a device with memory of its own."""
     trainer = config.trainer
-    served = SERVED_BYTES[trainer.served_dtype]
-    each = MASTER_BYTES + GRADIENT_BYTES + MOMENT_BYTES + (MASTER_BYTES if trainer.kl_coef else 0) + (served if gpu else 0)
-    states = (STATES + (config.swarm.squash_every > 1)) * served * model.parameters
-    logits = LOGITS_BYTES * model.vocabulary * max(trainer.micro_batch_tokens, config.rollout.max_new_tokens)
-    return MemoryNeeds(each * model.parameters, states, logits, each)
+    found = memory_forecast(config, plain_costs(config, model, gpu=gpu), gpu=gpu)
+    logits = 4 * model.vocabulary * max(trainer.micro_batch_tokens, config.rollout.max_new_tokens)
+    # What is there in every step, whatever the activations are. Of a checkpoint that is written beside training, only what the
+    # disk has not yet is copied: that may be nothing.
+    device, host = (
+        sum(i.size for i in found.items if i.place == place and i.when in ("always", "training") and i.name != COPY)
+        for place in ("device", "host")
+    )
+    each = device / model.parameters if model.parameters else 0
+    return MemoryNeeds(device, host, LOGITS_BLOCKS * min(logits, LOGITS_CHUNK_BYTES), each)
 
 
 def disk_needs(config: LearnerConfig, model: ModelShape) -> DiskNeeds:
     """What checkpoints (of our trainer) and versions take on the disk at the most crowded moment: the first version is kept, and
     an anchor goes when its successor and the deltas between are there."""
-    trainer, every = config.trainer, config.swarm.anchor_every
-    made = 0 if config.external_trainer else math.ceil(trainer.steps / trainer.checkpoint_every)
-    copies = min(made, trainer.checkpoint_keep + 1)
-    anchors = 2 if trainer.steps > every else 1
-    states = 1 + anchors + DELTA_SHARE * min(every, trainer.steps)
-    served = SERVED_BYTES[trainer.served_dtype] * model.parameters
-    return DiskNeeds(copies * CHECKPOINT_BYTES * model.parameters, copies, int(states * served))
+    gpu = config.trainer.device != "cpu"  # with some optimizers a GPU's checkpoint is smaller: that counts while it may be one
+    found = memory_forecast(config, plain_costs(config, model, gpu=gpu), gpu=gpu)
+    return DiskNeeds(found.size_of("checkpoints"), found.plan.copies, found.size_of("versions"))

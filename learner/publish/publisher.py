@@ -91,8 +91,9 @@ class Publisher:
         """Sign and offer the header of a version that the trainer is about to encode. ShoalError for a delta against a version
         that was not published in this epoch."""
         version = Version(self.epoch, message.step)
-        base = None if message.base is None else Version(message.base_epoch or self.epoch, message.base)
         base_digest = message.base_digest
+        epoch = message.base_epoch or (0 if base_digest else self.epoch)
+        base = None if message.base is None else Version(epoch, message.base)
         if message.kind == "delta":
             found = None if base is None else self._digests.get(base)
             if found is None or base_digest not in (b"", found):
@@ -209,20 +210,27 @@ class Publisher:
             if transfer is not None:
                 published.sent = transfer.traffic.sent
 
-    def prune(self, readers: Iterable[Version]) -> None:
-        """Drop manifests that nobody can need: older than the newest anchor and than every reader.
+    def prune(self, readers: Iterable[Version]) -> list[Path]:
+        """Drop manifests that nobody can need: older than every reader, and than the newest version that a joiner reaches: an
+        anchor, or a cumulative delta against the newest anchor, which is kept then.
 
-        `readers` are the versions that live nodes hold, or, for one that is catching up, the oldest it was offered.
+        `readers` are the versions that live nodes hold, or, for one that is catching up, the oldest it was offered. Returns the
+        files of the chunks that went with them: the caller deletes them before another version is encoded.
         """
-        anchors = [p.version for _, p in self._kept.values() if p.kind == "anchor" and p.sealed]
-        if not anchors or self.current is None:
-            return
-        newest = max(anchors)
+        sealed = [p for _, p in self._kept.values() if p.sealed]
+        anchor = max((p for p in sealed if p.kind == "anchor"), key=lambda p: p.version, default=None)
+        if anchor is None or self.current is None:
+            return []
+        squashed = (p.version for p in sealed if p.kind == "cumulative" and p.base_digest == anchor.state_digest)
         near = [v for v in readers if v.epoch == self.epoch and self.current.step - v.step <= STRAGGLER_STEPS]
-        keep_from = min([newest, *near])
+        keep_from = min([max([anchor.version, *squashed]), *near])
         self.count_traffic()
+        gone: list[Path] = []
         for mid, (_, published) in list(self._kept.items()):
             if published.kind == "descriptor" or published.version >= keep_from or mid not in self._swarm.transfers:
                 continue
-            self._swarm.store.drop(self._swarm.forget(mid))
+            if published is anchor:
+                continue
+            gone += self._swarm.store.give_up(self._swarm.forget(mid))
             del self._kept[mid]
+        return gone

@@ -8,7 +8,7 @@ here is reserved, journaled or trained on. Must not know shares, the network or 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Container, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -129,9 +129,10 @@ class RequestBook:
         """How many wait for a node."""
         return len(self._waiting[request_class])
 
-    def holding(self, request_class: RequestClass) -> int:
-        """How many are with nodes."""
-        return self._holding[request_class]
+    def holding(self, request_class: RequestClass, but: Collection[str] = ()) -> int:
+        """How many are with nodes, those in `but` left out."""
+        there = (self._held.get(node, {}).values() for node in but)
+        return self._holding[request_class] - sum(s.ask.request_class == request_class for held in there for s in held)
 
     def held(self) -> Iterator[RequestSequence]:
         """All that are with nodes."""
@@ -184,8 +185,10 @@ class RequestBook:
         if sequence.node != node:
             return self._refused(node, event, f"request {event.request_id} is not with this node")
         wrong = event_fault(event, sequence.expected(self._published, self.vocab_size))
+        said, stop = event, sequence.ask.stop
         if wrong is None:
             try:
+                event = stop.cut(said, sequence.completion.ids, 0) if stop else said
                 sequence.completion.add(event)
                 sequence.completion.finish = ""  # the end is ours to tell
             except ValueError as error:
@@ -198,10 +201,13 @@ class RequestBook:
             sequence.since = now
             self.counts[sequence.ask.request_class]["tokens"] += count
             sequence.wake()
-        sequence.finish = sequence.end()
+        cut = event is not said  # the node does not know that a stop string ended it
+        sequence.finish = "stop" if cut else sequence.end()
         if sequence.finish:
+            cancel = ((node, sequence.request_id),) if cut and not said.finish else ()
             self._leave(sequence, "ended")
-        elif event.finish == "interrupt":
+            return Taken(count, cancel=cancel)
+        if event.finish == "interrupt":
             self._release(sequence)
         elif event.finish in ("error", "abort"):
             what = f"request {event.request_id}: gave up with {event.finish}: {event.message:.200}"
@@ -252,10 +258,10 @@ class RequestBook:
                 elif now - sequence.since > wait_s:
                     self._fail(sequence, ShoalError(f"no node had a place for the request for {wait_s:.0f} s"))
 
-    def beyond(self, request_class: RequestClass, allowed: int) -> list[RequestSequence]:
-        """What nodes are to hand back so that the class holds no more than `allowed`: of those not asked back yet, those with the
-        fewest tokens, which cost least to take up elsewhere."""
-        those = [s for s in self.held() if s.ask.request_class == request_class]
+    def beyond(self, request_class: RequestClass, allowed: int, but: Collection[str] = ()) -> list[RequestSequence]:
+        """What nodes, those in `but` left out, are to hand back so that the class holds no more than `allowed` with them: of
+        those not asked back yet, those with the fewest tokens, which cost least to take up elsewhere."""
+        those = [s for s in self.held() if s.ask.request_class == request_class and s.node not in but]
         surplus = len(those) - sum(s.asked_back for s in those) - allowed
         if surplus <= 0:
             return []

@@ -41,6 +41,9 @@ class RequestPlaces:
     places: int = field(default=0)
     """that the nodes have, all together"""
     nodes: int = 0
+    spared: frozenset[str] = frozenset()
+    """nodes to which training sends nothing, since they hold a newer version back: what requests hold there costs training no
+    place and counts for no share, and the sooner it is done the sooner they are back"""
 
     def own(self, request_class: RequestClass) -> int:
         """Places that are the class's whatever the others do: one at least, unless its share is 0."""
@@ -72,7 +75,8 @@ def served(nodes: Sequence[NodeView]) -> set[Version]:
 def count_places(nodes: Sequence[NodeView], shares: Mapping[RequestClass, float], training_wants: bool) -> RequestPlaces:
     """The places of these nodes."""
     those = [n for n in nodes if usable(n)]
-    return RequestPlaces(shares, training_wants, sum(n.capacity for n in those), len(those))
+    spared = frozenset(n.peer for n in those if n.holds_back)
+    return RequestPlaces(shares, training_wants, sum(n.capacity for n in those), len(those), spared)
 
 
 def place(nodes: Sequence[NodeView], book: RequestBook, places: RequestPlaces) -> list[Placement]:
@@ -82,20 +86,22 @@ def place(nodes: Sequence[NodeView], book: RequestBook, places: RequestPlaces) -
     table = _Table([n for n in nodes if n.live and usable(n)], book, places)
     found: list[Placement] = []
     for request_class in places.shares:
-        room = min(places.allowed(request_class, book) - book.holding(request_class), PLACEMENTS_A_LOOK - len(found))
-        nowhere: set[tuple[Version | None, Version]] = set()
-        for sequence in book.waiting(request_class) if room > 0 and table.nodes else ():
-            wanted = sequence.ask.exact_version, sequence.least
+        room = places.allowed(request_class, book) - book.holding(request_class, places.spared)
+        nowhere: set[tuple[Version | None, Version, bool]] = set()
+        for sequence in book.waiting(request_class) if (room > 0 or places.spared) and table.nodes else ():
+            wanted = sequence.ask.exact_version, sequence.least, room > 0
             if wanted in nowhere:
                 continue
-            i = table.best(sequence)
+            i = table.best(sequence, spared_alone=room <= 0)
             if i is None:
                 nowhere.add(wanted)
                 continue
             table.put(i, sequence)
             found.append(Placement(sequence, table.nodes[i].peer))
-            room -= 1
-            if not room:
+            room -= table.nodes[i].peer not in places.spared
+            if len(found) == PLACEMENTS_A_LOOK:
+                return found
+            if room <= 0 and not places.spared:
                 break
     return found
 
@@ -107,6 +113,7 @@ class _Table:
         self.nodes, self._places = nodes, places
         self._table = NodeTable(nodes)
         self._open = np.array([not n.draining for n in nodes], bool)
+        self._spared = np.array([n.peer in places.spared for n in nodes], bool)
         self._capacity = np.array([n.capacity for n in nodes], np.int64)
         self._held = np.array([book.load(n.peer) for n in nodes], np.int64)
         self._at: dict[Version, np.ndarray] = {}
@@ -126,14 +133,16 @@ class _Table:
         self._pinned_elsewhere = {c: len(peers) for c, peers in elsewhere.items()}
         """class -> how many nodes that take nothing now hold such requests"""
 
-    def best(self, sequence: RequestSequence) -> int | None:
-        """The node for it; None when none may take it now."""
+    def best(self, sequence: RequestSequence, *, spared_alone: bool = False) -> int | None:
+        """The node for it; None when none may take it now. `spared_alone`: one of those that training sends nothing to."""
         exact, of = sequence.ask.exact_version, sequence.ask.request_class
         if exact is None:
             able = self._open & self._table.able(sequence.least)
         else:  # a node that holds a newer version back takes what names the very version that it serves
             able = self._at.get(exact, np.zeros(len(self.nodes), bool))
         free = able & (self._held < self._capacity)
+        if spared_alone:
+            free &= self._spared
         avoid = self._table.listed(frozenset(sequence.failed_on))
         if (able & ~avoid).any():
             free &= ~avoid

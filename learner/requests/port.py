@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from learner.rollouts.stop_strings import StopStrings
 from p2p.errors import ShoalError
 from p2p.version import Version
 
@@ -35,6 +36,8 @@ class Ask:
     """no token may be of an older one; None: any"""
     exact_version: Version | None = None
     """every token must be of this one"""
+    stop: StopStrings | None = None
+    """strings that end it, beside `stop_ids`"""
 
 
 @dataclass(frozen=True, slots=True)

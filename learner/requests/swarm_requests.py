@@ -44,15 +44,15 @@ MESSAGE_REQUESTS = 256
 
 
 class SwarmRequests(Requests, BesideTraining):
-    """`nodes()` are the dispatcher's views of them, `training_wants()` says whether training could use every place, `send` and
-    `report` are the head's."""
+    """`nodes()` are the dispatcher's views of them, `training_wants()` says whether training could use every place (`beside` is
+    False where nothing is generated for training at all), `send` and `report` are the head's."""
 
     def __init__(
         self, settings: RequestsSection, vocab_size: int | None, *, epoch: int, send: Callable[[str, object], None],
         nodes: Callable[[], Sequence[NodeView]], training_wants: Callable[[], bool], report: Callable[[str, Refusal], None],
-        now: Callable[[], float] = trio.current_time,
+        beside: bool = True, now: Callable[[], float] = trio.current_time,
     ) -> None:  # fmt: skip
-        self.settings = settings
+        self.settings, self._beside = settings, beside
         self.book = RequestBook(epoch, dict(settings.most_waiting()), vocab_size)
         self._shares = settings.shares()
         self._send, self._nodes, self._training_wants, self._report, self._now = send, nodes, training_wants, report, now
@@ -110,7 +110,7 @@ class SwarmRequests(Requests, BesideTraining):
 
     def _places(self, nodes: Sequence[NodeView]) -> RequestPlaces:
         idle = self._idle_since is not None and self._now() - self._idle_since >= IDLE_S
-        return count_places(nodes, self._shares, training_wants=not idle)
+        return count_places(nodes, self._shares, training_wants=self._beside and not idle)
 
     def tick(self) -> None:
         """Every now and then: see whether training wants its places back, and have nodes hand back what is beyond the shares."""
@@ -123,7 +123,7 @@ class SwarmRequests(Requests, BesideTraining):
             self._idle_since = self._now()
         places = self._places(self._nodes())
         for request_class in LETTERS.values() if places.places else ():
-            for sequence in self.book.beyond(request_class, places.allowed(request_class, self.book)):
+            for sequence in self.book.beyond(request_class, places.allowed(request_class, self.book), places.spared):
                 sequence.asked_back = True
                 self._send(sequence.node, Interrupt((sequence.request_id,)))
 

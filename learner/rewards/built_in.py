@@ -8,6 +8,7 @@ may take long on some answers, or run them, say so with `confined`: they must on
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import json
 import re
@@ -33,6 +34,12 @@ class BuiltIn:
     """`score` may take long or run out of memory on some answers"""
     runs_answers = False
     """`score` may run an answer as code: it must not happen where files can be read or written"""
+
+    @classmethod
+    def needs(cls, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Columns that it cannot do without, where it is made with these options."""
+        chosen = {p.name: p.default for p in inspect.signature(cls).parameters.values()} | dict(options)
+        return tuple(str(chosen[name]) for name in ("column", "pattern_column") if chosen.get(name))
 
     def wanted(self, columns: Mapping[str, Any]) -> Any:
         """What a row says of right answers; None where the function does not apply to this row. UsageError for a row that it
@@ -183,6 +190,11 @@ class JsonSchema(BuiltIn):
             raise UsageError(f"reward json_schema needs the package {NO_SCHEMAS} ({error})") from None
         self.column, self._make, self._wrong = column, jsonschema.validators.validator_for, jsonschema.SchemaError
         self._validator = None if schema is None else self._of(schema)
+
+    @classmethod
+    def needs(cls, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """See `BuiltIn.needs`."""
+        return () if options.get("schema") is not None else super().needs(options)
 
     def _of(self, schema: Any) -> Any:
         try:

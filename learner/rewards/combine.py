@@ -8,7 +8,7 @@ from typing import Any
 
 from learner.rewards.port import GroupUnscored
 from learner.rewards.settings import RewardPart
-from learner.tasks.port import Prompt, Score
+from learner.tasks.port import Score
 
 Values = Sequence[float | None]
 """What one reward function says of each answer of a group, in order; None where it does not apply."""
@@ -28,13 +28,6 @@ def combined(parts: Sequence[RewardPart], values: Sequence[Values]) -> list[Scor
         exact = all(value >= 1.0 for value in known.values())
         scores.append(Score(reward, exact, known if len(parts) > 1 else {}))
     return scores
-
-
-def columns_of(prompt: Prompt) -> dict[str, Any]:
-    """What a reward function may read of a problem: its row's columns, or what its task needs as the column "answer"."""
-    if isinstance(prompt.entry, Mapping):
-        return {str(name): value for name, value in prompt.entry.items()}
-    return {"answer": prompt.entry}
 
 
 def checked_values(answer: Mapping[str, Any], count: int) -> list[float | None]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from learner.rewards.answer_budget import AnswerBudget
 from learner.rewards.scoring_process import KeptProcess, ProcessGone
 from p2p.errors import ShoalError, UsageError
 from p2p.processes import ROOT
@@ -75,6 +76,7 @@ class ConfinedChild(KeptProcess):
     def __init__(self, subject: Subject, *, allow_unconfined: bool, answer_s: float) -> None:
         super().__init__()
         self.subject, self._allow_unconfined, self._answer_s = subject, allow_unconfined, answer_s
+        self._budget = AnswerBudget(answer_s)
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """What the child says of one answer; {error} where it is the answer's fault that it says nothing."""
@@ -90,7 +92,12 @@ class ConfinedChild(KeptProcess):
                 if self._process is None:
                     self._start()
                 assert self._process is not None
-                return self._process.ask(request, self._answer_s + SLACK_S)
+                answer_s, began = self._budget.answer_s, time.monotonic()
+                said = self._process.ask({**request, "answer_s": answer_s}, self._answer_s + SLACK_S)
+                if said.get("late"):
+                    self._budget.ran_out(answer_s, time.monotonic() - began)
+                    return {"error": f"no score within {self._answer_s:g} s"}
+                return said
             except ProcessGone as error:
                 why = f"the scoring process is replaced: {error}"
                 self._drop()
@@ -101,9 +108,9 @@ class ConfinedChild(KeptProcess):
     def _start(self) -> None:
         why = ""
         for _ in range(2):
-            process = self._make(CHILD, _clean_environment(), own_folder=True)
+            process = self._make(CHILD, clean_environment(), own_folder=True)
             try:
-                ready = process.ask({**self.subject.setup, "answer_s": self._answer_s}, START_S)
+                ready = process.ask(dict(self.subject.setup), START_S)
             except ProcessGone as error:
                 why = f"{error}; it said: {process.last_line()}"
                 self._drop()
@@ -128,7 +135,7 @@ class ConfinedChild(KeptProcess):
             log.warning("answers are scored without %s: not to be had on this system", text)
 
 
-def _clean_environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """Nothing of ours goes along: no variables (but where modules lie, and what decides which problems some tasks draw), no file,
     no descriptor; one thread, because a namespace cannot be left by a process of several."""
     environment = {

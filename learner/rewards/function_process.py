@@ -25,6 +25,8 @@ class FunctionProcess(KeptProcess):
         self.function, self._options = function, dict(options)
         self.whole = False
         """whether it takes the completions of a group in one call; known once it was started"""
+        self.columns: tuple[str, ...] = ()
+        """columns of the data that it needs; known then, too"""
 
     def ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
         """{values}, or {error} where the function gave none."""
@@ -56,3 +58,4 @@ class FunctionProcess(KeptProcess):
             self._drop()
             raise UsageError(str(ready["refused"]))
         self.whole = ready.get("whole") is True
+        self.columns = tuple(map(str, ready.get("columns", ())))

@@ -14,7 +14,9 @@ import select
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from learner.rewards.built_in import JUDGE
@@ -22,6 +24,9 @@ from learner.rewards.frames import receive_frame, send_frame
 from learner.rewards.judge import make_judge
 from learner.rewards.loading import LoadedFunction, load_function, offered, prepared
 from p2p.errors import UsageError
+
+OURS = Path(__file__).resolve().parent
+"""Where our own code for reward functions lies: its frames do not say where a person's function raised."""
 
 MAX_TOLD = 300
 """Characters of an error's text that go to the log: a line."""
@@ -32,8 +37,8 @@ class BadReturn(Exception):
 
 
 def main() -> int:
-    """The parent's socket is standard input; its first message {function, options} says what to call. Answers {whole} when ready,
-    {refused} where it cannot be had; then each request with {values} or {error}."""
+    """The parent's socket is standard input; its first message {function, options} says what to call. Answers {whole, columns}
+    when ready, {refused} where it cannot be had; then each request with {values} or {error}."""
     with socket.socket(fileno=os.dup(0)) as sock:
         with open(os.devnull, "rb") as nothing:
             os.dup2(nothing.fileno(), 0)  # the function's standard input is not our socket
@@ -45,7 +50,7 @@ def main() -> int:
             except UsageError as error:
                 send_frame(sock, {"refused": str(error)})
                 return 2
-            send_frame(sock, {"whole": function.whole})
+            send_frame(sock, {"whole": function.whole, "columns": sorted(function.columns)})
             while True:
                 send_frame(sock, _answer(function, receive_frame(sock)))
         except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -68,7 +73,15 @@ def _answer(function: LoadedFunction, request: dict[str, Any]) -> dict[str, Any]
     except (UsageError, BadReturn) as error:
         return {"error": str(error)[:MAX_TOLD]}
     except BaseException as error:  # it is a person's code: SystemExit as well
-        return {"error": f"it raised {type(error).__name__}: {' '.join(str(error).split())}"[:MAX_TOLD]}
+        where = _where(error)
+        return {"error": f"it raised {type(error).__name__}: {' '.join(str(error).split())}"[: MAX_TOLD - len(where)] + where}
+
+
+def _where(error: BaseException) -> str:
+    """The line of the person's file that raised it: " (rewards.py:12)"; "" where none of theirs did."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((str(OURS), "<"))]
+    own = [f for f in frames if not f.filename.startswith((sys.prefix, sys.base_prefix))] or frames
+    return f" ({os.path.basename(own[-1].filename)[-60:]}:{own[-1].lineno})" if own else ""
 
 
 async def _awaited(returned: Any) -> Any:

@@ -18,14 +18,14 @@ from typing import Any
 import trio
 
 from learner.rewards.built_in import BUILT_IN, JUDGE, BuiltIn, check_built_in, make_built_in
-from learner.rewards.combine import Values, checked_values, columns_of, combined
+from learner.rewards.combine import Values, checked_values, combined
 from learner.rewards.confined import Complaints, ConfinedChild, Subject
 from learner.rewards.function_process import FunctionProcess
 from learner.rewards.pool import ScoringPool, WorkerKind
 from learner.rewards.port import Answer, GroupUnscored
 from learner.rewards.scoring import Scorer, check_confined, check_scoring, child_score, place_of, task_subject
 from learner.rewards.settings import RewardPart, RewardSettings
-from learner.tasks.port import Prompt, Score, Task
+from learner.tasks.port import Prompt, Score, Task, columns_of
 from p2p.errors import ShoalError, UsageError
 
 log = logging.getLogger("shoal.scoring")
@@ -56,6 +56,12 @@ class _Source:
     """processes that do it; None: our own code, which may run in this process"""
     asked: Callable[[Prompt, Sequence[Answer]], Sequence[_Asked]]
     """the jobs, whose results in a row are those of the answers"""
+    function: str = ""
+    """as the settings name it; "" of the task's own score"""
+    needs: tuple[str, ...] = ()
+    """columns that it cannot do without; a function of a person's says so itself, once it is loaded"""
+    ours: bool = False
+    """its processes run our own program: what they cost is known, so all of them are there before they are needed"""
 
 
 class PooledScorer:
@@ -86,7 +92,14 @@ class PooledScorer:
         try:
             for source in self._sources:
                 if source.kind is not None:
-                    self.pool.first(source.kind)
+                    worker = self.pool.first(source.kind)
+                    if source.ours:
+                        self.pool.spare(source.kind)
+                    needs = worker.columns if isinstance(worker, FunctionProcess) else source.needs
+                    if needs:
+                        self.task.need(needs, source.function)
+                elif source.needs:
+                    self.task.need(source.needs, source.function)
         except BaseException:
             self.close()
             raise
@@ -195,21 +208,24 @@ class PooledScorer:
         def by_child(prompt: Prompt, answers: Sequence[Answer]) -> list[_Asked]:
             return [_Asked(a.node, partial(child_score, prompt, a.text, complaints=self._complaints)) for a in answers]
 
-        return _Source("", WorkerKind(partial(self._child, subject)), by_child)
+        return _Source("", WorkerKind(partial(self._child, subject)), by_child, ours=True)
 
     def _of_part(self, part: RewardPart) -> _Source:
         title = f"reward function {part.title}"
         if ":" in part.function or part.function == JUDGE:
             kind = WorkerKind(partial(FunctionProcess, part.function, part.options))
-            return _Source(title, kind, partial(self._to_function, kind))
+            return _Source(title, kind, partial(self._to_function, kind), part.function)
         check_built_in(part.function)
         of = BUILT_IN[part.function]
         if not of.confined:
-            return _Source(title, None, partial(self._to_built_in, make_built_in(part.function, part.options)))
+            make = make_built_in(part.function, part.options)
+            return _Source(title, None, partial(self._to_built_in, make), part.function, of.needs(part.options))
         check_confined(f"reward {part.function}", runs_answers=of.runs_answers, allow_unconfined=self._allow_unconfined)
         setup = {"function": part.function, "options": part.options}
         subject = Subject(f"reward {part.function}", setup, of.runs_answers)
-        return _Source(title, WorkerKind(partial(self._child, subject)), self._to_sandbox)
+        return _Source(
+            title, WorkerKind(partial(self._child, subject)), self._to_sandbox, part.function, of.needs(part.options), ours=True
+        )
 
     def _child(self, subject: Subject) -> ConfinedChild:
         return ConfinedChild(subject, allow_unconfined=self._allow_unconfined, answer_s=self.settings.reward_s)

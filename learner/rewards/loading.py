@@ -23,6 +23,13 @@ ABOUT_COMPLETIONS = {"prompts", "completions"}
 """Parameters by which a function that takes a whole group is known."""
 
 
+OFFERED_SINGLE = frozenset({"prompt", "completion", "completion_ids"})
+"""What a function for one completion may take beside columns."""
+
+OFFERED_WHOLE = frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"})
+"""What one for a whole group may take beside columns: what TRL's trainer offers."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedFunction:
     """A reward function, ready to be called."""
@@ -35,6 +42,11 @@ class LoadedFunction:
     """names of its parameters; None: any keyword"""
     needs: frozenset[str]
     """those of them without a default"""
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """Columns of the data that it cannot do without."""
+        return self.needs - (OFFERED_WHOLE if self.whole else OFFERED_SINGLE)
 
     def arguments(self, offered: Mapping[str, Any]) -> dict[str, Any]:
         """What of `offered` it takes. UsageError when something that it needs is not offered."""
@@ -81,7 +93,12 @@ def prepared(function: Callable[..., Any], text: str, options: Mapping[str, Any]
         )
     needs = frozenset(name for name, p in named.items() if p.default is p.empty and name not in options)
     takes = None if anything else frozenset(named)
-    return LoadedFunction(functools.partial(function, **options), not single, takes, needs)
+    loaded = LoadedFunction(functools.partial(function, **options), not single, takes, needs)
+    for name in sorted(loaded.columns & set(TAKEN)):
+        kind = "one completion" if single else "all completions of a group"
+        more = ", ".join(sorted(OFFERED_SINGLE if single else OFFERED_WHOLE))
+        raise UsageError(f"task.reward: {text} has the parameter {name!r}: who takes {kind} is given columns and {more}")
+    return loaded
 
 
 def offered(request: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -49,6 +51,7 @@ class ScoringPool:
         self._all: set[Any] = set()
         self._threads = trio.CapacityLimiter(self.queue.most + 1)
         self._closed = False
+        self._starting: list[threading.Thread] = []
 
     def close(self) -> None:
         """End every process. Idempotent."""
@@ -63,6 +66,21 @@ class ScoringPool:
         kind.idle.append(worker)
         kind.first = worker
         return worker
+
+    def spare(self, kind: WorkerKind[AnyWorker]) -> None:
+        """Start as many more as may work at once, in threads: for workers whose first job should not wait until they have
+        imported what they need. One that is asked before it is ready waits by itself; one that fails is started again then."""
+        for _ in range(self.queue.most - 1):
+            worker = self._made(kind)
+            kind.idle.insert(0, worker)  # those that are ready are taken first
+            thread = threading.Thread(target=_start_quietly, args=(worker,), daemon=True)
+            self._starting.append(thread)
+            thread.start()
+
+    def await_spares(self) -> None:
+        """Until they are ready, or have failed. Blocks."""
+        for thread in self._starting:
+            thread.join()
 
     async def run(
         self, kind: WorkerKind[AnyWorker], work: Callable[[AnyWorker], Result], node: str, *, wanted: Callable[[], bool]
@@ -120,3 +138,8 @@ class ScoringPool:
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         # Abandoned when cancelled: the worker is closed then, which ends the call. (mypy sees trio-typing's stubs.)
         return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._threads)  # type: ignore
+
+
+def _start_quietly(worker: PoolWorker) -> None:
+    with suppress(ShoalError, OSError):  # whoever asks it hears why
+        worker.start()

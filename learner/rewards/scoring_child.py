@@ -101,10 +101,11 @@ class _FunctionAnswers:
 
 
 class _Workshop:
-    """Answers each request with {reward, exact}, or with {error} where it is the answer's fault."""
+    """Answers each request with {reward, exact}, or with {error} where it is the answer's fault; {late} where its `answer_s`
+    seconds were over."""
 
-    def __init__(self, answers: _TaskAnswers | _FunctionAnswers, sock: socket.socket, answer_s: float) -> None:
-        self._answers, self._sock, self._answer_s = answers, sock, answer_s
+    def __init__(self, answers: _TaskAnswers | _FunctionAnswers, sock: socket.socket) -> None:
+        self._answers, self._sock = answers, sock
 
     def run(self) -> None:
         while True:
@@ -121,9 +122,9 @@ class _Workshop:
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
-            work(score, writing, self._answer_s)
+            work(score, writing, request["answer_s"])
         os.close(writing)
-        said, why = self._listen(reading)
+        said, why = self._listen(reading, request["answer_s"])
         os.close(reading)
         os.kill(pid, signal.SIGKILL)
         status = os.waitpid(pid, 0)[1]
@@ -132,15 +133,17 @@ class _Workshop:
             return {"reward": reward, "exact": exact}
         if said[:1] == b"E":
             return {"error": said[1:].decode(errors="replace")}
-        return {"error": why or f"the worker ended with status {os.waitstatus_to_exitcode(status)}"}
+        if why:
+            return {"error": why, "late": True}
+        return {"error": f"the worker ended with status {os.waitstatus_to_exitcode(status)}"}
 
-    def _listen(self, pipe: int) -> tuple[bytes, str]:
+    def _listen(self, pipe: int, answer_s: float) -> tuple[bytes, str]:
         """What the worker says until it closes the pipe, and why nothing more was heard ("" when it did close)."""
         poll = select.poll()
         poll.register(pipe, select.POLLIN)
         poll.register(self._sock, getattr(select, "POLLRDHUP", 0))  # other systems than Linux: POLLHUP, always watched
         said = b""
-        deadline = time.monotonic() + self._answer_s
+        deadline = time.monotonic() + answer_s
         while (left := deadline - time.monotonic()) > 0 and len(said) <= MAX_SAID:
             for fd, _ in poll.poll(left * 1e3):
                 if fd != pipe:
@@ -149,7 +152,7 @@ class _Workshop:
                 if not piece:
                     return said, ""
                 said += piece
-        return b"", f"no score within {self._answer_s:g} s"
+        return b"", "no score in time"
 
 
 def work(scorer: Callable[[], Score], pipe: int, answer_s: float) -> None:
@@ -178,8 +181,8 @@ def problems_digest(task: Task) -> bytes:
 
 
 def main() -> int:
-    """The parent's socket is standard input; its first message says what to score: {name, seed, options, answer_s} a task's
-    problems, {function, options, answer_s} rows by a built-in reward function. Answers {missing, problems} when ready: what of
+    """The parent's socket is standard input; its first message says what to score: {name, seed, options} a task's
+    problems, {function, options} rows by a built-in reward function. Answers {missing, problems} when ready: what of
     the sandbox could not be had, and `problems_digest`; {refused} where the function cannot be had."""
     with socket.socket(fileno=os.dup(0)) as sock:
         try:
@@ -200,7 +203,7 @@ def main() -> int:
             missing += sandbox.confine(readable()) + _try_seal()
             gc.freeze()  # a worker's garbage collection would copy every page that it shares with us
             send_frame(sock, {"missing": missing, "problems": problems})
-            _Workshop(answers, sock, setup["answer_s"]).run()
+            _Workshop(answers, sock).run()
         except (EOFError, BrokenPipeError, ConnectionResetError):
             pass  # the parent is gone
     return 0

@@ -45,8 +45,8 @@ class RewardSettings(Section):
     """Processes that score, where answers are not scored in the learner itself. The answers of one node hold at most so many; one
     more is kept for those of other nodes. With 1 there is one process, which the nodes take in turn."""
     reward_s: float = Field(default=4.0, gt=0, le=86400)
-    """Seconds that an answer may take to score. A reward function that takes a group's completions in one call has so long for
-    each of them."""
+    """Seconds that an answer may take to score; where it runs as code, the making and ending of its process included. A reward
+    function that takes a group's completions in one call has so long for each of them."""
     reward_failures: int = Field(default=16, ge=1)
     """Groups in a row whose reward could not be had (a reward function that raises, hangs, or returns no numbers) until the run
     stops. Each of them is replaced by another group."""

@@ -29,6 +29,9 @@ log = logging.getLogger("shoal.rollouts")
 SCORE_QUEUE = 100_000
 """Whole groups that may wait for their reward; the ledger bounds them far below."""
 
+MOST_WHY = 400
+"""Characters that are kept of why a reward could not be had: two lines of a wide terminal."""
+
 ENDLESS = 1 << 62
 """Groups that training can still consume while nobody has said where it ends."""
 
@@ -78,6 +81,10 @@ class TrainingBuffers:
         self.score, self.in_thread, self._cancel, self._room_changed, self._now = score, in_thread, cancel, changed, now
         self.retry: list[int] = list(journal.tasks_to_retry())
         self.max_staleness_seen = 0
+        self.unscored_groups = 0
+        """given up in this epoch because their reward could not be had"""
+        self.unscored_last = ""
+        """why the newest of them was"""
         self.awaited: int | None = None
         """the step that the trainer waits for"""
         self.scoring: dict[int, Group] = {}
@@ -121,8 +128,8 @@ class TrainingBuffers:
         task_status.started()
         try:
             scored = await self.score(group)
-        except GroupUnscored:  # whoever scores has said why
-            self.unscored(group)
+        except GroupUnscored as error:
+            self.unscored(group, str(error))
         else:
             self.rewarded(scored)
 
@@ -133,7 +140,7 @@ class TrainingBuffers:
         self._forecast.ended(group.task_index, float(len(group.trajectories[0].prompt_ids)), lengths)
         if self.scoring.pop(group.group_id, None) is None:
             return  # surplus by now: others filled its buffer while it waited for its reward
-        if not self.settings.keep_equal and group.equal:
+        if not self.settings.takes(group):
             self._abort([group.group_id], "equal")  # a new group takes its room
         else:
             self.journal.record_finished(group)
@@ -143,8 +150,10 @@ class TrainingBuffers:
         self._collector.unwritten.drop(group.group_id)
         self.settle()
 
-    def unscored(self, group: Group) -> None:
-        """A group's reward cannot be had: a new group, of another prompt, takes its room."""
+    def unscored(self, group: Group, why: str = "") -> None:
+        """A group's reward cannot be had: a new group, of another prompt, takes its room. Whoever scores has logged why."""
+        self.unscored_groups += 1
+        self.unscored_last = why[:MOST_WHY]
         if self.scoring.pop(group.group_id, None) is None:
             return  # surplus by now
         self._abort([group.group_id], "unscored")
@@ -192,7 +201,7 @@ class TrainingBuffers:
         for group_id in to_cut(self.ledger, self._collector, self._forecast.lengths):
             if self.settings.sampling.turns is None:
                 self.whole(self._collector.cut(group_id))
-            elif (cancel := self._collector.cut_episodes(group_id)) is not None:
+            elif (cancel := self._collector.episodes.cut(group_id)) is not None:
                 self._cancel(cancel)  # whole once their environment has scored what there is
             else:
                 continue
@@ -243,7 +252,8 @@ class TrainingBuffers:
     def advance(self, step: int) -> None:
         """The trainer took every optimizer step before `step`. ShoalError, and nothing has changed, when it cannot have."""
         at = self.ledger.step
-        if step != at and not (step == at + 1 and self.ledger.ready(at)):
+        any_step = not self.settings.groups_per_step  # a trainer that samples itself takes steps of which nobody here is told
+        if step != at and not (self.ledger.ready(at) and (step == at + 1 or (any_step and step > at))):
             what = "all" if self.ledger.ready(at) else "not all"
             raise ShoalError(f"step {step} is out of order: the run stands at step {at}, whose groups are {what} finished")
         if at < step or not self._forecast.began:
@@ -253,14 +263,22 @@ class TrainingBuffers:
             self._consumed[self.ledger.step] = tuple(taken)
             self.wake()
 
+    def took(self, step: int) -> None:
+        """As `advance`, from one who may be late: the trainer may have gone on while a checkpoint was written, or a version was
+        encoded."""
+        if step > self.ledger.step:
+            self.advance(step)
+
     def commit(self, step: int, checkpoint: str) -> tuple[TrainedStep, ...]:
-        """The checkpoint after `step` steps is durable: what led to it, which is returned, is trained on once and for all."""
+        """The checkpoint after `step` steps is durable: what led to it, which is returned, is trained on once and for all. What
+        was taken for later steps waits for a later commit: a crash gives it back."""
         last = self.journal.last_commit()
         if last is not None and step <= last.step:
             raise ShoalError(f"commit of step {step} comes after that of step {last.step}")
-        self.advance(step)
-        consumed, self._consumed = self._consumed, {}
+        self.took(step)
+        consumed = {done: ids for done, ids in self._consumed.items() if done <= step}
         self.journal.commit(step, checkpoint, [group_id for ids in consumed.values() for group_id in ids])
+        self._consumed = {done: ids for done, ids in self._consumed.items() if done > step}
         trained = tuple(
             TrainedStep(done, tuple(self.finished.pop(group_id) for group_id in ids)) for done, ids in consumed.items()
         )

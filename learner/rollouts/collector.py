@@ -1,10 +1,8 @@
 """Gathers the tokens of every outstanding trajectory, whichever nodes they come from.
 
-One room: every method changes the same books (who holds which attempt of what), and they must agree. What can be said of one
-group without them is in `group`.
-
-Pure: no clock, network, ledger or tokenizer. Events in (`tokens`, `declined`, `node_lost`, `answered`), outcomes out. What a
-group and its members are, and what their requests are called, is in `group`; what episodes ask and are answered, in `episodes`.
+Pure: no clock, network, ledger or tokenizer. Events in (`tokens`, `declined`, `node_lost`), outcomes out. What a group and its
+members are, and what their requests are called, is in `group`; who holds which attempt of what, in `group_books`; what the
+environments of episodes are asked and answer, in `episode_answers`.
 
 A trajectory is a member of a group. It is worked on by at most one node at a time; each hand-over is a new **attempt**, so
 tokens of an earlier attempt that are still under way are recognised and ignored. What a node sent before it was lost stays: the
@@ -29,9 +27,9 @@ from collections.abc import Iterator
 
 from learner.dispatch.dispatcher import WaitingSequence
 from learner.dispatch.forecast import GroupState, MemberState
-from learner.environments.port import Episode, EpisodeKey, TurnAnswer
-from learner.journal.records import ReservedGroup, UnfinishedGroup, Unwritten
-from learner.rollouts.episodes import LIVES, episode, key_of, over, wrong_answer
+from learner.journal.records import ReservedGroup, UnfinishedGroup
+from learner.rollouts.episode_answers import EpisodeAnswers
+from learner.rollouts.episodes import over
 from learner.rollouts.event_checks import MIN_LOGPROB
 from learner.rollouts.group import (
     RunningGroup,
@@ -42,14 +40,12 @@ from learner.rollouts.group import (
     min_version,
     parse_request,
     running_group,
-    trajectory,
 )
+from learner.rollouts.group_books import GroupBooks
 from learner.rollouts.group_spec import GroupSpec
 from learner.rollouts.outcomes import (
     Accepted,
-    BegunAnew,
     Cancel,
-    EnvironmentWork,
     EventRefused,
     GroupAborted,
     GroupProgress,
@@ -60,9 +56,9 @@ from learner.rollouts.outcomes import (
     Sampling,
     WholeGroup,
 )
-from learner.trajectory import TRUNCATED, Group
+from learner.trajectory import TRUNCATED
 from p2p.errors import Refusal
-from p2p.protocol.rollout import MAX_LOGPROB, Generate, TokenEvent, pack_ids, unpack_ids
+from p2p.protocol.rollout import MAX_LOGPROB, Generate, TokenEvent, unpack_ids
 from p2p.version import Version
 
 FAILURE_BUDGET = 8
@@ -87,17 +83,14 @@ class Collector:
         self.vocab_size = vocab_size
         self.failure_budget = failure_budget
         self.first_attempt = first_attempt
-        self.unwritten = Unwritten()
+        self.books = GroupBooks()
+        self.unwritten = self.books.unwritten
+        self.episodes = EpisodeAnswers(self.books, vocab_size)
         self.tokens_by_node: dict[str, int] = {}
         self.failures_by_node: dict[str, int] = {}
         """events and requests refused that were held against a node"""
-        self._groups: dict[int, RunningGroup] = {}
         self._last_group = first_group - 1
         self._published: set[Version] = set()
-        self._to_ask: dict[EpisodeKey, Episode] = {}
-        self._to_forget: list[EpisodeKey] = []
-        self._held: dict[str, dict[str, tuple[RunningGroup, int, RunningSample]]] = {}
-        """node -> request id -> what it works on under that: the group, the member's number, the member"""
 
     # ---- work to do
 
@@ -122,7 +115,7 @@ class Collector:
         self._last_group = group_id
         limit = sampling.turn_end(0)
         members = [RunningSample(seed, limit, attempt=self.first_attempt) for seed in spec.seeds]
-        group = self._groups[group_id] = running_group(reserved, spec, sampling, members)
+        group = self.books.groups[group_id] = running_group(reserved, spec, sampling, members)
         return tuple(group.request_name(index) for index in range(len(members)))
 
     def restore_group(self, left: UnfinishedGroup, spec: GroupSpec, sampling: Sampling) -> WholeGroup | None:
@@ -133,7 +126,7 @@ class Collector:
         ValueError for a group id of this epoch, or pieces that do not follow each other from 0 on.
         """
         group_id = left.group_id
-        if group_id > self._last_group or group_id in self._groups:
+        if group_id > self._last_group or group_id in self.books.groups:
             raise ValueError(f"group {group_id} is not of an earlier epoch, or was taken up already")
         if len(spec.seeds) <= left.group.extra or not spec.prompt_ids or len(spec.seeds) != len(left.members):
             raise ValueError(f"group {group_id} has {len(spec.seeds)} seeds and {len(left.members)} members")
@@ -148,14 +141,14 @@ class Collector:
                     member.completion.add(piece.event())
                     member.made_by(piece.node, piece.start)
             group.members.append(member)
-        self._groups[group_id] = group
+        self.books.groups[group_id] = group
         for index, member in enumerate(group.members):
             finish = finish_of(group, member)
             if finish and sampling.turns is not None:
-                self._ask(group, index, over(group, member))
+                self.books.ask(group, index, over(group, member))
             else:
                 member.finish = finish
-        return self._whole(group)
+        return self.books.whole(group)
 
     def pending(self) -> list[WaitingSequence]:
         """What waits for a node, for the dispatcher."""
@@ -171,23 +164,23 @@ class Collector:
                 prompt_tokens=len(group.prompt_ids),
                 prefer=member.prefer,
             )
-            for group in self._groups.values()
+            for group in self.books.groups.values()
             for index, member in enumerate(group.members)
             if member.waits
         ]
 
     def assign(self, request_id: str, node: str) -> Generate:
         """`node` works on this request from now on; what to send it. KeyError when it does not wait for a node."""
-        found = self._find(request_id)
-        if found is None or not found[2].waits:
+        found = self.books.find(request_id)
+        if found is None or not found.member.waits:
             raise KeyError(f"request {request_id} does not wait for a node")
-        group, index, member = self._held.setdefault(node, {})[request_id] = found
+        group, index, member = self.books.held.setdefault(node, {})[request_id] = found
         member.node, member.prefer = node, ""
         return generate(group, index, member)
 
     def states(self) -> Iterator[GroupState]:
         """Every unfinished group, for the forecast. A prompt's own length is its feature."""
-        for group in self._groups.values():
+        for group in self.books.groups.values():
             members = [
                 MemberState(
                     len(m.completion.ids), bool(m.finish), m.node, group.request_name(index), min_version(group, m)
@@ -201,27 +194,27 @@ class Collector:
 
     def task_of(self, group_id: int) -> PromptFeature:
         """The prompt of an unfinished group. KeyError for any other group."""
-        group = self._groups[group_id]
+        group = self.books.groups[group_id]
         return PromptFeature(group.task_index, float(len(group.prompt_ids)))
 
     def working(self, node: str) -> list[str]:
         """Request ids that `node` holds."""
-        return list(self._held.get(node, ()))
+        return list(self.books.held.get(node, ()))
 
     def load(self, node: str) -> int:
         """How many requests `node` holds."""
-        return len(self._held.get(node, ()))
+        return len(self.books.held.get(node, ()))
 
     def progress(self) -> dict[str, dict[str, int]]:
         """Node -> request id -> completion tokens so far, of everything that nodes hold."""
         return {
             node: {request_id: len(member.completion.ids) for request_id, (_, _, member) in held.items()}
-            for node, held in self._held.items()
+            for node, held in self.books.held.items()
         }
 
     def progress_of(self, group_id: int) -> GroupProgress | None:
         """How far an unfinished group has come; None for any other."""
-        group = self._groups.get(group_id)
+        group = self.books.groups.get(group_id)
         if group is None:
             return None
         ended = tuple(len(m.completion.ids) for m in group.members if m.finish)
@@ -231,7 +224,7 @@ class Collector:
     @property
     def outstanding(self) -> tuple[int, ...]:
         """Group ids opened and neither finished nor aborted."""
-        return tuple(self._groups)
+        return tuple(self.books.groups)
 
     # ---- events
 
@@ -243,7 +236,7 @@ class Collector:
         A thousand nodes send sixteen thousand runs a second, of three tokens: hence bytes to lists at once and built-in
         functions over them, where `tokens` takes each check by itself.
         """
-        at_node = self._held.get(node)
+        at_node = self.books.held.get(node)
         held = at_node.get(run.request_id) if at_node else None
         if held is None or run.finish:
             return 0
@@ -264,6 +257,8 @@ class Collector:
             return 0
         if max(ids) >= (self.vocab_size or 1 << 31) or any([stop in ids for stop in sampling.stop_ids]):
             return 0
+        if sampling.stop is not None and sampling.stop.may_end(ids):
+            return 0
         completion.extend(ids, logprobs, version)
         if member.last_node != node:  # here and not in `made_by` alone: a call is dear sixteen thousand times a second
             member.made_by(node, start)
@@ -281,7 +276,7 @@ class Collector:
         if where is None or where.group_id > self._last_group:
             return EventRefused(self._refuse(node, event, f"no such request {event.request_id!r:.80}"))
         group_id, index, attempt = where
-        group = self._groups.get(group_id)
+        group = self.books.groups.get(group_id)
         if group is None:
             return Ignored(event.request_id)
         if index >= len(group.members) or attempt > group.members[index].attempt:
@@ -293,8 +288,10 @@ class Collector:
             return EventRefused(self._refuse(node, event, f"request {event.request_id} is not with this node"))
 
         wrong = fault(group, member, event, self._published, self.vocab_size)
+        said, stop = event, group.sampling.stop
         if wrong is None:
             try:
+                event = stop.cut(said, member.completion.ids, member.turn_start) if stop else said
                 # The end is ours to tell (see the module's docstring), so the flag is checked and not stored.
                 member.completion.add(event)
                 member.completion.finish = ""
@@ -310,17 +307,19 @@ class Collector:
                 group_id, index, node=node, start=event.start, version=event.version, ids=event.packed_ids,
                 logprobs=event.packed_logprobs,
             )  # fmt: skip
-        finish = finish_of(group, member)
+        cut = event is not said  # the node does not know that a stop string ended it
+        finish = "stop" if cut else finish_of(group, member)
+        cancel = ((node, event.request_id),) if cut and not said.finish else ()
         if finish and group.sampling.turns is not None:
-            self._release(group, index)
-            self._ask(group, index, over(group, member))
-            return Accepted(event.request_id, count)
+            self.books.release(group, index)
+            self.books.ask(group, index, over(group, member))
+            return Accepted(event.request_id, count, cancel=cancel)
         if finish:
             member.finish = finish
-            self._stop(group, index)
-            return Accepted(event.request_id, count, self._whole(group))
+            self.books.stop(group, index)
+            return Accepted(event.request_id, count, self.books.whole(group), cancel)
         if event.finish == "interrupt":
-            old = self._release(group, index)
+            old = self.books.release(group, index)
             return Requeued(group.request_name(index), old, None, count)
         if event.finish in ("error", "abort"):
             what = f"gave up with {event.finish}: {event.message:.200}"
@@ -331,7 +330,7 @@ class Collector:
         """`node` would not take the request. Retryable (it is full, draining, stalled, or behind `min_version`) costs the
         trajectory nothing, and with `avoid` others are asked first from now on; otherwise it counts against the trajectory,
         whose request may be at fault."""
-        held = self._held.get(node, {}).get(request_id)
+        held = self.books.held.get(node, {}).get(request_id)
         if held is None:
             return Ignored(request_id)
         group, index, member = held
@@ -340,127 +339,38 @@ class Collector:
             return self._failed(group, index, Refusal(what, peer=node, version=min_version(group, member)))
         if avoid:
             member.failed_on.add(node)
-        old = self._release(group, index)
+        old = self.books.release(group, index)
         return Requeued(group.request_name(index), old)
 
     def node_lost(self, node: str) -> list[str]:
         """The node is gone. Every trajectory it held waits again, with all its tokens: their new request ids."""
-        lost = list(self._held.get(node, {}).values())
+        lost = list(self.books.held.get(node, {}).values())
         for group, index, _ in lost:
-            self._release(group, index)
-        self._held.pop(node, None)
+            self.books.release(group, index)
+        self.books.held.pop(node, None)
         return [group.request_name(index) for group, index, _ in lost]
 
     def abort_group(self, group_id: int) -> Cancel:
         """Forget a group: the (node, request id) that still work on it. KeyError when it is not outstanding."""
-        group = self._groups.pop(group_id)
-        self.unwritten.drop(group_id)
-        self._forget(group)
-        return self._let_go(group)
+        return self.books.abort(group_id)
 
     def cut(self, group_id: int) -> WholeGroup:
         """End a group where it stands: as many of its unfinished members as it needs, those that have made most, end as
-        TRUNCATED. For episodes there is `cut_episodes`.
+        TRUNCATED. For episodes there is `EpisodeAnswers.cut`.
 
         KeyError when it is not outstanding; ValueError, and nothing changed, when too few members have a token
         (`GroupProgress.longest`). The journal need not know: after a crash what it has of the group goes on.
         """
-        group = self._groups[group_id]
+        group = self.books.groups[group_id]
         if group.sampling.turns is not None:
             raise ValueError(f"group {group_id} is of episodes, whose score is their environment's")
-        for index in self._longest(group):
+        for index in self.books.longest(group):
             group.members[index].finish = TRUNCATED
-        whole = self._whole(group)
+        whole = self.books.whole(group)
         assert whole is not None
         return whole
 
-    def cut_episodes(self, group_id: int) -> Cancel | None:
-        """As `cut`, of a group of episodes: those that it needs make no token more, and their environment is asked to score what
-        there is. The (node, request id) that must stop; None when all of them were told before that they are over. The group is
-        whole with the last score.
-        """
-        group, cancel, changed = self._groups[group_id], [], False
-        for index in self._longest(group):
-            member = group.members[index]
-            if member.over:
-                continue
-            if member.node:
-                cancel.append(self._release(group, index))
-            member.drop_unused()
-            member.cut = changed = True
-            self._ask(group, index, "time")
-        return tuple(cancel) if changed else None
-
-    # ---- environments
-
-    def take_environment_work(self) -> EnvironmentWork:
-        """What came up since the last call: for whoever runs the episodes."""
-        forget = tuple(dict.fromkeys(self._to_forget))
-        work = EnvironmentWork(tuple(e for e in self._to_ask.values() if e.key not in forget), forget)
-        self._to_ask, self._to_forget = {}, []
-        return work
-
-    def answered(self, answer: TurnAnswer) -> Outcome:
-        """An environment's answer to the last turn of an episode. What is late or doubled (another life, another turn, a group
-        that is over, tokens for an episode that was told that it is over) is ignored."""
-        key = answer.key
-        group = self._groups.get(key.group_id)
-        if group is None or not 0 <= key.member < len(group.members):
-            return Ignored(f"{key.group_id}.{key.member}")
-        index, member = key.member, group.members[key.member]
-        request_id = group.request_name(index)
-        if not member.asked or key.life != member.life or answer.number != len(member.given) + 1:
-            return Ignored(request_id)
-        wrong = wrong_answer(group, answer, self.vocab_size)
-        if answer.anew and not wrong and member.life + 1 >= LIVES:
-            wrong = f"begun anew {LIVES} times, last because {answer.anew}"
-        if wrong:
-            reason = f"member {index}: {wrong}"
-            return GroupAborted(group.group_id, reason, self.abort_group(group.group_id))
-        if answer.anew:
-            member.life += 1
-            member.attempt += 1
-            member.begin(group.sampling)
-            self.unwritten.drop_member(group.group_id, index)
-            return BegunAnew(group.group_id, index, group.request_name(index), answer.anew)
-        if answer.score is not None:
-            member.score, member.asked = answer.score, False
-            member.finish = TRUNCATED if member.cut else finish_of(group, member)
-            return Accepted(request_id, 0, self._whole(group))
-        if member.over:
-            return Ignored(request_id)
-        start = len(member.completion.ids)
-        if start + len(answer.given) >= group.sampling.max_new_tokens:  # no room for a turn after it
-            self._ask(group, index, "length")
-            return Accepted(request_id, 0)
-        member.give(answer.given, group.sampling)
-        member.asked, member.prefer = False, member.last_node
-        self.unwritten.add(
-            group.group_id, index, node="", start=start, version=None, ids=pack_ids(answer.given), logprobs=b""
-        )
-        return Accepted(request_id, 0)
-
-    def _ask(self, group: RunningGroup, index: int, over: str) -> None:
-        member = group.members[index]
-        member.asked, member.over = True, over
-        asked = episode(group, index)
-        self._to_ask[asked.key] = asked
-
-    def _forget(self, group: RunningGroup) -> None:
-        """The group left: its episodes that have no score get none."""
-        if group.sampling.turns is not None:
-            self._to_forget += [key_of(group, index) for index, m in enumerate(group.members) if m.score is None]
-
     # ---- inside
-
-    def _longest(self, group: RunningGroup) -> list[int]:
-        """As many unfinished members as the group still needs, those that have made most. ValueError when too few have a
-        token."""
-        missing = group.needed - sum(bool(m.finish) for m in group.members)
-        begun = [i for i, m in enumerate(group.members) if m.completion.ids and not m.finish]
-        if len(begun) < missing:
-            raise ValueError(f"group {group.group_id} needs {missing} more members, and {len(begun)} have a token")
-        return sorted(begun, key=lambda i: -len(group.members[i].completion.ids))[:missing]
 
     def _refuse(self, node: str, event: TokenEvent, reason: str) -> Refusal:
         return Refusal(reason, peer=node, version=event.version)
@@ -472,47 +382,6 @@ class Collector:
         self.failures_by_node[refusal.peer] = self.failures_by_node.get(refusal.peer, 0) + 1
         if member.failures >= self.failure_budget:
             reason = f"member {index} failed {member.failures} times, last on {refusal.peer}: {refusal.reason}"
-            return GroupAborted(group.group_id, reason, self.abort_group(group.group_id), refusal)
-        old = self._release(group, index)
+            return GroupAborted(group.group_id, reason, self.books.abort(group.group_id), refusal)
+        old = self.books.release(group, index)
         return Requeued(group.request_name(index), old, refusal, tokens)
-
-    def _stop(self, group: RunningGroup, index: int) -> tuple[str, str]:
-        """Nobody works on the member any more: the (node, request id) that is over."""
-        member = group.members[index]
-        old = (member.node, group.request_name(index))
-        del self._held[old[0]][old[1]]
-        member.node = ""
-        return old
-
-    def _release(self, group: RunningGroup, index: int) -> tuple[str, str]:
-        """Take the member from its node and start a new attempt: the (node, request id) that is over."""
-        old = self._stop(group, index)
-        group.members[index].attempt += 1
-        return old
-
-    def _let_go(self, group: RunningGroup) -> Cancel:
-        """Of a group that left: what nodes still work on."""
-        return tuple(self._stop(group, index) for index, member in enumerate(group.members) if member.node)
-
-    def _whole(self, group: RunningGroup) -> WholeGroup | None:
-        """The group, which leaves the collector, once as many members as it needs have ended. Its last tokens stay in `unwritten`
-        until the journal has it as finished: it may wait long for its reward."""
-        ended = [m for m in group.members if m.finish]
-        if len(ended) < group.needed:
-            return None
-        del self._groups[group.group_id]
-        self._forget(group)
-        return WholeGroup(
-            Group(group.group_id, group.task_index, tuple(trajectory(group, m) for m in ended)),
-            tuple(len(m.completion.ids) for m in group.members if not m.finish),
-            self._let_go(group),
-        )
-
-    def _find(self, request_id: str) -> tuple[RunningGroup, int, RunningSample] | None:
-        """The member whose present attempt bears this name; None for any other text."""
-        name = parse_request(request_id)
-        group = self._groups.get(name.group_id) if name else None
-        if name is None or group is None or name.member >= len(group.members):
-            return None
-        member = group.members[name.member]
-        return (group, name.member, member) if member.attempt == name.attempt else None

@@ -251,7 +251,7 @@ class Rollouts:
 
     def on_answer(self, answer: TurnAnswer) -> None:
         """An environment answered the last turn of an episode. ShoalError when FAILED_GROUPS groups in a row were lost so."""
-        outcome = self.collector.answered(answer)
+        outcome = self.collector.episodes.answered(answer)
         match outcome:
             case Accepted(whole=WholeGroup() as whole):
                 self._failed_in_a_row = 0
@@ -273,7 +273,7 @@ class Rollouts:
         """Ask it for answers to turns that ended, and tell it which episodes are over."""
         if self._runner is None:
             return
-        work = self.collector.take_environment_work()
+        work = self.collector.episodes.take_work()
         if work.forget:
             self._runner.forget(work.forget)
         for episode in work.ask:
@@ -303,6 +303,10 @@ class Rollouts:
             match outcome:
                 case Accepted():
                     accepted += outcome.tokens
+                    if outcome.cancel:  # a stop string ended what the node goes on with: its place is free
+                        self._cancel(outcome.cancel)
+                        ended = True
+                        self.durations.ended(run.request_id, now)
                     if outcome.whole is not None:
                         self.buffers.whole(outcome.whole)
                 case EventRefused():

@@ -7,8 +7,7 @@ way from there. So a life must not begin anew for ever: LIVES. Must not know nod
 
 from __future__ import annotations
 
-import math
-
+from learner.environments.answers import unusable
 from learner.environments.port import Episode, EpisodeKey, Turn, TurnAnswer
 from learner.rollouts.group import RunningGroup, RunningSample
 
@@ -49,17 +48,4 @@ def episode(group: RunningGroup, index: int) -> Episode:
 
 def wrong_answer(group: RunningGroup, answer: TurnAnswer, vocab_size: int | None) -> str:
     """Why the group must be given up with this answer; "" when it can be used."""
-    if answer.failed:
-        return answer.failed
-    if answer.anew:
-        return ""
-    if answer.score is not None:
-        return "" if math.isfinite(answer.score.reward) else f"its environment's reward is {answer.score.reward}"
-    if not answer.given:
-        return "its environment answered with nothing: neither tokens nor a score"
-    outside = next((t for t in answer.given if not 0 <= t < (vocab_size or 1 << 31)), None)
-    if outside is not None:
-        return f"its environment answered with token id {outside}, outside the vocabulary"
-    if answer.given[-1] in group.sampling.stop_ids:  # a node would take the next turn for ended before it began
-        return f"its environment's answer ends with the stop token {answer.given[-1]}, so no turn can follow"
-    return ""
+    return unusable(answer, group.sampling.stop_ids, vocab_size)

@@ -156,7 +156,8 @@ def finish_of(group: RunningGroup, member: RunningSample) -> Finish | None:
     ids = member.completion.ids
     if len(ids) <= member.turn_start:
         return None
-    if ids[-1] in group.sampling.stop_ids:
+    stop = group.sampling.stop
+    if ids[-1] in group.sampling.stop_ids or (stop is not None and stop.ended(ids, member.turn_start)):
         return "stop"
     return "length" if len(ids) >= member.limit else None
 
@@ -170,6 +171,7 @@ def trajectory(group: RunningGroup, member: RunningSample) -> Trajectory:
         finish=member.finish, node=member.last_node, seed=member.seed,
         makers=tuple(member.makers) if len(member.makers) > 1 else (), given=tuple(member.given),
         reward=score.reward if score else None, exact=bool(score and score.exact), parts=score.parts if score else {},
+        end=score.end if score else None,
     )  # fmt: skip
 
 

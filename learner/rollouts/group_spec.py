@@ -16,6 +16,7 @@ from learner.dispatch.dispatcher import USUAL_STRATEGIES, Strategies
 from learner.rollouts.outcomes import Sampling
 from learner.tasks.port import Task
 from learner.tasks.prompting import encode_prompt
+from learner.trajectory import Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +35,18 @@ class RolloutSettings:
     strategies: Strategies = USUAL_STRATEGIES
     keep_equal: bool = True
     """train also on groups whose members all have the same reward"""
+    overlong_tokens: int = 0
+    """the trainer lowers rewards in so many last tokens (`Group.shaped`): such rewards are what must differ"""
     extra_groups: int = 0
     """groups reserved for a step beyond those it takes; the surplus is aborted"""
     extra_samples: int = 0
     """members of a group beyond `samples`; it is whole with those that end first"""
     truncate_stuck_s: float = 0.0
     """truncate sequences that alone have kept the trainer waiting for so many seconds; 0: never"""
+
+    def takes(self, group: Group) -> bool:
+        """Whether a group with its rewards is trained on. One in which none is better than another teaches nothing."""
+        return self.keep_equal or len(set(group.shaped(self.sampling.max_new_tokens, self.overlong_tokens))) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,8 @@ def make_spec(
     sampled: list[object] = [sampling.max_new_tokens, sampling.stop_ids, sampling.temperature, sampling.top_p, vocab_size]
     if extra:  # not else: digests of groups without are what they always were
         sampled.append(extra)
+    if sampling.stop is not None:
+        sampled.append(list(sampling.stop.strings))
     if sampling.turns is not None:
         sampled.append([sampling.turns.max_turns, sampling.turns.turn_tokens])
     digest = blake3.blake3(msgpack.packb([prompt_ids, seeds, sampled])).digest(8)

@@ -80,7 +80,8 @@ class RestoredLedger(NamedTuple):
 @dataclass
 class Ledger:
     """Buffers for learner steps `step` .. `step + max_staleness`, each of `groups_per_step` groups. For one that is not full,
-    `extra_groups` more may be reserved: then `surplus` is asked for after whatever finishes or aborts a group.
+    `extra_groups` more may be reserved: then `surplus` is asked for after whatever finishes or aborts a group. With
+    `groups_per_step` = 0 every buffer is full from the start: nothing is reserved, and each step may be taken at once.
 
     `step` is the number of optimizer steps done: the version that trains next. Group ids are the caller's, unique.
     """
@@ -99,7 +100,7 @@ class Ledger:
     """group id -> the buffer that it occupies"""
 
     def __post_init__(self) -> None:
-        if self.max_staleness < 0 or self.groups_per_step < 1 or self.step < 0 or self.extra_groups < 0:
+        if self.max_staleness < 0 or self.groups_per_step < 0 or self.step < 0 or self.extra_groups < 0:
             what = f"S={self.max_staleness}, G={self.groups_per_step}, E={self.extra_groups}, step={self.step}"
             raise ValueError(f"no ledger with {what}")
         self._buffers = {b: [] for b in range(self.step, self.step + self.max_staleness + 1)}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from learner.environments.port import Episode, EpisodeKey
+from learner.rollouts.stop_strings import StopStrings
 from learner.trajectory import Group
 from p2p.errors import Refusal
 
@@ -35,6 +36,8 @@ class Sampling:
     top_p: float = 1.0
     turns: TurnLimits | None = None
     """None: a completion is one turn, and nobody answers it"""
+    stop: StopStrings | None = None
+    """strings that end a turn, beside `stop_ids`"""
 
     def turn_end(self, start: int) -> int:
         """Completion tokens at which a turn that begins at `start` ends with its budget."""
@@ -64,11 +67,13 @@ class WholeGroup:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """Tokens were appended; `tokens` of them. `whole` is the group when this was the last token that it needed."""
+    """Tokens were appended; `tokens` of them. `whole` is the group when this was the last token that it needed. `cancel` is what
+    the node goes on with though a stop string ended it."""
 
     request_id: str
     tokens: int
     whole: WholeGroup | None = None
+    cancel: Cancel = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,87 +7,15 @@ number comes about, nor how it is shown.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
 
-Writer = Literal["trainer", "head", "evaluation"]
-"""Whose numbers they are: a trainer's (ours, or your own), the head's, which adds them to each line, or an evaluation's, which
-has a line of its own."""
-
-Kind = Literal["gauge", "counter", "info"]
-"""As Prometheus has them: a gauge goes up and down, a counter only up while the learner runs, an info is text in labels."""
-
-UNITS = (
-    "tokens_per_second", "usd_per_hour", "seconds", "bytes", "tokens", "steps", "nats", "ratio", "usd",
-)  # fmt: skip
-"""Units that names on /metrics end in: base units, as Prometheus wants them; those first that end in another. A ratio is 1 for
-all of it, usd are US dollars."""
-
-OTHER = "other"
-"""Value of a label whose own value is none of those in the catalogue, so that labels stay bounded."""
-
-
-@dataclass(frozen=True, slots=True)
-class MetricEntry:
-    """One number, or one that a label splits."""
-
-    what: str
-    """its meaning, in sentences"""
-    key: str = ""
-    """in metrics.jsonl; "" when it is not there. A * at its end stands for any further text, which becomes the label's value"""
-    name: str = ""
-    """on /metrics, unit included, without a counter's `_total`; "" when it is not there"""
-    kind: Kind = "gauge"
-    path: str = ""
-    """of the value on /status, dotted, where the newest line of metrics.jsonl is not what /metrics shows"""
-    label: str = ""
-    values: tuple[str, ...] = ()
-    """that the label may have; others count as OTHER. Without them it may have any, up to a bound"""
-    key_unit: str = ""
-    """where no name ends in it"""
-
-    @property
-    def unit(self) -> str:
-        """The end of its name: one of UNITS, or "" for a number without one."""
-        return next((unit for unit in UNITS if self.name.endswith(f"_{unit}")), self.key_unit)
-
-    @property
-    def series(self) -> str:
-        """Its name in a query; an info's and a counter's have a suffix."""
-        return self.name + {"counter": "_total", "info": "_info", "gauge": ""}[self.kind] if self.name else ""
-
-    @property
-    def is_family(self) -> bool:
-        """Whether its key stands for many."""
-        return self.key.endswith("*")
-
-
-@dataclass(frozen=True, slots=True)
-class MetricSection:
-    """Numbers that are read together."""
-
-    title: str
-    by: Writer
-    what: str
-    entries: tuple[MetricEntry, ...]
-
-
-def _line(key: str, name: str, what: str) -> MetricEntry:
-    """A key of metrics.jsonl, whose newest value /metrics shows under `name`."""
-    return MetricEntry(what, key=key, name=name)
-
-
-def _now(path: str, name: str, what: str, *, kind: Kind = "gauge") -> MetricEntry:
-    """What /metrics shows as it is at the moment of the scrape."""
-    return MetricEntry(what, name=name, path=path, kind=kind)
-
+from learner.status.metric_entries import Kind, MetricEntry, MetricSection, Writer, line, now
 
 _E = MetricEntry
 
 NODE_STATES = ("generating", "warm", "asleep", "starting", "leaving", "gone")
 """States of a node; each node is in one of them."""
 
-ABORT_REASONS = ("failures", "equal", "surplus", "stale", "orphaned", "restart", "diverged")
+ABORT_REASONS = ("failures", "equal", "unscored", "surplus", "stale", "orphaned", "restart", "diverged")
 """Why the head gives trajectories up (`learner/rollouts`, `learner/journal`)."""
 
 MOVE_REASONS = ("waits", "slow")
@@ -106,19 +34,23 @@ SECTIONS: tuple[MetricSection, ...] = (
     MetricSection(
         "The line", "head", "Where a line of metrics.jsonl belongs. A resumed run may write a step again.",
         (
-            _line("step", "shoal_step", "Optimizer steps taken; of an evaluation's line those of its version."),
-            _line("epoch", "shoal_epoch", "Life of the learner that wrote it: 1, and one more with each resume."),
-            _line("time", "shoal_line_timestamp_seconds", "Unix time at which it was written."),
+            line("step", "shoal_step", "Optimizer steps taken; of an evaluation's line those of its version."),
+            line("epoch", "shoal_epoch", "Life of the learner that wrote it: 1, and one more with each resume."),
+            line("time", "shoal_line_timestamp_seconds", "Unix time at which it was written."),
         ),
     ),
     MetricSection(
         "Rewards", "trainer", "Over all trajectories of the step.",
         (
-            _line("reward/mean", "shoal_reward_mean", "Mean reward."),
-            _line("reward/std", "shoal_reward_std", "Standard deviation of the rewards."),
-            _E("Part of the reward, by its name: for trainers that log parts.", "reward/*", "shoal_reward_part", label="part"),
-            _line("exact/mean", "shoal_exact_ratio", "Share of trajectories that are fully right."),
-            _line("frac_reward_zero_std", "shoal_reward_zero_std_ratio",
+            line("reward/mean", "shoal_reward_mean", "Mean reward."),
+            line("reward/std", "shoal_reward_std", "Standard deviation of the rewards."),
+            _E("Mean of a part of the reward, before its weight, over the trajectories that have it: of several reward "
+               "functions, or of an environment that names parts. The head writes it, of at most 32 parts a step.",
+               "reward/*", "shoal_reward_part", label="part"),
+            line("exact/mean", "shoal_exact_ratio",
+                  "Share of trajectories that are fully right: as the task or the environment says; with reward functions of "
+                  "`task.reward`, where each that applies gives at least 1."),
+            line("frac_reward_zero_std", "shoal_reward_zero_std_ratio",
                   "Share of groups whose rewards are all equal: nothing is learned from them."),
         ),
     ),
@@ -127,19 +59,20 @@ SECTIONS: tuple[MetricSection, ...] = (
         "On lines of their own, whose step is that of the version. These are of the default evaluation (`trainer.eval_size`); an "
         "[[eval]] has the same under `eval/NAME/`. /metrics shows the newest of each.",
         (
-            _line("eval/exact/mean", "shoal_eval_exact_ratio", "Share of the held-out prompts answered fully right, greedily."),
-            _line("eval/exact/stderr", "shoal_eval_exact_stderr", "Its standard error, over prompts; absent for one prompt."),
-            _line("eval/reward/mean", "shoal_eval_reward_mean", "Mean reward over the held-out prompts."),
-            _line("eval/reward/stderr", "shoal_eval_reward_stderr", "Its standard error, over prompts; absent for one prompt."),
-            _line("eval/completions/mean_length", "shoal_eval_completions_mean_length_tokens",
+            line("eval/exact/mean", "shoal_eval_exact_ratio", "Share of the held-out prompts answered fully right, greedily."),
+            line("eval/exact/stderr", "shoal_eval_exact_stderr", "Its standard error, over prompts; absent for one prompt."),
+            line("eval/reward/mean", "shoal_eval_reward_mean", "Mean reward over the held-out prompts."),
+            line("eval/reward/stderr", "shoal_eval_reward_stderr", "Its standard error, over prompts; absent for one prompt."),
+            line("eval/completions/mean_length", "shoal_eval_completions_mean_length_tokens",
                   "Mean length of the held-out completions."),
-            _line("eval/completions/clipped_ratio", "shoal_eval_completions_clipped_ratio",
+            line("eval/completions/clipped_ratio", "shoal_eval_completions_clipped_ratio",
                   "Share of them that were cut by the most tokens that a completion may have."),
-            _line("eval/finished", "shoal_eval_finished_ratio",
+            line("eval/finished", "shoal_eval_finished_ratio",
                   "Share of its prompts that the numbers rest on. Below 1 nodes went on to newer versions before it was done, "
                   "and answers that end soon count for more."),
-            _line("eval/seconds", "shoal_eval_seconds", "From its beginning to its end, beside training."),
-            _line("eval/step", "shoal_eval_step", "Step of the version that was evaluated last."),
+            line("eval/unscored", "shoal_eval_unscored", "Prompts that do not count because their reward could not be had."),
+            line("eval/seconds", "shoal_eval_seconds", "From its beginning to its end, beside training."),
+            line("eval/step", "shoal_eval_step", "Step of the version that was evaluated last."),
             _E("The same of an [[eval]], with its name before the key. With k samples of a prompt also avg@k, the share that is "
                "right, and pass@2, 4 ... k: the probability that one of so many is right, by the unbiased estimate of "
                "arXiv 2107.03374.",
@@ -147,55 +80,85 @@ SECTIONS: tuple[MetricSection, ...] = (
         ),
     ),
     MetricSection(
+        "Episodes", "head", "Of the step's episodes, where the task has an environment of several turns.",
+        (
+            line("episodes/turns_mean", "shoal_episodes_turns_mean", "Mean turns of the model in an episode."),
+            line("episodes/turns_max", "shoal_episodes_turns_max", "Most turns of one."),
+            line("episodes/over_done", "shoal_episodes_done_ratio", "Share that the environment called done."),
+            line("episodes/over_length", "shoal_episodes_length_ratio",
+                  "Share that ended because no tokens were left (`rollout.max_new_tokens`)."),
+            line("episodes/over_turns", "shoal_episodes_turns_ratio",
+                  "Share that ended with the most turns there may be (`environment.max_turns`)."),
+            line("episodes/over_time", "shoal_episodes_time_ratio",
+                  "Share that ended by time (`environment.episode_s`), or because the learner cut them."),
+            line("episodes/tool_calls", "shoal_episodes_tool_calls", "Mean tool calls of an episode; absent without any. Calls "
+                  "of `tools` and `@tool` count, not those that an environment makes by itself, as those of verifiers do."),
+            line("episodes/tool_errors", "shoal_episodes_tool_errors_ratio", "Share of these calls answered with an error."),
+        ),
+    ),
+    MetricSection(
         "Completions", "trainer", "Of the trajectories that the step trained on.",
         (
-            _line("completions/mean_length", "shoal_completions_mean_length_tokens", "Mean length, of sampled tokens."),
-            _line("completions/min_length", "shoal_completions_min_length_tokens", "Length of the shortest."),
-            _line("completions/max_length", "shoal_completions_max_length_tokens", "Length of the longest."),
-            _line("completions/clipped_ratio", "shoal_completions_clipped_ratio",
+            line("completions/mean_length", "shoal_completions_mean_length_tokens", "Mean length, of sampled tokens."),
+            line("completions/min_length", "shoal_completions_min_length_tokens", "Length of the shortest."),
+            line("completions/max_length", "shoal_completions_max_length_tokens", "Length of the longest."),
+            line("completions/clipped_ratio", "shoal_completions_clipped_ratio",
                   "Share that did not end by itself: cut by `rollout.max_new_tokens` or by the learner."),
-            _line("completions/truncated_ratio", "shoal_completions_truncated_ratio",
+            line("completions/truncated_ratio", "shoal_completions_truncated_ratio",
                   "Share that the learner cut because it alone kept the step waiting (`rollout.truncate_stuck_s`)."),
-            _line("perf/tokens", "shoal_step_tokens", "Sampled tokens that the step trained on."),
+            line("perf/tokens", "shoal_step_tokens", "Sampled tokens that the step trained on."),
         ),
     ),
     MetricSection(
         "Staleness", "trainer",
         "Learner steps between the version of a trajectory's oldest token and the step that trained on it.",
         (
-            _line("off_policy/mean", "shoal_staleness_mean_steps", "Mean over the step's trajectories."),
-            _line("off_policy/max", "shoal_staleness_max_steps", "Largest of the step; at most `rollout.max_staleness`."),
+            line("off_policy/mean", "shoal_staleness_mean_steps", "Mean over the step's trajectories."),
+            line("off_policy/max", "shoal_staleness_max_steps", "Largest of the step; at most `rollout.max_staleness`."),
         ),
     ),
     MetricSection(
-        "Loss and policy", "trainer", "Means are over the step's completion tokens.",
+        "Loss and policy", "trainer", "Means of tokens are over those that the step ran through the model: completions without "
+        "advantage only where a KL, entropy or penalty term needs them. A step that ran none has the first three alone.",
         (
-            _line("loss/mean", "shoal_loss_mean", "Loss of the step."),
-            _line("optim/lr", "shoal_learning_rate", "Learning rate."),
-            _line("optim/grad_norm", "shoal_gradient_norm", "Norm of the gradient before it is clipped."),
-            _line("entropy", "shoal_entropy_nats", "Mean entropy of the policy's next token."),
-            _line("ratio/mean", "shoal_probability_ratio_mean",
+            line("loss/mean", "shoal_loss_mean", "Loss of the step."),
+            line("optim/lr", "shoal_learning_rate", "Learning rate."),
+            line("optim/grad_norm", "shoal_gradient_norm", "Norm of the gradient before it is clipped."),
+            line("entropy", "shoal_entropy_nats", "Mean entropy of the policy's next token."),
+            line("ratio/mean", "shoal_probability_ratio_mean",
                   "Mean of the trainer's probability of a token over that of the node which drew it; near 1."),
-            _line("mismatch_kl/mean", "shoal_mismatch_kl_mean_nats",
+            line("mismatch_kl/mean", "shoal_mismatch_kl_mean_nats",
                   "KL divergence of the trainer's policy from the one that generated (k3 estimate). It grows with staleness "
                   "and with what engine and trainer compute differently."),
-            _line("mismatch_kl/max", "shoal_mismatch_kl_max_nats", "Largest single token's part of it."),
-            _line("clip_ratio/low_mean", "shoal_clip_low_ratio", "Share of tokens clipped from below (`trainer.clip_low`)."),
-            _line("clip_ratio/high_mean", "shoal_clip_high_ratio", "Share of tokens clipped from above (`trainer.clip_high`)."),
-            _line("tis/capped_mean", "shoal_importance_capped_ratio",
-                  "Share of tokens whose importance weight was cut (`trainer.tis_cap`)."),
+            line("mismatch_kl/max", "shoal_mismatch_kl_max_nats", "Largest single token's part of it."),
+            _E("The same by the age of the tokens in steps: from this number to below the next (0, 1, 2, 4, 8, 16).",
+               "mismatch_kl/age_*", "shoal_mismatch_kl_by_age_nats", label="age"),
+            line("off_policy/effective", "shoal_effective_sample_ratio",
+                  "Effective sample size of the probability ratios, (sum r)^2 / sum r^2, over the tokens. Far below 1, few "
+                  "tokens decide the step."),
+            line("objective/weight_mean", "shoal_objective_weight_mean",
+                  "Mean weight that the objective gives a token's advantage: 1 is plain policy gradient, 0 lets a token go."),
+            line("clip_ratio/low_mean", "shoal_clip_low_ratio",
+                  "Share of tokens that the objective lets go and that grew less likely since they were drawn."),
+            line("clip_ratio/high_mean", "shoal_clip_high_ratio",
+                  "Share of tokens that the objective lets go and that grew more likely since they were drawn."),
         ),
     ),
     MetricSection(
         "Time of a step", "trainer",
         "In seconds. The learner is busy for the share 1 - `time/wait_for_batch` / `time/step` of a step.",
         (
-            _line("time/step", "shoal_step_seconds", "The whole step."),
-            _line("time/wait_for_batch", "shoal_step_wait_seconds", "Waiting for groups: the nodes are too slow, or too few."),
-            _line("time/train", "shoal_step_train_seconds", "Forward, backward and the optimizer's update."),
-            _line("time/update", "shoal_step_update_seconds", "The update alone, after the last group; part of the training."),
-            _line("time/commit", "shoal_step_commit_seconds", "Writing the checkpoint and committing the step."),
-            _line("time/publish", "shoal_step_publish_seconds", "Comparing, encoding and handing over the new version."),
+            line("time/step", "shoal_step_seconds", "The whole step."),
+            line("time/wait_for_batch", "shoal_step_wait_seconds", "Waiting for groups: the nodes are too slow, or too few."),
+            line("time/train", "shoal_step_train_seconds", "Forward, backward and the optimizer's update."),
+            line("time/update", "shoal_step_update_seconds", "The update alone, after the last group; part of the training."),
+            line("time/commit", "shoal_step_commit_seconds",
+                 "Waiting for checkpoints: for the one before to be on the disk, and for copies of what is not written yet."),
+            line("time/publish", "shoal_step_publish_seconds",
+                 "Waiting for versions: for the one before to be out, and for a copy of the new one."),
+            line("time/checkpoint", "shoal_checkpoint_seconds",
+                 "From taking the last committed checkpoint until its commit, beside training; 0 before the first."),
+            line("checkpoint/behind", "shoal_uncommitted_steps", "Steps that a crash would have taken again."),
         ),
     ),
     MetricSection(
@@ -210,27 +173,30 @@ SECTIONS: tuple[MetricSection, ...] = (
         "As it is now. Counters begin at 0 with each life of the learner, unless the text says that the run keeps them.",
         (
             _E("The run's id, in the label.", name="shoal_run", kind="info", path="run", label="run"),
-            _now("seconds", "shoal_uptime_seconds", "Since this life of the learner began."),
-            _now("step", "shoal_committed_step", "Last committed optimizer step: where a resume goes on."),
-            _now("steps", "shoal_target_step", "Step at which the run ends (`trainer.steps`)."),
-            _now("published_step", "shoal_published_step", "Step of the newest published version; absent before the first."),
-            _now("versions_published", "shoal_versions_published", "Versions published.", kind="counter"),
-            _now("max_staleness", "shoal_staleness_limit_steps", "The bound on staleness (`rollout.max_staleness`)."),
-            _now("max_staleness_seen", "shoal_staleness_seen_steps", "Largest of any trajectory that the trainer was handed."),
-            _now("trajectories.reserved", "shoal_trajectories_reserved",
+            now("seconds", "shoal_uptime_seconds", "Since this life of the learner began."),
+            now("step", "shoal_committed_step", "Last committed optimizer step: where a resume goes on."),
+            now("steps", "shoal_target_step", "Step at which the run ends (`trainer.steps`)."),
+            now("published_step", "shoal_published_step", "Step of the newest published version; absent before the first."),
+            now("versions_published", "shoal_versions_published", "Versions published.", kind="counter"),
+            now("max_staleness", "shoal_staleness_limit_steps", "The bound on staleness (`rollout.max_staleness`)."),
+            now("max_staleness_seen", "shoal_staleness_seen_steps", "Largest of any trajectory that the trainer was handed."),
+            now("trajectories.reserved", "shoal_trajectories_reserved",
                  "Trajectories that room was reserved for. The run keeps this count.", kind="counter"),
-            _now("trajectories.consumed", "shoal_trajectories_consumed",
+            now("trajectories.consumed", "shoal_trajectories_consumed",
                  "Trajectories that a committed step trained on. The run keeps this count.", kind="counter"),
             _E("Trajectories given up, by reason. The run keeps this count. failures: nodes failed at it too often; equal: its "
-               "group's rewards were all equal; surplus: others filled the step first; stale, orphaned, restart: of no use "
+               "group's rewards were all equal; unscored: its reward could not be had; "
+               "surplus: others filled the step first; stale, orphaned, restart: of no use "
                "after a restart; diverged: the trainer could not train on it.",
                name="shoal_trajectories_aborted", kind="counter", path="trajectories.aborted", label="reason",
                values=ABORT_REASONS),
-            _now("trajectories.outstanding", "shoal_trajectories_outstanding", "Trajectories reserved and not yet trained on."),
-            _now("trajectories.lost", "shoal_trajectories_lost", "Trajectories in no state: always 0, or the journal has a bug."),
+            _E("Groups given up because their reward could not be had: a reward function raised, or was late. A line has those "
+               "since the line before.", "groups/unscored", "shoal_groups_unscored", "counter", "unscored.groups"),
+            now("trajectories.outstanding", "shoal_trajectories_outstanding", "Trajectories reserved and not yet trained on."),
+            now("trajectories.lost", "shoal_trajectories_lost", "Trajectories in no state: always 0, or the journal has a bug."),
             _E("Sequences moved between living nodes. waits: it waited at a full one; slow: another is faster.",
                name="shoal_sequences_moved", kind="counter", path="moved", label="reason", values=MOVE_REASONS),
-            _now("refusals", "shoal_refusals",
+            now("refusals", "shoal_refusals",
                  "What nodes or the trainer sent or did that was refused, and what nodes report of others. The log says each.",
                  kind="counter"),
         ),
@@ -247,10 +213,10 @@ SECTIONS: tuple[MetricSection, ...] = (
             _E("Nodes that may be given work. On /metrics: `shoal_nodes{state=\"generating\"}`.", "pool/generating"),
             _E("Tokens per second that all nodes say they make, added up.", "node/tokens_per_s", "shoal_node_tokens_per_second",
                path="node_tokens_per_s"),
-            _line("node/pause_s", "shoal_node_pause_seconds",
+            line("node/pause_s", "shoal_node_pause_seconds",
                   "Longest time that a node made no token while it took its last version."),
-            _line("node/apply_s", "shoal_node_apply_seconds", "Longest time that a node took to put its last version in place."),
-            _line("node/version_lag", "shoal_node_lag_steps", "Steps between the newest version and the slowest node's."),
+            line("node/apply_s", "shoal_node_apply_seconds", "Longest time that a node took to put its last version in place."),
+            line("node/version_lag", "shoal_node_lag_steps", "Steps between the newest version and the slowest node's."),
         ),
     ),
     MetricSection(
@@ -272,51 +238,51 @@ SECTIONS: tuple[MetricSection, ...] = (
         "Broadcast", "head",
         "Of the newest delta that every live node has installed, or else the newest; absent before the first delta.",
         (
-            _line("broadcast/step", "shoal_broadcast_step", "Step of that version."),
-            _line("broadcast/bytes", "shoal_broadcast_bytes", "Size of the delta."),
-            _line("broadcast/density", "shoal_broadcast_density_ratio", "Share of values that differ from the version before."),
-            _line("broadcast/ratio", "shoal_broadcast_size_ratio", "Its size over that of the newest anchor (a whole state)."),
-            _line("broadcast/encode_s", "shoal_broadcast_encode_seconds", "Time the trainer took to encode it."),
-            _line("broadcast/seed_egress_bytes", "shoal_broadcast_learner_bytes", "What the learner sent of it."),
-            _line("broadcast/peer_bytes", "shoal_broadcast_peer_bytes", "What nodes got of it from each other."),
-            _line("broadcast/p50_s", "shoal_broadcast_median_seconds",
+            line("broadcast/step", "shoal_broadcast_step", "Step of that version."),
+            line("broadcast/bytes", "shoal_broadcast_bytes", "Size of the delta."),
+            line("broadcast/density", "shoal_broadcast_density_ratio", "Share of values that differ from the version before."),
+            line("broadcast/ratio", "shoal_broadcast_size_ratio", "Its size over that of the newest anchor (a whole state)."),
+            line("broadcast/encode_s", "shoal_broadcast_encode_seconds", "Time the trainer took to encode it."),
+            line("broadcast/seed_egress_bytes", "shoal_broadcast_learner_bytes", "What the learner sent of it."),
+            line("broadcast/peer_bytes", "shoal_broadcast_peer_bytes", "What nodes got of it from each other."),
+            line("broadcast/p50_s", "shoal_broadcast_median_seconds",
                   "Time from its beginning until half of the nodes that have it had installed it."),
-            _line("broadcast/max_s", "shoal_broadcast_max_seconds",
+            line("broadcast/max_s", "shoal_broadcast_max_seconds",
                   "Time from its beginning until the last node that has it had installed it."),
-            _now("learner_egress_bytes", "shoal_learner_egress_bytes", "Chunk payload of all versions that the learner sent.",
+            now("learner_egress_bytes", "shoal_learner_egress_bytes", "Chunk payload of all versions that the learner sent.",
                  kind="counter"),
-            _now("peer_bytes", "shoal_peer_bytes", "Chunk payload of all versions that nodes got from each other.",
+            now("peer_bytes", "shoal_peer_bytes", "Chunk payload of all versions that nodes got from each other.",
                  kind="counter"),
-            _now("anchor_bytes", "shoal_anchor_bytes", "Size of the newest anchor, a whole state; 0 before the first."),
+            now("anchor_bytes", "shoal_anchor_bytes", "Size of the newest anchor, a whole state; 0 before the first."),
         ),
     ),
     MetricSection(
         "Capacity", "head",
         "What the learner needs and what the nodes make (docs/design/economy.md); absent before the second step.",
         (
-            _line("pool/required_tokens_per_s", "shoal_required_tokens_per_second",
+            line("pool/required_tokens_per_s", "shoal_required_tokens_per_second",
                   "What the nodes must make so that the learner never waits."),
-            _line("pool/supply_tokens_per_s", "shoal_supply_tokens_per_second",
+            line("pool/supply_tokens_per_s", "shoal_supply_tokens_per_second",
                   "What the nodes that generate are believed to make when they have enough to do."),
-            _line("pool/train_s", "shoal_demand_step_seconds", "Time of a step without waiting; median of the last steps."),
-            _line("pool/waited_s", "shoal_demand_wait_seconds",
+            line("pool/train_s", "shoal_demand_step_seconds", "Time of a step without waiting; median of the last steps."),
+            line("pool/waited_s", "shoal_demand_wait_seconds",
                   "Time that the trainer waited for groups in the last step, as the head saw it."),
-            _line("pool/stall_predicted", "shoal_demand_stall_ratio", "Share of its time that the learner is predicted to wait."),
-            _line("pool/spread_s", "shoal_demand_spread_seconds", "Time until a version is with all nodes that generate."),
-            _line("pool/generation_s", "shoal_demand_generation_seconds", "Time from a group's reservation until it is whole."),
-            _line("pool/kappa", "shoal_publish_interval_steps", "Steps between two published versions."),
+            line("pool/stall_predicted", "shoal_demand_stall_ratio", "Share of its time that the learner is predicted to wait."),
+            line("pool/spread_s", "shoal_demand_spread_seconds", "Time until a version is with all nodes that generate."),
+            line("pool/generation_s", "shoal_demand_generation_seconds", "Time from a group's reservation until it is whole."),
+            line("pool/kappa", "shoal_publish_interval_steps", "Steps between two published versions."),
         ),
     ),
     MetricSection(
         "Cost", "head", "In US dollars, where nodes or the config name prices; else 0. Self-reported prices are not checked.",
         (
-            _line("cost/usd", "shoal_step_cost_usd", "Cost of the last step: nodes, their traffic, the learner's own machine."),
+            line("cost/usd", "shoal_step_cost_usd", "Cost of the last step: nodes, their traffic, the learner's own machine."),
             _E("Cost of the whole run until now, by all its lives. The run keeps this count.", "cost/total_usd", "shoal_cost_usd",
                "counter", "pool.spent_usd"),
             _E("Dollars for a million tokens of the last step. On /metrics: 1e6 * `shoal_step_cost_usd` / `shoal_step_tokens`.",
                "cost/usd_per_mtok", key_unit="usd"),
-            _now("pool.usd_per_hour", "shoal_price_usd_per_hour", "What all machines together cost an hour as they are now."),
-            _now("pool.budget_usd", "shoal_budget_usd", "The budget of the run (`activation.budget_usd`); 0 is no limit."),
+            now("pool.usd_per_hour", "shoal_price_usd_per_hour", "What all machines together cost an hour as they are now."),
+            now("pool.budget_usd", "shoal_budget_usd", "The budget of the run (`activation.budget_usd`); 0 is no limit."),
         ),
     ),
     MetricSection(
@@ -332,22 +298,22 @@ SECTIONS: tuple[MetricSection, ...] = (
                "shoal_redundancy_surplus_tokens", "counter", "redundancy.surplus_tokens"),
             _E("Sequences ended where they were, because they alone kept the step waiting, and kept.", "redundancy/truncated",
                "shoal_redundancy_truncated_sequences", kind="counter", path="redundancy.truncated"),
-            _line("redundancy/kept_mean_length", "shoal_redundancy_kept_mean_length_tokens",
+            line("redundancy/kept_mean_length", "shoal_redundancy_kept_mean_length_tokens",
                   "Mean length of completions that came to their own end. All three settings favour short answers: "
                   "compare it with the next."),
-            _line("redundancy/cut_mean_length", "shoal_redundancy_cut_mean_length_tokens",
+            line("redundancy/cut_mean_length", "shoal_redundancy_cut_mean_length_tokens",
                   "Mean length of completions that were cut."),
         ),
     ),
     MetricSection(
         "Local engine", "head", "Of the last step; only with `local_engine.engine`.",
         (
-            _line("local_engine/seconds", "shoal_local_engine_seconds", "Time that it generated."),
-            _line("local_engine/trainer_wait_s", "shoal_local_engine_trainer_wait_seconds",
+            line("local_engine/seconds", "shoal_local_engine_seconds", "Time that it generated."),
+            line("local_engine/trainer_wait_s", "shoal_local_engine_trainer_wait_seconds",
                   "Time that the trainer waited for groups in its own turn."),
-            _line("local_engine/remote_wait_s", "shoal_local_engine_remote_wait_seconds",
+            line("local_engine/remote_wait_s", "shoal_local_engine_remote_wait_seconds",
                   "Mean time that a node waited for the learner."),
-            _line("local_engine/next_s", "shoal_local_engine_next_seconds", "Length of its next turn."),
+            line("local_engine/next_s", "shoal_local_engine_next_seconds", "Length of its next turn."),
         ),
     ),
 )  # fmt: skip

@@ -14,7 +14,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 
-from learner.status.catalogue import NODE_STATES, OTHER, SECTIONS, MetricEntry, find_entry
+from learner.status.catalogue import NODE_STATES, SECTIONS, find_entry
+from learner.status.metric_entries import OTHER, MetricEntry
 from learner.status.run_state import NodeRow
 from p2p.printable import cleaned
 

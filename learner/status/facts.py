@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from learner.status.evaluated import EvalPoint
 from learner.status.run_state import NodeRow, RunState
 from learner.status.words import DASH, counted, dollars, joined, milliseconds, number, share, short_peer
 from p2p.quantities import human_bytes, human_seconds
@@ -25,10 +26,15 @@ def run_facts(state: RunState) -> list[Fact]:
         Fact("step", how_far(state)),
         Fact("version", version(state)),
         Fact("reward", reward(state)),
+        Fact("parts", parts(state)),
+        Fact("episodes", episodes(state)),
         Fact("held out", held_out(state)),
+        *evaluation_facts(state),
+        Fact("evaluating", evaluating(state)),
         Fact("staleness", staleness(state)),
         Fact("pace", speed(state)),
         Fact("trajectories", trajectories(state)),
+        Fact("unscored", unscored(state)),
         Fact("cut", cut_short(state)),
         Fact("capacity", capacity(state)),
         Fact("local engine", local_engine(state)),
@@ -81,7 +87,71 @@ def held_out(state: RunState) -> str:
         return ""
     first, last = state.evals[0], state.evals[-1]
     then = "" if first is last else f", {number(first.held_out, '.2f')} at step {first.step}"
-    return f"exact {number(last.held_out, '.2f')} at step {last.step}{then}"
+    point = next((p for p in state.evaluated.get("", ()) if p.step == last.step), EvalPoint(last.step))
+    return f"exact {number(last.held_out, '.2f')}{error(point.exact_error)} at step {last.step}{then}{doubt(point)}"
+
+
+def error(value: float | None) -> str:
+    """A standard error behind its mean; "" where it is not known."""
+    return "" if value is None else f" ± {value:.2f}"
+
+
+def doubt(point: EvalPoint) -> str:
+    """What stands behind a result that does not rest on all of its prompts."""
+    share_of = f"{share(point.finished)} of its prompts" if point.finished is not None and point.finished < 1 else ""
+    why = f"{point.unscored:.0f} not scored" if point.unscored else "the others were not answered in time" if share_of else ""
+    return f" ({joined((share_of, why))})" if share_of or why else ""
+
+
+def eval_point(point: EvalPoint) -> str:
+    """A result in one line, without its step."""
+    exact = f"exact {number(point.exact, '.2f')}{error(point.exact_error)}" if point.exact is not None else ""
+    reward = f"reward {number(point.reward, '.2f')}{error(point.reward_error)}" if point.reward is not None else ""
+    return joined((exact, reward)) + doubt(point)
+
+
+def evaluation_facts(state: RunState) -> list[Fact]:
+    """The evaluations that have a name: what each found last, and at first."""
+    facts = []
+    for one in state.named_evals:
+        first, last = one.points[0], one.points[-1]
+        then = f", exact {number(first.exact, '.2f')} at step {first.step}" if first is not last else ""
+        facts.append(Fact(f"eval {one.name}", f"{eval_point(last)} at step {last.step}{then}"))
+    return facts
+
+
+def evaluating(state: RunState) -> str:
+    """Evaluations under way, and how far they are; "" while there are none, or when the run is over."""
+    if state.finished or state.left:
+        return ""
+    return joined(
+        f"{one.name or 'held out'} of version {one.version}: {one.sequences} of {one.of} answers" for one in state.evaluations
+    )
+
+
+def parts(state: RunState) -> str:
+    """The parts of the last step's rewards, in the mean; "" where rewards have none."""
+    return joined(f"{name} {value:.3g}" for name, value in state.parts.items())
+
+
+def episodes(state: RunState) -> str:
+    """How long the last step's episodes were, and how they ended; "" where there are none."""
+    told = state.metrics
+    mean, most = told.get("episodes/turns_mean"), told.get("episodes/turns_max")
+    if mean is None or most is None:
+        return ""
+    ends = [(why, told.get(f"episodes/over_{why}")) for why in ("done", "length", "turns", "time")]
+    ended = joined(f"{share(value)} {'done' if why == 'done' else f'by {why}'}" for why, value in ends if value)
+    errors = told.get("episodes/tool_errors")
+    tools = f"{told.get('episodes/tool_calls', 0):.1f} tool calls each, {share(errors)} with errors" if errors is not None else ""
+    return joined((f"{mean:.1f} turns (most {most:.0f})", f"ended: {ended}" if ended else "", tools), "; ")
+
+
+def unscored(state: RunState) -> str:
+    """Groups that a reward function cost, and why the newest; "" when there were none."""
+    if not state.unscored.groups:
+        return ""
+    return f"{counted(state.unscored.groups, 'group')}{state.in_this_life}, the last because: {state.unscored.last}"
 
 
 def staleness(state: RunState) -> str:

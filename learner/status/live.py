@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from learner.status.facts import step_line
+from learner.status.facts import eval_point, step_line
 from learner.status.run_state import RunState
 from learner.status.terminal import live_page
 from learner.status.words import number, plain_text
@@ -123,6 +123,8 @@ class LiveView:
             self._live = Live(Text("waiting for the learner ..."), console=self._console, auto_refresh=False, transient=False)
         self._said: int | None = None
         self._evals: set[int] = set()
+        self._named: set[tuple[str, int]] | None = None
+        """results of evaluations with a name that were told, by name and step"""
         self._heard = 0.0
         self._over = False
         self._lock = threading.Lock()
@@ -162,6 +164,7 @@ class LiveView:
         self._tell_evals(state)
         steps = [row.step for row in state.recent if row.step >= 1 or row.held_out is not None]
         if not steps:
+            self._said = 0  # whoever looks this early sees all that comes
             return
         # Whoever begins to look sees where the run stands; a run that went back to its last commit goes on from there.
         said = steps[-1] - 1 if self._said is None else min(self._said, steps[-1])
@@ -176,3 +179,8 @@ class LiveView:
             if self._said is not None and row.step <= self._said and row.step not in self._evals:
                 self._say(f"step {row.step}: held out {number(row.held_out, '.2f')}")
         self._evals = {row.step for row in state.evals}
+        found = {(one.name, point.step): point for one in state.named_evals for point in one.points}
+        for (name, step), point in sorted(found.items(), key=lambda item: item[0][1]):
+            if self._named is not None and (name, step) not in self._named:
+                self._say(f"step {step}: evaluation {name}: {eval_point(point)}")
+        self._named = set(found)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from learner.status.catalogue import SECTIONS, UNITS, MetricEntry, entries
+from learner.status.catalogue import SECTIONS, entries
+from learner.status.metric_entries import UNITS, MetricEntry
 
 INTRO = """\
 # Metrics

@@ -14,12 +14,14 @@ from typing import Any
 
 from learner.config import load_config
 from learner.run_dir import SAMPLES_FILE, check_idle
-from learner.status.facts import ran, spent
+from learner.status.evaluated import EvalPoint
+from learner.status.facts import doubt, episodes, error, eval_point, ran, spent, unscored
 from learner.status.live import OUR_LOGS, STEP_LOG, LiveView, logging_to_file
 from learner.status.report import write_report
 from learner.status.run_state import RunState
 from learner.status.source import fetch_status, read_object
 from learner.status.steps import StepHistory, read_metrics, surviving
+from learner.status.words import number
 from p2p.errors import UsageError
 
 log = logging.getLogger(f"{OUR_LOGS}.run")
@@ -137,9 +139,22 @@ def summary_lines(state: RunState, run_dir: Path, report: str) -> list[str]:
             learned.append(f"{name} {found.first:.3f} -> {found.last:.3f}")
     if learned:
         lines.append(f"  {', '.join(learned)} (means of the first and last tenth)")
+    parts = state.part_first_and_last()
+    if parts:
+        lines.append("  parts: " + ", ".join(f"{name} {ends.first:.3f} -> {ends.last:.3f}" for name, ends in parts.items()))
+    if said := episodes(state):
+        lines.append(f"  episodes of the last step: {said}")
     if state.evals:
         first, last = state.evals[0], state.evals[-1]
-        lines.append(f"  held out {first.held_out:.2f} at step {first.step} -> {last.held_out:.2f} at step {last.step}")
+        point = next((p for p in state.evaluated.get("", ()) if p.step == last.step), EvalPoint(last.step))
+        then = f"{first.held_out:.2f} at step {first.step} -> " if first is not last else ""
+        lines.append(f"  held out {then}{last.held_out:.2f}{error(point.exact_error)} at step {last.step}{doubt(point)}")
+    for one in state.named_evals:
+        begin, newest = one.points[0], one.points[-1]
+        then = f"{number(begin.exact, '.2f')} at step {begin.step} -> " if begin is not newest else ""
+        lines.append(f"  evaluation {one.name}: {then}{eval_point(newest)} at step {newest.step}")
+    if said := unscored(state):
+        lines.append(f"  unscored: {said}")
     if said := spent(state):
         lines.append(f"  spent {said}")
     lines += [f"  FAULT: {fault}" for fault in state.faults]

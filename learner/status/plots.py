@@ -7,32 +7,37 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from functools import partial
 from typing import Any, NamedTuple
 
-BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#8a4f9e", "#6b7785"
-"""Okabe and Ito's palette: told apart also by readers who do not see red and green."""
+from learner.status.curves import (
+    BLUE,
+    GREEN,
+    GREY,
+    GRID,
+    INK,
+    NAMES,
+    ORANGE,
+    PURPLE,
+    RED,
+    Row,
+    column,
+    curve,
+    stacked,
+    thinned,
+)
+from learner.status.evaluated import eval_points
+from learner.status.steps import SHOWN_PARTS, parts_of
+from learner.status.words import plain_text
 
-INK, GRID = "#1c2530", "#e3e7eb"
-"""Of text and of the lines behind the data, on light ground."""
+EVAL = "eval "
+"""What the name of an evaluation's plot begins with."""
 
-NAMES = {BLUE: "blue", ORANGE: "orange", GREEN: "green", RED: "red", PURPLE: "purple", GREY: "grey", INK: "ink", GRID: "grid"}
-"""A colour -> what the page calls it."""
+MOST_EVALS = 33
+"""Evaluations that have a plot: as many as a configuration may name, and the default one."""
 
 SIZE = (4.9, 2.9)
 """Inches, width and height. Small, so that text is legible where a telephone shows the plot at 370 pixels."""
-
-MOST_POINTS = 400
-"""Points of one curve: a page of a long run stays small, and nobody sees more on a screen."""
-
-MOST_BARS = 60
-"""Steps up to which each has a bar of its own; more are drawn as areas."""
-
-SMOOTH_FROM = 30
-"""Steps from which a curve gets a moving average; shorter ones show every point instead."""
-
-Row = Mapping[str, Any]
-
 
 class Key(NamedTuple):
     """What a colour of a plot means."""
@@ -68,13 +73,6 @@ class Drawing(NamedTuple):
     x: str = "optimizer step"
 
 
-class Points(NamedTuple):
-    """A curve's points."""
-
-    x: list[int]
-    y: list[float]
-
-
 class ByteUnit(NamedTuple):
     """A unit for sizes on an axis."""
 
@@ -94,7 +92,7 @@ def draw_plots(lines: Sequence[Row], rows: Sequence[Row], bound: int | None = No
     plain = {"svg.fonttype": "none", "svg.hashsalt": "shoal", "font.size": 9, "axes.facecolor": "none"}
     starts, drawn = epoch_starts(lines), []
     with rc_context({**ink, **plain}):
-        for drawing in DRAWINGS:
+        for drawing in (*DRAWINGS, *_eval_drawings(rows)):
             # Not through pyplot: that keeps state between figures.
             figure = Figure(figsize=SIZE, layout="constrained", facecolor="none")
             ax = figure.subplots()
@@ -127,27 +125,6 @@ def epoch_starts(lines: Sequence[Row]) -> dict[int, int]:
         if isinstance(epoch, int):
             first.setdefault(epoch, line["step"])
     return {epoch: step for epoch, step in first.items() if epoch != min(first)}
-
-
-def column(rows: Sequence[Row], key: str, at: str = "step") -> Points:
-    """The points (row[at], row[key]) of the rows that have both, sorted; a later row replaces an earlier one at the same x."""
-    points = {row[at]: row[key] for row in rows if isinstance(row.get(key), (int, float)) and at in row}
-    return Points(sorted(points), [points[x] for x in sorted(points)])
-
-
-def thinned(points: Points) -> Points:
-    """At most MOST_POINTS of them, each the mean of its neighbours."""
-    count = len(points.x)
-    if count <= MOST_POINTS:
-        return points
-    cuts = [i * count // MOST_POINTS for i in range(MOST_POINTS + 1)]
-    ends = list(pairwise(cuts))
-    return Points([points.x[(a + b) // 2] for a, b in ends], [sum(points.y[a:b]) / (b - a) for a, b in ends])
-
-
-def moving_mean(values: Sequence[float], width: int) -> list[float]:
-    """Mean over the `width` values up to and including each."""
-    return [sum(values[max(0, i + 1 - width) : i + 1]) / min(width, i + 1) for i in range(len(values))]
 
 
 def byte_unit(largest: float) -> ByteUnit:
@@ -190,45 +167,74 @@ def _keys(ax: Any) -> tuple[Key, ...]:
     return tuple(keys)
 
 
-def _curve(ax: Any, points: Points, label: str, color: str) -> None:
-    """A line, if there are points. With many, the raw ones pale behind their moving average."""
-    x, y = thinned(points)
-    if not x:
-        return
-    if len(x) < SMOOTH_FROM:
-        ax.plot(x, y, color=color, label=label, linewidth=1.6, marker="o", markersize=3.5)
-        return
-    width = max(5, len(x) // 20)
-    whole = width * max(1, len(points.x) // len(x))
-    ax.plot(x, y, color=color, alpha=0.25, linewidth=0.9)
-    ax.plot(x, moving_mean(y, width), color=color, label=f"{label} (mean of {whole} steps)", linewidth=1.8)
-
-
-def _stacked(ax: Any, steps: Sequence[int], parts: Sequence[tuple[str, str, Mapping[int, float]]]) -> list[float]:
-    """Bars of (label, colour, step -> height) on each other, areas where there are many; returns how high they are together."""
-    below = [0.0] * len(steps)
-    for label, color, by_step in parts:
-        heights = [by_step.get(step, 0.0) for step in steps]
-        above = [a + b for a, b in zip(below, heights, strict=True)]
-        if len(steps) <= MOST_BARS:
-            ax.bar(steps, heights, bottom=below, width=0.8, color=color, label=label)
-        else:
-            low, high = thinned(Points(list(steps), below)), thinned(Points(list(steps), above))
-            ax.fill_between(low.x, low.y, high.y, step="mid", color=color, label=label, linewidth=0)
-        below = above
-    return below
-
-
 def _learning(ax: Any, rows: Sequence[Row], bound: int | None) -> None:
     exact, reward, held_out = (column(rows, k) for k in ("exact/mean", "reward/mean", "eval/exact/mean"))
-    _curve(ax, reward, "reward", ORANGE)
-    _curve(ax, exact, "exact, sampled", BLUE)
+    curve(ax, reward, "reward", ORANGE)
+    curve(ax, exact, "exact, sampled", BLUE)
     if held_out[0]:
         ax.plot(*held_out, color=GREEN, marker="D", markersize=6, linewidth=1.2, linestyle="--", zorder=3,
                 label="held out (greedy)")  # fmt: skip
     values = [*exact[1], *reward[1], *held_out[1]]
     if values and min(values) >= 0 and max(values) <= 1:
         ax.set_ylim(0, 1.02)
+
+
+def _parts(ax: Any, rows: Sequence[Row], bound: int | None) -> None:
+    names = sorted({name for row in rows for name in parts_of(row)})[:SHOWN_PARTS]
+    for name, colour in zip(names, (BLUE, ORANGE, GREEN, RED, PURPLE, GREY, INK, BLUE), strict=False):
+        curve(ax, column(rows, f"reward/{name}"), name, colour)
+
+
+def _episodes(ax: Any, rows: Sequence[Row], bound: int | None) -> None:
+    mean, most = column(rows, "episodes/turns_mean"), column(rows, "episodes/turns_max")
+    if not mean.x:
+        return
+    curve(ax, mean, "mean turns", BLUE)
+    ax.plot(*thinned(most), color=RED, linestyle="none", marker="_", markersize=7, label="most turns")
+    ax.set_ylim(0, 1.12 * max([*mean.y, *most.y, 1]))
+
+
+def _ends(ax: Any, rows: Sequence[Row], bound: int | None) -> None:
+    parts = (("done", "its environment", GREEN), ("length", "no tokens left", ORANGE), ("turns", "no turns left", BLUE),
+             ("time", "time", RED))  # fmt: skip
+    told = [row for row in rows if isinstance(row.get("episodes/over_done"), (int, float))]
+    if not told:
+        return
+    by_step = lambda why: {row["step"]: float(row.get(f"episodes/over_{why}") or 0.0) for row in told}
+    heights = [(label, colour, by_step(why)) for why, label, colour in parts if any(by_step(why).values())]
+    stacked(ax, [row["step"] for row in told], heights)
+    ax.set_ylim(0, 1.02)
+
+
+def _eval_drawings(rows: Sequence[Row]) -> list[Drawing]:
+    """A plot for each evaluation that `rows` have results of, and the default one with its errors."""
+    found: dict[str, None] = {}
+    for row in rows:
+        found |= dict.fromkeys(eval_points(row))
+    caption = "At its version's step. Bars are standard errors over prompts; a ring marks what rests on some of them only."
+    return [
+        Drawing(f"{EVAL}{name}", f"Evaluation {plain_text(name, 60)}" if name else "Evaluation of held-out problems",
+                partial(_evaluation, f"eval/{name}/" if name else "eval/"), y="exact / reward", caption=caption)
+        for name in sorted(found)[:MOST_EVALS]
+    ]  # fmt: skip
+
+
+def _evaluation(prefix: str, ax: Any, rows: Sequence[Row], bound: int | None) -> None:
+    values: list[float] = []
+    for of, colour in (("reward", ORANGE), ("exact", BLUE)):
+        x, y = column(rows, f"{prefix}{of}/mean")
+        if not x:
+            continue
+        errors = dict(zip(*column(rows, f"{prefix}{of}/stderr"), strict=True))
+        bars = [errors.get(step, 0.0) for step in x]
+        ax.errorbar(x, y, yerr=bars, color=colour, linewidth=1.4, marker="o", markersize=3.5, capsize=2.5, elinewidth=1.0)
+        ax.plot([], [], color=colour, linewidth=1.4, label=of)  # its key: an error bar's is no line
+        part = {row["step"] for row in rows if (row.get(f"{prefix}finished") or 1) < 1}
+        if some := [(step, value) for step, value in zip(x, y, strict=True) if step in part]:
+            ax.plot(*zip(*some, strict=True), color=colour, linestyle="none", marker="o", markersize=9, fillstyle="none")
+        values += [*(a - b for a, b in zip(y, bars, strict=True)), *(a + b for a, b in zip(y, bars, strict=True))]
+    if values and min(values) >= -0.1 and max(values) <= 1.1:
+        ax.set_ylim(min(0, *values) - 0.02, max(1.02, *values))
 
 
 def _traffic(ax: Any, rows: Sequence[Row], bound: int | None) -> None:
@@ -241,7 +247,7 @@ def _traffic(ax: Any, rows: Sequence[Row], bound: int | None) -> None:
     by_peers = {x: v / divisor for x, v in zip(*relayed, strict=True)}
     steps = sorted(by_learner.keys() | by_peers.keys())
     ax.set_ylabel(unit)
-    below = _stacked(ax, steps, [("by the learner", BLUE, by_learner), ("by nodes", ORANGE, by_peers)])
+    below = stacked(ax, steps, [("by the learner", BLUE, by_learner), ("by nodes", ORANGE, by_peers)])
     if size.x:
         marks = thinned(size)
         ax.plot(marks.x, [v / divisor for v in marks.y], color=INK, linestyle="none", marker="_",
@@ -254,8 +260,8 @@ def _broadcast(ax: Any, rows: Sequence[Row], bound: int | None) -> None:
     pause = column(rows, "node/pause_s")
     if not (half[0] or last[0]):
         return
-    _curve(ax, last, "last node", RED)
-    _curve(ax, half, "median node", BLUE)
+    curve(ax, last, "last node", RED)
+    curve(ax, half, "median node", BLUE)
     shown = [(x, y) for x, y in zip(*thinned(pause), strict=True) if y > 0]
     if shown:
         ax.plot(*zip(*shown, strict=True), color=GREY, linestyle="none", marker=".", markersize=4,
@@ -273,7 +279,7 @@ def _staleness(ax: Any, rows: Sequence[Row], bound: int | None) -> None:
         return
     if largest[0]:
         ax.plot(*thinned(largest), color=RED, linestyle="none", marker="o", markersize=4, label="oldest trajectory")
-    _curve(ax, mean, "mean", BLUE)
+    curve(ax, mean, "mean", BLUE)
     if bound is not None:
         ax.axhline(bound, color=INK, linestyle="--", linewidth=1.1, label=f"bound ({bound})")
     ax.set_ylim(-0.08, max([*mean[1], *largest[1], bound or 0, 1]) * 1.12)
@@ -292,7 +298,7 @@ def _step_time(ax: Any, rows: Sequence[Row], bound: int | None) -> None:
         return
     steps = [r["step"] for r in timed]
     heights = [(label, color, {r["step"]: float(r.get(key) or 0.0) for r in timed}) for key, label, color in parts]
-    below = _stacked(ax, steps, heights)
+    below = stacked(ax, steps, heights)
     ordinary = sorted(below)[max(0, int(0.95 * len(below)) - 1)]
     if max(below) > 4 * ordinary > 0:  # a first step that waits for nodes must not flatten the others
         ax.set_ylim(0, 2 * ordinary)
@@ -304,7 +310,7 @@ def _step_time(ax: Any, rows: Sequence[Row], bound: int | None) -> None:
 
 def _mismatch(ax: Any, rows: Sequence[Row], bound: int | None) -> None:
     mean = column(rows, "mismatch_kl/mean")
-    _curve(ax, mean, "mean", BLUE)
+    curve(ax, mean, "mean", BLUE)
     if mean[1] and min(mean[1]) > 0 and max(mean[1]) > 30 * min(mean[1]):
         ax.set_yscale("log")
 
@@ -313,8 +319,8 @@ def _capacity(ax: Any, rows: Sequence[Row], bound: int | None) -> None:
     needed, made = column(rows, "pool/required_tokens_per_s"), column(rows, "pool/supply_tokens_per_s")
     if not needed[0]:
         return
-    _curve(ax, needed, "needed", RED)
-    _curve(ax, made, "made, or could be", BLUE)
+    curve(ax, needed, "needed", RED)
+    curve(ax, made, "made, or could be", BLUE)
     ax.set_ylim(0, 2.5 * sorted([*needed[1], *made[1]])[int(0.9 * (len(needed[1]) + len(made[1]) - 1))] or 1)
 
 
@@ -329,6 +335,12 @@ def _cost(ax: Any, rows: Sequence[Row], bound: int | None) -> None:
 DRAWINGS = (
     Drawing("learning", "Learning", _learning, y="share of answers / reward",
             caption="Sampled answers are those trained on, held-out problems are never trained on."),
+    Drawing("parts", "Parts of the reward", _parts, y="mean, before weights",
+            caption="Of the step's trajectories; the first eight by name."),
+    Drawing("episodes", "Turns of an episode", _episodes, y="turns of the model",
+            caption="Of the step's episodes. Each is one turn after another of model and environment."),
+    Drawing("ends", "What ended the episodes", _ends, y="share of the step's episodes",
+            caption="Its environment, or a limit: the most tokens, the most turns, or time."),
     Drawing("traffic", "Bytes to bring one version to every node", _traffic, y="bytes", x="version (optimizer step)",
             caption="Where the learner's part meets the mark, it sent each version once and the nodes did the rest."),
     Drawing("broadcast", "Time from publishing a version to serving it", _broadcast, y="seconds", x="version (optimizer step)",

@@ -19,6 +19,8 @@ from learner.run_dir import OLDER_SAMPLES, SAMPLES_FILE
 from learner.status.facts import (
     Fact,
     capacity,
+    episodes,
+    evaluation_facts,
     held_out,
     how_far,
     node_columns,
@@ -30,11 +32,13 @@ from learner.status.facts import (
     spent,
     staleness,
     trajectories,
+    unscored,
 )
-from learner.status.plots import Plot, draw_plots
-from learner.status.run_state import MOST_SAMPLE, NodeRow, RunState, SampleRow
+from learner.status.plots import EVAL, Plot, draw_plots
+from learner.status.run_state import NodeRow, RunState
+from learner.status.sample_rows import MOST_SAMPLE, SampleRow, SampleTurn
 from learner.status.steps import read_metrics, surviving
-from learner.status.words import joined, number, plain_text
+from learner.status.words import counted, joined, number, plain_text
 from p2p.errors import UsageError
 
 PAGE = "report.html"
@@ -49,8 +53,14 @@ MOST_NODES = 64
 OPEN_LINES = 8
 """Lines of a list that are shown; a longer one is folded."""
 
+OPEN_TURNS = 12
+"""Turns of a sample that are shown; the others are folded."""
+
 FIRST, COST = ("learning",), ("cost", "capacity")
 """Plots that stand at the top, and under the cost; the others come further down."""
+
+TAUGHT = ("parts", "episodes", "ends")
+"""Plots that come right after the first."""
 
 
 def write_report(
@@ -98,7 +108,9 @@ def _page(
     title = f"Shoal run {state.run}"
     done = f"{'finished' if state.finished else 'not finished'}: {how_far(state)} steps"
     by_name = {plot.name: plot for plot in plots}
-    rest = [plot for plot in plots if plot.name not in FIRST + COST]
+    found = [plot for plot in plots if plot.name.startswith(EVAL)]
+    taught = [plot for plot in plots if plot.name in TAUGHT]
+    rest = [plot for plot in plots if plot.name not in FIRST + COST + TAUGHT and plot not in found]
     style = files(__package__).joinpath("report.css").read_text(encoding="utf-8")
     return [
         "<!doctype html><html lang=en><meta charset=utf-8>",
@@ -106,6 +118,8 @@ def _page(
         f"<h1>{_e(title)}</h1><p class=dim>{_e(joined((done, ran(state) if state.seconds else '')))}</p>",
         *(f"<p class=fault>{_e(fault)}</p>" for fault in faults),
         f"<section class=grid>{_figures(by_name, FIRST)}<div>{_facts(_first_facts(state))}</div></section>",
+        *([f"<section class=grid>{''.join(map(_figure, taught))}</section>"] if taught else []),
+        *_evaluations(state, found),
         *_nodes(state),
         *_cost(state, by_name),
         *_faults(state, faults),
@@ -122,11 +136,19 @@ def _first_facts(state: RunState) -> list[Fact]:
     learned = state.first_and_last("exact")
     from_to = f"{learned.first:.1%} → {learned.last:.1%} (first and last tenth)" if learned else ""
     facts = (
-        Fact("exact", from_to), Fact("held out", held_out(state)), Fact("reward", reward(state)), Fact("pace", speed(state)),
+        Fact("exact", from_to), Fact("held out", held_out(state)), Fact("reward", reward(state)),
+        Fact("episodes", episodes(state)), Fact("pace", speed(state)), Fact("unscored", unscored(state)),
         Fact("staleness", staleness(state)), Fact("nodes", nodes_title(state)), Fact("cost", spent(state)),
         Fact("checkpoint", state.checkpoint),
     )  # fmt: skip
     return [fact for fact in facts if fact.text]
+
+
+def _evaluations(state: RunState, plots: Sequence[Plot]) -> list[str]:
+    if not plots:
+        return []
+    told = _facts([*(Fact(name, text) for name, text in (("held out", held_out(state)),) if text), *evaluation_facts(state)])
+    return [f"<h2>Evaluations</h2>{told}<section class=grid>{''.join(map(_figure, plots))}</section>"]
 
 
 def _nodes(state: RunState) -> list[str]:
@@ -179,10 +201,25 @@ def _samples(samples: Sequence[SampleRow]) -> list[str]:
         return []
     parts = ["<h2>Samples</h2>"]
     for s in samples:
-        spans = joined(f"{span.tokens} tokens by {span.node} under {span.version}" for span in s.spans)
-        facts = joined((f"step {s.step}", f"reward {number(s.reward, '.3g')}", s.finish, spans))
-        parts.append(f"<p class=dim>{_e(facts)}</p><pre>{_e(s.prompt)}</pre><pre>{_e(s.completion)}</pre>")
+        spans = joined(f"{counted(span.tokens, 'token')} by {span.node} under {span.version}" for span in s.made)
+        of_reward = joined(f"{name} {value:.3g}" for name, value in s.parts.items())
+        facts = joined((f"step {s.step}", f"reward {number(s.reward, '.3g')}", of_reward, s.ended, spans))
+        parts.append(f"<p class=dim>{_e(facts)}</p><pre>{_e(s.prompt)}</pre>")
+        if not s.turns:
+            parts.append(f"<pre>{_e(s.completion)}</pre>")
+            continue
+        shown = "".join(map(_turn, s.turns[:OPEN_TURNS]))
+        if more := s.turns[OPEN_TURNS:]:
+            shown += f"<details><summary>{len(more)} more</summary>{''.join(map(_turn, more))}</details>"
+        parts.append(f"<div class=turns>{shown}</div>")
     return parts
+
+
+def _turn(turn: SampleTurn) -> str:
+    calls = "".join(f"<p class=call>calls <b>{_e(call.name)}</b>({_e(call.arguments)})</p>" for call in turn.calls)
+    who = "model" if turn.by == "model" else "environment"
+    mark = f'<span class=dim>{who}, {counted(turn.tokens, "token")}</span>'
+    return f"<div class={who}>{mark}<div><pre>{_e(turn.text)}</pre>{calls}</div></div>"
 
 
 def _facts(facts: Iterable[Fact]) -> str:

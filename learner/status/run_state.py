@@ -9,37 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from learner.status.steps import StepRow, busy_share, pace
-from learner.status.words import by_name, plain_text, short_peer
+from learner.status.evaluated import EvalPoint
+from learner.status.sample_rows import Part, Plain, SampleRow
+from learner.status.steps import StepRow, busy_share, pace, parts_of
+from learner.status.words import by_name, short_peer
 from p2p.errors import UsageError
-
-MOST_SAMPLE = 4000
-"""Characters of one prompt or completion that a view is given: a few pages, whatever wrote it."""
 
 PEER_ID = re.compile(r"\b12D3KooW[0-9A-Za-z]{20,60}")
 """A peer id inside a text."""
-
-Plain = Annotated[str, BeforeValidator(plain_text)]
-"""A short text without control characters."""
-
-Long = Annotated[str, BeforeValidator(lambda text: plain_text(text, MOST_SAMPLE, lines=True))]
-"""A text of several lines without control characters."""
-
-
-class Part(BaseModel):
-    """Read-only; a value that is null or missing is the default."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, values: Any) -> Any:
-        return {k: v for k, v in values.items() if v is not None} if isinstance(values, Mapping) else values
-
 
 class NodeRow(Part):
     """One node as the learner knows it."""
@@ -155,30 +136,39 @@ class RunEvent(Part):
         return PEER_ID.sub(lambda found: short_peer(found[0]), self.text)
 
 
-class SampleSpan(Part):
-    """Tokens in a row of one completion, by who made them."""
-
-    version: Plain = ""
-    node: Plain = ""
-    tokens: int = 0
-
-
-class SampleRow(Part):
-    """One prompt and what the model wrote."""
-
-    step: int = 0
-    prompt: Long = ""
-    completion: Long = ""
-    reward: float | None = None
-    finish: Plain = ""
-    spans: tuple[SampleSpan, ...] = ()
-
-
 class FirstAndLast(NamedTuple):
     """Means over the first tenth of a run's steps and over the last."""
 
     first: float
     last: float
+
+
+class UnscoredState(Part):
+    """Groups whose reward could not be had."""
+
+    groups: int = 0
+    """in this life"""
+    last: Plain = ""
+    """why the newest could not"""
+
+
+class EvaluationNow(Part):
+    """An evaluation under way."""
+
+    name: Plain = ""
+    version: Plain = ""
+    sequences: int = 0
+    """that have ended"""
+    of: int = 0
+
+
+class NamedEvaluation(NamedTuple):
+    """What one evaluation found so far."""
+
+    name: str
+    """"" is the default one, of held-out problems"""
+    points: tuple[EvalPoint, ...]
+    """by step; at least one"""
 
 
 class EndpointState(Part):
@@ -231,6 +221,11 @@ class RunState(Part):
     """the whole run, neighbouring steps as one where they are many"""
     held_out: tuple[StepRow, ...] | None = None
     """where held-out problems were answered, each at its own step; None in an older summary"""
+    evaluated: dict[Plain, tuple[EvalPoint, ...]] = Field(default_factory=dict)
+    """results of evaluations by name and step, the default one's under "" """
+    evaluations: tuple[EvaluationNow, ...] = ()
+    """those that run now"""
+    unscored: UnscoredState = UnscoredState()
     reports: tuple[Plain, ...] = ()
     """refusals, and what nodes report of each other"""
     events: tuple[RunEvent, ...] = ()
@@ -248,6 +243,12 @@ class RunState(Part):
         for key in ("recent", "curve", *(("held_out",) if values.get("held_out") is not None else ())):
             rows = [r for r in values.get(key) or () if isinstance(r, Mapping) and "step" in r]
             values[key] = [{f: v for f, v in row.items() if f in StepRow._fields} for row in rows]
+        found = values.get("evaluated") if isinstance(values.get("evaluated"), Mapping) else {}
+        values["evaluated"] = {
+            name: [{f: v for f, v in p.items() if f in EvalPoint._fields} for p in points if isinstance(p, Mapping)]
+            for name, points in (found or {}).items() if isinstance(points, list)
+        }  # fmt: skip
+        values["evaluations"] = [e for e in values.get("evaluations") or () if isinstance(e, Mapping)]
         return values
 
     @classmethod
@@ -321,11 +322,25 @@ class RunState(Part):
         """Where held-out problems were answered."""
         return tuple(row for row in (self.curve if self.held_out is None else self.held_out) if row.held_out is not None)
 
+    @property
+    def named_evals(self) -> tuple[NamedEvaluation, ...]:
+        """What the evaluations with a name found so far, by name."""
+        return tuple(NamedEvaluation(name, points) for name, points in sorted(self.evaluated.items()) if name and points)
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The parts of the last step's rewards."""
+        return parts_of(self.metrics)
+
     def first_and_last(self, field: str) -> FirstAndLast | None:
         """A field of the steps, over the run's first and last tenth; None when it is not there."""
-        values = [v for row in self.curve if (v := getattr(row, field)) is not None]
-        tenth = max(1, len(values) // 10)
-        return FirstAndLast(sum(values[:tenth]) / tenth, sum(values[-tenth:]) / tenth) if values else None
+        return _ends([v for row in self.curve if (v := getattr(row, field)) is not None])
+
+    def part_first_and_last(self) -> dict[str, FirstAndLast]:
+        """The same of each part of the reward."""
+        names = list(dict.fromkeys(name for row in self.curve for name in row.parts or ()))
+        of = {name: _ends([row.parts[name] for row in self.curve if row.parts and name in row.parts]) for name in names}
+        return {name: found for name, found in of.items() if found is not None}
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -341,3 +356,8 @@ class RunState(Part):
                 for n in self.nodes if n.alive and n.ready and n.version == self.version and not n.digest_ok
             ]  # fmt: skip
         return tuple(found)
+
+
+def _ends(values: list[float]) -> FirstAndLast | None:
+    tenth = max(1, len(values) // 10)
+    return FirstAndLast(sum(values[:tenth]) / tenth, sum(values[-tenth:]) / tenth) if values else None

@@ -7,11 +7,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import stat
+import sys
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from learner.status.evaluated import EvalHistory
 
 RECENT = 32
 """Newest steps that are kept one by one: enough that whoever asks once a second misses none of a run of thirty steps a second."""
@@ -23,21 +29,68 @@ EVALS = 120
 """Evaluations that are kept at the most, for bounded bytes: the first, the newest RECENT, and between them some."""
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl; a line that a crash cut short is left out. [] when there is no file."""
+MOST_LINES = 20_000
+"""Lines of a metrics.jsonl that are kept at a time, some 100 MB: of a longer run every second step, every fourth, ..."""
+
+NEWEST_LINES = 256
+"""Last lines of it that are all kept: where the run stands, and its latest evaluations."""
+
+LINE_BYTES = 1 << 20
+"""Bytes of one line; one that is longer is no line of ours."""
+
+WHOLE_RUN = "reward/mean", "reward/std"
+"""Metrics of the whole reward, beside those of its parts."""
+
+SHOWN_PARTS = 8
+"""Parts of a reward that views follow over the run: as many as a plot has lines that are told apart."""
+
+
+def metrics_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a metrics.jsonl, one after the other. What is no line of ours, as one that a crash cut short, is left out.
+    None when there is no such file, or when it is none: a device never ends."""
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
-        return []
-    lines = []
-    for raw in text.splitlines():
-        try:
-            line = json.loads(raw)
-        except ValueError:
-            continue
-        if isinstance(line, dict) and isinstance(line.get("step"), int):
-            lines.append(line)
-    return lines
+        return
+    with open(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return
+        long = False
+        while raw := file.readline(LINE_BYTES):
+            whole, long = not long, not raw.endswith(b"\n") and len(raw) == LINE_BYTES
+            if not whole or long:
+                continue
+            try:
+                line = json.loads(raw.decode("utf-8", "replace"))
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(line, dict) and isinstance(line.get("step"), int):
+                yield {sys.intern(key): value for key, value in line.items()}
+
+
+def read_metrics(path: Path, most: int = MOST_LINES) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl, at most `most` and the last NEWEST_LINES: of more, those of every second step, every fourth
+    and so on, and where an epoch began. [] when there is no such file."""
+    kept: list[dict[str, Any]] = []
+    last: deque[dict[str, Any]] = deque()
+    every, epoch = 1, None
+
+    def take(line: dict[str, Any]) -> None:
+        nonlocal every, epoch
+        if line["step"] % every and line.get("epoch") == epoch:
+            return
+        epoch = line.get("epoch")
+        kept.append(line)
+        if len(kept) > most:
+            every *= 2
+            begins = [i == 0 or line.get("epoch") != kept[i - 1].get("epoch") for i, line in enumerate(kept)]
+            kept[:] = [line for line, first in zip(kept, begins, strict=True) if first or not line["step"] % every][-most:]
+
+    for line in metrics_lines(path):
+        last.append(line)
+        if len(last) > NEWEST_LINES:
+            take(last.popleft())
+    return [*kept, *last]
 
 
 def surviving(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -76,6 +129,10 @@ class StepRow(NamedTuple):
     """of that, the wait for groups"""
     usd: float | None = None
     """spent until then, by all lives of the run"""
+    turns: float | None = None
+    """turns of the model in an episode"""
+    parts: Mapping[str, float] | None = None
+    """named parts of the reward, before their weights; the first SHOWN_PARTS by name"""
 
     @property
     def busy(self) -> float | None:
@@ -91,6 +148,7 @@ class StepRow(NamedTuple):
 KEYS = {
     "reward": "reward/mean", "exact": "exact/mean", "held_out": "eval/exact/mean", "staleness": "off_policy/max",
     "tokens": "perf/tokens", "took_s": "time/step", "waited_s": "time/wait_for_batch", "usd": "cost/total_usd",
+    "turns": "episodes/turns_mean",
 }  # fmt: skip
 """Field of a `StepRow` -> its name in metrics.jsonl."""
 
@@ -101,7 +159,14 @@ LARGEST = ("staleness", "usd")
 def step_row(line: Mapping[str, Any]) -> StepRow:
     """What a line of metrics.jsonl says of its step."""
     values = {field: line.get(key) for field, key in KEYS.items()}
-    return StepRow(line["step"], **{f: v for f, v in values.items() if isinstance(v, (int, float)) and math.isfinite(v)})
+    numbers: dict[str, Any] = {f: v for f, v in values.items() if isinstance(v, (int, float)) and math.isfinite(v)}
+    return StepRow(line["step"], parts=parts_of(line) or None, **numbers)
+
+
+def parts_of(line: Mapping[str, Any], most: int = SHOWN_PARTS) -> dict[str, float]:
+    """What a line of metrics.jsonl says of the parts of the reward: the first `most` by name."""
+    names = sorted(k for k, v in line.items() if k.startswith("reward/") and k not in WHOLE_RUN and isinstance(v, (int, float)))
+    return {name.removeprefix("reward/"): float(line[name]) for name in islice(names, most)}
 
 
 def busy_share(rows: Iterable[StepRow]) -> float | None:
@@ -132,6 +197,9 @@ class _Point:
                 merged[field] = b if a is None else a
             elif field in LARGEST:
                 merged[field] = max(a, b)
+            elif field == "parts":
+                mean = lambda x, y: (x * self.steps + y * other.steps) / (self.steps + other.steps)
+                merged[field] = {n: mean(a.get(n, b.get(n)), b.get(n, a.get(n))) for n in list(a | b)[:SHOWN_PARTS]}
             else:
                 merged[field] = (a * self.steps + b * other.steps) / (self.steps + other.steps)
         self.row, self.steps = StepRow(max(self.row.step, other.row.step), **merged), self.steps + other.steps
@@ -145,6 +213,7 @@ class StepHistory:
         self._recent: deque[StepRow] = deque(maxlen=RECENT)
         self._points: list[_Point] = []
         self._evals: list[StepRow] = []
+        self._evaluated = EvalHistory()
         self._width = 1
         for line in lines:
             self.add(line)
@@ -152,6 +221,7 @@ class StepHistory:
     def add(self, line: Mapping[str, Any]) -> None:
         """Take a line of metrics.jsonl. A later one of a recent step adds to what the first said, and takes nothing back: an
         evaluation may end after newer steps. Of a step that is not recent only the evaluation is taken."""
+        self._evaluated.add(line)
         row = step_row(line)
         if row.held_out is not None:
             self._keep_eval(StepRow(row.step, held_out=row.held_out))
@@ -193,6 +263,7 @@ class StepHistory:
         while self._recent and self._recent[-1].step > step:
             self._recent.pop()
         self._evals = [row for row in self._evals if row.step <= step]
+        self._evaluated.take_back(step)
 
     @property
     def recent(self) -> list[StepRow]:
@@ -209,4 +280,7 @@ class StepHistory:
     def status(self) -> dict[str, Any]:
         """Plain values for the status page: what a step does not say is left out."""
         plain = lambda rows: [{f: v for f, v in row._asdict().items() if v is not None} for row in rows]
-        return {"recent": plain(self.recent), "curve": plain(self.curve), "held_out": plain(self.evals)}
+        return {
+            "recent": plain(self.recent), "curve": plain(self.curve), "held_out": plain(self.evals),
+            "evaluated": self._evaluated.status(),
+        }  # fmt: skip

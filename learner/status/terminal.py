@@ -19,10 +19,27 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from learner.status.facts import capacity, node_columns, nodes_title, run_facts, speed, spent, staleness
-from learner.status.run_state import RunState, SampleRow
+from learner.status.evaluated import EvalPoint
+from learner.status.facts import (
+    capacity,
+    doubt,
+    episodes,
+    error,
+    eval_point,
+    evaluating,
+    node_columns,
+    nodes_title,
+    parts,
+    run_facts,
+    speed,
+    spent,
+    staleness,
+    unscored,
+)
+from learner.status.run_state import NamedEvaluation, RunState
+from learner.status.sample_rows import SampleRow
 from learner.status.steps import StepRow
-from learner.status.words import counted, joined, number, plain_text
+from learner.status.words import DASH, counted, joined, number, plain_text
 from p2p.quantities import human_bytes, human_seconds
 
 WIDTH = 120
@@ -39,6 +56,9 @@ MOST_CURVE = 80
 
 EVENTS = (3, 8)
 """Latest events on the live page: as many as leave room for the nodes on 24 lines, and on a tall terminal."""
+
+EVALUATIONS = (2, 6)
+"""Evaluations with a name on the live page, on a short terminal and on a tall one."""
 
 WIDE = 100
 """Columns from which a terminal has room for long names."""
@@ -104,12 +124,32 @@ def node_table(state: RunState, width: int, most: int | None = None) -> Renderab
 
 def sample_text(sample: SampleRow, width: int, lines: int) -> Text:
     """A prompt and its completion in at most so many lines."""
-    facts = joined((f"step {sample.step}", f"reward {number(sample.reward, '.3g')}", sample.finish))
-    text = Text(f"{facts}\n", style="dim", overflow="ellipsis")
+    said = joined(f"{name} {value:.3g}" for name, value in sample.parts.items())
+    turns = counted(sum(turn.by == "model" for turn in sample.turns), "turn") if sample.turns else ""
+    facts = joined((f"step {sample.step}", f"reward {number(sample.reward, '.3g')}", said, turns, sample.ended))
+    text = Text(f"{plain_text(facts, width)}\n", style="dim", overflow="ellipsis")
+    if sample.turns:
+        room = width * max(1, lines - 2) - 1
+        text.append(f"> {plain_text(' '.join(sample.prompt.split()), width - 3)}\n").append(_turns(sample, room)).append("\n")
+        text.right_crop()
+        return text
     for mark, words, style in (("> ", sample.prompt, "none"), ("", sample.completion, "cyan")):
         room = max(8, width * max(1, (lines - 1) // 2) - len(mark) - 1)
         text.append(f"{mark}{plain_text(' '.join(words.split()), room)}\n", style=style)
     text.right_crop()
+    return text
+
+
+def _turns(sample: SampleRow, room: int) -> Text:
+    """An episode in a row: what the model wrote, what was answered, in at most `room` characters."""
+    text = Text()
+    for turn in sample.turns:
+        said = joined(f"{call.name}({call.arguments})" for call in turn.calls) or " ".join(turn.text.split())
+        text.append("model " if turn.by == "model" else "env ", style="dim")
+        text.append(f"{said or DASH}  ", style="cyan" if turn.by == "model" else "none")
+        if len(text) > room:
+            text.truncate(room - 1)
+            return text.append("…")
     return text
 
 
@@ -159,9 +199,24 @@ def _rows(state: RunState, width: int, tall: bool) -> list[tuple[str, Renderable
             last = getattr(state.last or StepRow(0), field)
             said.append(f"  {number(last, '.3f')}", style="bold").append(f"  from {values[0]:.2f}", style="dim")
             rows.append((name, said))
+    for name, said_of in (("parts", parts(state)), ("episodes", episodes(state))):
+        if said_of:
+            rows.append((name, said_of))
     if state.evals:
         tail = (state.evals[:1] + state.evals[-4:]) if len(state.evals) > 5 else state.evals
-        rows.append(("held out", "  ".join(f"{number(row.held_out, '.2f')} at {row.step}" for row in tail)))
+        point = next((p for p in state.evaluated.get("", ()) if p.step == tail[-1].step), EvalPoint(tail[-1].step))
+        told = "  ".join(f"{number(row.held_out, '.2f')} at {row.step}" for row in tail)
+        rows.append(("held out", f"{told}{error(point.exact_error)}{doubt(point)}"))
+    named = state.named_evals
+    most = EVALUATIONS[tall]
+    for one in named[:most]:
+        rows.append(("evaluation", f"{one.name}: {_evaluation(one)}"))
+    if len(named) > most:
+        rows.append(("", f"and {len(named) - most} more evaluations: shoal status"))
+    if tall and (under_way := evaluating(state)):
+        rows.append(("evaluating", under_way))
+    if lost := unscored(state):
+        rows.append(("unscored", Text(lost, style="yellow")))
     newest = state.last.staleness if state.last else None
     now = "" if newest is None else f"{newest:.0f} now, "
     rows.append(("staleness", f"{now}{staleness(state)}"))
@@ -176,6 +231,14 @@ def _rows(state: RunState, width: int, tall: bool) -> list[tuple[str, Renderable
     sent = f"{human_bytes(state.learner_egress_bytes)} sent, {human_bytes(state.peer_bytes)} by nodes{here}"
     rows.append(("weights", joined((counted(state.versions_published, "version"), sent, each))))
     return [(name, Text(what) if isinstance(what, str) else what) for name, what in rows]
+
+
+def _evaluation(one: NamedEvaluation) -> str:
+    """The newest result, and a few before it."""
+    *before, last = one.points
+    few = [*before[:1], *before[-2:]] if len(before) > 3 else before
+    then = "  ".join(f"{number(p.exact, '.2f')} at {p.step}" for p in few)
+    return joined((f"{eval_point(last)} at {last.step}", f"before: {then}" if then else ""), "; ")
 
 
 def _progress(state: RunState, width: int) -> RenderableType:

@@ -1,7 +1,8 @@
-"""The built-in game of several turns: guess a number by hints. Must not know torch, tokens or who runs the game.
+"""A built-in game of several turns: guess a number by hints. Must not know torch, tokens or who runs the game.
 
-Numbers are single symbols, 0-9 and then a-z, so that a model of a few hundred thousand parameters can learn their order. A number
-is drawn for each prompt; the prompt is always "?", so nothing but the hints tells it, and there is nothing to hold out.
+Numbers are single symbols, 0-9 and then a-z, so that a model of a few hundred thousand parameters can learn their order. The
+prompt is always "?", so nothing but the hints tells a number, and there is nothing to hold out. Each number comes once in a round
+of `numbers` prompts. A small model is slow to learn that "<" and ">" leave an interval: `guess_digits` is the game for one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 
 from learner.tasks.letters_and_sums import draw
 from learner.tasks.port import EnvironmentSource, Prompt, Score, Task
+from learner.tasks.rounds import secret_of
 from p2p.errors import UsageError
 
 SYMBOLS = string.digits + string.ascii_lowercase
@@ -28,14 +30,17 @@ class GuessNumberTask(Task):
         if not 1 <= guesses <= 20:
             raise UsageError(f"task guess_number: guesses = {guesses} is not within 1..20")
         self.seed, self.numbers, self.guesses = seed, numbers, guesses
-        self.environment = EnvironmentSource("learner.environments.guess_number:GuessNumber", {"guesses": guesses})
+        options = {"numbers": numbers, "guesses": guesses}
+        self.environment = EnvironmentSource("learner.environments.guess_number:GuessNumber", options)
 
     def prompt(self, index: int) -> Prompt:
-        return Prompt(index, "?", {"secret": draw(self.seed, "guess", "train", index) % self.numbers})
+        return Prompt(index, "?", {"secret": self._secret("train", index)})
 
     def held_out(self, index: int) -> Prompt:
-        secret = draw(self.seed, "guess", "held-out", index) % self.numbers
-        return Prompt(index, "?", {"secret": secret}, held_out=True)
+        return Prompt(index, "?", {"secret": self._secret("held-out", index)}, held_out=True)
+
+    def _secret(self, stream: str, index: int) -> int:
+        return secret_of(index, self.numbers, "guess", stream, seed=self.seed)
 
     def score(self, prompt: Prompt, completion: str) -> Score:
         """Of a first turn alone: whether it is right at once."""

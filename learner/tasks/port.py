@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+from p2p.errors import UsageError
 
 ChatMessage = Mapping[str, Any]
 """A chat message as chat templates and OpenAI's routes have it: "role", "content", and where there are any "tool_calls", "name",
@@ -28,6 +30,18 @@ class Prompt:
     """where it was read, for a person: "train.jsonl, row 17"; "" where it was made"""
 
 
+def columns_of(prompt: Prompt) -> dict[str, Any]:
+    """What a reward function may read of a problem: its row's columns, or what its task needs as the column "answer"."""
+    if isinstance(prompt.entry, Mapping):
+        return {str(name): value for name, value in prompt.entry.items()}
+    return {"answer": prompt.entry}
+
+
+def listed(columns: Collection[str]) -> str:
+    """The columns there are, for a message."""
+    return f"it has: {', '.join(list(map(str, columns))[:12]) or 'none'}"
+
+
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
     """How a task's chat prompts become text, beside the tokenizer's own template."""
@@ -36,6 +50,17 @@ class ChatFormat:
     """further arguments of the template, as `enable_thinking`"""
     tools: tuple[Mapping[str, Any], ...] = ()
     """JSON schemas of the functions that the model may call"""
+
+
+class EpisodeEnd(NamedTuple):
+    """How an episode of several turns came to its end, and what its tools did."""
+
+    over: str = ""
+    """the limit that ended it: "length", "turns", "time"; "": its environment called it done"""
+    calls: int = 0
+    """tool calls in it, those that cannot be read included"""
+    errors: int = 0
+    """of these, the ones that were answered with an error"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +73,8 @@ class Score:
     """fully right, by the task's own notion"""
     parts: Mapping[str, float] = field(default_factory=dict)
     """named parts of the reward, before their weights, where it has several"""
+    end: EpisodeEnd | None = None
+    """of an episode of several turns, where whoever ran it says so"""
 
 
 def check_score(score: object) -> Score:
@@ -78,6 +105,8 @@ class EnvironmentSource:
     """the class: "package.module:Class", or "file.py:Class" """
     options: Mapping[str, Any] = field(default_factory=dict)
     """keyword arguments of the class, as plain values"""
+    unconfinable: str = ""
+    """why it cannot run in the sandbox, for a person; "" where it can, or nobody knows"""
 
 
 class Task:
@@ -116,7 +145,17 @@ class Task:
 
     def fit(self, tokens: Callable[[Prompt], int], most: int) -> None:
         """Leave out problems whose prompt has more than `most` tokens, or UsageError, where the task can tell them all. Called
-        once, before the first problem is asked for."""
+        before the first problem is asked for; again where prompts became longer, by the tools of an environment."""
+
+    def need(self, columns: Collection[str], who: str) -> None:
+        """UsageError where a problem lacks one of these columns, which `who`, a reward function, cannot do without; or leave it
+        out, where the task can. Called before the first problem is asked for."""
+        have = columns_of(self.prompt(0))
+        for column in columns:
+            if column not in have:
+                raise UsageError(
+                    f"task.reward: {who} needs the column {column!r}, which task {self.name} does not have ({listed(have)})"
+                )
 
     def score(self, prompt: Prompt, completion: str) -> Score:
         """Reward of a completion's text (special tokens stripped). Must not raise on any text: bad answers score low."""

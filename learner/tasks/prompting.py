@@ -22,7 +22,7 @@ def encode_prompt(tokenizer: Any, prompt: Prompt, form: ChatFormat = PLAIN_CHAT)
     if not prompt.chat:
         return tuple(tokenizer.encode(prompt.text, add_special_tokens=False))
     if not tokenizer.chat_template:
-        raise UsageError("the task asks for chat prompts and the tokenizer has no chat template (set chat = false)")
+        raise UsageError("the task asks for chat prompts and the tokenizer has no chat template (set task.chat = false)")
     turns = [dict(message) for message in prompt.messages] or [{"role": "user", "content": prompt.text}]
     tools = {"tools": [dict(tool) for tool in form.tools]} if form.tools else {}
     try:

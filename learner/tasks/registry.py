@@ -7,26 +7,30 @@ from dataclasses import replace
 from typing import Any
 
 from learner.tasks.data.task import DataTask
+from learner.tasks.guess_digits import GuessDigitsTask
 from learner.tasks.guess_number import GuessNumberTask
 from learner.tasks.letters_and_sums import AddTask, ReverseTask
 from learner.tasks.port import Task
 from learner.tasks.reasoning_gym import ReasoningGymTask
 from learner.tasks.settings import TaskSettings
+from learner.tasks.verifiers import VerifiersTask
 from learner.tasks.wrapped import WrappedTask
 from learner.user_code import load_named, told
 from p2p.errors import ShoalError, UsageError
 from p2p.verbs import nearest
 
-BUILT_IN: dict[str, type[Task]] = {"reverse": ReverseTask, "add": AddTask, "guess_number": GuessNumberTask, "data": DataTask}
+BUILT_IN: dict[str, type[Task]] = {
+    "reverse": ReverseTask, "add": AddTask, "guess_number": GuessNumberTask, "guess_digits": GuessDigitsTask, "data": DataTask,
+}  # fmt: skip
 """Tasks of ours that are one class each."""
 
-FAMILIES: dict[str, type[Task]] = {"reasoning_gym": ReasoningGymTask}
+FAMILIES: dict[str, type[Task]] = {"reasoning_gym": ReasoningGymTask, "verifiers": VerifiersTask}
 """Tasks named FAMILY:MEMBER; the class is made with the member's name before the seed."""
 
 
 def known_tasks() -> tuple[str, ...]:
     """What may stand in `task.name`, for messages."""
-    return (*BUILT_IN, "reasoning_gym:DATASET", "file.py:Class", "module:Class")
+    return (*BUILT_IN, "reasoning_gym:DATASET", "verifiers:ENVIRONMENT", "file.py:Class", "module:Class")
 
 
 def make_task(name: str, seed: int = 0, options: Mapping[str, Any] | None = None) -> Task:

@@ -60,8 +60,9 @@ class TaskSettings(Section):
     """Where prompts come from."""
 
     name: str = ""
-    """A built-in task (reverse, add, guess_number, data), reasoning_gym:DATASET, or a class of yours: `file.py:Class` or
-    `module:Class` (docs/own-data.md). "" is data where `data` is set, and reverse otherwise."""
+    """A built-in task (reverse, add, guess_number, guess_digits, data), reasoning_gym:DATASET, verifiers:ENVIRONMENT
+    (docs/environments.md), or a class of yours: `file.py:Class` or `module:Class` (docs/own-data.md). "" is data where `data` is
+    set, and reverse otherwise."""
     seed: Seed = 0
     """Seed of the task's prompts."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -88,8 +89,9 @@ class TaskSettings(Section):
     template_options: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the tokenizer's chat template, as `{enable_thinking = false}`."""
     stop: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
-    """Strings that end a completion, beside the end of a turn. One that is a single token stops the nodes. At any other the text
-    is cut before its reward, and the tokens after it stay."""
+    """Strings that end a completion, beside the end of a turn, whatever tokens they come in. The reward's text ends before the
+    string, and the completion with the token that completes it. A node stops by itself at one that is a single token, and at
+    any other when the learner has seen it, some tokens later; nobody trains on those."""
     held_out: float = Field(default=0.05, ge=0, lt=1)
     """Share of the rows that is kept for evaluation. A row's side follows from its prompt alone, so no row changes sides when a
     file grows."""

@@ -11,7 +11,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from learner.tasks.port import ChatFormat, ChatMessage
+from learner.tasks.port import ChatFormat, ChatMessage, Prompt, Task
+from learner.tasks.prompting import decode_completion, encode_prompt, stop_tokens
 from p2p.errors import UsageError
 
 ROLES = ("user", "tool", "system")
@@ -25,24 +26,30 @@ class TurnRenderer:
     tokenizer: Any
     """any Hugging Face tokenizer"""
     stop_ids: Collection[int]
-    """tokens that end a turn of the model"""
+    """the model's own tokens that end a turn; those of `stop` are not among them"""
     chat: bool
     """whether the task's prompts are chat prompts; otherwise messages are texts, which follow as they are"""
     chat_format: ChatFormat = field(default_factory=ChatFormat)
+    stop: Sequence[str] = ()
+    """strings that end a turn of the model: an environment does not read them"""
 
     def given(self, messages: Sequence[ChatMessage], sampled: Sequence[int]) -> tuple[int, ...]:
         """Token ids that follow a turn whose sampled ids end as these do. UsageError where the template cannot say it."""
         if not self.chat:
             return self._encode("".join(str(m.get("content", "")) for m in messages))
         ids = self._encode(self._after_turn(messages))
-        ended = bool(sampled) and sampled[-1] in self.stop_ids
+        if not sampled or not ids:
+            return ids
         # The turn ended itself: the template's own end of turn would be a second one. What ends it is one token in both places,
-        # though not always the same one (<|eom_id|> and <|eot_id|>).
-        return ids[1:] if ended and ids and ids[0] in self.stop_ids else ids
+        # though not always the same one (<|eom_id|> and <|eot_id|>). A stop string ends no turn for the template, unless it is
+        # what the template itself ends it with.
+        own = sampled[-1] in self.stop_ids and ids[0] in self.stop_ids
+        same = sampled[-1] == ids[0] and sampled[-1] in stop_tokens(self.tokenizer, self.stop)
+        return ids[1:] if own or same else ids
 
     def turn_text(self, sampled: Sequence[int]) -> str:
-        """What the model wrote, special tokens stripped."""
-        return str(self.tokenizer.decode(list(sampled), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        """What the model wrote, special tokens stripped, up to the first of the strings that end a turn."""
+        return decode_completion(self.tokenizer, sampled, self.stop)
 
     def _after_turn(self, messages: Sequence[ChatMessage]) -> str:
         mark = "TURN0"
@@ -64,6 +71,20 @@ class TurnRenderer:
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
+
+def check_turn_stops(task: Task, tokenizer: Any, stop_ids: Collection[int], prompt: Prompt) -> None:
+    """UsageError where a turn of the model would end before it begins: a stop string is the token that each turn of the chat
+    template begins with last. `prompt` is one of the task's, `stop_ids` are the model's own."""
+    tokens = {token: text for text in task.stop for token in stop_tokens(tokenizer, [text]) if token not in stop_ids}
+    if not prompt.chat or not tokens:
+        return
+    last = encode_prompt(tokenizer, prompt, task.chat_format)[-1:]
+    if last and last[0] in tokens:
+        raise UsageError(
+            f"task.stop: {tokens[last[0]]!r:.80} is one token, and the chat template's beginning of a turn ends with it: each "
+            "turn after the first would be over before it began"
+        )
 
 
 def check_messages(messages: Sequence[ChatMessage]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,6 +53,10 @@ class WrappedTask(Task):
 
     def fit(self, tokens: Callable[[Prompt], int], most: int) -> None:
         self.inner.fit(tokens, most)
+
+    def need(self, columns: Collection[str], who: str) -> None:
+        self._asked("problem 0", lambda: self.inner.prompt(0))
+        self.inner.need(columns, who)
 
     def _asked(self, what: str, make: Callable[[], Prompt]) -> Prompt:
         try:

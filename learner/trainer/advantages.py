@@ -10,12 +10,12 @@ STD_EPSILON = 1e-4
 """Added to the standard deviation (TRL's value): caps the gain of a group whose rewards differ by almost nothing."""
 
 
-def group_advantages(rewards: Sequence[float], *, scale: bool = True) -> np.ndarray:
+def group_advantages(rewards: Sequence[float], *, scale: bool = True, leave_one_out: bool = False) -> np.ndarray:
     """float32 [G]: (reward - mean) / (sample std + eps) within one group (GRPO, arXiv 2402.03300, section 4.1.2).
 
     `scale=False` leaves the standard deviation out (Dr.GRPO, arXiv 2503.20783: dividing by it weights questions by
-    how easy or hard they are). A group whose rewards are all equal says nothing: exact zeros. ValueError on an empty
-    group or a reward that is not finite.
+    how easy or hard they are). `leave_one_out`: the mean is that of the other rewards (RLOO, arXiv 2402.14740). A group whose
+    rewards are all equal says nothing: exact zeros. ValueError on an empty group or a reward that is not finite.
     """
     values = np.asarray(rewards, dtype=np.float64)
     if values.ndim != 1 or values.size == 0:
@@ -25,6 +25,8 @@ def group_advantages(rewards: Sequence[float], *, scale: bool = True) -> np.ndar
     if values.min() == values.max():
         return np.zeros(values.size, dtype=np.float32)
     centred = values - values.mean()
+    if leave_one_out:
+        centred *= values.size / (values.size - 1)
     if scale:
         centred /= values.std(ddof=1) + STD_EPSILON
     return centred.astype(np.float32)

@@ -22,9 +22,13 @@ ATTEMPTS = 5
 """Tries to read the last checkpoint: a running learner deletes one after a few commits, so reading may start again with a
 newer."""
 
+KEPT = ("model", "checkpoint_dir", "served_dtype", "lora")
+"""Settings of the run that say what its checkpoints hold."""
 
-def export_run(run_dir: Path, out: Path) -> dict[str, Any]:
-    """The last committed checkpoint of a run, running or not, as a Hugging Face folder at `out` in the served dtype.
+
+def export_run(run_dir: Path, out: Path, *, adapter: bool = False) -> dict[str, Any]:
+    """The last committed checkpoint of a run, running or not, as a Hugging Face folder at `out` in the served dtype. Of a run
+    with `trainer.lora` the adapter is merged into the weights, or with `adapter` it alone is written, as peft has it.
 
     {"ok": True, "step": N, "folder": path}. `out` appears whole or not at all. UsageError when `run_dir` holds no run,
     nothing is committed yet, the checkpoint is gone, or `out` is there and not an empty folder.
@@ -35,20 +39,25 @@ def export_run(run_dir: Path, out: Path) -> dict[str, Any]:
         settings = json.loads((run_dir / "trainer.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise UsageError(f"{run_dir}/trainer.json cannot be read: this run never started") from None
+    if adapter and not (settings.get("lora") or {}).get("rank"):
+        raise UsageError(f"the run in {run_dir} trains every weight: it has no adapter to export; leave --adapter out")
     if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())):
         raise UsageError(f"{out} exists and is not an empty folder: choose another")
     step, checkpoint = last_commit(run_dir)
 
     from transformers.utils import logging as progress
 
-    from learner.trainer.checkpoint import load_weights
-    from learner.trainer.model import load_model
+    from learner.trainer.adapter.adapted import AdaptedModel
+    from learner.trainer.opening import open_trained
+    from learner.trainer.reading import read_weights
+    from learner.trainer.settings import TrainerConfig
 
     progress.disable_progress_bar()  # several bars for what takes seconds
-    model, tokenizer = load_model(settings["model"], "cpu")
+    kept = {key: settings[key] for key in KEPT if key in settings}
+    trained, tokenizer = open_trained(TrainerConfig(**kept, device="cpu", compute_dtype="float32"))
     for attempt in range(ATTEMPTS):
         try:
-            load_weights(checkpoint, model)
+            read_weights(checkpoint, trained)
             break
         except FileNotFoundError:
             newer = last_commit(run_dir)
@@ -57,7 +66,12 @@ def export_run(run_dir: Path, out: Path) -> dict[str, Any]:
             step, checkpoint = newer
     aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
-        export_model(model, tokenizer, aside, settings.get("served_dtype", "bfloat16"))
+        if isinstance(trained, AdaptedModel) and adapter:
+            trained.save_adapter(aside, settings["model"])
+            tokenizer.save_pretrained(aside)
+        else:
+            model = trained.merged() if isinstance(trained, AdaptedModel) else trained.module
+            export_model(model, tokenizer, aside, settings.get("served_dtype", "bfloat16"))
         os.rename(aside, out)
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror or error}") from None

@@ -1,122 +1,130 @@
-"""The policy loss. Pure torch on padded tensors: no model, no optimizer, no network, no clock.
+"""The loss of a step: what an objective makes of each token, averaged. Pure torch: no model, no optimizer, no network, no clock.
 
 What is computed is a *sum* over tokens and the weight it must be divided by, never a mean. Micro-batches stream in
 before the step's other groups exist; gradients of sums add up, and one division before the optimizer step makes the
 streamed step equal to the whole-batch step (RLBoost, arXiv 2510.19225, micro-batch pipelining).
-
-The objective is GRPO's clipped surrogate (arXiv 2402.03300) with clip-higher (DAPO, arXiv 2503.14476), in decoupled
-form (AReaL, arXiv 2505.24298): the proximal policy `pi_old` is the trainer's own at the start of the step, and what
-the rollout policy `mu` (older weights, another engine, bf16) did differently is a truncated importance weight:
-
-    loss = - min(pi_old / mu, tis_cap) * min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A),   r = pi / pi_old
-
-With one optimizer step per batch pi == pi_old in value, so r is 1, the clip is idle and only the weight acts.
-`proximal="behaviour"` is the other common choice: r = min(pi / mu, tis_cap), clipped; staleness then meets
-the trust region itself, which stops pushing tokens that have already moved far (the form GRPO trainers use
-off-policy).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from learner.trainer.settings import TrainerConfig
+from learner.trainer.objectives.port import MAX_LOG_RATIO, Objective, SampledTokens
+from learner.trainer.packing import ForwardRow
+from learner.trainer.settings import Aggregate, TrainerConfig
 
-MAX_LOG_RATIO = 20.0
-"""Nats: log ratios are cut to this size, since one token with exp(100) would outweigh the step or make it NaN."""
+AGES = (0, 1, 2, 4, 8, 16)
+"""Optimizer steps: tokens are counted apart by their age from here to below the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowFacts:
+    """What a forward's rows are, besides their tokens."""
+
+    group_tokens: Tensor
+    """float [R]: sampled tokens of the row's whole group"""
+    ages: Tensor
+    """int64 [N]: optimizer steps between the version that sampled each token and the step that trains on it"""
 
 
 @dataclass(frozen=True, slots=True)
 class LossSums:
-    """Sums over one micro-batch; sums of two micro-batches add up. Divide `loss` by `weight` for the step's loss."""
+    """Sums over one micro-batch; sums of two micro-batches add up. Divided by `weight_of` all rows of the step, `loss` is its
+    mean."""
 
     loss: Tensor
     """scalar with gradient"""
-    weight: float
-    """tokens for "token", sequences otherwise"""
     stats: dict[str, float]
     """sums over tokens, and `mismatch_kl_max`; see `merge_stats` and `report`"""
 
 
-def check_logprobs(behaviour: Tensor, mask: Tensor) -> None:
-    """ValueError where a real token has no usable behaviour logprob. Zeros in their place would read as certainty and
-    corrupt every ratio silently, so nothing is ever filled in."""
-    bad = mask & ~torch.isfinite(behaviour)
+def check_logprobs(behaviour: Tensor, row: Tensor) -> None:
+    """ValueError where a token has no usable behaviour logprob ([N], of the rows [N]). Zeros in their place would read as
+    certainty and corrupt every ratio silently, so nothing is ever filled in."""
+    bad = ~torch.isfinite(behaviour)
     if bool(bad.any()):
-        rows = sorted({int(i) for i in bad.nonzero()[:, 0]})
+        rows = sorted({int(i) for i in row[bad]})
         raise ValueError(f"missing or non-finite behaviour logprobs in {int(bad.sum())} tokens of rows {rows}")
-    if bool((mask & (behaviour > 1e-3)).any()):
+    if bool((behaviour > 1e-3).any()):
         raise ValueError("behaviour logprobs above 0: these are not log probabilities")
 
 
 def policy_loss(
-    logprobs: Tensor,
-    behaviour: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    config: TrainerConfig,
-    *,
-    reference: Tensor | None = None,
-) -> LossSums:
+    sampled: SampledTokens, objective: Objective, config: TrainerConfig, facts: RowFacts, *,
+    reference: Tensor | None = None, entropy: Tensor | None = None,
+) -> LossSums:  # fmt: skip
     """The step's loss, summed over this micro-batch.
 
-    `logprobs`   [B, T] trainer's log probability of each completion token, with gradient
-    `behaviour`  [B, T] the rollout engine's, as it reported them; anything where the mask is False
-    `advantages` [B]    one per sequence
-    `mask`       [B, T] bool, True at sampled completion tokens (not at padding, not at what an environment gave): loss,
-                 weight and every statistic are over these alone
-    `reference`  [B, T] the reference model's, when kl_coef > 0
+    `reference`  [N] the reference model's log probabilities, when kl_coef > 0
+    `entropy`    [N] nats, with gradient when entropy_coef > 0
 
     ValueError on missing or non-finite behaviour logprobs.
     """
-    check_logprobs(behaviour, mask)
-    behaviour = torch.where(mask, behaviour, logprobs.detach())  # [B, T], padding gives ratio 1 and is masked below
-    proximal = logprobs.detach() if config.proximal == "trainer" else behaviour
-    log_ratio = logprobs - proximal
-    if config.proximal == "behaviour":
-        # The ratio is itself the importance weight: truncate it, or a token of negative advantage that the trainer has
-        # since come to prefer weighs without bound. Before exp: of an overflow, clamp's backward would be 0 * inf.
-        log_ratio = log_ratio.clamp(max=math.log(config.tis_cap))
-    ratio = torch.exp(log_ratio)  # [B, T]
-    clipped = torch.clamp(ratio, 1 - config.clip_low, 1 + config.clip_high)
-    advantage = advantages[:, None]  # [B, 1]
-    per_token = -torch.minimum(ratio * advantage, clipped * advantage)  # [B, T]
-
-    log_mismatch = (logprobs.detach() - behaviour).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)  # log pi/mu
-    if config.proximal == "trainer":
-        per_token = per_token * torch.exp(log_mismatch).clamp(max=config.tis_cap)
+    check_logprobs(sampled.behaviour, sampled.row)
+    terms = objective.terms(sampled)
+    per_token = terms.loss
     if config.kl_coef:
         if reference is None:
             raise ValueError("kl_coef > 0 needs reference logprobs")
-        per_token = per_token + config.kl_coef * k3(reference - logprobs)
+        kl = k3(reference - sampled.logprobs)
+        if config.kl_off_policy == "weigh":
+            kl = kl * sampled.log_ratio.exp()
+        per_token = per_token + config.kl_coef * kl
+    if config.entropy_coef:
+        if entropy is None:
+            raise ValueError("entropy_coef > 0 needs entropies")
+        per_token = per_token - config.entropy_coef * entropy
 
-    per_token = torch.where(mask, per_token, torch.zeros_like(per_token))
-    lengths = mask.sum(dim=1)  # [B]
     if config.aggregate == "token":
-        loss, weight = per_token.sum(), float(lengths.sum())
+        loss = per_token.sum()
     elif config.aggregate == "sequence":
-        loss, weight = (per_token.sum(dim=1) / lengths.clamp(min=1)).sum(), float(len(lengths))
+        loss = sampled.row_mean(per_token).sum()
+    elif config.aggregate == "group":
+        loss = (sampled.row_sum(per_token) / facts.group_tokens).sum()
     else:
-        loss, weight = per_token.sum() / config.max_new_tokens, float(len(lengths))
-
+        loss = per_token.sum() / config.max_new_tokens
     with torch.no_grad():
-        low = (ratio < 1 - config.clip_low) & (advantage < 0) & mask
-        high = (ratio > 1 + config.clip_high) & (advantage > 0) & mask
-        mismatch = torch.where(mask, k3(log_mismatch), torch.zeros_like(log_mismatch))
-        stats = {
-            "tokens": float(lengths.sum()),
-            "clip_low": float(low.sum()),
-            "clip_high": float(high.sum()),
-            "tis_capped": float(((log_mismatch.exp() > config.tis_cap) & mask).sum()),
-            "ratio": float(torch.where(mask, log_mismatch.exp(), torch.zeros_like(log_mismatch)).sum()),
-            "mismatch_kl": float(mismatch.sum()),
-            "mismatch_kl_max": float(mismatch.max()) if mismatch.numel() else 0.0,
-        }
-    return LossSums(loss, weight, stats)
+        stats = _statistics(sampled, terms.weight, facts.ages)
+        if entropy is not None:
+            stats["entropy"] = float(entropy.sum())
+    return LossSums(loss, stats)
+
+
+def weight_of(rows: Sequence[ForwardRow], aggregate: Aggregate) -> float:
+    """What the sum of these rows' losses counts in the step's mean: tokens for "token", groups for "group" (a row is its part of
+    one), completions otherwise."""
+    if aggregate == "token":
+        return float(sum(row.trajectory.sampled_tokens for row in rows))
+    if aggregate == "group":
+        return math.fsum(1.0 / row.group.rows for row in rows)
+    return float(len(rows))
+
+
+def _statistics(sampled: SampledTokens, weight: Tensor, ages: Tensor) -> dict[str, float]:
+    log_mismatch = sampled.log_ratio.detach()
+    ratio, mismatch = log_mismatch.double().exp(), k3(log_mismatch)
+    let_go = (weight == 0) & (sampled.advantage != 0)
+    stats = {
+        "tokens": float(len(log_mismatch)),
+        "clip_low": float((let_go & (log_mismatch < 0)).sum()),
+        "clip_high": float((let_go & (log_mismatch >= 0)).sum()),
+        "weight": float(weight.sum()),
+        "ratio": float(ratio.sum()),
+        "ratio_square": float(ratio.square().sum()),
+        "mismatch_kl": float(mismatch.sum()),
+        "mismatch_kl_max": float(mismatch.max()) if mismatch.numel() else 0.0,
+    }
+    bucket = torch.bucketize(ages, torch.tensor(AGES, device=ages.device), right=True) - 1
+    for index, tokens in enumerate(torch.bincount(bucket, minlength=len(AGES)).tolist()):
+        if tokens:
+            stats[f"tokens/age_{AGES[index]}"] = float(tokens)
+            stats[f"mismatch_kl/age_{AGES[index]}"] = float(mismatch[bucket == index].sum())
+    return stats
 
 
 def k3(log_ratio: Tensor) -> Tensor:
@@ -133,14 +141,24 @@ def merge_stats(total: dict[str, float], part: dict[str, float]) -> None:
 
 
 def report(total: dict[str, float]) -> dict[str, float]:
-    """Metrics of the whole step from its merged sums. `mismatch_kl` is KL(mu || pi), k3, over completion tokens."""
-    tokens = max(total.get("tokens", 0.0), 1.0)
-    return {
-        "clip_ratio/low_mean": total.get("clip_low", 0.0) / tokens,
-        "clip_ratio/high_mean": total.get("clip_high", 0.0) / tokens,
-        "tis/capped_mean": total.get("tis_capped", 0.0) / tokens,
-        "ratio/mean": total.get("ratio", 0.0) / tokens,
-        "mismatch_kl/mean": total.get("mismatch_kl", 0.0) / tokens,
-        "mismatch_kl/max": total.get("mismatch_kl_max", 0.0),
-        "entropy": total.get("entropy", 0.0) / tokens,
+    """Metrics of the whole step from its merged sums; none where no token went through a forward. `mismatch_kl` is KL(mu || pi),
+    k3, over sampled tokens; `off_policy/effective` is the effective sample size of the ratios, (sum r)^2 / sum r^2, as a share
+    of the tokens."""
+    tokens = total.get("tokens", 0.0)
+    if not tokens:
+        return {}
+    metrics = {
+        "clip_ratio/low_mean": total["clip_low"] / tokens,
+        "clip_ratio/high_mean": total["clip_high"] / tokens,
+        "objective/weight_mean": total["weight"] / tokens,
+        "ratio/mean": total["ratio"] / tokens,
+        "off_policy/effective": total["ratio"] ** 2 / total["ratio_square"] / tokens,
+        "mismatch_kl/mean": total["mismatch_kl"] / tokens,
+        "mismatch_kl/max": total["mismatch_kl_max"],
     }
+    if "entropy" in total:
+        metrics["entropy"] = total["entropy"] / tokens
+    for age in AGES:
+        if aged := total.get(f"tokens/age_{age}", 0.0):
+            metrics[f"mismatch_kl/age_{age}"] = total[f"mismatch_kl/age_{age}"] / aged
+    return metrics

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from learner.trainer.advantages import group_advantages
+from learner.trainer.forward.layout import PromptLoad, RowTokens, packed_tokens
+from learner.trainer.objectives.port import Objective
+from learner.trainer.settings import TrainerConfig
 from learner.trajectory import Gap, Group, Trajectory
 from p2p.errors import ShoalError
 from p2p.protocol.rollout import Span
@@ -30,12 +33,25 @@ class BadBatch(ShoalError):
 
 
 @dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """What a row must know of its whole group, whose other rows may be in other forwards."""
+
+    rows: int = 1
+    """completions that are trained on"""
+    tokens: int = 1
+    """their sampled tokens"""
+    constant: float = 0.0
+    """`Objective.group_constant`"""
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardRow:
     """One sequence of a forward."""
 
     group_id: int
     trajectory: Trajectory
     advantage: float
+    group: GroupFacts = GroupFacts()
 
 
 def check_group(group: Group, version: Version, max_staleness: int) -> None:
@@ -79,14 +95,63 @@ def check_group(group: Group, version: Version, max_staleness: int) -> None:
                 raise refuse(f"{who} has version {span.version}, {age} steps old; max_staleness is {max_staleness}")
 
 
-def rows_of(group: Group, scale: bool) -> list[ForwardRow]:
-    """Every sequence of a group with its advantage, in order."""
-    advantages = group_advantages(group.rewards, scale=scale)
-    return [ForwardRow(group.group_id, t, float(a)) for t, a in zip(group.trajectories, advantages, strict=True)]
+def rows_of(group: Group, config: TrainerConfig, objective: Objective) -> list[ForwardRow]:
+    """Every sequence of a group that is trained on, with its advantage, in order."""
+    advantages = group_advantages(
+        group.shaped(config.max_new_tokens, config.overlong_tokens),
+        scale=config.scale_advantages == "group", leave_one_out=config.baseline == "others",
+    )  # fmt: skip
+    kept = [
+        (t, float(a))
+        for t, a in zip(group.trajectories, advantages, strict=True)
+        if t.finish == "stop" or config.overlong == "train"
+    ]
+    if not kept:
+        return []
+    facts = GroupFacts(
+        len(kept), sum(t.sampled_tokens for t, _ in kept), objective.group_constant([sampled_logprobs(t) for t, _ in kept])
+    )
+    return [ForwardRow(group.group_id, t, a, facts) for t, a in kept]
+
+
+def sampled_logprobs(trajectory: Trajectory) -> list[float]:
+    """log mu of the sampled tokens, in order."""
+    given = {at for gap in trajectory.given for at in range(gap.start, gap.stop)}
+    return [logprob for at, logprob in enumerate(trajectory.logprobs) if at not in given]
+
+
+def token_steps(trajectory: Trajectory) -> list[int]:
+    """The step of the version that made each sampled token, in order."""
+    spans = sorted(trajectory.spans, key=lambda span: span.start)
+    return [span.version.step for span in spans for _ in range(span.start, span.stop)]
+
+
+def row_tokens(rows: Sequence[ForwardRow]) -> list[RowTokens]:
+    """What a forward reads of them."""
+    return [RowTokens(r.trajectory.prompt_ids, r.trajectory.completion_ids, r.trajectory.given) for r in rows]
+
+
+def fill_forwards(rows: Sequence[ForwardRow], budget: int, share_prompts: bool = True) -> Iterator[list[ForwardRow]]:
+    """Forwards of at most `budget` tokens each (a single longer row goes alone), for rows that are packed: in their order, so
+    that a group's completions stand beside each other and share their prompt, whose tokens then count once in each forward."""
+    pack, filled, loads = list[ForwardRow](), 0, dict[tuple[int, ...], PromptLoad]()
+    for row in rows:
+        prompt, tail = row.trajectory.prompt_ids, len(row.trajectory.completion_ids) - 1
+        before = loads.get(prompt, PromptLoad(len(prompt)))
+        more = before.plus(tail).tokens(share_prompts) - before.tokens(share_prompts)
+        if pack and filled + more > budget:
+            yield pack
+            pack, filled, loads, before, more = [], 0, {}, PromptLoad(len(prompt)), len(prompt) + tail
+        pack.append(row)
+        loads[prompt] = before.plus(tail)
+        filled += more
+    if pack:
+        yield pack
 
 
 def cut_forwards(rows: Sequence[ForwardRow], budget: int) -> Iterator[list[ForwardRow]]:
-    """Forwards of at most `budget` padded tokens each (a single longer row goes alone), of rows of like lengths.
+    """Forwards of at most `budget` padded tokens each (a single longer row goes alone), of rows of like lengths, for rows that
+    are padded to each other.
 
     Rows are sorted by length, ties keep their order, and the sorted rows are cut where that costs least (dynamic
     programming): a forward costs its padded tokens and FORWARD_COST. So the cut depends on nothing but `rows`.
@@ -112,14 +177,18 @@ class Packer:
     """Cuts a step's rows into forwards while its groups still come, by a rule that looks at nothing but the groups so far.
 
     So the forwards, and with them every bit of the gradient, depend on the sequence of groups alone, not on how it was
-    cut into micro-batches: those only say when rows are here. Every `unit` groups, what is pending is cut as `cut_forwards`
-    does (over several groups, since sorting many rows is what keeps padding small).
+    cut into micro-batches: those only say when rows are here. Every `unit` groups, what is pending is cut, by `fill_forwards`, or
+    by `cut_forwards` for a model whose rows are padded (over several groups: sorting many rows is what keeps padding small).
     """
 
     budget: int
-    """padded tokens of one forward"""
+    """tokens of one forward, padding included"""
     unit: int
     """groups between two cuts; a cut waits longer while all that is pending fills less than WORTH_IT of a forward"""
+    padded: bool = False
+    """rows of a forward are padded to each other"""
+    share_prompts: bool = True
+    """a prompt of several rows lies once in a forward, where rows are packed"""
     _pending: list[ForwardRow] = field(default_factory=list, init=False, repr=False)
     _groups: int = field(default=0, init=False, repr=False)
 
@@ -127,18 +196,23 @@ class Packer:
         """Take one group's rows (there may be none); the forwards that can run now."""
         self._pending.extend(rows)
         self._groups += 1
-        if self._groups < self.unit or padded_tokens(self._pending) < WORTH_IT * self.budget:
+        if self._groups < self.unit or self.tokens(self._pending) < WORTH_IT * self.budget:
             return []
         packs, self._groups = self.flush(), 0
-        if len(packs) > 1 and padded_tokens(packs[-1]) < HALF_FULL * self.budget:
+        if len(packs) > 1 and self.tokens(packs[-1]) < HALF_FULL * self.budget:
             self._pending = packs.pop()
         return packs
 
     def flush(self) -> list[list[ForwardRow]]:
         """The forwards of everything that is left: the step's groups are all here."""
-        packs = list(cut_forwards(self._pending, self.budget))
+        rows, budget = self._pending, self.budget
+        packs = list(cut_forwards(rows, budget) if self.padded else fill_forwards(rows, budget, self.share_prompts))
         self._pending, self._groups = [], 0
         return packs
+
+    def tokens(self, rows: Sequence[ForwardRow]) -> int:
+        """What one forward over these rows computes."""
+        return padded_tokens(rows) if self.padded else packed_tokens(row_tokens(rows), share_prompts=self.share_prompts)
 
 
 def padded_tokens(pack: Sequence[ForwardRow]) -> int:

@@ -94,7 +94,7 @@ class RealHead:
         calm_gc()
         await self.nursery.start(self.head.run)
 
-    def publish(self, step: int, state: FlatState, base: FlatState | None) -> None:
+    async def publish(self, step: int, state: FlatState, base: FlatState | None) -> None:
         """Publish `state` as version `step`, as a trainer does: a delta on `base`, which was version `step - 1`, or whole."""
         head, requests = self.head, self.head.trainer_requests
         (head.run_dir / "layout").write_bytes(msgpack.packb(state.layout.to_wire()))
@@ -104,7 +104,7 @@ class RealHead:
         for s in encode_version(state, base, head.store, segment_bytes=segment_bytes, chunk_bytes=begun.chunk_bytes):
             digests = b"".join(s.digests)
             head.publisher.segment(SegmentDone(begun.mid, s.index, s.size, digests, changed=s.changed, words=s.words))
-        requests.on_seal(SealVersion(begun.mid, b"".join(state.tensor_digests()), state.digest(), 0.0))
+        await requests.on_seal(SealVersion(begun.mid, b"".join(state.tensor_digests()), state.digest(), 0.0))
 
 
 @asynccontextmanager

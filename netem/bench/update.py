@@ -7,11 +7,12 @@ layers as were asked for.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,12 @@ from p2p.errors import UsageError
 WAIT_S = 600.0
 DISK = 4
 """Times the state for the learner, and as much for each node: states in turn, chunks, and room."""
+
+TAPPED = "netem.bench.chaos.tapped"
+"""The module that is `shoal`, and writes down what it does."""
+
+TIME = {"relayed": 0, "received": 1, "installed": 1, "made": 3}
+"""Where its lines have their time (`netem.bench.chaos.tapped`)."""
 
 Tensors = dict[str, tuple[str, np.ndarray]]
 
@@ -64,7 +71,7 @@ class _UpdateRun:
             "rollout": {"groups_per_step": 1, "samples": 1, "max_new_tokens": 1},
         }  # fmt: skip
         (self.folder / "learner.toml").write_text(dump_toml(build_config(config, "bench").model_dump()))
-        self.children.start("learner", "learner", str(self.folder / "learner.toml"), "--json")
+        self._start("learner", "learner", str(self.folder / "learner.toml"), "--json")
         self._until("the learner to start", lambda: (self.run_dir / "status.json").exists())
         client = LearnerClient.connect(self.run_dir)
         try:
@@ -74,30 +81,42 @@ class _UpdateRun:
             first_s = time.perf_counter() - began
             self.say(f"the first version, whole, took the trainer {first_s:.1f} s")
             for i in range(1, nodes + 1):
-                self.children.start(
-                    f"node-{i}", "node", "--join", str(self.run_dir / "ticket.txt"), "--dir", str(self.folder / f"node-{i}"),
+                self._start(f"node-{i}", *(
+                    "node", "--join", str(self.run_dir / "ticket.txt"), "--dir", str(self.folder / f"node-{i}"),
                     "--listen", "/ip4/127.0.0.1/tcp/0", "--name", f"node-{i}", "--engine", "fake",
                     "--base-model", str(self.folder / "base"), "--json",
-                )  # fmt: skip
+                ))  # fmt: skip
             self._until("the nodes to hold the base model", lambda: self._at(nodes, "1.0"))
             time.sleep(2)
             for step, tensors in ((1, new), (2, base)):  # there and back: the second time is every further time
                 self.say(f"publishing update {step}")
-                began = time.perf_counter()
+                began, began_at = time.perf_counter(), time.monotonic()
                 client.publish(step, tensors)
                 publish_s = time.perf_counter() - began
                 self._until("the nodes to install it", lambda step=step: self._at(nodes, f"1.{step}"))  # type: ignore[misc]
+                self._until("a token of it", lambda step=step: any(self._taps("node-", "made", f"1.{step}")))  # type: ignore[misc]
                 time.sleep(1)
             client.log(2, {})
             status = fetch_status(self.run_dir)
         finally:
             client.close()
         metrics, stages = status["metrics"], client.stages
+        copied, encoded = stages["copy"], stages["copy"] + stages["encode"]
+        timeline = {
+            "copied": copied,
+            "first_chunk": min(at for at in self._taps("learner", "relayed", "") if at > began_at) - began_at,
+            "encoded": encoded,
+            "sealed": encoded + stages["digest"],
+            "last_received": max(self._taps("node-", "received", "1.2")) - began_at,
+            "first_installed": min(self._taps("node-", "installed", "1.2")) - began_at,
+            "last_installed": max(self._taps("node-", "installed", "1.2")) - began_at,
+            "first_token": min(self._taps("node-", "made", "1.2")) - began_at,
+        }
         own = [n for n in status["nodes"] if n["alive"]]
         return {
             "ok": True, "state_bytes": size, "layers": layers, "nodes": nodes, "changed": changed, "values": size // 2,
             "delta_bytes": metrics["broadcast/bytes"], "from_learner_bytes": metrics["broadcast/seed_egress_bytes"],
-            "cores": len(os.sched_getaffinity(0)),
+            "cores": len(os.sched_getaffinity(0)), "timeline": timeline, "load": os.getloadavg()[0],
             "stages": {
                 "whole_first_s": first_s, "copy_s": stages["copy"], "encode_s": stages["encode"], "digest_s": stages["digest"],
                 "publish_s": publish_s, "node_transfer_s": max(n["transfer_s"] for n in own),
@@ -126,6 +145,21 @@ class _UpdateRun:
             save_file(tensors, str(self.folder / "base" / f"model-{layer}.safetensors"))
         return *both, changed
 
+    def _start(self, name: str, *arguments: str) -> None:
+        """`shoal ARGUMENTS`, which writes down what it does when."""
+        self.children.start(name, str(self.folder / f"{name}.taps"), *arguments, module=TAPPED)
+
+    def _taps(self, name: str, kind: str, version: str) -> Iterator[float]:
+        """When those whose names begin with `name` did it, by CLOCK_MONOTONIC; of any version where none is asked for."""
+        for path in self.folder.glob(f"{name}*.taps"):
+            for line in path.read_text().splitlines():
+                try:
+                    found, *values = json.loads(line)
+                except ValueError:
+                    continue  # the last line, which is being written
+                if found == kind and (not version or version in values):
+                    yield values[TIME[kind]]
+
     def _at(self, nodes: int, version: str) -> bool:
         found = fetch_status(self.run_dir)["nodes"]
         return sum(n["alive"] and n["version"] == version for n in found) == nodes
@@ -147,4 +181,6 @@ def describe(result: dict[str, Any]) -> str:
         f"{stages['node_apply_s']:.2f} s, paused {stages['node_pause_s']:.3f} s",
         f"from the beginning of encoding to the last node's installed state: {stages['last_node_s']:.2f} s "
         f"({result['state_bytes'] / 1e9 / stages['last_node_s']:.2f} GB of state a second)",
+        "seconds from the end of the optimizer step, at load " + f"{result['load']:.1f}: "
+        + ", ".join(f"{name.replace('_', ' ')} {at:.2f}" for name, at in result["timeline"].items()),
     ])  # fmt: skip

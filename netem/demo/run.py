@@ -25,6 +25,7 @@ from learner.status.run_state import RunState
 from learner.status.source import fetch_status
 from learner.status.steps import read_metrics, surviving
 from learner.status.words import by_name, dollars
+from netem.demo.chat_model import find_weights, is_made
 from netem.demo.recipes import RECIPES, Recipe
 from netem.demo.spot import NODES as SPOT_NODES
 from netem.demo.spot import STEPS as SPOT_STEPS
@@ -36,8 +37,9 @@ from p2p.errors import ShoalError, UsageError
 from p2p.processes import last_line
 from p2p.quantities import human_bytes, human_seconds
 
-START_S = 60.0
-"""Until the learner accepts nodes: imports, on a busy machine."""
+START_S = 180.0
+"""Until the learner accepts nodes: imports, and a resumed run's journal. It took 68 s on a machine with eight times the work it
+has cores for."""
 
 BUILDER = "netem.demo.recipes"
 """The module that makes the model, in a process of its own: it imports torch, which this one is better without."""
@@ -78,7 +80,11 @@ def run_demo(args: argparse.Namespace) -> dict[str, Any]:
         raise UsageError("--steps and --nodes must be at least 1")
     run_dir = Path(args.run_dir or Path("runs") / ("demo" if recipe.name == "reverse" else f"demo-{recipe.name}"))
     began = time.monotonic()
+    if recipe.kept is not None and not args.resume and not is_made(recipe.kept):
+        find_weights()  # before an earlier demo is replaced
     _prepare(run_dir, resume=args.resume)
+    if recipe.about and not args.json:
+        print(recipe.about)
     with Children(run_dir / "logs") as children:
         demo = Demo(args, recipe, steps, run_dir=run_dir, children=children, began=began)
         result = demo.run()
@@ -125,10 +131,12 @@ class Demo:
 
     def run(self) -> dict[str, Any]:
         """From the model to the end of the last process; the result's JSON object. ShoalError when a process fails."""
-        model, config = self.run_dir / "model", self.run_dir / "learner.toml"
+        model, config = self.recipe.kept or self.run_dir / "model", self.run_dir / "learner.toml"
         if not self.args.resume:
-            self._build(model)
-            settings = self.recipe.config(self.run_dir / "run", model, self.steps, self.args.seed, self.args.spot)
+            if self.recipe.kept is None or not is_made(model):
+                self._build(model)
+            args = self.args
+            settings = self.recipe.config(self.run_dir / "run", model, self.steps, args.seed, args.spot, lora=args.lora)
             config.write_text(dump_toml(build_config(settings, "demo").model_dump()))
         flags = ["--resume"] if self.args.resume else []
         learner = self.children.start("learner", "learner", str(config), "--json", *flags)
@@ -242,9 +250,9 @@ class Demo:
         lines = read_metrics(self.run_dir / "run" / "metrics.jsonl")
         # A resumed run repeats steps that were not committed: what counts is what the surviving history trained.
         trained = [row for row in surviving(lines) if "exact/mean" in row]
-        exact = [row["exact/mean"] for row in trained]
+        exact, reward = [row["exact/mean"] for row in trained], [row["reward/mean"] for row in trained]
         tenth = max(1, len(exact) // 10)
-        evals = [line["eval/exact/mean"] for line in lines if "eval/exact/mean" in line]
+        evals = [line for line in lines if "eval/exact/mean" in line] or [{}]
         keep = (
             "version", "digest_ok", "tokens", "bytes_from_learner", "bytes_from_peers", "alive", "name", "usd", "usd_per_hour",
             "activity", "why_active",
@@ -253,7 +261,7 @@ class Demo:
         result = {
             "ok": True,
             "reward_first": mean(exact[:tenth]), "reward_last": mean(exact[-tenth:]),
-            "eval_first": evals[0] if evals else None, "eval_last": evals[-1] if evals else None,
+            "eval_first": evals[0].get("eval/exact/mean"), "eval_last": evals[-1].get("eval/exact/mean"),
             "steps": summary["step"], "seconds": time.monotonic() - self.began,
             "nodes": [
                 {k: node[k] for k in keep if k in node} for node in sorted(summary["nodes"], key=lambda n: by_name(n["name"]))
@@ -264,6 +272,11 @@ class Demo:
             **{key: summary[key] for key in OF_SUMMARY}, "pss_peak_bytes": self.pss_peak, "events": self.events,
             "recipe": self.recipe.name, "run_dir": str(self.run_dir),
         }  # fmt: skip
+        if self.recipe.own_reward:
+            result["own_reward"] = {
+                "first": mean(reward[:tenth]), "last": mean(reward[-tenth:]),
+                "eval_first": evals[0].get("eval/reward/mean"), "eval_last": evals[-1].get("eval/reward/mean"),
+            }  # fmt: skip
         if self.spot is not None:
             result["spot"] = asdict(self.spot.counts) | busy_share(lines)._asdict()
         wrong = _faults(result, summary["version"], self.nodes)
@@ -308,7 +321,12 @@ def _faults(result: dict[str, Any], last: str, nodes: dict[str, LoggedProcess]) 
 def _print_result(result: dict[str, Any]) -> None:
     mib = 1 << 20
     t = result["trajectories"]
-    print(f"\nsampled exact match {result['reward_first']:.2f} -> {result['reward_last']:.2f}", end="")
+    print()
+    if "own_reward" in result:
+        own = result["own_reward"]
+        print(f"sampled reward {own['first']:.2f} -> {own['last']:.2f}", end="")
+        print(f", held-out greedy {own['eval_first']:.2f} -> {own['eval_last']:.2f}" if own["eval_first"] is not None else "")
+    print(f"sampled exact match {result['reward_first']:.2f} -> {result['reward_last']:.2f}", end="")
     if result["eval_first"] is not None:
         print(f", held-out greedy {result['eval_first']:.2f} -> {result['eval_last']:.2f}", end="")
     print(f" in {result['steps']} steps, {result['seconds']:.0f} s")

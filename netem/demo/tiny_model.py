@@ -27,6 +27,9 @@ SHAPES: dict[str, dict[str, int]] = {
 }
 """Head size is 32, the heads fill the hidden size, and there are half as many key/value heads."""
 
+WARM_UP_STEPS = 300
+"""Supervised steps at most, unless asked otherwise: several times what the built-in tasks of one turn take."""
+
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 
 
@@ -95,7 +98,7 @@ def build_demo_model(
     *,
     seed: int = 0,
     target: float = 0.2,
-    steps: int = 300,
+    steps: int = WARM_UP_STEPS,
     batch: int = 64,
     lr: float = 2e-3,
     ramp: int = 20,
@@ -116,7 +119,7 @@ def build_demo_model(
     for step in range(steps):
         logprobs, mask, _ = solution_logprobs(model, tokenizer, task, step, batch)
         solved = float(logprobs.detach().sum(dim=1).exp().mean())
-        say(f"warm-up step {step}, solves {solved:.1%}, goes on until {target:.0%}")
+        say(f"warm-up step {step} of at most {steps}, solves {solved:.1%}, goes on until {target:.0%}")
         if solved >= target:
             break
         loss = -logprobs.sum() / mask.sum()

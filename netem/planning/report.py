@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from learner.status.plots import BLUE, GREEN, GREY, ORANGE
+from learner.status.curves import BLUE, GREEN, GREY, ORANGE
 
 WIDTH = 130
 """Characters of a table that does not go to a terminal."""

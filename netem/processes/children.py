@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,8 @@ class LoggedProcess:
     log: Path
     expected: set[int] = field(default_factory=lambda: {0})
     """the exit statuses that are no fault"""
+    before: Mapping[Path, int] = field(default_factory=dict)
+    """file -> its bytes that an earlier process of the same name wrote"""
 
     @property
     def pid(self) -> int:
@@ -76,7 +78,7 @@ class LoggedProcess:
 
     def last_line(self) -> str:
         """The last thing it said, for an error message."""
-        return last_line(self.log, self.out)
+        return last_line(self.log, self.out, after=self.before)
 
 
 class Children:
@@ -92,7 +94,8 @@ class Children:
         """`python -m MODULE ARGUMENTS`, its output at the end of NAME.out and NAME.log."""
         self.folder.mkdir(parents=True, exist_ok=True)
         out, log = self.folder / f"{name}.out", self.folder / f"{name}.log"
-        child = LoggedProcess(name, starter(module, arguments, out, log), out, log)
+        before = {file: file.stat().st_size for file in (out, log) if file.exists()}
+        child = LoggedProcess(name, starter(module, arguments, out, log), out, log, before=before)
         self.all.append(child)
         return child
 

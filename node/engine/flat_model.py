@@ -7,7 +7,7 @@ duplicates (a tied weight once, under the name that call gives) and the persiste
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +138,11 @@ def check_layout(layout: Layout, tensors: dict[str, torch.Tensor]) -> None:
 
 def write_state(model: torch.nn.Module, path: Path, dtype: str = "float32") -> Layout:
     """Write the model's state as a flat file, floating-point tensors as `dtype`; returns its layout."""
-    tensors = state_tensors(model)
+    return write_tensors(state_tensors(model), path, dtype)
+
+
+def write_tensors(tensors: Mapping[str, torch.Tensor], path: Path, dtype: str = "float32") -> Layout:
+    """As `write_state`, of these tensors."""
     kinds = {n: dtype if t.is_floating_point() else str(t.dtype).removeprefix("torch.") for n, t in tensors.items()}
     layout = Layout.build((n, kinds[n], tuple(t.shape)) for n, t in tensors.items())
     flat = torch.zeros(layout.nbytes, dtype=torch.uint8)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from node.engine.adapter import add_adapter, read_adapter
 from node.engine.flat_model import (
     MappedState,
     build_model,
@@ -62,7 +63,9 @@ class TransformersCore(SlotCore):
         dtype = getattr(torch, compute_dtype(state, settings.dtype, on_cpu=not use_cuda))
         config = load_config(model_dir, settings.max_context)
         model = build_model(config, device=device, dtype=dtype, attention=settings.attention)
-        tensors = state_tensors(model)
+        adapter, tensors = read_adapter(model_dir, state.layout), state_tensors(model)
+        if adapter is not None:
+            tensors |= add_adapter(model, adapter, state.layout)
         check_layout(state.layout, tensors)
         fill_new(tensors, MappedState(state))
         text = config.get_text_config()

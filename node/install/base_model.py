@@ -26,11 +26,11 @@ class BaseModel:
             raise UsageError(f"--base-model {folder}: no .safetensors file there")
 
     def write(self, state: FlatState) -> None:
-        """Fill `state`: each tensor by its name, floating ones cast to what the layout says. UsageError when one is not
-        there, or has another shape, or a file cannot be read."""
+        """Fill `state`: each tensor by its name, floating ones cast to what the layout says; an adapter stays all zero.
+        UsageError when one is not there, or has another shape, or a file cannot be read."""
         from safetensors import SafetensorError, safe_open
 
-        lacking = dict(state.layout.by_name)
+        lacking = {name: spec for name, spec in state.layout.by_name.items() if name not in state.layout.adapter}
         try:
             for path in self._files:
                 with safe_open(str(path), "pt") as file:

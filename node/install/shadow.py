@@ -4,8 +4,10 @@ The next version is decoded from the held file into a new one while it arrives; 
 seal can be committed, and a crash at any moment leaves the old version or the new one whole. Blocking file work: call
 it from a worker thread. Must not know peers, manifests, engines' workings or trio.
 
-A file that was ever handed out is never written again: each staging makes its file anew (same name, new inode), so an
-engine that still maps an older version, or a decoder thread of a dropped staging, is not disturbed.
+A file is written again only once the version after it was committed, to the engine as well: nobody reads it any more then. It
+is brought from that older version to the next one, so what did not change is not written. In every other case (a staging that was
+dropped, another tensor table, a shadow that an engine overtook) a staging makes its file anew (same name, new inode), and an
+engine that still maps the old one, or a decoder thread of the dropped staging, is not disturbed.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,17 @@ DISK_MARGIN = 64 * MIB
 """Disk left free beside a staged state, for journals and logs."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Spare:
+    """The file of the version before the held one."""
+
+    slot: str
+    layout: Layout
+    segment_bytes: int
+    behind: frozenset[int]
+    """the segments, of such a cut, in which it may differ from the held state"""
+
+
 class Shadow:
     """At most one held state and one staging.
 
@@ -53,6 +66,7 @@ class Shadow:
         self.directory, self.run = directory, run
         self._held: HeldState | None = None
         self._staging: Staging | None = None
+        self._spare: _Spare | None = None
 
     @classmethod
     def open(cls, directory: Path, run: str) -> Shadow:
@@ -121,13 +135,31 @@ class Shadow:
         self._check_disk(slot, layout, version)
         if self._staging:
             self._staging.discard()
-        self._remove(slot)
+        spare, self._spare = self._spare, None
+        if spare is not None and (spare.slot, spare.layout.digest, spare.segment_bytes) != (slot, layout.digest, segment_bytes):
+            spare = None
         try:
-            state = FlatState.create(self._state_path(slot), layout, reserve=True)
+            state = self._open_spare(spare)
+            if state is None:
+                spare = None
+                self._remove(slot)
+                state = FlatState.create(self._state_path(slot), layout, reserve=True)
         except OSError as error:
             raise Refusal(f"no room for a state of {layout.nbytes} bytes: {error}", version=version) from error
-        self._staging = Staging(slot, version, state, kind=kind, held=self._held, segment_bytes=segment_bytes)
+        self._staging = Staging(
+            slot, version, state, kind=kind, held=self._held, segment_bytes=segment_bytes,
+            behind=spare.behind if spare is not None else None,
+        )  # fmt: skip
         return self._staging
+
+    def _open_spare(self, spare: _Spare | None) -> FlatState | None:
+        """The spare's file, to be written to; None when there is none."""
+        if spare is None:
+            return None
+        try:
+            return FlatState.open(self._state_path(spare.slot), spare.layout, writable=True)
+        except (FileNotFoundError, ValueError):
+            return None
 
     def commit(self, staging: Staging) -> None:
         """Make a finished staging the held state, durably. RuntimeError when it is not finished or not the current one.
@@ -142,12 +174,15 @@ class Shadow:
         sync(self.directory)
         # A read-only mapping from here on: nothing can write to the state that is served.
         held = replace(staging.held, state=FlatState.open(self._state_path(staging.slot), staging.state.layout))
+        before = self._held
         try:
             self._save(held)
         finally:
             if self._held is held:
                 staging.close()
                 self._staging = None
+                if before is not None and staging.is_delta:
+                    self._spare = _Spare(before.slot, before.state.layout, staging.segment_bytes, frozenset(staging.changed))
 
     def fill(self, version: Version, layout: Layout, write: Callable[[FlatState], None]) -> None:
         """Hold, durably, a state that did not come from the swarm: `write` is handed it, all zero. Refusal as `begin`; whatever

@@ -1,21 +1,23 @@
 """One version on its way into the shadow: decoded segment by segment, then checked as a whole against its seal.
 
-Must not know how a shadow records what it holds, nor peers, manifests, engines' workings or trio.
+What a version leaves as it was costs nothing: a segment that did not change is not written where the file has its bytes already,
+and a tensor of such segments keeps the digest that it was verified with. Must not know how a shadow records what it holds, nor
+peers, manifests, engines' workings or trio.
 """
 
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from node.engine.port import StateFile
-from p2p.codec import decode_segment
+from p2p.codec import NOTHING_CHANGED, decode_segment
 from p2p.errors import Refusal
 from p2p.layout import Segment
 from p2p.version import Version
+from p2p.weights.carry import segments_of, unchanged
 from p2p.weights.state import FlatState, state_digest
 
 
@@ -34,33 +36,36 @@ class Staging:
     """One version on its way in. Made by `Shadow.begin`; invisible to everyone until `Shadow.commit`."""
 
     def __init__(
-        self, slot: str, version: Version, state: FlatState, kind: str, held: HeldState | None, segment_bytes: int
+        self, slot: str, version: Version, state: FlatState, kind: str, held: HeldState | None, segment_bytes: int,
+        behind: frozenset[int] | None = None,
     ) -> None:
-        """`state` is the new file, writable; `held` what the shadow holds now, which a delta is decoded from."""
+        """`state` is the new file, writable; `held` what the shadow holds now, which a delta is decoded from. `behind`: the
+        segments in which the file may differ from the held state (an older version lies there); None: it holds nothing yet."""
         self.slot, self.version, self.state = slot, version, state
+        self.is_delta, self.segment_bytes = kind != "anchor", segment_bytes
         self.segments: tuple[Segment, ...] = state.layout.segments(segment_bytes)
         self.held: HeldState | None = None
         """the finished state, once `finish` has accepted it"""
         self.over = False
         """committed, discarded, or dropped by a later `begin`"""
+        self.changed: set[int] = set()
+        """the segments written so far that are not known to equal the base's"""
         assert state.path is not None
         self._path: Path = state.path
         self._base, self._reference = None if kind == "anchor" else held, held
+        self._behind = behind
         self._lock = threading.Lock()
         self._begun: set[int] = set()
         self._written: set[int] = set()
         self._digests: list[bytes | None] = [None] * len(state.layout.tensors)
         # Tensors of each segment, and how many segments each still waits for: a tensor is hashed while it is hot.
         self._tensors_of: list[list[int]] = [[] for _ in self.segments]
-        self._waiting_for: list[int] = [0] * len(state.layout.tensors)
-        starts = [s.start for s in self.segments]
-        for i, spec in enumerate(state.layout.tensors):
-            if not spec.nbytes:
+        self._spans = segments_of(state.layout, self.segments)
+        self._waiting_for = [len(span) for span in self._spans]
+        for i, span in enumerate(self._spans):
+            if not span:
                 self._digests[i] = state.tensor_digest(i)
-                continue
-            first, last = bisect_right(starts, spec.offset) - 1, bisect_right(starts, spec.stop - 1) - 1
-            self._waiting_for[i] = last - first + 1
-            for index in range(first, last + 1):
+            for index in span:
                 self._tensors_of[index].append(i)
 
     def write(self, segment: Segment, payload: bytes | memoryview) -> None:
@@ -81,11 +86,13 @@ class Staging:
             # Taken under the lock: `discard` closes the state, and a view keeps its memory alive.
             state, out = self.state, self.state.words(segment)
             source = FlatState(state.layout, state.bytes, state.mapping)
-        done = False
+        same = self._base is not None and payload == NOTHING_CHANGED
+        done = same and self._behind is not None and index not in self._behind
         try:
-            source.populate(segment)
-            base = self._base.state.words(segment) if self._base else None
-            decode_segment(payload, base, out)
+            if not done:
+                source.populate(segment)
+                base = self._base.state.words(segment) if self._base else None
+                decode_segment(payload, base, out)
             done = True
         except Refusal as error:
             raise Refusal(f"segment {index}: {error.reason}", version=self.version, fatal=error.fatal) from None
@@ -93,15 +100,30 @@ class Staging:
             if not done:
                 with self._lock:
                     self._begun.discard(index)
+                    # A part of it may have been written: another try must not take the file's bytes for the held state's.
+                    if self._behind is not None:
+                        self._behind |= {index}
         with self._lock:
             self._written.add(index)
+            if not same:
+                self.changed.add(index)
             complete = []
             for i in self._tensors_of[index]:
                 self._waiting_for[i] -= 1
                 if not self._waiting_for[i]:
                     complete.append(i)
         for i in complete:
-            self._digests[i] = source.tensor_digest(i)
+            self._digests[i] = self._digest(i, source)
+
+    def _digest(self, i: int, source: FlatState) -> bytes:
+        """The digest of tensor i, all of whose segments are there. One that the base was verified with is taken over where
+        nothing of the tensor changed: these bytes, or those that they were copied from, were hashed then."""
+        if self._base is not None:
+            with self._lock:
+                parts = [self.segments[index] for index in self._spans[i] if index in self.changed]
+            if unchanged(source.layout.tensors[i], parts, source, self._base.state):
+                return self._base.tensor_digests[i]
+        return source.tensor_digest(i)
 
     def finish(self, tensor_digests: Sequence[bytes], digest: bytes) -> StateFile:
         """Check the whole against the seal: every segment there, padding zero, every tensor's digest (xxh3-128, layout

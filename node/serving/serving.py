@@ -77,6 +77,8 @@ class Serving:
         """whether this node leaves; nothing new is taken any more"""
         self.tokens = 0
         """tokens that went out to the head"""
+        self._made_under: Version | None = None
+        """the version of the last token"""
         self._batch = TokenBatcher()
         self._failures = 0
 
@@ -239,6 +241,9 @@ class Serving:
                 self.flush()  # what it made until then comes first
                 self._say(Rejected(event.request_id, event.version, event.message[:500], retryable=False))
                 continue
+            if event.count and event.version != self._made_under:
+                self._made_under = event.version
+                log.info("first token under version %s", event.version)
             self.tokens += event.count
             self._failures = 0
             self._batch.add(event, now)

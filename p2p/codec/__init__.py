@@ -3,6 +3,6 @@
 Must not know files, manifests or peers. Each coding is one file behind `registry`.
 """
 
-from p2p.codec.registry import decode_segment, encode_segment, warm
+from p2p.codec.registry import NOTHING_CHANGED, decode_segment, encode_segment, warm
 
-__all__ = ["decode_segment", "encode_segment", "warm"]
+__all__ = ["NOTHING_CHANGED", "decode_segment", "encode_segment", "warm"]

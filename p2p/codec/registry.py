@@ -20,6 +20,9 @@ EMPTY, SPARSE, DENSE, RAW, PLAIN = EmptyCoding(), SparseCoding(), DenseCoding(),
 
 CODINGS: dict[int, Coding] = {coding.id: coding for coding in (EMPTY, SPARSE, DENSE, RAW, PLAIN)}
 
+NOTHING_CHANGED = bytes([EMPTY.id])
+"""The payload of a segment that equals its base."""
+
 RAW_FROM = 0.5
 """RAW is tried as well when the smallest payload so far takes this share of the words' own bytes. Trained
 bf16 weights take RAW about two thirds of them, so a payload below this share is the smaller one."""
@@ -47,7 +50,7 @@ def encode_segment(new: np.ndarray, base: np.ndarray | None, changes: Changes | 
         found = SPARSE.encode(new, base) if changes is None else Encoded(pack(changes), len(changes.ranks))
         candidates.append((SPARSE, found))
         if candidates[0][1] == (b"", 0):
-            return SegmentPayload(bytes([EMPTY.id]), 0)
+            return SegmentPayload(NOTHING_CHANGED, 0)
         if candidates[0][1] is None:
             candidates = [(DENSE, DENSE.encode(new, base))]
     smallest = min((len(found.body) for _, found in candidates if found is not None), default=new.nbytes)

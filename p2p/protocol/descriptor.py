@@ -29,19 +29,26 @@ FILES = (
     "tokenizer.model",
     "chat_template.jinja",
 )
-"""The only names a descriptor may hold: data that transformers reads without running it."""
+"""The only names a descriptor may take from a folder: data that transformers reads without running it."""
+
+ADAPTER_CONFIG = "adapter_config.json"
+"""The one other name that a descriptor may hold: what a run trains in place of every weight, as peft writes it. Never from the
+model's folder, whose own adapter the run has nothing to do with."""
 
 TENSOR = "descriptor"
 """Name of the one tensor that a descriptor travels as."""
 
-_read = msgspec.msgpack.Decoder(Annotated[dict[str, bytes], msgspec.Meta(max_length=len(FILES))]).decode
+_read = msgspec.msgpack.Decoder(Annotated[dict[str, bytes], msgspec.Meta(max_length=len(FILES) + 1)]).decode
 
 
-def pack_descriptor(folder: Path) -> bytes:
-    """The descriptor of the model in `folder`. UsageError without a config.json or over MAX_DESCRIPTOR."""
+def pack_descriptor(folder: Path, adapter: bytes = b"") -> bytes:
+    """The descriptor of the model in `folder`; `adapter`: ADAPTER_CONFIG's content, of a run that trains one. UsageError without
+    a config.json or over MAX_DESCRIPTOR."""
     files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
     if "config.json" not in files:
         raise UsageError(f"{folder} holds no config.json: not a Hugging Face model folder")
+    if adapter:
+        files[ADAPTER_CONFIG] = adapter
     blob = encode_struct(files)
     if len(blob) > MAX_DESCRIPTOR:
         raise UsageError(f"config and tokenizer in {folder} are {len(blob)} bytes, over the limit of {MAX_DESCRIPTOR}")
@@ -58,7 +65,7 @@ def unpack_descriptor(blob: bytes, folder: Path) -> None:
         raise Refusal(f"malformed descriptor: {error}") from None
     if "config.json" not in files:
         raise Refusal("descriptor holds no config.json")
-    for name in files.keys() - set(FILES):
+    for name in files.keys() - {*FILES, ADAPTER_CONFIG}:
         raise Refusal(f"descriptor holds {name!r}, which is not one of the files a model may bring")
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():

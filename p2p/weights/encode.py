@@ -7,14 +7,15 @@ later segments are still being encoded.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 import blake3
 
-from p2p.codec import encode_segment
+from p2p.codec import NOTHING_CHANGED, encode_segment
 from p2p.codec.classes import Changes
 from p2p.layout import Segment
 from p2p.limits import KIB, MAX_CHUNK
@@ -34,7 +35,15 @@ RECORDS_FROM = 64 * KIB
 """Bytes from which a chunk is made a little smaller than a power of two, so that it just fills whole Noise records: these hold
 64 KiB, and a smaller chunk shares one anyway."""
 
-NOTHING_FOUND: Mapping[int, Changes] = MappingProxyType({})
+class Payload(NamedTuple):
+    """A segment that was encoded elsewhere, against the same base."""
+
+    data: bytes
+    changed: int
+    """words"""
+
+
+NOTHING_FOUND: Mapping[int, Changes | Payload] = MappingProxyType({})
 """No segment's changes are known beforehand."""
 
 
@@ -64,20 +73,25 @@ _Encoded = tuple[Segment, int, list[tuple[bytes, bytes]], int]
 
 def encode_version(
     new: FlatState, base: FlatState | None, store: ChunkFolder, *, segment_bytes: int, chunk_bytes: int, threads: int = 1,
-    changes: Mapping[int, Changes] = NOTHING_FOUND,
+    changes: Mapping[int, Changes | Payload] = NOTHING_FOUND, same: Container[int] = (),
 ) -> Iterator[EncodedSegment]:
     """Yield every segment of `new` in order, its chunks already in `store`.
 
     With `base` (same layout) segments are deltas against it, without a base they are whole. `threads` segments are encoded ahead
     of the one that the caller works on; the result does not depend on their number. `changes`: segment index -> its changes
-    against `base`, where they were found already. ValueError when the layouts differ.
+    against `base`, where they were found already, or even encoded; `same`: indices of segments that are known to equal the base's
+    and are not read. ValueError when the layouts differ.
     """
     if base is not None and base.layout.digest != new.layout.digest:
         raise ValueError("a delta needs a base with the same tensor table; publish an anchor instead")
 
     def encode(segment: Segment) -> _Encoded:
-        words, of = new.words(segment), None if base is None else base.words(segment)
-        payload, changed = encode_segment(words, of, changes.get(segment.index))
+        if base is not None and segment.index in same:
+            payload, changed = NOTHING_CHANGED, 0
+        else:
+            words, of = new.words(segment), None if base is None else base.words(segment)
+            known = changes.get(segment.index)
+            payload, changed = known if isinstance(known, Payload) else encode_segment(words, of, known)
         chunks = [payload[start : start + chunk_bytes] for start in range(0, len(payload), chunk_bytes)]
         return segment, len(payload), [(blake3.blake3(chunk).digest(), chunk) for chunk in chunks], changed
 

@@ -85,6 +85,17 @@ class FlatState:
         mapping = np.memmap(path, np.uint8, mode="r+" if writable else "r", shape=(size,))
         return cls(layout, mapping.view(np.ndarray), mapping, path)
 
+    @classmethod
+    def private(cls, path: Path, layout: Layout) -> FlatState:
+        """Map an existing file; what is written to this state stays in memory, page by page, and all else is the file's, shared
+        with whoever maps it. Nobody may write to the file meanwhile. Errors as `open`."""
+        if Path(path).stat().st_size != layout.nbytes:
+            raise ValueError(f"{path} is not of the {layout.nbytes} bytes that its layout says")
+        if not layout.nbytes:
+            return cls.in_memory(layout)
+        mapping = np.memmap(path, np.uint8, mode="c", shape=(layout.nbytes,))
+        return cls(layout, mapping.view(np.ndarray), mapping)
+
     def words(self, segment: Segment) -> np.ndarray:
         """uN [segment.nbytes / N]: the segment's words, as a view."""
         return self.bytes[segment.start : segment.stop].view(WORD[segment.itemsize])

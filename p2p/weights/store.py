@@ -12,6 +12,7 @@ import os
 import re
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import blake3
@@ -22,6 +23,7 @@ from p2p.limits import GIB, MAX_CHUNK
 log = logging.getLogger("shoal.weights")
 
 CHUNK_NAME = re.compile("[0-9a-f]{64}")
+CHUNK_FOLDER = re.compile("[0-9a-f]{2}")
 TEMPORARY = "tmp-"
 
 LEFTOVER_S = 60.0
@@ -44,6 +46,28 @@ def _write_file(path: str, data: bytes) -> None:
 def _read_file(path: str) -> bytes:
     with open(path, "rb", buffering=0) as file:
         return file.readall()
+
+
+def delete_chunks(files: Iterable[Path]) -> None:
+    """Delete the files of chunks. Thousands take a busy disk a minute and more, so who has links to keep does it in a thread."""
+    for file in files:
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:  # a dying disk: the chunk is not to be had any more, whether or not its name is
+            log.error("chunk %s cannot be deleted: %s", file.name[:16], error)
+
+
+def clear_chunks(root: Path) -> None:
+    """Drop every chunk in a folder, where there is one. It may be a link to a folder on another disk: then only what bears a
+    chunk's name goes, there as here. What cannot be dropped stays, without a word."""
+    if not root.is_dir():
+        return
+    for folder in [d for d in os.scandir(root) if CHUNK_FOLDER.fullmatch(d.name) and d.is_dir(follow_symlinks=False)]:
+        with suppress(OSError):
+            for entry in list(os.scandir(folder.path)):
+                if CHUNK_NAME.fullmatch(entry.name) or entry.name.startswith(TEMPORARY):
+                    os.unlink(entry.path)
+            os.rmdir(folder.path)
 
 
 class ChunkFolder:
@@ -173,9 +197,15 @@ class ChunkStore(ChunkFolder):
 
     def drop(self, digests: Iterable[bytes]) -> None:
         """Delete those of `digests` that nobody pinned."""
-        for digest in digests:
-            if digest not in self._pins:
-                self._remove(digest)
+        delete_chunks(self.give_up(digests))
+
+    def give_up(self, digests: Iterable[bytes]) -> list[Path]:
+        """Those of `digests` that nobody pinned are held no more: their files, which the caller deletes (`delete_chunks`) before
+        anybody writes such a chunk again."""
+        gone = [digest for digest in digests if digest not in self._pins]
+        for digest in gone:
+            self._forget(digest)
+        return [self.path(digest) for digest in gone]
 
     def _make_room(self, size: int) -> None:
         while self.total + size > self.limit:
@@ -185,10 +215,7 @@ class ChunkStore(ChunkFolder):
             self._remove(oldest)
 
     def _remove(self, digest: bytes) -> None:
-        try:
-            self.path(digest).unlink(missing_ok=True)
-        except OSError as error:  # a dying disk: the chunk is not to be had any more, whether or not its name is
-            log.error("chunk %s cannot be deleted: %s", digest.hex()[:16], error)
+        delete_chunks([self.path(digest)])
         self._forget(digest)
 
     def _note(self, digest: bytes, size: int) -> None:

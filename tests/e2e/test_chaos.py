@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from learner.rollouts.group_spec import mix
 from learner.trajectory import Trajectory
 from netem.bench.chaos.account import ChaosAccount, differing
-from netem.bench.chaos.run import GROUPS, MAX_NEW_TOKENS, SEED, Chaos, ChaosSettings, random_model
+from netem.bench.chaos.run import GAME, GROUPS, MAX_NEW_TOKENS, SAMPLES, SEED, Chaos, ChaosSettings, player, random_model
+from netem.bench.chaos.short_lives import ShortLives
 from node.engine.flat_model import write_state
 from node.engine.port import StateFile
 from node.engine.settings import TransformersSettings
@@ -68,6 +69,24 @@ def test_killed_nodes_and_learners_cost_nothing_and_change_nothing(tmp_path: Pat
     assert [t.seed for t in made] == [mix(SEED, task, task, member) for task, member in keys]
     torch.set_num_threads(1)
     assert undisturbed(model, made, tmp_path) == [t.completion_ids for t in made]
+
+
+def test_kills_in_the_midst_of_episodes_change_no_turn_and_no_reward(tmp_path: Path) -> None:
+    settings = ChaosSettings(seed=3, steps=6, nodes=2, node_kills=2, learner_kills=2, task=GAME)
+    chaos = Chaos(tmp_path / "run", player(tmp_path / "model"), settings)
+    account = chaos.go()  # it raises where a finished episode is not what the game makes of its tokens
+    check(account, settings)
+    assert account.episodes == len(chaos.books.trajectories) >= SAMPLES * account.consumed
+    assert account.turns > 2 * account.episodes and account.mid_episode > 0, account
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_short_lives_lose_nothing_and_do_nothing_twice(tmp_path: Path, every: int) -> None:
+    """Each life is killed at a random moment; it raises where a checkpoint, the journal and what was trained on do not agree."""
+    account = ShortLives(tmp_path, every, 3, lambda _: None).go(8)
+    assert account.lives == 8 and account.lost == account.twice == 0
+    assert account.consumed == 3 * account.steps and account.resumed > 0
+    assert account.taken_again_max <= 2 * every and set(account.aborted) <= {"orphaned"}
 
 
 @pytest.mark.skipif(not NIGHTLY, reason="minutes; SHOAL_NIGHTLY=1")

@@ -157,7 +157,7 @@ def test_bad_command_lines(complaint: Complaint, argv: list[str], word: str) -> 
         ("", ("--trainer.steps", "-1"), "trainer.steps"),
         ("", ("--trainer.device", "tpu"), "trainer.device"),
         ("", ("--trainer.grad_clip", "-1"), "trainer.grad_clip"),
-        ("", ("--rollout.top_p", "0.9"), "proximal"),
+        ("", ("--rollout.top_p", "0.9"), "trainer.objective"),
         ("", ("--task.options.x", "2024-01-01"), "task.options.x"),
         ("", ("--task.name", "reasoning_gym:basic_arithmetic", "--task.options", "{seed = 3}"), "task.seed"),
         ("", ("--task.name", "reasoning_gym:basic_arithmetic", "--task.options", "{size = 0}"), "size"),

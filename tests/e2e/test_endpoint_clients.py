@@ -97,42 +97,6 @@ class TestOpenAI:
                 house.published.append(Version(1, 4))
 
 
-async def test_verifiers_client_gets_tokens_and_log_probabilities(tmp_path: Path) -> None:
-    """The call that verifiers' TrainClient makes, of the package `renderers`."""
-    openai = pytest.importorskip("openai")
-    client_module = pytest.importorskip("renderers.client")
-
-    class Renderer:
-        """Renders nothing: the prompt comes as token ids."""
-
-        supports_tools = True
-
-        def get_stop_token_ids(self) -> list[int]:
-            return [EOS]
-
-        def parse_response(self, ids: list[int], **_: Any) -> Any:
-            from types import SimpleNamespace
-
-            return SimpleNamespace(content=bytes(ids[:-1]), reasoning_content=None, tool_calls=[], reasoning_complete=True)
-
-    async with open_house(tmp_path) as house:
-        def use() -> Any:
-            import asyncio
-
-            async def generate() -> Any:
-                async with openai.AsyncOpenAI(base_url=f"{house.endpoint.url}/v1", api_key=house.key) as client:
-                    return await client_module.generate(
-                        client=client, renderer=Renderer(), messages=[], model=MODEL, prompt_ids=house.ids("hi"),
-                        sampling_params={"max_tokens": 20, "temperature": 1.0, "routed_experts_prompt_start": 0},
-                    )  # fmt: skip
-
-            return asyncio.run(generate())
-
-        found = await trio.to_thread.run_sync(use)
-        assert found["completion_ids"] == [*house.ids("hello"), EOS] and found["finish_reason"] == "stop"
-        assert found["completion_logprobs"] == [logprob_of(i) for i in range(6)]
-
-
 CLIENTS, LEAVERS = 1000, 300
 
 

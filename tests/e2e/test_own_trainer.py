@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from learner.config import build_config, dump_toml
-from netem.processes.children import MODEST, Children
-from p2p.processes import child_environment, start
+from netem.processes.children import Children
+from tests.support.examples import ours, start_example
 from tests.support.watchdog import status_of, until
 
 pytestmark = pytest.mark.e2e
 
-ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "examples" / "own_trainer.py"
+EXAMPLE = "own_trainer.py"
 STEPS, KILLED_AT = 20, 5
-
-
-def start_example(shoal: Children, run_dir: Path, name: str) -> subprocess.Popen[bytes]:
-    process = start(
-        [sys.executable, str(EXAMPLE), str(run_dir), "--lr", "3e-4"], stdout=shoal.folder / f"{name}.out",
-        stderr=subprocess.STDOUT, environment=child_environment(MODEST),
-    )  # fmt: skip
-    shoal.all.append(process)
-    return process
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +44,7 @@ def test_a_trainer_of_ones_own_trains_and_resumes(shoal: Children, tmp_path: Pat
         "node", "node", "--join", str(run_dir / "ticket.txt"), "--dir", str(tmp_path / "node"), "--capacity", "64", "--json",
         "--listen", "/ip4/127.0.0.1/tcp/0",
     )  # fmt: skip
-    first = start_example(shoal, run_dir, "first")
+    first = start_example(shoal, EXAMPLE, "first", str(run_dir), "--lr", "3e-4")
 
     def committed() -> int:
         return max((int(p.name[5:]) for p in (run_dir / "checkpoints").glob("step_*[0-9]")), default=0)
@@ -67,7 +54,7 @@ def test_a_trainer_of_ones_own_trains_and_resumes(shoal: Children, tmp_path: Pat
     assert status_of(learner, shoal) == 1 and "--resume" in shoal.said("learner")
 
     again = shoal.start("again", "learner", str(config), "--external_trainer", "true", "--resume", "--json")
-    second = start_example(shoal, run_dir, "second")
+    second = start_example(shoal, EXAMPLE, "second", str(run_dir), "--lr", "3e-4")
     assert status_of(second, shoal) == 0, (tmp_path / "second.out").read_text()
     assert status_of(again, shoal) == 0, shoal.said("again")
     assert status_of(node, shoal) == 0, shoal.said("node")
@@ -99,11 +86,4 @@ def test_a_trainer_of_ones_own_trains_and_resumes(shoal: Children, tmp_path: Pat
 
 
 def test_the_example_uses_the_client_and_nothing_of_our_trainer() -> None:
-    imported = {
-        name
-        for node in ast.walk(ast.parse(EXAMPLE.read_text()))
-        for name in ([node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in getattr(node, "names", ())])
-        if isinstance(node, (ast.Import, ast.ImportFrom)) and name
-    }
-    ours = {name for name in imported if name.split(".")[0] in ("p2p", "node", "learner", "netem", "shoal", "tests")}
-    assert ours == {"learner.client.client", "learner.trajectory"}  # the latter for a type
+    assert ours(EXAMPLE) == {"learner.client.client", "learner.trajectory"}  # the latter for a type

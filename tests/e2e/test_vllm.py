@@ -47,6 +47,7 @@ from tests.support.engine_world import (
     Gathered,
     World,
     ask,
+    build_adapted_world,
     build_world,
     crowd,
     full_log_probs,
@@ -76,6 +77,47 @@ class TestVllm(ModelSuite):
     @classmethod
     def world(cls, real: World) -> World:
         return real
+
+
+class TestVllmWithAnAdapter(ModelSuite):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def world(cls, tmp_path_factory: pytest.TempPathFactory, pool: CorePool) -> World:
+        return build_adapted_world(tmp_path_factory.mktemp("adapted"), pool.core)
+
+    def test_kept_cache_is_the_old_weights(self, world: World) -> None:
+        """Not here: a request has one adapter in vLLM, so what runs goes on as a request of the new one, with keys of its own."""
+        core = world.core(kv_policy="keep")
+        got = Gathered(core, ask(max_new_tokens=20)).steps(6)
+        core.stage(world.states[V1])
+        core.commit()
+        done = got.run()["a"]
+        assert done.spans == [Span(V0, 0, 6), Span(V1, 6, 20)]
+        exact = full_log_probs(world.models[V1], (5, 6, 7), done.ids, 1.0)[6:]
+        np.testing.assert_allclose(done.logprobs[6:], exact, atol=1e-4)
+
+    def test_only_changed_tensors_are_copied(self, world: World) -> None:
+        """Of the base model. vLLM is given the adapter of a version whole, whatever changed in it."""
+        core = world.core()
+        core.stage(replace(world.states[V1], changed=("model.norm.weight",)))
+        core.commit()
+        got = Gathered(core, ask()).run()["a"]
+        np.testing.assert_allclose(got.logprobs, full_log_probs(world.models[V1], (5, 6, 7), got.ids, 1.0), atol=1e-4)
+
+    def test_an_adapter_alone_is_swapped_and_the_old_one_forgotten(self, world: World) -> None:
+        core = world.core()
+        got = Gathered(core, ask(max_new_tokens=60, prompt_ids=(7,) * 40))
+        adapter = tuple(name for name in world.states[V1].layout.by_name if name.startswith("adapter."))
+        for step in range(1, 6):
+            got.steps(4)
+            core.stage(replace(world.states[(V0, V1)[step % 2]], version=Version(0, step), changed=adapter))
+            core.commit()
+        done = got.run()["a"]
+        assert done.spans == [*(Span(Version(0, i), 4 * i, 4 * i + 4) for i in range(5)), Span(Version(0, 5), 20, 60)]
+        for span in done.spans:
+            model = world.models[(V0, V1)[span.version.step % 2]]
+            want = full_log_probs(model, (7,) * 40, done.ids, 1.0)[span.start : span.stop]
+            np.testing.assert_allclose(done.logprobs[span.start : span.stop], want, atol=1e-4)
 
 
 # --- beside a transformers node ---

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +12,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen3Config
 
-from node.engine.flat_model import write_state
+from node.engine.flat_model import state_tensors, write_state, write_tensors
 from node.engine.port import EngineCore, StateFile
 from p2p.protocol.rollout import Completion, Generate, TokenEvent
 from p2p.version import Version
@@ -61,6 +63,43 @@ def build_world(
         states[version] = StateFile(path, write_state(model, path), version)
         models[version] = model
 
+    return World(folder, states, models, make)
+
+
+RANK, ALPHA = 3, 7.0
+"""Of the adapters here: a scale that is no power of two, so that rounding in a wrong place shows."""
+
+
+def build_adapted_world(
+    folder: Path, make: Callable[..., EngineCore], config: PreTrainedConfig | None = None, scale: float = 6
+) -> World:
+    """A frozen base, and two adapters of all its linear layers but the head, in float32. `models`: with each of them merged."""
+    config = config or qwen3_config()
+    config.save_pretrained(folder)
+    (folder / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": "all-linear", "use_rslora": False})
+    )
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for p in base.parameters():
+            if p.ndim > 1:
+                p.mul_(scale)
+    layers = [n for n, m in base.named_modules() if isinstance(m, torch.nn.Linear) and m is not base.get_output_embeddings()]
+    states, models = {}, {}
+    for seed, version in enumerate((V0, V1)):
+        draw = torch.Generator().manual_seed(seed)
+        tensors, merged = state_tensors(base), copy.deepcopy(base)
+        for name in layers:
+            layer = merged.get_submodule(name)
+            a = torch.randn(RANK, layer.in_features, generator=draw) * 0.1
+            b = torch.randn(layer.out_features, RANK, generator=draw) * 0.1
+            tensors |= {f"adapter.{name}.lora_A": a, f"adapter.{name}.lora_B": b}
+            with torch.no_grad():
+                layer.weight += (ALPHA / RANK * (b.double() @ a.double())).float()
+        path = folder / f"state{version}.bin"
+        states[version] = StateFile(path, write_tensors(tensors, path), version)
+        models[version] = merged
     return World(folder, states, models, make)
 
 

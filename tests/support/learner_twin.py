@@ -258,13 +258,15 @@ class World:
     def __init__(
         self, folder: Path, *, staleness: int, groups_per_step: int, samples: int, length: int, every: int,
         extra_groups: int = 0, extra_samples: int = 0, truncate: bool = False, turns: TurnLimits | None = None,
+        beside: bool = False,
     ) -> None:  # fmt: skip
-        self.folder, self.every = folder, every
+        self.folder, self.every, self.beside = folder, every, beside
         self.settings = RolloutSettings(
             max_staleness=staleness, groups_per_step=groups_per_step, samples=samples, seed=7,
             sampling=Sampling(length, (STOP,), turns=turns), micro_batch_groups=99,
             extra_groups=extra_groups, extra_samples=extra_samples, truncate_stuck_s=2.0 * truncate,
         )  # fmt: skip
+        self.most_behind = self.late_commits = 0
         self.waited = self.truncated = self.answered = self.episodes = self.most_turns = 0
         self.runner: RunnerTwin | None = None
         self.nodes = {name: NodeTwin(name) for name in "abc"}
@@ -289,7 +291,10 @@ class World:
         self.epoch = journal.new_epoch()
         self.save()
         self.step = self.disk.committed
-        self.uncommitted: list[int] = []
+        self.uncommitted: dict[int, int] = {}
+        """group -> optimizer steps done with it, of what was taken and not committed"""
+        self.writing: int | None = None
+        """the step whose checkpoint is being written beside training"""
         self.runner = RunnerTwin() if self.settings.sampling.turns else None
         self.rollouts = Rollouts(
             self.settings, journal, Echo(), Tokenizer(), VOCABULARY, epoch=self.epoch, send=self._send, nodes=self._views,
@@ -338,7 +343,7 @@ class World:
         self._check_resume(expected, accepted)
 
     def _all_tokens(self) -> dict[tuple[int, int], int]:
-        groups = self.rollouts.collector._groups  # compared with books that the twin keeps itself
+        groups = self.rollouts.collector.books.groups
         return {(g, m): len(member.completion.ids) for g, group in groups.items() for m, member in enumerate(group.members)}
 
     def _expected(self) -> tuple[dict[int, list[list[Made]]], set[int], set[int]]:
@@ -365,7 +370,7 @@ class World:
         assert set(self.rollouts.buffers.finished) == finished
         assert all(self.disk.groups[g].state == "orphaned" for g in orphaned)
         waiting = self._waiting_for_reward()
-        groups = self.rollouts.collector._groups  # compared with books that the twin keeps itself
+        groups = self.rollouts.collector.books.groups
         # The crash may have come between the group that filled a buffer and the abort of what is surplus by that.
         surplus = {g for g in unfinished if self.disk.groups[g].state == "surplus"} if self.settings.extra_groups else set()
         everything = sum(len(m) for members in unfinished.values() for m in members)
@@ -555,7 +560,7 @@ class World:
         latest = {e.key: e for e in self.runner.asks}
         pending = {r.request_id for r in collector.pending()}
         asked = set()
-        for group_id, group in collector._groups.items():  # compared with books that the twin keeps itself
+        for group_id, group in collector.books.groups.items():
             for index, member in enumerate(group.members):
                 if member.asked:
                     key = EpisodeKey(group_id, index, member.life)
@@ -567,7 +572,7 @@ class World:
         assert asked == set(latest)
 
     def train(self) -> None:
-        """The trainer takes the step, if its buffer is complete, commits when it is time to, and publishes."""
+        """The trainer takes the step, if its buffer is complete, begins a checkpoint when it is time to, and publishes."""
         rollouts = self.rollouts
         if not rollouts.ledger.ready(self.step):
             return
@@ -582,15 +587,33 @@ class World:
                     self.truncated += sample.finish == "truncated"
                 self.episodes += len(group.trajectories)
             assert group.group_id not in self.disk.consumed and group.group_id not in self.uncommitted
-        self.uncommitted += [g.group_id for g in groups]
-        self.step += 1
-        if self.step % self.every == 0:
-            rollouts.buffers.commit(self.step, f"c{self.step}")
-            assert all(self.disk.consumed[g] == self.step for g in self.uncommitted)
-            self.uncommitted = []
+        self.uncommitted |= {g.group_id: self.step + 1 for g in groups}
+        if (self.step + 1) % self.every == 0:
+            self.durable()  # a trainer waits for the checkpoint before
+            self.step += 1
+            self.writing = self.step
+            if not self.beside:
+                self.durable()
         else:
-            rollouts.buffers.advance(self.step)
+            self.step += 1
+        rollouts.buffers.took(self.step)
+        self.most_behind = max(self.most_behind, self.step - self.disk.committed)
+        assert self.step - self.disk.committed < 2 * self.every + (not self.beside)
         self._publish()
+
+    def durable(self) -> None:
+        """The checkpoint that is being written is on the disk: it is committed, however far training is by now."""
+        step, self.writing = self.writing, None
+        if step is None:
+            return
+        of = {g for g, done in self.uncommitted.items() if done <= step}
+        late = self.rollouts.ledger.step > step
+        trained = self.rollouts.buffers.commit(step, f"c{step}")
+        assert {g.group_id for done in trained for g in done.groups} == of and all(done.step <= step for done in trained)
+        assert all(self.disk.consumed[g] == step for g in of)
+        self.uncommitted = {g: done for g, done in self.uncommitted.items() if g not in of}
+        assert all(g in self.rollouts.buffers.finished for g in self.uncommitted if g not in self.disk.consumed)
+        self.late_commits += late
 
     def wait(self) -> None:
         """A second in which the trainer waits, and the head looks what for."""
@@ -618,6 +641,8 @@ class World:
                 self.wait()
             while rng.random() < 0.7:
                 self.reward()
+            if rng.random() < 0.3:
+                self.durable()
             if rng.random() < 0.7:
                 self.train()
 

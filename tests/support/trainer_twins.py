@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from learner.client.port import ResumeInfo
+from learner.client.port import ResumeInfo, Weights, WeightSource
 from learner.tasks.port import Task
 from learner.tasks.prompting import encode_prompt
 from learner.trajectory import Group, MicroBatch, Trajectory
 from p2p.protocol.rollout import Span
 from p2p.version import Version
+from p2p.weights.state import FlatState
 
 FIRST = Version(1, 0)
 
@@ -66,6 +67,16 @@ def step_groups(
     return made
 
 
+def whole_tensors(source: WeightSource, segment_bytes: int = 4096) -> dict[str, tuple[str, np.ndarray]]:
+    """What a source gives, put together from whole segments."""
+    state = FlatState.in_memory(source.layout)
+    for segment in source.layout.segments(segment_bytes):
+        found = source.take(segment)
+        assert isinstance(found, np.ndarray), "changes, of what was not taken before"
+        state.words(segment)[...] = found
+    return {t.name: (t.dtype, state.tensor(t.name)) for t in source.layout.tensors}
+
+
 @dataclass
 class FakeClient:
     """Feeds `feed(step)` in `cuts` micro-batches and records every call in order."""
@@ -101,8 +112,11 @@ class FakeClient:
     def due(self, step: int) -> bool:
         return True
 
-    def publish(self, step: int, tensors: Mapping[str, tuple[str, np.ndarray]]) -> None:
+    def publish(self, step: int, tensors: Weights, *, wait: bool = True) -> None:
         self.calls.append(("publish", step))
+        if not isinstance(tensors, Mapping):
+            tensors.forget()
+            tensors = whole_tensors(tensors)
         self.published[step] = {name: (dtype, bits.copy()) for name, (dtype, bits) in tensors.items()}
 
     def discard(self, step: int, group_ids: Sequence[int], reason: str) -> None:

@@ -86,7 +86,7 @@ async def test_others_go_on_at_once_from_the_last_token(tmp_path, autojump_clock
         agents[1].stop("enough")
         await bench.until(lambda: not head.nodes)
         # Tokens of all members, which nothing reports one by one.
-        held = sum(len(m.completion.ids) for g in collector._groups.values() for m in g.members)
+        held = sum(len(m.completion.ids) for g in collector.books.groups.values() for m in g.members)
         finished = sum(len(t.completion_ids) for g in head.rollouts.buffers.finished.values() for t in g.trajectories)
         assert len(groups) == 2 and [a.made for a in agents] == [a.serving.tokens for a in agents]
         assert sum(a.made for a in agents) == held + finished

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,7 +25,7 @@ from learner.tasks.settings import DataSource, TaskSettings
 from p2p.errors import ShoalError, UsageError
 from p2p.version import Version
 from tests.support.harness import inline
-from tests.support.requests_twin import STOP, RequestsTwin
+from tests.support.request_twin import STOP, RequestTwin, one_version
 
 LAST = 100
 
@@ -63,7 +64,7 @@ def evaluation(name: str = "", score: Any = None, **changes: Any) -> Evaluation:
 class Stand:
     """Evaluations of a run, and what they found."""
 
-    def __init__(self, twin: RequestsTwin, those: Sequence[Evaluation], done: int | None) -> None:
+    def __init__(self, twin: RequestTwin, those: Sequence[Evaluation], done: int | None) -> None:
         self.twin, self.found = twin, list[EvalOutcome]()
         pairs = [(one, Schedule(one.plan, last=LAST, done=done)) for one in those]
         self.evaluations = Evaluations(pairs, twin, served=twin.served, write=self.found.append)
@@ -75,13 +76,13 @@ class Stand:
 
 
 @asynccontextmanager
-async def stand(twin: RequestsTwin, *those: Evaluation, done: int | None = None) -> AsyncIterator[Stand]:
+async def stand(twin: RequestTwin, *those: Evaluation, done: int | None = None) -> AsyncIterator[Stand]:
     async with trio.open_nursery() as nursery:
         made = Stand(twin, those or [evaluation()], done)
         nursery.start_soon(made.evaluations.run)
         yield made
         nursery.cancel_scope.cancel()
-    assert twin.open == 0, "nothing is left asked for"
+    assert twin.active == 0, "nothing is left asked for"
 
 
 def v(step: int) -> Version:
@@ -89,7 +90,7 @@ def v(step: int) -> Version:
 
 
 async def test_one_version_is_asked_for_and_scored(autojump_clock) -> None:
-    twin = RequestsTwin(answer=right)
+    twin = one_version(answer=right)
     async with stand(twin) as s:
         await trio.sleep(20)
         assert not twin.asked, "no node is there"
@@ -111,7 +112,7 @@ async def test_samples_of_a_prompt_and_several_evaluations(autojump_clock) -> No
     def sometimes(ask: Ask) -> tuple[int, ...]:
         return right(ask) if ask.temperature == 0 or ask.seed % 2 else (1, 1)
 
-    twin = RequestsTwin(v(0), answer=sometimes)
+    twin = one_version(v(0), answer=sometimes)
     async with stand(twin, evaluation(), evaluation("often", samples=8, temperature=1.0)) as s:
         await s.until(lambda: len(s.found) == 2)
         first, often = sorted(s.found, key=lambda found: found.plan.name)
@@ -123,7 +124,7 @@ async def test_samples_of_a_prompt_and_several_evaluations(autojump_clock) -> No
 
 async def test_a_version_that_goes_is_begun_anew_with_the_next(autojump_clock, caplog) -> None:
     caplog.set_level("INFO", "shoal.evaluation")
-    twin = RequestsTwin(v(0), places=2, answer=right)
+    twin = one_version(v(0), places=2, answer=right)
     async with stand(twin) as s:
         await trio.sleep(2)
         assert s.evaluations.running() == [{"name": "", "version": "1.0", "sequences": 4, "of": 12}]
@@ -136,7 +137,7 @@ async def test_a_version_that_goes_is_begun_anew_with_the_next(autojump_clock, c
 
 
 async def test_what_is_never_served_for_long_enough_is_told_in_part(autojump_clock, caplog) -> None:
-    twin = RequestsTwin(v(0), places=2, answer=right)
+    twin = one_version(v(0), places=2, answer=right)
     async with stand(twin) as s:
         for step in range(9):  # each for three of the twelve answers, at best
             twin.serve(v(step))
@@ -152,25 +153,25 @@ async def test_nothing_found_is_said_and_not_written(autojump_clock, caplog) -> 
     def none(ask: Ask) -> tuple[int, ...]:
         raise ShoalError("every node declined it: the prompt is too long")
 
-    async with stand(RequestsTwin(v(0), answer=none)) as s:
+    async with stand(one_version(v(0), answer=none)) as s:
         await trio.sleep(2 * NEWER_S)
         assert s.found == []
         assert "the prompt is too long (said once)" in caplog.text and "found nothing" in caplog.text
 
 
 async def test_no_more_is_asked_for_than_is_taken(autojump_clock) -> None:
-    twin = RequestsTwin(v(0), waiting=5, places=2, answer=right)
+    twin = one_version(v(0), waiting=5, places=2, answer=right)
     async with stand(twin, evaluation(prompts=600)) as s:
         await s.until(lambda: bool(s.found), 3600)
-        assert s.found[0].whole and twin.refused and twin.most_open == 5
-    twin = RequestsTwin(v(0), waiting=10_000, places=2, answer=right)
+        assert s.found[0].whole and twin.refused and twin.most_active == 5
+    twin = one_version(v(0), waiting=10_000, places=2, answer=right)
     async with stand(twin, evaluation(prompts=600)):
         await trio.sleep(1)
-        assert twin.most_open == IN_FLIGHT
+        assert twin.most_active == IN_FLIGHT
 
 
 async def test_a_version_that_nodes_may_yet_serve_is_waited_for(autojump_clock) -> None:
-    twin = RequestsTwin(v(0), places=2, answer=right)
+    twin = one_version(v(0), places=2, answer=right)
     async with stand(twin) as s:
         await trio.sleep(1)
         twin.coming.add(v(0))
@@ -183,13 +184,13 @@ async def test_a_version_that_nodes_may_yet_serve_is_waited_for(autojump_clock) 
 
 
 async def test_a_swarm_that_makes_no_token_is_given_up(autojump_clock, caplog) -> None:
-    twin = RequestsTwin(v(0), answer=right)
-    twin.stuck = True
+    twin = one_version(v(0), answer=right)
+    twin.pause_s = math.inf
     async with stand(twin) as s:
         await trio.sleep(STALL_S + NEWER_S + 10)
-        assert s.found == [] and not s.evaluations.running() and twin.open == 0
+        assert s.found == [] and not s.evaluations.running() and twin.active == 0
         assert f"no token came for {STALL_S:.0f} s" in caplog.text
-        twin.stuck = False
+        twin.pause_s = 0.1
         twin.serve(v(11))
         await s.until(lambda: bool(s.found))
         assert s.found[0].version == v(11), "the next one is not held up"
@@ -208,7 +209,7 @@ async def test_a_reward_that_fails_costs_its_prompt(reward: str, autojump_clock,
             await trio.sleep_forever()
         return await honest(prompt, answers)
 
-    async with stand(RequestsTwin(v(0), answer=right), evaluation(score=score)) as s:
+    async with stand(one_version(v(0), answer=right), evaluation(score=score)) as s:
         with trio.move_on_after(2 * STALL_S + NEWER_S):
             await s.until(lambda: bool(s.found), 10_000)
         assert s.found[0].prompts == 11 and s.found[0].exact == 1.0
@@ -219,7 +220,7 @@ async def test_a_reward_that_fails_costs_its_prompt(reward: str, autojump_clock,
 
 
 async def test_a_resumed_run_does_not_evaluate_twice(autojump_clock) -> None:
-    twin = RequestsTwin(v(20), answer=right)
+    twin = one_version(v(20), answer=right)
     async with stand(twin, done=20) as s:
         await trio.sleep(30)
         assert not s.found
@@ -228,7 +229,7 @@ async def test_a_resumed_run_does_not_evaluate_twice(autojump_clock) -> None:
 
 
 async def test_the_end_waits_for_the_last_version(autojump_clock) -> None:
-    twin = RequestsTwin(v(98), places=2, answer=right)
+    twin = one_version(v(98), places=2, answer=right)
     async with stand(twin, done=90) as s:
         await trio.sleep(5)
         async with trio.open_nursery() as nursery:
@@ -242,7 +243,7 @@ async def test_the_end_waits_for_the_last_version(autojump_clock) -> None:
 
 
 async def test_one_that_runs_when_training_ends_gives_way_to_the_last(autojump_clock) -> None:
-    twin = RequestsTwin(v(90), places=1, answer=right)
+    twin = one_version(v(90), places=1, answer=right)
     async with stand(twin, done=80) as s:
         await trio.sleep(3)
         assert s.evaluations.running()
@@ -252,22 +253,22 @@ async def test_one_that_runs_when_training_ends_gives_way_to_the_last(autojump_c
 
 
 async def test_the_end_does_not_wait_for_nobody(autojump_clock, caplog) -> None:
-    async with stand(RequestsTwin(None)) as s:
+    async with stand(one_version(None)) as s:
         with trio.fail_after(NOBODY_S + 2):
             await s.evaluations.settled(lambda: False)
         assert "no node serves the last version: the run ends without the evaluation of it" in caplog.text
 
 
 async def test_the_end_is_bounded(autojump_clock, caplog) -> None:
-    twin = RequestsTwin(v(LAST), answer=right)
-    twin.stuck = True
+    twin = one_version(v(LAST), answer=right)
+    twin.pause_s = math.inf
     async with stand(twin) as s:
         with trio.fail_after(END_S + 2):
             await s.evaluations.settled(lambda: True)
 
 
 async def test_an_evaluation_that_nobody_wants_at_the_end_holds_nothing_up(autojump_clock) -> None:
-    async with stand(RequestsTwin(None), evaluation(at_end=False)) as s:
+    async with stand(one_version(None), evaluation(at_end=False)) as s:
         with trio.fail_after(1):
             await s.evaluations.settled(lambda: True)
 

@@ -151,7 +151,7 @@ async def publish(head: Head, step: int) -> None:
     mid, segment_bytes = begun.mid, head.config.swarm.segment_bytes
     for s in encode_version(state, None, head.store, segment_bytes=segment_bytes, chunk_bytes=begun.chunk_bytes):
         head.publisher.segment(SegmentDone(mid, s.index, s.size, b"".join(s.digests), s.changed, s.words))
-    head.trainer_requests.on_seal(SealVersion(mid, b"".join(state.tensor_digests()), state.digest(), 0.0))
+    await head.trainer_requests.on_seal(SealVersion(mid, b"".join(state.tensor_digests()), state.digest(), 0.0))
 
 
 @asynccontextmanager

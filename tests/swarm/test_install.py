@@ -19,6 +19,7 @@ from p2p.errors import UsageError
 from p2p.layout import Layout
 from p2p.version import Version
 from p2p.weights.state import FlatState
+from p2p.weights.store import delete_chunks
 from tests.support.harness import LAYOUT, changed_state, make_state, open_swarm
 
 
@@ -131,6 +132,32 @@ def save_model(folder: Path, state: FlatState, *, without: str = "") -> BaseMode
     return BaseModel(folder)
 
 
+async def test_an_old_anchor_and_what_changed_since_serve_a_joiner(tmp_path, autojump_clock) -> None:
+    async with open_swarm(tmp_path) as swarm:
+        head = await swarm.start_head()
+        made = states(6)
+        head.publish(1, made[0])
+        for step in range(2, 7):
+            head.publish(step, made[step - 1], base=step - 1, old=made[step - 2])
+            if step in (3, 5):
+                head.publish(step, made[step - 1], base=1, old=made[0], cumulative=True)
+        head.publisher.prune([])
+        entries = head.publisher.catalog().entries  # type: ignore[union-attr]
+        kept = {(e.kind, e.version.step) for e in entries if e.version.step}
+        assert kept == {("anchor", 1), ("delta", 5), ("cumulative", 5), ("delta", 6)}
+        node = await swarm.start_node(1)
+        await head.until_installed([node.peer], Version(1, 6))
+        assert node.agent.shadow.digest == made[5].digest() and not head.reports
+
+
+def test_a_base_model_has_no_adapter_and_the_state_zeros(tmp_path) -> None:
+    layout = Layout.build([*((t.name, t.dtype, t.shape) for t in LAYOUT.tensors), ("adapter.x.lora_A", "bfloat16", (2, 3))])
+    model, state = states(1)[0], FlatState.in_memory(layout)
+    save_model(tmp_path / "model", model).write(state)
+    assert all(np.array_equal(state.tensor(t.name), model.tensor(t.name)) for t in LAYOUT.tensors)
+    assert not state.tensor("adapter.x.lora_A").any()
+
+
 @pytest.mark.parametrize("step", [1, 2, 5], ids=["just that", "a version on", "many versions on"])
 async def test_who_has_the_base_model_downloads_what_was_learned_since(tmp_path, autojump_clock, step) -> None:
     async with open_swarm(tmp_path) as swarm:
@@ -142,7 +169,7 @@ async def test_who_has_the_base_model_downloads_what_was_learned_since(tmp_path,
         if step == 5:
             head.publish(5, made[4], base=1, old=made[0], cumulative=True)
             head.publish(5, made[4])
-            head.publisher.prune([])
+            delete_chunks(head.publisher.prune([]))
             assert {e.version for e in head.publisher.catalog().entries if e.version.step} == {Version(1, 5)}  # type: ignore[union-attr]
         node = await swarm.start_node(1, base_model=save_model(tmp_path / "model", made[0]))
         await head.until_installed([node.peer], Version(1, step))

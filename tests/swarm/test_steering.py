@@ -91,6 +91,7 @@ async def test_a_group_without_a_reward_is_replaced_and_one_that_waits_for_it_ho
         groups = await bench.batch(0, 60)
         assert len(groups) == 2 and {t.reward for g in groups for t in g.trajectories} == {-7.5}
         assert bench.head.status()["trajectories"]["aborted"]["unscored"] == 2 * len(scorer.lost) >= 4
+        assert bench.head.status()["unscored"]["groups"] == len(scorer.lost) and bench.head.status()["unscored"]["last"]
         assert not {g.task_index for g in groups} & set(scorer.lost), "other prompts take their place"
         assert not bench.head.journal.tasks_to_retry()
         check_books(bench.head)

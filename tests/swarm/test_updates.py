@@ -184,7 +184,7 @@ async def publish(head: Head, step: int, state: FlatState, old: FlatState | None
     segment_bytes = head.config.swarm.segment_bytes
     for s in encode_version(state, old, head.store, segment_bytes=segment_bytes, chunk_bytes=begun.chunk_bytes):
         head.publisher.segment(SegmentDone(begun.mid, s.index, s.size, b"".join(s.digests), s.changed, s.words))
-    head.trainer_requests.on_seal(SealVersion(begun.mid, b"".join(state.tensor_digests()), state.digest(), 0.0))
+    await head.trainer_requests.on_seal(SealVersion(begun.mid, b"".join(state.tensor_digests()), state.digest(), 0.0))
 
 
 async def agent(

@@ -216,3 +216,21 @@ def test_shardcast_gets_the_best_tree(name: str, rate: float) -> None:
 
 def test_shoal_is_told_no_rate() -> None:
     assert set(player_options("shoal", LARGE.profile, 1)) <= {"congestion"}
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_the_wan_bench_draws_updates_that_only_move_what_is_trained(tmp_path: Path, rank: int) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from netem.bench.wan.updates import Updates
+
+    config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2)
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    updates = Updates(tmp_path, rank, 1e-2)
+    before = updates.state()
+    updates.step()
+    after = updates.state()
+    moved = {name for name in before if (before[name][1] != after[name][1]).any()}
+    adapter = {name for name in before if name.startswith("adapter.")}
+    assert moved == (adapter if rank else set(before)) and len(adapter) == (14 if rank else 0)
+    assert after.keys() == before.keys() and {kind for kind, _ in after.values()} == {"bfloat16"}

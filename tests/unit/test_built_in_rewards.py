@@ -121,8 +121,8 @@ async def test_confined_functions_score_in_their_process() -> None:
     assert await scored("regex", {}, "b", "a" * 40 + "!", "aaa", options={"pattern": f"^b|^{endless}"}) == [1.0, 0.0, 1.0]
     secret = "f = lambda x: open('/etc/hostname').read() and 1"
     assert await scored("unit_tests", {"tests": ["assert f(0)"]}, "f = bool", secret, "f = lambda x: 1") == [0.0, 0.0, 1.0]
-    with pytest.raises(GroupUnscored, match="problem 0: reward function unit_tests: the row has no column 'tests'"):
-        await scored("unit_tests", {}, "x", "y")
+    with pytest.raises(GroupUnscored, match="problem 0: reward function unit_tests: column 'tests' has no tests"):
+        await scored("unit_tests", {"tests": []}, "x", "y")
 
 
 @VERIFIER

@@ -40,17 +40,17 @@ def state(collector: Collector) -> object:
     c = collector
     members = [
         (g.group_id, [(m.completion, m.attempt, m.node, m.last_node, m.failures, m.failed_on) for m in g.members])
-        for g in c._groups.values()  # the whole state of two collectors is compared
+        for g in c.books.groups.values()
     ]
-    held = {node: sorted(names) for node, names in c._held.items()}  # the same
-    return members, c.tokens_by_node, c.failures_by_node, held, c.unwritten._groups  # the same
+    held = {node: sorted(names) for node, names in c.books.held.items()}
+    return members, c.tokens_by_node, c.failures_by_node, held, c.unwritten._groups  # the whole state of two is compared
 
 
 def test_a_plain_run_is_taken() -> None:
     collector = opened()
     assert collector.extend("a", run("3.0.0", 0, [1, 2])) == 2
     assert collector.extend("a", run("3.0.0", 2, [3], [-1.5], V6)) == 1
-    completion = collector._groups[3].members[0].completion  # of a group that is not whole, so nothing hands it out
+    completion = collector.books.groups[3].members[0].completion  # of a group that is not whole, so nothing hands it out
     assert completion.ids == [1, 2, 3] and completion.logprobs == [-0.5, -0.5, -1.5]
     assert [(s.version, s.start, s.stop) for s in completion.spans] == [(V5, 0, 2), (V6, 2, 3)]
     assert collector.tokens_by_node == {"a": 3} and collector.unwritten.tokens == 3
@@ -102,7 +102,7 @@ def test_nobody_but_its_holder_extends_a_sequence() -> None:
     collector.assign("3.0.1", "b")
     assert collector.extend("a", run("3.0.1", 0, [1])) == 0 and collector.extend("b", run("3.0.1", 0, [1])) == 1
     collector.abort_group(3)
-    assert collector.extend("b", run("3.0.1", 1, [1])) == 0 and not any(collector._held.values())  # memory of what is over
+    assert collector.extend("b", run("3.0.1", 1, [1])) == 0 and not any(collector.books.held.values())  # memory of what is over
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -121,7 +121,7 @@ def test_both_ways_come_to_the_same(seed: int) -> None:
             if not held:
                 break
         name = rng.choice(held)
-        stands = len(short._held["a"][name][2].completion.ids)  # where the sequence stands
+        stands = len(short.books.held["a"][name].member.completion.ids)  # where the sequence stands
         ids = [rng.choice([1, 2, 3, 3, 3, 4, 5, 6, 7, STOP, VOCABULARY]) if rng.random() < 0.1 else rng.randrange(1, 8)
                for _ in range(rng.randint(0, 4))]  # fmt: skip
         logprobs = [rng.choice([-0.1, -2.0, -59.0, float("nan"), 0.5]) if rng.random() < 0.02 else -rng.random() for _ in ids]

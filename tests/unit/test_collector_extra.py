@@ -50,7 +50,7 @@ def test_a_group_is_whole_with_the_members_that_end_first_in_order_of_member() -
     assert got.surplus == (3, 1)
     assert isinstance(done, Accepted) and set(got.cancel) == {("a", "3.0.0"), ("c", "3.2.0")}
     assert collector.progress_of(3) is None and collector.outstanding == () and collector.pending() == []
-    assert all(not collector.working(node) for node in "abcd") and not any(collector._held.values())  # memory of what is over
+    assert not any(collector.books.held.values())  # memory of what is over
     # What is still under way from those that were not needed is nobody's fault.
     assert collector.tokens("a", tokens("3.0.0", 3, [STOP], finish="stop")) == Ignored("3.0.0")
     assert collector.declined("c", "3.2.0", "gone", retryable=False) == Ignored("3.2.0")

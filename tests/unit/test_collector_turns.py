@@ -13,7 +13,7 @@ from learner.rollouts.collector import Collector
 from learner.rollouts.episodes import LIVES
 from learner.rollouts.group import first_attempt
 from learner.rollouts.outcomes import Accepted, BegunAnew, GroupAborted, Ignored, Sampling, TurnLimits, WholeGroup
-from learner.tasks.port import Score
+from learner.tasks.port import EpisodeEnd, Score
 from learner.trajectory import Gap
 from p2p.protocol.rollout import Span, TokenEvent
 from p2p.version import Version
@@ -39,7 +39,7 @@ def opened(samples: int = 1, sampling: Sampling = TURNS, extra: int = 0) -> Coll
 
 
 def asked(collector: Collector) -> list[Episode]:
-    return list(collector.take_environment_work().ask)
+    return list(collector.episodes.take_work().ask)
 
 
 def first_turn(collector: Collector, node: str = "a") -> None:
@@ -62,7 +62,7 @@ def test_a_turn_that_ends_waits_for_its_environment_and_for_no_node() -> None:
 def test_the_next_turn_extends_the_very_ids_of_the_last() -> None:
     collector = opened()
     first_turn(collector)
-    assert collector.answered(TurnAnswer(KEY, 1, (4, STOP, 5))) == Accepted("3.0.1", 0)
+    assert collector.episodes.answered(TurnAnswer(KEY, 1, (4, STOP, 5))) == Accepted("3.0.1", 0)
     (request,) = collector.pending()
     assert (request.request_id, request.tokens, request.prefer, request.attempt) == ("3.0.1", 5, "a", 1)
     again = collector.assign("3.0.1", "b")
@@ -72,7 +72,7 @@ def test_the_next_turn_extends_the_very_ids_of_the_last() -> None:
     assert collector.assign("3.0.2", "c").prefix_ids == (1, STOP, 4, STOP, 5, 6)
     collector.tokens("c", tokens("3.0.2", 6, [STOP], V6, "stop"))
     assert asked(collector)[-1].turns == (Turn((1, STOP), (4, STOP, 5)), Turn((6, STOP)))
-    done = collector.answered(TurnAnswer(KEY, 2, score=DONE))
+    done = collector.episodes.answered(TurnAnswer(KEY, 2, score=DONE))
     assert isinstance(done, Accepted) and done.whole is not None
     (t,) = done.whole.group.trajectories
     assert t.completion_ids == (1, STOP, 4, STOP, 5, 6, STOP) and t.logprobs == (-0.5, -0.5, 0.0, 0.0, 0.0, -0.5, -0.5)
@@ -89,7 +89,7 @@ def test_a_turn_has_its_own_budget() -> None:
     collector = opened(sampling=replace(TURNS, turns=TurnLimits(3, turn_tokens=2)))
     assert collector.assign("3.0.0", "a").max_new_tokens == 2
     collector.tokens("a", tokens("3.0.0", 0, [1, 2], finish="length"))
-    collector.answered(TurnAnswer(KEY, 1, (4,)))
+    collector.episodes.answered(TurnAnswer(KEY, 1, (4,)))
     assert collector.assign("3.0.1", "a").max_new_tokens == 5
     collector.tokens("a", tokens("3.0.1", 3, [1, 2], finish="length"))
     assert [e.over for e in asked(collector)] == [""]
@@ -102,18 +102,40 @@ def test_the_environment_scores_what_no_turn_can_follow(limits: TurnLimits, budg
     collector = opened(sampling=Sampling(budget, (STOP,), turns=limits))
     first_turn(collector)
     assert [e.over for e in asked(collector)] == [over]
-    assert isinstance(collector.answered(TurnAnswer(KEY, 1, (4,))), Ignored)
-    done = collector.answered(TurnAnswer(KEY, 1, score=DONE))
+    assert isinstance(collector.episodes.answered(TurnAnswer(KEY, 1, (4,))), Ignored)
+    done = collector.episodes.answered(TurnAnswer(KEY, 1, score=DONE))
     assert isinstance(done, Accepted) and done.whole is not None
+
+
+@pytest.mark.parametrize(
+    ("limits", "budget", "ids", "end", "finish"),
+    [
+        (TurnLimits(3, turn_tokens=2), 20, [1, 2], EpisodeEnd(), "stop"),  # a turn of all its tokens, which was right
+        (TurnLimits(3, turn_tokens=2), 20, [1, 2], None, "stop"),
+        (TurnLimits(1, turn_tokens=2), 20, [1, 2], EpisodeEnd("turns"), "stop"),
+        (TurnLimits(3), 3, [1, STOP], EpisodeEnd("length"), "length"),  # there was no room for the turn that it still needed
+        (TurnLimits(3), 3, [1, STOP], None, "length"),
+        (TurnLimits(3, turn_tokens=2), 20, [1, STOP], EpisodeEnd("time"), "stop"),
+    ],
+)
+def test_an_episode_ended_by_length_only_where_no_tokens_were_left(
+    limits: TurnLimits, budget: int, ids: list[int], end: EpisodeEnd | None, finish: str
+) -> None:
+    collector = opened(sampling=Sampling(budget, (STOP,), turns=limits))
+    collector.assign("3.0.0", "a")
+    collector.tokens("a", tokens("3.0.0", 0, ids, finish="stop" if ids[-1] == STOP else "length"))
+    done = collector.episodes.answered(TurnAnswer(KEY, 1, score=replace(DONE, end=end)))
+    assert isinstance(done, Accepted) and done.whole is not None
+    assert [t.finish for t in done.whole.group.trajectories] == [finish]
 
 
 def test_an_answer_that_leaves_no_room_for_a_turn_is_not_kept() -> None:
     collector = opened(sampling=Sampling(6, (STOP,), turns=TurnLimits(3)))
     first_turn(collector)
     asked(collector)
-    assert collector.answered(TurnAnswer(KEY, 1, (4,) * 4)) == Accepted("3.0.1", 0)
+    assert collector.episodes.answered(TurnAnswer(KEY, 1, (4,) * 4)) == Accepted("3.0.1", 0)
     assert asked(collector) == [Episode(KEY, 30, (Turn((1, STOP)),), "length")]
-    done = collector.answered(TurnAnswer(KEY, 1, score=DONE))
+    done = collector.episodes.answered(TurnAnswer(KEY, 1, score=DONE))
     assert isinstance(done, Accepted) and done.whole and done.whole.group.trajectories[0].completion_ids == (1, STOP)
 
 
@@ -124,10 +146,10 @@ def test_late_and_doubled_answers_are_ignored() -> None:
         TurnAnswer(EpisodeKey(2, 0), 1, (4,)), TurnAnswer(EpisodeKey(3, 7), 1, (4,)), TurnAnswer(EpisodeKey(3, 0, 1), 1, (4,)),
         TurnAnswer(KEY, 2, (4,)), TurnAnswer(KEY, 0, (4,)),
     ):  # fmt: skip
-        assert isinstance(collector.answered(late), Ignored)
-    collector.answered(TurnAnswer(KEY, 1, (4,)))
+        assert isinstance(collector.episodes.answered(late), Ignored)
+    collector.episodes.answered(TurnAnswer(KEY, 1, (4,)))
     for late in (TurnAnswer(KEY, 1, (5,)), TurnAnswer(KEY, 1, score=DONE), TurnAnswer(KEY, 1, failed="no")):
-        assert isinstance(collector.answered(late), Ignored)
+        assert isinstance(collector.episodes.answered(late), Ignored)
     assert collector.assign("3.0.1", "a").prefix_ids == (1, STOP, 4)
 
 
@@ -146,10 +168,10 @@ def test_what_cannot_be_used_costs_the_group(answer: TurnAnswer, reason: str) ->
     first_turn(collector)
     collector.assign("3.1.0", "b")
     asked(collector)
-    out = collector.answered(answer)
+    out = collector.episodes.answered(answer)
     assert isinstance(out, GroupAborted) and reason in out.reason and out.refusal is None
     assert out.cancel == (("b", "3.1.0"),) and collector.outstanding == ()
-    assert set(collector.take_environment_work().forget) == {KEY, EpisodeKey(3, 1)}
+    assert set(collector.episodes.take_work().forget) == {KEY, EpisodeKey(3, 1)}
     assert collector.unwritten.take() == []
 
 
@@ -161,12 +183,12 @@ def test_a_life_begins_anew_with_the_same_draws_and_not_for_ever() -> None:
         collector.tokens("a", tokens(request.request_id, 0, [1, STOP], finish="stop"))
         key = EpisodeKey(3, 0, life)
         assert asked(collector) == [Episode(key, 30, (Turn((1, STOP)),))]
-        out = collector.answered(TurnAnswer(key, 1, anew="its sandbox is gone"))
+        out = collector.episodes.answered(TurnAnswer(key, 1, anew="its sandbox is gone"))
         assert out == BegunAnew(3, 0, f"3.0.{2 * life + 2}", "its sandbox is gone")
         assert collector.unwritten.take() == [] and [w.tokens for w in collector.pending()] == [0]
     last = collector.assign(f"3.0.{2 * LIVES - 2}", "a").request_id
     collector.tokens("a", tokens(last, 0, [1, STOP], finish="stop"))
-    out = collector.answered(TurnAnswer(EpisodeKey(3, 0, LIVES - 1), 1, anew="its sandbox is gone"))
+    out = collector.episodes.answered(TurnAnswer(EpisodeKey(3, 0, LIVES - 1), 1, anew="its sandbox is gone"))
     assert isinstance(out, GroupAborted) and f"begun anew {LIVES} times" in out.reason
 
 
@@ -176,10 +198,10 @@ def test_members_that_are_not_needed_are_forgotten() -> None:
     collector.assign("3.1.0", "b")
     collector.tokens("b", tokens("3.1.0", 0, [2, STOP], finish="stop"))
     assert len(asked(collector)) == 2
-    done = collector.answered(TurnAnswer(EpisodeKey(3, 1), 1, score=DONE))
+    done = collector.episodes.answered(TurnAnswer(EpisodeKey(3, 1), 1, score=DONE))
     assert isinstance(done, Accepted) and done.whole is not None and done.whole.surplus == (2,)
-    assert collector.take_environment_work().forget == (KEY,)
-    assert isinstance(collector.answered(TurnAnswer(KEY, 1, (4,))), Ignored)
+    assert collector.episodes.take_work().forget == (KEY,)
+    assert isinstance(collector.episodes.answered(TurnAnswer(KEY, 1, (4,))), Ignored)
 
 
 def test_a_cut_episode_is_scored_by_its_environment() -> None:
@@ -189,16 +211,16 @@ def test_a_cut_episode_is_scored_by_its_environment() -> None:
     collector.tokens("b", tokens("3.1.0", 0, [2, 3]))  # in the midst of a turn
     collector.assign("3.2.0", "c")
     collector.tokens("c", tokens("3.2.0", 0, [2, STOP], finish="stop"))
-    collector.answered(TurnAnswer(EpisodeKey(3, 2), 1, (4,)))  # before its second turn
+    collector.episodes.answered(TurnAnswer(EpisodeKey(3, 2), 1, (4,)))  # before its second turn
     asked(collector)
     with pytest.raises(ValueError, match="episodes"):
         collector.cut(3)
-    assert collector.cut_episodes(3) == (("b", "3.1.0"),) and collector.cut_episodes(3) is None
+    assert collector.episodes.cut(3) == (("b", "3.1.0"),) and collector.episodes.cut(3) is None
     assert sorted((e.key.member, e.turns, e.over) for e in asked(collector)) == [
         (0, (Turn((1, STOP)),), "time"), (1, (Turn((2, 3)),), "time"), (2, (Turn((2, STOP)),), "time"),
     ]  # fmt: skip
-    assert collector.pending() == [] and isinstance(collector.answered(TurnAnswer(KEY, 1, (4,))), Ignored)
-    outcomes = [collector.answered(TurnAnswer(EpisodeKey(3, m), 1, score=DONE)) for m in range(3)]
+    assert collector.pending() == [] and isinstance(collector.episodes.answered(TurnAnswer(KEY, 1, (4,))), Ignored)
+    outcomes = [collector.episodes.answered(TurnAnswer(EpisodeKey(3, m), 1, score=DONE)) for m in range(3)]
     done = outcomes[-1]
     assert isinstance(done, Accepted) and done.whole is not None
     assert [(t.completion_ids, t.finish) for t in done.whole.group.trajectories] == [
@@ -223,6 +245,6 @@ def test_a_resumed_episode_goes_on_or_asks_again(last: list[int]) -> None:
     else:
         assert collector.pending() == []
         assert asked(collector) == [Episode(KEY, 30, (Turn((1, STOP), (4, 5)), Turn((6, STOP))))]
-        done = collector.answered(TurnAnswer(KEY, 2, score=DONE))
+        done = collector.episodes.answered(TurnAnswer(KEY, 2, score=DONE))
         assert isinstance(done, Accepted) and isinstance(done.whole, WholeGroup)
         assert done.whole.group.trajectories[0].given == (Gap(2, 4),)

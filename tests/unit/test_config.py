@@ -56,7 +56,8 @@ def test_defaults_and_sections(tmp_path: Path) -> None:
         (["--trainer.lr", "1e-6"], ("trainer", "lr"), 1e-6),
         (["--trainer.lr", "1"], ("trainer", "lr"), 1.0),
         (["--trainer.betas", "[0.8, 0.9]"], ("trainer", "betas"), [0.8, 0.9]),
-        (["--trainer.scale_advantages", "false"], ("trainer", "scale_advantages"), False),
+        (["--trainer.share_prompts", "false"], ("trainer", "share_prompts"), False),
+        (["--trainer.objective_options.cap", "3.0"], ("trainer", "objective_options"), {"cap": 3.0}),
         (["--task.name", "add"], ("task", "name"), "add"),
         (["--task.name", '"add"'], ("task", "name"), "add"),
         (["--task.options.digits", "4"], ("task", "options"), {"digits": 4}),
@@ -92,9 +93,9 @@ def test_flags_win_over_the_file(tmp_path: Path, flag: list[str], path: tuple[st
         (BASE + "[trainer]\nlr = 0.0\n", (), ("trainer.lr",)),
         (BASE + "[trainer]\nsteps = -1\n", (), ("trainer.steps",)),
         (BASE + "[trainer]\ngrad_clip = -1.0\n", (), ("trainer.grad_clip", "greater than or equal to 0")),
-        (BASE + "[trainer]\nclip_low = -0.2\n", (), ("trainer.clip_low", "greater than or equal to 0")),
-        (BASE + "[trainer]\nclip_low = 1.5\n", (), ("trainer.clip_low", "less than or equal to 1")),
-        (BASE + "[trainer]\nclip_high = -0.1\n", (), ("trainer.clip_high", "greater than or equal to 0")),
+        (BASE + "[trainer.objective_options]\nclip_low = -0.2\n", (), ("trainer", "clip_low", "greater than or equal to 0")),
+        (BASE + "[trainer.objective_options]\nclip_hi = 1.5\n", (), ("objective grpo", "did you mean clip_high")),
+        (BASE + "[trainer]\nclip_low = 0.1\n", (), ("trainer.clip_low", "unknown key")),
         (BASE + "[trainer]\nkl_coef = -0.1\n", (), ("trainer.kl_coef", "greater than or equal to 0")),
         (BASE + "[trainer]\nweight_decay = -0.1\n", (), ("trainer.weight_decay", "greater than or equal to 0")),
         (BASE + "[trainer]\nbetas = [0.9, 1.0]\n", (), ("trainer.betas.1", "less than 1")),
@@ -102,13 +103,19 @@ def test_flags_win_over_the_file(tmp_path: Path, flag: list[str], path: tuple[st
         (BASE + "[trainer]\nmicro_batch_tokens = 0\n", (), ("trainer.micro_batch_tokens", "greater than or equal to 1")),
         (BASE + f"[trainer]\nseed = {10**400}\n", (), ("trainer.seed",)),
         (BASE + f"seed = {10**30}\n", (), ("seed",)),
-        (BASE + "[rollout]\ntop_p = 0.9\n", (), ("rollout.top_p", "nucleus", 'proximal = "trainer"')),
+        (BASE + "[rollout]\ntop_p = 0.9\n", (), ("rollout.top_p", "nucleus", 'objective = "decoupled"')),
         (BASE, ("--task.options.x", "2024-01-01"), ("task.options.x", "date", "quotes")),
         (BASE, ("--task.options", "{a = [{b = 12:00:00}]}"), ("task.options.a.b", "time")),
         (BASE, ("--task.options.x", str(2**64)), ("task.options.x", "64 bits")),
-        (BASE + "[trainer]\nproximal = 'both'\n", (), ("trainer.proximal",)),
+        (BASE + "[trainer]\nobjective = 'ppo'\n", (), ("trainer", "unknown objective 'ppo'")),
         (BASE + "[rollout]\nmax_staleness = -1\n", (), ("rollout.max_staleness",)),
         (BASE + "[rollout]\ntop_p = 1.5\n", (), ("rollout.top_p",)),
+        (BASE + "[rollout]\ngroups_per_step = 0\n", (), ("rollout.groups_per_step", "external_trainer")),
+        (BASE, ("--rollout.groups_per_step", "0", "--external_trainer", "true"), ("nothing can sample", "endpoint.listen")),
+        (
+            BASE + "[local_engine]\nengine = 'fake'\n[endpoint]\nlisten = '127.0.0.1:0'\n",
+            ("--rollout.groups_per_step", "0", "--external_trainer", "true"), ("rollout.groups_per_step", "local_engine.engine"),
+        ),
         (BASE + "[rollout]\ntemperature = 0\n", (), ("rollout.temperature",)),
         (BASE + "[rollout]\ntemperature = inf\n", (), ("rollout.temperature",)),
         (BASE + f"[swarm]\nchunk_bytes = {MAX_CHUNK + 1}\n", (), ("swarm.chunk_bytes",)),
@@ -157,8 +164,12 @@ def test_wrong_settings_are_named_in_one_line(
         (BASE, ("--max-staleness", "3"), "--max_staleness: no such setting; did you mean --rollout.max_staleness?"),
         (BASE, ("--sede", "3"), "--sede: no such setting; did you mean --seed?"),
         (BASE, ("--sede",), "--sede: no such setting; did you mean --seed?"),
+        (BASE + "[trainer]\nclip_low = 0.1\n", (), "trainer.clip_low: unknown key; it is now trainer.objective_options.clip_low"),
+        (BASE, ("--trainer.clip_high", "1"), "clip_high: no such setting; it is now trainer.objective_options.clip_high"),
+        (BASE, ("--trainer.tis-cap",), "--trainer.tis-cap: no such setting; it is now trainer.objective_options.cap"),
+        (BASE + "[trainer]\nproximal = 'trainer'\n", (), 'unknown key; it is now trainer.objective: "decoupled" for "trainer"'),
         (BASE + "rollout = 3\n", (), "c.toml: rollout: is a section of settings, not 3"),
-        (BASE + "[trainer]\nproximal = 'trainr'\n", (), "did you mean 'trainer'?"),
+        (BASE + "[trainer]\nobjective = 'cipso'\n", (), "did you mean 'cispo'?"),
         (BASE + "[status]\nport = true\n", (), "valid integer, not true"),
         (f"{BASE}seed = {[*range(99)]}\n", (), "valid integer, not a list"),
     ],
@@ -166,6 +177,12 @@ def test_wrong_settings_are_named_in_one_line(
 def test_the_nearest_is_suggested_and_the_place_is_named(tmp_path: Path, text: str, flags: tuple[str, ...], said: str) -> None:
     line = refused(tmp_path, text, *flags)
     assert said in line and ("c.toml" in line) == (not flags)
+
+
+def test_what_a_key_is_now_is_taken(tmp_path: Path) -> None:
+    for old, now in LearnerConfig.moved.items():
+        key, choice, _ = now.partition(":")
+        assert load(tmp_path, BASE, "--trainer.objective", "decoupled", f"--{key}", "grpo" if choice else "0.5"), old
 
 
 def test_all_wrong_settings_are_told_at_once(tmp_path: Path) -> None:
@@ -182,10 +199,11 @@ def test_all_wrong_settings_are_told_at_once(tmp_path: Path) -> None:
 
 
 names = st.sampled_from(
-    ["seed", "model", "preset", "rollout", "samples", "trainer", "betas", "prices", "activation", "task", "options", "x"]
+    ["seed", "model", "preset", "rollout", "samples", "trainer", "betas", "prices", "activation", "task", "options", "x",
+     "objective", "objective_options", "high"]
 )
 odd = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just("dapo"),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.sampled_from(["dapo", "cispo"]),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(names, inner, max_size=3), max_leaves=6,
 )  # fmt: skip
 
@@ -209,6 +227,47 @@ def test_any_table_and_any_flags_are_taken_or_refused_in_lines(table: dict[str, 
         build_config(table, "here")
 
 
+CISPO = BASE + "[trainer]\nobjective = 'cispo'\n"
+NO_BATCH = 'trainer: scale_advantages = "batch" divides the whole gradient'
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "said"),
+    [
+        (CISPO + "objective_options = {high = 3}\n", ("--trainer.objective", "grpo"),
+         "c.toml: trainer.objective_options: objective grpo: high: unknown key"),
+        (CISPO, ("--trainer.objective_options.hig", "3"),
+         "trainer.objective_options: objective cispo: hig: unknown key; did you mean high?"),
+        (BASE, ("--preset", "cispo", "--trainer.entropy_coef", "0.01"), NO_BATCH),
+        (BASE + "preset = 'cispo'\n[trainer]\nkl_coef = 0.1\n", (), f"c.toml: {NO_BATCH}"),
+        (BASE + "[trainer]\nscale_advantages = 'batch'\n", ("--trainer.kl_coef", "0.1"), NO_BATCH),
+    ],
+)  # fmt: skip
+def test_keys_of_several_places_that_do_not_go_together_are_told_in_one_line(
+    tmp_path: Path, text: str, flags: tuple[str, ...], said: str
+) -> None:
+    line = refused(tmp_path, text, *flags, "--rollout.top_p", "0.9", "--external_trainer", "true")
+    assert said in line and "\n" not in line.strip() and ("c.toml" in line) == said.startswith("c.toml")
+
+
+def test_keys_are_held_against_each_other_only_where_all_places_are_read(tmp_path: Path) -> None:
+    assert load(tmp_path, CISPO, "--trainer.objective_options.high", "3").trainer.objective_options == {"high": 3}
+    options = BASE + "[trainer.objective_options]\nhigh = 3\n"
+    assert load(tmp_path, options, "--trainer.objective", "cispo").trainer.objective_options == {"high": 3}
+    batch = BASE + "[trainer]\nscale_advantages = 'batch'\nkl_coef = 0.1\n"
+    assert load(tmp_path, batch, "--trainer.kl_coef", "0").trainer.scale_advantages == "batch"
+
+
+def test_options_of_a_wrong_objective_are_not_judged(tmp_path: Path) -> None:
+    line = refused(tmp_path, BASE + "[trainer]\nobjective = 'cipso'\nobjective_options = {high = 3}\n")
+    assert "did you mean 'cispo'?" in line and "high" not in line
+    fine = TrainerConfig(model="m", checkpoint_dir="c").model_dump()
+    with pytest.raises(UsageError, match=r"trainer\.json: objective_options: objective grpo: high: unknown key"):
+        check_section(TrainerConfig, {**fine, "objective_options": {"high": 3}}, "trainer.json")
+    with pytest.raises(UsageError, match='scale_advantages = "batch" divides'):
+        check_section(TrainerConfig, {**fine, "scale_advantages": "batch", "kl_coef": 0.1}, "trainer.json")
+
+
 def test_what_can_be_read_is_read_beside_what_is_wrong(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text("model = 'm'\n[rollout]\nsamples = 'x'\nmax_new_tokens = 7\n")
@@ -218,10 +277,25 @@ def test_what_can_be_read_is_read_beside_what_is_wrong(tmp_path: Path) -> None:
     assert (read.config.rollout.samples, read.config.rollout.max_new_tokens) == (16, 7)
 
 
+def test_a_table_that_is_wrong_as_a_whole_takes_its_keys_along(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(BASE + "preset = 'cispo'\n[trainer]\ndevice = 'cuda:7'\nkl_coef = 0.1\n")
+    read = read_config(path)
+    assert len(read.problems) == 1 and read.config.trainer == TrainerSection()
+    assert {"trainer", "trainer.device", "trainer.kl_coef", "trainer.scale_advantages"} <= read.wrong
+
+
 def test_a_nucleus_goes_with_the_decoupled_loss_or_another_trainer(tmp_path: Path) -> None:
     text = BASE + "[rollout]\ntop_p = 0.9\n"
-    assert load(tmp_path, text, "--trainer.proximal", "trainer").rollout.top_p == 0.9
+    assert load(tmp_path, text, "--trainer.objective", "decoupled").rollout.top_p == 0.9
     assert load(tmp_path, text, "--external_trainer", "true").rollout.top_p == 0.9
+
+
+def test_a_trainer_that_samples_itself_needs_the_endpoint(tmp_path: Path) -> None:
+    flags = ("--external_trainer", "true", "--rollout.groups_per_step", "0", "--endpoint.listen", "127.0.0.1:0")
+    assert load(tmp_path, BASE, *flags).rollout.groups_per_step == 0
+    line = refused(tmp_path, BASE, *flags[:-1], "nowhere")
+    assert "--endpoint.listen" in line and "nothing can sample" not in line, "it only follows from the wrong address"
 
 
 def test_every_number_of_the_trainer_has_a_range() -> None:
@@ -232,7 +306,7 @@ def test_every_number_of_the_trainer_has_a_range() -> None:
         for wrong in (math.nan, math.inf, -math.inf, -(10**400)):
             with pytest.raises(UsageError, match=rf"trainer\.json: {name}: "):
                 check_section(TrainerConfig, {**fine, name: wrong}, "trainer.json")
-    for edge in ({"grad_clip": 0.0}, {"clip_low": 1.0}, {"betas": [0.0, 0.0]}, {"steps": 0}, {"lr": 1e-12}):
+    for edge in ({"grad_clip": 0.0}, {"kl_coef": 0.0}, {"betas": [0.0, 0.0]}, {"steps": 0}, {"lr": 1e-12}):
         check_section(TrainerConfig, {**fine, **edge}, "trainer.json")
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from p2p.errors import Refusal, UsageError
 from p2p.limits import MAX_DESCRIPTOR
-from p2p.protocol.descriptor import FILES, TENSOR, descriptor_layout, pack_descriptor, unpack_descriptor
+from p2p.protocol.descriptor import ADAPTER_CONFIG, FILES, TENSOR, descriptor_layout, pack_descriptor, unpack_descriptor
 
 
 def test_files_survive(tmp_path) -> None:
@@ -24,6 +24,17 @@ def test_files_survive(tmp_path) -> None:
     assert sorted(p.name for p in target.iterdir()) == ["config.json", "tokenizer.json"]
     assert (target / "tokenizer.json").read_bytes() == b"\xff" * 100_000
     assert descriptor_layout(blob).by_name[TENSOR].nbytes == len(blob)
+
+
+def test_an_adapter_is_the_runs_own_and_never_the_folders(tmp_path) -> None:
+    source = tmp_path / "a"
+    source.mkdir()
+    (source / "config.json").write_bytes(b"{}")
+    (source / ADAPTER_CONFIG).write_bytes(b"somebody's")
+    unpack_descriptor(pack_descriptor(source), tmp_path / "plain")
+    assert [p.name for p in (tmp_path / "plain").iterdir()] == ["config.json"]
+    unpack_descriptor(pack_descriptor(source, b"ours"), tmp_path / "adapted")
+    assert (tmp_path / "adapted" / ADAPTER_CONFIG).read_bytes() == b"ours"
 
 
 def test_a_folder_without_a_model(tmp_path) -> None:
@@ -45,7 +56,7 @@ def test_other_names_are_refused_and_nothing_is_written(tmp_path, name) -> None:
 @pytest.mark.parametrize("blob", [
     b"", b"\xc1", msgpack.packb([]), msgpack.packb({}), msgpack.packb({"tokenizer.json": b""}),
     msgpack.packb({"config.json": "text"}), msgpack.packb({"config.json": None}), msgpack.packb({"config.json": {}}),
-    msgpack.packb({"config.json": b""}) + b"x", msgpack.packb({f"f{i}": b"" for i in range(len(FILES) + 1)}),
+    msgpack.packb({"config.json": b""}) + b"x", msgpack.packb({f"f{i}": b"" for i in range(len(FILES) + 2)}),
     b"\x81" * 10_000, msgpack.packb({"config.json": msgpack.ExtType(1, b"x")}), b"\x81\xa1\xff\xc4\x00",
 ])  # fmt: skip
 def test_other_shapes_are_refused(tmp_path, blob) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from learner.client.client import HeadGone
+from learner.client.connection import HeadGone
 from learner.trainer.device_weights import DeviceWeights
 from learner.trainer.model import served_tensors
 from p2p.codec.classes import Changes
@@ -88,7 +88,7 @@ def test_what_was_not_published_is_not_built_on(tmp_path: Path) -> None:
     weights = DeviceWeights(model)
     told = counting(weights)
     copied, tells = twins(tmp_path)
-    ask, segments = tells._ask, len(weights.layout.segments(SEGMENT))  # what the client says to the head, before it says it
+    ask, segments = tells.line.ask, len(weights.layout.segments(SEGMENT))  # what the client says to the head, before it says it
 
     def both(step: int, source: object) -> list[bool]:
         told.clear()
@@ -110,10 +110,10 @@ def test_what_was_not_published_is_not_built_on(tmp_path: Path) -> None:
         raise HeadGone("it fell over")
 
     nudge(model, 0.01, 99)
-    tells._ask = gone  # type: ignore[method-assign]
+    tells.line.ask = gone  # type: ignore[method-assign]
     with pytest.raises(HeadGone):
         tells.publish(5, weights)
-    tells._ask = ask  # type: ignore[method-assign]
+    tells.line.ask = ask  # type: ignore[method-assign]
     assert both(5, weights) == [False] * segments
     assert any(both(6, weights))
     for head in (copied, tells):

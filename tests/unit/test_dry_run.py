@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import sys
@@ -20,6 +21,7 @@ from learner.config import load_config
 from learner.journal.journal import Journal
 from learner.preflight import devices
 from learner.preflight.gather import count_parameters, gather
+from learner.rewards.sandbox_probe import missing_layers
 from p2p.channel.libp2p import check_dialable
 from p2p.errors import UsageError
 from p2p.identity import Identity
@@ -136,15 +138,102 @@ def test_what_would_only_fail_later(tmp_path: Path, model: Path, capsys: Run, mo
 
 def test_an_environment_of_ones_own_needs_no_answers_and_is_looked_for(tmp_path: Path, model: Path, capsys: Run) -> None:
     (tmp_path / "rows.jsonl").write_text("".join(f'{{"prompt": "go {i}"}}\n' for i in range(40)))
-    code = "from learner.environments.environment import Environment\n\nclass Game(Environment):\n    pass\n"
+    code = "from learner.environments.environment import Environment\n\nclass Game(Environment):\n"
+    code += "    def __init__(self, size=1):\n        self.size = size\n"
     (tmp_path / "game.py").write_text(code)
     more = f'[task]\ndata = "{tmp_path / "rows.jsonl"}"\nchat = false\n[environment]\nname = "{tmp_path / "game.py"}:Game"'
     path = config_file(tmp_path, model, more)
-    assert dry_run(capsys, path)[0] == 0
+    status, _, said = dry_run(capsys, path)
+    assert status == 0 and any("Game has no respond, no reward and no tools" in line for line in said)
     status, _, said = dry_run(capsys, path, "--environment.name", f"{tmp_path / 'game.py'}:Gone")
     assert status == 2 and len(said) == 1 and "has no 'Gone'" in said[0]
+    status, _, said = dry_run(capsys, path, "--environment.options.nope", "1")
+    assert status == 2 and len(said) == 1 and "cannot be made" in said[0] and "nope" in said[0]
     status, _, said = dry_run(capsys, path, "--task.reward", "exact")
     assert status == 2 and len(said) == 1 and "leave one of them out" in said[0]
+
+
+def test_columns_that_a_reward_function_needs_are_looked_for(tmp_path: Path, model: Path, capsys: Run) -> None:
+    data, code = tmp_path / "rows.jsonl", tmp_path / "rewards.py"
+    data.write_text("".join(f'{{"prompt": "go {i}", "solution": "{i}"}}\n' for i in range(40)))
+    code.write_text("def score(prompts, completions, answer, **columns):\n    return [0.0 for _ in completions]\n")
+    path = config_file(tmp_path, model, f'[task]\ndata = "{data}"\nchat = false\nreward = "{code}:score"')
+    status, _, said = dry_run(capsys, path)
+    line = f'task.data: {data}, row 1: column "answer" is missing, which {code}:score needs (it has: prompt, solution)'
+    assert status == 2 and len(said) == 2 and f"{line} (and 39 more such rows)" in said[0] and "40 of 40 rows" in said[1]
+    assert dry_run(capsys, path, "--task.reward", f"{code}:gone")[0] == 2
+    code.write_text("def score(prompts, completions, solution, **columns):\n    return [0.0 for _ in completions]\n")
+    assert dry_run(capsys, path)[0] == 0
+
+
+def test_evaluations_are_opened(tmp_path: Path, model: Path, capsys: Run) -> None:
+    data = tmp_path / "held.jsonl"
+    data.write_text("".join(f'{{"prompt": "go {i}", "answer": "{i}"}}\n' for i in range(4)))
+
+    def dry(task: str) -> tuple[int, list[str]]:
+        more = f'[[eval]]\nname = "mine"\n[eval.task]\nchat = false\n{task}'
+        status, _, said = dry_run(capsys, config_file(tmp_path, model, f'[task]\nname = "reverse"\n{more}'))
+        return status, said
+
+    assert dry(f'data = "{data}"')[0] == 0
+    for task, words in (
+        (f'data = "{data}x.jsonl"', "eval mine: task.data: no such file"),
+        (f'data = "{data}"\nprompt = "question"', 'row 1: column "question" is missing (it has: prompt, answer) (and 3 more'),
+        (f'data = "{data}"\nreward = "boxed"\nanswer = "a"\n', ""),
+        (f'data = "{data}"\n[[eval.task.reward]]\nfunction = "boxed"\noptions = {{ column = "a" }}', "which boxed needs"),
+        ('name = "revers"', "eval mine: unknown task 'revers'"),
+    ):
+        status, said = dry(task)
+        assert status == 2 * bool(words) and (not words or (words in said[0] and said[0].startswith("shoal: eval mine: "))), said
+
+
+def test_stop_strings_that_no_text_holds_are_refused(tmp_path: Path, model: Path, capsys: Run) -> None:
+    """A special token among several tokens: it has no text. Alone it is a token that ends a completion."""
+    task, more = '[task]\nname = "reverse"\n', '[[eval]]\nname = "mine"\n[eval.task]\nname = "reverse"\nstop = ["<eos><eos>"]'
+    status, _, said = dry_run(capsys, config_file(tmp_path, model, f'{task}stop = ["e<eos>", "<eos>", "e"]\n{more}'))
+    assert status == 2 and len(said) == 2, said
+    assert "task.stop: 'e<eos>' would never be found" in said[0] and "is 'e'" in said[0]
+    assert "eval mine: task.stop: '<eos><eos>'" in said[1]
+    assert dry_run(capsys, config_file(tmp_path, model, f'{task}stop = ["<eos>", "e"]'))[0] == 0
+
+
+def test_evaluations_in_environments_are_opened_as_at_the_start(tmp_path: Path, model: Path, capsys: Run) -> None:
+    rewards = tmp_path / "rewards.py"
+    rewards.write_text("def score(prompts, completions, answer, **columns):\n    return [0.0 for _ in completions]\n")
+
+    def dry(keys: str, task: str, more: str = "") -> tuple[int, list[str]]:
+        tables = f'[task]\nname = "reverse"\n{more}\n[[eval]]\nname = "mine"\n{keys}\n[eval.task]\n{task}'
+        status, _, said = dry_run(capsys, config_file(tmp_path, model, tables))
+        return status, said
+
+    assert dry("", 'name = "guess_number"')[0] == 0
+    status, said = dry("", f'name = "guess_number"\nreward = "{rewards}:score"')
+    assert (status, said[0]) == (
+        2, "shoal: eval mine: an environment rewards its episodes itself; leave the reward functions out",
+    ), said  # fmt: skip
+    game = '[environment]\nname = "learner.environments.guess_number:GuessNumber"\noptions = {numbers = 9, guesses = 3}'
+    status, said = dry("environment = true", 'name = "guess_number"', game)
+    assert status == 2 and "eval mine: environment.name = " in said[0] and "has an environment of its own" in said[0]
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["process", pytest.param("sandbox", marks=pytest.mark.skipif(bool(missing_layers()), reason="nothing is confined here"))],
+)
+def test_an_environments_code_does_not_run_in_our_process(tmp_path: Path, model: Path, capsys: Run, where: str) -> None:
+    """And it may print more than a pipe holds."""
+    file, rows = tmp_path / "game.py", tmp_path / "rows.jsonl"
+    file.write_text(
+        "import os\nfrom learner.environments.environment import Environment\nprint(9999 * 'no news\\n')\n"
+        "class Game(Environment):\n    def __init__(self):\n        raise RuntimeError(f'made by {os.getpid()}')\n"
+    )
+    rows.write_text("".join(f'{{"prompt": "go {i}"}}\n' for i in range(40)))
+    task = f'data = "{rows}"\nchat = false\n'
+    more = f'[environment]\nname = "{file}:Game"\nrun = "{where}"\n[task]\n{task}'
+    more += f'[[eval]]\nname = "mine"\nenvironment = true\n[eval.task]\n{task}'
+    status, _, said = dry_run(capsys, config_file(tmp_path, model, more))
+    assert status == 2 and len(said) == 1, "the evaluation's is the same, and told once"
+    assert "RuntimeError: made by " in said[0] and f"made by {os.getpid()}" not in said[0]
 
 
 def test_addresses_that_a_ticket_may_name() -> None:
@@ -181,7 +270,10 @@ def test_a_sound_file_is_printed_resolved_and_leaves_nothing(tmp_path: Path, mod
     assert load_config(tmp_path / "again.toml") == load_config(path)
     (tmp_path / "again.toml").unlink()
     assert sorted(tmp_path.rglob("*")) == before
-    assert lines and all(line.startswith("note: ") for line in lines) and any("memory: at least" in line for line in lines)
+    noted = [line.startswith("note: ") for line in lines]
+    assert noted == sorted(noted, reverse=True) and any(noted), "notes, then what it takes"
+    assert any("memory: at least" in line for line in lines) and lines[sum(noted)].startswith("memory: ")
+    assert "in total" in lines[-1]
     status, out, _ = dry_run(capsys, path, "--json")
     told = json.loads(out)
     assert status == 0 and told["ok"] and told["config"]["rollout"]["max_new_tokens"] == 16 and told["notes"]

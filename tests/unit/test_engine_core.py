@@ -3,6 +3,7 @@ a process: tests/e2e."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,9 @@ from p2p.layout import Layout
 from p2p.protocol.rollout import Span
 from tests.support.engine_suite import EngineSuite, ModelSuite
 from tests.support.engine_world import (
+    ALPHA,
     CONTEXT,
+    RANK,
     V0,
     V1,
     V2,
@@ -41,6 +44,7 @@ from tests.support.engine_world import (
     Gathered,
     World,
     ask,
+    build_adapted_world,
     build_world,
     full_log_probs,
     qwen3_config,
@@ -73,6 +77,78 @@ class TestTransformers(ModelSuite):
     @classmethod
     def world(cls, real: World) -> World:
         return real
+
+
+class TestTransformersWithAnAdapter(ModelSuite):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def world(cls, tmp_path_factory: pytest.TempPathFactory) -> World:
+        return build_adapted_world(tmp_path_factory.mktemp("adapted"), make_transformers)
+
+
+# --- an adapter ---
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (None, "cannot be read"),
+        ({"r": "many"}, "cannot be read"),
+        ({"r": 4}, "not those of rank 4"),
+        ({"use_dora": True}, "only plain LoRA is known here, not use_dora"),
+        ({"rank_pattern": {"q_proj": 2}}, "not rank_pattern"),
+        ({"peft_type": "IA3"}, "not IA3"),
+        ({"r": float("inf")}, "cannot be read"),
+        ({"lora_alpha": 10**400}, "cannot be read"),
+        ("[" * 200_000, "cannot be read"),
+        ({"r": 0}, "r must be at least 1"),
+        ({"lora_alpha": float("nan")}, "lora_alpha finite"),
+    ],
+)
+def test_an_adapter_that_is_not_plain_lora_is_refused(
+    change: dict[str, object] | str | None, reason: str, tmp_path: Path
+) -> None:
+    """`change`: of the configuration's keys, the whole text of another, or None for none."""
+    world = build_adapted_world(tmp_path, make_transformers)
+    config = tmp_path / "adapter_config.json"
+    if change is None:
+        config.unlink()
+    elif isinstance(change, str):
+        config.write_text(change)
+    else:
+        config.write_text(json.dumps(json.loads(config.read_text()) | change))
+    with pytest.raises(Refusal, match=reason):
+        world.core()
+
+
+def test_an_adapter_of_what_is_not_there_is_refused(tmp_path: Path) -> None:
+    world = build_adapted_world(tmp_path, make_transformers)
+    good = world.states[V0]
+    rows = [(t.name, t.dtype, t.shape) for t in good.layout.tensors]
+    path = good.path
+    for old, new, reason in [
+        ("adapter.model.layers.0.mlp.up_proj.lora_A", None, "not pairs"),
+        ("adapter.model.layers.0.mlp.up_proj.", "adapter.model.layers.7.mlp.up_proj.", "no such layer"),
+        ("adapter.model.layers.0.mlp.up_proj.", "adapter.model.norm.", "a Qwen3RMSNorm there"),
+        ("adapter.model.layers.0.mlp.up_proj.", "adapter.model.layers.0.mlp.down_proj.x.", "no such layer"),
+    ]:
+        changed = [(n.replace(old, new or ""), d, s) for n, d, s in rows if new is not None or n != old]
+        layout = Layout.build(changed)
+        path.write_bytes(bytes(layout.nbytes))
+        with pytest.raises(Refusal, match=reason):
+            make_transformers().load(tmp_path, StateFile(path, layout, V0))
+
+
+def test_rank_stabilised_adapters_have_another_scale(tmp_path: Path) -> None:
+    world = build_adapted_world(tmp_path, make_transformers)
+    config = tmp_path / "adapter_config.json"
+    settings = json.loads(config.read_text()) | {"use_rslora": True}
+    plain = Gathered(world.core(), ask()).run()["a"]
+    config.write_text(json.dumps(settings))
+    other = Gathered(world.core(), ask()).run()["a"]
+    assert np.abs(np.array(plain.logprobs) - other.logprobs).max() > 1e-3
+    config.write_text(json.dumps(settings | {"lora_alpha": ALPHA / RANK**0.5}))
+    assert Gathered(world.core(), ask()).run()["a"].ids == plain.ids
 
 
 # --- the scripted core ---

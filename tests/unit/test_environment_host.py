@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -13,10 +14,14 @@ from typing import Any
 import pytest
 import trio
 
+from learner.environments.environment import Done, ModelTurn
+from learner.environments.guess_digits import GuessDigits
+from learner.environments.guess_number import GuessNumber
 from learner.environments.host import EnvironmentHost
 from learner.environments.port import Episode, EpisodeKey, Turn, TurnAnswer
 from learner.environments.settings import EnvironmentSection
-from learner.tasks.port import EnvironmentSource, Prompt, Task
+from learner.tasks.guess_number import SYMBOLS
+from learner.tasks.port import EnvironmentSource, EpisodeEnd, Prompt, Score, Task
 from learner.tasks.registry import make_task
 from netem.demo.tiny_model import char_tokenizer
 from p2p.errors import ShoalError, UsageError
@@ -178,10 +183,79 @@ def test_the_game_is_played_over_a_process() -> None:
                     break
                 low, high = (low, middle) if answer.given == given("<") else (middle + 1, high)
                 turn += 1
-            assert middle == secret and answer.score.exact and answer.score.reward == pytest.approx(1 - 0.05 * turn)
-            assert (await d.says(1, "zz")).score == (await d.says(2, "")).score  # no guess: nothing, and at once
+            assert middle == secret and answer.score.exact and answer.score.reward == pytest.approx(1 - 0.25 * turn / 5)
+            for member, none in enumerate(("zz", ""), 1):  # no guess: nothing, and at once
+                score = (await d.says(member, none)).score
+                assert score == Score(0.0, False, {"found": 0.0, "narrowed": 0.0}, EpisodeEnd())
 
     run(body)
+
+
+def test_a_game_that_is_lost_is_worth_what_its_hints_ruled_out_and_never_as_much_as_one_that_is_won() -> None:
+    async def lose(*guesses: int) -> Done:
+        game = GuessNumber(numbers=16, guesses=len(guesses))
+        game.begin({"secret": 9}, 0)
+        for number, guess in enumerate(guesses):
+            reply = await game.respond(ModelTurn(SYMBOLS[guess], number))
+        assert isinstance(reply, Done) and not reply.exact
+        return reply
+
+    async def body() -> None:
+        rewards = {g: (await lose(*g)).reward for g in [(0, 0), (0, 3), (7, 11), (8, 10), (35, 35)]}
+        narrowed = [dict(parts)["narrowed"] for parts in rewards.values()]  # type: ignore[arg-type]
+        assert narrowed == pytest.approx([0.5 * (1 - math.log(left, 16)) for left in (15, 12, 3, 1, 16)])
+        assert max(narrowed) == 0.5 < 1 - 0.25  # more than the last guess costs
+
+    trio.run(body)
+
+
+def test_who_copies_what_is_right_and_tries_something_else_elsewhere_finds_every_secret() -> None:
+    task = make_task("guess_digits", 1, {"digits": 2, "symbols": 3, "guesses": 3})
+
+    async def find(index: int) -> Done:
+        assert task.environment is not None
+        game = GuessDigits(**task.environment.options)
+        game.begin(task.prompt(index).entry, 0)
+        guess = "00"
+        for number in range(3):
+            reply = await game.respond(ModelTurn(guess, number))
+            if isinstance(reply, Done):
+                return reply
+            assert isinstance(reply, str)
+            guess = "".join(right if right in "012" else str(number + 1) for right in reply.removesuffix("?"))
+        raise AssertionError("it goes on after its last guess")
+
+    async def body() -> None:
+        for index in range(9):
+            done = await find(index)
+            last = int(max(task.prompt(index).entry["secret"]))  # the guess that finds it
+            assert done.exact and done.reward == {"found": pytest.approx(0.5 * (1 - 0.25 * last / 3)), "heeded": 0.5}
+
+    trio.run(body)
+
+
+def test_a_game_of_digits_rewards_who_heeds_every_hint_and_what_is_no_guess_gets_nothing() -> None:
+    async def last(*guesses: str, of: int = 3) -> object:
+        game = GuessDigits(symbols="012", guesses=of)
+        game.begin({"secret": "012"}, 0)
+        for number, guess in enumerate(guesses):
+            reply = await game.respond(ModelTurn(guess, number))
+        return reply
+
+    def lost(heeded: float) -> Done:
+        return Done({"found": 0.0, "heeded": pytest.approx(0.5 * heeded)}, exact=False)
+
+    async def body() -> None:
+        assert [await last(g) for g in ("000", "210", "120")] == ["0aa?", "c1a?", "bca?"]
+        assert await last("012", of=1) == Done({"found": 0.5, "heeded": 0.5}, exact=True)
+        assert await last("000", of=1) == lost(1.0)  # there was no hint to heed
+        assert await last("000", "011", of=2) == lost(1.0)  # all agrees with "0aa?"
+        assert await last("000", "100", of=2) == lost(0.0)
+        assert await last("120", "001", "010") == lost(5 / 6)  # "0" is tried again in the last place
+        for none in ("", "01", "0122", "013", "0a2", "²12"):
+            assert await last("000", none) == Done({"found": 0.0, "heeded": 0.0}, exact=False)
+
+    trio.run(body)
 
 
 def test_what_goes_wrong_names_the_prompt_and_hurts_nobody_else(file: Path) -> None:
@@ -401,8 +475,3 @@ def process_runs(pid: int) -> bool:
     """Also where it is dead and nobody has reaped it, it does not run."""
     state = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout.strip()
     return state not in ("", "Z")
-
-
-def test_the_sandbox_is_refused() -> None:
-    with pytest.raises(ValueError, match="is not built"):
-        EnvironmentSection(run="sandbox")

@@ -139,7 +139,8 @@ def test_means_and_errors_are_over_prompts() -> None:
     assert found.metrics() == {
         "eval/gsm/exact/mean": 0.75, "eval/gsm/exact/stderr": pytest.approx(0.25), "eval/gsm/reward/mean": 1.25,
         "eval/gsm/reward/stderr": pytest.approx(0.75), "eval/gsm/completions/mean_length": 3.0,
-        "eval/gsm/completions/clipped_ratio": 0.0, "eval/gsm/finished": 1.0, "eval/gsm/seconds": 4.0, "eval/gsm/step": 5.0,
+        "eval/gsm/completions/clipped_ratio": 0.0, "eval/gsm/finished": 1.0, "eval/gsm/unscored": 0.0,
+            "eval/gsm/seconds": 4.0, "eval/gsm/step": 5.0,
         "eval/gsm/avg@2": 0.75, "eval/gsm/pass@2": 1.0,
     }  # fmt: skip
     assert "exact 0.750 +- 0.250" in found.sentence() and "pass@2 1.000" in found.sentence() and "'gsm'" in found.sentence()

@@ -63,6 +63,9 @@ def no_list(completions, **columns):
 def wants(completion, colour):
     return 1.0
 
+def of_the_trainer(completions, prompt):
+    return [1.0 for _ in completions]
+
 def neither(text):
     return 1.0
 
@@ -74,7 +77,7 @@ not_callable = 3
 
 
 class Rows(Task):
-    """Stands for rows of data: every prompt is the same one."""
+    """Stands for rows of data: every prompt is the same one, but only the first has the column "colour"."""
 
     name = "rows"
 
@@ -82,7 +85,10 @@ class Rows(Task):
         self.entry, self.chat = entry, chat
 
     def prompt(self, index: int) -> Prompt:
-        return Prompt(index, "2+2=", self.entry, self.chat, where=f"train.jsonl, row {index + 1}")
+        entry = self.entry
+        if isinstance(entry, dict) and index:
+            entry = {name: value for name, value in entry.items() if name != "colour"}
+        return Prompt(index, "2+2=", entry, self.chat, where=f"train.jsonl, row {index + 1}")
 
     def held_out(self, index: int) -> Prompt:
         return Prompt(index, "2+2=", self.entry, self.chat, held_out=True)
@@ -151,7 +157,7 @@ async def test_a_function_that_returns_none_does_not_apply(file: str) -> None:
     ],
 )  # fmt: skip
 async def test_a_functions_mistake_costs_its_group_and_names_the_prompt(file: str, function: str, text: str, why: str) -> None:
-    with scorer_of(f"{file}:{function}", reward_s=0.5) as scorer:
+    with scorer_of(f"{file}:{function}", reward_s=0.5, entry={"answer": "4", "colour": "red"}) as scorer:
         with pytest.raises(GroupUnscored, match=rf"^train\.jsonl, row 8: .*{why}"):
             await scorer.score(7, answers("x", text))
         if function == "does":  # and the next group is scored
@@ -181,10 +187,16 @@ async def test_groups_lost_in_a_row_stop_the_run(file: str) -> None:
         ("nowhere.py:f", "no such file: .*nowhere.py"), ("no_such_module:f", "cannot be imported: ModuleNotFoundError"),
         ("exakt", "unknown reward function 'exakt'; did you mean 'exact'"), ("regex", "needs one of the options"),
         ("judge", "judge with the options none"),
+        ("{file}:wants", r"rewards\.py:wants needs the column 'colour', which task rows does not have \(it has: answer\)"),
+        ("regex?pattern_column=pattern", r"regex needs the column 'pattern', which task rows does not have"),
+        ("boxed?column=colour", r"boxed needs the column 'colour', which task rows does not have"),
+        ("{file}:of_the_trainer", r"has the parameter 'prompt': who takes all completions of a group is given columns and comp"),
     ],
 )  # fmt: skip
 def test_a_function_that_cannot_be_had_is_said_at_the_start(file: str, function: str, why: str) -> None:
-    with pytest.raises(UsageError, match=why), scorer_of(function.format(file=file)):
+    name, _, option = function.format(file=file).partition("?")
+    part = {"function": name, "options": dict([option.split("=")]) if option else {}}
+    with pytest.raises(UsageError, match=why), scorer_of(part):
         pass
 
 

@@ -35,16 +35,16 @@ class LearnerLives(RuleBasedStateMachine):
     @initialize(
         staleness=st.integers(0, 3), groups=st.integers(1, 3), samples=st.integers(1, 3), length=st.integers(1, 12),
         every=st.integers(1, 3), nodes=st.integers(1, 3), extra_groups=st.integers(0, 2), extra_samples=st.integers(0, 2),
-        truncate=st.booleans(),
+        truncate=st.booleans(), beside=st.booleans(),
     )  # fmt: skip
     def start(
         self, staleness: int, groups: int, samples: int, length: int, every: int, nodes: int, extra_groups: int,
-        extra_samples: int, truncate: bool,
+        extra_samples: int, truncate: bool, beside: bool,
     ) -> None:  # fmt: skip
         self.folder = Path(tempfile.mkdtemp(dir=SHM, prefix="shoal-lives-"))
         self.world = World(
             self.folder, staleness=staleness, groups_per_step=groups, samples=samples, length=length, every=every,
-            extra_groups=extra_groups, extra_samples=extra_samples, truncate=truncate,
+            extra_groups=extra_groups, extra_samples=extra_samples, truncate=truncate, beside=beside,
         )  # fmt: skip
         for name in "abc"[:nodes]:
             self.world.join(name)
@@ -106,6 +106,10 @@ class LearnerLives(RuleBasedStateMachine):
     def train(self) -> None:
         self.do(self.world.reward)
         self.do(self.world.train)
+
+    @rule()
+    def durable(self) -> None:
+        self.do(self.world.durable)
 
     @rule(forget=st.booleans(), power=st.booleans())
     def crash(self, forget: bool, power: bool) -> None:
@@ -245,5 +249,27 @@ def test_what_is_beyond_need_is_cut_in_many_lives(
     assert (states["surplus"] > 20) == (extra_groups > 0)
     assert (account["surplus_sequences"] > account["surplus_groups"] * (2 + extra_samples)) == (extra_samples > 0)
     assert (world.truncated > 0) == truncate and (account["truncated"] > 0) == truncate
+    world.drain()
+    world.journal.close()
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_commits_that_come_late_in_many_lives(every: int, tmp_path: Path) -> None:
+    """Checkpoints beside training: commits of steps that training has left behind, and crashes that take published versions
+    back. `World` sees that nothing is consumed twice, and nothing trained on of a version that was taken back."""
+    world = World(tmp_path, staleness=2, groups_per_step=2, samples=2, length=12, every=every, beside=True)
+    rng = random.Random(3)
+    for life in range(40):
+        for name in "abc":
+            world.join(name)
+        world.journal.fuse, world.journal.fuse_after = (rng.randrange(120) if life % 2 else None), bool(life % 4 == 1)
+        with contextlib.suppress(Killed):
+            world.run(rng, 14)
+        world.crash()
+        world.check()
+    orphaned = sum(b.state == "orphaned" for b in world.disk.groups.values())
+    assert world.dead and orphaned > 0 and (world.late_commits > 10) == (every > 1), "with 1 they come before the next is taken"
+    assert world.most_behind == 2 * every - 1, "how far training was past the last commit, at the most"
+    assert len(world.disk.consumed) > 60
     world.drain()
     world.journal.close()

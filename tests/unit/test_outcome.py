@@ -5,17 +5,20 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from rich.console import Console
 
 from learner.service import announce_ready, keep_telling
 from learner.status.live import LiveView
 from learner.status.outcome import RunConsole, summary_lines
 from learner.status.run_state import RunState
+from learner.status.steps import RECENT
 
 READY = {"run": "00aa", "run_dir": "r", "status_port": 1, "ticket": "t"}
 
@@ -132,3 +135,38 @@ def test_the_summary_of_a_resumed_run_says_whose_seconds_they_are() -> None:
     first, second = (RunState.of({**status_of(3), "seconds": 61.0, "epoch": epoch}) for epoch in (1, 2))
     assert summary_lines(first, Path("r"), "")[0] == "\nfinished: 3 steps in 1 min 01 s"
     assert summary_lines(second, Path("r"), "")[0] == "\nfinished: 3 steps, 1 min 01 s in this life (epoch 2)"
+
+
+class Logged:
+    """A trainer that logs a step every fifth of a second."""
+
+    def __init__(self) -> None:
+        self.logged, self.news = 0, trio.Event()
+
+    async def run(self, steps: int) -> None:
+        for _ in range(steps):
+            await trio.sleep(0.2)
+            self.logged += 1
+            self.news.set()
+            self.news = trio.Event()
+
+
+@pytest.mark.parametrize(("cost_s", "most"), [(0.0, 1), (0.5, RECENT // 2 + 3)])
+async def test_each_step_is_told_before_the_state_forgets_it(
+    mock_clock: trio.testing.MockClock, cost_s: float, most: int
+) -> None:
+    """With a view that costs little each by itself; with one that takes its time several at once."""
+    mock_clock.autojump_threshold = 0.01
+    trainer, told = Logged(), list[int]()
+
+    def status() -> dict[str, Any]:
+        mock_clock.jump(cost_s)
+        return {"step": trainer.logged}
+
+    with trio.move_on_after(1000):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keep_telling, lambda _, values: told.append(values["step"]), status, trainer)
+            await trainer.run(100)
+            await trio.sleep(30)
+            nursery.cancel_scope.cancel()
+    assert told[0] == 0 and told[-1] == 100 and max(b - a for a, b in pairwise(told)) <= most

@@ -6,18 +6,23 @@ import json
 import textwrap
 import tomllib
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from learner.config import TaskSection
+from learner.data_digests import changed_data
+from learner.evaluation.plan import EvalPlan
+from learner.evaluation.problems import Evaluation
 from learner.rewards.group_scorer import PooledScorer
 from learner.rewards.port import Answer
-from learner.service import changed_data
+from learner.rewards.settings import RewardSettings
 from learner.tasks.data.order import BLOCK, Order, shuffled, slots
 from learner.tasks.data.task import DataTask
-from learner.tasks.port import ChatFormat, Prompt, Task
+from learner.tasks.port import ChatFormat, Prompt, Score, Task
 from learner.tasks.prompting import cut, encode_prompt, fit_prompts, stop_tokens, unused_options
 from learner.tasks.registry import open_task
 from learner.tasks.settings import TaskSettings
@@ -54,7 +59,8 @@ class CharacterTokenizer:
         if options.get("refuse") and turns[0]["role"] == "system":
             raise ValueError("System role not supported")
         thinking = "" if options.get("enable_thinking", True) else "<no thinking>"
-        return "".join(f"[{t['role']}]{t['content']}" for t in turns) + thinking
+        tools = json.dumps(options["tools"]) if "tools" in options else ""
+        return tools + "".join(f"[{t['role']}]{t['content']}" for t in turns) + thinking
 
 
 def read(ids: tuple[int, ...]) -> str:
@@ -256,6 +262,48 @@ def test_bad_rows_are_skipped_and_counted_where_that_is_allowed(tmp_path: Path, 
     assert texts(same, 20) == texts(task, 20)
 
 
+def test_equal_faults_are_told_once_with_their_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "train.jsonl"
+    faults = ['{"prompt": ""}'] * 7 + ["{oops", '{"x": 1', '{"prompt": "a"}', '{"q": "a"}', '{"q": "a", "r": 1}', "3"]
+    more = ['{"prompt": 3}', '{"prompt": 4}', '{"prompt": null}']
+    file.write_text("\n".join([*(json.dumps(row) for row in rows(20)), *faults, *more]))
+    with pytest.raises(UsageError) as caught:
+        opened(str(file))
+    where = f"task.data: {file}, row"
+    said = caught.value.problems
+    assert said[0] == f'{where} 21: column "prompt" is empty (and 6 more such rows)'
+    assert said[1].startswith(f"{where} 28: is not JSON: ") and said[1].endswith(" (and 1 more such row)")
+    assert said[2].startswith(f'{where} 30: column "answer" is missing: ')
+    assert said[3] == f'{where} 31: column "prompt" is missing (it has: q) (and 1 more such row)'
+    assert said[4] == f"{where} 33: is no table of columns but a number"
+    assert said[5:6] == ("task.data: and 3 rows for other reasons",)
+    assert len(said) == 7 and said[6].startswith(f"task.data: {file}: 16 of 36 rows are bad: mend them, or leave")
+
+
+def test_rows_without_a_column_that_a_reward_function_needs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    values = [{"prompt": f"{i}", "right": "1"} for i in range(10)]
+    for i in (3, 7):
+        values[i] = {"prompt": f"{i}", "wrong": "1"}
+    data = jsonl(tmp_path, values)
+    code = tmp_path / "rewards.py"
+    code.write_text("def score(completion, right):\n    return 1.0\n")
+    parts = RewardSettings.model_validate({"reward": f"{code}:score"})
+
+    def scorer(**settings: Any) -> PooledScorer:
+        made = TaskSettings.model_validate({"data": data, "held_out": 0.0, **settings})
+        return PooledScorer(open_task(made, own_score=False), parts)
+
+    with pytest.raises(UsageError) as caught, scorer():
+        pass
+    first = f'column "right" is missing, which {code}:score needs (it has: prompt, wrong) (and 1 more such row)'
+    assert caught.value.problems[0] == f"task.data: {data}, row 4: {first}"
+    assert "2 of 10 rows are bad" in caught.value.problems[1]
+    with scorer(bad_rows="skip") as one:
+        assert sorted(one.task.prompt(i).text for i in range(8)) == list("01245689") and f"row 4: {first}" in caplog.text
+        with PooledScorer(one.task, parts):  # an evaluation's: what is left out is told once
+            assert caplog.text.count("left out") == 1
+
+
 def test_prompts_longer_than_the_model_takes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = jsonl(tmp_path, [*rows(10), {"prompt": "x" * 3000, "answer": "1"}])
     with pytest.raises(UsageError, match=r"row 11: its prompt has 3006 tokens, and the model takes 2047"):
@@ -264,6 +312,16 @@ def test_prompts_longer_than_the_model_takes(tmp_path: Path, caplog: pytest.LogC
     fit_prompts(task, CharacterTokenizer(), 2048)
     assert sorted(texts(task, 10)) == sorted(row["prompt"] for row in rows(10)) and "1 of 11 rows" in caplog.text
     fit_prompts(opened(data), CharacterTokenizer(), 0)  # not known
+
+
+def test_prompts_that_are_too_long_with_an_environments_tools(tmp_path: Path) -> None:
+    task = opened(jsonl(tmp_path, [{"prompt": "x" * n, "answer": "1"} for n in (10, 20, 600)]), held_out=0.0, bad_rows="skip")
+    fit_prompts(task, CharacterTokenizer(), 4000)
+    assert task.held_out_count == 0 and len({task.prompt(i).text for i in range(3)}) == 3
+    tool = {"type": "function", "function": {"name": "look", "description": "y" * 3400}}
+    task.chat_format = replace(task.chat_format, tools=(tool,))  # as `running_environment` does
+    fit_prompts(task, CharacterTokenizer(), 4000)
+    assert {task.prompt(i).text for i in range(3)} == {"x" * 10, "x" * 20}
 
 
 @pytest.mark.parametrize(
@@ -301,6 +359,37 @@ def test_a_changed_file_is_told_when_a_run_is_resumed(tmp_path: Path) -> None:
     (line,) = changed_data(tmp_path, second, resume=True)
     assert "train.jsonl has changed since this run began" in line
     assert changed_data(tmp_path, second, resume=True) == []
+    (tmp_path / "data.json").write_text(json.dumps(dict(first.fingerprint)))  # as a learner of before wrote it
+    (line,) = changed_data(tmp_path, second, resume=True)
+    assert "train.jsonl has changed since this run began" in line
+
+
+def test_a_changed_file_of_an_evaluation_is_told_by_its_name(tmp_path: Path) -> None:
+    train = opened(jsonl(tmp_path, rows(20)), held_out=0.0)
+
+    def evaluations(count: int) -> list[Evaluation]:
+        files = {"mine": jsonl(tmp_path, rows(count), "mine.jsonl"), "same": jsonl(tmp_path, rows(9), "same.jsonl")}
+        tasks = {name: opened(file, held_out=0.0) for name, file in files.items()}
+        return [Evaluation(eval_plan(name), (), (), str, unscored, task.fingerprint)
+                for name, task in (*tasks.items(), ("of-the-run", train))]  # fmt: skip
+
+    assert changed_data(tmp_path, train, evaluations(9), resume=False) == []
+    assert changed_data(tmp_path, train, evaluations(9), resume=True) == []
+    (line,) = changed_data(tmp_path, train, evaluations(8), resume=True)
+    assert line.startswith("eval mine: ") and "mine.jsonl has changed since this run began: figures" in line
+    assert changed_data(tmp_path, train, evaluations(8)[1:], resume=True) == []  # an evaluation less is no change of data
+    assert set(json.loads((tmp_path / "data.json").read_text())["eval"]) == {"same"}
+
+
+def eval_plan(name: str) -> EvalPlan:
+    return EvalPlan(
+        name=name, prompts=4, samples=1, every=0, at_start=True, at_end=True, temperature=0.0, top_p=1.0, max_new_tokens=8,
+        stop_ids=(0,), seed=0,
+    )  # fmt: skip
+
+
+async def unscored(prompt: Prompt, answers: Sequence[Answer]) -> Sequence[Score]:
+    raise NotImplementedError
 
 
 # ---- tasks in code

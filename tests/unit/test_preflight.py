@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,12 @@ from learner.config import LearnerConfig, build_config
 from learner.preflight.checks import check
 from learner.preflight.devices import Devices, computes_on_cpu, pick
 from learner.preflight.facts import Facts, Memory, ModelShape, Room
-from learner.preflight.needs import disk_needs, memory_needs
+from learner.preflight.needs import disk_needs, memory_forecast, memory_needs, plain_costs
 from learner.section import Finding
+from learner.trainer.checkpoints.forms import TENSORS, check_devices
+from learner.trainer.forecast.forecast import COPY
+from learner.trainer.optimizers.kinds import check_package
+from learner.trainer.settings import LOGITS_CHUNK_BYTES
 from p2p.errors import UsageError
 
 GIB = 2**30
@@ -56,7 +61,6 @@ def test_what_was_tried_is_a_problem_unless_its_key_is_wrong_anyway() -> None:
     ("sections", "words"),
     [
         ({"rollout": {"samples": 1}}, ("rollout.samples = 1", "at least 2")),
-        ({"trainer": {"tis_cap": 0.5}}, ("trainer.tis_cap = 0.5", "trainer.clip_low")),
     ],
 )
 def test_settings_under_which_nothing_is_learned(sections: dict[str, Any], words: tuple[str, ...]) -> None:
@@ -70,7 +74,7 @@ def test_settings_under_which_nothing_is_learned(sections: dict[str, Any], words
     [
         ({"rollout": {"finish_s": 5.0}}, "on_update"),
         ({"local_engine": {"threads": 3}}, "local_engine.engine is not set"),
-        ({"trainer": {"tis_cap": 1.1}}, "trainer.clip_high does nothing"),
+        ({"trainer": {"objective": "gspo"}}, '"sequence" is its paper\'s'),
         ({"rollout": {"max_new_tokens": 5000}}, "trainer.micro_batch_tokens = 4096"),
         ({"rollout": {"groups_per_step": 2}}, "rollout.micro_batch_groups = 4"),
         ({"trainer": {"lr_ramp": 30, "steps": 20}}, "never gets to"),
@@ -99,7 +103,7 @@ def test_room_on_the_disk() -> None:
     assert all(word in line for word in ("/data has 1 GiB free", "20.1 GiB for 3 checkpoints", "trainer.checkpoint_keep"))
     tight = replace(PLENTY, rooms=(Room("/data", needs.least),))
     assert "that is tight" in "\n".join(check(settings(), tight).notes) and "tight" not in notes()
-    for trainer, copies in (({"checkpoint_keep": 1}, 2), ({"steps": 0}, 0), ({"steps": 9, "checkpoint_every": 5}, 2)):
+    for trainer, copies in (({"checkpoint_keep": 1}, 2), ({"steps": 0}, 0), ({"steps": 6, "checkpoint_every": 5}, 2)):
         assert disk_needs(settings(trainer=trainer), SMALL).copies == copies
     assert disk_needs(settings(external_trainer=True), SMALL).checkpoints == 0
     double = disk_needs(settings(trainer={"served_dtype": "float32"}), SMALL).versions
@@ -124,20 +128,45 @@ def test_each_disk_has_room_for_what_is_linked_there() -> None:
 
 
 def test_memory_of_the_trainer() -> None:
-    """16 bytes a parameter on the CPU; on a GPU 2 more for the version published last; 4 more with a reference model."""
-    kl, wide = {"kl_coef": 0.1}, {"served_dtype": "float32"}
-    for gpu, more, each in ((False, {}, 16), (True, {}, 18), (True, kl, 22), (True, wide, 20), (False, kl, 20)):
+    """16 bytes a parameter on the CPU; on a GPU 2 more for the version published last; with a reference model 2 more on a
+    GPU, where it is bfloat16, and 4 on the CPU. Never more than a run may do with: matrices are many, or all."""
+    kl, wide, muon, host = {"kl_coef": 0.1}, {"served_dtype": "float32"}, {"optimizer": "muon"}, {"optimizer": "adamw_host"}
+    half = {"compute_dtype": "bfloat16"}
+    for gpu, more, each in (
+        (False, {}, 16), (True, {}, 18), (True, kl, 20), (True, wide, 20), (False, kl, 20), (False, kl | half, 18),
+        (True, muon, 14), (True, host, 8), (True, host | {"compute_dtype": "float32"}, 10), (False, host, 16),
+        (True, {"devices": 2}, 9), (True, kl | {"devices": 2}, 11), (False, {"devices": 2}, 16),
+    ):  # fmt: skip
         assert memory_needs(settings(trainer=more), SMALL, gpu=gpu).a_parameter == each
     few = replace(PLENTY, gpu=Memory("GPU", 10 * GIB, 10 * GIB))
     (line,) = problems(few)
     assert all(word in line for word in ("GPU has 10 GiB", "10.1 GiB", "18 bytes", "0.60 billion")) and "kl_coef" not in line
-    assert "trainer.kl_coef = 0" in problems(few, trainer={"kl_coef": 0.1})[0]
+    assert "(2 bytes fewer with trainer.kl_coef = 0)" in problems(few, trainer={"kl_coef": 0.1})[0]
     assert problems(few, external_trainer=True) == ()
     assert len(problems(replace(ON_CPU, host=Memory("this machine", 10 * GIB, 10 * GIB)))) == 1
     assert problems(replace(PLENTY, host=Memory("this machine", 10 * GIB, 10 * GIB))) == (), "a GPU has its own"
     (line,) = problems(replace(PLENTY, host=Memory("this machine", 1 * GIB, 1 * GIB)))
     assert "this machine has 1 GiB" in line and "copies of versions" in line and "bytes for each" not in line
     assert problems(replace(few, gpu=None)) == (), "which device it will be is not known"
+
+
+def test_an_adapters_base_is_published_once_and_kept() -> None:
+    """On the disk as the first state and as an anchor, on the host as it is served; its own values are too few to count."""
+    lora = settings(trainer={"lora": {"rank": 8}})
+    assert disk_needs(lora, SMALL).versions == 2 * 2 * SMALL.parameters and disk_needs(lora, SMALL).checkpoints == 0
+    assert memory_needs(lora, SMALL, gpu=True).host == 2 * SMALL.parameters
+    for devices, each in ((1, 2), (2, 2)):  # bfloat16; and float32, in two parts
+        config = settings(trainer={"lora": {"rank": 8}, "devices": devices})
+        assert memory_needs(config, SMALL, gpu=True).a_parameter == each
+
+
+def test_a_copy_of_a_checkpoint_is_forecast_and_nothing_is_refused_for_it() -> None:
+    for trainer, when in (({}, "always"), ({"checkpoint_beside": False}, "saving"), ({"devices": 2}, "saving")):
+        config = settings(trainer=trainer)
+        found = memory_forecast(config, plain_costs(config, SMALL, gpu=True), gpu=True)
+        (copy,) = (item for item in found.items if item.name == COPY)
+        assert (copy.when, copy.place, copy.size) == (when, "host", 12 * SMALL.parameters)
+        assert memory_needs(config, SMALL, gpu=True).host == 6 * SMALL.parameters
 
 
 def test_a_model_with_more_parts_is_never_too_large() -> None:
@@ -148,8 +177,18 @@ def test_a_model_with_more_parts_is_never_too_large() -> None:
     assert problems(several) == () and "parts beside the language model" in notes(several)
 
 
+def test_logits_take_no_more_than_their_chunks() -> None:
+    """However many tokens a forward pass has; fewer tokens than a chunk's take less."""
+    few, many = ({"micro_batch_tokens": tokens} for tokens in (64, 100_000))
+    assert memory_needs(settings(trainer=many), SMALL, gpu=True).logits == 4 * LOGITS_CHUNK_BYTES
+    small = memory_needs(settings(trainer=few, rollout={"max_new_tokens": 32}), SMALL, gpu=True)
+    assert small.logits == 16 * SMALL.vocabulary * 64 < 4 * LOGITS_CHUNK_BYTES
+    assert "256 MiB for logits" in notes(trainer=many)
+
+
 def test_memory_that_is_tight_or_in_use_is_a_note() -> None:
-    tight = replace(PLENTY, gpu=Memory("GPU", 12 * GIB, 12 * GIB))
+    least = memory_needs(settings(), SMALL, gpu=True).device
+    tight = replace(PLENTY, gpu=Memory("GPU", least, least))
     assert problems(tight) == () and "micro_batch_tokens" in notes(tight) and "micro_batch_tokens" not in notes()
     busy = replace(PLENTY, gpu=Memory("GPU", 80 * GIB, 1 * GIB))
     assert problems(busy) == () and "other programs hold the rest" in notes(busy)
@@ -170,6 +209,37 @@ def test_devices_by_name() -> None:
     for name, devices, word in (("cuda", Devices(), "none"), ("cuda:2", two, "B"), ("mps", two, "mps")):
         with pytest.raises(UsageError, match=word):
             pick(name, devices)
+
+
+def test_several_devices() -> None:
+    """No more than there are, of a kind that can be several, and with an optimizer that goes with them."""
+    two = Devices((Memory("A (cuda:0)", 80 * GIB, 80 * GIB), Memory("B (cuda:1)", 24 * GIB, 24 * GIB)))
+    assert pick("auto", two, 2) == two.gpus[0] and pick("cpu", two, 3) is None and pick("auto", Devices(), 3) is None
+    assert pick("cuda", replace(two, error="the third is full"), 3) == two.gpus[0], "there may be more"
+    with pytest.raises(UsageError, match=r"trainer\.devices = 3: torch finds 2 here"):
+        pick("auto", two, 3)
+    for wrong in ({"optimizer": "muon"}, {"device": "cuda:1"}, {"device": "mps"}):
+        settings(trainer=wrong)
+        with pytest.raises(UsageError, match="devices = 2 does not go with"):
+            settings(trainer=wrong | {"devices": 2})
+
+
+def test_a_checkpoint_of_one_process_is_not_read_by_several(tmp_path: Path) -> None:
+    folder = tmp_path / "step_3"
+    check_devices(folder, 2)  # it is gone
+    folder.mkdir()
+    check_devices(folder, 1)
+    with pytest.raises(UsageError, match=r"trainer\.devices = 2: checkpoint .*step_3 was written by one process"):
+        check_devices(folder, 2)
+    (folder / TENSORS).mkdir()
+    check_devices(folder, 2)
+
+
+def test_a_package_that_an_optimizer_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    check_package("adamw")
+    with pytest.raises(UsageError, match="bitsandbytes"):
+        check_package("adamw_8bit")
 
 
 def test_a_device_that_torch_cannot_tell_of_is_not_known() -> None:

@@ -13,7 +13,7 @@ from learner.requests.placing import PLACEMENTS_A_LOOK, count_places, place, ser
 from learner.requests.port import Ask, RequestClass
 from p2p.version import Version
 
-V0, V1 = Version(1, 0), Version(1, 1)
+V0, V1, V2 = Version(1, 0), Version(1, 1), Version(1, 2)
 ASK = Ask(request_class="serving", prompt_ids=(1,), max_new_tokens=4, stop_ids=(), seed=0)
 SHARES: dict[RequestClass, float] = {"evaluation": 0.25, "serving": 0.1}
 
@@ -73,6 +73,24 @@ def test_one_exact_version_takes_few_nodes() -> None:
     one = book_of(evaluation=1000, exact=V1)
     apply(pool(2), one)
     assert sorted(one.load(f"n{i}") for i in range(2)) == [0, 10]
+
+
+def test_a_node_that_holds_a_version_back_is_filled_whatever_the_share() -> None:
+    """Training sends it nothing, so the places would stand empty, and training wait for it the longer."""
+    nodes = pool(2)
+    book = book_of(evaluation=1000, exact=V1)
+    apply(nodes, book)
+    (peer,) = [n.peer for n in nodes if book.load(n.peer)]
+    share = book.load(peer)
+    held_back = [replace(n, draining=True, holds_back=True) if n.peer == peer else replace(n, version=V2) for n in nodes]
+    apply(held_back, book)
+    assert share < book.load(peer) == nodes[0].capacity
+    places = count_places(held_back, SHARES, training_wants=True)
+    assert book.beyond("evaluation", places.allowed("evaluation", book), places.spared) == []
+    assert book.holding("evaluation", places.spared) == 0 < book.holding("evaluation")
+    back = count_places([replace(n, version=V2) for n in nodes], SHARES, training_wants=True)
+    allowed = back.allowed("evaluation", book)
+    assert len(book.beyond("evaluation", allowed, back.spared)) == nodes[0].capacity - allowed
 
 
 def test_versions_and_states_of_nodes_are_minded() -> None:

@@ -5,11 +5,25 @@ from __future__ import annotations
 import json
 import random
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+from learner.status.evaluated import MOST_EVAL_POINTS, MOST_NAMES, EvalHistory, EvalPoint
 from learner.status.run_state import RunState
-from learner.status.steps import EVALS, POINTS, RECENT, StepHistory, StepRow, read_metrics, surviving
+from learner.status.steps import (
+    EVALS,
+    LINE_BYTES,
+    NEWEST_LINES,
+    POINTS,
+    RECENT,
+    SHOWN_PARTS,
+    StepHistory,
+    StepRow,
+    parts_of,
+    read_metrics,
+    surviving,
+)
 from learner.status.words import by_name, plain_text
 from p2p.errors import UsageError
 
@@ -151,3 +165,52 @@ def test_the_surviving_history_takes_back_what_a_crash_lost(tmp_path) -> None:
 def test_a_row_without_times_has_no_pace() -> None:
     row = StepRow(1, reward=0.5)
     assert row.busy is None and row.tokens_per_s is None
+
+
+def test_parts_of_the_reward_are_followed_over_the_run() -> None:
+    history = StepHistory()
+    for step in range(1, 1001):
+        late = {"reward/late": 1.0} if step > 500 else {}
+        history.add(line(step, reward__form=step / 1000, episodes__turns_mean=2.0, **late))
+    state = RunState.of({**history.status(), "metrics": line(1000, reward__form=1.0)})
+    assert state.parts == {"form": 1.0} and state.curve[0].turns == 2.0
+    ends = state.part_first_and_last()
+    assert ends["form"].first == pytest.approx(0.05, abs=0.01) and ends["form"].last == pytest.approx(0.95, abs=0.01)
+    assert ends["late"] == (1.0, 1.0)
+    many = {"step": 1, **{f"reward/{i:03d}": 1.0 for i in range(1000)}, "reward/mean": 1.0, "reward/text": "x"}
+    assert list(parts_of(many)) == [f"{i:03d}" for i in range(SHOWN_PARTS)]
+
+
+def test_named_evaluations_are_kept_by_name_and_step_in_bounded_memory() -> None:
+    history = EvalHistory()
+    for step in range(0, 1000, 2):
+        history.add({"step": step, "eval/exact/mean": 0.5, "eval/hard/exact/mean": step / 1000, "eval/hard/exact/stderr": 0.1})
+    history.add({"step": 998, "eval/hard/exact/mean": 0.25, "eval/hard/unscored": 3.0, "eval/hard/finished": 0.5})
+    for i in range(100):
+        history.add({"step": 1, f"eval/n{i}/reward/mean": 1.0, f"eval/n{i}/exact/mean": None})
+    found = history.status()
+    assert len(found) == MOST_NAMES and len(found["hard"]) == MOST_EVAL_POINTS and found["hard"][0]["step"] == 0
+    state = RunState.of({"evaluated": found})
+    hard = next(one for one in state.named_evals if one.name == "hard")
+    assert hard.points[-1] == EvalPoint(998, exact=0.25, finished=0.5, unscored=3.0) and hard.points[-2].exact_error == 0.1
+    assert all(one.name for one in state.named_evals)
+    history.take_back(10)
+    assert [p["step"] for p in history.status()["hard"]] == [0]
+    assert RunState.of({"evaluated": {"x": "rubbish", "y": [1]}, "evaluations": ["x"]}).named_evals == ()
+
+
+def test_a_metrics_file_is_read_in_bounded_memory(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    assert read_metrics(file) == []
+    file.symlink_to("/dev/zero")
+    assert read_metrics(file) == [], "a device never ends"
+    file.unlink()
+    lines = [json.dumps(line(s, 1 if s <= 3000 else 2)) for s in range(1, 5001)]
+    file.write_text("x" * (3 * LINE_BYTES) + "\n" + "\n".join(lines) + '\n{"step": 5001, "torn')
+    rows = read_metrics(file, most=500)
+    steps = [row["step"] for row in rows]
+    assert len(rows) <= 500 + NEWEST_LINES and steps == sorted(steps) and steps[-NEWEST_LINES:] == list(range(4745, 5001))
+    assert 1 in steps and 3001 in steps, "where an epoch began"
+    kept = [row["step"] for row in surviving(rows)]
+    assert kept == steps and max(b - a for a, b in pairwise(kept)) <= 32
+    assert [row["step"] for row in read_metrics(file)] == list(range(1, 5001))

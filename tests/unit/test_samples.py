@@ -82,10 +82,12 @@ def test_of_an_episode_it_is_said_who_wrote_what() -> None:
     )
     assert pieces_of(episode) == [("model", 2), ("environment", 3), ("model", 4), ("environment", 1)]
     assert pieces_of(trajectory(0)) == [("model", 10)]
-    line = described(draw(TrainedStep(1, (Group(5, 9, (episode,)),)), 1, 0)[0], "p", "c", {}, str)
-    assert line["turns"][:2] == [{"by": "model", "tokens": 2}, {"by": "environment", "tokens": 3}]
+    line = described(draw(TrainedStep(1, (Group(5, 9, (episode,)),)), 1, 0)[0], "p", "c", {}, str, ["8", "lower\x1b[2J"])
+    said = [{"by": "model", "tokens": 2, "text": "8"}, {"by": "environment", "tokens": 3, "text": "lower\x1b[2J"}]
+    assert line["turns"][:2] == said and line["turns"][3] == {"by": "environment", "tokens": 1, "text": ""}
     assert line["parts"] == {"right": 0.5} and [s["tokens"] for s in line["spans"]] == [2, 4]
     assert read_lines(as_lines([line]).decode()) == [line] and shown(line)["spans"]
+    assert shown(line)["turns"][1]["text"] == "lower\ufffd[2J" and shown(line)["parts"] == {"right": 0.5}
     gaps = tuple(Gap(2 * i + 1, 2 * i + 2) for i in range(WRITTEN_PIECES))
     long = replace(episode, completion_ids=(3,) * (2 * WRITTEN_PIECES + 1), given=gaps)
     line = described(draw(TrainedStep(1, (Group(5, 9, (long,)),)), 1, 0)[0], "p", "c", {}, str)

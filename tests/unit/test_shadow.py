@@ -216,13 +216,94 @@ def test_only_one_staging_and_a_dropped_one_does_no_harm(tmp_path: Path) -> None
 
 
 def test_a_mapped_version_outlives_its_turn(tmp_path: Path) -> None:
-    """An engine that still maps version 1 reads version 1 while later ones reuse its slot."""
+    """Who still maps a version reads that version until the one after it is committed, and until the next begins at the least."""
     shadow = holding(tmp_path, 1)
     file = shadow.state_file()
     engine = FlatState.open(file.path, file.layout)
-    for step in (2, 3, 4):
-        shadow.commit(stage(shadow, step, step - 1))
+    staging = stage(shadow, 2, 1)
     assert engine.bytes.tobytes() == state_of(1).bytes.tobytes()
+    shadow.commit(staging)
+    assert engine.bytes.tobytes() == state_of(1).bytes.tobytes()
+
+
+def test_an_engine_that_got_ahead_keeps_its_file(tmp_path: Path) -> None:
+    """The engine took version 3 and the shadow could not: later stagings leave that file alone, whatever they do."""
+    shadow = holding(tmp_path, 1)
+    shadow.commit(stage(shadow, 2, 1))
+    ahead = stage(shadow, 3, 2)
+    assert ahead.state.path is not None
+    engine = FlatState.open(ahead.state.path, LAYOUT)
+    for step in (4, 5):
+        shadow.commit(stage(shadow, step, 2 if step == 4 else 4))
+        assert_holds(Shadow.open(tmp_path, RUN), step)
+    assert engine.bytes.tobytes() == state_of(3).bytes.tobytes()
+
+
+def test_what_did_not_change_is_neither_written_nor_hashed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After two turns both files hold the frozen part; from then on only what changes is touched, and checked as ever."""
+    frozen = Layout.build([("a", "bfloat16", (200,)), ("base", "bfloat16", (4000,)), ("other", "bfloat16", (900,))])
+
+    def version(step: int) -> FlatState:
+        state = FlatState.in_memory(frozen)
+        for seed, spec in enumerate(frozen.tensors):
+            draw = np.random.default_rng([seed, step if spec.name == "a" else 0])
+            state.write_tensor(spec.name, draw.integers(0, 2**16, spec.shape, dtype=np.uint16))
+        return state
+
+    def staged(step: int) -> Staging:
+        new, old = version(step), version(step - 1) if step else None
+        base = old.digest() if old else None
+        staging = shadow.begin(Version(1, step), "delta" if step else "anchor", frozen, None, base, segment_bytes=512)
+        hashed.clear()
+        for segment in staging.segments:
+            payload = encode_segment(new.words(segment), old.words(segment) if old else None)[0]
+            staging.write(segment, payload)
+        return staging
+
+    shadow = Shadow.open(tmp_path, RUN)
+    inodes: list[int] = []
+    hashed: list[int] = []
+    real = FlatState.tensor_digest
+
+    def counted(self: FlatState, index: int) -> bytes:
+        hashed.append(index)
+        return real(self, index)
+
+    monkeypatch.setattr(FlatState, "tensor_digest", counted)
+    for step in range(6):
+        new = version(step)
+        digests, digest = new.tensor_digests(), new.digest()
+        staging = staged(step)
+        assert hashed == ([0] if step else [0, 1, 2])
+        file = staging.finish(digests, digest)
+        shadow.commit(staging)
+        inodes.append(file.path.stat().st_ino)
+        assert file.changed == (("a",) if step else None)
+        assert file.path.read_bytes() == version(step).bytes.tobytes()
+        assert staging.changed == ({0} if step else set(range(len(staging.segments))))
+    assert len(set(inodes)) == 2
+    # What a try that failed has written is not taken for the held state's bytes.
+    def damaged(payload: bytes, base: np.ndarray | None, out: np.ndarray) -> None:
+        out[:] = 7
+        raise Refusal("cut short")
+
+    new, old = version(6), version(5)
+    staging = shadow.begin(Version(1, 6), "delta", frozen, None, old.digest(), segment_bytes=512)
+    with monkeypatch.context() as patched, pytest.raises(Refusal, match="cut short"):
+        patched.setattr("node.install.staging.decode_segment", damaged)
+        staging.write(staging.segments[-2], b"damaged")
+    for segment in staging.segments:
+        staging.write(segment, encode_segment(new.words(segment), old.words(segment))[0])
+    file = staging.finish(new.tensor_digests(), new.digest())
+    shadow.commit(staging)
+    assert file.path.read_bytes() == new.bytes.tobytes()
+    assert Shadow.open(tmp_path, RUN).digest == new.digest()
+    # A seal that says otherwise of an untouched tensor is refused.
+    staging = staged(7)
+    wrong = version(7).tensor_digests()
+    wrong[2] = b"\1" * 16
+    with pytest.raises(Refusal, match="'other' differs"):
+        staging.finish(wrong, version(7).digest())
 
 
 def test_discard_leaves_the_held_version_and_no_file(tmp_path: Path) -> None:
@@ -335,10 +416,23 @@ def test_a_full_disk_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise OSError(28, "no space left")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
+    again = Shadow.open(tmp_path, RUN)
     with pytest.raises(Refusal, match="no room"):
-        stage(shadow, 3, 2)
-    assert_holds(shadow, 2)
+        stage(again, 3, 2)
+    assert_holds(again, 2)
     assert_holds(Shadow.open(tmp_path, RUN), 2)
+
+
+def test_the_turn_of_a_file_that_is_there_takes_no_more_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shadow = holding(tmp_path, 1)
+    shadow.commit(stage(shadow, 2, 1))
+
+    def full(fd: int, offset: int, length: int) -> None:
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    shadow.commit(stage(shadow, 3, 2))
+    assert_holds(shadow, 3)
 
 
 class Crash(BaseException):
@@ -509,8 +603,12 @@ def test_any_history_holds_exactly_what_was_committed(
             with pytest.raises(Refusal, match="unknown base"):
                 stage(shadow, newest, newest + 1)
         elif action in ("half", "discard"):
-            staging = shadow.begin(Version(1, newest), "anchor", LAYOUT, segment_bytes=CUT)
-            staging.write(staging.segments[1], payloads(state_of(newest), None)[1])
+            base = state_of(held) if held and data.draw(st.booleans()) else None
+            kind, digest = ("delta", base.digest()) if base else ("anchor", None)
+            cut = data.draw(st.sampled_from([CUT, 2 * CUT]))
+            staging = shadow.begin(Version(1, newest), kind, LAYOUT, None, digest, segment_bytes=cut)
+            words = [state.words(staging.segments[1]) for state in (state_of(newest), base) if state]
+            staging.write(staging.segments[1], encode_segment(words[0], words[1] if base else None)[0])
             with pytest.raises(Refusal, match="missing"):
                 staging.finish(state_of(newest).tensor_digests(), state_of(newest).digest())
             if action == "discard":

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from p2p.errors import Refusal, ShoalError
 from p2p.limits import MAX_CHUNK
-from p2p.weights.store import ChunkFolder, ChunkStore
+from p2p.weights.store import ChunkFolder, ChunkStore, clear_chunks
 
 
 def chunk(number: int, size: int = 100) -> tuple[bytes, bytes]:
@@ -98,6 +98,25 @@ def test_a_torn_file_of_a_crash_does_not_count_as_the_chunk(tmp_path) -> None:
     assert again.get(digest) is None
     again.put(digest, data)
     assert again.get(digest) == data and again.total == len(data)
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_chunks_of_an_earlier_epoch_are_cleared_also_where_the_folder_is_a_link(tmp_path, linked: bool) -> None:
+    root = there = tmp_path / "chunks"
+    if linked:
+        there = tmp_path / "other disk"
+        there.mkdir()
+        (there / "letters.txt").write_text("somebody's own")
+        root.symlink_to(there)
+    store = ChunkStore(root)
+    for i in range(20):
+        data = bytes([i]) * 100
+        store.put(blake3.blake3(data).digest(), data)
+    (next(there.glob("??")) / "tmp-1-abc").write_text("half a chunk")
+    clear_chunks(root)
+    assert [f.name for f in there.rglob("*")] == ["letters.txt"] * linked and root.is_symlink() == linked
+    assert ChunkStore(root).total == 0
+    clear_chunks(tmp_path / "nowhere")
 
 
 def test_leftovers_of_a_crash_are_swept(tmp_path) -> None:

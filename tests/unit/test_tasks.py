@@ -27,6 +27,30 @@ def test_problems_are_the_same_in_every_release() -> None:
     assert hashlib.sha256(texts.encode()).hexdigest()[:16] == "e2745085844073f6"
 
 
+def test_the_game_asks_for_each_number_once_in_a_round() -> None:
+    task = make_task("guess_number", 3, {"numbers": 24, "guesses": 6})
+    rounds = [[task.prompt(r * 24 + i).entry["secret"] for i in range(24)] for r in range(4)]
+    assert all(sorted(secrets) == list(range(24)) for secrets in rounds) and len({tuple(s) for s in rounds}) == 4
+    assert rounds[0] != [make_task("guess_number", 4, {"numbers": 24}).prompt(i).entry["secret"] for i in range(24)]
+    assert task.prompt(5).text == task.prompt(6).text  # nothing but the hints tells it
+
+
+def test_the_game_of_digits_asks_for_each_secret_once_in_a_round_and_its_blind_player_only_knows_the_form() -> None:
+    task = make_task("guess_digits", 3, {"digits": 2, "symbols": 3, "guesses": 4})
+    rounds = [[task.prompt(r * 9 + i).entry["secret"] for i in range(9)] for r in range(4)]
+    assert all(sorted(r) == sorted(a + b for a in "012" for b in "012") for r in rounds) and len({tuple(r) for r in rounds}) == 4
+    assert rounds[0] != [make_task("guess_digits", 4, {"digits": 2}).prompt(i).entry["secret"] for i in range(9)]
+    found = 0
+    for index in range(2000):
+        secret, said = task.prompt(index).entry["secret"], task.transcript(task.prompt(index))
+        found += said[-1] == secret
+        guesses, hints = said[::2], said[1::2]
+        assert len(guesses) == len(hints) + 1 <= 4 and set("".join(said)) <= set(task.characters())
+        for guess, answer in zip(guesses, hints, strict=False):
+            assert answer == "".join(g if g == s else "abc"[int(g)] for g, s in zip(guess, secret, strict=True)) + "?"
+    assert found / 2000 == pytest.approx(1 - (8 / 9) ** 4, abs=0.04)
+
+
 @pytest.mark.parametrize("name", ["reverse", "add"])
 def test_held_out_never_meets_training(name: str) -> None:
     task = make_task(name, 3)
@@ -84,7 +108,11 @@ def test_a_package_that_is_not_installed_is_one_clear_line(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("name", "options", "match"),
     [
-        ("chess", {}, "reverse, add, guess_number, data, reasoning_gym:DATASET"),
+        ("guess_digits", {"digits": 9}, "digits = 9 is not within 1..8"),
+        ("guess_digits", {"symbols": 11}, "symbols = 11 is not within 2..10"),
+        ("guess_digits", {"guesses": 0}, "guesses = 0 is not within 1..20"),
+        ("guess_digits", {"digits": 5, "symbols": 10}, r"10 symbols \*\* 5 digits are more than 10000 secrets"),
+        ("chess", {}, "reverse, add, guess_number, guess_digits, data, reasoning_gym:DATASET"),
         ("reverse:6", {}, "unknown task"),
         ("reverse", {"digit": 6}, "digit"),
         ("reverse", {"digits": 2}, "within 3..18"),

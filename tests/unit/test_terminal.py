@@ -216,3 +216,75 @@ def test_the_log_file_is_bounded_and_its_errors_are_silent(tmp_path: Path, capsy
     assert sorted(p.name for p in tmp_path.iterdir()) == ["learner.log", "learner.log.1"]
     assert all(p.stat().st_size <= 1000 for p in tmp_path.iterdir())
     assert "line 99" in (tmp_path / "learner.log").read_text() and capsys.readouterr().err == ""
+
+
+def test_whoever_looks_before_the_first_step_is_told_of_each_step() -> None:
+    said: list[str] = []
+    view = LiveView(said.append, console=Console(file=io.StringIO()))
+    view.update(RunState.of({"run": "00aa", "steps": 40}))
+    view.update(a_run(step=3))
+    assert [text.split(" of ")[0] for text in said] == ["step 0: held out 0.30", "step 1", "step 2", "step 3"]
+
+
+EPISODE = {
+    "step": 20, "prompt": "?", "completion": "8<4", "reward": 0.95, "finish": "stop", "parts": {"found": 1.0},
+    "end": {"over": "turns", "calls": 1, "errors": 0},
+    "turns": [
+        {"by": "model", "tokens": 1, "text": "8"}, {"by": "environment", "tokens": 1, "text": "<\x1b[2J"},
+        {"by": "model", "tokens": 9, "text": "raw", "calls": [{"name": "look", "arguments": '{"at": 4}'}]},
+    ],
+}  # fmt: skip
+
+
+def evaluated_run(**more: Any) -> RunState:
+    history = StepHistory(
+        [
+            *(line(s, reward__found=s / 20) for s in range(1, 21)), {"step": 0, "eval/hard/exact/mean": 0.25},
+            {"step": 20, "eval/hard/exact/mean": 0.5, "eval/hard/exact/stderr": 0.125, "eval/hard/finished": 0.75,
+             "eval/hard/unscored": 4.0},
+        ]
+    )  # fmt: skip
+    metrics = {
+        "reward/mean": 0.5, "reward/found": 1.0, "episodes/turns_mean": 2.5, "episodes/turns_max": 4.0,
+        "episodes/over_done": 0.75, "episodes/over_turns": 0.25, "episodes/tool_calls": 1.5, "episodes/tool_errors": 0.5,
+    }  # fmt: skip
+    lost = {"groups": 3, "last": "it raised (r.py:7)"}
+    values = {**history.status(), "metrics": metrics, "samples": [EPISODE], "unscored": lost}
+    return a_run(**{**values, **more})
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 50)])
+def test_turns_parts_and_evaluations_are_on_the_page(width: int, height: int) -> None:
+    page = drawn(evaluated_run(), width, height)
+    assert len(page) < height and max(map(len, page)) <= width
+    text = "\n".join(page)
+    for word in ("found 1", "2.5 turns (most 4)", "hard: exact 0.50 ± 0.12", "3 groups", "node-1", "75 % of its"):
+        assert word in text, word
+    many = {f"n{i}": [{"step": 1, "exact": 0.5}] for i in range(30)}
+    assert "more evaluations" in "\n".join(drawn(evaluated_run(evaluated=many), width, height))
+
+
+def test_a_sample_of_an_episode_shows_its_turns_and_calls(capsys: pytest.CaptureFixture[str]) -> None:
+    print_status(evaluated_run())
+    said = capsys.readouterr().out
+    assert "model 8  env <\ufffd[2J  model look" in said and '"at": 4' in said and "2 turns, ended by turns" in said
+    assert "\x1b[2J" not in said
+
+
+def test_results_of_evaluations_are_lines_where_there_is_no_terminal() -> None:
+    said: list[str] = []
+    view = LiveView(said.append, console=Console(file=io.StringIO()))
+    view.update(RunState.of({"run": "00aa", "steps": 40}))
+    view.update(evaluated_run())
+    view.update(evaluated_run())
+    told = [text for text in said if "evaluation" in text]
+    assert told == [
+        "step 0: evaluation hard: exact 0.25",
+        "step 20: evaluation hard: exact 0.50 ± 0.12 (75 % of its prompts, 4 not scored)",
+    ]
+
+
+def test_the_summary_has_parts_episodes_evaluations_and_what_was_unscored() -> None:
+    text = "\n".join(summary_lines(evaluated_run(finished=True), Path("r"), ""))
+    assert "parts: found 0.075 -> 0.975" in text and "evaluation hard: 0.25 at step 0 -> exact 0.50 ± 0.12" in text
+    assert "unscored: 3 groups, the last because: it raised (r.py:7)" in text and "75 % done, 25 % by turns" in text

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,12 @@ from learner.client.port import ResumeInfo
 from learner.section import check_section
 from learner.tasks.prompting import decode_completion, encode_prompt
 from learner.tasks.registry import make_task
-from learner.trainer.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
+from learner.trainer.checkpoints.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
+from learner.trainer.consuming import group_metrics
 from learner.trainer.export import export_model
+from learner.trainer.forward import layout
 from learner.trainer.model import completion_logprobs, load_model, named_state, served_tensors
+from learner.trainer.objectives.registry import make_objective
 from learner.trainer.packing import (
     FORWARD_COST,
     HALF_FULL,
@@ -33,10 +37,13 @@ from learner.trainer.packing import (
     check_group,
     cut_forwards,
     padded_tokens,
+    row_tokens,
     rows_of,
 )  # fmt: skip
+from learner.trainer.policy import PolicyTrainer, TrainingDiverged
 from learner.trainer.settings import TrainerConfig
-from learner.trainer.trainer import PolicyTrainer, TrainingDiverged, group_metrics, run_trainer
+from learner.trainer.trained import WholeModel
+from learner.trainer.trainer import run_trainer
 from learner.trajectory import Group, Trajectory, pack_groups, unpack_groups
 from netem.demo.tiny_model import build_demo_model, build_random_model, char_tokenizer
 from p2p.errors import UsageError
@@ -142,7 +149,7 @@ def test_another_order_is_another_sum(tiny: Path) -> None:
 
 @given(sizes=st.lists(st.lists(st.integers(1, 90), max_size=12), min_size=1, max_size=20), unit=st.integers(1, 5))
 def test_the_packer_loses_no_row_and_fills_its_forwards(sizes: list[list[int]], unit: int) -> None:
-    packer, budget, packs = Packer(200, unit), 200, list[list[ForwardRow]]()
+    packer, budget, packs = Packer(200, unit, padded=True), 200, list[list[ForwardRow]]()
     rows = [[sized_row(i, size) for size in group] for i, group in enumerate(sizes)]
     for group in rows:
         now = packer.add(group)
@@ -174,11 +181,40 @@ def test_forwards_cost_no_more_than_any_other_cut(sizes: list[int], budget: int)
     assert cheapest <= min(cost(longest_first), cost(shortest_first)) + 1e-6
 
 
-def sized_row(group_id: int, size: int) -> ForwardRow:
-    """A row of `size` tokens, one of them the prompt."""
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 30)), min_size=1, max_size=40), budget=st.integers(1, 120),
+    unit=st.integers(1, 5), share=st.booleans(), mask=st.sampled_from([200, 1 << 24]),
+)  # fmt: skip
+def test_packed_forwards_keep_the_budget(
+    sizes: list[tuple[int, int]], budget: int, unit: int, share: bool, mask: int
+) -> None:
+    """What the layout lays is what the budget counts, also where prompts are not shared or are too long for it."""
+    rows = [sized_row(i, 1 + size, prompt=(7 + which,) * (1 + 9 * which)) for i, (which, size) in enumerate(sizes)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout, "LARGEST_MASK", mask)
+        packer = Packer(budget, unit, share_prompts=share)
+        packs = [pack for row in rows for pack in packer.add([row])] + packer.flush()
+        for pack in packs:
+            laid = len(layout.packed(row_tokens(pack), share_prompts=share).ids)
+            assert laid == packer.tokens(pack) and (laid <= budget or len(pack) == 1)
+    assert [id(row) for pack in packs for row in pack] == [id(row) for row in rows]
+
+
+def test_a_row_beyond_the_budget_is_said_once(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rng = np.random.default_rng(0)
+    trainer = PolicyTrainer(load_model(tiny, "cpu").model, config(tiny, Path("unused"), micro_batch_tokens=2))
+    for step in range(2):
+        trainer.accumulate([make_group(2 * step, rng), make_group(2 * step + 1, rng)])
+        trainer.step(step)
+    (said,) = (record.getMessage() for record in caplog.records if "micro_batch_tokens" in record.getMessage())
+    assert re.search(r"group 0 has a completion of \d+ tokens .*trainer\.micro_batch_tokens = 2: ", said)
+
+
+def sized_row(group_id: int, size: int, prompt: tuple[int, ...] = (1,)) -> ForwardRow:
+    """A row of `size` tokens with a prompt of one."""
     spans = (Span(Version(1, 0), 0, size - 1),)
     trajectory = Trajectory(
-        prompt_ids=(1,), completion_ids=(2,) * (size - 1), logprobs=(-1.0,) * (size - 1), spans=spans,
+        prompt_ids=prompt, completion_ids=(2,) * (size - 1), logprobs=(-1.0,) * (size - 1), spans=spans,
         reward=0.0, finish="stop", node="n", seed=0,
     )  # fmt: skip
     return ForwardRow(group_id, trajectory, 1.0)
@@ -191,6 +227,15 @@ def test_groups_of_equal_rewards_count_but_do_not_push(folder: Path) -> None:
     tokens = [sum(len(t.completion_ids) for t in g.trajectories) for g in (mixed, equal)]
     for x, y in zip(alone, both, strict=True):
         torch.testing.assert_close(y, x * tokens[0] / sum(tokens), rtol=1e-5, atol=1e-8)
+
+
+def test_a_step_without_a_forward_claims_no_measurement(tiny: Path) -> None:
+    trainer = PolicyTrainer(load_model(tiny, "cpu").model, config(tiny, Path("unused")))
+    trainer.accumulate([flat(make_group(0, np.random.default_rng(2)))])
+    assert trainer.step(0) == {"loss/mean": 0.0, "optim/lr": trainer.config.lr / 5, "optim/grad_norm": 0.0}
+    trainer.accumulate([make_group(0, np.random.default_rng(2))])
+    metrics = trainer.step(1)
+    assert metrics["entropy"] > 0 and metrics["ratio/mean"] > 0 and 0 < metrics["off_policy/effective"] <= 1
 
 
 def test_logprobs_do_not_depend_on_the_padding(folder: Path) -> None:
@@ -209,28 +254,10 @@ def test_logprobs_do_not_depend_on_the_padding(folder: Path) -> None:
     assert mask.sum(1).tolist() == [2, 4, 1]
 
 
-def test_shared_prompts_give_the_same_logprobs_and_gradients(folder: Path) -> None:
-    prompts: list[tuple[int, ...]] = [(5, 6, 7), (5, 6, 7), (5, 6, 7), (8, 9, 10), (8, 9, 10), (8, 9, 10)]
-    completions: list[tuple[int, ...]] = [(4, 5), (6, 7, 8, 9), (3,), (5, 5, 5), (6,), (7, 8)]
-    results = []
-    for share in (False, True):
-        model, _ = load_model(folder, "cpu")
-        calls: list[int] = []
-        model.register_forward_hook(lambda *_, calls=calls: calls.append(1))
-        logprobs, mask, _ = completion_logprobs(model, prompts, completions, share_prompts=share)
-        (logprobs * torch.arange(1, 7)[:, None]).sum().backward()
-        assert len(calls) == (2 if share else 1)
-        results.append((logprobs.detach(), mask, [p.grad for p in model.parameters()]))
-    (plain, mask_a, grads_a), (shared, mask_b, grads_b) = results
-    assert torch.equal(mask_a, mask_b)
-    torch.testing.assert_close(plain, shared, rtol=1e-5, atol=1e-5)
-    for a, b in zip(grads_a, grads_b, strict=True):
-        assert float((a - b).abs().max()) <= 1e-5 * max(1.0, float(a.abs().max()))
-
-
 def test_forwards_fit_the_budget_and_lose_no_row() -> None:
     rng = np.random.default_rng(3)
-    rows = [row for i in range(6) for row in rows_of(make_group(i, rng, size=8), True)]
+    settings, objective = TrainerConfig(model="", checkpoint_dir=""), make_objective("grpo", {})
+    rows = [row for i in range(6) for row in rows_of(make_group(i, rng, size=8), settings, objective)]
     packs = list(cut_forwards(rows, 64))
     assert sorted(map(id, rows)) == sorted(id(r) for pack in packs for r in pack)
     for pack in packs:
@@ -284,7 +311,7 @@ def test_unpaired_logprobs_and_uncovered_tokens_are_refused() -> None:
 def test_a_run_commits_before_it_publishes_and_reports(folder: Path, tmp_path: Path) -> None:
     _, tokenizer = load_model(folder, "cpu")
     client = FakeClient(lambda step: step_groups(step, tokenizer, TASK), cuts=2)
-    run_trainer(client, config(folder, tmp_path, checkpoint_every=2))
+    run_trainer(client, config(folder, tmp_path, checkpoint_every=2, checkpoint_beside=False))
     assert client.calls == [
         ("resume", 0), ("publish", 0),
         ("batches", 0), ("publish", 1), ("log", 1),
@@ -319,15 +346,18 @@ def test_what_the_learner_cut_is_told_from_what_used_up_its_budget() -> None:
     assert metrics["completions/clipped_ratio"] == 0.5 and metrics["completions/truncated_ratio"] == 0.25
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "more", [{}, {"minibatches": 2, "objective": "decoupled"}, {"optimizer": "muon"}], ids=["adamw", "minibatches", "muon"]
+)
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(folder: Path, tmp_path: Path, more: dict[str, Any]) -> None:
     _, tokenizer = load_model(folder, "cpu")
     whole = FakeClient(lambda step: step_groups(step, tokenizer, TASK))
-    run_trainer(whole, config(folder, tmp_path / "a", steps=4, served_dtype="float32"))
+    run_trainer(whole, config(folder, tmp_path / "a", steps=4, served_dtype="float32", **more))
     head = FakeClient(lambda step: step_groups(step, tokenizer, TASK))
-    run_trainer(head, config(folder, tmp_path / "b", steps=2, served_dtype="float32"))
+    run_trainer(head, config(folder, tmp_path / "b", steps=2, served_dtype="float32", **more))
     step, checkpoint = head.committed[-1]
     tail = FakeClient(lambda step: step_groups(step, tokenizer, TASK), start=ResumeInfo(2, step, checkpoint))
-    run_trainer(tail, config(folder, tmp_path / "b", steps=4, served_dtype="float32"))
+    run_trainer(tail, config(folder, tmp_path / "b", steps=4, served_dtype="float32", **more))
     for name, (dtype, bits) in whole.published[4].items():
         assert dtype == "float32"
         assert np.array_equal(bits, tail.published[4][name][1]), name
@@ -387,13 +417,13 @@ def test_checkpoints_are_whole_or_absent(folder: Path, tmp_path: Path, monkeypat
     trainer.accumulate([make_group(0, np.random.default_rng(7))])
     trainer.step(0)
     for step in (1, 2, 10):
-        save_checkpoint(tmp_path, step, model, trainer.optimizer, epoch=3, config={"lr": 1.0})
+        save_checkpoint(tmp_path, step, WholeModel(model), trainer.optimizer, epoch=3, config={"lr": 1.0})
     saved = {n: t.clone() for n, t in named_state(model)}
     draw = torch.rand(3)
 
     monkeypatch.setattr("os.rename", lambda *_: (_ for _ in ()).throw(OSError("power cut")))
     with pytest.raises(OSError, match="power cut"):
-        save_checkpoint(tmp_path, 11, model, trainer.optimizer, epoch=3, config={})
+        save_checkpoint(tmp_path, 11, WholeModel(model), trainer.optimizer, epoch=3, config={})
     monkeypatch.undo()
     assert not (tmp_path / "step_11").exists()
     assert [p.name for p in prune_checkpoints(tmp_path, 2, 10)] == ["step_1", ".step_11.tmp"]
@@ -404,13 +434,13 @@ def test_checkpoints_are_whole_or_absent(folder: Path, tmp_path: Path, monkeypat
 
     other, _ = load_model(folder, "cpu")
     fresh = PolicyTrainer(other, config(folder, tmp_path))
-    assert load_checkpoint(tmp_path / "step_10", other, fresh.optimizer) == 10
+    assert load_checkpoint(tmp_path / "step_10", WholeModel(other), fresh.optimizer) == 10
     meta = json.loads((tmp_path / "step_10" / "meta.json").read_text())
     assert (meta["step"], meta["epoch"], meta["config"]) == (10, 3, {"lr": 1.0})
     assert all(torch.equal(saved[n], t) for n, t in named_state(other))
     assert torch.equal(torch.rand(3), draw)
     with pytest.raises(UsageError, match="cannot read checkpoint"):
-        load_checkpoint(tmp_path / "step_1", other, fresh.optimizer)
+        load_checkpoint(tmp_path / "step_1", WholeModel(other), fresh.optimizer)
 
 
 def test_served_tensors_are_the_model_deduplicated(folder: Path) -> None:

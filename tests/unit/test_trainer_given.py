@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from learner.trainer.consuming import group_metrics
 from learner.trainer.model import completion_logprobs, load_model
 from learner.trainer.packing import BadBatch, check_group
+from learner.trainer.policy import PolicyTrainer
 from learner.trainer.settings import TrainerConfig
-from learner.trainer.trainer import PolicyTrainer, group_metrics
 from learner.trajectory import Gap, Group, Trajectory, pack_groups, unpack_groups
 from netem.demo.tiny_model import build_random_model
 from p2p.protocol.rollout import Span
@@ -58,23 +59,25 @@ def test_no_gradient_comes_from_what_was_given(folder: Path, aggregate: str, kl:
     reference = load_model(folder, "cpu").model if kl else None
     seen: list[torch.Tensor] = []
 
-    def keep(_: Any, __: Any, out: torch.Tensor) -> None:
-        if out.requires_grad:
-            out.retain_grad()
-            seen.append(out)
+    def keep(_: Any, __: Any, out: Any) -> None:
+        if out.last_hidden_state.requires_grad:
+            out.last_hidden_state.retain_grad()
+            seen.append(out.last_hidden_state)
 
-    model.lm_head.register_forward_hook(keep)
+    model.get_decoder().register_forward_hook(keep)
     settings = config(
-        folder, aggregate=aggregate, kl_coef=kl, share_prompts=False, micro_batch_tokens=4096, proximal="trainer"
+        folder, aggregate=aggregate, kl_coef=kl, share_prompts=False, micro_batch_tokens=4096, objective="decoupled"
     )
     trainer = PolicyTrainer(model, settings, reference=reference)
     trainer.accumulate([EPISODES])
     trainer.flush()
-    (logits,) = seen
-    assert logits.grad is not None and logits.shape[:2] == (4, 10)
+    (hidden,) = seen
+    # Rows of 2 + 10 tokens without the last: position 1 + t predicts completion token t.
+    assert hidden.grad is not None and hidden.shape[:2] == (1, 4 * 11)
+    predicting = hidden.grad[0].reshape(4, 11, -1)[:, 1:]
     sampled = torch.tensor([True, True, False, False, False, True, True, False, True, True])
-    assert torch.count_nonzero(logits.grad[:, ~sampled]) == 0
-    assert (logits.grad[:, sampled].abs().sum(-1) > 0).all()
+    assert torch.count_nonzero(predicting[:, ~sampled]) == 0
+    assert (predicting[:, sampled].abs().sum(-1) > 0).all()
     assert trainer.stats["tokens"] == 4 * 6 and trainer.weight == (4 * 6 if aggregate == "token" else 4)
 
 

@@ -20,7 +20,7 @@ def requests_in(run_dir: Path) -> TrainerRequests:
         publisher=SimpleNamespace(
             segment=None, count_traffic=lambda: None, current=None, published=SimpleNamespace(recent=[])
         ),
-        rollouts=SimpleNamespace(buffers=SimpleNamespace(redundant=False)),
+        rollouts=SimpleNamespace(buffers=SimpleNamespace(redundant=False, unscored_groups=0)),
         keeper=SimpleNamespace(pool=SimpleNamespace(metrics=lambda now: {})),
     )  # fmt: skip
     return TrainerRequests(parts, 9)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
+import trio
 
 from learner.environments.environment import Environment, ToolCall, tool, tools_of
+from learner.environments.running import running_environment
+from learner.environments.settings import EnvironmentSection
 from learner.environments.tools import MAX_CALLS, call_tool, find_calls
-from learner.tasks.port import ChatFormat
-from learner.tasks.turns import TurnRenderer, check_messages
+from learner.tasks.port import ChatFormat, EnvironmentSource, Prompt, Task
+from learner.tasks.turns import TurnRenderer, check_messages, check_turn_stops
 from netem.demo.tiny_model import char_tokenizer
 from p2p.errors import UsageError
 
@@ -98,6 +102,46 @@ def test_another_end_of_turn_takes_the_place_of_the_template_s() -> None:
     renderer = TurnRenderer(tokenizer, [eot, eom], True)
     answer = [{"role": "tool", "content": "7"}]
     assert renderer.given(answer, [5, eom]) == renderer.given(answer, [5, eot]) == renderer.given(answer, [5])[1:]
+
+
+def test_a_turn_that_a_stop_string_of_one_token_ends_is_ended_for_the_template() -> None:
+    tokenizer = tokenizer_with(CHATML)
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    answer = [{"role": "user", "content": "no"}]
+
+    def text(stop: str, stop_ids: list[int]) -> str:
+        sampled = tokenizer.encode(f"1{stop}", add_special_tokens=False)
+        given = TurnRenderer(tokenizer, stop_ids, True, stop=[stop]).given(answer, sampled)
+        return str(tokenizer.decode([*sampled, *given]))
+
+    after = "<|im_end|>\n<|im_start|>user\nno<|im_end|>\n<|im_start|>assistant\n"
+    assert text("?", [end]) == f"1?{after}" and text("\n", [end]) == f"1\n{after}"
+    assert text("<|im_end|>", [tokenizer.eos_token_id]) == f"1{after}", "the template's own end, which the model does not name"
+
+
+@pytest.mark.parametrize(("stop", "chat", "fits"), [("\n", True, False), ("\n", False, True), ("?", True, True)])
+def test_a_stop_string_that_begins_each_turn_is_refused(stop: str, chat: bool, fits: bool) -> None:
+    tokenizer, task = tokenizer_with(CHATML), Task()
+    task.stop = ("##", stop)
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    with nullcontext() if fits else pytest.raises(UsageError, match=r"task\.stop: '\\n' is one token") as caught:
+        check_turn_stops(task, tokenizer, [end], Prompt(0, "?", None, chat))
+    assert fits or "\n" not in str(caught.value)
+    check_turn_stops(task, tokenizer, [end, *tokenizer.encode("\n")], Prompt(0, "?", None, True))  # then it is the model's own
+
+
+def test_no_process_starts_for_turns_that_would_end_before_they_begin() -> None:
+    tokenizer, task = tokenizer_with(CHATML), Task()
+    task.stop, task.environment = ("\n",), EnvironmentSource("nowhere:Game")
+
+    async def body() -> None:
+        async with running_environment(
+            task, tokenizer, [tokenizer.eos_token_id], EnvironmentSection(), seed=0, first=Prompt(0, "?", None, True)
+        ):
+            raise AssertionError("it must not run")
+
+    with pytest.raises(UsageError, match=r"^task\.stop: "):
+        trio.run(body)
 
 
 def test_raw_text_follows_as_it_is() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from learner.tasks.port import ChatMessage
+from learner.tasks.port import ChatMessage, listed
 from learner.tasks.settings import TaskSettings
 from p2p.errors import UsageError
 
@@ -105,7 +105,7 @@ def template_parts(template: str) -> tuple[TemplatePart, ...]:
 
 def _value(row: Mapping[str, Any], column: str) -> Any:
     if column not in row:
-        raise BadRow(f'column "{column}" is missing (it has: {", ".join(list(map(str, row))[:12]) or "none"})')
+        raise BadRow(f'column "{column}" is missing ({listed(row)})')
     if row[column] is None:
         raise BadRow(f'column "{column}" is null')
     return row[column]

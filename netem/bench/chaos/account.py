@@ -16,6 +16,7 @@ import numpy as np
 
 from learner.rollouts.group import ATTEMPTS
 from learner.trajectory import Trajectory, unpack_groups
+from netem.bench.chaos.replay import GameReplay
 from p2p.errors import ShoalError
 
 Key = tuple[int, int]
@@ -53,12 +54,22 @@ class ChaosAccount:
     """the most of one trajectory at one kill"""
     in_flight: int = 0
     """tokens that nodes had sent and a dead learner had not accepted"""
+    orphaned: int = 0
+    """tokens in the journal, of groups that go on, that were made under versions which a kill took back"""
     accepted: int = 0
     aborted: dict[str, int] = field(default_factory=dict)
     lost: int = 0
     consumed: int = 0
     journal_s: dict[str, float] = field(default_factory=dict)
     """from a token's making to the end of the transaction that holds it: p50, p99, max"""
+    episodes: int = 0
+    """that were finished and played once more by their tokens, where the task has turns"""
+    turns: int = 0
+    """of the model, in these"""
+    mid_episode: int = 0
+    """episodes that had been answered at least once when a learner died, and were not over"""
+    moved: int = 0
+    """episodes finished by another node than the one that began them"""
     seconds: float = 0.0
 
 
@@ -68,13 +79,19 @@ class Books:
     ShoalError when something happened that must not: a position accepted twice or left out, the same sample in two ways.
     """
 
-    def __init__(self, root: Path, run_dir: Path, frozen: bool) -> None:
+    def __init__(self, root: Path, run_dir: Path, frozen: bool, replay: GameReplay | None = None) -> None:
         self.account = ChaosAccount()
         self.trajectories: dict[Key, Trajectory] = {}
         """by (task index, member), of every group that was finished"""
         self.left: dict[Key, int] = {}
         """(group, member) -> tokens that the last dead learner's journal held"""
-        self._root, self._run_dir, self._frozen = root, run_dir, frozen
+        self._root, self._run_dir, self._frozen, self._replay = root, run_dir, frozen, replay
+        self.given_up: list[int] = []
+        """groups that were finished and whose prompts were drawn again: the journal must have them as orphaned"""
+        self._group_of: dict[Key, int] = {}
+        """(task index, member) -> the group that was finished with it last"""
+        self._ids: dict[Key, dict[int, int]] = {}
+        """(group, member) -> position -> the token id that was accepted there last"""
         self._journaled: list[tuple[Key, int, int, float]] = []
 
     def life_ended(self, life: int) -> None:
@@ -95,16 +112,32 @@ class Books:
         for file in self._run_dir.glob("journal.sqlite*"):
             shutil.copy(file, copy)
         db = sqlite3.connect(copy / "journal.sqlite")
-        reserved = {g: n for g, n in db.execute("SELECT group_id, samples FROM groups WHERE state = 'reserved'")}
+        # Versions that were published and not committed are lost with this life: what is of them is not gone on with.
+        (committed,) = db.execute("SELECT coalesce(max(step), 0) FROM commits").fetchone()
+        reserved = {
+            group: samples
+            for group, samples, lost in db.execute(
+                "SELECT group_id, samples, epoch = ? AND step > ? FROM groups WHERE state = 'reserved'", (life, committed)
+            )
+            if not lost
+        }
+        cut = dict[Key, int]()
+        for group, member, start in db.execute(
+            "SELECT group_id, member, min(start) FROM pieces WHERE epoch = ? AND step > ? GROUP BY group_id, member",
+            (life, committed),
+        ):
+            cut[group, member] = start
         journaled: dict[Key, int] = defaultdict(int)
         for group, member, stop in db.execute(
             "SELECT group_id, member, max(start + length(ids) / 4) FROM pieces GROUP BY group_id, member"
         ):
             journaled[group, member] = stop
+        answered = {(g, m) for g, m in db.execute("SELECT DISTINCT group_id, member FROM pieces WHERE epoch IS NULL")}
         db.close()
         accepted, sent = dict(journaled), dict(journaled)
-        for key, _, start, count, _ in self._taps(f"learner-{life}", "accepted"):
-            accepted[key] = max(accepted.get(key, 0), start + count)
+        for kind in ("accepted", "given"):
+            for key, _, start, count, _ in self._taps(f"learner-{life}", kind):
+                accepted[key] = max(accepted.get(key, 0), start + count)
         for name in nodes:
             for key, attempt, start, count, _ in self._taps(name, "sent"):
                 if attempt // ATTEMPTS == life - 1:
@@ -117,7 +150,10 @@ class Books:
             account.regenerated += again
             account.regenerated_max = max(account.regenerated_max, again)
             account.in_flight += max(0, sent.get(key, 0) - accepted.get(key, 0))
-        self.left = {(g, m): journaled[g, m] for g, n in reserved.items() for m in range(n)}
+        whole = {(g, m): journaled[g, m] for g, n in reserved.items() for m in range(n)}
+        self.left = {key: min(count, cut.get(key, count)) for key, count in whole.items()}
+        account.orphaned += sum(whole.values()) - sum(self.left.values())
+        account.mid_episode += len(answered & set(self.left))
 
     def time_to_journal(self, nodes: Collection[str]) -> None:
         """How long tokens took from their making to the journal, in `account.journal_s`. A position that was made twice counts
@@ -152,19 +188,43 @@ class Books:
         """One that a kill kept from the journal is finished again by the next life."""
         for group in unpack_groups(base64.b64decode(packed)):
             for member, t in enumerate(group.trajectories):
-                known = self.trajectories.setdefault((group.task_index, member), t)
+                taken = self._ids[group.group_id, member]
+                if t.completion_ids != tuple(taken[at] for at in range(len(taken))):
+                    raise ShoalError(f"member {member} of group {group.group_id} has other tokens than were accepted")
+                if self._replay is not None and (group.task_index, member) not in self.trajectories:
+                    self.account.turns += self._replay.check(group.task_index, t)
+                    self.account.episodes += 1
+                    self.account.moved += len(t.makers) > 1
+                key = group.task_index, member
+                if self._group_of.setdefault(key, group.group_id) != group.group_id:
+                    # PlayedToken again, since a kill took back the version that made it: the journal must say so.
+                    self.given_up.append(self._group_of[key])
+                    self._group_of[key], self.trajectories[key] = group.group_id, t
+                known = self.trajectories.setdefault(key, t)
                 same = known.completion_ids == t.completion_ids and known.seed == t.seed
                 if self._frozen and not same:
                     raise ShoalError(f"sample {member} of task {group.task_index} came out in two ways")
 
     def _check_continued(self, life: int) -> None:
-        """In one life no position is accepted twice or left out; a resumed one begins just where the journal ended."""
+        """In one life no position is accepted twice or left out; a resumed one begins just where the journal ended, so what that
+        holds stays as it is. With frozen weights what is made again is the same."""
         at = dict(self.left)
-        for key, _, start, count, _ in self._taps(f"learner-{life}", "accepted"):
+        for kind, *values in self._lines(f"learner-{life}"):
+            if kind not in ("accepted", "given"):
+                continue
+            name, start, count, ids = values
+            group, member, _ = (int(part) for part in name.split("."))
+            key = group, member
             if start != at.get(key, 0):
                 raise ShoalError(f"{key} goes on at {start}, it stood at {at.get(key, 0)}")
             at[key] = start + count
-            self.account.accepted += count
+            taken = self._ids.setdefault(key, {})
+            if self._frozen and any(taken.get(start + i, new) != new for i, new in enumerate(ids)):
+                raise ShoalError(f"{key} has other tokens from {start} on than in the life before")
+            for position in [position for position in taken if position >= start]:
+                del taken[position]
+            taken.update(enumerate(ids, start))
+            self.account.accepted += count if kind == "accepted" else 0
 
     def _lines(self, name: str) -> Iterator[list[Any]]:
         """What a process wrote down (the last line may be cut off)."""

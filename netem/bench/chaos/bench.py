@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from netem.bench.chaos.account import differing
-from netem.bench.chaos.run import Chaos, ChaosSettings, random_model
+from netem.bench.chaos.run import Chaos, ChaosSettings, model_for
+from p2p.errors import UsageError
 
 
 def bench_chaos(settings: ChaosSettings, compare: bool, folder: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
     """What `shoal bench chaos --json` prints; with `compare`, completions beside those of a second, undisturbed run."""
+    if compare and settings.beside:
+        raise UsageError("--compare goes without --beside: what a kill takes back is drawn again with other seeds")
     root = Path(tempfile.mkdtemp(prefix="shoal-chaos-", dir=folder))
     try:
-        model = random_model(root / "model")
+        model = model_for(settings.task, root / "model")
         chaos = Chaos(root / "run", model, settings, say)
         result: dict[str, Any] = {"settings": asdict(settings)} | asdict(chaos.go())
         if compare:
@@ -44,9 +47,15 @@ def describe(result: dict[str, Any]) -> str:
         f"{r['seconds']:.0f} s",
         f"groups: {r['consumed']} consumed, each once; {r['lost']} lost, aborted {r['aborted'] or 'none'}",
         f"tokens: {r['accepted']:,} accepted, {r['resumed_tokens']:,} of unfinished groups resumed, {r['regenerated']} made "
-        f"again (at most {r['regenerated_max']} of one sequence), {r['in_flight']} under way when a learner died",
+        f"again (at most {r['regenerated_max']} of one sequence), {r['in_flight']} under way when a learner died, "
+        f"{r['orphaned']} of versions that a kill took back, in groups that went on",
         f"from making to journal: {took or '-'}",
     ]
+    if r["episodes"]:
+        lines.append(
+            f"episodes: {r['episodes']:,} of {r['turns']:,} turns, each as the game plays it; {r['mid_episode']} in their midst "
+            f"when a learner died, {r['moved']} went from node to node"
+        )
     if engines:
         down, relayed = sorted(e["down_s"] for e in engines), sum(e["relayed"] for e in engines)
         lines.append(

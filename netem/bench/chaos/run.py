@@ -25,7 +25,9 @@ import psutil
 from learner.config import build_config, dump_toml
 from learner.journal.journal import Journal
 from learner.status.source import fetch_status
+from learner.tasks.guess_digits import GuessDigitsTask
 from netem.bench.chaos.account import Books, ChaosAccount, EngineKill
+from netem.bench.chaos.replay import GameReplay
 from netem.bench.chaos.tapped import HOLD
 from netem.processes.children import Children, LoggedProcess, run_module, wait_for
 from p2p.errors import ShoalError, UsageError
@@ -33,8 +35,9 @@ from p2p.errors import ShoalError, UsageError
 GROUPS, SAMPLES = 20, 4
 """A step: so much that it takes a second or two, where nothing else runs either, and kills find something under way."""
 
-SEED, MAX_NEW_TOKENS = 5, 48
-"""Seed of the run, always the same since kills have one of their own; most tokens of a completion, so that steps are short."""
+SEED, TASK_SEED, MAX_NEW_TOKENS = 5, 0, 48
+"""Seeds of the run and of its task, always the same since kills have one of their own; most tokens of a completion, so that steps
+are short."""
 
 TAPPED = "netem.bench.chaos.tapped"
 """The module that is `shoal`, and writes down what it does."""
@@ -42,8 +45,14 @@ TAPPED = "netem.bench.chaos.tapped"
 WAIT_S = 300.0
 """Seconds of the longest wait: so long that only a hang reaches it."""
 
-MODEL_BUILDER = "netem.demo.tiny_model"
-"""The module that makes the model, in a process of its own: it imports torch, which this one is better without."""
+MODEL_BUILDER, PLAYER_BUILDER = "netem.demo.tiny_model", "netem.demo.recipes"
+"""The modules that make the models, in a process of their own: they import torch, which this one is better without."""
+
+GAME = "guess_digits"
+"""The task of several turns. Its player writes digits and no more, so most episodes have several turns."""
+
+TASKS: dict[str, dict[str, Any]] = {"reverse": {"digits": 6}, GAME: {"digits": 3, "symbols": 3, "guesses": 5}}
+"""name -> options. A game of `guesses` turns fits into MAX_NEW_TOKENS by far: a guess, the end of the turn, a hint."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +69,35 @@ class ChaosSettings:
     engine_kills: int = 0
     engine: tuple[str, ...] = ()
     """arguments of `shoal node` that choose one"""
+    task: str = "reverse"
+    """one of TASKS"""
+    beside: bool = False
+    """write checkpoints beside training: kills then take published versions back, and their prompts are drawn again, with other
+    seeds"""
 
     def __post_init__(self) -> None:
         fewest = min(self.node_kills, self.learner_kills, self.engine_kills)
         if min(self.steps, self.nodes) < 1 or fewest < 0 or not self.temperature > 0:
             raise UsageError("steps, nodes, temperature: above 0; kills: not below 0")
+        if self.task not in TASKS:
+            raise UsageError(f"no task {self.task!r} here: {', '.join(TASKS)}")
 
 
 def random_model(folder: Path) -> Path:
     """A model of random weights, scaled up so that each token depends sharply on those before it. Its sequences are long."""
     run_module(MODEL_BUILDER, str(folder), "3")
     return folder
+
+
+def player(folder: Path) -> Path:
+    """The model of `shoal demo --recipe game` before training: it plays by the form, so that its episodes have turns."""
+    run_module(PLAYER_BUILDER, str(folder), "game", str(SEED))
+    return folder
+
+
+def model_for(task: str, folder: Path) -> Path:
+    """A model whose completions have something to interrupt."""
+    return player(folder) if task == GAME else random_model(folder)
 
 
 class Chaos:
@@ -80,7 +107,8 @@ class Chaos:
         self.root, self.settings, self.rng, self.say = root, settings, random.Random(settings.seed), say
         root.mkdir(parents=True, exist_ok=True)
         self.shoal, self.run_dir, self.config = Children(root), root / "run", root / "learner.toml"
-        self.books = Books(root, self.run_dir, settings.frozen)
+        replay = GameReplay(model, GuessDigitsTask(TASK_SEED, **TASKS[GAME])) if settings.task == GAME else None
+        self.books = Books(root, self.run_dir, settings.frozen, replay)
         self.account = self.books.account
         self.nodes: dict[str, LoggedProcess] = {}
         self.lives = 0
@@ -88,12 +116,12 @@ class Chaos:
         """the first of those that are trained once all kills are done, however long a kill takes here"""
         values: dict[str, Any] = {
             "run_dir": str(self.run_dir), "model": str(model), "seed": SEED,
-            "task": {"name": "reverse", "options": {"digits": 6}},
+            "task": {"name": settings.task, "seed": TASK_SEED, "options": TASKS[settings.task]},
             "rollout": {"max_staleness": 2, "groups_per_step": GROUPS, "samples": SAMPLES, "max_new_tokens": MAX_NEW_TOKENS,
                         "micro_batch_groups": 2, "temperature": settings.temperature},
             "swarm": {"segment_bytes": 131072, "anchor_every": 20, "listen": ["/ip4/127.0.0.1/tcp/0"]},
             "trainer": {"steps": settings.steps, "lr": 1e-30 if settings.frozen else 3e-4, "served_dtype": "float32",
-                        "threads": 1, "eval_size": 0},
+                        "threads": 1, "eval_size": 0, "checkpoint_beside": settings.beside},
         }  # fmt: skip
         self.config.write_text(dump_toml(build_config(values, "chaos").model_dump()))
 
@@ -242,10 +270,13 @@ class Chaos:
             counts = journal.counts()
             consumed = [row[0] for row in journal._db.execute("SELECT group_id FROM consumed")]
             steps = [row[0] for row in journal._db.execute("SELECT step FROM commits ORDER BY step")]
+            orphaned = {row[0] for row in journal._db.execute("SELECT group_id FROM groups WHERE reason = 'orphaned'")}
         if not len(consumed) == len(set(consumed)) == GROUPS * self.settings.steps:
             raise ShoalError(f"{len(consumed)} groups consumed, {len(set(consumed))} of them different")
         if steps != list(range(1, self.settings.steps + 1)):
             raise ShoalError(f"the steps that were committed: {steps}")
+        if not set(self.books.given_up) <= orphaned:
+            raise ShoalError(f"groups made twice that no kill took back: {sorted(set(self.books.given_up) - orphaned)}")
         self.account.lost = counts.groups.lost + counts.trajectories.lost
         self.account.aborted = dict(Counter(counts.groups.aborted))
         self.account.consumed = len(consumed)

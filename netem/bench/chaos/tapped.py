@@ -7,11 +7,14 @@ there: a run must not be over before its kills.
 
 One JSON line each, before anything else happens to it and by one write, so that SIGKILL loses none; times are CLOCK_MONOTONIC:
 
-    ["made", request id, start, count, time]               by a node, as tokens come from its engine
+    ["made", request id, start, count, time, version]      by a node, as tokens come from its engine
     ["sent", request id, start, count]                     by a node, as it hands them to its link
     ["attached", version, time]                            by a node, whose engine serves that version from here on
-    ["relayed", time]                                      by a node, once a chunk has gone to a neighbour
-    ["accepted", group id.member.0, start, count]          by a learner, as its collector takes them
+    ["received", version, time]                            by a node that has all of a version, checked, before its engine
+    ["installed", version, time]                           by a node, once its engine and its disk have that version
+    ["relayed", time]                                      by anybody, once a chunk has gone to a neighbour
+    ["accepted", group id.member.0, start, count, ids]     by a learner, as its collector takes them
+    ["given", group id.member.0, start, count, ids]        the same of tokens that an environment gave, which no node made
     ["journaled", group id.member.0, start, count, time]   by a learner, once the journal's transaction is over
     ["finished", base64 of `pack_groups`, time]            by a learner, as a rewarded group goes to the journal
 """
@@ -35,13 +38,13 @@ from learner.journal.records import Piece, Unwritten
 from learner.rollouts.buffers import StepGroups, TrainingBuffers
 from learner.trajectory import Group, pack_groups
 from node.agent import Agent
-from node.engine.port import Engine
+from node.engine.port import CommitResult, Engine, StateFile
 from node.install.engine_slot import EngineSlot
 from node.serving.batcher import TokenBatcher
 from p2p.broadcast.pump import Pump
 from p2p.broadcast.transfer import Job, Neighbour
 from p2p.protocol.generation import Tokens
-from p2p.protocol.rollout import TokenEvent
+from p2p.protocol.rollout import TokenEvent, unpack_ids
 from p2p.version import Version
 
 HOLD = "hold"
@@ -71,13 +74,13 @@ def tap(log: int) -> None:
     """From here on this process writes its tokens down."""
     add, record_finished, to_head = Unwritten.add, Journal.record_finished, Agent._to_head
     record_tokens, take = Journal.record_tokens, TokenBatcher.add
-    attach, send_chunk = EngineSlot.attach, Pump._send
+    attach, install, send_chunk = EngineSlot.attach, EngineSlot.commit, Pump._send
 
     def write(*values: object) -> None:
         os.write(log, (json.dumps(values) + "\n").encode())
 
     def made(self: TokenBatcher, event: TokenEvent, now: float) -> None:
-        write("made", event.request_id, event.start, event.count, time.monotonic())
+        write(*("made", event.request_id, event.start, event.count, time.monotonic(), str(event.version)))
         take(self, event, now)
 
     def sent(self: Agent, message: Any) -> None:
@@ -90,6 +93,12 @@ def tap(log: int) -> None:
         await attach(self, engine)
         write("attached", str(self.serving), time.monotonic())
 
+    async def installed(self: EngineSlot, staging: Any, state: StateFile) -> CommitResult:
+        write("received", str(state.version), time.monotonic())
+        result = await install(self, staging, state)
+        write("installed", str(state.version), time.monotonic())
+        return result
+
     async def relayed(self: Pump, peer: Neighbour, job: Job) -> None:
         await send_chunk(self, peer, job)
         write("relayed", time.monotonic())
@@ -98,8 +107,8 @@ def tap(log: int) -> None:
         self: Unwritten, group_id: int, member: int, node: str, start: int, version: Version | None, ids: bytes,
         logprobs: bytes,
     ) -> None:  # fmt: skip
-        if version is not None:  # else an environment gave them, and no node made them
-            write("accepted", f"{group_id}.{member}.0", start, len(ids) // 4)
+        kind = "given" if version is None else "accepted"
+        write(kind, f"{group_id}.{member}.0", start, len(ids) // 4, unpack_ids(ids))
         add(self, group_id, member, node, start, version=version, ids=ids, logprobs=logprobs)
 
     def journaled(self: Journal, pieces: Iterable[Piece]) -> None:
@@ -113,7 +122,7 @@ def tap(log: int) -> None:
         record_finished(self, group)
 
     TokenBatcher.add, Agent._to_head = made, sent  # type: ignore[method-assign]
-    EngineSlot.attach, Pump._send = attached, relayed  # type: ignore[method-assign]
+    EngineSlot.attach, EngineSlot.commit, Pump._send = attached, installed, relayed  # type: ignore[method-assign]
     Unwritten.add, Journal.record_tokens, Journal.record_finished = accepted, journaled, finished  # type: ignore[method-assign]
 
 

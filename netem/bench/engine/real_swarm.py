@@ -99,7 +99,7 @@ async def open_swarm(
         real.rollouts.buffers.stop_at(0)
         await real.start()
         real.head.publisher.offer_descriptor(pack_descriptor(model.folder))
-        real.publish(0, FlatState.open(model.states[0], model.layout), None)
+        await real.publish(0, FlatState.open(model.states[0], model.layout), None)
         arguments = {
             "--join": real.ticket, "--dir": str(folder / "node"), "--engine": engine, "--engine-python": python,
             "--capacity": str(running), "--dtype": dtype,

@@ -93,7 +93,7 @@ async def _run(bench: HeadBench, folder: Path, say: Callable[[str], None]) -> di
         head, meter, trainer = real.head, Meter(origin), Trainer(real, board)
         meter.watch(real.rollouts)
         await real.start()
-        trainer.publish(0)
+        await trainer.publish(0)
         arguments = json.dumps(dataclasses.asdict(bench)), real.ticket, str(folder / "board"), str(origin)
         with _nodes(*arguments) as process:
             check = partial(_check, process)

@@ -32,15 +32,15 @@ class Trainer:
             await head.trainer_requests.on_next(NextBatch(step, seen))
             step += 1
             head.trainer_requests.on_commit(CommitStep(step, ""))
-            self.publish(step)
+            await self.publish(step)
 
-    def publish(self, step: int) -> None:
+    async def publish(self, step: int) -> None:
         """Publish random weights as version `step`, and say so on the board."""
         new = FlatState.in_memory(LAYOUT)
         rng = np.random.default_rng(step)
         words = new.tensor("weights")
         words[...] = rng.integers(0, np.iinfo(words.dtype).max, size=words.shape, dtype=words.dtype)
-        self._real.publish(step, new, self._state)
+        await self._real.publish(step, new, self._state)
         digest_path(str(self._real.head.run_dir / "board")).write_bytes(new.digest())
         self._state = new
         self._board["epoch"], self._board["step"] = self._real.head.epoch, step

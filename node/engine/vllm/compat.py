@@ -107,6 +107,11 @@ def build_engine(plan: LoadPlan, state: StateFile, settings: VllmSettings) -> An
         "kv_cache_memory_bytes": plan.kv_bytes, "generation_config": "vllm", "disable_log_stats": True,
         "trust_remote_code": False, "language_model_only": True,
     }  # fmt: skip
+    if plan.adapter is not None:
+        from node.engine.vllm.adapters import room_for
+
+        # One adapter computes at a time; a second one is there while it is staged.
+        arguments |= {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 2, "max_lora_rank": room_for(plan.adapter.rank)}
     try:
         return LLMEngine.from_engine_args(EngineArgs(**arguments))
     except Refusal:
@@ -116,6 +121,15 @@ def build_engine(plan: LoadPlan, state: StateFile, settings: VllmSettings) -> An
         # pydantic's first line only counts; the reason is the one after the field's name
         told = next((line for line in lines if line.startswith("Value error")), lines[0])
         raise Refusal(f"vLLM cannot serve {plan.model_dir}: {told[:400]}", version=state.version) from error
+
+
+def adapter_request(name: str, number: int) -> Any:
+    """What has vLLM compute a request with the adapter of this number; `name` keeps its keys and values apart from others'."""
+    from vllm.lora.request import LoRARequest
+
+    from node.engine.vllm.adapters import NO_FOLDER
+
+    return LoRARequest(lora_name=name, lora_int_id=number, lora_path=NO_FOLDER)
 
 
 def dispose(engine: Any) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from node.engine.slots import HoldingCore
 from node.engine.vllm import compat as vllm_compat
 from node.engine.vllm.model import LoadPlan, plan_model
 from p2p.errors import Refusal
+from p2p.layout import ADAPTER
 from p2p.protocol.rollout import Generate, TokenEvent
 
 _NOTHING = np.zeros(1, np.float32)
@@ -54,6 +55,9 @@ class VllmCore(HoldingCore):
         self._instant: dict[str, str] = {}
         """held requests that need no token -> their finish"""
         self._last_key = 0
+        self._adapter: Any = None
+        """with which requests are computed: a `LoRARequest`, under a name and a number for each version"""
+        self._last_adapter = 0
         self._rate = TokenRate()
 
     # --- loading -----------------------------------------------------------------------------------------------------
@@ -87,8 +91,10 @@ class VllmCore(HoldingCore):
             if why:
                 raise Refusal(f"this model cannot be updated in place: {why}", version=state.version)
             self._ask("shoal_open", state, ())
-            if wrong := self._differing("staged", tuple(self._wanted)):
+            if wrong := self._differing("staged", self._base(self._wanted)):
                 raise Refusal(f"vLLM does not hold {wrong[0]!r} as the state file does", version=state.version)
+            self._stage_adapter(state)
+            self._take_adapter(state)
             self._ask("shoal_settle")
         except BaseException:
             self.close()
@@ -98,7 +104,8 @@ class VllmCore(HoldingCore):
         """Load another state into the running engine."""
         check_layout(state.layout, self._wanted)
         self._ask("shoal_open", state, ())
-        self._replace(state, tuple(self._wanted), way_back=False)
+        self._stage_adapter(state)
+        self._replace(state, self._base(self._wanted), way_back=False)
         self._engine.reset_prefix_cache(reset_running_requests=True)
 
     def _loaded(self) -> Any:
@@ -138,7 +145,7 @@ class VllmCore(HoldingCore):
             output_kind=RequestOutputKind.DELTA,
             extra_args=ask(key, request.seed, request.temperature, request.top_p, len(row.ids)),
         )  # fmt: skip
-        name = self._engine.add_request(key, self._prompt(row.tokens()), params)
+        name = self._engine.add_request(key, self._prompt(row.tokens()), params, lora_request=self._adapter)
         self._keys[request.request_id] = name
         self._rows[name] = row, key
 
@@ -211,8 +218,9 @@ class VllmCore(HoldingCore):
         self._staged = None
         self._ask("shoal_drop")
         check_layout(state.layout, self._wanted)
-        names = changed_names(state, self._wanted)
+        names = self._base(changed_names(state, self._wanted))
         self._ask("shoal_open", state, names)
+        self._stage_adapter(state)
         self._staged = state, names
 
     def commit(self) -> CommitResult:
@@ -225,50 +233,86 @@ class VllmCore(HoldingCore):
         apply_s = self._replace(state, names, way_back=state.changed is not None)
         self._ended += self.interrupt(pinned_elsewhere(self.held, state.version))
         self._version = state.version
-        if self.settings.kv_policy == "recompute":
+        if self._adapter is not None:
+            # A request keeps the adapter that it was entered with: all go on as requests of the new one, which prefill what they
+            # have. Blocks of the old one are not found under the new name.
+            self._enter_again([row for row, _ in self._rows.values()])
+        elif self.settings.kv_policy == "recompute":
             self._engine.reset_prefix_cache(reset_running_requests=True)
-        else:
-            self._enter_again()
+        else:  # under "keep", rows without a token must not share blocks that were computed with the old weights
+            self._enter_again([row for row, _ in self._rows.values() if len(row.ids) == len(row.request.prefix_ids)])
         return CommitResult(state.version, time.perf_counter() - since, apply_s)
 
-    def _enter_again(self) -> None:
-        """Enter rows without a token again: under "keep" they must not share blocks that were computed with the old weights."""
-        waiting = [row for row, _ in self._rows.values() if len(row.ids) == len(row.request.prefix_ids)]
-        vllm_compat.withdraw(self._engine, [self._keys[row.request.request_id] for row in waiting])
-        for row in waiting:
+    def _enter_again(self, rows: list[EngineRow]) -> None:
+        """Take these out of vLLM and enter them as new ones, which go on after the tokens that they have."""
+        vllm_compat.withdraw(self._engine, [self._keys[row.request.request_id] for row in rows])
+        for row in rows:
             del self._rows[self._keys[row.request.request_id]]
             self._enter(row)
 
+    def _base(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Those of `names` that are the base model's."""
+        return tuple(name for name in names if not name.startswith(ADAPTER))
+
+    def _stage_adapter(self, state: StateFile) -> None:
+        """Enter the adapter of the state that is staged, if it has one, under a number that none had before."""
+        if self._plan is not None and self._plan.adapter is not None:
+            self._last_adapter += 1
+            self._ask("shoal_stage_adapter", self._plan.adapter, self._last_adapter)
+
+    def _take_adapter(self, state: StateFile) -> None:
+        """Compute with the staged adapter, and forget the one before. Refusal, with that one in place again, when vLLM does not
+        hold it as the state does; EngineBroken when that fails too."""
+        if self._plan is None or self._plan.adapter is None:
+            return
+        number, before = self._last_adapter, self._adapter
+        try:
+            if wrong := [layer for rank in self._ask("shoal_use_adapter", number) for layer in rank]:
+                raise Refusal(f"the engine does not hold the adapter of {wrong[0]!r} as the state has it", version=state.version)
+        except BaseException as error:
+            if before is None:
+                raise
+            if any(self._ask("shoal_use_adapter", before.lora_int_id)):
+                raise EngineBroken(f"an adapter did not get in place ({error}), nor did the one before it") from error
+            raise
+        self._adapter = vllm_compat.adapter_request(str(state.version), number)
+        self._ask("shoal_keep_adapter", number)
+
     def _replace(self, state: StateFile, names: tuple[str, ...], *, way_back: bool) -> float:
         """Put the staged state in place of the served one and compare; returns the seconds that the first copy took. On failure
-        the old weights are put back; EngineBroken when that fails, or without a `way_back`.
+        the old weights are put back; EngineBroken when that fails, without a `way_back`, or once the new adapter was taken.
 
         The way back is the file of the served state, which is good only while nobody writes to it. A caller that names the
         changed tensors vouches for that. A shadow that fell behind its engine (a full disk) cannot name them, and may already be
         writing the new state to that file.
         """
-        begin = time.perf_counter()
+        begin, adapter = time.perf_counter(), self._adapter
         try:
             self._ask("shoal_fill", "staged", names)
             apply_s = time.perf_counter() - begin
             if wrong := self._differing("staged", names):
                 # Compare all tensors, not only `names`: the fault may have hit others too.
                 self._ask("shoal_reload", "staged")
-                wrong = self._differing("staged", tuple(self._wanted))
+                wrong = self._differing("staged", self._base(self._wanted))
             if wrong:
                 reason = f"the engine does not hold {wrong[0]!r} as the state file does, after a dense reload too"
                 raise Refusal(reason, version=state.version)
+            filled = time.perf_counter()
+            self._take_adapter(state)
+            apply_s += time.perf_counter() - filled
             self._ask("shoal_settle")
         except BaseException as error:
             if not way_back:
                 raise EngineBroken(f"an update of everything failed: {error}") from error
+            if self._adapter is not adapter:
+                raise EngineBroken(f"an update failed when its adapter was in place: {error}") from error
             self._restore(error)
             raise
         return apply_s
 
     def _restore(self, cause: BaseException) -> None:
         """Put all of the served state back. EngineBroken when that fails."""
-        every = tuple(self._wanted)
+        every = self._base(self._wanted)
         try:
             self._ask("shoal_fill", "served", every)
             wrong = self._differing("served", every)
@@ -304,7 +348,7 @@ class VllmCore(HoldingCore):
             temperature=0.0, max_tokens=1, detokenize=False, ignore_eos=True, prompt_logprobs=0 if n > 1 else None,
             extra_args=ask(key, 0, heat, top_p=1.0, position=0, token=last),
         )  # fmt: skip
-        self._engine.add_request(key, self._prompt(tokens), params)
+        self._engine.add_request(key, self._prompt(tokens), params, lora_request=self._adapter)
         scored = None
         while scored is None:
             scored = next((o for o in self._advance(self._ended) if o.request_id == key and o.finished), None)
@@ -326,5 +370,6 @@ class VllmCore(HoldingCore):
         """End the engine inside vLLM; another can be loaded afterwards."""
         if self._engine is not None:
             engine, self._engine, self._plan = self._engine, None, None
+            self._adapter = None
             self.held, self._rows, self._keys, self._staged = {}, {}, {}, None
             vllm_compat.dispose(engine)

@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from node.engine.adapter import AdapterPlan, read_adapter
 from node.engine.flat_model import compute_dtype, context_length, read_config
 from node.engine.port import StateFile
 from node.engine.settings import VllmSettings
@@ -36,6 +37,7 @@ class LoadPlan:
     vocab: int
     kv_bytes: int | None
     """None: vLLM decides"""
+    adapter: AdapterPlan | None = None
 
 
 def plan_model(model_dir: Path, state: StateFile, settings: VllmSettings, *, on_cpu: bool) -> LoadPlan:
@@ -51,7 +53,10 @@ def plan_model(model_dir: Path, state: StateFile, settings: VllmSettings, *, on_
     context = context_length(config, settings.max_context)
     dtype, vocab = compute_dtype(state, settings.dtype, on_cpu=on_cpu), int(config.get_text_config().vocab_size)
     kv_bytes = settings.kv_bytes or (cpu_kv_bytes(config, dtype, context, settings.max_running) if on_cpu else None)
-    return LoadPlan(model_dir, text, architectures, dtype=dtype, context=context, vocab=vocab, kv_bytes=kv_bytes)
+    return LoadPlan(
+        model_dir, text, architectures, dtype=dtype, context=context, vocab=vocab, kv_bytes=kv_bytes,
+        adapter=read_adapter(model_dir, state.layout),
+    )  # fmt: skip
 
 
 def cpu_kv_bytes(config: Any, dtype: str, context: int, sequences: int) -> int:

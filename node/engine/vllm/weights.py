@@ -19,8 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
+from node.engine.adapter import AdapterPlan
 from node.engine.flat_model import MappedState
 from node.engine.port import StateFile
+from node.engine.vllm import adapters as vllm_adapters
 from node.engine.vllm import compat as vllm_compat
 from node.engine.vllm import draws as vllm_draws
 from node.engine.vllm import packing as vllm_packing
@@ -131,6 +133,8 @@ class StateLoader(BaseModelLoader):
                 raise Refusal(f"state misses what fills {len(missing)} tensors of the model: {', '.join(missing[:3])}")
         tp = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
         for spec in layout.tensors:
+            if spec.name in layout.adapter:  # `adapters` has these
+                continue
             went = sum(route.target.numel() for route in watch.routes[spec.name])
             count = spec.nbytes // spec.itemsize
             if went < count and (not went or went * tp < count):
@@ -144,7 +148,8 @@ class StateLoader(BaseModelLoader):
 def load_by_name(model: Any, source: MappedState) -> set[str] | None:
     """Load all tensors through the model's own `load_weights`; returns the names of filled parameters where the model says them.
     Refusal when a tensor does not fit."""
-    named = [(spec.name, source.tensor(spec.name)) for spec in source.layout.tensors]
+    adapter = source.layout.adapter
+    named = [(spec.name, source.tensor(spec.name)) for spec in source.layout.tensors if spec.name not in adapter]
     try:
         return model.load_weights(iter(named))
     except (ValueError, KeyError, AssertionError, RuntimeError, IndexError) as error:
@@ -212,6 +217,20 @@ class WeightRoom:
         routes = self._shoal_routes()
         return [n for n, rs in routes.items() if any(r.target.untyped_storage().data_ptr() not in used for r in rs)]
 
+    def shoal_stage_adapter(self, plan: AdapterPlan, number: int) -> None:
+        """Enter the staged state's adapter under this number."""
+        vllm_adapters.stage(self._shoal_adapters(), plan, number, self._shoal_sources()["staged"])
+
+    def shoal_use_adapter(self, number: int) -> list[str]:
+        """Compute with this adapter; returns layers that do not."""
+        vllm_adapters.use(self._shoal_adapters(), number)
+        self._shoal_synchronize()
+        return vllm_adapters.differing(self._shoal_adapters(), number)
+
+    def shoal_keep_adapter(self, number: int) -> None:
+        """Forget all adapters but this one."""
+        vllm_adapters.keep_only(self._shoal_adapters(), number)
+
     def shoal_drawn(self) -> dict[str, tuple[int, np.ndarray]]:
         return vllm_draws.drawn()
 
@@ -222,6 +241,9 @@ class WeightRoom:
             return torch.log_softmax(logits.double() / temperature, dim=-1).float()
 
         self.model_runner.sampler.compute_logprobs = log_probs  # type: ignore[attr-defined]
+
+    def _shoal_adapters(self) -> Any:
+        return self.model_runner.lora_manager  # type: ignore[attr-defined]
 
     def _shoal_model(self) -> Any:
         return self.model_runner.get_model()  # type: ignore[attr-defined]

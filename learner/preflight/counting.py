@@ -1,0 +1,40 @@
+"""What a model takes in training, counted in a process of its own: the head's must not import torch. Thin shell."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+from learner.preflight.devices import ANSWER_S
+from learner.trainer.forecast.facts import ModelCosts
+from learner.trainer.settings import TrainerSection
+from p2p.errors import ShoalError
+from p2p.processes import child_environment, python_command
+
+
+class NotCounted(ShoalError):
+    """It is not known what the model takes; the message says why."""
+
+
+def count_costs(folder: Path, trainer: TrainerSection, *, gpu: bool) -> ModelCosts:
+    """Of the model in `folder` with forward passes of `trainer.micro_batch_tokens`. Takes the seconds that torch needs to be
+    imported. NotCounted where that fails."""
+    asked = {
+        "model": str(folder), "tokens": trainer.micro_batch_tokens, "checkpointing": trainer.activation_checkpointing,
+        "bfloat16": trainer.compute_dtype == "bfloat16" or (trainer.compute_dtype == "auto" and gpu),
+    }  # fmt: skip
+    try:
+        told = subprocess.run(
+            python_command("learner.trainer.forecast.count"), input=json.dumps(asked), capture_output=True, text=True,
+            timeout=ANSWER_S, env=child_environment(), check=True,
+        )  # fmt: skip
+        costs = ModelCosts(**json.loads(told.stdout.splitlines()[-1]))
+    except subprocess.CalledProcessError as failed:
+        last = (failed.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise NotCounted(last[:200]) from None
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError, TypeError) as failed:
+        raise NotCounted(f"{type(failed).__name__}: {str(failed)[:200]}") from None
+    if costs.unknown:
+        raise NotCounted(costs.unknown)
+    return costs

@@ -1,0 +1,115 @@
+"""What a model takes, counted on one that has shapes and no values: `python -m learner.trainer.forecast.count` prints it as JSON.
+
+The model is transformers' own from its configuration, in torch's fake mode: every operation of a forward and backward pass runs
+and gives tensors without memory, whose bytes are counted while they live. So nothing is said twice, here and in the forward. What
+is not seen: memory that a kernel takes for itself, and what an allocator wastes.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from learner.trainer.forecast.facts import ModelCosts
+from learner.trainer.forecast.live import LiveBytes
+from learner.trainer.forward.forward import TokenForward, can_checkpoint
+from learner.trainer.forward.layout import RowTokens
+from learner.trainer.forward.saved import layer_bytes
+from learner.trainer.settings import CHECKPOINT_FROM
+
+FEW, MORE = 3, 4
+"""Layers of two passes from which that of a deeper model follows: each layer more takes the same."""
+
+
+def count_model(
+    config: Any, tokens: int, *, checkpointing: str = "auto", bfloat16: bool = False,
+    adapt: Callable[[nn.Module], nn.Module] = lambda model: model,
+) -> ModelCosts:  # fmt: skip
+    """Of a model by transformers' configuration, with passes of `tokens` tokens. `adapt` makes what is trained of the model (an
+    adapter on it, for instance); parameters that need no gradient are not trained. `checkpointing`, as the setting."""
+    with FakeTensorMode():
+        whole = adapt(_build(config))
+        parameters = sum(p.numel() for p in whole.parameters())
+        trained = sum(p.numel() for p in whole.parameters() if p.requires_grad)
+        heads = {id(m.weight) for m in (whole.get_input_embeddings(), whole.get_output_embeddings()) if m is not None}
+        matrices = sum(p.numel() for p in whole.parameters() if p.requires_grad and p.ndim >= 2 and id(p) not in heads)
+        checkpoint = checkpointing == "on" or (checkpointing == "auto" and parameters >= CHECKPOINT_FROM)
+        checkpoint = checkpoint and can_checkpoint(whole)
+    layers = int(getattr(config.get_text_config(), "num_hidden_layers", 0))
+    found, layer, why = 0, 0, ""
+    try:
+        if layers > MORE:
+            few, more = (
+                _pass(adapt, _shallower(config, count), tokens, checkpoint=checkpoint, bfloat16=bfloat16) for count in (FEW, MORE)
+            )
+            found, layer = few.peak + (layers - FEW) * (more.peak - few.peak), more.layer
+        else:
+            found, layer = _pass(adapt, config, tokens, checkpoint=checkpoint, bfloat16=bfloat16)
+    except Exception as error:  # any architecture may do what cannot be done without values: then it is not known
+        why = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+    return ModelCosts(
+        parameters, trained, matrices, found, tokens, layers=layers if layer else 0, layer_bytes=layer, bfloat16=bfloat16,
+        unknown=why,
+    )  # fmt: skip
+
+
+def _build(config: Any) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    model: nn.Module = AutoModelForCausalLM.from_config(
+        copy.deepcopy(config), dtype=torch.float32, attn_implementation="sdpa"
+    ).eval()
+    return model
+
+
+def _shallower(config: Any, layers: int) -> Any:
+    config = copy.deepcopy(config)
+    text = config.get_text_config()
+    text.num_hidden_layers = layers
+    if kinds := getattr(text, "layer_types", None):
+        text.layer_types = list(kinds[:layers])
+    return config
+
+
+class _Pass(NamedTuple):
+    peak: int
+    """most bytes at once, beside weights and gradients"""
+    layer: int
+    """bytes that a layer takes more when it is not run again in the backward; 0: none is"""
+
+
+def _pass(adapt: Callable[[nn.Module], nn.Module], config: Any, tokens: int, *, checkpoint: bool, bfloat16: bool) -> _Pass:
+    """A forward and backward pass over one row. Two are run: gradients are there in the second, and what is added to them is
+    counted."""
+    with FakeTensorMode():
+        model = adapt(_build(config))
+        forward = TokenForward(model, checkpoint_layers=checkpoint, bfloat16=bfloat16, try_it=False)
+        size = int(config.get_text_config().vocab_size)
+        row = RowTokens((0,), tuple(i % size for i in range(tokens)))
+        forward([row]).logprobs.sum().backward()
+        held = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
+        with LiveBytes(held) as live:
+            forward([row]).logprobs.sum().backward()
+        return _Pass(live.peak, int(layer_bytes(forward) * tokens))
+
+
+def main() -> int:
+    """Reads what is asked from stdin: `model`, a folder or a shape's name, and `count_model`'s other arguments."""
+    from transformers import AutoConfig
+
+    asked = json.load(sys.stdin)
+    config = AutoConfig.from_pretrained(asked.pop("model"), local_files_only=True)
+    found = count_model(config, **asked)
+    print(json.dumps({name: getattr(found, name) for name in ModelCosts.__dataclass_fields__}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

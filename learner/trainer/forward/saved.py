@@ -1,0 +1,71 @@
+"""What a forward keeps for its backward, in bytes. Must not know rewards or losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import psutil
+import torch
+from torch import Tensor, nn
+
+from learner.trainer.forward.forward import TokenForward
+from learner.trainer.forward.layout import RowTokens
+
+TRIED = 16
+"""Tokens of the forwards with which it is found out what a layer keeps of each: it is the same for every token."""
+
+
+class Saved(NamedTuple):
+    """Tensors that are kept from a forward to its backward, beside parameters."""
+
+    total: int
+    """bytes, each storage once"""
+    largest: int
+    """bytes of the largest"""
+
+
+def saved_bytes(forward: TokenForward, rows: list[RowTokens], *, entropy_gradient: bool = True) -> Saved:
+    """Of a forward over these rows."""
+    return saved_by(forward.model, lambda: forward(rows, entropy_gradient=entropy_gradient).logprobs)
+
+
+def saved_by(model: nn.Module, run: Callable[[], Tensor]) -> Saved:
+    """Of what `run` computes with a model."""
+    own = {p.untyped_storage()._cdata for p in model.parameters()}
+    seen: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            seen[storage._cdata] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        found = run()
+    assert found.requires_grad
+    return Saved(sum(seen.values()), max(seen.values(), default=0))
+
+
+def layer_bytes(forward: TokenForward) -> float:
+    """Bytes a token that a layer keeps more when it is not run again in the backward; 0 where none is."""
+    if not forward.layers:
+        return 0.0
+    row, kept = RowTokens((0,), (0,) * TRIED), forward.kept
+    found = []
+    for keep in (0, forward.layers):
+        forward.kept = keep
+        found.append(saved_bytes(forward, [row]).total)
+    forward.kept = kept
+    return max(0.0, (found[1] - found[0]) / (TRIED * forward.layers))
+
+
+def layers_to_keep(forward: TokenForward, tokens: int, room: float) -> int:
+    """How many layers may keep everything, for forwards of `tokens` tokens, if they may take `room` bytes more."""
+    each = layer_bytes(forward) * tokens
+    return 0 if each <= 0 else max(0, min(forward.layers, int(room / each)))
+
+
+def free_bytes(device: torch.device) -> int:
+    """Of the memory that `device` computes in."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available

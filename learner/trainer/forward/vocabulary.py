@@ -1,0 +1,140 @@
+"""Log probability and entropy of given tokens from hidden states, the vocabulary's projection in chunks.
+
+Must not know models, rows or losses. Nothing of [tokens, vocabulary] outlives a chunk, in the backward neither: it computes each
+chunk's logits anew. All of it is in float32, whatever the model computes in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from learner.trainer.settings import LOGITS_CHUNK_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class LogitForm:
+    """How a model makes logits of its projection: softcap * tanh(scale * x / softcap), or scale * x without a softcap. Then they
+    are divided by `temperature`, the rollouts'."""
+
+    scale: float = 1.0
+    softcap: float = 0.0
+    temperature: float = 1.0
+
+    def of(self, projected: Tensor) -> Tensor:
+        """Logits [n, V]."""
+        if self.scale != 1.0:
+            projected = projected * self.scale
+        if self.softcap:
+            projected = self.softcap * torch.tanh(projected / self.softcap)
+        return projected if self.temperature == 1.0 else projected / self.temperature
+
+    def slope(self, logits: Tensor) -> Tensor | float:
+        """What a gradient of logits is multiplied by to be one of the projection."""
+        factor = self.scale / self.temperature
+        if not self.softcap:
+            return factor
+        return factor * (1 - (logits * self.temperature / self.softcap).square())
+
+
+class TokenLogprobs(NamedTuple):
+    """Of each token, float32 [N]."""
+
+    logprobs: Tensor
+    entropy: Tensor
+
+
+def token_logprobs(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, form: LogitForm, *,
+    chunk_bytes: int = LOGITS_CHUNK_BYTES,
+) -> TokenLogprobs:  # fmt: skip
+    """Log probability of `targets` (int64 [N]) and entropy (nats) under softmax of the logits of `hidden` [N, H], with gradients.
+
+    `weight` [V, H] and `bias` [V] or None are the output projection's.
+    """
+    how = _How(form, max(1, chunk_bytes // (4 * weight.shape[0])))
+    return TokenLogprobs(*_ByChunks.apply(hidden, weight, bias, targets, how))
+
+
+class _How(NamedTuple):
+    form: LogitForm
+    rows: int
+    """tokens of a chunk"""
+
+
+class _ByChunks(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, how: _How
+    ) -> tuple[Tensor, Tensor]:
+        count, (form, rows) = hidden.shape[0], how
+        logprobs = torch.empty(count, dtype=torch.float32, device=hidden.device)
+        entropy, total = torch.empty_like(logprobs), torch.empty_like(logprobs)
+        with torch.autocast(hidden.device.type, enabled=False):
+            full = weight.float()
+            for at in range(0, count, rows):
+                here = slice(at, at + rows)
+                logits = form.of(_projected(hidden[here], full, bias))
+                of_target = logits.gather(1, targets[here, None]).squeeze(1)
+                most = logits.amax(dim=1, keepdim=True)
+                shifted = logits.sub_(most)
+                p = shifted.exp()  # not normalised
+                z = p.sum(dim=1)
+                total[here] = z.log() + most.squeeze(1)
+                logprobs[here] = of_target - total[here]
+                # H = log Z - E[logit], both shifted
+                entropy[here] = z.log() - p.mul_(shifted).sum(dim=1) / z
+        saved = (hidden, weight, bias, targets, total, entropy)
+        ctx.save_for_backward(*saved)
+        ctx.how = how
+        ctx.set_materialize_grads(False)  # None says that nothing came from there, zeros would have to be looked at
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, to_logprobs: Tensor | None, to_entropy: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, total, entropy = ctx.saved_tensors
+        form, rows = ctx.how
+        if to_logprobs is None:
+            to_logprobs = torch.zeros_like(total)
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        of_hidden = torch.empty_like(hidden) if wants_hidden else None
+        of_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
+        of_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wants_bias else None
+        with torch.autocast(hidden.device.type, enabled=False):
+            full = weight.float()
+            for at in range(0, hidden.shape[0], rows):
+                here = slice(at, at + rows)
+                logits = form.of(_projected(hidden[here], full, bias))
+                slope = form.slope(logits)  # before the logits are overwritten
+                log_p = logits.sub_(total[here, None])
+                if to_entropy is None:
+                    gradient = log_p.exp_().mul_(-to_logprobs[here, None])
+                else:
+                    p = log_p.exp()
+                    spread = log_p.add_(entropy[here, None]).mul_(to_entropy[here, None]).add_(to_logprobs[here, None])
+                    gradient = spread.mul_(p).neg_()
+                gradient.scatter_add_(1, targets[here, None], to_logprobs[here, None])
+                gradient *= slope
+                if of_hidden is not None:
+                    of_hidden[here] = (gradient @ full).to(hidden.dtype)
+                if of_weight is not None:
+                    of_weight.addmm_(gradient.T, hidden[here].float())
+                if of_bias is not None:
+                    of_bias += gradient.sum(0)
+        return (
+            of_hidden,
+            None if of_weight is None else of_weight.to(weight.dtype),
+            None if of_bias is None else of_bias.to(bias.dtype),
+            None,
+            None,
+        )
+
+
+def _projected(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    projected = hidden.float() @ weight.T
+    return projected if bias is None else projected + bias.float()

@@ -1,0 +1,1 @@
+"""Optimizers by name, and the learning rate of a step."""

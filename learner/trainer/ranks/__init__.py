@@ -1,0 +1,1 @@
+"""One trainer in several processes, each with a device of its own and its part of the model."""

@@ -1,0 +1,1 @@
+"""Peak memory of each rank of a sharded trainer."""

@@ -1,0 +1,1 @@
+"""How long a trainer waits for its checkpoints and versions."""

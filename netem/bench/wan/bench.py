@@ -1,0 +1,185 @@
+"""`shoal bench wan`: from the end of an optimizer step to the last node's first token under the new version, on emulated links.
+
+A learner and nodes, real processes in network namespaces; the trainer is this process, by the client that any trainer uses.
+Nodes have the base model on their disks and generate all the time. What is timed is seen in the nodes' own logs,
+on one clock. Thin shell; needs root.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from learner.client.client import LearnerClient
+from learner.config import build_config, dump_toml
+from netem.bench.wan.updates import Updates, smollm2_135m
+from netem.emulation.backends import AUTO
+from netem.emulation.underlay import Underlay, underlay
+from netem.networks.bound import profile_bound
+from netem.networks.profile import LEARNER, build_profile
+from netem.processes.children import Children, start_module
+from p2p.errors import ShoalError, UsageError
+
+WAIT_S = 900.0
+"""Seconds of the longest wait, for nodes to load their engines: so long that only a hang reaches it."""
+
+LOOK_S = 0.005
+"""Seconds between two looks at the nodes' logs."""
+
+PORT = 4001
+"""On which every host listens."""
+
+AHEAD = 64
+"""Groups of one short completion that nodes may be ahead of the trainer: they never have nothing to generate."""
+
+ASKED_S, ASKED_PART = 3.0, (1.5, 1.0)
+"""What issue 20 asks of a rank-16 adapter of SmolLM2-135M: seconds, and this many T* plus this many seconds."""
+
+Say = Callable[[str], None]
+
+
+def bench_wan(
+    model: Path | None, ranks: Sequence[int], versions: int, nodes: int, engine_python: str, *, backend: str = AUTO, say: Say
+) -> dict[str, Any]:
+    """What `shoal bench wan --json` prints: one part for each of `ranks` (0: full training). With an `engine_python` one of the
+    nodes runs vLLM there. UsageError where numbers make no sense; ShoalError when somebody does not get there."""
+    if nodes < 1 or versions < 1 or any(rank < 0 for rank in ranks):
+        raise UsageError(f"{nodes} nodes, {versions} versions, ranks {list(ranks)}: want 1 or more of each, ranks from 0 on")
+    parts = []
+    for rank in ranks:
+        with tempfile.TemporaryDirectory(prefix="shoal-wan-") as name:
+            folder = Path(name)
+            if model is None:
+                smollm2_135m(folder / "model")
+            parts.append(_measure(folder, model or folder / "model", rank, versions, nodes=nodes, engine_python=engine_python,
+                                  backend=backend, say=say))  # fmt: skip
+    vllm, cores = int(bool(engine_python)), len(os.sched_getaffinity(0))
+    return {"ok": True, "nodes": nodes, "vllm_nodes": vllm, "cores": cores, "parts": parts}
+
+
+def _measure(
+    folder: Path, model: Path, rank: int, versions: int, *, nodes: int, engine_python: str, backend: str, say: Say
+) -> dict[str, Any]:
+    links = {"learner": {"preset": "home-fiber"}, "nodes": [{"preset": "home-cable", "count": nodes}]}
+    profile = build_profile(links, "bench wan")
+    lr = 2e-4 if rank else 1e-6
+    updates = Updates(model, rank, lr)
+    with underlay(profile, backend) as network, Children(folder / "logs") as children:
+        run = _Run(folder, network, children, say)
+        run.start_learner(model, rank)
+        client = LearnerClient.connect(run.run_dir)
+        try:
+            client.resume()
+            client.publish(0, updates.state())
+            names = [host.name for host in profile.hosts if host.name != LEARNER]
+            for name in names:
+                run.start_node(name, model, engine_python if name == names[0] else "")
+            run.wait_for("version 1.0", names, "1.0", WAIT_S)
+            times, bytes_, stages, loads = [], [], [], []
+            for step in range(1, versions + 1):
+                for _ in client.batches(step - 1):  # as a trainer takes what it trains on
+                    pass
+                updates.step()
+                state = updates.state()
+                time.sleep(1.0)
+                network.weather()
+                began = time.monotonic()  # the optimizer step has ended
+                client.publish(step, state)
+                seen = run.wait_for(f"version 1.{step}", names, f"1.{step}", WAIT_S)
+                times.append({name: at - began for name, at in seen.items()})
+                client.log(step, {})
+                loads.append(os.getloadavg()[0])
+                stages.append(dict(client.stages))
+                bytes_.append(run.delta_bytes(step))
+                last = max(times[-1].values())
+                say(f"rank {rank}, version {step}: {bytes_[-1]:,} bytes, the last node's first token after {last:.2f} s "
+                    f"(load {loads[-1]:.0f}, switch late by {network.weather().late_s * 1e3:.0f} ms)")  # fmt: skip
+        finally:
+            client.close()
+    lasts = [max(t.values()) for t in times]
+    t_star = profile_bound(profile, int(statistics.median(bytes_)))
+    return {
+        "rank": rank, "lr": lr, "bytes": bytes_, "t_star_s": t_star, "last_s": lasts, "median_s": statistics.median(lasts),
+        "worst_s": max(lasts), "first_s": [min(t.values()) for t in times], "of_nodes": times, "stages": stages, "load": loads,
+        "asked_s": min(ASKED_S, ASKED_PART[0] * t_star + ASKED_PART[1]), "backend": network.backend,
+    }  # fmt: skip
+
+
+class _Run:
+    def __init__(self, folder: Path, network: Underlay, children: Children, say: Say) -> None:
+        self.folder, self.network, self.children, self.say = folder, network, children, say
+        self.run_dir = folder / "run"
+
+    def start_learner(self, model: Path, rank: int) -> None:
+        config: dict[str, Any] = {
+            "run_dir": str(self.run_dir), "model": str(model), "external_trainer": True, "task": {"name": "reverse"},
+            "swarm": {"listen": [f"/ip4/{self.network.addresses[LEARNER]}/tcp/{PORT}"]},
+            "rollout": {"groups_per_step": 1, "samples": 1, "max_new_tokens": 64, "max_staleness": AHEAD},
+        }  # fmt: skip
+        if rank:
+            config["trainer"] = {"lora": {"rank": rank}}
+        (self.folder / "learner.toml").write_text(dump_toml(build_config(config, "bench").model_dump()))
+        self._start(LEARNER, "learner", str(self.folder / "learner.toml"), "--json")
+        deadline = time.monotonic() + WAIT_S
+        while not (self.run_dir / "ticket.txt").exists():
+            self._check(deadline, "the learner")
+            time.sleep(0.1)
+
+    def start_node(self, name: str, model: Path, vllm: str) -> None:
+        engine = ("--engine", "vllm", "--engine-python", vllm, "--engine-set", "kv_bytes=400000000") if vllm else ()
+        self._start(
+            name, "node", "--join", str(self.run_dir / "ticket.txt"), "--dir", str(self.folder / name), "--name", name,
+            "--listen", f"/ip4/{self.network.addresses[name]}/tcp/{PORT}", "--base-model", str(model), "--capacity", "1",
+            "--json", *engine,
+        )  # fmt: skip
+
+    def wait_for(self, what: str, names: Sequence[str], version: str, wait_s: float) -> dict[str, float]:
+        """Node -> when (monotonic) its first token under `version` was seen in its log."""
+        seen: dict[str, float] = {}
+        deadline = time.monotonic() + wait_s
+        while len(seen) < len(names):
+            for name in names:
+                if name not in seen and f"first token under version {version}\n" in self.children.said(name):
+                    seen[name] = time.monotonic()
+            self._check(deadline, f"{what} at {', '.join(n for n in names if n not in seen)}")
+            time.sleep(LOOK_S)
+        return seen
+
+    def delta_bytes(self, step: int) -> int:
+        """Payload bytes of the version's delta, as the head counts them."""
+        lines = (self.run_dir / "metrics.jsonl").read_text().splitlines()
+        found = [json.loads(line) for line in lines]
+        return int(next(line["broadcast/bytes"] for line in reversed(found) if line.get("step") == step))
+
+    def _start(self, name: str, *arguments: str) -> None:
+        starter = partial(start_module, prefix=self.network.command(name, []))
+        self.children.start(name, *arguments, starter=starter)
+
+    def _check(self, deadline: float, what: str) -> None:
+        for child in self.children.all:
+            if child.poll() is not None:
+                raise ShoalError(f"{child.name} ended before {what}: {child.last_line()}")
+        if time.monotonic() > deadline:
+            raise ShoalError(f"not within {WAIT_S:.0f} s: {what}")
+
+
+def describe(result: dict[str, Any]) -> str:
+    """A few lines for people."""
+    who = f"{result['nodes']} home-cable nodes ({result['vllm_nodes']} of them vLLM)"
+    lines = [f"{who}, home-fiber learner, {result['cores']} cores for all"]
+    for part in result["parts"]:
+        what = f"LoRA rank {part['rank']}" if part["rank"] else "full training"
+        lines.append(
+            f"{what}: {statistics.median(part['bytes']) / 1e6:.2f} MB a version (median), T* {part['t_star_s']:.2f} s; optimizer "
+            f"step to the last node's first token: median {part['median_s']:.2f} s, worst {part['worst_s']:.2f} s, over "
+            f"{len(part['last_s'])} versions (asked of rank 16: {part['asked_s']:.2f}); load {min(part['load']):.0f} to "
+            f"{max(part['load']):.0f}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""With the packages of other projects, unmodified: environments and trainers (make test-others)."""
