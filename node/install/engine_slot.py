@@ -50,14 +50,16 @@ class EngineSlot:
 
     async def commit(self, staging: Staging, state: StateFile) -> CommitResult:
         """Engine first, shadow second. If the engine cannot, both stay. If only the shadow cannot (a full disk), the
-        engine is ahead of it until the next commit, which then copies everything."""
+        engine is ahead of it until the next commit, which then copies everything. An engine is never taken back: where the shadow
+        starts over from an older anchor, the engine waits for what comes after it."""
         async with self._lock:
             result = CommitResult(state.version, 0.0, 0.0)
-            if self._engine is not None:
+            ahead = self.serving is not None and self.serving >= state.version
+            if self._engine is not None and not ahead:
                 assert staging.held is not None
                 result = await self._into_engine(self._engine, state, staging.held.digest)
             await self._in_thread(self.shadow.commit, staging)
-            if self._engine is not None:
+            if self._engine is not None and not ahead:
                 self.serving = state.version
         return result
 

@@ -74,6 +74,10 @@ class Installer:
         self._descriptor_done = False
         self._wake = trio.Event()
         self._asleep = False
+        self._asked = False
+        """for the catalog, since nothing led on"""
+        self._answered_at: Version | None = None
+        """the held version from which nothing led on, when the catalog came that was asked for"""
         exchange.on_header, exchange.on_full = self._consider, self._free
         exchange.floor = self.shadow.version
 
@@ -91,6 +95,9 @@ class Installer:
     def set_catalog(self, catalog: Catalog) -> None:
         """What the head retains, and which version is current. From here on new deltas are followed."""
         self._plan.set_catalog(catalog, self._exchange.min_epoch, self._exchange.transfers.keys())
+        if self._asked:
+            self._asked, self._answered_at = False, self.shadow.version
+            self._plan.bad.clear()
         self._exchange.follow(not self._asleep)
         self._wake.set()
 
@@ -131,8 +138,9 @@ class Installer:
                     last_ask = trio.current_time()
                     held, wanted = self.shadow.version, self._plan.current
                     log.info("no known chain leads from %s to %s; asking for the catalog", held, wanted)
-                    self._plan.bad.clear()
-                    self._ask_catalog()
+                    self._asked = self._ask_catalog()
+                    if not self._asked:
+                        self._plan.bad.clear()  # the neighbours alone, then
                 with trio.move_on_after(REPLAN_S):
                     await self._wake.wait()
                 continue
@@ -173,16 +181,26 @@ class Installer:
             "what this run began with: only the difference is downloaded" if leads else "not what this run began with",
         )  # fmt: skip
 
-    def _ask_catalog(self) -> None:
+    def _ask_catalog(self) -> bool:
+        """False without a link to the head."""
         head = self._exchange.peers.get(self._exchange.head)
         if head is not None:
             head.post(GetCatalog())
+        return head is not None
 
     def _next(self) -> CatalogEntry | None:
         """What to install next, if anything."""
         if not self._descriptor_done:
             return self._plan.descriptor()
-        return None if self._asleep else self._plan.next(self.shadow.version, self.shadow.digest)
+        if self._asleep:
+            return None
+        held = self.shadow.version
+        entry = self._plan.next(held, self.shadow.digest)
+        if entry is None and held is not None and held == self._answered_at:
+            entry = self._plan.start_over(held, self.shadow.digest)
+            if entry is not None:
+                log.warning("the head keeps nothing that leads on from version %s: from version %s again", held, entry.version)
+        return entry
 
     async def _refuse_stranded(self) -> None:
         """Say of every delta that cannot be installed here, since its base is unknown, that it is refused."""
@@ -272,7 +290,11 @@ class Installer:
         manifest = await self._receive(entry)
         traffic = self._exchange.transfers[manifest.mid].traffic
         h = manifest.header
-        staging = self.shadow.begin(h.version, h.kind, h.layout, h.base, h.base_digest, segment_bytes=h.segment_bytes)
+        held = self.shadow.version
+        staging = self.shadow.begin(
+            h.version, h.kind, h.layout, h.base, h.base_digest, segment_bytes=h.segment_bytes,
+            over=held is not None and entry.version <= held,
+        )  # fmt: skip
         long = self.shadow.version is None or h.kind in ("anchor", "cumulative")  # deltas come one after the other, and are short
         progress = DownloadProgress(f"version {h.version}", len(manifest.segments), started)
         if long:

@@ -5,7 +5,7 @@ Must not know how chunks come, engines or the disk.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
 from p2p.protocol.versions import Catalog, CatalogEntry
@@ -31,10 +31,11 @@ class InstallPlan:
         self.entries = {mid: e for mid, e in self.entries.items() if e.version.epoch >= epoch}
         self.current = None
 
-    def set_catalog(self, catalog: Catalog, epoch: int, live: Collection[bytes]) -> None:
-        """What the head retains; of the rest stays what is `live`, that is, still relayed here. Earlier epochs do not count."""
+    def set_catalog(self, catalog: Catalog, epoch: int, live: Set[bytes]) -> None:
+        """What the head retains; of the rest stays what is `live`, that is, still relayed here, unless it was tried in
+        vain. Earlier epochs do not count."""
         known = {e.mid: e for e in catalog.entries if e.version.epoch >= epoch}
-        self.entries = {mid: e for mid, e in self.entries.items() if mid in live and mid not in known} | known
+        self.entries = {mid: e for mid, e in self.entries.items() if mid in live - self.bad and mid not in known} | known
         self._advance(catalog.current)
 
     def consider(self, mid: bytes, header: Header) -> bool:
@@ -79,10 +80,23 @@ class InstallPlan:
     def next(self, held: Version | None, digest: bytes | None) -> CatalogEntry | None:
         """The next manifest on the cheapest path from the held state, which has `digest`; of kind "same" where the target has the
         same bits, so that only its name is new."""
+        return self._next_of(self._usable(), held, digest)
+
+    def start_over(self, held: Version, digest: bytes | None) -> CatalogEntry | None:
+        """The anchor to begin again with, which is no newer than the held version: the head let go of what leads on from
+        it, and what is newer begins with the anchor. None while something else can be tried, be it a second time."""
+        if self._next_of(self.entries.values(), held, digest) is not None:
+            return None
+        usable = self._usable()
+        targets = sorted({e.version for e in usable if e.version > held}, reverse=True)
+        paths = (plan_catch_up(usable, target, None, None) for target in targets)
+        return next((path[0] for path in paths if path), None)
+
+    def _next_of(self, entries: Iterable[CatalogEntry], held: Version | None, digest: bytes | None) -> CatalogEntry | None:
         if self.current is None:
             return None
         # What is not past the held version cannot be begun, so no path leads over it.
-        usable = [e for e in self._usable() if e.kind != "descriptor" and (held is None or e.version > held)]
+        usable = [e for e in entries if e.kind != "descriptor" and (held is None or e.version > held)]
         # The newest that can be reached: a broken link in a chain must not hold back the versions before it.
         for target in sorted({e.version for e in usable}, reverse=True):
             path = plan_catch_up(usable, target, held, digest)

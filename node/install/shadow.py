@@ -114,15 +114,17 @@ class Shadow:
         base_digest: bytes | None = None,
         *,
         segment_bytes: int = DEFAULT_SEGMENT,
+        over: bool = False,
     ) -> Staging:
         """Make room for `version`, cut into `layout.segments(segment_bytes)`; drops an earlier staging.
 
         kind is "anchor" (no base) or one of DELTAS (its base's digest must be the one held). Refusal, before anything is
-        dropped, on another base, another tensor table, a version not past the held one, or too little disk.
+        dropped, on another base, another tensor table, a version not past the held one, or too little disk. `over`: an anchor
+        may be older than what is held, which is given up for it.
         """
         if kind not in ("anchor", *DELTAS):
             raise ValueError(f"kind is {kind!r}, want anchor, {' or '.join(DELTAS)}")
-        if self._held and version <= self._held.version:
+        if self._held and version <= self._held.version and not (over and kind == "anchor"):
             raise Refusal(f"not newer than version {self._held.version}, which is held", version=version)
         if kind in DELTAS:
             if self._held is None or base_digest is None or base_digest != self._held.digest:

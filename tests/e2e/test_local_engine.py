@@ -47,7 +47,8 @@ def test_it_trains_alone_through_a_kill_until_others_come(shoal: Children, tmp_p
     tokens = {n["name"]: n["tokens"] for n in summary["nodes"] if n["alive"]}
     assert tokens["helper"] > 0 and tokens["local-engine"] > 0
     lines = metrics(run_dir)
-    assert lines[5]["local_engine/seconds"] > 0
+    # A step whose rollouts were there already takes none of the engine's time.
+    assert sum(line.get("local_engine/seconds", 0.0) for line in lines) > 0
     # What the local engine gets does not leave the machine.
     assert summary["learner_egress_bytes"] < summary["versions_published"] * summary["anchor_bytes"]
     assert {n["name"] for n in summary["nodes"] if n["bytes_from_peers"]} == set()

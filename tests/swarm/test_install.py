@@ -119,6 +119,59 @@ async def test_who_was_away_comes_back_in_one_step(tmp_path, autojump_clock) -> 
         await head.until_installed([back.peer, stays.peer], Version(1, 6))
 
 
+async def test_who_comes_back_when_what_led_on_is_gone_starts_over_with_the_anchor(tmp_path, autojump_clock, caplog) -> None:
+    """It held a version after the anchor; meanwhile nobody else was there, and all that is kept begins with the anchor."""
+    async with open_swarm(tmp_path) as swarm:
+        head = await swarm.start_head()
+        away = await swarm.start_node(1)
+        made = states(6)
+        head.publish(1, made[0])
+        head.publish(2, made[1], base=1, old=made[0])
+        await head.until_installed([away.peer], Version(1, 2))
+        await swarm.kill(away)
+        for step in range(3, 6):
+            head.publish(step, made[step - 1], base=step - 1, old=made[step - 2])
+        head.publish(5, made[4], base=1, old=made[0], cumulative=True)
+        head.publisher.prune([])
+        back = await swarm.start_node(1)
+        assert back.agent.shadow.version == Version(1, 2)
+        await head.until_installed([back.peer], Version(1, 5))
+        assert "keeps nothing that leads on from version 1.2: from version 1.1 again" in caplog.text
+        assert back.agent.shadow.digest == made[4].digest() and not head.refusals
+        head.publish(6, made[5], base=5, old=made[4])
+        await head.until_installed([back.peer], Version(1, 6))
+
+
+async def test_an_engine_is_not_taken_back_when_its_node_starts_over(tmp_path, autojump_clock) -> None:
+    taken: list[Version] = []
+
+    class Core(TensorCore):
+        def commit(self) -> CommitResult:
+            result = super().commit()
+            taken.append(result.version)
+            return result
+
+    core = Core(ScriptedSettings())
+    async with open_swarm(tmp_path) as swarm:
+        head = await swarm.start_head()
+        made = states(6)
+        head.publish(1, made[0])
+        head.publish(2, made[1], base=1, old=made[0])
+        node = await swarm.start_node(1, core=core)
+        await head.until_installed([node.peer], Version(1, 2))
+        while node.agent.slot.serving != Version(1, 2):
+            await trio.sleep(0.1)
+        node.agent.installer.sleep()
+        for step in range(3, 6):
+            head.publish(step, made[step - 1], base=step - 1, old=made[step - 2])
+        head.publish(5, made[4], base=1, old=made[0], cumulative=True)
+        head.publisher.prune([])
+        node.agent.installer.wake()
+        await head.until_installed([node.peer], Version(1, 5))
+        assert Version(1, 1) in head.installed[node.peer] and node.agent.slot.serving == Version(1, 5)
+        assert taken == sorted(taken) and taken[-1] == Version(1, 5) and core.holds(made[4])
+
+
 def save_model(folder: Path, state: FlatState, *, without: str = "") -> BaseModel:
     """As Hugging Face would have it, in two files."""
     folder.mkdir(parents=True)
