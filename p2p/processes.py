@@ -32,6 +32,13 @@ _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 """Loaded here and not in the child: between fork and exec as little as possible may happen there."""
 
+_M_MMAP_THRESHOLD = -3
+"""The number of the setting of glibc's mallopt that says from which size a block is a mapping of its own (malloc.h)."""
+
+GIVEN_BACK = 256 * 1024
+"""Bytes. Chosen after looking at a step's memory with 256 KiB, 1 MiB and 4 MiB: below it little is left to gain, and the steps'
+CPU time was 7 % more with each."""
+
 NOTHING_BEFORE: Mapping[Path, int] = MappingProxyType({})
 """No earlier process wrote to the files."""
 
@@ -89,6 +96,16 @@ def die_with_parent() -> None:
     """The calling process gets SIGKILL when the thread that forked it ends. Linux; nothing elsewhere."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def give_back_what_is_freed() -> None:
+    """The calling process gives freed blocks of GIVEN_BACK bytes and more back to the system at once. glibc; nothing elsewhere.
+
+    Left alone glibc raises that size to 32 MiB as such blocks are freed, and keeps what is below cut up: of a trainer on a CPU
+    that was up to two thirds of what it held after a step (bench/trainer.md).
+    """
+    if _LIBC is not None and hasattr(_LIBC, "mallopt"):
+        _LIBC.mallopt(_M_MMAP_THRESHOLD, GIVEN_BACK)
 
 
 def signal_group(process: Process, number: int) -> None:

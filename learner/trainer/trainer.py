@@ -36,7 +36,7 @@ from learner.trainer.reading import read_checkpoint
 from learner.trainer.settings import TrainerConfig
 from learner.trainer.trained import Trained
 from p2p.errors import ShoalError, UsageError
-from p2p.processes import die_with_parent
+from p2p.processes import die_with_parent, give_back_what_is_freed
 
 AFTER_OTHERS_S = 5.0
 """Seconds that a rank waits before it ends because another one did: so that what is told is what that one said."""
@@ -165,6 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run_dir = Path(args[0])
     # Of the process, so here: near-zero gradients otherwise slow AdamW several times over on CPUs.
     torch.set_flush_denormal(True)
+    give_back_what_is_freed()
     rank = int(os.environ.get("RANK", "0"))
     try:
         config = check_section(TrainerConfig, json.loads((run_dir / "trainer.json").read_text()), "trainer.json")

@@ -26,6 +26,7 @@ from learner.trainer.policy import PolicyTrainer
 from learner.trainer.settings import TrainerConfig
 from learner.trainer.trained import WholeModel
 from netem.bench.trainer.either_tree import as_groups, make_rows
+from p2p.processes import give_back_what_is_freed
 
 LOOK_S = 0.004
 """Seconds between two looks: shorter than any moment in which much is taken, since pages are made at some GB a second."""
@@ -76,6 +77,7 @@ def main() -> int:
     told = json.load(sys.stdin)
     torch.set_num_threads(told["threads"])
     torch.set_flush_denormal(True)
+    give_back_what_is_freed()
     torch.zeros(64, 64) @ torch.zeros(64, 64)  # what the libraries take is not the model's
     peaks = Peaks()
     peaks.start()
