@@ -174,7 +174,7 @@ class TrainerSection(Section):
     @property
     def checkpoint_interval(self) -> int:
         """Steps between two checkpoints. One that is written beside training is committed by the time that the next one begins:
-        what is not committed then are two intervals but one step."""
+        intervals of half the steps that a crash may take back seldom make a step wait for it."""
         beside = self.checkpoint_beside and self.devices == 1
         return (self.checkpoint_every + 1) // 2 if beside else self.checkpoint_every
 

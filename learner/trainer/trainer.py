@@ -78,6 +78,7 @@ def run_trainer(client: TrainerClient, config: TrainerConfig, ranks: TorchRanks 
         try:
             groups, waited = consume(client, trainer, step, epoch=start.epoch, config=config, handed=handed)
             updating = time.perf_counter()
+            checkpoints.make_room(step + 1, config.checkpoint_every)
             metrics = trainer.step(step)
         except (BadBatch, TrainingDiverged) as error:
             try:

@@ -86,7 +86,7 @@ def test_short_lives_lose_nothing_and_do_nothing_twice(tmp_path: Path, every: in
     account = ShortLives(tmp_path, every, 3, lambda _: None).go(8)
     assert account.lives == 8 and account.lost == account.twice == 0
     assert account.consumed == 3 * account.steps and account.resumed > 0
-    assert account.taken_again_max <= 2 * every and set(account.aborted) <= {"orphaned"}
+    assert account.taken_again_max <= every and set(account.aborted) <= {"orphaned"}
 
 
 @pytest.mark.skipif(not NIGHTLY, reason="minutes; SHOAL_NIGHTLY=1")

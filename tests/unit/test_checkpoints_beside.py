@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from learner.trainer.checkpoints.checkpoint import load_checkpoint, take_snapsho
 from learner.trainer.checkpoints.tensor_file import DTYPES, Readers, write_tensors
 from learner.trainer.checkpoints.writing import CheckpointFailed, Checkpoints
 from learner.trainer.model import load_model
-from learner.trainer.policy import TrainingDiverged
+from learner.trainer.policy import PolicyTrainer, TrainingDiverged
 from learner.trainer.settings import TrainerConfig
 from learner.trainer.trained import WholeModel
 from learner.trainer.trainer import run_trainer
@@ -237,6 +238,30 @@ def test_a_run_beside_is_the_run_without(tiny: Path, tmp_path: Path, every: int)
         assert (tmp_path / "a" / "step_4" / file).read_bytes() == (tmp_path / "b" / "step_4" / file).read_bytes(), file
 
 
+@pytest.mark.parametrize("every", [1, 2, 3, 4])
+def test_no_kill_takes_back_more_steps_than_was_asked_for(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    """After every optimizer step, however slow the disk is."""
+    _, tokenizer = load_model(tiny, "cpu")
+    client = FakeClient(lambda step: step_groups(step, tokenizer, TASK))
+    behind, real, write = list[int](), PolicyTrainer.step, checkpoint.write_tensors
+
+    def slow(path: Path, tensors: Any) -> None:
+        time.sleep(0.2)
+        write(path, tensors)
+
+    def step(self: PolicyTrainer, number: int) -> dict[str, float]:
+        metrics = real(self, number)
+        behind.append(number + 1 - max((step for step, _ in client.committed), default=0))
+        return metrics
+
+    monkeypatch.setattr(PolicyTrainer, "step", step)
+    monkeypatch.setattr(checkpoint, "write_tensors", slow)
+    run_trainer(client, config(tiny, tmp_path, checkpoint_every=every, steps=6))
+    assert len(behind) == 6 and max(behind) <= every, behind
+
+
 def test_what_diverges_leaves_the_steps_before_it_committed(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, tokenizer = load_model(tiny, "cpu")
     client = FakeClient(lambda step: step_groups(step, tokenizer, TASK))
@@ -252,13 +277,11 @@ def test_what_diverges_leaves_the_steps_before_it_committed(tiny: Path, tmp_path
         may.set()  # the checkpoint of step 1 is still being written
         raise TrainingDiverged("step 1: loss is nan")
 
-    from learner.trainer.policy import PolicyTrainer
-
     real = PolicyTrainer.step
     monkeypatch.setattr(PolicyTrainer, "step", diverge)
     monkeypatch.setattr(checkpoint, "write_tensors", late)
     with pytest.raises(TrainingDiverged):
-        run_trainer(client, config(tiny, tmp_path))
+        run_trainer(client, config(tiny, tmp_path, checkpoint_every=2))
     assert [step for step, _ in client.committed] == [1]
     assert sorted(client.discarded) == [g.group_id for g in step_groups(1, tokenizer, TASK)]
     again = FakeClient(lambda step: step_groups(step, tokenizer, TASK), start=ResumeInfo(2, 1, client.committed[-1][1]))

@@ -1,8 +1,8 @@
 """Checkpoints beside training: taken between two steps, written and committed while the next ones run.
 
 Must not know files' forms (`checkpoint`) or the network. The rule (docs/design/recovery.md): one checkpoint is written at a time,
-and the next one is not begun before it is committed. So the trainer is never two intervals past the last
-commit, and memory never holds more than one copy.
+and the next one is not begun before it is committed. So memory never holds more than one copy. An optimizer step waits as well,
+where without a commit more steps would be taken again after a crash than was asked for.
 
 No process is forked to write, though its memory would be copied on write for nothing: torch, numpy, the encoder and this module
 have threads, whose locks a fork copies as they are held, and CUDA does not survive one.
@@ -66,6 +66,14 @@ class Checkpoints:
         self._snapshot = take_snapshot(step, self._trained, self._optimizer, epoch=self._epoch, config=self._config)
         self._beside.start(partial(self._write, self._snapshot))
         self.waited_s += time.perf_counter() - began
+
+    def make_room(self, step: int, most: int) -> None:
+        """Before step `step` is taken: wait for what is being written, if more than `most` steps would not be committed then.
+        Raises as `begin`."""
+        if step - self.committed > most:
+            began = time.perf_counter()
+            self.settle()
+            self.waited_s += time.perf_counter() - began
 
     def check(self) -> None:
         """Raise what went wrong, if something did; never waits."""
