@@ -124,7 +124,7 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
     add_folder(p)
     what = "what evaluations on the nodes cost the trainer and its groups, in one real run, step by step"
     p = verb("evaluation", _bench_evaluation, what, actions)
-    add_value(p, "--steps", 48, "N", "learner steps that are counted")
+    add_value(p, "--steps", 96, "N", "learner steps that are counted")
     add_value(p, "--prompts", 64, "N", "trainer.eval_size: prompts of an evaluation")
     add_value(p, "--every", 12, "N", "trainer.eval_every: steps between two evaluations")
     add_value(p, "--nodes", 2, "N", "number of nodes")

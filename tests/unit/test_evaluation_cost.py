@@ -45,20 +45,21 @@ def test_steps_beside_an_evaluation_are_told_from_the_others() -> None:
     ]  # fmt: skip
     found = account(lines, seen, 4, 7)
     assert (found["steps"], found["evaluations"], found["evaluation_s"]) == (3, 1, [2.5])
-    assert found["wall_s"] == pytest.approx(10.025) and found["unaccounted_share"] == pytest.approx(0.025 / 10.025)
-    assert found["tokens_share"] == 0.05 and found["ok"]
+    assert found["wall_s"] == pytest.approx(10.025) and found["tokens_share"] == 0.05
     assert (found["by_step"]["beside"]["steps"], found["by_step"]["beside"]["time/wait_for_batch"]) == (1, 2.0)
     assert (found["by_step"]["without"]["steps"], found["by_step"]["without"]["time/step"]) == (2, 3.0)
-    assert found["later_share"] == pytest.approx(1 / 10.025)  # one step was a second longer than the others
-    assert "took 5.0% of the nodes' tokens" in describe(found) and "took 10.0% of the time" in describe(found)
+    assert found["later_share"] == pytest.approx(1 / 10.025)  # one step waited a second longer than the others
+    assert found["held_up_share"] == pytest.approx(-0.0125 / 10.025) and found["ok"]
+    assert "took 5.0% of the nodes' tokens" in describe(found) and "for 10.0% of its time" in describe(found)
 
 
 def test_a_trainer_that_is_held_up_between_its_steps_is_found_out() -> None:
-    lines = [line(1, 0.0, 1.0), line(2, 3.0, 1.0), {"step": 1, "eval/seconds": 1.0}, {"step": 2, "eval/seconds": 1.0}]
-    seen = [EvaluationLook(1, True, 0, 10), EvaluationLook(2, False, 5, 20)]
-    assert account(lines, seen, 1, 2)["ok"]
-    lines[1]["time"] = 3.1
-    found = account(lines, seen, 1, 2)
-    assert not found["ok"] and "NOT OK" in describe(found)
-    with pytest.raises(ShoalError, match="1 lines of 2 steps"):
-        account(lines[1:], seen, 1, 2)
+    lines = [line(1, 0.0, 1.0), line(2, 3.0, 1.0), line(3, 6.0, 1.0)]
+    lines += [{"step": 1, "eval/seconds": 1.0}, {"step": 2, "eval/seconds": 1.0}]
+    seen = [EvaluationLook(1, True, 0, 10), EvaluationLook(2, False, 5, 20), EvaluationLook(3, False, 5, 30)]
+    assert account(lines, seen, 1, 3)["ok"]
+    lines[1]["time"], lines[2]["time"] = 3.1, 6.1
+    found = account(lines, seen, 1, 3)
+    assert found["held_up_share"] == pytest.approx(0.1 / 6.1) and not found["ok"] and "NOT OK" in describe(found)
+    with pytest.raises(ShoalError, match="2 lines of 3 steps"):
+        account(lines[1:], seen, 1, 3)
