@@ -2,8 +2,8 @@
 
 A real learner and real nodes over loopback, with the default evaluation every so many steps. The steps of one run are told apart
 by whether an evaluation ran beside them. Two costs: of the trainer's own time, which is all but its waiting for groups; and of
-the nodes, whose places an evaluation takes, so that groups come later. The learner's processes and the nodes have cores of their own,
-where there are two: a node's generation must not count as the trainer's time.
+the nodes, whose places an evaluation takes, so that groups come later. The learner's processes and the nodes have cores of their
+own, where there are two: a node's generation must not count as the trainer's time.
 """
 
 from __future__ import annotations
