@@ -1,0 +1,210 @@
+"""One record a peer, and what follows from it. Pure: told what happened and the time (Unix seconds), asked what is allowed.
+
+A stranger begins with FIRST sequences. Each sequence that it ends as asked lets it hold one more, so its allowance doubles with
+every round of work; each doubt halves the allowance. Who is caught, or doubted or refused too often, is expelled: it starts anew
+after a while that doubles each time. Identities are free, so what the unproven hold together is bounded as well
+(`StandingRules.unproven_share`), and so is how many records are kept.
+
+The gate, the dispatcher, the activation and the audits ask here and keep no back-off of their own. Must not know links, requests,
+prices or how a fault was found. It outlives links and the head: `take_changed` says what to keep, `restore` takes it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+FIRST = 2
+"""Sequences that a peer without a record may hold."""
+
+DOUBTS = 8
+"""Doubts that expel a peer which ended nothing as asked in between: a fault of the line makes one or two."""
+
+EXPELLED_S = (30.0, 86_400.0)
+"""Seconds for which an expelled peer may not come: at first, doubled each time, and at the most."""
+
+REFUSALS, REFUSALS_S = 16, 60.0
+"""So many refused messages expel a peer, forgotten one by one over so many seconds: an honest node causes one or two, when it
+loses a race with a restart."""
+
+MOST_RECORDS = 10_000
+"""Records that are kept. Beyond, those are forgotten first that were not expelled and delivered least; bans are not."""
+
+Verdict = Literal["", "expelled", "banned"]
+
+
+@dataclass(frozen=True, slots=True)
+class StandingRules:
+    """What the operator decides."""
+
+    proven_tokens: int = 4096
+    """completion tokens of sequences ended as asked, and of these checked where anything is, that prove a peer"""
+    checks: bool = False
+    """whether tokens are checked at all; without it delivery alone proves"""
+    unproven_share: float = 0.25
+    """of the sequences that are with nodes, what the unproven may hold together while a proven peer is there"""
+    audit_share: float = 0.02
+    """of the sequences of a proven peer, how many are checked"""
+    trusted: frozenset[str] = frozenset()
+    """peers that the operator answers for: proven from the start, as many sequences as they can decode"""
+
+
+@dataclass(slots=True)
+class Record:
+    """What is remembered of one peer."""
+
+    peer: str
+    delivered: int = 0
+    """completion tokens of sequences that it ended as asked, since it was last expelled"""
+    checked: int = 0
+    """of these, tokens that were checked and found sound"""
+    allowance: float = FIRST
+    """sequences that it may hold"""
+    doubts: int = 0
+    """since it last ended a sequence as asked"""
+    doubted: int = 0
+    """in all"""
+    refusals: float = 0.0
+    """at the time `refused_at`; they fade"""
+    refused_at: float = 0.0
+    expelled: int = 0
+    """how often"""
+    barred_until: float = 0.0
+    banned: bool = False
+    """by the operator, until it is unbanned"""
+    why: str = ""
+    """of the last doubt, expulsion or ban"""
+
+
+@dataclass
+class Standing:
+    """The records of a run's peers."""
+
+    rules: StandingRules = field(default_factory=StandingRules)
+    _records: dict[str, Record] = field(default_factory=dict, init=False, repr=False)
+    _changed: set[str] = field(default_factory=set, init=False, repr=False)
+
+    def restore(self, records: Iterable[Record]) -> None:
+        """Take back what `take_changed` gave away in an earlier life."""
+        self._records |= {record.peer: record for record in records}
+
+    def take_changed(self) -> list[Record]:
+        """Copies of the records that changed since the last call, to be kept."""
+        changed, self._changed = self._changed, set()
+        return [replace(self._records[peer]) for peer in sorted(changed) if peer in self._records]
+
+    # ---- what happened
+
+    def ended(self, peer: str, tokens: int) -> None:
+        """A sequence of so many completion tokens of its making ended as asked."""
+        record = self._of(peer)
+        record.delivered += tokens
+        record.allowance += 1.0
+        record.doubts = 0
+
+    def checked(self, peer: str, tokens: int) -> None:
+        """So many of its tokens were checked and found sound."""
+        self._of(peer).checked += tokens
+
+    def doubt(self, peer: str, why: str, now: float) -> bool:
+        """It withheld, was slow without reason, gave up or ignored what it was told. Whether that expels it."""
+        record = self._of(peer)
+        record.allowance = max(1.0, record.allowance / 2)
+        record.doubts += 1
+        record.doubted += 1
+        record.why = why
+        if record.doubts < DOUBTS:
+            return False
+        self.expel(peer, f"doubted {record.doubts} times in a row, the last time since {why}", now)
+        return True
+
+    def refused(self, peer: str, why: str, now: float) -> bool:
+        """Something that it sent was refused. Whether that expels it."""
+        record = self._of(peer)
+        faded = max(0.0, now - record.refused_at) * REFUSALS / REFUSALS_S
+        record.refusals, record.refused_at = max(0.0, record.refusals - faded) + 1.0, now
+        if record.refusals < REFUSALS:
+            return False
+        self.expel(peer, f"{REFUSALS} refused messages in {REFUSALS_S:.0f} s, the last one: {why}", now)
+        return True
+
+    def expel(self, peer: str, why: str, now: float) -> None:
+        """It was caught: it loses what it earned, and may come again after a while that doubles each time."""
+        record = self._of(peer)
+        first, most = EXPELLED_S
+        record.barred_until = now + min(first * 2.0 ** min(record.expelled, 32), most)
+        record.expelled += 1
+        record.delivered = record.checked = record.doubts = 0
+        record.allowance, record.refusals, record.why = 1.0, 0.0, why
+
+    def ban(self, peer: str, why: str) -> None:
+        """The operator wants it out."""
+        record = self._of(peer)
+        record.banned, record.why = True, why
+
+    def unban(self, peer: str) -> None:
+        """The operator forgives it: it may come at once, as a stranger."""
+        record = self._of(peer)
+        record.banned, record.barred_until, record.expelled = False, 0.0, 0
+
+    # ---- what follows
+
+    def may_hold(self, peer: str, capacity: int) -> int:
+        """Sequences that it may hold at once, of those that it says it can."""
+        if peer in self.rules.trusted:
+            return capacity
+        record = self._records.get(peer)
+        return min(capacity, int(record.allowance) if record is not None else FIRST)
+
+    def proven(self, peer: str) -> bool:
+        """Whether it delivered enough, and had enough of it checked where anything is."""
+        record, need = self._records.get(peer), self.rules.proven_tokens
+        if peer in self.rules.trusted:
+            return True
+        return record is not None and record.delivered >= need and (not self.rules.checks or record.checked >= need)
+
+    def audit_share(self, peer: str) -> float:
+        """Share of its sequences that are to be checked: all of a stranger's, and again after a doubt."""
+        if not self.rules.checks or peer in self.rules.trusted:
+            return 0.0
+        record = self._records.get(peer)
+        return self.rules.audit_share if record is not None and self.proven(peer) and not record.doubts else 1.0
+
+    def verdict(self, peer: str, now: float) -> Verdict:
+        """Whether it may come: "" when it may."""
+        record = self._records.get(peer)
+        if record is None:
+            return ""
+        return "banned" if record.banned else "expelled" if now < record.barred_until else ""
+
+    def why(self, peer: str) -> str:
+        """Of its last doubt, expulsion or ban; "" when there was none."""
+        record = self._records.get(peer)
+        return record.why if record is not None else ""
+
+    def of(self, peer: str) -> Record:
+        """A copy of its record; a stranger's when it has none."""
+        return replace(self._records.get(peer) or Record(peer))
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    # ---- inside
+
+    def _of(self, peer: str) -> Record:
+        """Its record, which is about to change."""
+        self._changed.add(peer)
+        record = self._records.get(peer)
+        if record is None:
+            if len(self._records) >= MOST_RECORDS:
+                self._forget()
+            record = self._records[peer] = Record(peer)
+        return record
+
+    def _forget(self) -> None:
+        """Make room: an eighth of all records, those of the least use. A ban is never forgotten, and is the operator's."""
+        idle = [r for r in self._records.values() if not r.banned]
+        for record in sorted(idle, key=lambda r: (r.barred_until, r.delivered))[: max(1, MOST_RECORDS // 8)]:
+            del self._records[record.peer]
+            self._changed.discard(record.peer)
