@@ -23,8 +23,10 @@ Tensors = dict[str, tuple[str, np.ndarray]]
 
 
 def smollm2_135m(folder: Path) -> None:
-    """A model folder in the shapes of SmolLM2-135M, its weights drawn at random."""
+    """A model folder in the shapes of SmolLM2-135M, its weights drawn at random, and a tokenizer of a token per character."""
     from transformers import LlamaConfig, LlamaForCausalLM
+
+    from netem.demo.tiny_model import char_tokenizer
 
     config = LlamaConfig(
         vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
@@ -32,6 +34,7 @@ def smollm2_135m(folder: Path) -> None:
     )  # fmt: skip
     torch.manual_seed(0)
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    char_tokenizer().save_pretrained(folder)
 
 
 class Updates:
