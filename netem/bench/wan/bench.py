@@ -122,9 +122,10 @@ class _Run:
             "run_dir": str(self.run_dir), "model": str(model), "external_trainer": True, "task": {"name": "reverse"},
             "swarm": {"listen": [f"/ip4/{self.network.addresses[LEARNER]}/tcp/{PORT}"]},
             "rollout": {"groups_per_step": 1, "samples": 1, "max_new_tokens": 64, "max_staleness": AHEAD},
+            "trainer": {"eval_size": 0},  # a node that evaluates a version holds the next one back for up to `requests.hold_s`
         }  # fmt: skip
         if rank:
-            config["trainer"] = {"lora": {"rank": rank}}
+            config["trainer"]["lora"] = {"rank": rank}
         (self.folder / "learner.toml").write_text(dump_toml(build_config(config, "bench").model_dump()))
         self._start(LEARNER, "learner", str(self.folder / "learner.toml"), "--json")
         deadline = time.monotonic() + WAIT_S
