@@ -2,7 +2,8 @@
 
 A learner and nodes, real processes in network namespaces; the trainer is this process, by the client that any trainer uses.
 Nodes have the base model on their disks and generate all the time. What is timed is seen in the nodes' own logs,
-on one clock. Thin shell; needs root.
+on one clock. All hosts share this machine's cores: engines, each of which has a device of its own in the field, get what the
+others leave (`behind_all_others`). Thin shell; needs root.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 from learner.client.client import LearnerClient
 from learner.config import build_config, dump_toml
+from netem.bench.wan.priority import behind_all_others, give_way
 from netem.bench.wan.updates import Updates, smollm2_135m
 from netem.emulation.backends import AUTO
 from netem.emulation.underlay import Underlay, underlay
@@ -71,7 +73,7 @@ def _measure(
     profile = build_profile(links, "bench wan")
     lr = 2e-4 if rank else 1e-6
     updates = Updates(model, rank, lr)
-    with underlay(profile, backend) as network, Children(folder / "logs") as children:
+    with underlay(profile, backend) as network, behind_all_others(), Children(folder / "logs") as children:
         run = _Run(folder, network, children, say)
         run.start_learner(model, rank)
         client = LearnerClient.connect(run.run_dir)
@@ -82,6 +84,7 @@ def _measure(
             for name in names:
                 run.start_node(name, model, engine_python if name == names[0] else "")
             run.wait_for("version 1.0", names, "1.0", WAIT_S)
+            give_way(child.pid for child in children.all if child.name in names)
             times, bytes_, stages, loads = [], [], [], []
             for step in range(1, versions + 1):
                 for _ in client.batches(step - 1):  # as a trainer takes what it trains on
