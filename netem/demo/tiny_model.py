@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import string
 import sys
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ SHAPES: dict[str, dict[str, int]] = {
     "20m": {"hidden_size": 512, "num_hidden_layers": 6, "intermediate_size": 1536},
 }
 """Head size is 32, the heads fill the hidden size, and there are half as many key/value heads."""
+
+AVERAGED = 5
+"""Batches whose mean loss ends a warm-up: one alone swings by 0.02 nats."""
 
 WARM_UP_STEPS = 300
 """Supervised steps at most, unless asked otherwise: several times what the built-in tasks of one turn take."""
@@ -98,6 +102,7 @@ def build_demo_model(
     *,
     seed: int = 0,
     target: float = 0.2,
+    nats: float = 0.0,
     steps: int = WARM_UP_STEPS,
     batch: int = 64,
     lr: float = 2e-3,
@@ -107,22 +112,26 @@ def build_demo_model(
     """A model that has just begun to solve `task`, under `folder`: right often enough for rewards to differ.
 
     AdamW on task solutions with a linear ramp, until the probability of sampling a solution whole (mean over a batch of
-    exp(sum of its logprobs)) reaches `target`, or for `steps`. The target matters: skill comes within some 20 steps,
-    and a fixed count leaves one seed at 3 % and another at 60 %. Takes seconds, on a busy machine minutes: `say` hears how far it
-    is. UsageError when the task has no solutions.
+    exp(sum of its logprobs)) reaches `target`, until the mean loss of AVERAGED batches is at most `nats` a token, or for `steps`.
+    What ends it matters: skill comes within some 20 steps, and a fixed count leaves one seed at 3 % and another at 60 %. Takes
+    seconds, on a busy machine minutes: `say` hears how far it is. UsageError when the task has no solutions.
     """
     say("making the model")
     tokenizer = char_tokenizer("".join(task.characters()))
     model = _network(tokenizer, "0.4m", seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, fused=True)
     model.train()
+    losses = deque[float](maxlen=AVERAGED)
     for step in range(steps):
         logprobs, mask, _ = solution_logprobs(model, tokenizer, task, step, batch)
         solved = float(logprobs.detach().sum(dim=1).exp().mean())
-        say(f"warm-up step {step} of at most {steps}, solves {solved:.1%}, goes on until {target:.0%}")
-        if solved >= target:
-            break
         loss = -logprobs.sum() / mask.sum()
+        losses.append(loss.item())
+        mean = sum(losses) / len(losses)
+        until = f"solves {solved:.1%}, goes on until {target:.0%}" if not nats else f"{mean:.2f} nats, goes on until {nats:.2f}"
+        say(f"warm-up step {step} of at most {steps}, {until}")
+        if solved >= target or (len(losses) == AVERAGED and mean <= nats):
+            break
         loss.backward()
         for group in optimizer.param_groups:
             group["lr"] = lr * min(1.0, (step + 1) / ramp)

@@ -45,7 +45,7 @@ from learner.trainer.settings import TrainerConfig
 from learner.trainer.trained import WholeModel
 from learner.trainer.trainer import run_trainer
 from learner.trajectory import Group, Trajectory, pack_groups, unpack_groups
-from netem.demo.tiny_model import build_demo_model, build_random_model, char_tokenizer
+from netem.demo.tiny_model import AVERAGED, build_demo_model, build_random_model, char_tokenizer
 from p2p.errors import UsageError
 from p2p.protocol.rollout import Span
 from p2p.version import Version
@@ -518,6 +518,13 @@ def test_warm_up_teaches_and_random_models_have_the_size(folder: Path, tmp_path:
     task = make_task("reverse", 0, {"digits": 3})
     model, tokenizer = load_model(build_demo_model(tmp_path / "demo", task), "cpu")
     assert greedy_exact(model, tokenizer, task, 32) >= 0.2
+
+
+def test_a_warm_up_ends_at_the_loss_that_it_is_told(tmp_path: Path) -> None:
+    said = list[str]()
+    build_demo_model(tmp_path, TASK, target=1.0, nats=3.0, steps=200, batch=16, say=said.append)
+    assert "nats, goes on until 3.00" in said[-1] and AVERAGED < len(said) < 100
+    assert float(said[-1].rpartition(" nats, ")[0].rpartition(" ")[2]) <= 3.0 < float(said[-3].split(", ")[1].split()[0])
 
 
 def test_config_round_trips_and_refuses() -> None:
