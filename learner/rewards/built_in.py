@@ -7,15 +7,14 @@ may take long on some answers, or run them, say so with `confined`: they must on
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import io
 import json
 import re
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import CodeType
+from typing import Any, NamedTuple
 
+from learner.rewards.examiner import AnswerProcess
 from p2p.errors import UsageError
 from p2p.verbs import nearest
 
@@ -34,6 +33,8 @@ class BuiltIn:
     """`score` may take long or run out of memory on some answers"""
     runs_answers = False
     """`score` may run an answer as code: it must not happen where files can be read or written"""
+    examined = False
+    """the answer is code that runs in a process of its own: `examine` is called in place of `score`"""
 
     @classmethod
     def needs(cls, options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -48,6 +49,14 @@ class BuiltIn:
 
     def score(self, wanted: Any, completion: str) -> float:
         """What the completion is worth, `wanted` being the row's."""
+        raise NotImplementedError
+
+    def code_of(self, completion: str) -> str:
+        """The code in a completion, where answers are `examined`."""
+        raise NotImplementedError
+
+    def examine(self, wanted: Any, answer: AnswerProcess) -> float:
+        """What the code that `answer` runs is worth, `wanted` being the row's."""
         raise NotImplementedError
 
 
@@ -229,11 +238,13 @@ class UnitTests(BuiltIn):
     """The share of a row's tests that the completion's Python code passes; with `all_or_nothing` 1 only when it passes them all.
 
     The column is one test or a list of them. A test is Python code that raises where the answer is wrong (`assert f(2) == 4`),
-    or a table {input, output}: what is put in and what must be printed.
+    or a table {input, output}: what is put in and what must be printed. The answer's code runs in a process of its own, anew for
+    each test, and tests use what it made through stand-ins (`learner/rewards/examiner.py`): it cannot claim to have passed.
     """
 
     confined = True
     runs_answers = True
+    examined = True
 
     def __init__(self, *, column: str = "tests", all_or_nothing: bool = False) -> None:
         self.column, self.all_or_nothing = column, all_or_nothing
@@ -246,48 +257,39 @@ class UnitTests(BuiltIn):
             raise UsageError(f"column {self.column!r} has no tests")
         return [self._test(test) for test in tests]
 
-    def _test(self, test: Any) -> Callable[[str], bool]:
+    def _test(self, test: Any) -> CodeType | _Printed:
         if isinstance(test, Mapping):
             if not {"input", "output"} <= test.keys():
                 raise UsageError(f"column {self.column!r}: a test is Python code, or has input and output")
-            given, printed = str(test["input"]), str(test["output"])
-            return lambda code: _prints(code, given) == printed.split()
+            return _Printed(str(test["input"]), str(test["output"]).split())
         try:
-            compiled = compile(str(test), "<test>", "exec")
+            code: CodeType = compile(str(test), "<test>", "exec")
         except (SyntaxError, ValueError) as error:
             raise UsageError(f"column {self.column!r}: a test is not Python: {error}") from None
-        return lambda code: _passes(code, compiled)
+        return code
 
-    def score(self, wanted: Any, completion: str) -> float:
-        code = last_block(completion)
-        passed = sum(_tried(test, code) for test in wanted)
+    def code_of(self, completion: str) -> str:
+        return last_block(completion)
+
+    def examine(self, wanted: Any, answer: AnswerProcess) -> float:
+        passed = sum(_passed(test, answer) for test in wanted)
         return float(passed == len(wanted)) if self.all_or_nothing else passed / len(wanted)
 
 
-def _tried(test: Callable[[str], bool], code: str) -> bool:
+class _Printed(NamedTuple):
+    """A test by what is printed."""
+
+    given: str
+    words: list[str]
+
+
+def _passed(test: CodeType | _Printed, answer: AnswerProcess) -> bool:
     try:
-        return test(code)
-    except BaseException:  # an answer may raise anything: SystemExit as well
+        if isinstance(test, _Printed):
+            return answer.prints(test.given) == test.words
+        return answer.passes(test)
+    except BaseException:  # a test may raise anything, for whatever the answer made of it
         return False
-
-
-def _passes(code: str, test: Any) -> bool:
-    names: dict[str, Any] = {"__name__": "answer"}
-    exec(compile(code, "<answer>", "exec"), names)
-    exec(test, names)
-    return True
-
-
-def _prints(code: str, given: str) -> list[str]:
-    """The words that the code prints when it is given this. Of a program that ends itself, those until then."""
-    said, stdin = io.StringIO(), sys.stdin
-    sys.stdin = io.StringIO(given)
-    try:
-        with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-            exec(compile(code, "<answer>", "exec"), {"__name__": "__main__"})
-    finally:
-        sys.stdin = stdin
-    return said.getvalue().split()
 
 
 def last_block(completion: str) -> str:

@@ -34,7 +34,7 @@ COMPLAIN_S = 10.0
 """Between two log lines about answers that could not be scored: a node can send thousands."""
 
 _told: set[str] = set()
-"""What this process has said is missing: once, however many scorers it makes."""
+"""What this process has said of sandboxes: once, however many scorers it makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,8 @@ class Subject:
     """the child's first message, but for its deadline"""
     runs_answers: bool
     """it may run an answer as code"""
+    examined: bool = False
+    """it does so in a process that cannot tell a reward"""
     problems: bytes = b""
     """digest that the child must find as well; b"": none"""
 
@@ -124,6 +126,12 @@ class ConfinedChild(KeptProcess):
         if not wrong and ready.get("problems") != self.subject.problems:
             wrong = other_problems(self.subject.name)
         missing = ready.get("missing") or []
+        if self.subject.runs_answers and not self.subject.examined and self.subject.name not in _told:
+            _told.add(self.subject.name)
+            log.warning(
+                "%s runs answers as code in the process that scores them: one that is made for it can claim its own reward",
+                self.subject.name,
+            )
         if not wrong and "Landlock" in missing and self.subject.runs_answers and not self._allow_unconfined:
             wrong = unconfined(self.subject.name)
         if wrong:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import socket
+import os
 import struct
-from typing import Any
+from typing import Any, Protocol
 
 import msgpack
 
@@ -12,7 +12,31 @@ MAX_FRAME = 8 << 20
 """Bytes of one message either way: a prompt and the completions of a group, generously."""
 
 
-def send_frame(sock: socket.socket, message: dict[str, Any]) -> None:
+class Stream(Protocol):
+    """What we use of a socket."""
+
+    def sendall(self, data: bytes, /) -> None: ...
+    def recv(self, size: int, /) -> bytes: ...
+
+
+class PipeEnds:
+    """Two descriptors as a stream: for who may not use sockets."""
+
+    def __init__(self, reading: int, writing: int) -> None:
+        self._reading, self._writing = reading, writing
+
+    def sendall(self, data: bytes, /) -> None:
+        """All of it; OSError when nobody reads it any more."""
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._writing, view) :]
+
+    def recv(self, size: int, /) -> bytes:
+        """Some of it; b"" at its end."""
+        return os.read(self._reading, size)
+
+
+def send_frame(sock: Stream, message: dict[str, Any]) -> None:
     """ValueError for a message over MAX_FRAME, or with values that cannot be sent, and nothing was sent."""
     try:
         data = msgpack.packb(message, unicode_errors="surrogatepass", default=_plain)
@@ -28,7 +52,7 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
-def receive_frame(sock: socket.socket) -> dict[str, Any]:
+def receive_frame(sock: Stream) -> dict[str, Any]:
     """EOFError when the other side is gone; ValueError when it sends no message of ours."""
     (size,) = struct.unpack(">I", _read(sock, 4))
     if size > MAX_FRAME:
@@ -39,7 +63,7 @@ def receive_frame(sock: socket.socket) -> dict[str, Any]:
     return message
 
 
-def _read(sock: socket.socket, size: int) -> bytes:
+def _read(sock: Stream, size: int) -> bytes:
     data = bytearray()
     while len(data) < size:
         piece = sock.recv(size - len(data))

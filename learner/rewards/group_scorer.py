@@ -222,7 +222,7 @@ class PooledScorer:
             return _Source(title, None, partial(self._to_built_in, make), part.function, of.needs(part.options))
         check_confined(f"reward {part.function}", runs_answers=of.runs_answers, allow_unconfined=self._allow_unconfined)
         setup = {"function": part.function, "options": part.options}
-        subject = Subject(f"reward {part.function}", setup, of.runs_answers)
+        subject = Subject(f"reward {part.function}", setup, of.runs_answers, of.examined)
         return _Source(
             title, WorkerKind(partial(self._child, subject)), self._to_sandbox, part.function, of.needs(part.options), ours=True
         )

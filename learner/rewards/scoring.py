@@ -44,7 +44,7 @@ def task_subject(task: Task) -> Subject:
     confined = task.confined
     assert confined is not None
     setup = {"name": confined.name, "seed": confined.seed, "options": confined.options}
-    return Subject(f"task {confined.name}", setup, confined.runs_answers, problems_digest(task))
+    return Subject(f"task {confined.name}", setup, confined.runs_answers, problems=problems_digest(task))
 
 
 def child_score(prompt: Prompt, completion: str, child: ConfinedChild, *, complaints: Complaints) -> list[Score]:

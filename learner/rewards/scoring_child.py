@@ -4,7 +4,8 @@ groups or the network.
 Scorers of free text may evaluate it, so an answer is code of a stranger. The worker that meets it has given up the network,
 files, other processes and all but a little memory and time (`learner/rewards/sandbox.py`), lives for this one answer, and
 can tell us nothing but a reward: it changes neither this process nor the next answer's worker. This process never looks at
-answers.
+answers. Where the function can (`BuiltIn.examined`), the answer's code has a second worker to itself, and the one that tells the
+reward runs our tests alone: then an answer cannot claim its own reward.
 
 It ends when its parent closes the socket, however the parent ends. (Not by the parent-death signal: that one comes when the
 parent's *thread* ends, and a replacement is started from a worker thread.)
@@ -12,6 +13,7 @@ parent's *thread* ends, and a replacement is started from a worker thread.)
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import hashlib
 import math
@@ -23,13 +25,15 @@ import struct
 import sys
 import sysconfig
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from learner.rewards import sandbox
 from learner.rewards.built_in import BuiltIn, make_built_in
-from learner.rewards.frames import receive_frame, send_frame
+from learner.rewards.examinee import Examinee
+from learner.rewards.examiner import AnswerProcess
+from learner.rewards.frames import PipeEnds, receive_frame, send_frame
 from learner.tasks.port import Prompt, Score, Task
 from learner.tasks.registry import make_task
 from p2p.errors import UsageError
@@ -58,6 +62,13 @@ def readable() -> list[str]:
     return paths
 
 
+class Exam(NamedTuple):
+    """An answer that is code, and what is to be done with the process that runs it."""
+
+    code: str
+    grade: Callable[[AnswerProcess], Score]
+
+
 class _TaskAnswers:
     """Answers to problems of a task, by number."""
 
@@ -83,7 +94,7 @@ class _FunctionAnswers:
     def __init__(self, function: BuiltIn) -> None:
         self._function = function
 
-    def scorer(self, request: dict[str, Any]) -> Callable[[], Score] | dict[str, Any]:
+    def scorer(self, request: dict[str, Any]) -> Callable[[], Score] | Exam | dict[str, Any]:
         """As that of a task. {unscored} says what is wrong with the row, {reward: None} that the function does not apply."""
         try:
             wanted = self._function.wanted(request["columns"])
@@ -93,10 +104,16 @@ class _FunctionAnswers:
             return {"unscored": f"{type(error).__name__}: {error}"}
         if wanted is None:
             return {"reward": None}
+        if self._function.examined:
+            return Exam(self._function.code_of(request["completion"]), partial(self._examine, wanted))
         return partial(self._score, wanted, request["completion"])
 
     def _score(self, wanted: Any, completion: str) -> Score:
         reward = float(self._function.score(wanted, completion))
+        return Score(reward, reward >= 1.0)
+
+    def _examine(self, wanted: Any, answer: AnswerProcess) -> Score:
+        reward = float(self._function.examine(wanted, answer))
         return Score(reward, reward >= 1.0)
 
 
@@ -120,14 +137,22 @@ class _Workshop:
         if isinstance(score, dict):
             return score
         reading, writing = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            work(score, writing, request["answer_s"])
+        workers = list[int]()
+        if isinstance(score, Exam):
+            asked, answers = os.pipe(), os.pipe()
+            workers.append(_fork(partial(run_answer, score.code), (asked[0], answers[1]), request["answer_s"]))
+            workers.append(_fork(partial(examine, score.grade), (writing, answers[0], asked[1]), request["answer_s"]))
+            for end in (*asked, *answers):
+                os.close(end)
+        else:
+            workers.append(_fork(partial(tell, score), (writing,), request["answer_s"]))
         os.close(writing)
         said, why = self._listen(reading, request["answer_s"])
         os.close(reading)
-        os.kill(pid, signal.SIGKILL)
-        status = os.waitpid(pid, 0)[1]
+        status = 0
+        for pid in workers:  # the last one is who tells the reward
+            os.kill(pid, signal.SIGKILL)
+            status = os.waitpid(pid, 0)[1]
         if said[:1] == b"S" and len(said) == 1 + _SCORE.size:
             reward, exact = _SCORE.unpack(said[1:])
             return {"reward": reward, "exact": exact}
@@ -155,23 +180,50 @@ class _Workshop:
         return b"", "no score in time"
 
 
-def work(scorer: Callable[[], Score], pipe: int, answer_s: float) -> None:
-    """The worker: give everything up, score one answer, say so, end. Never returns."""
+REWARD, FIRST, SECOND = 3, 4, 5
+"""Descriptors of a worker that tells a reward: the pipe for it; and to an answer's process what it says, and what it is asked."""
+
+HEARD, SAID = 3, 4
+"""Descriptors of an answer's process: what it is asked, and what it says. It has no other."""
+
+
+def _fork(run: Callable[[], None], pipes: Sequence[int], answer_s: float) -> int:
+    """A worker that has given up everything but these pipes, which become its descriptors from 3 on. Its process id."""
+    pid = os.fork()
+    if pid:
+        return pid
     try:
         die_with_parent()
         os.dup2(1, 0)  # standard output is /dev/null, and so are now the parent's socket and our log
         os.dup2(1, 2)
-        os.dup2(pipe, 3)
-        os.closerange(4, 4096)
+        aside = [fcntl.fcntl(pipe, fcntl.F_DUPFD, 64) for pipe in pipes]  # no number is in the way of another one
+        for number, pipe in enumerate(aside, 3):
+            os.dup2(pipe, number)
+        os.closerange(3 + len(pipes), 4096)
         sandbox.limit(memory=MEMORY, cpu_s=math.ceil(answer_s) + 1)
         sandbox.seal()
-        try:
-            score = scorer()
-            os.write(3, b"S" + _SCORE.pack(score.reward, score.exact))
-        except Exception as error:
-            os.write(3, b"E" + f"{type(error).__name__}: {error}".encode(errors="replace")[: MAX_SAID - 1])
+        run()
     finally:
         os._exit(0)
+
+
+def tell(scorer: Callable[[], Score]) -> None:
+    """Score one answer and say so."""
+    try:
+        score = scorer()
+        os.write(REWARD, b"S" + _SCORE.pack(score.reward, score.exact))
+    except Exception as error:
+        os.write(REWARD, b"E" + f"{type(error).__name__}: {error}".encode(errors="replace")[: MAX_SAID - 1])
+
+
+def examine(grade: Callable[[AnswerProcess], Score]) -> None:
+    """Ask the process that runs an answer, and say what that is worth."""
+    tell(lambda: grade(AnswerProcess(PipeEnds(FIRST, SECOND))))
+
+
+def run_answer(code: str) -> None:
+    """Run an answer's code as it is asked to."""
+    Examinee(code).serve(PipeEnds(HEARD, SAID))
 
 
 def problems_digest(task: Task) -> bytes:

@@ -51,7 +51,7 @@ class StandingRules:
 
 
 @dataclass(slots=True)
-class Record:
+class PeerRecord:
     """What is remembered of one peer."""
 
     peer: str
@@ -82,14 +82,14 @@ class Standing:
     """The records of a run's peers."""
 
     rules: StandingRules = field(default_factory=StandingRules)
-    _records: dict[str, Record] = field(default_factory=dict, init=False, repr=False)
+    _records: dict[str, PeerRecord] = field(default_factory=dict, init=False, repr=False)
     _changed: set[str] = field(default_factory=set, init=False, repr=False)
 
-    def restore(self, records: Iterable[Record]) -> None:
+    def restore(self, records: Iterable[PeerRecord]) -> None:
         """Take back what `take_changed` gave away in an earlier life."""
         self._records |= {record.peer: record for record in records}
 
-    def take_changed(self) -> list[Record]:
+    def take_changed(self) -> list[PeerRecord]:
         """Copies of the records that changed since the last call, to be kept."""
         changed, self._changed = self._changed, set()
         return [replace(self._records[peer]) for peer in sorted(changed) if peer in self._records]
@@ -183,23 +183,23 @@ class Standing:
         record = self._records.get(peer)
         return record.why if record is not None else ""
 
-    def of(self, peer: str) -> Record:
+    def of(self, peer: str) -> PeerRecord:
         """A copy of its record; a stranger's when it has none."""
-        return replace(self._records.get(peer) or Record(peer))
+        return replace(self._records.get(peer) or PeerRecord(peer))
 
     def __len__(self) -> int:
         return len(self._records)
 
     # ---- inside
 
-    def _of(self, peer: str) -> Record:
+    def _of(self, peer: str) -> PeerRecord:
         """Its record, which is about to change."""
         self._changed.add(peer)
         record = self._records.get(peer)
         if record is None:
             if len(self._records) >= MOST_RECORDS:
                 self._forget()
-            record = self._records[peer] = Record(peer)
+            record = self._records[peer] = PeerRecord(peer)
         return record
 
     def _forget(self) -> None:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
 
-from learner.rewards.built_in import BUILT_IN, make_built_in
+from learner.rewards.built_in import BUILT_IN, BuiltIn, make_built_in
+from learner.rewards.examinee import Examinee
+from learner.rewards.examiner import AnswerProcess
 from learner.rewards.group_scorer import PooledScorer
 from learner.rewards.judge import make_judge
+from learner.rewards.plain_values import DEEPEST, from_plain, to_plain
 from learner.rewards.port import Answer, GroupUnscored
 from learner.rewards.settings import RewardPart, RewardSettings
 from learner.tasks.port import Prompt, Task
@@ -31,7 +36,20 @@ def value(name: str, row: dict[str, Any], completion: str, **options: Any) -> fl
     """What a completion is worth; None where the function does not apply to the row."""
     function = make_built_in(name, options)
     wanted = function.wanted(row)
+    if wanted is not None and function.examined:
+        return examined(function, wanted, completion)
     return None if wanted is None else function.score(wanted, completion)
+
+
+def examined(function: BuiltIn, wanted: Any, completion: str) -> float:
+    """With the answer's code in a thread; its process is in tests/attacks/test_answers.py."""
+    ours, theirs = socket.socketpair()
+    with ours, ThreadPoolExecutor(1) as pool, theirs:
+        serving = pool.submit(Examinee(function.code_of(completion)).serve, theirs)
+        worth = function.examine(wanted, AnswerProcess(ours))
+        ours.shutdown(socket.SHUT_RDWR)
+        serving.result()
+        return worth
 
 
 @pytest.mark.parametrize(
@@ -96,6 +114,24 @@ def test_options_that_are_none_are_refused() -> None:
         make_built_in("regex", {"pattern": "("})
     assert {name for name, kind in BUILT_IN.items() if kind.runs_answers} == {"math_verify", "unit_tests"}
     assert all(kind.confined for kind in BUILT_IN.values() if kind.runs_answers)
+    assert {name for name, kind in BUILT_IN.items() if kind.examined} == {"unit_tests"}
+
+
+def test_only_plain_data_comes_back() -> None:
+    nothing = lambda value: (_ for _ in ()).throw(TypeError(type(value).__name__))
+    some = [None, True, -1, 1 << 200, -(1 << 90), 1.5, float("inf"), "é\ud800", b"\0", 2j, [], (1, (2,)), {1, 2}, frozenset()]
+    for one in (*some, {(1,): [{}]}):
+        back = from_plain(to_plain(one, nothing), nothing)
+        assert back == one and type(back) is type(one)
+    deep: list[Any] = []
+    for _ in range(DEEPEST + 1):
+        deep = [deep]
+    for wrong in (object(), type("L", (list,), {})(), type("I", (int,), {})(3), deep):
+        with pytest.raises(TypeError):
+            to_plain(wrong, nothing)
+    for said in ([], ["nothing", 1], ["int"], ["dict", 1], ["int", []], ["set", ["list"]]):
+        with pytest.raises(ValueError, match="not a plain value"):
+            from_plain(said, nothing)
 
 
 class Row(Task):
