@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import blake3
 import msgspec
@@ -92,6 +92,16 @@ def _goes_with(one: TensorSpec, other: TensorSpec) -> bool:
     return one.itemsize == other.itemsize and one.name.startswith(ADAPTER) == other.name.startswith(ADAPTER)
 
 
+class _Run(NamedTuple):
+    start: int
+    stop: int
+    itemsize: int
+
+
+def _in_bounds(target: int) -> int:
+    return min(max(target, ALIGN), MAX_SEGMENT) // ALIGN * ALIGN
+
+
 @dataclass(frozen=True)
 class Layout:
     """The tensor table. Tensors are sorted by (word size, name), laid end to end, each start aligned to ALIGN."""
@@ -131,19 +141,28 @@ class Layout:
 
     def segments(self, target: int = DEFAULT_SEGMENT) -> tuple[Segment, ...]:
         """Cut the flat state into segments of about `target` bytes, never mixing word sizes, nor an adapter with its base."""
-        return tuple(self._cut(min(max(target, ALIGN), MAX_SEGMENT) // ALIGN * ALIGN))
+        return tuple(self._cut(_in_bounds(target)))
+
+    def count_segments(self, target: int = DEFAULT_SEGMENT) -> int:
+        """How many `segments` would make: by arithmetic alone, since a stranger's header may ask for millions."""
+        return sum(-(-(run.stop - run.start) // _in_bounds(target)) for run in self._runs())
 
     def _cut(self, target: int) -> Iterator[Segment]:
-        index, i = 0, 0
+        index = 0
+        for run in self._runs():
+            for at in range(run.start, run.stop, target):
+                yield Segment(index, at, min(at + target, run.stop), run.itemsize)
+                index += 1
+
+    def _runs(self) -> Iterator[_Run]:
+        """The stretches that a segment may not reach across."""
+        i = 0
         while i < len(self.tensors):
             j = i
             while j < len(self.tensors) and _goes_with(self.tensors[j], self.tensors[i]):
                 j += 1
-            start = self.tensors[i].offset
             stop = self.tensors[j].offset if j < len(self.tensors) else self.nbytes
-            for at in range(start, stop, target):
-                yield Segment(index, at, min(at + target, stop), self.tensors[i].itemsize)
-                index += 1
+            yield _Run(self.tensors[i].offset, stop, self.tensors[i].itemsize)
             i = j
 
     @cached_property

@@ -38,12 +38,18 @@ MAX_TENSOR_NAME = 512
 MAX_TABLE = 16 * MIB
 """Bytes of a decompressed tensor table: MAX_TENSORS rows of 256 bytes. Names repeat so much that it fits a frame compressed."""
 
+MAX_SEGMENTS = 65_536
+"""Segments of a state: 128 GiB in segments of 2 MiB. Each is an object in memory of whoever reads the header."""
+
 MAX_SEGMENT_CHUNKS = 16_384
 """Chunks of one segment at its raw size: their digests, twice as many for a segment that grew, are one signed record,
 which must fit a frame."""
 
 MAX_DESCRIPTOR = 64 * MIB
 """Config, tokenizer and chat template of a model: the largest public tokenizers are near 35 MB."""
+
+MAX_CHUNKS = 4 * MIB
+"""Chunks of a version, as its header's sizes allow: 256 GiB in chunks of 128 KiB, twice. A set takes a bit of each, a peer."""
 
 MAX_PEERS = 10_000
 """Entries of a roster; a longer one is refused. A bound on what a roster can make a peer hold, not a size that was measured."""

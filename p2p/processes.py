@@ -36,8 +36,8 @@ _M_MMAP_THRESHOLD = -3
 """The number of the setting of glibc's mallopt that says from which size a block is a mapping of its own (malloc.h)."""
 
 GIVEN_BACK = 256 * 1024
-"""Bytes. Chosen after looking at a step's memory with 256 KiB, 1 MiB and 4 MiB: below it little is left to gain. It costs 1 to 4 % of
-a trainer's CPU time at 135 million parameters, and 7 % at 2 and 20 million (bench/trainer.md)."""
+"""Bytes. Chosen after looking at a step's memory with 256 KiB, 1 MiB and 4 MiB: below it little is left to gain. It costs 1 to
+4 % of a trainer's CPU time at 135 million parameters, and 7 % at 2 and 20 million (bench/trainer.md)."""
 
 NOTHING_BEFORE: Mapping[Path, int] = MappingProxyType({})
 """No earlier process wrote to the files."""

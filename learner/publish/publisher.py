@@ -15,16 +15,16 @@ import numpy as np
 
 from learner.client.messages import Begin, Begun, SealVersion, SegmentDone
 from learner.publish.published import Published, PublishedVersions
-from p2p.errors import ShoalError
+from p2p.errors import ShoalError, UsageError
 from p2p.identity import Identity
 from p2p.layout import Layout
-from p2p.limits import MAX_SEGMENT
+from p2p.limits import MAX_CHUNKS, MAX_SEGMENT, MAX_SEGMENTS
 from p2p.protocol.descriptor import TENSOR, descriptor_layout
 from p2p.protocol.versions import Catalog, CatalogEntry
 from p2p.swarm import Swarm
 from p2p.version import Version
 from p2p.weights.encode import chunk_bytes_for, encode_version
-from p2p.weights.manifest import CODEC, DELTAS, MAX_LIFETIME_S, Header, ManifestSigner
+from p2p.weights.manifest import CODEC, DELTAS, MAX_LIFETIME_S, Header, ManifestSigner, most_chunks
 from p2p.weights.state import FlatState, state_digest
 
 log = logging.getLogger("shoal.publisher")
@@ -131,10 +131,16 @@ class Publisher:
         return published
 
     def _open(self, kind: str, version: Version, base: Version | None, base_digest: bytes, layout: Layout) -> Begun:
-        created = int(self._wall())
+        created, chunk_bytes = int(self._wall()), self._chunk_bytes(kind, layout)
+        segments = layout.count_segments(self.segment_bytes)
+        if segments > MAX_SEGMENTS or most_chunks(layout.nbytes, segments, chunk_bytes) > MAX_CHUNKS:
+            raise UsageError(
+                f"swarm.segment_bytes = {self.segment_bytes} and chunks of {chunk_bytes} bytes cut {layout.nbytes} bytes into "
+                f"too many pieces (at most {MAX_SEGMENTS} segments and {MAX_CHUNKS} chunks): set larger ones"
+            )
         header = Header(
             run=self._run, version=version, kind=kind, base=base, base_digest=base_digest, codec=CODEC,
-            segment_bytes=min(self.segment_bytes, MAX_SEGMENT), chunk_bytes=self._chunk_bytes(kind, layout), created=created,
+            segment_bytes=min(self.segment_bytes, MAX_SEGMENT), chunk_bytes=chunk_bytes, created=created,
             expires=created + (MAX_LIFETIME_S if kind == "descriptor" else LIFETIME_S), layout=layout,
         )  # fmt: skip
         signer = ManifestSigner(self._identity, header)

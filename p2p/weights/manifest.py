@@ -18,7 +18,7 @@ import zstandard
 from p2p.errors import Refusal
 from p2p.identity import Identity, verify
 from p2p.layout import Layout, Segment
-from p2p.limits import GIB, MAX_CHUNK, MAX_SEGMENT, MAX_SEGMENT_CHUNKS, MAX_TABLE
+from p2p.limits import GIB, MAX_CHUNK, MAX_CHUNKS, MAX_SEGMENT, MAX_SEGMENT_CHUNKS, MAX_SEGMENTS, MAX_TABLE
 from p2p.protocol.wire import MALFORMED, Blob, Count, Digest, Signed, Text, encode_struct, unpack
 from p2p.version import Version
 
@@ -184,6 +184,11 @@ class ManifestSigner:
         return _sign(self._identity, "seal", encode_struct(seal))
 
 
+def most_chunks(state_bytes: int, segments: int, chunk_bytes: int) -> int:
+    """The most chunks that a state may have, cut so: a segment's payload is at most twice its bytes and 4 KiB."""
+    return (2 * state_bytes + 4096 * segments) // chunk_bytes + segments
+
+
 class Manifest:
     """A peer's verified view of one manifest, growing as parts arrive in any order."""
 
@@ -205,8 +210,7 @@ class Manifest:
         """The number of chunks: exact once sealed, before that the most that the bound on a segment's payload allows."""
         if self.seal is not None:
             return self.seal.chunks
-        cut = len(self.segments)
-        return (2 * self.header.layout.nbytes + 4096 * cut) // self.header.chunk_bytes + cut
+        return most_chunks(self.header.layout.nbytes, len(self.segments), self.header.chunk_bytes)
 
     @property
     def whole(self) -> bool:
@@ -380,4 +384,8 @@ def open_header(part: bytes, *, head_key: bytes, run: str, min_epoch: int, now: 
         raise Refusal("manifest of no tensors", version=version)
     if h.kind == "descriptor" and table.nbytes > GIB:
         raise Refusal("descriptor is too large", version=version)
+    segments = table.count_segments(h.segment_bytes)
+    chunks = most_chunks(table.nbytes, segments, h.chunk_bytes)
+    if segments > MAX_SEGMENTS or chunks > MAX_CHUNKS:
+        raise Refusal(f"a state of {segments} segments and up to {chunks} chunks: over policy", version=version, fatal=True)
     return Manifest(mid_of(signed.body), h._replace(layout=table), part)

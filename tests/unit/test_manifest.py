@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import blake3
 import msgpack
 import pytest
@@ -151,6 +153,30 @@ def test_a_part_in_another_role() -> None:
 def test_headers_against_policy(changes, options, reason) -> None:
     made = ManifestSigner(HEAD, Header(**{**BASE, **changes}))
     refused(lambda: opened(made.header_part, **options), reason=reason)
+
+
+HUGE = Layout.build([("w", "float32", (1 << 30,))])
+"""4 GiB of state, in a table of some bytes."""
+
+
+@pytest.mark.parametrize(("segment_bytes", "chunk_bytes"), [(1024, 1024), (32 * 1024, MAX_CHUNK), (4 << 20, 1024)])
+def test_a_small_header_does_not_ask_for_millions_of_pieces(segment_bytes: int, chunk_bytes: int) -> None:
+    """Which would take gigabytes, or minutes, before anything else of it is looked at."""
+    fields, names = header_fields(), list(Header._fields)
+    fields[names.index("segment_bytes")], fields[names.index("chunk_bytes")] = segment_bytes, chunk_bytes
+    fields[names.index("layout")] = zstandard.compress(msgpack.packb(HUGE.to_wire()))
+    tracemalloc.start()
+    refused(lambda: opened(forge("header", fields)), reason="over policy")
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 1 << 20
+
+
+def test_segments_are_counted_as_they_are_cut() -> None:
+    tensors = [("a", "float32", (1000,)), ("b", "bfloat16", (77, 3)), ("adapter.c", "bfloat16", (5,)), ("d", "int8", (0,))]
+    layout = Layout.build(tensors)
+    for target in (1, 64, 100, 1024, 4096, 1 << 40):
+        assert layout.count_segments(target) == len(layout.segments(target))
 
 
 def header_fields() -> list:
