@@ -22,6 +22,7 @@ from learner.presets import PRESETS, PresetName, sentences
 from learner.requests.settings import RequestsSection
 from learner.rewards.settings import RewardSettings
 from learner.section import MAX_SEED, MIN_SEED, Finding, Section, Seed, dump_toml, read_toml
+from learner.standing.settings import StandingSection
 from learner.tasks.settings import TaskSettings
 from learner.tracking.settings import TrackingSection
 from learner.trainer.objectives.registry import OBJECTIVES
@@ -201,6 +202,7 @@ class LearnerConfig(Section):
     environment: EnvironmentSection = EnvironmentSection()
     dispatch: Strategies = Strategies()
     activation: ActivationSection = ActivationSection()
+    standing: StandingSection = StandingSection()
     local_engine: LocalEngineSection = LocalEngineSection()
     requests: RequestsSection = RequestsSection()
     swarm: SwarmSection = SwarmSection()

@@ -29,6 +29,7 @@ from learner.evaluation.opening import EvalOpener, EvalWish
 from learner.evaluation.plan import EvalPlan
 from learner.evaluation.settings import EvalTask, eval_plan
 from learner.head.children import LOCAL_ENGINE, keep_local_engine, keep_trainer, watch_external
+from learner.head.farewell import farewell
 from learner.head.head import Head
 from learner.head.provider import Provider
 from learner.head.trainer_server import serve_trainer
@@ -178,7 +179,7 @@ async def run_learner(
                 open_rollouts=lambda head: Rollouts(
                     _rollout_settings(config, stops, _stop_strings(model, task), turns=runner is not None), journal, task,
                     model.tokenizer, model.vocab_size, epoch=head.epoch, send=head.send, nodes=head.node_views,
-                    report=head.report, scorer=scorer, runner=runner, in_thread=in_thread,
+                    report=head.report, conduct=head.trust, scorer=scorer, runner=runner, in_thread=in_thread,
                 ),
             )  # fmt: skip
             head.evaluate(evaluations)
@@ -312,7 +313,7 @@ async def _run(
             if config.local_engine.engine:
                 nursery.start_soon(keep_local_engine, head, run_dir, config.local_engine)
             await head.finished.wait()
-            await head.farewell("training is complete")
+            await farewell(head, "training is complete")
             result = status()
             write_whole(run_dir / "summary.json", json.dumps(result, indent=1))
             await trackers.finish()

@@ -157,6 +157,12 @@ class Agent(SwarmOwner):
             self._activate(Activate("active", ""))  # it may be another head, and says anew who is active
             await self.serving.forget()
             link.post(self.settings.terms)
+            if self.slot.serving is not None and self.slot.serving == self.shadow.version and self.shadow.digest is not None:
+                # A head that was started anew, or a new link: what is in place is proven to it once more, and counts no bytes.
+                link.post(Installed(
+                    self.slot.serving, self.shadow.digest, pause_s=0.0, apply_s=0.0, transfer_s=0.0, bytes_from_head=0,
+                    bytes_from_peers=0,
+                ))  # fmt: skip
         log.info("link to %s (%s) is up", link.name, link.peer)
         if link.peer == self.swarm.head and self.shadow.version is None:
             log.info("waiting for the learner's first version; its trainer may still be loading the model")

@@ -69,6 +69,8 @@ class NodeView:
     """tokens of KV that it can hold; 0 when it does not say"""
     need: float = 0.0
     """tokens per second that the most pressed of its sequences needs (`WaitingSequence.need`)"""
+    limit: int | None = None
+    """most sequences that it may hold, whatever it can decode; None: as many as it can, and some that wait there"""
 
     @property
     def load(self) -> int:
@@ -92,7 +94,8 @@ def peak(context: ArrayLike, growth: ArrayLike) -> np.ndarray:
 
 def oversubscribed(node: NodeView) -> int:
     """Most sequences that the node may hold, running and waiting."""
-    return node.capacity + max(1, math.ceil(node.capacity * OVERSUBSCRIPTION))
+    able = node.capacity + max(1, math.ceil(node.capacity * OVERSUBSCRIPTION))
+    return able if node.limit is None else min(able, node.limit)
 
 
 def speeds(nodes: Sequence[NodeView]) -> dict[str, float]:

@@ -30,6 +30,7 @@ from learner.head.pool_keeper import PoolKeeper
 from learner.head.provider import Provider
 from learner.head.sample_file import SampleFile
 from learner.head.trainer_requests import TrainerRequests
+from learner.head.trust import Trust
 from learner.journal.journal import Journal, JournalTally
 from learner.publish.publisher import Publisher
 from learner.requests.swarm_requests import SwarmRequests
@@ -44,6 +45,7 @@ from p2p.protocol.prices import MAX_PRICE, Terms
 from p2p.protocol.rollout import DRAINING, PAST, UPDATING
 from p2p.protocol.versions import Catalog, Installed, Report
 from p2p.swarm import SourceRole, Swarm, SwarmOwner
+from p2p.version import Version
 from p2p.weights.store import ChunkStore, clear_chunks
 
 log = logging.getLogger("shoal.head")
@@ -52,9 +54,6 @@ TICK_S = 0.5
 """Seconds between two looks at what no event announces: half a second is little against what nodes and people notice."""
 STALL_TICKS = 4
 """Every so many ticks the head looks for sequences that make no progress: a look at all of them, for what takes minutes."""
-
-FAREWELL_S = 30.0
-"""At the end of the run: how long nodes may take to install the last version before the head says goodbye."""
 
 
 class Head(SwarmOwner):
@@ -92,6 +91,7 @@ class Head(SwarmOwner):
         self.reports: list[str] = []
         self.refusals = 0
         """how often something was reported in this epoch"""
+        self.trust = Trust(config.standing.rules(), self.nodes, wall=wall, expel=self._expel)
         self.keeper = PoolKeeper(config, run_dir, self.nodes, self.send, now)
         self.trainer_requests = TrainerRequests(self, config.trainer_config().steps)
         self.started = now()
@@ -126,6 +126,7 @@ class Head(SwarmOwner):
         """`peer` is a node on this machine, with the learner's local engine. Call it before `run`, and before any version."""
         s = self.config.local_engine
         local_rollout = LocalRollout(floor_s=s.floor_s, most_s=s.most_s or math.inf)
+        self.trust.standing.rules = self.config.standing.rules(frozenset({peer}))
         self.local_engine = LocalEngine(peer, local_rollout, self.nodes, pool=self.keeper.pool, send=self.send, now=self.now)
         self.swarm.keep_apart(peer)
 
@@ -136,6 +137,7 @@ class Head(SwarmOwner):
             nursery.start_soon(self.rollouts.buffers.score_whole)
             nursery.start_soon(self.rollouts.keep_dispatched)
             nursery.start_soon(self.rollouts.keep_migrating)
+            nursery.start_soon(self.rollouts.keep_hedged)
             nursery.start_soon(self.rollouts.keep_answered)
             nursery.start_soon(self.rollouts.tokens.run)
             nursery.start_soon(self.requests.run)
@@ -169,7 +171,7 @@ class Head(SwarmOwner):
             await trio.sleep(TICK_S)
             ticks += 1
             if ticks % STALL_TICKS == 0:
-                for peer in self.rollouts.take_from_stalled(self.now()):
+                for peer in self.rollouts.rescue.look(self.now()):
                     if peer in self.nodes:
                         self.nodes[peer].back_off(self.now())
             self.rollouts.buffers.truncate_stuck(self.now())
@@ -185,8 +187,10 @@ class Head(SwarmOwner):
         """The dispatcher's view of the nodes."""
         rollouts, now, active = self.rollouts, self.now(), self.generates
         load, footprint = rollouts.load, rollouts.beside.footprint
+        limits = self.trust.limits(load, lambda node: node.serves(self.epoch, now) and active(node.link.peer))
         return [
-            node.view(load(peer), self.epoch, now, active(peer), beside=footprint(peer)) for peer, node in self.nodes.items()
+            node.view(load(peer), self.epoch, now, active(peer), beside=footprint(peer), limit=limits.get(peer))
+            for peer, node in self.nodes.items()
         ]
 
     def _request_views(self) -> list[NodeView]:
@@ -236,7 +240,7 @@ class Head(SwarmOwner):
         if node is None:
             return  # its arrival failed half way
         self._wake()
-        self.gone[link.peer] = self._describe(node) | {"alive": False, "reason": reason}
+        self.gone[link.peer] = self.describe(node) | {"alive": False, "reason": reason}
         self.keeper.pool.left(link.peer, self.now())
         moved = 0
         with self._keeping_books():
@@ -248,8 +252,21 @@ class Head(SwarmOwner):
         self._moved.set()
         self._moved = trio.Event()
 
+    def still_follows(self, node: NodeState) -> bool:
+        """Whether it takes new versions."""
+        return not node.draining and not self.keeper.pool.sleeps(node.link.peer)
+
+    async def moved(self) -> None:
+        """Wait until a node reports or goes."""
+        await self._moved.wait()
+
     def on_refusal(self, peer: str, refusal: Refusal) -> None:
         self.report(peer, refusal)
+        self.trust.refused(peer, refusal.reason)
+
+    def _expel(self, peer: str, why: str) -> None:
+        """Its link ends, and it may not come for a while."""
+        self.swarm.peering.keep_away(peer, f"expelled: {why}")
 
     def catalog(self) -> Catalog | None:
         return self.publisher.catalog()
@@ -271,7 +288,7 @@ class Head(SwarmOwner):
             case Installed():
                 self._on_installed(node, message)
             case Rejected():
-                if message.retryable and message.cause not in (PAST, UPDATING, DRAINING):
+                if message.cause not in (PAST, UPDATING, DRAINING):
                     node.back_off(self.now())
                 node.draining = node.draining or message.cause == DRAINING
                 self.rollouts.on_rejected(link.peer, message)
@@ -299,6 +316,8 @@ class Head(SwarmOwner):
             self.swarm.send_catalog(node.link)
 
     def _on_status(self, node: NodeState, message: NodeStatus) -> None:
+        if message.version > (self.publisher.current or Version(self.epoch, 0)):
+            raise Refusal("it says that it serves a version that was not published", version=message.version)
         was_open = node.ready and not node.updating and node.version == message.version
         node.on_status(message, self.now())
         self._wake()
@@ -311,7 +330,7 @@ class Head(SwarmOwner):
     def _on_installed(self, node: NodeState, message: Installed) -> None:
         expected = self.publisher.state_digest(message.version)
         node.on_installed(message, expected, self.publisher.current)
-        if not node.digest_ok:
+        if expected is not None and not node.digest_ok:
             self.report(node.link.peer, Refusal("installed state has another digest", version=message.version))
         if self._is_local(node.link.peer):
             return  # how long others wait for a version is another matter
@@ -319,32 +338,6 @@ class Head(SwarmOwner):
         self.keeper.pool.received(node.link.peer, min(message.bytes_from_peers, MAX_BYTES))
         if took is not None:
             self.keeper.pool.installed(node.link.peer, took, self.now())
-
-    # --- the end -----------------------------------------------------------------------------------------------------
-
-    async def farewell(self, reason: str) -> None:
-        """Let the nodes reach the last version and answer its evaluations, then tell them that the run is over. The last samples
-        are written meanwhile."""
-        if self.local_engine is not None:
-            self.local_engine.stay_on(self.rollouts)
-        await self.evaluations.settled()
-        with trio.move_on_after(FAREWELL_S):
-            while any(self.still_follows(n) and n.version != self.publisher.current for n in self.nodes.values()):
-                await self._moved.wait()
-        with trio.move_on_after(FAREWELL_S):
-            await self.samples.settled()
-        self.requests.close("the run is over")
-        self.final_nodes = {p: self._describe(n) for p, n in self.nodes.items()}
-        self.final_pool = self._pool()
-        self.keeper.keep()
-        for node in self.nodes.values():
-            node.link.post(Bye(reason, done=True))
-        with trio.move_on_after(5.0):
-            while self.nodes:
-                await self._moved.wait()
-
-    def still_follows(self, node: NodeState) -> bool:
-        return not node.draining and not self.keeper.pool.sleeps(node.link.peer)
 
     # --- what a person sees ------------------------------------------------------------------------------------------
 
@@ -359,18 +352,21 @@ class Head(SwarmOwner):
             self._counted = (now, time.perf_counter() - began, tally)
         return tally
 
-    def _describe(self, node: NodeState) -> dict[str, Any]:
+    def describe(self, node: NodeState) -> dict[str, Any]:
+        """A node's row of the status."""
         more = self.local_engine.describe() if self.local_engine is not None and self._is_local(node.link.peer) else {}
+        more |= self.trust.describe(node.link.peer)
         return node.describe() | self.keeper.pool.describe(node.link.peer, self.now()) | more
 
-    def _pool(self) -> dict[str, Any]:
+    def pool_status(self) -> dict[str, Any]:
+        """The pool's part of the status."""
         return self.keeper.pool.status(self.now()) | {"asked": self.provider.said if self.provider is not None else ""}
 
     def status(self) -> dict[str, Any]:
         """Everything `shoal status` shows, as plain values."""
         self.publisher.count_traffic()
         tally, trainer = self._tally(), self.trainer_requests
-        live = {p: self._describe(n) for p, n in self.nodes.items()}
+        live = {p: self.describe(n) for p, n in self.nodes.items()}
         nodes = self.final_nodes or live
         return {
             "run": self.run_id, "epoch": self.epoch, "pid": os.getpid(), "trainer_pid": trainer.trainer_pid,
@@ -388,7 +384,7 @@ class Head(SwarmOwner):
             "requests": self.requests.status(), "evaluations": self.evaluations.runner.running(),
             "moved": dict(self.rollouts.steering.moves),
             "resumed": {"groups": self.rollouts.resumed_groups, "tokens": self.rollouts.resumed_tokens},
-            "pool": self.final_pool or self._pool(),
+            "pool": self.final_pool or self.pool_status(),
             "local_engine": self.local_engine.status() if self.local_engine is not None else {},
             "redundancy": self.rollouts.buffers.redundancy.total.values(),
             **self.publisher.published.summary(),

@@ -53,6 +53,8 @@ class NodeState:
     """oldest version it may still ask for while it catches up"""
     version: Version = NO_VERSION
     digest_ok: bool = False
+    proved: Version | None = None
+    """the version of which it named the state's digest last: it is given work for no other"""
     ready: bool = False
     capacity: int = 0
     tokens_per_s: float = 0.0
@@ -94,6 +96,7 @@ class NodeState:
     def on_installed(self, message: Installed, expected: bytes | None, current: Version | None) -> None:
         """`expected` is the version's state digest (None when there is no such version), `current` the newest one."""
         self.digest_ok = expected is not None and expected == message.state_digest
+        self.proved = message.version if self.digest_ok else None
         self.pause_s, self.apply_s, self.transfer_s = message.pause_s, message.apply_s, message.transfer_s
         self.bytes_from_head = min(self.bytes_from_head + message.bytes_from_head, MAX_BYTES)
         self.bytes_from_peers = min(self.bytes_from_peers + message.bytes_from_peers, MAX_BYTES)
@@ -121,18 +124,23 @@ class NodeState:
 
     def serves(self, epoch: int, now: float) -> bool:
         """Whether it generates for this epoch, if it is asked to."""
-        return self.ready and not self.draining and self.version.epoch == epoch and now - self.heard < STATUS_SILENCE_S
+        return self._able(epoch, now) and not self.draining
+
+    def _able(self, epoch: int, now: float) -> bool:
+        proved = self.version.epoch == epoch and self.version == self.proved
+        return self.ready and proved and now - self.heard < STATUS_SILENCE_S
 
     def view(
-        self, load: int, epoch: int, now: float, active: bool = True, *, beside: Footprint = NOTHING
+        self, load: int, epoch: int, now: float, active: bool = True, *, beside: Footprint = NOTHING, limit: int | None = None
     ) -> NodeView:
-        """For the dispatcher; `load` requests are with this node, and `beside` is what those take that are not training's."""
-        live = self.ready and self.version.epoch == epoch and now - self.heard < STATUS_SILENCE_S and now >= self.not_before
+        """For the dispatcher; `load` requests are with this node, `beside` is what those take that are not training's, and `limit`
+        is what it may hold."""
+        live = self._able(epoch, now) and now >= self.not_before
         return NodeView(
             self.link.peer, self.version, min(load, self.capacity), max(0, load - self.capacity), self.capacity,
             tokens_per_s=self.tokens_per_s, live=live, draining=self.draining or self.updating or not active,
             holds_back=self.updating and active and not self.draining,
-            context=beside.context, growth=beside.growth, room=float(self.kv_tokens),
+            context=beside.context, growth=beside.growth, room=float(self.kv_tokens), limit=limit,
         )  # fmt: skip
 
     def describe(self) -> dict[str, Any]:

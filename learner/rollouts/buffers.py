@@ -80,6 +80,8 @@ class TrainingBuffers:
         self._collector, self._forecast, self._durations, self.redundancy = collector, forecast, durations, redundancy
         self.score, self.in_thread, self._cancel, self._room_changed, self._now = score, in_thread, cancel, changed, now
         self.retry: list[int] = list(journal.tasks_to_retry())
+        self._failed: set[int] = set()
+        """prompts that nodes failed at in this epoch"""
         self.max_staleness_seen = 0
         self.unscored_groups = 0
         """given up in this epoch because their reward could not be had"""
@@ -111,10 +113,14 @@ class TrainingBuffers:
         else:
             self._score_in.send_nowait(group)
 
-    def failed(self, group_id: int) -> None:
-        """A group that was not whole yet is given up. Finished ones move up into its place: a buffer may be complete by that."""
+    def failed(self, group_id: int, task_index: int | None = None) -> None:
+        """A group that was not whole yet is given up. Finished ones move up into its place: a buffer may be complete by that. Its
+        prompt comes again, once: nodes see prompts first, and none of them is to choose which are trained on."""
         self._durations.dropped(group_id)
         self._abort([group_id], "failures")
+        if task_index is not None and task_index not in self._failed:
+            self._failed.add(task_index)
+            self.retry.append(task_index)
         self.settle()
 
     async def score_whole(self) -> None:

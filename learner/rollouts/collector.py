@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from learner.dispatch.dispatcher import WaitingSequence
 from learner.dispatch.forecast import GroupState, MemberState
@@ -65,6 +65,10 @@ FAILURE_BUDGET = 8
 """Refusals of misbehaving nodes that one trajectory survives. Its own prompt may be what breaks them, so it must end;
 eight failures on a healthy one are not chance, since the dispatcher avoids nodes that failed it before."""
 
+STRANGERS_WORD = 1 / 16
+"""What a failure at a node counts whose word does not count: identities are free, and a node sees the prompt before it fails. Not
+nothing, for a prompt that breaks every node must end even where all of them are strangers."""
+
 
 class Collector:
     """All outstanding groups. `vocab_size` bounds token ids; versions are known once `published` was told of them.
@@ -86,6 +90,8 @@ class Collector:
         self.books = GroupBooks()
         self.unwritten = self.books.unwritten
         self.episodes = EpisodeAnswers(self.books, vocab_size)
+        self.credible: Callable[[str], bool] = lambda node: True
+        """whether a node's word counts against a trajectory; the controller sets it"""
         self.tokens_by_node: dict[str, int] = {}
         self.failures_by_node: dict[str, int] = {}
         """events and requests refused that were held against a node"""
@@ -169,13 +175,13 @@ class Collector:
             if member.waits
         ]
 
-    def assign(self, request_id: str, node: str) -> Generate:
-        """`node` works on this request from now on; what to send it. KeyError when it does not wait for a node."""
+    def assign(self, request_id: str, node: str, now: float = 0.0) -> Generate:
+        """`node` works on this request from `now` on; what to send it. KeyError when it does not wait for a node."""
         found = self.books.find(request_id)
         if found is None or not found.member.waits:
             raise KeyError(f"request {request_id} does not wait for a node")
         group, index, member = self.books.held.setdefault(node, {})[request_id] = found
-        member.node, member.prefer = node, ""
+        member.node, member.prefer, member.since = node, "", now
         return generate(group, index, member)
 
     def states(self) -> Iterator[GroupState]:
@@ -298,7 +304,8 @@ class Collector:
             except ValueError as error:
                 wrong = str(error)
         if wrong is not None:
-            return self._failed(group, index, self._refuse(node, event, f"request {event.request_id}: {wrong}"))
+            refusal = self._refuse(node, event, f"request {event.request_id}: {wrong}")
+            return self._failed(group, index, refusal, breach=True)
         count = event.count
         if count:
             member.made_by(node, event.start)
@@ -313,11 +320,12 @@ class Collector:
         if finish and group.sampling.turns is not None:
             self.books.release(group, index)
             self.books.ask(group, index, over(group, member))
-            return Accepted(event.request_id, count, cancel=cancel)
+            return Accepted(event.request_id, count, cancel=cancel, ended=True, gave_up=tuple(member.gave_up))
         if finish:
             member.finish = finish
             self.books.stop(group, index)
-            return Accepted(event.request_id, count, self.books.whole(group), cancel)
+            whole = self.books.whole(group)
+            return Accepted(event.request_id, count, whole, cancel, ended=True, gave_up=tuple(member.gave_up))
         if event.finish == "interrupt":
             old = self.books.release(group, index)
             return Requeued(group.request_name(index), old, None, count)
@@ -375,13 +383,17 @@ class Collector:
     def _refuse(self, node: str, event: TokenEvent, reason: str) -> Refusal:
         return Refusal(reason, peer=node, version=event.version)
 
-    def _failed(self, group: RunningGroup, index: int, refusal: Refusal, tokens: int = 0) -> Requeued | GroupAborted:
+    def _failed(
+        self, group: RunningGroup, index: int, refusal: Refusal, tokens: int = 0, *, breach: bool = False
+    ) -> Requeued | GroupAborted:
         member = group.members[index]
-        member.failures += 1
+        member.failures += 1 if self.credible(refusal.peer) else STRANGERS_WORD
         member.failed_on.add(refusal.peer)
+        if not breach:
+            member.gave_up.add(refusal.peer)
         self.failures_by_node[refusal.peer] = self.failures_by_node.get(refusal.peer, 0) + 1
         if member.failures >= self.failure_budget:
-            reason = f"member {index} failed {member.failures} times, last on {refusal.peer}: {refusal.reason}"
-            return GroupAborted(group.group_id, reason, self.books.abort(group.group_id), refusal)
+            reason = f"member {index} failed {member.failures:g} times, last on {refusal.peer}: {refusal.reason}"
+            return GroupAborted(group.group_id, reason, self.books.abort(group.group_id), refusal, breach, group.task_index)
         old = self.books.release(group, index)
-        return Requeued(group.request_name(index), old, refusal, tokens)
+        return Requeued(group.request_name(index), old, refusal, tokens, breach)

@@ -29,13 +29,14 @@ from learner.rollouts.group_spec import GroupSpec, RolloutSettings, make_spec
 from learner.rollouts.outcomes import Accepted, BegunAnew, Cancel, EventRefused, GroupAborted, Requeued, WholeGroup
 from learner.rollouts.recovery import LeftOver, place, plan_resume
 from learner.rollouts.redundancy import Redundancy
-from learner.rollouts.stalls import StallWatch
+from learner.rollouts.rescue import HEDGE_S, Rescue
 from learner.rollouts.steering import Steering
+from learner.standing.port import Conduct, NobodyDoubted
 from learner.tasks.port import Task
 from learner.tasks.prompting import decode_completion
 from learner.trajectory import Group
 from p2p.errors import Refusal, ShoalError
-from p2p.protocol.generation import Abort, Assign, GenerateRequest, Interrupt, Rejected, Tokens
+from p2p.protocol.generation import Abort, Assign, GenerateRequest, Rejected, Tokens
 from p2p.protocol.rollout import BEHIND, UPDATING
 from p2p.version import Version
 
@@ -64,8 +65,8 @@ class Rollouts:
     """One epoch's trajectories.
 
     `send(peer, message)` queues a control message to a node; `nodes()` is the dispatcher's view of them;
-    `report(peer, refusal)` hears about nodes that break the protocol. `runner` answers the model's turns, where the settings say
-    that completions are episodes (`Sampling.turns`).
+    `report(peer, refusal)` hears about nodes that break the protocol, `conduct` what follows for their standing. `runner` answers
+    the model's turns, where the settings say that completions are episodes (`Sampling.turns`).
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Rollouts:
         send: Callable[[str, object], None],
         nodes: Callable[[], Sequence[NodeView]],
         report: Callable[[str, Refusal], None],
+        conduct: Conduct | None = None,
         scorer: GroupScorer | None = None,
         runner: EpisodeRunner | None = None,
         in_thread: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
@@ -90,6 +92,7 @@ class Rollouts:
         self._runner = runner
         self.settings, self.journal, self._task, self.tokenizer = settings, journal, task, tokenizer
         self.epoch, self._send, self._nodes, self._report = epoch, send, nodes, report
+        self._conduct = conduct or NobodyDoubted()
         self._now, self._scorer = now, scorer or PooledScorer(task, in_thread=in_thread)
         self._make_spec = partial(make_spec, settings, task, tokenizer, vocab_size)
         self.collector = Collector(
@@ -105,10 +108,11 @@ class Rollouts:
         self.resumed_groups = self.resumed_tokens = 0
         """unfinished groups taken over from the epoch before, and the tokens that they had"""
         self.durations = Durations()
+        self._credited: dict[str, int] = {}
+        """tokens of each node that its standing knows of"""
         self._failed_in_a_row = 0
         """groups lost by their environment since one was whole"""
         self._published: set[Version] = set()
-        self._stalls = StallWatch(settings.stall_s)
         self._dispatch_due = trio.Event()
         redundancy = Redundancy(journal.surplus_tasks() if settings.extra_groups else set())
         left = self._left_over(redundancy)
@@ -117,6 +121,11 @@ class Rollouts:
             settings, journal, ledger=self.ledger, finished=left.finished, collector=self.collector,
             forecast=self.steering.forecast, durations=self.durations, redundancy=redundancy, score=self._score,
             in_thread=in_thread, cancel=self._cancel, changed=self.need_dispatch, now=now,
+        )  # fmt: skip
+        self.collector.credible = self._conduct.credible
+        self.rescue = Rescue(
+            self.collector, self.buffers, self._conduct, stall_s=settings.stall_s, beside=lambda: self.beside, report=report,
+            cancel=self._cancel, send=send,
         )  # fmt: skip
         for group in left.go_on:
             self._take_up(group)
@@ -184,12 +193,13 @@ class Rollouts:
     def dispatch(self) -> None:
         """Give every waiting sequence a node, and open as many groups as the ledger and the nodes have room for."""
         out: dict[str, list[GenerateRequest]] = {}
+        now = self._now()
         while True:
             plan = self.steering.plan(
-                self._now(), self.ledger.step, self._nodes(), self.collector, self._room
+                now, self.ledger.step, self._nodes(), self.collector, self._room
             )  # fmt: skip
             for request_id, peer in plan.assign:
-                out.setdefault(peer, []).append(GenerateRequest.of(self.collector.assign(request_id, peer)))
+                out.setdefault(peer, []).append(GenerateRequest.of(self.collector.assign(request_id, peer, now)))
             opened = sum(self._open_group(opening.version) for opening in plan.open for _ in range(opening.groups))
             if not opened:
                 break
@@ -203,8 +213,17 @@ class Rollouts:
         while True:
             began = self._now()
             for move in self.steering.look(began, self.ledger.step, self._nodes(), self.collector):
-                self._send(move.source, Interrupt((move.request_id,)))
+                self.rescue.ask_back(move.source, (move.request_id,), began)
             await trio.sleep(max(LOOK_S, LOOK_SHARE * (self._now() - began)))
+
+    async def keep_hedged(self) -> None:
+        """For ever: nothing that the trainer waits for stays with a node that need not be waited for."""
+        while True:
+            await trio.sleep(HEDGE_S)
+            taken = self.rescue.taken
+            self.rescue.hedge(self._now(), self._nodes)
+            if self.rescue.taken > taken:
+                self.need_dispatch()
 
     @property
     def held_back(self) -> bool:
@@ -303,6 +322,8 @@ class Rollouts:
             match outcome:
                 case Accepted():
                     accepted += outcome.tokens
+                    if outcome.ended:
+                        self._ended(peer, run.request_id, outcome)
                     if outcome.cancel:  # a stop string ended what the node goes on with: its place is free
                         self._cancel(outcome.cancel)
                         ended = True
@@ -311,11 +332,14 @@ class Rollouts:
                         self.buffers.whole(outcome.whole)
                 case EventRefused():
                     self._report(peer, outcome.refusal)
+                    self._conduct.refused(peer, outcome.refusal.reason)
                 case Requeued():
                     accepted += outcome.tokens
                     self._cancel((outcome.cancel,))
                     if outcome.refusal is not None:
                         self._report(peer, outcome.refusal)
+                        if outcome.breach:
+                            self._conduct.refused(peer, outcome.refusal.reason)
                 case GroupAborted():
                     self._aborted(outcome)
         self.tokens.grown()
@@ -323,6 +347,16 @@ class Rollouts:
         if ended:
             self.need_dispatch()
         return accepted
+
+    def _ended(self, peer: str, request_id: str, outcome: Accepted) -> None:
+        """A sequence, or a turn of it, ended as asked at `peer`: to its credit, and to that of nobody who had given it up."""
+        made = self.collector.tokens_by_node.get(peer, 0)
+        self._conduct.ended(peer, made - self._credited.get(peer, 0))
+        self._credited[peer] = made
+        self.rescue.ended[peer] += 1
+        for other in outcome.gave_up:
+            if other != peer:
+                self._conduct.doubt(other, f"gave up {request_id}, which another node made")
 
     def on_rejected(self, peer: str, message: Rejected) -> None:
         """`peer` did not take a request, or gave it back."""
@@ -337,22 +371,6 @@ class Rollouts:
         elif isinstance(outcome, Requeued) and outcome.refusal is not None:
             self._report(peer, outcome.refusal)
 
-    def take_from_stalled(self, now: float) -> list[str]:
-        """Move what makes no progress where it is; the nodes concerned, for the head to keep work from."""
-        held = self.collector.progress()
-        for peer, progress in self.beside.progress().items():
-            held[peer] = held.get(peer, {}) | progress
-        stalls = self._stalls.look(held, now)
-        for stall in stalls:
-            self._report(stall.node, Refusal(f"{stall.reason}: {len(stall.request_ids)} sequences go elsewhere"))
-            for request_id in stall.request_ids:
-                if self.beside.owns(request_id):
-                    self.beside.take(stall.node, request_id, stall.reason)
-                    continue
-                self.collector.declined(stall.node, request_id, stall.reason, retryable=True)
-            self._cancel(tuple((stall.node, request_id) for request_id in stall.request_ids))
-        return [stall.node for stall in stalls]
-
     def on_node_lost(self, peer: str) -> int:
         """What the node held goes to others, with its tokens so far. A dead node is never a reason to abort."""
         moved = len(self.collector.node_lost(peer)) + self.beside.on_node_lost(peer)
@@ -364,8 +382,10 @@ class Rollouts:
         log.error("group %d aborted: %.500s", outcome.group_id, outcome.reason)
         if outcome.refusal is not None:
             self._report(outcome.refusal.peer, outcome.refusal)
+            if outcome.breach:
+                self._conduct.refused(outcome.refusal.peer, outcome.refusal.reason)
         self._cancel(outcome.cancel)
-        self.buffers.failed(outcome.group_id)
+        self.buffers.failed(outcome.group_id, outcome.task_index)
 
     def _cancel(self, pairs: Cancel) -> None:
         for peer, request_id in pairs:

@@ -58,8 +58,12 @@ class RunningSample:
     """who made its last token"""
     makers: list[Maker] = field(default_factory=list)
     """every node that made tokens of it, in order"""
-    failures: int = 0
+    since: float = 0.0
+    """when that node was given it"""
+    failures: float = 0.0
     failed_on: set[str] = field(default_factory=set)
+    gave_up: set[str] = field(default_factory=set)
+    """nodes that said they could not do it"""
 
     @property
     def waits(self) -> bool:

@@ -74,6 +74,10 @@ class Accepted:
     tokens: int
     whole: WholeGroup | None = None
     cancel: Cancel = ()
+    ended: bool = False
+    """the sequence, or the turn of it, ended as asked"""
+    gave_up: tuple[str, ...] = ()
+    """nodes that had said they could not do what ended here"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,8 @@ class Requeued:
     """(node, old request id)"""
     refusal: Refusal | None = None
     tokens: int = 0
+    breach: bool = False
+    """what it sent is nothing that a node may send"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +159,10 @@ class GroupAborted:
     cancel: Cancel
     refusal: Refusal | None = None
     """None: no node is at fault"""
+    breach: bool = False
+    """what the last one sent is nothing that a node may send"""
+    task_index: int | None = None
+    """the group's prompt, where nodes are at fault"""
 
 
 Outcome = Accepted | Ignored | EventRefused | Requeued | GroupAborted | BegunAnew

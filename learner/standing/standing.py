@@ -21,6 +21,10 @@ FIRST = 2
 DOUBTS = 8
 """Doubts that expel a peer which ended nothing as asked in between: a fault of the line makes one or two."""
 
+STRANGER_DOUBTS = 3
+"""Doubts that expel a peer which has delivered nothing yet, one fewer for each time that it was expelled before. So a stranger
+can hold up what it was given on trial, three times at the most."""
+
 EXPELLED_S = (30.0, 86_400.0)
 """Seconds for which an expelled peer may not come: at first, doubled each time, and at the most."""
 
@@ -30,6 +34,9 @@ loses a race with a restart."""
 
 MOST_RECORDS = 10_000
 """Records that are kept. Beyond, those are forgotten first that were not expelled and delivered least; bans are not."""
+
+EVERYBODY = "*"
+"""Among those whom the operator answers for: all peers."""
 
 Verdict = Literal["", "expelled", "banned"]
 
@@ -114,7 +121,8 @@ class Standing:
         record.doubts += 1
         record.doubted += 1
         record.why = why
-        if record.doubts < DOUBTS:
+        most = DOUBTS if record.delivered else max(1, STRANGER_DOUBTS - record.expelled)
+        if record.doubts < most:
             return False
         self.expel(peer, f"doubted {record.doubts} times in a row, the last time since {why}", now)
         return True
@@ -150,9 +158,13 @@ class Standing:
 
     # ---- what follows
 
+    def trusts(self, peer: str) -> bool:
+        """Whether the operator answers for it."""
+        return peer in self.rules.trusted or EVERYBODY in self.rules.trusted
+
     def may_hold(self, peer: str, capacity: int) -> int:
         """Sequences that it may hold at once, of those that it says it can."""
-        if peer in self.rules.trusted:
+        if self.trusts(peer):
             return capacity
         record = self._records.get(peer)
         return min(capacity, int(record.allowance) if record is not None else FIRST)
@@ -160,13 +172,13 @@ class Standing:
     def proven(self, peer: str) -> bool:
         """Whether it delivered enough, and had enough of it checked where anything is."""
         record, need = self._records.get(peer), self.rules.proven_tokens
-        if peer in self.rules.trusted:
+        if self.trusts(peer):
             return True
         return record is not None and record.delivered >= need and (not self.rules.checks or record.checked >= need)
 
     def audit_share(self, peer: str) -> float:
         """Share of its sequences that are to be checked: all of a stranger's, and again after a doubt."""
-        if not self.rules.checks or peer in self.rules.trusted:
+        if not self.rules.checks or self.trusts(peer):
             return 0.0
         record = self._records.get(peer)
         return self.rules.audit_share if record is not None and self.proven(peer) and not record.doubts else 1.0

@@ -204,6 +204,14 @@ class Peering:
         self.gate.banned.add(peer, trio.current_time())
         await self.close(peer, reason)
 
+    def keep_away(self, peer: str, reason: str) -> None:
+        """As `expel`, without waiting: the link ends soon."""
+        self.gate.banned.add(peer, trio.current_time())
+        link = self.links.get(peer)
+        if link is not None:
+            link.closing = link.closing or reason
+            link.doomed.set()
+
     def is_banned(self, peer: str) -> bool:
         """Whether `peer` was expelled, and its time is not over."""
         return self.gate.banned.holds(peer, trio.current_time())

@@ -13,7 +13,7 @@ from learner.evaluation.plan import EvalPlan
 from learner.evaluation.problems import Evaluation, make_evaluation
 from learner.evaluation.runner import NOBODY_S
 from learner.head.evaluating import ARRIVE_S
-from learner.head.head import FAREWELL_S
+from learner.head.farewell import FAREWELL_S, farewell
 from learner.rewards.group_scorer import PooledScorer
 from learner.status.catalogue import entries
 from learner.tasks.registry import make_task
@@ -86,7 +86,7 @@ async def test_the_run_ends_when_its_last_version_is_evaluated(tmp_path, autojum
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(catch_up)
-            await bench.head.farewell("training is complete")
+            await farewell(bench.head, "training is complete")
         assert [line["step"] for line in lines(run_dir)] == [1]
 
 
@@ -102,14 +102,14 @@ async def test_the_local_engine_alone_evaluates_the_last_version(tmp_path, autoj
         node.version = Version(1, 1)
         await trio.sleep(10)
         assert not lines(run_dir), "it is the trainer's turn"
-        await bench.head.farewell("training is complete")
+        await farewell(bench.head, "training is complete")
         assert [line["step"] for line in lines(run_dir)] == [1]
 
 
 async def test_a_run_without_nodes_ends_all_the_same(tmp_path, autojump_clock) -> None:
     async with open_head(tmp_path / "run", evaluations=[evaluation()], steps=0) as bench:
         with trio.fail_after(NOBODY_S + FAREWELL_S):
-            await bench.head.farewell("training is complete")
+            await farewell(bench.head, "training is complete")
         assert not lines(tmp_path / "run")
 
 
@@ -119,5 +119,5 @@ async def test_a_node_that_never_serves_the_last_version_does_not_keep_the_run(t
         await bench.batch(0, 60)
         await publish(bench.head, 1)
         with trio.fail_after(ARRIVE_S + NOBODY_S + 2 * FAREWELL_S):
-            await bench.head.farewell("training is complete")
+            await farewell(bench.head, "training is complete")
         assert not lines(tmp_path / "run")

@@ -1,0 +1,77 @@
+"""The head's books of its nodes' standing: what happened goes in with the time, and who is expelled loses its link. A thin shell.
+
+What a record makes of it is `standing`, how much each node may hold `shares`. Must not know sequences or versions.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from learner.head.node_state import NodeState
+from learner.standing.port import Conduct
+from learner.standing.shares import Holding, Made, limits
+from learner.standing.standing import Standing, StandingRules
+
+log = logging.getLogger("shoal.head")
+
+
+class Trust(Conduct):
+    """`nodes` are the live ones. `wall` reads the Unix time; `expel(peer, why)` closes its link and keeps it away."""
+
+    def __init__(
+        self, rules: StandingRules, nodes: Mapping[str, NodeState], *, wall: Callable[[], float], expel: Callable[[str, str], None]
+    ) -> None:
+        self.standing = Standing(rules)
+        self._nodes, self._wall, self._expel = nodes, wall, expel
+        self._made = Made()
+        self._proven_here = False
+        """whether a proven node was there at the last look"""
+
+    # ---- what happened (Conduct)
+
+    def ended(self, peer: str, tokens: int) -> None:
+        self.standing.ended(peer, tokens)
+        self._made.ended(proven=self.standing.proven(peer))
+
+    def doubt(self, peer: str, why: str) -> None:
+        self._follow(peer, self.standing.doubt(peer, why, self._wall()))
+
+    def refused(self, peer: str, why: str) -> None:
+        self._follow(peer, self.standing.refused(peer, why, self._wall()))
+
+    def caught(self, peer: str, why: str) -> None:
+        """It cheated: it goes at once."""
+        self.standing.expel(peer, why, self._wall())
+        self._follow(peer, expelled=True)
+
+    def _follow(self, peer: str, expelled: bool) -> None:
+        if expelled and not self.standing.trusts(peer):
+            why = self.standing.why(peer)
+            log.warning("node %s is expelled: %.500s", peer, why)
+            self._expel(peer, why)
+
+    # ---- what follows
+
+    def credible(self, peer: str) -> bool:
+        if self.standing.proven(peer):
+            return True
+        return not self._proven_here and self.standing.of(peer).delivered > 0
+
+    def limits(self, load: Callable[[str], int], able: Callable[[NodeState], bool]) -> dict[str, int]:
+        """Most sequences of each node that may not hold as many as it can."""
+        self._proven_here = any(able(node) and self.standing.proven(peer) for peer, node in self._nodes.items())
+        return limits(
+            self.standing, [Holding(p, node.capacity, load(p), able(node)) for p, node in self._nodes.items()], self._made
+        )
+
+    def describe(self, peer: str) -> dict[str, Any]:
+        """Its part of a node's row: its standing in a word, and what it may hold."""
+        record = self.standing.of(peer)
+        word = "trusted" if self.standing.trusts(peer) else "proven" if self.standing.proven(peer) else "on trial"
+        return {"standing": word, "doubts": record.doubted, "expelled": record.expelled}
+
+    def status(self, peers: Iterable[str]) -> dict[str, int]:
+        """How many of these are proven, and how many records there are."""
+        return {"proven": sum(map(self.standing.proven, peers)), "records": len(self.standing)}

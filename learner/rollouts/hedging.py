@@ -1,0 +1,38 @@
+"""What holds the step up for which the trainer waits, and is with nodes that need not be waited for. Pure.
+
+Whatever blocks the current step is taken from a node whose word does not count as soon as one whose word counts has nothing
+better to do: the sequence goes on there with all its tokens, at the price of one prefill. Must not know links or versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from learner.rollouts.collector import Collector
+from learner.rollouts.ledger import Ledger
+
+
+class Hedge(NamedTuple):
+    """A sequence that is to go elsewhere."""
+
+    node: str
+    request_id: str
+    since: float
+    """when the node was given it"""
+
+
+def to_hedge(ledger: Ledger, collector: Collector, credible: Callable[[str], bool]) -> list[Hedge]:
+    """Of the groups that can fill the current step, as many as it lacks, those first of which strangers hold least: what
+    strangers hold of them."""
+    held: dict[int, list[Hedge]] = {}
+    for group_id in ledger.blockers():
+        group = collector.books.groups.get(group_id)
+        members = group.members if group is not None else ()
+        held[group_id] = [
+            Hedge(m.node, group.request_name(i), m.since)
+            for i, m in enumerate(members)
+            if group is not None and m.node and not credible(m.node)
+        ]
+    ranked = sorted(held, key=lambda group_id: len(held[group_id]))
+    return [hedge for group_id in ledger.fillers(ranked) for hedge in held[group_id]]

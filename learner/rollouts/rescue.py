@@ -1,0 +1,125 @@
+"""Takes sequences from nodes that hold them up, and says so to whoever keeps the nodes' standing. A thin shell.
+
+What makes no progress at all (`stalls`), what falls behind the others (`paces`), what the trainer waits for (`hedging`), and what
+was asked back and did not come. Must not know how a link is closed, or what a record makes of a doubt.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from learner.dispatch.node_table import NodeView
+from learner.rollouts.beside import BesideTraining
+from learner.rollouts.buffers import TrainingBuffers
+from learner.rollouts.collector import Collector
+from learner.rollouts.hedging import to_hedge
+from learner.rollouts.outcomes import Cancel
+from learner.rollouts.paces import STAYS, PaceWatch
+from learner.rollouts.stalls import Stall, StallWatch
+from learner.standing.port import Conduct
+from p2p.errors import Refusal
+from p2p.protocol.generation import Interrupt
+
+PATIENCE_S = (5.0, 30.0)
+"""Seconds that a sequence may stay at a node whatever others achieve: one whose word does not count, and one whose word does. An
+engine may pause for an update, or compile what it needs first."""
+
+ANSWER_S = 10.0
+"""Seconds in which a node must give back what it is asked for. An engine answers between two decoding steps; after that it is
+taken by force."""
+
+HEDGE_S = 0.25
+"""Seconds that the trainer waits before what strangers hold up is taken from them, and between two looks at that."""
+
+TAKEN_EARLY_S = 1.0
+"""Who had a sequence for less than this, and STAYS times what one usually takes, is not at fault when it is taken."""
+
+
+class Rescue:
+    """`beside()` is what nodes hold beside training; `cancel` tells nodes to stop, `send(peer, message)` anything else."""
+
+    def __init__(
+        self, collector: Collector, buffers: TrainingBuffers, conduct: Conduct, *, stall_s: float,
+        beside: Callable[[], BesideTraining], report: Callable[[str, Refusal], None], cancel: Callable[[Cancel], None],
+        send: Callable[[str, object], None],
+    ) -> None:  # fmt: skip
+        self._collector, self._buffers, self._conduct, self._beside = collector, buffers, conduct, beside
+        self._report, self._cancel, self._send = report, cancel, send
+        self._stalls, self._paces = StallWatch(stall_s), PaceWatch()
+        self._asked: dict[tuple[str, str], float] = {}
+        """(node, request id) -> when it was asked back"""
+        self._waits: float | None = None
+        """since when the trainer waits for what is under way"""
+        self.ended: Counter[str] = Counter()
+        """sequences that ended as asked, by node"""
+        self.taken = 0
+        """sequences that were taken from nodes, in all"""
+
+    def look(self, now: float) -> list[str]:
+        """Take what stalls, falls behind or was asked back in vain; the nodes concerned, for the head to keep work from."""
+        trained = self._collector.progress()
+        held = {node: dict(progress) for node, progress in trained.items()}
+        for peer, progress in self._beside().progress().items():
+            held[peer] = held.get(peer, {}) | progress
+        stalls = self._stalls.look(held, now)
+        stalled = {stall.node for stall in stalls}
+        late = self._paces.look(
+            trained, self._collector.tokens_by_node, self.ended, now, credible=self._conduct.credible,
+            patience=lambda node: PATIENCE_S[self._conduct.credible(node)],
+        )  # fmt: skip
+        stalls += [stall for stall in late if stall.node not in stalled]
+        stalls += self._unanswered(now, {stall.node for stall in stalls})
+        for stall in stalls:
+            self._report(stall.node, Refusal(f"{stall.reason}: {len(stall.request_ids)} sequences go elsewhere"))
+            self._take(stall)
+            self._conduct.doubt(stall.node, stall.reason)
+        return [stall.node for stall in stalls]
+
+    def ask_back(self, peer: str, request_ids: Sequence[str], now: float) -> None:
+        """Ask a node for these, with their tokens."""
+        self._send(peer, Interrupt(tuple(request_ids)))
+        for request_id in request_ids:
+            self._asked.setdefault((peer, request_id), now)
+
+    def hedge(self, now: float, nodes: Callable[[], Iterable[NodeView]]) -> None:
+        """Take what holds up the step for which the trainer waits from nodes whose word does not count, where one whose word
+        counts has a free place. To be called every HEDGE_S."""
+        ledger, step = self._buffers.ledger, self._buffers.awaited
+        if step is None or step != ledger.step or ledger.ready(step):
+            self._waits = None
+            return
+        self._waits = now if self._waits is None else self._waits
+        if now - self._waits < HEDGE_S or not (hedges := to_hedge(ledger, self._collector, self._conduct.credible)):
+            return
+        free = sum(
+            max(0, n.capacity - n.load) for n in nodes() if n.live and not n.draining and self._conduct.credible(n.peer)
+        )
+        fault_s = max(TAKEN_EARLY_S, STAYS * self._paces.usual_s)
+        doubted: dict[str, str] = {}
+        for hedge in hedges[:free]:
+            self._take(Stall(hedge.node, (hedge.request_id,), "the trainer waits for it"))
+            if now - hedge.since > fault_s:
+                doubted[hedge.node] = f"{hedge.request_id} held the trainer up, after {now - hedge.since:.1f} s at this node"
+        for node, why in doubted.items():
+            self._conduct.doubt(node, why)
+
+    def _unanswered(self, now: float, but: set[str]) -> list[Stall]:
+        """What was asked back ANSWER_S ago and is still there."""
+        held = {(p, r) for p in {p for p, _ in self._asked} for r in self._collector.working(p) + self._beside().working(p)}
+        self._asked = {pair: at for pair, at in self._asked.items() if pair in held}
+        found: dict[str, list[str]] = {}
+        for (peer, request_id), at in self._asked.items():
+            if now - at > ANSWER_S and peer not in but:
+                found.setdefault(peer, []).append(request_id)
+        return [Stall(p, tuple(r), f"asked for {r[0]}, it gave nothing back for {ANSWER_S:.0f} s") for p, r in found.items()]
+
+    def _take(self, stall: Stall) -> None:
+        """Whatever the node says: these go elsewhere."""
+        for request_id in stall.request_ids:
+            if self._beside().owns(request_id):
+                self._beside().take(stall.node, request_id, stall.reason)
+            else:
+                self._collector.declined(stall.node, request_id, stall.reason, retryable=True)
+        self.taken += len(stall.request_ids)
+        self._cancel(tuple((stall.node, request_id) for request_id in stall.request_ids))

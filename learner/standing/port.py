@@ -1,0 +1,37 @@
+"""What those who deal with nodes tell of them, and ask. Must not know how a record is kept."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Conduct(Protocol):
+    """How nodes conduct themselves. A peer that is expelled by what is told here is gone soon after."""
+
+    def ended(self, peer: str, tokens: int) -> None:
+        """Sequences with so many tokens of its making ended as asked."""
+
+    def doubt(self, peer: str, why: str) -> None:
+        """It withheld, was slow without reason, gave up what others did, or ignored what it was told."""
+
+    def refused(self, peer: str, why: str) -> None:
+        """Something that it sent was refused."""
+
+    def credible(self, peer: str) -> bool:
+        """Whether its word counts: it is proven, or has delivered something while nobody is proven."""
+
+
+class NobodyDoubted(Conduct):
+    """Every node's word counts, and nothing is kept."""
+
+    def ended(self, peer: str, tokens: int) -> None:
+        pass
+
+    def doubt(self, peer: str, why: str) -> None:
+        pass
+
+    def refused(self, peer: str, why: str) -> None:
+        pass
+
+    def credible(self, peer: str) -> bool:
+        return True

@@ -1,0 +1,81 @@
+"""How many sequences each node may hold, of what all of them hold. Pure.
+
+Identities are free, so a bound on each of them bounds nothing: what the unproven hold together, and what they have made of late
+together, is bounded as well while a proven peer is there. Must not know sequences, versions or links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from learner.standing.standing import FIRST, Standing
+
+MEMORY = 512.0
+"""Ended sequences that the share of the unproven is counted over: those before count ever less."""
+
+
+class Holding(NamedTuple):
+    """What one node has, and could have."""
+
+    peer: str
+    capacity: int
+    """sequences that it says it can decode at once"""
+    load: int
+    """sequences with it"""
+    able: bool = True
+    """it can be given work now"""
+
+
+@dataclass
+class Made:
+    """How much of what ended of late the unproven made."""
+
+    _all: float = field(default=0.0, init=False)
+    _unproven: float = field(default=0.0, init=False)
+
+    def ended(self, *, proven: bool) -> None:
+        keep = 1.0 - 1.0 / MEMORY
+        self._all = self._all * keep + 1.0
+        self._unproven = self._unproven * keep + (not proven)
+
+    def over(self, share: float) -> bool:
+        """Whether the unproven made more than this share of it."""
+        return self._unproven > max(FIRST, share * self._all)
+
+
+def limits(standing: Standing, nodes: Sequence[Holding], made: Made) -> dict[str, int]:
+    """Most sequences of each node that may not hold as many as it can; the others are not in it.
+
+    While a proven node is able to work, the unproven hold at most `unproven_share` of all together, FIRST at least: what is left
+    of that goes to those first that were never expelled, then to those least doubted, then to those that delivered most. Nothing
+    is left while they made more than that share of what ended of late. """
+    out: dict[str, int] = {}
+    unproven: list[Holding] = []
+    places = 0
+    for node in nodes:
+        may = standing.may_hold(node.peer, node.capacity)
+        if may < node.capacity:
+            out[node.peer] = may
+        if standing.proven(node.peer):
+            places += may if node.able else 0
+        else:
+            unproven.append(node)
+    if not places:
+        return out
+    share = min(standing.rules.unproven_share, 0.999)
+    most = max(FIRST, int(places * share / (1.0 - share))) if share else 0
+    left = most - sum(node.load for node in unproven)
+    if made.over(share):
+        left = 0
+    for node in sorted(unproven, key=lambda n: _order(standing, n.peer)):
+        more = max(0, min(left, out.get(node.peer, node.capacity) - node.load)) if node.able else 0
+        out[node.peer] = node.load + more
+        left -= more
+    return out
+
+
+def _order(standing: Standing, peer: str) -> tuple[int, int, int, str]:
+    record = standing.of(peer)
+    return record.expelled, record.doubts, -record.delivered, peer
