@@ -97,8 +97,8 @@ class Activation:
             elif view.supply(active) < view.aim(active) * (1 - EXACT) and not held_back:
                 blocked = f"all there are make {view.supply(active):,.0f} of {view.aim(active):,.0f} tokens/s"
         active, capped = self._afford(view, active, before, {p for p in pool if self._may(now, p)})
-        active, spent = self._within_budget(view, active, spent_usd)
-        blocked = spent or capped or blocked
+        active, no_room = self._within_budget(view, active, spent_usd)
+        blocked, spent = no_room or capped or blocked, self._spent
         # What is needed may have grown since the trials under way began: those go on for which the cap still leaves room.
         under_way, cap = set(self.exploration.trials) - active, self.rules.max_usd_per_hour
         trials = set() if spent else view.fits(cap, active, under_way)
@@ -255,10 +255,20 @@ class Activation:
         return kept, f"max_usd_per_hour {cap:.2f} allows {view.supply(kept):,.0f}{said} tokens/s"
 
     def _within_budget(self, view: View, active: set[str], spent_usd: float) -> tuple[set[str], str]:
+        """The budget must outlast the time that nodes still cost after they were told to stop. It is spent when it does not for
+        those whose worth is known; what others ask for is no reason, they only find no room."""
         budget = self.rules.budget_usd
-        self._spent = self._spent or spent_usd + (view.idle() + view.extra(active)) * self.rules.drain_s / 3600 >= budget
+        left = budget - spent_usd
+        hourly = max(0.0, left) * 3600 / self.rules.drain_s if self.rules.drain_s else math.inf
+        known, kept = {p for p in active if view.pool[p].rate.known}, active
+        if view.idle() + view.extra(active) >= hourly:
+            kept = view.fits(hourly, set(), active, known)
+        self._spent = self._spent or left <= 0 or not known <= kept
         if not self._spent:
-            return active, ""
+            no_room = f"the budget of ${budget:,.2f}, of which ${left:,.2f} are left, leaves no room for"
+            for peer in active - kept:
+                self._why[peer] = f"{no_room} ${view.pool[peer].usd_per_hour:,.2f}/h"
+            return kept, f"{no_room} {len(active - kept)} nodes" if kept != active else ""
         said = f"budget of ${budget:,.2f} is spent"
         self._say((p for p in view.pool if view.costs(p)), said)
         return {p for p in active if not view.costs(p)}, said

@@ -38,6 +38,12 @@ class _Account:
     usd: float = 0.0
     counter: float = 0.0
     """bytes that the present connection has counted"""
+    held_back: bool = False
+    """it is owed nothing until it delivers something"""
+
+    @property
+    def owed(self) -> float:
+        return 0.0 if self.held_back else self.usd
 
     def charge(self, now: float) -> None:
         seconds = max(0.0, now - self.since)
@@ -70,6 +76,18 @@ class Bill:
         account.state, account.usd_per_hour = state, usd_per_hour
         account.idle_usd_per_hour, account.usd_per_gb = idle_usd_per_hour, usd_per_gb
 
+    def hold_back(self, peer: str, now: float) -> None:
+        """A node has delivered nothing yet: what it costs is owed once it does, and not before."""
+        self._account(peer, now).held_back = True
+
+    def delivered(self, peer: str) -> None:
+        """It has: all that its time came to is owed."""
+        self._account(peer).held_back = False
+
+    def owes(self, peer: str) -> bool:
+        """Whether a node's time costs anything as yet."""
+        return not self._account(peer).held_back
+
     def left(self, peer: str, now: float) -> None:
         """A node is gone, and costs nothing from now on."""
         account = self._account(peer, now)
@@ -99,7 +117,7 @@ class Bill:
     def spent(self, now: float | None = None) -> float:
         """US dollars so far."""
         self._until(now)
-        return math.fsum(account.usd for account in self._accounts.values())
+        return math.fsum(account.owed for account in self._accounts.values())
 
     def usd(self, peer: str, now: float) -> float:
         """What one node has cost so far."""
@@ -108,13 +126,13 @@ class Bill:
             return 0.0
         self._now = max(self._now, now)
         account.charge(self._now)
-        return account.usd
+        return account.owed
 
     def rows(self, now: float | None = None) -> list[NodeBill]:
         """Every node's account, by name."""
         self._until(now)
         accounts = sorted(self._accounts.items())
-        return [NodeBill(peer, a.active_s, a.usd) for peer, a in accounts]
+        return [NodeBill(peer, a.active_s, a.owed) for peer, a in accounts]
 
     def _account(self, peer: str, now: float | None = None) -> _Account:
         if now is not None:

@@ -54,6 +54,8 @@ class Pool:
     decision: Decision | None = field(default=None, init=False)
     changes: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_CHANGES), init=False)
     _nodes: dict[str, PricedNode] = field(default_factory=dict, init=False)
+    _delivered: set[str] = field(default_factory=set, init=False)
+    """nodes of which any token was accepted: the others cost nothing, whatever they ask for"""
     _rates: NodeRates = field(default_factory=NodeRates, init=False)
     _activation: Activation = field(init=False)
     _received: int = field(default=0, init=False)
@@ -81,6 +83,8 @@ class Pool:
         self._nodes[peer] = m = PricedNode(name, sampled=now, joined=now)
         assigned = self._assigned(name)
         m.terms, m.hired = assigned or FREE, assigned is not None
+        if assigned is None and peer not in self._delivered:
+            self.bill.hold_back(peer, now)
         self._account(peer, m, now)
 
     def offered(self, peer: str, terms: Terms, now: float) -> Activate | None:
@@ -120,6 +124,9 @@ class Pool:
         m = self._nodes.get(peer)
         if m is not None and tokens:
             m.accepted += tokens
+            if peer not in self._delivered:
+                self._delivered.add(peer)
+                self.bill.delivered(peer)
 
     def installed(self, peer: str, seconds: float, now: float) -> None:
         """A version reached it so long after it was begun. What was begun before the node was ready does not count: what a joiner
@@ -248,7 +255,7 @@ class Pool:
         waiting = 0.0 if m.ready else max(usual, 1.0)
         return Candidate(
             peer, m.terms.usd_per_hour, self.estimate(peer), state=m.state, ready=m.ready,
-            idle_usd_per_hour=m.idle_hourly, catch_up_s=waiting,
+            idle_usd_per_hour=m.idle_hourly if self.bill.owes(peer) else 0.0, catch_up_s=waiting,
         )  # fmt: skip
 
     def _change(self, peer: str, to: State, why: str, now: float) -> Activate:

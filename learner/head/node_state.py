@@ -133,8 +133,8 @@ class NodeState:
     def view(
         self, load: int, epoch: int, now: float, active: bool = True, *, beside: Footprint = NOTHING, limit: int | None = None
     ) -> NodeView:
-        """For the dispatcher; `load` requests are with this node, `beside` is what those take that are not training's, and `limit`
-        is what it may hold."""
+        """For the dispatcher; `load` requests are with this node, `beside` is what those take that are not training's, `limit` is
+        what it may hold."""
         live = self._able(epoch, now) and now >= self.not_before
         return NodeView(
             self.link.peer, self.version, min(load, self.capacity), max(0, load - self.capacity), self.capacity,

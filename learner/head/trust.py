@@ -10,26 +10,27 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from learner.head.node_state import NodeState
-from learner.standing.port import Conduct
-from learner.standing.shares import Holding, Made, limits
+from learner.standing.port import PeerConduct
+from learner.standing.shares import MadeOfLate, NodeHolding, limits
 from learner.standing.standing import Standing, StandingRules
 
 log = logging.getLogger("shoal.head")
 
 
-class Trust(Conduct):
+class Trust(PeerConduct):
     """`nodes` are the live ones. `wall` reads the Unix time; `expel(peer, why)` closes its link and keeps it away."""
 
     def __init__(
-        self, rules: StandingRules, nodes: Mapping[str, NodeState], *, wall: Callable[[], float], expel: Callable[[str, str], None]
-    ) -> None:
+        self, rules: StandingRules, nodes: Mapping[str, NodeState], *, wall: Callable[[], float],
+        expel: Callable[[str, str], None],
+    ) -> None:  # fmt: skip
         self.standing = Standing(rules)
         self._nodes, self._wall, self._expel = nodes, wall, expel
-        self._made = Made()
+        self._made = MadeOfLate()
         self._proven_here = False
         """whether a proven node was there at the last look"""
 
-    # ---- what happened (Conduct)
+    # ---- what happened (PeerConduct)
 
     def ended(self, peer: str, tokens: int) -> None:
         self.standing.ended(peer, tokens)
@@ -63,7 +64,7 @@ class Trust(Conduct):
         """Most sequences of each node that may not hold as many as it can."""
         self._proven_here = any(able(node) and self.standing.proven(peer) for peer, node in self._nodes.items())
         return limits(
-            self.standing, [Holding(p, node.capacity, load(p), able(node)) for p, node in self._nodes.items()], self._made
+            self.standing, [NodeHolding(p, node.capacity, load(p), able(node)) for p, node in self._nodes.items()], self._made
         )
 
     def describe(self, peer: str) -> dict[str, Any]:

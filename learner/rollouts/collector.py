@@ -66,8 +66,8 @@ FAILURE_BUDGET = 8
 eight failures on a healthy one are not chance, since the dispatcher avoids nodes that failed it before."""
 
 STRANGERS_WORD = 1 / 16
-"""What a failure at a node counts whose word does not count: identities are free, and a node sees the prompt before it fails. Not
-nothing, for a prompt that breaks every node must end even where all of them are strangers."""
+"""What a failure at a node counts whose word does not count: identities are free. Not nothing: a prompt that breaks every node
+must end."""
 
 
 class Collector:
@@ -90,8 +90,7 @@ class Collector:
         self.books = GroupBooks()
         self.unwritten = self.books.unwritten
         self.episodes = EpisodeAnswers(self.books, vocab_size)
-        self.credible: Callable[[str], bool] = lambda node: True
-        """whether a node's word counts against a trajectory; the controller sets it"""
+        self.credible: Callable[[str], bool] = lambda node: True  # whose word counts; the controller sets it
         self.tokens_by_node: dict[str, int] = {}
         self.failures_by_node: dict[str, int] = {}
         """events and requests refused that were held against a node"""
@@ -207,16 +206,17 @@ class Collector:
         """Request ids that `node` holds."""
         return list(self.books.held.get(node, ()))
 
+    def holds(self, node: str, request_id: str) -> bool:
+        """Whether it works on this."""
+        return request_id in self.books.held.get(node, ())
+
     def load(self, node: str) -> int:
         """How many requests `node` holds."""
         return len(self.books.held.get(node, ()))
 
     def progress(self) -> dict[str, dict[str, int]]:
         """Node -> request id -> completion tokens so far, of everything that nodes hold."""
-        return {
-            node: {request_id: len(member.completion.ids) for request_id, (_, _, member) in held.items()}
-            for node, held in self.books.held.items()
-        }
+        return {n: {r: len(of.member.completion.ids) for r, of in held.items()} for n, held in self.books.held.items()}
 
     def progress_of(self, group_id: int) -> GroupProgress | None:
         """How far an unfinished group has come; None for any other."""
@@ -320,12 +320,12 @@ class Collector:
         if finish and group.sampling.turns is not None:
             self.books.release(group, index)
             self.books.ask(group, index, over(group, member))
-            return Accepted(event.request_id, count, cancel=cancel, ended=True, gave_up=tuple(member.gave_up))
+            return Accepted(event.request_id, count, cancel=cancel, gave_up=tuple(member.gave_up))
         if finish:
             member.finish = finish
             self.books.stop(group, index)
             whole = self.books.whole(group)
-            return Accepted(event.request_id, count, whole, cancel, ended=True, gave_up=tuple(member.gave_up))
+            return Accepted(event.request_id, count, whole, cancel, gave_up=tuple(member.gave_up))
         if event.finish == "interrupt":
             old = self.books.release(group, index)
             return Requeued(group.request_name(index), old, None, count)
@@ -394,6 +394,7 @@ class Collector:
         self.failures_by_node[refusal.peer] = self.failures_by_node.get(refusal.peer, 0) + 1
         if member.failures >= self.failure_budget:
             reason = f"member {index} failed {member.failures:g} times, last on {refusal.peer}: {refusal.reason}"
-            return GroupAborted(group.group_id, reason, self.books.abort(group.group_id), refusal, breach, group.task_index)
+            cancel = self.books.abort(group.group_id)
+            return GroupAborted(group.group_id, reason, cancel, refusal, breach=breach, task_index=group.task_index)
         old = self.books.release(group, index)
         return Requeued(group.request_name(index), old, refusal, tokens, breach)

@@ -31,7 +31,7 @@ from learner.rollouts.recovery import LeftOver, place, plan_resume
 from learner.rollouts.redundancy import Redundancy
 from learner.rollouts.rescue import HEDGE_S, Rescue
 from learner.rollouts.steering import Steering
-from learner.standing.port import Conduct, NobodyDoubted
+from learner.standing.port import NobodyDoubted, PeerConduct
 from learner.tasks.port import Task
 from learner.tasks.prompting import decode_completion
 from learner.trajectory import Group
@@ -81,7 +81,7 @@ class Rollouts:
         send: Callable[[str, object], None],
         nodes: Callable[[], Sequence[NodeView]],
         report: Callable[[str, Refusal], None],
-        conduct: Conduct | None = None,
+        conduct: PeerConduct | None = None,
         scorer: GroupScorer | None = None,
         runner: EpisodeRunner | None = None,
         in_thread: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
@@ -322,7 +322,7 @@ class Rollouts:
             match outcome:
                 case Accepted():
                     accepted += outcome.tokens
-                    if outcome.ended:
+                    if not self.collector.holds(peer, run.request_id):
                         self._ended(peer, run.request_id, outcome)
                     if outcome.cancel:  # a stop string ended what the node goes on with: its place is free
                         self._cancel(outcome.cancel)

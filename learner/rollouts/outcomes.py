@@ -74,8 +74,6 @@ class Accepted:
     tokens: int
     whole: WholeGroup | None = None
     cancel: Cancel = ()
-    ended: bool = False
-    """the sequence, or the turn of it, ended as asked"""
     gave_up: tuple[str, ...] = ()
     """nodes that had said they could not do what ended here"""
 

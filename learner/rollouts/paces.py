@@ -21,7 +21,7 @@ LEAST_S = 1.0
 """Seconds of sequences at a node before it is compared with."""
 
 SLOW = 8.0
-"""A sequence is late at a pace so many times lower than the others'. Volunteers' devices differ, and the slower of them are welcome."""
+"""A sequence is late at a pace so many times lower than the others'. Devices differ, and the slower ones are welcome."""
 
 STAYS = 4.0
 """A sequence may stay so many times as long as one usually does at the others, queue included, before its pace counts."""

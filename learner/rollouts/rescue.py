@@ -17,7 +17,7 @@ from learner.rollouts.hedging import to_hedge
 from learner.rollouts.outcomes import Cancel
 from learner.rollouts.paces import STAYS, PaceWatch
 from learner.rollouts.stalls import Stall, StallWatch
-from learner.standing.port import Conduct
+from learner.standing.port import PeerConduct
 from p2p.errors import Refusal
 from p2p.protocol.generation import Interrupt
 
@@ -40,7 +40,7 @@ class Rescue:
     """`beside()` is what nodes hold beside training; `cancel` tells nodes to stop, `send(peer, message)` anything else."""
 
     def __init__(
-        self, collector: Collector, buffers: TrainingBuffers, conduct: Conduct, *, stall_s: float,
+        self, collector: Collector, buffers: TrainingBuffers, conduct: PeerConduct, *, stall_s: float,
         beside: Callable[[], BesideTraining], report: Callable[[str, Refusal], None], cancel: Callable[[Cancel], None],
         send: Callable[[str, object], None],
     ) -> None:  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 
-class Conduct(Protocol):
+class PeerConduct(Protocol):
     """How nodes conduct themselves. A peer that is expelled by what is told here is gone soon after."""
 
     def ended(self, peer: str, tokens: int) -> None:
@@ -21,7 +21,7 @@ class Conduct(Protocol):
         """Whether its word counts: it is proven, or has delivered something while nobody is proven."""
 
 
-class NobodyDoubted(Conduct):
+class NobodyDoubted(PeerConduct):
     """Every node's word counts, and nothing is kept."""
 
     def ended(self, peer: str, tokens: int) -> None:

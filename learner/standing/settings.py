@@ -13,7 +13,7 @@ class StandingSection(Section):
     lets it hold one more."""
 
     proven_tokens: int = Field(default=4096, ge=0)
-    """Completion tokens of sequences that a node ended as asked, after which it counts as proven."""
+    """Tokens of completions that a node ended as asked, after which it counts as proven."""
     unproven_share: float = Field(default=0.25, ge=0, le=1)
     """Share of the sequences, both of those that nodes hold and of those that ended lately, that nodes which are not proven may
     have together while a proven one is there. It bounds what strangers can do, however many they are."""

@@ -16,7 +16,7 @@ MEMORY = 512.0
 """Ended sequences that the share of the unproven is counted over: those before count ever less."""
 
 
-class Holding(NamedTuple):
+class NodeHolding(NamedTuple):
     """What one node has, and could have."""
 
     peer: str
@@ -29,7 +29,7 @@ class Holding(NamedTuple):
 
 
 @dataclass
-class Made:
+class MadeOfLate:
     """How much of what ended of late the unproven made."""
 
     _all: float = field(default=0.0, init=False)
@@ -45,14 +45,14 @@ class Made:
         return self._unproven > max(FIRST, share * self._all)
 
 
-def limits(standing: Standing, nodes: Sequence[Holding], made: Made) -> dict[str, int]:
+def limits(standing: Standing, nodes: Sequence[NodeHolding], made: MadeOfLate) -> dict[str, int]:
     """Most sequences of each node that may not hold as many as it can; the others are not in it.
 
     While a proven node is able to work, the unproven hold at most `unproven_share` of all together, FIRST at least: what is left
     of that goes to those first that were never expelled, then to those least doubted, then to those that delivered most. Nothing
     is left while they made more than that share of what ended of late. """
     out: dict[str, int] = {}
-    unproven: list[Holding] = []
+    unproven: list[NodeHolding] = []
     places = 0
     for node in nodes:
         may = standing.may_hold(node.peer, node.capacity)

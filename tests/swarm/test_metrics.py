@@ -61,6 +61,7 @@ async def test_the_head_writes_what_is_listed_and_nothing_else(tmp_path: Path, a
             head.trainer_requests.on_commit(CommitStep(step + 1, ""))
             if step == 0:
                 digest = await publish_delta(head, 1)
+                node.digest = digest
                 node.version = bench.version = Version(1, 1)
                 await node.say(Installed(node.version, digest, 0.1, 0.2, 0.3, 10, 20))
                 await bench.until(lambda: head.nodes[node.peer].digest_ok)

@@ -181,6 +181,7 @@ async def test_while_training_has_nothing_to_do_requests_have_all_places_and_giv
         await bench.until(lambda: book.holding("serving") == 20)
         held_long.set()
         await step(bench)  # training may begin more groups now
+        node.digest = changed_state(make_state(1), 2).digest()
         node.version = Version(1, 1)
         await bench.until(lambda: book.holding("serving") == 2 and bench.head.rollouts.collector.load(node.peer) >= 18)
         assert trio.current_time() < 60 and not bench.head.reports

@@ -115,7 +115,8 @@ def test_a_spent_budget_stops_what_costs_and_says_so() -> None:
     pool = Pool(Rules(dwell_s=10.0, budget_usd=1.0), 2, spent_before=0.9)
     world = World(pool, {"a": 100.0, "free": 100.0}, {"a": 3600.0, "free": 0.0}, 10.0, 500)
     world.run(10)
-    assert world.active() == {"free"} and "budget of $1.00 is spent" in pool.status(world.now)["blocked"]
+    assert world.active() == {"free"}
+    assert pool.status(world.now)["blocked"] == "the budget of $1.00, of which $0.10 are left, leaves no room for 1 nodes"
 
 
 def test_a_version_is_due_every_kappa_steps() -> None:
@@ -167,6 +168,10 @@ def test_what_a_stranger_says_it_costs_does_not_empty_the_purse() -> None:
     assert pool.spent_usd(3600.0) == 0  # nobody was asked to work yet
     orders = pool.tick(3600.0, {p: Seen(True, 0, 8) for p in ("greedy", "waits", "works")})
     assert {peer for peer, order in orders if order.state == "active"} == {"waits", "works"} and not pool.active("greedy")
+    assert pool.spent_usd(7200.0) == 0  # nobody has delivered anything
+    pool.accepted("works", 7)
+    assert pool.spent_usd(7200.0) == pytest.approx(1.0)
+    pool.accepted("waits", 1)
     assert pool.spent_usd(7200.0) == pytest.approx(5.0)
     pool.left("waits", 7200.0)
     assert pool.spent_usd(10800.0) == pytest.approx(6.0)
