@@ -7,7 +7,6 @@ another's for `wait_s` at the most. Must not know links or what is signed. Times
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from pathlib import Path
 from learner.admission.records import BanRow, IdentityRow, TicketRow
 from learner.standing.standing import MOST_RECORDS, PeerRecord
 from p2p.errors import UsageError
+from p2p.files import make_private
 
 PEERS_FILE = "peers.sqlite"
 """Name of the file in the run directory."""
@@ -31,8 +31,8 @@ WAIT_S = 2.0
 """Seconds that a command waits for another writer. Every transaction here takes milliseconds."""
 
 MOST_IDENTITIES = 100_000
-"""Identities that are kept: 20 MB. Beyond, those are forgotten first that were not seen for longest and came by a ticket without a
-number of uses; who comes back shows its ticket again."""
+"""Identities that are kept: 20 MB. Beyond, those are forgotten first that were not seen for longest and came by a ticket without
+a number of uses; who comes back shows its ticket again."""
 
 FORGET_EVERY = 1000
 """New identities from one look for too many of them to the next: the look counts them all."""
@@ -55,8 +55,8 @@ CREATE TABLE forgiven (peer TEXT PRIMARY KEY) STRICT;
 
 
 class PeersFile:
-    """One process's hold on the file. Synchronous; not for use from two threads. sqlite3.OperationalError when the disk is full or
-    another writer keeps the file for longer than it may."""
+    """One process's hold on the file. Synchronous; not for use from two threads. sqlite3.OperationalError when the disk is full
+    or another writer keeps the file for longer than it may."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -68,8 +68,7 @@ class PeersFile:
         """Open or create the file, for its owner alone (mode 0600). UsageError when it is another program's, or of another
         schema."""
         try:
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            os.chmod(path, 0o600)  # SQLite gives its two files beside this one the same mode
+            make_private(path)  # SQLite gives its two files beside this one the same mode
         except OSError as error:
             raise UsageError(f"cannot open {path}: {error.strerror}") from None
         db = sqlite3.connect(path, isolation_level=None, timeout=wait_s)
