@@ -106,8 +106,8 @@ class ActivationSection(Section):
     """Most $ for the whole run, over all restarts. Once it is spent nothing more is generated. 0 is no limit."""
     prices: dict[str, list[float]] = Field(default_factory=dict)
     """Prices by "ticket:NAME" (* and ? as in a shell) or "peer:PEERID", instead of what nodes say of themselves; a peer's own
-    counts before its ticket's, then the first that fits. A price is [$ an hour], [$ an hour, $ an hour idle] or [$ an hour, $ an hour
-    idle, $ a GB that leaves the node]. Prices are self-reported otherwise: set those of nodes that you do not trust."""
+    counts before its ticket's, then the first that fits. A price is [$ an hour], [$ an hour, $ an hour idle] or [$ an hour,
+    $ an hour idle, $ a GB that leaves the node]. Prices are self-reported otherwise: set those of nodes that you do not trust."""
     ask_command: list[str] = Field(default_factory=list)
     """Command and arguments that are run when more nodes would be worth their price, with SHOAL_MORE, SHOAL_WHY, SHOAL_RUN and
     SHOAL_TICKET in the environment."""

@@ -22,7 +22,7 @@ def wrong_price_key(key: str) -> str | None:
     if key.startswith(TICKET) and len(key) > len(TICKET):
         return None
     name = key.removeprefix(TICKET) or "NAME"
-    return f'names nobody: write "ticket:{name}" for nodes of the ticket of that name, or "peer:PEERID" (nodes choose their names)'
+    return f'names nobody: write "ticket:{name}" for nodes of the ticket of that name, or "peer:PEERID" (a node picks its name)'
 
 
 def price_of(prices: Mapping[str, Sequence[float]], peer: str, ticket: str) -> Sequence[float] | None:
