@@ -162,7 +162,7 @@ async def run_learner(
             check_devices(Path(last.checkpoint), trainer_config.devices)
         check_work_left(run_dir, last, trainer_config.steps)
         write_whole(run_dir / "config.toml", resolved(config), private=True)
-        write_whole(run_dir / "trainer.json", trainer_config.model_dump_json(indent=1))
+        write_whole(run_dir / "trainer.json", trainer_config.model_dump_json(indent=1), private=True)
         (run_dir / "summary.json").unlink(missing_ok=True)  # of an earlier end: this run goes on
         for line in changed_data(run_dir, task, evaluations, resume=resume):
             log.warning("%s", line)
