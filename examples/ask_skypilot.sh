@@ -5,5 +5,5 @@ set -eu
 : "${SHOAL_SOURCE:?what pip installs Shoal from}"
 for i in $(seq "$SHOAL_MORE"); do
   sky launch --yes --detach-run --use-spot --gpus "${GPUS:-RTX4090:1}" --down --cluster "shoal-$(date +%s)-$i" \
-    --env SHOAL_TICKET="$SHOAL_TICKET" "pip install $SHOAL_SOURCE && shoal node --join \$SHOAL_TICKET --usd-per-hour ${USD_PER_HOUR:-0.4}"
+    --env SHOAL_TICKET="$SHOAL_TICKET" "pip install $SHOAL_SOURCE && shoal node --usd-per-hour ${USD_PER_HOUR:-0.4}"
 done

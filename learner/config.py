@@ -14,6 +14,7 @@ from pydantic import Field
 
 from learner.dispatch.dispatcher import Strategies
 from learner.economy.local_rollout import FLOOR_S
+from learner.economy.price_keys import wrong_price_key
 from learner.endpoint.settings import EndpointSection
 from learner.environments.settings import EnvironmentSection
 from learner.evaluation.settings import EvalSection, EvalTask, eval_findings
@@ -105,9 +106,9 @@ class ActivationSection(Section):
     budget_usd: float = Field(default=0.0, ge=0)
     """Most $ for the whole run, over all restarts. Once it is spent nothing more is generated. 0 is no limit."""
     prices: dict[str, list[float]] = Field(default_factory=dict)
-    """Prices by name of node (* and ? as in a shell), instead of what nodes say of themselves; the first name that fits counts.
-    A price is [$ an hour], [$ an hour, $ an hour idle] or [$ an hour, $ an hour idle, $ a GB that leaves the node]. Prices are
-    self-reported otherwise: name those of nodes that you do not trust."""
+    """Prices by "ticket:NAME" (* and ? as in a shell) or "peer:PEERID", instead of what nodes say of themselves; a peer's own
+    counts before its ticket's, then the first that fits. A price is [$ an hour], [$ an hour, $ an hour idle] or [$ an hour,
+    $ an hour idle, $ a GB that leaves the node]. Prices are self-reported otherwise: set those of nodes that you do not trust."""
     ask_command: list[str] = Field(default_factory=list)
     """Command and arguments that are run when more nodes would be worth their price, with SHOAL_MORE, SHOAL_WHY, SHOAL_RUN and
     SHOAL_TICKET in the environment."""
@@ -348,6 +349,8 @@ def _contradictions(config: LearnerConfig) -> Iterator[Finding]:
     for name, prices in config.activation.prices.items():
         if not 1 <= len(prices) <= 3 or not all(0 <= price <= MAX_PRICE for price in prices):
             yield Finding(f"activation.prices: {name!r} is to have one to three prices from 0 to {MAX_PRICE:g}")
+        if (wrong := wrong_price_key(name)) is not None:
+            yield Finding(f"activation.prices: {name!r} {wrong}")
     if 0 < swarm.chunk_bytes < 1024:
         yield Finding(f"swarm.chunk_bytes = {swarm.chunk_bytes}: at least 1024, or 0 for what fits each version")
     elif 0 < swarm.chunk_bytes * MAX_SEGMENT_CHUNKS < swarm.segment_bytes:

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
@@ -19,6 +20,10 @@ from typing import Any, NamedTuple, Protocol
 
 import trio
 
+from learner.admission.head_door import HEAD_WAIT_S, HeadDoor
+from learner.admission.issuing import TICKET_FILE, own_ticket, ticket_text
+from learner.admission.peers_file import PEERS_FILE, PeersFile
+from learner.admission.records import RUN_TICKET
 from learner.client.messages import BESIDE_SOCKET
 from learner.config import LearnerConfig, TaskSection, resolved
 from learner.data_digests import changed_data
@@ -53,7 +58,6 @@ from learner.trainer.checkpoints.forms import check_devices
 from p2p.errors import UsageError
 from p2p.files import write_whole
 from p2p.identity import Identity
-from p2p.membership.admission import make_ticket
 from p2p.protocol.descriptor import pack_descriptor
 
 log = logging.getLogger("shoal.learner")
@@ -152,13 +156,14 @@ async def run_learner(
         run, run_dir = prepare_run(config, resume=resume)
         journal = held.enter_context(Journal.open(run_dir / "journal.sqlite", run))
         # The run is ours alone from here on, so its files may be written.
+        books = held.enter_context(PeersFile.open(run_dir / PEERS_FILE, wait_s=HEAD_WAIT_S))
         check_same_adapter(run_dir, trainer_config.lora)
         last = journal.last_commit()
         if last is not None and not config.external_trainer:
             check_devices(Path(last.checkpoint), trainer_config.devices)
         check_work_left(run_dir, last, trainer_config.steps)
-        write_whole(run_dir / "config.toml", resolved(config))
-        write_whole(run_dir / "trainer.json", trainer_config.model_dump_json(indent=1))
+        write_whole(run_dir / "config.toml", resolved(config), private=True)
+        write_whole(run_dir / "trainer.json", trainer_config.model_dump_json(indent=1), private=True)
         (run_dir / "summary.json").unlink(missing_ok=True)  # of an earlier end: this run goes on
         for line in changed_data(run_dir, task, evaluations, resume=resume):
             log.warning("%s", line)
@@ -176,7 +181,7 @@ async def run_learner(
             _keep_ports(run_dir, listen, list(network.addresses))
             head = Head(
                 config=config, run=run, run_dir=run_dir, identity=identity, network=network, journal=journal,
-                open_rollouts=lambda head: Rollouts(
+                door=HeadDoor(books), open_rollouts=lambda head: Rollouts(
                     _rollout_settings(config, stops, _stop_strings(model, task), turns=runner is not None), journal, task,
                     model.tokenizer, model.vocab_size, epoch=head.epoch, send=head.send, nodes=head.node_views,
                     report=head.report, conduct=head.trust, scorer=scorer, runner=runner, in_thread=in_thread,
@@ -188,16 +193,18 @@ async def run_learner(
             if config.local_engine.engine:
                 own = run_dir / LOCAL_ENGINE
                 own.mkdir(exist_ok=True)
-                head.expect_local_engine(Identity.load_or_create(own / "node.key").peer_id)
+                peer = Identity.load_or_create(own / "node.key").peer_id
+                head.expect_local_engine(peer)
                 near = tuple(reversed(network.addresses))  # loopback is the last
-                (own / "ticket.txt").write_text(make_ticket(identity, run, near).encode() + "\n")
+                ticket = own_ticket(books, LOCAL_ENGINE, time.time(), (peer,))
+                write_whole(own / "ticket.txt", ticket_text(identity, run, near, ticket) + "\n", private=True)
             head.publisher.offer_descriptor(pack_descriptor(model.path, adapter_file(trainer_config.lora, config.model)))
             addresses = tuple(config.swarm.announce) or tuple(network.addresses)
-            ticket = make_ticket(identity, run, addresses).encode()
-            (run_dir / "ticket.txt").write_text(ticket + "\n")
+            text = ticket_text(identity, run, addresses, own_ticket(books, RUN_TICKET, time.time()))
+            write_whole(run_dir / TICKET_FILE, text + "\n", private=True)
             a = config.activation
             head.provider = Provider(
-                head.keeper.pool.advice, run, ticket, command=a.ask_command, url=a.ask_url, every_s=a.ask_every_s
+                head.keeper.pool.advice, run, text, command=a.ask_command, url=a.ask_url, every_s=a.ask_every_s
             )
             endpoint = None
             if config.endpoint.listen:
@@ -206,7 +213,7 @@ async def run_learner(
                     version=lambda: head.publisher.current, tokenizer=model.tokenizer, vocab_size=model.vocab_size,
                     stop_ids=stops, model=config.model, context=model.context, chat_format=task.chat_format,
                 ))  # fmt: skip
-            return await _run(config, head, run_dir, ticket, announce=announce, log_lines=log_lines, endpoint=endpoint)
+            return await _run(config, head, run_dir, text, announce=announce, log_lines=log_lines, endpoint=endpoint)
 
 
 def open_run_task(config: LearnerConfig, model: ModelFolder) -> Task:

@@ -22,7 +22,7 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
     p = verb("node", _node, "join a run and generate for it, or drain: let a running node hand over its work and leave", verbs)
     p.add_argument("action", nargs="?", choices=["drain"],
                    help="drain: end the node that runs in --dir, as SIGTERM does; none of its tokens is lost")
-    p.add_argument("--join", metavar="TICKET", help="the learner's ticket, or a file that holds it")
+    _of_ticket(p, "whoever may see this machine's processes sees a ticket on the command line")
     p.add_argument("--dir", type=Path,
                    help="folder of this node's key, weights and chunks (default: one of the run's under "
                    "~/.local/share/shoal/nodes that no other node holds; the first log line says which)")
@@ -57,11 +57,16 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
     p = verb("doctor", _doctor, "say whether a node would run here, with which engines, and what to do where not", verbs)
     p.add_argument("--engine-python", default="", metavar="PATH", help="as for shoal node")
     p.add_argument("--dir", type=Path, help="as for shoal node: whether there is room")
-    p.add_argument("--join", metavar="TICKET",
-                   help="dial the learner of this ticket: which of its addresses answer, what it sees of this machine, its clock")
+    _of_ticket(p, "its learner is dialled: which of its addresses answer, what it sees of this machine, its clock")
     p.add_argument("--listen", action="append", metavar="ADDR", help="as for shoal node: whether others could dial it")
     p.add_argument("--run-dir", type=Path, default=Path("runs"), metavar="DIR",
                    help="where a learner here would keep its runs: whether there is room (default runs)")
+
+
+def _of_ticket(p: argparse.ArgumentParser, more: str) -> None:
+    p.add_argument("--join", metavar="TICKET", help=f"the learner's ticket, a file that holds it, or - for stdin ({more})")
+    p.add_argument("--join-file", type=Path, metavar="FILE",
+                   help="file with the ticket; without either, the ticket is in the environment as SHOAL_TICKET")
 
 
 def _node(args: argparse.Namespace) -> dict[str, Any]:
@@ -75,11 +80,10 @@ def _node(args: argparse.Namespace) -> dict[str, Any]:
 
     if args.action == "drain" and args.dir is not None:
         return _drain(args, args.dir)
-    text = args.join
-    if text is None:
-        need = "--dir DIR or --join TICKET" if args.action else "--join TICKET"
+    ticket = _ticket(args)
+    if ticket is None:
+        need = "--dir DIR or --join TICKET" if args.action else "--join TICKET, --join-file FILE or SHOAL_TICKET"
         raise UsageError(f"node {args.action + ' ' if args.action else ''}needs {need} (see: shoal node --help)")
-    ticket = _ticket(text)
     if args.action == "drain":
         return _drain(args, _running(default_folder(ticket.run), args.name))
     for name in ("threads", "capacity", "store_gib"):
@@ -110,24 +114,11 @@ def _node(args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def _ticket(text: str) -> Ticket:
-    """The ticket that `--join` gives, as text or in a file."""
-    from p2p.errors import UsageError
-    from p2p.membership.admission import read_ticket
+def _ticket(args: argparse.Namespace) -> Ticket | None:
+    """The ticket that the flags or the environment give; None when they give none."""
+    from node.tickets import ticket_of
 
-    if not text.startswith("shoal1"):
-        path = Path(text)
-        try:
-            is_file = path.is_file()
-        except OSError:  # a pasted text can be too long for a name
-            is_file = False
-        if not is_file:
-            raise UsageError(f"--join: {text[:80]!r} is neither a ticket nor a file that holds one")
-        try:
-            text = path.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--join: {path} cannot be read as a ticket: {error}") from None
-    return read_ticket(text)
+    return ticket_of(args.join, args.join_file)
 
 
 def _running(first: Path, name: str) -> Path:
@@ -166,7 +157,7 @@ def _doctor(args: argparse.Namespace) -> dict[str, Any]:
     from node.doctor.examination import answer, examine, examine_node, say
     from node.folders import default_folder, nodes_root
 
-    ticket = _ticket(args.join) if args.join is not None else None
+    ticket = _ticket(args)
     python = args.engine_python or sys.executable
     _wait(args, f"asking {python} what it has, which takes some seconds ...")
     facts = examine(python)

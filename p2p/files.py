@@ -39,8 +39,9 @@ def is_locked(fd: int) -> bool:
     return False
 
 
-def write_whole(path: Path, content: str | bytes, *, durable: bool = False) -> None:
+def write_whole(path: Path, content: str | bytes, *, durable: bool = False, private: bool = False) -> None:
     """Replace a file at once: a reader, and whoever comes after a crash of this process, finds the old content or the new one.
+    `private`: none but its owner reads it (mode 0600).
 
     `durable`: the content is on the disk before the name points at it, so that a crash of the machine leaves no empty file
     either. That costs an fsync, some milliseconds; that the new name survives as well takes a `sync` of the folder. What the
@@ -48,7 +49,7 @@ def write_whole(path: Path, content: str | bytes, *, durable: bool = False) -> N
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "wb", opener=_open_private if private else None) as file:
             file.write(content.encode() if isinstance(content, str) else content)
             if durable:
                 file.flush()
@@ -57,6 +58,18 @@ def write_whole(path: Path, content: str | bytes, *, durable: bool = False) -> N
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def make_private(path: Path) -> None:
+    """Make an empty file that none but its owner reads, or take the others' rights to one that is there. OSError as the disk
+    says."""
+    os.close(_open_private(str(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC))
+
+
+def _open_private(path: str, flags: int) -> int:
+    fd = os.open(path, flags, 0o600)
+    os.fchmod(fd, 0o600)  # it may be there already
+    return fd
 
 
 def append_whole(path: Path, content: bytes) -> None:

@@ -26,6 +26,7 @@ from p2p.channel.port import Network
 from p2p.errors import ChannelClosed, Refusal, Unreachable, UsageError
 from p2p.identity import Identity
 from p2p.membership.admission import Ticket
+from p2p.membership.doorkeeper import Doorkeeper
 from p2p.membership.links import MAX_REASON, Link, LinkOwner
 from p2p.membership.peering import JoinRefused, Peering, PeerSettings, redial_s
 from p2p.membership.redials import Redials
@@ -51,12 +52,14 @@ LOOK_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class SourceRole:
-    """The head of `run`: it admits peers, signs versions and has no tickets of its own."""
+    """The head of `run`: it admits peers, signs versions and has no ticket of its own."""
 
     run: str
     epoch: int
     mesh: int = MESH
     """nodes up to which everybody is told of everybody, as in `Grid`"""
+    doorkeeper: Doorkeeper | None = None
+    """who may come, beyond a good signature; None: anybody"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +139,7 @@ class Swarm(LinkOwner):
         self.rosters: Rosters | None = None
         """the source's"""
         if isinstance(role, SourceRole):
-            self.peering.gate.epoch = role.epoch
+            self.peering.gate.epoch, self.peering.gate.doorkeeper = role.epoch, role.doorkeeper or Doorkeeper()
             self.rosters = Rosters(self.exchange, self.links, epoch=role.epoch, mesh=role.mesh)
         self.places: PeerPlaces | None = None
         """where the head placed this follower; None while all peers are one group"""

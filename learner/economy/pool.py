@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from math import fsum, inf
 from statistics import median
 from typing import Any
@@ -19,6 +18,7 @@ from learner.economy.allocation import Advice, more_nodes
 from learner.economy.bill import Bill
 from learner.economy.candidates import Candidate, Decision, Rules
 from learner.economy.demand import Demand, choose_kappa, required, slack, stall
+from learner.economy.price_keys import price_of
 from learner.economy.priced_nodes import FREE, PricedNode, Seen
 from learner.economy.rates import Estimate, NodeRates
 from p2p.protocol.prices import Activate, State, Terms
@@ -35,7 +35,8 @@ KEPT_CHANGES = 20
 
 @dataclass
 class Pool:
-    """`prices`: name pattern -> what such nodes cost, whatever they say. `publish_every` 0: as the capacity model says.
+    """`prices`: "peer:ID" or "ticket:PATTERN" -> what such nodes cost, whatever they say; a node's own name counts for nothing,
+    for it chose that. `publish_every` 0: as the capacity model says.
 
     A node that costs nothing always generates; only what the others must still make is decided. `spent_before`: by earlier
     lives of the run. """
@@ -78,10 +79,11 @@ class Pool:
 
     # ---- nodes
 
-    def joined(self, peer: str, name: str, now: float) -> None:
-        """It says what it costs right after."""
-        self._nodes[peer] = m = PricedNode(name, sampled=now, joined=now)
-        assigned = self._assigned(name)
+    def joined(self, peer: str, name: str, now: float, *, ticket: str = "", usd_per_hour: float | None = None) -> None:
+        """It says what it costs right after. `ticket`: the name of the one by which it came; `usd_per_hour`: what that says."""
+        given = price_of(self.prices, peer, ticket) or ([usd_per_hour] if usd_per_hour is not None else None)
+        assigned = Terms(*map(float, given)) if given is not None else None
+        self._nodes[peer] = m = PricedNode(name, sampled=now, joined=now, assigned=assigned)
         m.terms, m.hired = assigned or FREE, assigned is not None
         if assigned is None and peer not in self._delivered:
             self.bill.hold_back(peer, now)
@@ -94,14 +96,14 @@ class Pool:
         m = self._nodes[peer]
         if m.offered:
             return None
-        m.offered, assigned = True, self._assigned(m.name)
-        if assigned is None and terms.usd_per_hour > self.most_usd_per_hour:
+        m.offered = True
+        if m.assigned is None and terms.usd_per_hour > self.most_usd_per_hour:
             m.state = "asleep"
             at_most = f"at most ${self.most_usd_per_hour:,.2f} is paid (activation.most_usd_per_hour)"
             m.why = f"asks for ${terms.usd_per_hour:,.2f}/h, {at_most}"
             self.changes.append(f"step {self._step}: {m.name} asleep: {m.why}")
             return Activate(m.state, m.why)
-        m.terms = assigned or terms
+        m.terms = m.assigned or terms
         told = None
         if m.costs:
             m.state, m.why = "warm", "just joined"
@@ -267,9 +269,6 @@ class Pool:
         self._account(peer, m, now)
         self.changes.append(f"step {self._step}: {m.name} {to}: {why}")
         return Activate(to, why[:200])
-
-    def _assigned(self, name: str) -> Terms | None:
-        return next((Terms(*map(float, given)) for pattern, given in self.prices.items() if fnmatchcase(name, pattern)), None)
 
     def _account(self, peer: str, m: PricedNode, now: float) -> None:
         t = m.terms

@@ -70,6 +70,8 @@ class PricedNode:
 
     name: str
     terms: Terms = FREE
+    assigned: Terms | None = None
+    """what it costs whatever it says"""
     state: State = "active"
     why: str = ""
     why_active: str = ""

@@ -19,6 +19,7 @@ from typing import Any
 
 import trio
 
+from learner.admission.head_door import HeadDoor
 from learner.config import LearnerConfig
 from learner.dispatch.dispatcher import NodeView
 from learner.economy.local_rollout import LocalRollout
@@ -57,8 +58,8 @@ STALL_TICKS = 4
 
 
 class Head(SwarmOwner):
-    """One epoch of one run. `open_rollouts(head)` makes its rollouts when everything else of the head is there. `now` counts
-    seconds, `wall` reads the Unix time."""
+    """One epoch of one run. `open_rollouts(head)` makes its rollouts when everything else of the head is there, `door` says who
+    may come. `now` counts seconds, `wall` reads the Unix time."""
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class Head(SwarmOwner):
         network: Network,
         journal: Journal,
         open_rollouts: Callable[[Head], Rollouts],
+        door: HeadDoor | None = None,
         now: Callable[[], float] = trio.current_time,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -80,7 +82,8 @@ class Head(SwarmOwner):
         clear_chunks(run_dir / "versions" / "chunks")
         shutil.rmtree(run_dir / "batches", ignore_errors=True)
         self.store = ChunkStore(run_dir / "versions" / "chunks", limit=1 << 62)
-        self.swarm = Swarm(network, identity, self.store, SourceRole(run, self.epoch), self, name="learner", now=now, wall=wall)
+        role = SourceRole(run, self.epoch, doorkeeper=door)
+        self.swarm = Swarm(network, identity, self.store, role, self, name="learner", now=now, wall=wall)
         self.local_engine: LocalEngine | None = None
         self.publisher = Publisher(
             identity, run, run_dir, self.swarm, epoch=self.epoch, segment_bytes=config.swarm.segment_bytes,
@@ -91,8 +94,9 @@ class Head(SwarmOwner):
         self.reports: list[str] = []
         self.refusals = 0
         """how often something was reported in this epoch"""
-        self.trust = Trust(config.standing.rules(), self.nodes, wall=wall, expel=self._expel)
-        self.keeper = PoolKeeper(config, run_dir, self.nodes, self.send, now)
+        self._door = door
+        self.trust = Trust(config.standing.rules(), self.nodes, door, wall=wall, expel=self._expel)
+        self.keeper = PoolKeeper(config, run_dir, self.nodes, self.send, now, door=door)
         self.trainer_requests = TrainerRequests(self, config.trainer_config().steps)
         self.started = now()
         self._counted: tuple[float, float, JournalTally | None] = (0.0, 0.0, None)
@@ -176,6 +180,7 @@ class Head(SwarmOwner):
                         self.nodes[peer].back_off(self.now())
             self.rollouts.buffers.truncate_stuck(self.now())
             self.requests.tick()
+            self.trust.tick()
             self.keeper.tick(self.rollouts)
             if self.local_engine is not None:
                 self.local_engine.look(self.rollouts)
@@ -229,7 +234,7 @@ class Head(SwarmOwner):
         self.nodes[link.peer] = NodeState(link, self.now(), oldest, heard=self.now())
         self.gone.pop(link.peer, None)
         if not self._is_local(link.peer):
-            self.keeper.pool.joined(link.peer, link.name, self.now())
+            self.keeper.joined(link.peer, link.name)
         with self._keeping_books():
             self.journal.record_node(link.peer, link.name)
         log.info("node %s (%s) joined", link.name, link.peer)
@@ -266,7 +271,7 @@ class Head(SwarmOwner):
 
     def _expel(self, peer: str, why: str) -> None:
         """Its link ends, and it may not come for a while."""
-        self.swarm.peering.keep_away(peer, f"expelled: {why}")
+        self.swarm.peering.keep_away(peer, f"expelled: {why}", ban=self._door is None)
 
     def catalog(self) -> Catalog | None:
         return self.publisher.catalog()
@@ -366,8 +371,7 @@ class Head(SwarmOwner):
         """Everything `shoal status` shows, as plain values."""
         self.publisher.count_traffic()
         tally, trainer = self._tally(), self.trainer_requests
-        live = {p: self.describe(n) for p, n in self.nodes.items()}
-        nodes = self.final_nodes or live
+        nodes = self.final_nodes or {p: self.describe(n) for p, n in self.nodes.items()}
         return {
             "run": self.run_id, "epoch": self.epoch, "pid": os.getpid(), "trainer_pid": trainer.trainer_pid,
             "step": trainer.step, "steps": trainer.steps, "seconds": self.now() - self.started,

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from learner.admission.head_door import HeadDoor
 from learner.config import LearnerConfig
 from learner.economy.candidates import Rules
 from learner.economy.pool import Pool
@@ -32,15 +33,15 @@ KEEP_S = 10.0
 
 
 class PoolKeeper:
-    """`send(peer, message)` reaches a node; `now` and `nodes` are the head's."""
+    """`send(peer, message)` reaches a node; `now` and `nodes` are the head's. `door` knows by which ticket each came."""
 
     def __init__(
         self, config: LearnerConfig, run_dir: Path, nodes: Mapping[str, NodeState], send: Callable[[str, object], None],
-        now: Callable[[], float],
+        now: Callable[[], float], door: HeadDoor | None = None,
     ) -> None:  # fmt: skip
         a = config.activation
         self._file = run_dir / "bill.json"
-        self._nodes, self._send, self._now = nodes, send, now
+        self._nodes, self._send, self._now, self._door = nodes, send, now, door
         rules = Rules(
             margin=a.margin, release=a.release, dwell_s=a.dwell_s, explore_share=a.explore_share,
             max_usd_per_hour=a.max_usd_per_hour or math.inf, budget_usd=a.budget_usd or math.inf,
@@ -68,6 +69,12 @@ class PoolKeeper:
         if usd:
             rows = {row.peer: row.usd for row in self.pool.bill.rows(now)}
             write_whole(self._file, json.dumps({"usd": usd, "nodes_of_this_life": rows}))
+
+    def joined(self, peer: str, name: str) -> None:
+        """A node is here: what it costs may stand in the config, or on its ticket."""
+        ticket = self._door.ticket_of(peer) if self._door is not None else None
+        price = ticket.usd_per_hour if ticket is not None else None
+        self.pool.joined(peer, name, self._now(), ticket=ticket.name if ticket is not None else "", usd_per_hour=price)
 
     def on_terms(self, peer: str, terms: Terms) -> None:
         told = self.pool.offered(peer, terms, self._now())

@@ -6,25 +6,35 @@ What a record makes of it is `standing`, how much each node may hold `shares`. M
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from learner.admission.head_door import HeadDoor
 from learner.head.node_state import NodeState
 from learner.standing.port import PeerConduct
 from learner.standing.shares import MadeOfLate, NodeHolding, limits
 from learner.standing.standing import Standing, StandingRules
 
+KEEP_S = 5.0
+"""Seconds between two times that records are written down: what a crash forgets."""
+
 log = logging.getLogger("shoal.head")
 
 
 class Trust(PeerConduct):
-    """`nodes` are the live ones. `wall` reads the Unix time; `expel(peer, why)` closes its link and keeps it away."""
+    """`nodes` are the live ones, `door` asks here who is expelled, and its books keep the records. `wall` reads the Unix time;
+    `expel(peer, why)` closes a link and keeps the peer away."""
 
     def __init__(
-        self, rules: StandingRules, nodes: Mapping[str, NodeState], *, wall: Callable[[], float],
-        expel: Callable[[str, str], None],
+        self, rules: StandingRules, nodes: Mapping[str, NodeState], door: HeadDoor | None = None, *,
+        wall: Callable[[], float], expel: Callable[[str, str], None],
     ) -> None:  # fmt: skip
         self.standing = Standing(rules)
+        self._kept, self._keep_at = door.books if door is not None else None, 0.0
+        if door is not None:
+            door.standing = self.standing
+            self.standing.restore(door.books.records())
         self._nodes, self._wall, self._expel = nodes, wall, expel
         self._made = MadeOfLate()
         self._proven_here = False
@@ -46,6 +56,18 @@ class Trust(PeerConduct):
         """It cheated: it goes at once."""
         self.standing.expel(peer, why, self._wall())
         self._follow(peer, expelled=True)
+
+    def tick(self) -> None:
+        """Every now and then: write down what changed."""
+        now = self._wall()
+        if self._kept is None or now < self._keep_at:
+            return
+        self._keep_at = now + KEEP_S
+        changed = self.standing.take_changed()
+        try:
+            self._kept.keep(changed)
+        except sqlite3.Error as error:  # it is written down with the next change; nothing else waits for it
+            log.warning("the standing of %d peers cannot be kept: %s", len(changed), error)
 
     def _follow(self, peer: str, expelled: bool) -> None:
         if expelled and not self.standing.trusts(peer):

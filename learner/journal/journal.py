@@ -22,7 +22,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from learner.journal.records import Piece, ReservedGroup, UnfinishedGroup
 from learner.journal.schema import prepare
 from learner.trajectory import Group, pack_groups, unpack_groups
 from p2p.errors import UsageError
-from p2p.files import take_lock
+from p2p.files import make_private, take_lock
 from p2p.version import Version
 
 SURPLUS = "surplus"
@@ -108,6 +108,8 @@ class Journal:
             if held:
                 raise UsageError(f"another learner is running on this directory: {path.parent}")
             try:
+                with suppress(OSError):  # what stands in the way SQLite tells as well
+                    make_private(path)  # prompts and answers; SQLite gives its two files beside this one the same mode
                 db = sqlite3.connect(path, isolation_level=None)
                 undo.callback(db.close)
                 prepare(db, path, run_id)

@@ -7,13 +7,13 @@ after a while that doubles each time. Identities are free, so what the unproven 
 
 The gate, the dispatcher, the activation and the audits ask here and keep no back-off of their own. Must not know links, requests,
 prices or how a fault was found. It outlives links and the head: `take_changed` says what to keep, `restore` takes it back.
+Whom the operator banned is in the books (`learner.admission`), not here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 FIRST = 2
 """Sequences that a peer without a record may hold."""
@@ -33,12 +33,10 @@ REFUSALS, REFUSALS_S = 16, 60.0
 loses a race with a restart."""
 
 MOST_RECORDS = 10_000
-"""Records that are kept. Beyond, those are forgotten first that were not expelled and delivered least; bans are not."""
+"""Records that are kept. Beyond, those are forgotten first that were not expelled and delivered least."""
 
 EVERYBODY = "*"
 """Among those whom the operator answers for: all peers."""
-
-Verdict = Literal["", "expelled", "banned"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +76,8 @@ class PeerRecord:
     expelled: int = 0
     """how often"""
     barred_until: float = 0.0
-    banned: bool = False
-    """by the operator, until it is unbanned"""
     why: str = ""
-    """of the last doubt, expulsion or ban"""
+    """of the last doubt or expulsion"""
 
 
 @dataclass
@@ -146,15 +142,12 @@ class Standing:
         record.delivered = record.checked = record.doubts = 0
         record.allowance, record.refusals, record.why = 1.0, 0.0, why
 
-    def ban(self, peer: str, why: str) -> None:
-        """The operator wants it out."""
-        record = self._of(peer)
-        record.banned, record.why = True, why
-
-    def unban(self, peer: str) -> None:
-        """The operator forgives it: it may come at once, as a stranger."""
-        record = self._of(peer)
-        record.banned, record.barred_until, record.expelled = False, 0.0, 0
+    def forgive(self, peers: Iterable[str]) -> None:
+        """The operator forgives these: they may come at once, as strangers."""
+        for peer in peers:
+            if peer in self._records:
+                record = self._of(peer)
+                record.barred_until, record.expelled = 0.0, 0
 
     # ---- what follows
 
@@ -183,15 +176,13 @@ class Standing:
         record = self._records.get(peer)
         return self.rules.audit_share if record is not None and self.proven(peer) and not record.doubts else 1.0
 
-    def verdict(self, peer: str, now: float) -> Verdict:
-        """Whether it may come: "" when it may."""
+    def barred_s(self, peer: str, now: float) -> float:
+        """Seconds for which it is still expelled; 0 when it may come."""
         record = self._records.get(peer)
-        if record is None:
-            return ""
-        return "banned" if record.banned else "expelled" if now < record.barred_until else ""
+        return max(0.0, record.barred_until - now) if record is not None else 0.0
 
     def why(self, peer: str) -> str:
-        """Of its last doubt, expulsion or ban; "" when there was none."""
+        """Of its last doubt or expulsion; "" when there was none."""
         record = self._records.get(peer)
         return record.why if record is not None else ""
 
@@ -215,8 +206,7 @@ class Standing:
         return record
 
     def _forget(self) -> None:
-        """Make room: an eighth of all records, those of the least use. A ban is never forgotten, and is the operator's."""
-        idle = [r for r in self._records.values() if not r.banned]
-        for record in sorted(idle, key=lambda r: (r.barred_until, r.delivered))[: max(1, MOST_RECORDS // 8)]:
+        """Make room: an eighth of all records, those of the least use."""
+        for record in sorted(self._records.values(), key=lambda r: (r.barred_until, r.delivered))[: max(1, MOST_RECORDS // 8)]:
             del self._records[record.peer]
             self._changed.discard(record.peer)

@@ -66,9 +66,9 @@ class RunConsole:
             endpoint = f"sample from the policy at {url}/v1, key in {facts['endpoint_key']}\n" if url else ""
             self._tell(
                 f"run {facts['run']} in {facts['run_dir']}, status on http://127.0.0.1:{facts['status_port']}/status\n"
-                f"{endpoint}nodes join with:\n  shoal node --join {facts['ticket']}"
+                f"{endpoint}nodes join with:\n  SHOAL_TICKET={facts['ticket']} shoal node"
             )
-            join = f"shoal node --join {self._run_dir / 'ticket.txt'}"
+            join = f"shoal node --join-file {self._run_dir / 'ticket.txt'}"
             self._view = LiveView(logging.getLogger(STEP_LOG).info, page=self._page, join=join)
             if self._view.is_page:
                 self._held.enter_context(logging_to_file(self._run_dir / "logs" / "learner.log"))
@@ -177,7 +177,7 @@ def _near(checkpoint: str, run_dir: Path) -> str:
 
 def watch(run_dir: Path, *, page: bool) -> dict[str, Any]:
     """Show the run of `run_dir` until it ends; its last status. UsageError when there is no run, or when its learner is gone."""
-    status, join = fetch_status(run_dir), f"shoal node --join {run_dir / 'ticket.txt'}"
+    status, join = fetch_status(run_dir), f"shoal node --join-file {run_dir / 'ticket.txt'}"
     with LiveView(say_on_stdout if page else say_on_stderr, page=page, join=join, tell_events=True) as view:
         heard = time.monotonic()
         while True:

@@ -23,11 +23,10 @@ from p2p.findings import OK, WARNING, WRONG, DoctorFinding, FindingState
 from p2p.identity import Identity, public_key_of
 from p2p.limits import HANDSHAKE_S, PROTOCOL_VERSION
 from p2p.membership.admission import Ticket, check_membership
-from p2p.membership.gate import MAX_ADDRESSES, MEMBERSHIP_S
+from p2p.membership.gate import MAX_ADDRESSES, VISIT_S, VISITOR
 from p2p.membership.peering import JoinRefused, greet
 from p2p.printable import printable
 from p2p.protocol.join import Hello, Welcome
-from p2p.release import release
 from p2p.weights.manifest import MAX_CLOCK_SKEW_S
 
 NAME = "shoal doctor"
@@ -87,7 +86,7 @@ async def _knock(network: Network, ticket: Ticket, address: str) -> Welcome:
     try:
         return await greet(channel, Hello(
             protocol=PROTOCOL_VERSION, run=ticket.run, ticket=ticket.encode(), membership=b"", addresses=(), name=NAME,
-            agent=f"shoal/{release()}", site="",
+            agent=VISITOR, site="",
         ))  # fmt: skip
     finally:
         await channel.aclose("only looking")
@@ -99,7 +98,7 @@ def _ahead(welcome: Welcome, ticket: Ticket, me: str, now: float) -> float | Non
         granted = check_membership(welcome.membership, head_key=public_key_of(ticket.head), run=ticket.run, peer=me, now=0)
     except Refusal:
         return None
-    return now - (granted.expires - MEMBERSHIP_S)
+    return now - (granted.expires - VISIT_S)
 
 
 async def dial_all(ticket: Ticket) -> list[Dialled]:

@@ -1,24 +1,28 @@
 """Who may take part: join tickets and memberships. Pure: the time is passed in. Must not know channels or rosters.
 
 A **ticket** is what the learner's owner hands out: where the head is, which run, and the head's own signature that
-admits whoever shows it until it expires. A **membership** is the head's statement about one peer (run, epoch, peer,
-expiry) and is what two nodes show each other.
+admits whoever shows it until it expires, as far as the head's books allow (`p2p.membership.doorkeeper`). A **membership**
+is the head's statement about one peer (run, epoch, peer, expiry) and is what two nodes show each other.
 """
 
 from __future__ import annotations
 
 import base64
+import re
 
 from p2p.errors import Refusal, UsageError
 from p2p.identity import Identity, peer_id_of, public_key_of, verify
 from p2p.protocol.wire import Blob, Row, Signed, Text, encode_struct, unpack
 
-TICKET_DOMAIN = b"shoal/ticket/1"
+TICKET_DOMAIN = b"shoal/ticket/2"
 MEMBERSHIP_DOMAIN = b"shoal/membership/1"
 """What a ticket and a membership are signed under, so that the signature of one never passes for that of the other."""
 
-PREFIX = "shoal1"
+PREFIX = "shoal2"
 """How the text of a ticket starts: a person, and `read_ticket`, see at once what it is. The digit is the format's version."""
+
+FAMILY = "shoal"
+"""How the texts of tickets of all formats start."""
 
 
 class Ticket(Signed, frozen=True):
@@ -28,6 +32,8 @@ class Ticket(Signed, frozen=True):
     head: Text
     addresses: Row[Text]
     expires: int
+    id: Text
+    """under which the head's books have it"""
     signature: Blob
 
     def encode(self) -> str:
@@ -35,22 +41,25 @@ class Ticket(Signed, frozen=True):
         return PREFIX + base64.urlsafe_b64encode(encode_struct(self)).decode().rstrip("=")
 
 
-def make_ticket(head: Identity, run: str, addresses: tuple[str, ...], expires: int = 0) -> Ticket:
+def make_ticket(head: Identity, run: str, addresses: tuple[str, ...], expires: int = 0, *, id: str = "") -> Ticket:
     """A ticket for `run`, signed by the head's key. `addresses` are dialable multiaddrs of the head; `expires` is Unix seconds
-    (0: never)."""
-    body = encode_struct([run, head.peer_id, addresses, expires])
-    return Ticket(run, head.peer_id, addresses, expires, head.sign(TICKET_DOMAIN, body))
+    (0: never); `id` is what the head's books call it (none for a head without books)."""
+    body = encode_struct([run, head.peer_id, addresses, expires, id])
+    return Ticket(run, head.peer_id, addresses, expires, id, head.sign(TICKET_DOMAIN, body))
 
 
 def read_ticket(text: str) -> Ticket:
     """The ticket in what a person pasted; white space is ignored. UsageError when it is not a whole, unaltered ticket."""
     text = "".join(text.split())
+    if re.match(FAMILY + r"\d", text) and not text.startswith(PREFIX):
+        raise UsageError(f"not a ticket of this release: it starts with {text[:6]!r}, not with {PREFIX!r}; all peers of a run "
+                         "are of one release")  # fmt: skip
     if not text.startswith(PREFIX):
         raise UsageError(f"not a ticket: it should start with {PREFIX!r}, this starts with {text[:12]!r}")
     try:
         raw = base64.urlsafe_b64decode(text[len(PREFIX) :] + "=" * (-len(text[len(PREFIX) :]) % 4))
         ticket = unpack(raw, Ticket)
-        body = encode_struct([ticket.run, ticket.head, ticket.addresses, ticket.expires])
+        body = encode_struct([ticket.run, ticket.head, ticket.addresses, ticket.expires, ticket.id])
         whole = verify(public_key_of(ticket.head), TICKET_DOMAIN, body, ticket.signature)
     except (ValueError, Refusal):
         raise UsageError("not a ticket: it is cut off or altered (copy it whole from the learner's output)") from None
@@ -59,9 +68,9 @@ def read_ticket(text: str) -> Ticket:
     return ticket
 
 
-def check_ticket(text: str, *, head: str, run: str, now: float, peer: str = "") -> None:
-    """The head's check of the ticket that `peer` showed, at `now` (Unix seconds). Refusal with the reason when it admits nobody
-    to this run."""
+def check_ticket(text: str, *, head: str, run: str, now: float, peer: str = "") -> Ticket:
+    """The head's check of the ticket that `peer` showed, at `now` (Unix seconds): the ticket, whose id is still to be looked up.
+    Refusal with the reason when it admits nobody to this run."""
     try:
         ticket = read_ticket(text)
     except UsageError as error:
@@ -72,6 +81,7 @@ def check_ticket(text: str, *, head: str, run: str, now: float, peer: str = "") 
         raise Refusal(f"the ticket was signed by {ticket.head}, this head is {head}", peer=peer)
     if ticket.expires and now > ticket.expires:
         raise Refusal(f"the ticket expired {now - ticket.expires:.0f} s ago", peer=peer)
+    return ticket
 
 
 class Membership(Signed, frozen=True):

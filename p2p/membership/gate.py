@@ -1,6 +1,6 @@
-"""Who may come in, and with what proof: tickets, memberships, peers to keep away from.
+"""Who may come in, and with what proof: tickets, memberships, peers to keep away from; at the head, the run's books.
 
-No I/O; both clocks are passed in (`wall` for what is signed, `now` for how long a peer is banned). Must not know
+No I/O of its own; both clocks are passed in (`wall` for what is signed, `now` for how long a peer is banned). Must not know
 channels or links.
 """
 
@@ -13,6 +13,7 @@ from p2p.identity import Identity, public_key_of
 from p2p.limits import PROTOCOL_VERSION
 from p2p.membership.admission import Membership, check_membership, check_ticket, sign_membership
 from p2p.membership.banlist import Banlist
+from p2p.membership.doorkeeper import Doorkeeper
 from p2p.protocol.join import Hello
 
 MAX_ADDRESSES, MAX_ADDRESS, MAX_NAME = 16, 256, 128
@@ -21,6 +22,13 @@ of it goes into every roster, which must fit a frame."""
 
 MEMBERSHIP_S = 7 * 24 * 3600
 """Seconds that a membership lasts. A week, so that it outlives restarts of the head; its epoch tells which head gave it."""
+
+VISITOR = "shoal-doctor"
+"""`Hello.agent` of who only asks whether its ticket is good: it hears so, and gets a membership that is over, and no link. So it
+uses nothing of the ticket up."""
+
+VISIT_S = -24 * 3600
+"""Seconds that a visitor's membership lasts: it ended a day ago, which no clock of a node is late by."""
 
 
 class Gate:
@@ -33,6 +41,8 @@ class Gate:
         self.is_head = identity.peer_id == head
         self.membership, self.epoch = b"", 0
         self.banned = Banlist()
+        self.doorkeeper = Doorkeeper()
+        """the head's; a node's is never asked"""
 
     def admit(self, peer: str, hello: Hello, now: float) -> bytes:
         """Check the hello of `peer` at `now` (seconds of the clock that bans are counted by). Returns the membership to answer
@@ -50,14 +60,27 @@ class Gate:
         if not self.is_head:
             self.check(hello.membership, peer)
             return self.membership
+        return self._admit_to_run(peer, hello)
+
+    def _admit_to_run(self, peer: str, hello: Hello) -> bytes:
+        """The head's: a fresh membership for who shows a good one, or a good ticket."""
+        now, visit = self._wall(), hello.agent == VISITOR
+        why = "the learner's books do not know it (any more): it needs a ticket"
         try:
             self.check(hello.membership, peer)
+            known = True
         except Refusal as stale:
-            try:
-                check_ticket(hello.ticket, head=self.head, run=self.run_id, now=self._wall(), peer=peer)
-            except Refusal as refusal:
-                raise Refusal(refusal.reason if hello.ticket else stale.reason, peer=peer, fatal=True) from None
-        return self.grant(peer)
+            known, why = False, stale.reason
+        if self.doorkeeper.knows(peer, now) and known and not visit:
+            return self.grant(peer)
+        if not hello.ticket:
+            raise Refusal(why, peer=peer, fatal=True)
+        try:
+            ticket = check_ticket(hello.ticket, head=self.head, run=self.run_id, now=now, peer=peer)
+        except Refusal as refusal:
+            raise Refusal(refusal.reason, peer=peer, fatal=True) from None
+        self.doorkeeper.admit(peer, ticket, now, visit=visit)
+        return self.grant(peer, lasting_s=VISIT_S if visit else MEMBERSHIP_S)
 
     def check(self, membership: bytes, peer: str) -> Membership:
         """`membership` read and proven to be the head's, for `peer`, of this run, in time. Refusal otherwise."""
@@ -67,9 +90,9 @@ class Gate:
             membership, head_key=self.head_key, run=self.run_id, peer=peer, now=self._wall(), min_epoch=floor
         )
 
-    def grant(self, peer: str) -> bytes:
-        """A fresh signed membership for `peer`. Only the head can make one that others accept."""
-        expires = int(self._wall()) + MEMBERSHIP_S
+    def grant(self, peer: str, lasting_s: int = MEMBERSHIP_S) -> bytes:
+        """A fresh signed membership for `peer`, for so many seconds. Only the head can make one that others accept."""
+        expires = int(self._wall()) + lasting_s
         return sign_membership(self._identity, Membership(self.run_id, self.epoch, peer, expires))
 
     def due(self, proven: float) -> bool:

@@ -20,7 +20,7 @@ from p2p.channel.port import BULK, CONTROL, Channel, Network
 from p2p.errors import ChannelClosed, Refusal, Unreachable
 from p2p.identity import Identity
 from p2p.limits import GREETING_WINDOW, HANDSHAKE_S, PROTOCOL_VERSION
-from p2p.membership.gate import Gate
+from p2p.membership.gate import VISITOR, Gate
 from p2p.membership.links import MAX_REASON, Link, LinkOwner, LinkTasks
 from p2p.protocol.join import Hello, Rejection, Renewal, RosterEntry, Welcome
 from p2p.protocol.messages import decode
@@ -39,6 +39,9 @@ take its place are up."""
 RENEW_CHECK_S = 600.0
 """Seconds from one look of the head to the next for memberships past half their life. A membership lives for a week, but a
 machine may sleep for days, so the head looks often."""
+
+DOOR_S = 1.0
+"""Seconds from one look of the head for peers that have to go to the next: so soon a ban or a revoked ticket ends links."""
 
 REDIAL_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Seconds to wait after a failed attempt to reach a peer, by attempt; the last one repeats. A short fault is over within the
@@ -104,6 +107,7 @@ class Peering:
             task_status.started()
             if self.me == self.head:
                 nursery.start_soon(self._renew)
+                nursery.start_soon(self._keep_door)
             async for channel in self._network.incoming:
                 nursery.start_soon(self._accept, channel)
 
@@ -204,9 +208,10 @@ class Peering:
         self.gate.banned.add(peer, trio.current_time())
         await self.close(peer, reason)
 
-    def keep_away(self, peer: str, reason: str) -> None:
-        """As `expel`, without waiting: the link ends soon."""
-        self.gate.banned.add(peer, trio.current_time())
+    def keep_away(self, peer: str, reason: str, *, ban: bool = True) -> None:
+        """As `expel`, without waiting: the link ends soon. Without `ban` the gate's doorkeeper knows for how long."""
+        if ban:
+            self.gate.banned.add(peer, trio.current_time())
         link = self.links.get(peer)
         if link is not None:
             link.closing = link.closing or reason
@@ -237,6 +242,9 @@ class Peering:
         except Exception as error:  # its hello found a defect of ours
             log.exception("cannot admit %s", peer)
             await self._turn_away(channel, Refusal(f"its hello cannot be handled: {error!r}", fatal=True))
+            return
+        if hello.agent == VISITOR:
+            await self._see_off(channel)
             return
         if channel.kind == CONTROL:
             old = self._half.pop(peer, None)
@@ -269,6 +277,15 @@ class Peering:
         else:  # it will come again soon, over the same connection
             await channel.aclose(reason)
 
+    async def _see_off(self, channel: Channel) -> None:
+        """A visitor has its answer, and closes once it has read it."""
+        try:
+            with trio.move_on_after(HANDSHAKE_S):
+                await channel.receive()
+        except ChannelClosed:
+            pass
+        await self._part_with(channel, "it was a visit")
+
     async def _part_with(self, channel: Channel, reason: str) -> None:
         """Close a channel that came to nothing, and the connection under it unless it carries something else."""
         await channel.aclose(reason)
@@ -283,6 +300,15 @@ class Peering:
                 if self.gate.due(link.proven):
                     link.proven = self._wall()
                     link.post(Renewal(self.gate.grant(link.peer)))
+
+    async def _keep_door(self) -> None:
+        """The head's: who was banned, or came by a ticket that was revoked, goes."""
+        while True:
+            await trio.sleep(DOOR_S)
+            for peer, reason in self.gate.doorkeeper.unwelcome(list(self.links), self._wall()).items():
+                log.warning("%s has to go: %s", peer, reason)
+                await self.close(peer, reason)
+                await self._network.drop(peer, reason)
 
     # --- links -------------------------------------------------------------------------------------------------------
 

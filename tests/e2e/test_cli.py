@@ -129,7 +129,7 @@ def no_root() -> None:
         (["learner", "--rollout.max_staleness=3", "--dry-run", "/nowhere/c.toml"], "/nowhere/c.toml"),
         (["learner", "--seed", "--resume", "/nowhere/c.toml"], "/nowhere/c.toml"),
         (["learner", "-x", "/nowhere/c.toml"], "/nowhere/c.toml"),
-        (["node", "--join", "shoal1"], "not a ticket"),
+        (["node", "--join", "shoal2"], "not a ticket"),
         (["node", "--join", "shoal1 !!!"], "not a ticket"),
         (["node", "--join", "/nowhere/ticket"], "--join"),
         (["node", "--join", "x", "--capacity", "lots"], "--capacity"),
@@ -287,7 +287,7 @@ def a_ticket(run: str = "00aa") -> Ticket:
 
 def test_bad_nodes(complaint: Complaint, tmp_path: Path) -> None:
     text = a_ticket().encode()
-    for bad in (text[:-9], text[:40], text[:60] + "AAAA" + text[64:], "shoal2" + text[6:]):
+    for bad in (text[:-9], text[:40], text[:60] + "AAAA" + text[64:], "shoal1" + text[6:]):
         assert "--join" in complaint("node", "--join", bad) or "ticket" in complaint("node", "--join", bad)
     (tmp_path / "t").write_text("hello\n")
     assert "not a ticket" in complaint("node", "--join", tmp_path / "t")

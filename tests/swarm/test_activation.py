@@ -76,7 +76,7 @@ async def hand_back(node: Node) -> None:
 
 
 async def test_a_spent_budget_stops_what_costs_loses_nothing_and_a_larger_one_goes_on(tmp_path, autojump_clock) -> None:
-    dear = {"max_usd_per_hour": 0.0, "budget_usd": 30.0, "prices": {"*": [3600.0]}}  # a dollar a second
+    dear = {"max_usd_per_hour": 0.0, "budget_usd": 30.0, "prices": {"ticket:*": [3600.0]}}  # a dollar a second
     async with open_head(tmp_path / "run", activation=dear) as bench:
         node = await bench.join(slow)
         await node.say(Terms(0.0))  # whatever it says

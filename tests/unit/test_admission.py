@@ -9,6 +9,7 @@ import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from p2p.errors import Refusal, UsageError
 from p2p.identity import Identity
@@ -26,7 +27,7 @@ from p2p.membership.admission import (
 HEAD, OTHER, NODE = (Identity.from_seed(bytes([i]) * 32) for i in (1, 2, 3))
 NOW = 1_800_000_000.0
 ADDRESSES = ("/ip4/192.0.2.7/tcp/4001/p2p/x", "/ip6/2001:db8::1/tcp/4001")
-TICKET = make_ticket(HEAD, "run", ADDRESSES, int(NOW) + 100)
+TICKET = make_ticket(HEAD, "run", ADDRESSES, int(NOW) + 100, id="5eed")
 TEXT = TICKET.encode()
 
 
@@ -34,7 +35,18 @@ def test_a_ticket_survives_being_copied() -> None:
     assert read_ticket(TEXT) == TICKET
     wrapped = "\n  ".join(TEXT[i : i + 40] for i in range(0, len(TEXT), 40)) + "\n"
     assert read_ticket(wrapped) == TICKET
-    check_ticket(TEXT, head=HEAD.peer_id, run="run", now=NOW, peer=NODE.peer_id)
+    assert check_ticket(TEXT, head=HEAD.peer_id, run="run", now=NOW, peer=NODE.peer_id).id == "5eed"
+
+
+def test_a_ticket_of_another_release() -> None:
+    for text in ("shoal1" + TEXT[6:], "shoal3abc"):
+        with pytest.raises(UsageError, match=f"not a ticket of this release: it starts with '{text[:6]}', not with 'shoal2'"):
+            read_ticket(text)
+
+
+def test_the_id_is_signed() -> None:
+    with pytest.raises(UsageError, match="signature"):
+        read_ticket(replace(TICKET, id="feed").encode())
 
 
 @given(st.integers(0, len(TEXT) - 1))
@@ -77,7 +89,7 @@ def test_a_ticket_of_other_contents(value) -> None:
 
 
 def test_a_ticket_with_another_address_is_not_whole() -> None:
-    moved = type(TICKET)(TICKET.run, TICKET.head, ("/ip4/203.0.113.1/tcp/1",), TICKET.expires, TICKET.signature)
+    moved = replace(TICKET, addresses=("/ip4/203.0.113.1/tcp/1",))
     with pytest.raises(UsageError, match="signature does not fit"):
         read_ticket(moved.encode())
 
@@ -148,9 +160,9 @@ HOSTILE = [math.inf, -math.inf, math.nan, 2**62, -1, None, [], {}, "x", b"x", Tr
 
 
 @pytest.mark.parametrize("value", HOSTILE, ids=repr)
-@pytest.mark.parametrize("at", range(5))
+@pytest.mark.parametrize("at", range(6))
 def test_every_field_of_a_ticket_is_of_its_own_type(at, value) -> None:
-    fields = [TICKET.run, TICKET.head, list(ADDRESSES), TICKET.expires, TICKET.signature]
+    fields = [TICKET.run, TICKET.head, list(ADDRESSES), TICKET.expires, TICKET.id, TICKET.signature]
     fields[at] = value
     text = PREFIX + base64.urlsafe_b64encode(msgpack.packb(fields)).decode().rstrip("=")
     with pytest.raises(Refusal, match="not a ticket"):

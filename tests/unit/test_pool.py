@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from learner.config import build_config
 from learner.economy.candidates import Rules
 from learner.economy.pool import Pool
+from learner.economy.price_keys import wrong_price_key
 from learner.economy.priced_nodes import Seen
+from p2p.errors import UsageError
+from p2p.identity import Identity
 from p2p.protocol.prices import Terms
 
 QUICK = Rules(dwell_s=10.0, explore_s=10.0)
@@ -104,11 +108,32 @@ def test_who_leaves_is_replaced_at_once() -> None:
 
 
 def test_prices_of_the_config_count_whatever_a_node_says() -> None:
-    pool = Pool(QUICK, 2, prices={"spot-*": [0.3, 0.1], "*": [2.0]})
-    for name in ("spot-1", "other"):
-        pool.joined(name, name, 0.0)
-        pool.offered(name, Terms(0.0), 0.0)
-    assert pool.describe("spot-1", 0.0)["usd_per_hour"] == 0.3 and pool.describe("other", 0.0)["usd_per_hour"] == 2.0
+    pool = Pool(QUICK, 2, prices={"ticket:spot-*": [0.3, 0.1], "ticket:*": [2.0], "peer:c": [0.7]})
+    usd = {}
+    for peer, ticket, printed in (("a", "spot-1", None), ("b", "other", 0.01), ("c", "spot-1", 5.0), ("d", "", None)):
+        pool.joined(peer, "spot-1", 0.0, ticket=ticket, usd_per_hour=printed)  # they all took the same name
+        pool.offered(peer, Terms(0.0), 0.0)
+        usd[peer] = pool.describe(peer, 0.0)["usd_per_hour"]
+    assert usd == {"a": 0.3, "b": 2.0, "c": 0.7, "d": 2.0}
+
+
+def test_a_price_on_the_ticket_counts_where_the_config_has_none() -> None:
+    pool = Pool(QUICK, 2, prices={"ticket:spot": [0.3]}, most_usd_per_hour=1.0)
+    for peer, ticket, printed, says in (("a", "lab", 3.0, 9.0), ("b", "lab", None, 0.5), ("c", "lab", 0.0, 0.9)):
+        pool.joined(peer, peer, 0.0, ticket=ticket, usd_per_hour=printed)
+        pool.offered(peer, Terms(says), 0.0)
+    assert [pool.describe(peer, 0.0)["usd_per_hour"] for peer in "abc"] == [3.0, 0.5, 0.0]
+
+
+def test_a_price_goes_by_ticket_or_peer_and_never_by_a_name_that_a_node_chose() -> None:
+    peer = Identity.from_seed(bytes(32)).peer_id
+    for good in ("ticket:*", "ticket:spot-?", "ticket:a b", f"peer:{peer}"):
+        assert wrong_price_key(good) is None
+    for bad, told in (("spot-*", '"ticket:spot-*"'), ("*", '"ticket:*"'), ("ticket:", '"ticket:NAME"'), ("", '"peer:PEERID"'),
+                      ("peer:*", "12D3KooW"), ("peer:", "12D3KooW"), (f"peer:{peer[:-1]}", "12D3KooW")):
+        assert told in (wrong_price_key(bad) or ""), bad
+    with pytest.raises(UsageError, match=r"activation.prices: 'spot-\*' names nobody: write \"ticket:spot-\*\""):
+        build_config({"run_dir": "r", "model": "m", "activation": {"prices": {"spot-*": [0.3]}}}, "test")
 
 
 def test_a_spent_budget_stops_what_costs_and_says_so() -> None:
@@ -178,7 +203,7 @@ def test_what_a_stranger_says_it_costs_does_not_empty_the_purse() -> None:
 
 
 def test_egress_is_what_others_got_whatever_a_node_counts() -> None:
-    pool = Pool(QUICK, 2, prices={"*": [1.0, 0.0, 0.1]})
+    pool = Pool(QUICK, 2, prices={"ticket:*": [1.0, 0.0, 0.1]})
     for peer in ("a", "b"):
         pool.joined(peer, peer, 0.0)
         pool.offered(peer, Terms(0.0), 0.0)

@@ -20,6 +20,7 @@ from netem.bench.engine.models import Model
 from netem.bench.real_head import RealHead, open_real_head, until
 from netem.processes.children import Children, LoggedProcess
 from p2p.errors import ShoalError
+from p2p.files import write_whole
 from p2p.protocol.descriptor import pack_descriptor
 from p2p.protocol.generation import Assign, Tokens
 from p2p.weights.state import FlatState
@@ -100,8 +101,10 @@ async def open_swarm(
         await real.start()
         real.head.publisher.offer_descriptor(pack_descriptor(model.folder))
         await real.publish(0, FlatState.open(model.states[0], model.layout), None)
+        ticket = folder / "ticket.txt"  # not on a command line, which every user of the machine sees
+        write_whole(ticket, real.ticket, private=True)
         arguments = {
-            "--join": real.ticket, "--dir": str(folder / "node"), "--engine": engine, "--engine-python": python,
+            "--join": str(ticket), "--dir": str(folder / "node"), "--engine": engine, "--engine-python": python,
             "--capacity": str(running), "--dtype": dtype,
         }  # fmt: skip
         node = Children(folder).start("node", "node", "--no-listen", *chain.from_iterable(arguments.items()))

@@ -37,6 +37,7 @@ from netem.bench.head.simulated_nodes import STOP
 from netem.bench.head.twins import Trainer
 from netem.bench.real_head import RealHead, open_real_head, until
 from p2p.errors import ShoalError, UsageError
+from p2p.files import write_whole
 from p2p.processes import python_command, start
 
 RUN = "bench-head"
@@ -94,7 +95,9 @@ async def _run(bench: HeadBench, folder: Path, say: Callable[[str], None]) -> di
         meter.watch(real.rollouts)
         await real.start()
         await trainer.publish(0)
-        arguments = json.dumps(dataclasses.asdict(bench)), real.ticket, str(folder / "board"), str(origin)
+        ticket = folder / "ticket.txt"  # not on a command line, which every user of the machine sees
+        write_whole(ticket, real.ticket, private=True)
+        arguments = json.dumps(dataclasses.asdict(bench)), str(ticket), str(folder / "board"), str(origin)
         with _nodes(*arguments) as process:
             check = partial(_check, process)
             await until(lambda: board["joined"] == bench.nodes, "every node to join", check, JOIN_S)

@@ -351,9 +351,9 @@ class SimulatedNodes:
 
 
 def main(argv: list[str]) -> int:
-    """Run all nodes; `argv` is [bench as JSON, ticket, the board's file, the time from which stamps count]."""
+    """Run all nodes; `argv` is [bench as JSON, the ticket's file, the board's file, the time from which stamps count]."""
     bench, ticket, board, origin = argv
-    trio.run(SimulatedNodes(HeadBench(**json.loads(bench)), ticket, board, float(origin)).run)
+    trio.run(SimulatedNodes(HeadBench(**json.loads(bench)), Path(ticket).read_text(), board, float(origin)).run)
     return 0
 
 

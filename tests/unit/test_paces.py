@@ -1,0 +1,82 @@
+"""Sequences that fall behind what others achieve."""
+
+from __future__ import annotations
+
+from learner.rollouts.paces import SLOW, STAYS, PaceWatch
+from learner.standing.shares import MadeOfLate, NodeHolding, limits
+from learner.standing.standing import FIRST, Standing, StandingRules
+
+
+class World:
+    """Nodes that hold one sequence at a time of `length` tokens, at their own paces."""
+
+    def __init__(self, length: int, **paces: float) -> None:
+        self.length, self.paces = length, paces
+        self.watch, self.now = PaceWatch(), 0.0
+        self.made = {n: 0 for n in paces}
+        self.exact = {n: 0.0 for n in paces}
+        self.ended = {n: 0 for n in paces}
+
+    def run(self, seconds: float, patience: float = 5.0, credible=lambda node: node != "odd") -> set[str]:
+        late: set[str] = set()
+        until = self.now + seconds
+        while self.now < until:
+            self.now += 2.0
+            for node, pace in self.paces.items():
+                self.exact[node] += 2.0 * pace
+                self.made[node], self.ended[node] = int(self.exact[node]), int(self.exact[node] // self.length)
+            held = {n: {f"{n}.{self.ended[n]}": self.made[n] % self.length} for n in self.paces}
+            stalls = self.watch.look(
+                held, self.made, self.ended, self.now, credible=credible, patience=lambda node: patience
+            )
+            late |= {stall.node for stall in stalls}
+        return late
+
+
+def test_who_trickles_is_late_and_who_is_merely_slow_is_not() -> None:
+    world = World(100, a=50.0, b=40.0, odd=1.0)
+    assert world.run(60) == {"odd"}
+    assert World(100, a=50.0, b=40.0, odd=50.0 / SLOW * 1.2).run(600) == set()
+
+
+def test_nobody_is_compared_with_strangers() -> None:
+    assert World(100, odd=1e4, slow=1.0).run(300) == set()
+    assert World(100, odd=1e6, slow=1.0, slower=0.5).run(300) == set()
+
+
+def test_a_long_stay_at_the_others_is_allowed_to_all() -> None:
+    """Sequences of 100 s: one that has made nothing yet may be queued behind others for as long."""
+    world = World(1000, a=10.0, b=10.0, odd=0.0)
+    assert world.run(STAYS * 100.0) == set()
+    assert world.run(200) == {"odd"}
+
+
+def share_of(standing: Standing, *nodes: NodeHolding, made: MadeOfLate | None = None) -> dict[str, int]:
+    return limits(standing, nodes, made or MadeOfLate())
+
+
+def test_strangers_together_hold_a_share_and_the_least_doubted_come_first() -> None:
+    standing = Standing(StandingRules(proven_tokens=10, unproven_share=0.25))
+    for _ in range(30):
+        standing.ended("good", 10)
+    standing.doubt("bad", "withheld", 0.0)
+    sybils = [NodeHolding(f"s{i:02}", 64, 0) for i in range(60)]
+    found = share_of(standing, NodeHolding("good", 30, 20), NodeHolding("bad", 64, 0), *sybils)
+    assert "good" not in found
+    assert sum(found.values()) == 10 and found["bad"] == 0  # a quarter of 40
+    assert all(n <= FIRST for n in found.values())
+
+
+def test_without_a_proven_node_each_has_its_own_limit() -> None:
+    found = share_of(Standing(), NodeHolding("a", 64, 0), NodeHolding("b", 1, 0))
+    assert found == {"a": FIRST}
+
+
+def test_who_made_too_much_of_late_gets_nothing_for_a_while() -> None:
+    standing = Standing(StandingRules(proven_tokens=10, unproven_share=0.25))
+    for _ in range(30):
+        standing.ended("good", 10)
+    made = MadeOfLate()
+    for i in range(100):
+        made.ended(proven=i % 2 == 0)
+    assert share_of(standing, NodeHolding("good", 30, 30), NodeHolding("quick", 64, 1), made=made)["quick"] == 1
