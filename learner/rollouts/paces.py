@@ -17,6 +17,9 @@ from learner.rollouts.stalls import Stall
 WINDOW_S = 60.0
 """What a node made is forgotten in about so many seconds: what others achieve changes with the answers' lengths."""
 
+ENOUGH_ENDS = 8.0
+"""Ended sequences of a node before anything of it is forgotten: with fewer in the window its usual stay would be chance."""
+
 LEAST_S = 1.0
 """Seconds of sequences at a node before it is compared with."""
 
@@ -83,11 +86,12 @@ class PaceWatch:
     ) -> None:
         passed = 0.0 if self._looked is None else now - self._looked
         self._looked = now
-        keep = math.exp(-passed / WINDOW_S)
+        forgets = math.exp(-passed / WINDOW_S)
         for node in held.keys() - self._work.keys():
             self._work[node] = _Work(made=made.get(node, 0), ends=ended.get(node, 0))
         for node, work in list(self._work.items()):
             tokens, ends = made.get(node, 0), ended.get(node, 0)
+            keep = forgets if work.ended > ENOUGH_ENDS or node not in held else 1.0
             work.sequence_s = work.sequence_s * keep + passed * len(held.get(node, ()))
             work.tokens = work.tokens * keep + max(0, tokens - work.made)
             work.ended = work.ended * keep + max(0, ends - work.ends)
