@@ -26,7 +26,8 @@ from learner.rollouts.collector import Collector
 from learner.rollouts.durations import Durations
 from learner.rollouts.group import first_attempt
 from learner.rollouts.group_spec import GroupSpec, RolloutSettings, make_spec
-from learner.rollouts.outcomes import Accepted, BegunAnew, Cancel, EventRefused, GroupAborted, Requeued, WholeGroup
+from learner.rollouts.idle_runs import IdleRuns
+from learner.rollouts.outcomes import Accepted, BegunAnew, Cancel, EventRefused, GroupAborted, Ignored, Requeued, WholeGroup
 from learner.rollouts.recovery import LeftOver, place, plan_resume
 from learner.rollouts.redundancy import Redundancy
 from learner.rollouts.stalls import StallWatch
@@ -36,13 +37,11 @@ from learner.tasks.prompting import decode_completion
 from learner.trajectory import Group
 from p2p.errors import Refusal, ShoalError
 from p2p.protocol.generation import Abort, Assign, GenerateRequest, Interrupt, Rejected, Tokens
-from p2p.protocol.rollout import BEHIND, UPDATING
+from p2p.protocol.rollout import BEHIND, UPDATING, TokenEvent
+from p2p.protocol.wire import FEW
 from p2p.version import Version
 
 log = logging.getLogger("shoal.rollouts")
-
-REQUESTS_PER_MESSAGE = 256
-"""Requests in one message to a node: with prompts of some thousand tokens that stays far below a frame."""
 
 DISPATCH_SHARE = 19.0
 DISPATCH_LEAST_S = 0.02
@@ -104,7 +103,7 @@ class Rollouts:
         self.steering = Steering(members, settings.sampling.max_new_tokens, settings.max_staleness, chosen)
         self.resumed_groups = self.resumed_tokens = 0
         """unfinished groups taken over from the epoch before, and the tokens that they had"""
-        self.durations = Durations()
+        self.durations, self.idle_runs = Durations(), IdleRuns()
         self._failed_in_a_row = 0
         """groups lost by their environment since one was whole"""
         self._published: set[Version] = set()
@@ -194,8 +193,9 @@ class Rollouts:
             if not opened:
                 break
         for peer, requests in out.items():
-            for i in range(0, len(requests), REQUESTS_PER_MESSAGE):
-                self._send(peer, Assign(tuple(requests[i : i + REQUESTS_PER_MESSAGE]), self.settings.finish_s))
+            self.idle_runs.allowed(peer, self.load(peer))
+            for i in range(0, len(requests), FEW):  # with prompts of some thousand tokens that stays far below a frame
+                self._send(peer, Assign(tuple(requests[i : i + FEW]), self.settings.finish_s))
 
     async def keep_migrating(self) -> None:
         """For ever: look at everything outstanding, and have nodes hand back what would be in time elsewhere. It comes back with
@@ -282,19 +282,28 @@ class Rollouts:
     # --- work in -----------------------------------------------------------------------------------------------------
 
     def on_tokens(self, peer: str, message: Tokens) -> int:
-        """Tokens from a node; returns how many were accepted."""
-        accepted = 0
-        ended = False
-        now = self._now()
+        """Tokens from a node; returns how many were accepted. The first run that no honest node sends ends the message: a Refusal,
+        once what came before it is taken."""
+        accepted, idle, ended = 0, 0, False
+        refused: Refusal | None = None
+        now, may_idle = self._now(), self.idle_runs.allowed(peer, self.load(peer))
         for run in message.runs:
+            if refused is None and idle > may_idle:
+                refused = Refusal(f"{idle} runs in a message that bring nothing", version=run.version)
+            if refused is not None:
+                break
             if not run.start:
                 self.durations.began(run.request_id, now)
             if taken := self.collector.extend(peer, run):
                 accepted += taken
                 continue
             if self.beside.owns(run.request_id):
-                accepted += self.beside.on_tokens(peer, run)
+                said = self.beside.on_tokens(peer, run)
+                accepted += said.tokens
                 ended = ended or bool(run.finish)
+                idle += not said.tokens
+                if said.refusal is not None:
+                    refused = self._judge(peer, run, said.refusal)
                 continue
             outcome = self.collector.tokens(peer, run)
             if run.finish:
@@ -309,20 +318,37 @@ class Rollouts:
                         self.durations.ended(run.request_id, now)
                     if outcome.whole is not None:
                         self.buffers.whole(outcome.whole)
+                    idle += not outcome.tokens
+                case Ignored():
+                    idle += 1
                 case EventRefused():
-                    self._report(peer, outcome.refusal)
+                    refused = outcome.refusal
                 case Requeued():
                     accepted += outcome.tokens
                     self._cancel((outcome.cancel,))
                     if outcome.refusal is not None:
-                        self._report(peer, outcome.refusal)
+                        refused = self._judge(peer, run, outcome.refusal)
                 case GroupAborted():
                     self._aborted(outcome)
         self.tokens.grown()
         self._tell_runner()
-        if ended:
+        if ended or refused is not None:
             self.need_dispatch()
+        if refused is not None:
+            self._take_all(peer)
+            raise refused.at(peer=peer)
         return accepted
+
+    def _judge(self, peer: str, run: TokenEvent, refusal: Refusal) -> Refusal | None:
+        """What is held against its message; a node that gives a sequence up is reported, and no more."""
+        return refusal if run.finish not in ("error", "abort") else self._report(peer, refusal)
+
+    def _take_all(self, peer: str) -> None:
+        """The rest of a message was not read, so nothing that `peer` holds goes on where it stands: all of it goes to others."""
+        held = tuple((peer, request_id) for request_id in self.working(peer))
+        self.collector.node_lost(peer)
+        self.beside.on_node_lost(peer)
+        self._cancel(held)
 
     def on_rejected(self, peer: str, message: Rejected) -> None:
         """`peer` did not take a request, or gave it back."""
@@ -357,6 +383,7 @@ class Rollouts:
         """What the node held goes to others, with its tokens so far. A dead node is never a reason to abort."""
         moved = len(self.collector.node_lost(peer)) + self.beside.on_node_lost(peer)
         self.steering.forecast.forget(peer)
+        self.idle_runs.forget(peer)
         self.need_dispatch()
         return moved
 

@@ -17,13 +17,14 @@ from p2p.channel.port import Channel
 from p2p.errors import Refusal
 from p2p.limits import KIB, MIB
 from p2p.protocol.versions import Have
+from p2p.protocol.wire import FEW, MANY
 from p2p.weights.manifest import Manifest
 
 PARTS_PER_MESSAGE = 512 * KIB
 """Bytes of manifest parts per message, below MAX_FRAME with room for the envelope. A longer part travels alone."""
 
-HAVE_BATCH = 32_768
-"""Chunk numbers in one Have, below the limit on list lengths; an anchor of a large model has more chunks than that."""
+HAVE_BATCH = MANY
+"""Chunk numbers in one Have, as many as may be; an anchor of a large model has more chunks than that."""
 
 ASK_PARTS_S, ASK_PARTS_MAX_S = 1.0, 8.0
 """Seconds from one request for missing records to the next: the first, doubled each time up to the second while nothing comes."""
@@ -132,6 +133,7 @@ class Neighbour:
 
 def haves(mid: bytes, chunks: Sequence[int]) -> list[Have]:
     """The messages that say that these chunks are held here; one of none that this peer takes part."""
+    chunks = list(dict.fromkeys(chunks))  # one that the disk lost and that came again is news twice
     return [Have(mid, tuple(chunks[at : at + HAVE_BATCH])) for at in range(0, max(len(chunks), 1), HAVE_BATCH)]
 
 
@@ -140,7 +142,7 @@ def batches(parts: Iterable[bytes]) -> Iterator[tuple[bytes, ...]]:
     batch: list[bytes] = []
     size = 0
     for part in parts:
-        if batch and size + len(part) > PARTS_PER_MESSAGE:
+        if batch and (size + len(part) > PARTS_PER_MESSAGE or len(batch) >= FEW):
             yield tuple(batch)
             batch, size = [], 0
         batch.append(part)
@@ -155,8 +157,8 @@ def bitmap(chunks: set[int]) -> bytes:
     return bits.to_bytes((bits.bit_length() + 7) >> 3, "little")
 
 
-def members(bits: bytes) -> list[int]:
-    """Inverse of `bitmap`. Refusal over one MiB (it is bounded by the frame already)."""
+def members(bits: bytes) -> Iterator[int]:
+    """Inverse of `bitmap`, ascending. Refusal over one MiB (it is bounded by the frame already)."""
     if len(bits) > MIB:
         raise Refusal("bitmap too long", fatal=True)
-    return list(chunks_of(int.from_bytes(bits, "little")))
+    return chunks_of(int.from_bytes(bits, "little"))

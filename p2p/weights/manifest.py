@@ -283,7 +283,8 @@ class Manifest:
         if chunks.stop > self.max_chunks:
             raise Refusal(f"segment {segment}: chunks beyond {'the seal' if self.seal else 'policy'}", version=self.version)
         # Checked before anything is kept: a manifest that does not add up must never look whole.
-        self._check_whole({**self.records, segment: record}, self.seal)
+        if len(self.records) + 1 == len(self.segments):
+            self._check_whole({**self.records, segment: record}, self.seal)
         self.records[segment], self._parts[segment] = record, part
         self._owner.update(dict.fromkeys(chunks, record))
         self._seen.add(part)
