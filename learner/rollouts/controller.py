@@ -282,8 +282,8 @@ class Rollouts:
     # --- work in -----------------------------------------------------------------------------------------------------
 
     def on_tokens(self, peer: str, message: Tokens) -> int:
-        """Tokens from a node; returns how many were accepted. The first run that no honest node sends ends the message: a Refusal,
-        once what came before it is taken."""
+        """Tokens from a node; returns how many were accepted. The first run that no honest node sends ends the message: a
+        Refusal, once what came before it is taken."""
         accepted, idle, ended = 0, 0, False
         refused: Refusal | None = None
         now, may_idle = self._now(), self.idle_runs.allowed(peer, self.load(peer))

@@ -18,6 +18,7 @@ from p2p.broadcast.arrivals import accept_header
 from p2p.broadcast.exchange_core import ExchangeCore
 from p2p.broadcast.peer_groups import EVERYWHERE
 from p2p.broadcast.transfer import ASK_PARTS_S, Neighbour, Transfer, batches, members
+from p2p.complaints import complain
 from p2p.errors import Refusal, ShoalError
 from p2p.limits import MIB
 from p2p.protocol.versions import Chunk, Follow, GetParts, Have, Parts, Relieve, Subscribe, Want
@@ -27,9 +28,6 @@ log = logging.getLogger("shoal.broadcast")
 
 ANSWER_PARTS_S = 0.5
 """A neighbour that asks for one manifest's parts more often than this, for every MiB of them, is not answered."""
-
-MAX_REFUSALS = 64
-"""Refused messages that leave the link alone, before it is cut after all: each costs us work and the head a report."""
 
 
 class Inbox(ExchangeCore):
@@ -59,13 +57,7 @@ class Inbox(ExchangeCore):
 
     async def _refuse(self, name: str, refusal: Refusal) -> None:
         refusal = refusal.at(peer=name)
-        peer = self.peers.get(name)
-        if peer is not None and name != self.head:
-            peer.refusals += 1
-            if peer.refusals >= MAX_REFUSALS and not refusal.fatal:
-                reason = f"{refusal.reason}; {peer.refusals} of its messages were refused"
-                refusal = Refusal(reason, peer=name, version=refusal.version, chunk=refusal.chunk, fatal=True)
-        log.warning("%s", refusal)
+        complain(log, name, refusal)
         await self.report(name, refusal)
 
     def _on_chunk(self, peer: Neighbour, message: Chunk) -> None:

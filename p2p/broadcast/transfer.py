@@ -103,7 +103,6 @@ class Neighbour:
         """manifest id -> from when on this neighbour is sent all parts of it again"""
         self.greeted: set[bytes] = set()
         """manifests this neighbour was told our chunks of, in answer to its own Subscribe"""
-        self.refusals = 0
         self.job: Job | None = None
         """chunk that is being handed to the bulk channel, which has room for another one when this is done"""
         self.served_at = -inf

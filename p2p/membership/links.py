@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import trio
 
 from p2p.channel.port import Channel
+from p2p.complaints import complain
 from p2p.errors import ChannelClosed, Refusal, first_of
 from p2p.limits import MIB
 from p2p.protocol.join import Renewal
@@ -158,7 +159,7 @@ class LinkTasks:
             except ChannelClosed as closed:
                 refusal = _refused_below(closed, link.peer)
                 if refusal is not None and not link.closing:
-                    log.warning("%s", refusal)
+                    complain(log, link.peer, refusal)
                     await self._owner.on_refusal(link.peer, refusal)
                 raise
             except Refusal as refusal:
@@ -179,7 +180,7 @@ class LinkTasks:
     async def _refused(self, link: Link, refusal: Refusal) -> Refusal:
         """Tell the owner; the link ends with what is returned."""
         refusal = refusal.at(peer=link.peer)
-        log.warning("%s", refusal)
+        complain(log, link.peer, refusal)
         await self._owner.on_refusal(link.peer, refusal)
         return refusal
 

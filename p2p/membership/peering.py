@@ -17,6 +17,7 @@ from typing import Any
 import trio
 
 from p2p.channel.port import BULK, CONTROL, Channel, Network
+from p2p.complaints import complain
 from p2p.errors import ChannelClosed, Refusal, Unreachable
 from p2p.identity import Identity
 from p2p.limits import GREETING_WINDOW, HANDSHAKE_S, PROTOCOL_VERSION
@@ -199,11 +200,6 @@ class Peering:
 
     # --- keeping away ------------------------------------------------------------------------------------------------
 
-    async def expel(self, peer: str, reason: str) -> None:
-        """Close the link to `peer` for what it sent, and keep away from it for a while."""
-        self.gate.banned.add(peer, trio.current_time())
-        await self.close(peer, reason)
-
     def is_banned(self, peer: str) -> bool:
         """Whether `peer` was expelled, and its time is not over."""
         return self.gate.banned.holds(peer, trio.current_time())
@@ -248,7 +244,7 @@ class Peering:
 
     async def _turn_away(self, channel: Channel, refusal: Refusal) -> None:
         reason = refusal.reason[:MAX_REASON]
-        log.warning("%s", Refusal(reason, peer=channel.peer, fatal=refusal.fatal))
+        complain(log, channel.peer, Refusal(reason, peer=channel.peer, fatal=refusal.fatal))
         try:
             with trio.move_on_after(HANDSHAKE_S):
                 await channel.send(encode(Rejection(reason, not refusal.fatal)))

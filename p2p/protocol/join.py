@@ -27,7 +27,7 @@ class Hello(Message, frozen=True, tag="hello"):
     run: Text
     ticket: Text
     membership: Blob
-    addresses: Few[Text]
+    addresses: Row[Text]
     name: Text
     agent: Text
     site: Text

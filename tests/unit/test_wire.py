@@ -271,7 +271,7 @@ def test_requests_and_tokens_carry_what_they_were_made_of() -> None:
     for name, half in (("packed_ids", b"\1\0\0"), ("packed_logprobs", b""), ("packed_ids", b"\1\0\0\0\2\0\0\0")):
         bad = msgspec.structs.replace(run, **{name: half})
         assert not bad.whole
-        with pytest.raises(ValueError, match="request 'r': .* bytes of token ids with"):
+        with pytest.raises(ValueError, match=r"request 'r': .* bytes of token ids with"):
             generation.Tokens((bad,))
         with pytest.raises(ValueError, match="bytes of token ids with"):
             Completion().add(bad)
