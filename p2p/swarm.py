@@ -47,6 +47,9 @@ STEADY_S = 10.0
 """Seconds that a link to the head must have lived for the next one to be dialled at once. One that breaks sooner is made again
 only after a pause: it may break each time."""
 
+ENTRY_BYTES = 160
+"""Of an entry of the catalog: three digests of up to 32 bytes, two versions, a kind and a size."""
+
 LOOK_S = 0.2
 """Seconds between two looks whether the link to the head is still there: as long as the first pause after a failed dial."""
 
@@ -283,7 +286,9 @@ class Swarm(LinkOwner):
         if self._up.get(link.peer) is not link:
             return  # a newer link has taken its place
         if self.rosters is not None and self._asks_catalog(message):
-            self.send_catalog(link)
+            catalog = self._owner.catalog()
+            if catalog and self.exchange.answers.take(link.peer, ENTRY_BYTES * len(catalog.entries), trio.current_time()):
+                link.post(catalog)
         elif not await self._exchange_of(link.peer).handle(link.peer, message):
             try:
                 await (self._owner.on_message(link, message) if self.rosters is not None else self._follow(link, message))

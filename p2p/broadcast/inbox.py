@@ -178,6 +178,8 @@ class Inbox(ExchangeCore):
         if transfer is None or now < peer.answered.get(message.mid, -1e9):
             return
         parts = transfer.manifest.parts()
+        if not self.answers.take(peer.name, sum(map(len, parts)), now):
+            return
         peer.answered[message.mid] = now + ANSWER_PARTS_S * max(1.0, sum(map(len, parts)) / MIB)
         for batch in batches(parts):
             peer.post(Parts(message.mid, batch))

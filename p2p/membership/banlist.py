@@ -20,6 +20,7 @@ class Banlist:
     def __init__(self) -> None:
         self._terms: dict[str, tuple[float, float]] = {}
         """peer -> (until when, for how long the next time)"""
+        self._most = MAX_BANNED
 
     def __len__(self) -> int:
         return len(self._terms)
@@ -29,9 +30,10 @@ class Banlist:
         had sent before comes in still."""
         if self.holds(peer, now):
             return
-        if len(self._terms) >= MAX_BANNED:
+        if len(self._terms) >= self._most:
             # Who has behaved since it was let in again starts anew; identities are free, so the list must not grow.
             self._terms = {p: (until, seconds) for p, (until, seconds) in self._terms.items() if now <= until + seconds}
+            self._most = max(MAX_BANNED, 2 * len(self._terms))  # a look at all of them must not come with each
         while len(self._terms) >= MOST_BANNED:
             del self._terms[next(iter(self._terms))]
         _, seconds = self._terms.get(peer, (now, BAN_S[0]))

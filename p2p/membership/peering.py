@@ -85,7 +85,7 @@ class Peering:
         self._network, self._settings, self._wall = network, settings, wall
         self.gate = Gate(identity, run=settings.run, head=settings.head, wall=wall)
         self.head, self.me = settings.head, identity.peer_id
-        self._tasks = LinkTasks(owner, self._renewed)
+        self._tasks = LinkTasks(owner, self._renewed, settings.head)
         self.links: dict[str, Link] = self._tasks.links
         """live links by peer, from the end of the handshake on"""
         self._half: dict[str, tuple[Channel, Hello]] = {}
