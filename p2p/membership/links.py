@@ -17,8 +17,8 @@ from p2p.channel.port import Channel
 from p2p.complaints import complain
 from p2p.errors import ChannelClosed, Refusal, first_of
 from p2p.limits import MIB
-from p2p.protocol.join import Renewal
 from p2p.membership.workload import Workload
+from p2p.protocol.join import Renewal
 from p2p.protocol.messages import decode
 from p2p.protocol.versions import Chunk
 from p2p.protocol.wire import encode
@@ -95,8 +95,8 @@ class LinkOwner:
 
 
 class LinkTasks:
-    """The links of one peer and their tasks. `renewed(link, message)` takes a new membership, or raises a Refusal. `head` is always
-    read at once; another peer waits when its messages take more than their share of the time."""
+    """The links of one peer and their tasks. `renewed(link, message)` takes a new membership, or raises a Refusal. `head` is
+    always read at once; another peer waits when its messages take more than their share of the time."""
 
     def __init__(self, owner: LinkOwner, renewed: Callable[[Link, Renewal], None], head: str = "") -> None:
         self._owner, self._renewed, self._head = owner, renewed, head

@@ -1,7 +1,7 @@
-"""How much of the event loop's time each peer's messages take, and who is read more slowly for it. Pure: told the time, in seconds.
+"""How much of the event loop's time each peer's messages take, and who is read more slowly for it. Pure: told the time.
 
-While the loop has time to spare nobody is held up. When it has not, whoever takes more than its share waits between two messages, and
-the others do not notice it: what it sends stays in its own channel. Must not know messages or links.
+While the loop has time to spare nobody is held up. When it has not, whoever takes more than its share waits between two messages,
+and the others do not notice it: what it sends stays in its own channel. Must not know messages or links.
 """
 
 from __future__ import annotations
