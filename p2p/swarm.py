@@ -23,9 +23,11 @@ from p2p.broadcast.rosters import Rosters, places_of
 from p2p.broadcast.transfer import Transfer
 from p2p.channel.listening import short_address
 from p2p.channel.port import Network
+from p2p.complaints import complain
 from p2p.errors import ChannelClosed, Refusal, Unreachable, UsageError
 from p2p.identity import Identity
 from p2p.membership.admission import Ticket
+from p2p.membership.conduct import Conduct, PeerConduct
 from p2p.membership.doorkeeper import Doorkeeper
 from p2p.membership.links import MAX_REASON, Link, LinkOwner
 from p2p.membership.peering import JoinRefused, Peering, PeerSettings, redial_s
@@ -45,6 +47,9 @@ each of the others each time, and a new node waits half a second at most to hear
 STEADY_S = 10.0
 """Seconds that a link to the head must have lived for the next one to be dialled at once. One that breaks sooner is made again
 only after a pause: it may break each time."""
+
+ENTRY_BYTES = 160
+"""Of an entry of the catalog: three digests of up to 32 bytes, two versions, a kind and a size."""
 
 LOOK_S = 0.2
 """Seconds between two looks whether the link to the head is still there: as long as the first pause after a failed dial."""
@@ -126,6 +131,8 @@ class Swarm(LinkOwner):
         self.peering = Peering(network, identity, settings, self, wall=wall)
         self.links: Mapping[str, Link] = self.peering.links
         """live links by peer, from the end of the handshake on"""
+        self.conduct: PeerConduct = Conduct(self.peering.gate.banned)
+        """the owner may put its own here, before `run`, with a gate that asks the same"""
         self._new_exchange = partial(
             Exchange, me=self.me, run=settings.run, head=self.head, head_key=self.peering.gate.head_key, store=store,
             now=now, wall=wall, on_refusal=self.on_refusal, policy=policy,
@@ -282,24 +289,26 @@ class Swarm(LinkOwner):
         if self._up.get(link.peer) is not link:
             return  # a newer link has taken its place
         if self.rosters is not None and self._asks_catalog(message):
-            self.send_catalog(link)
+            catalog = self._owner.catalog()
+            if catalog and self.exchange.answers.take(link.peer, ENTRY_BYTES * len(catalog.entries), trio.current_time()):
+                link.post(catalog)
         elif not await self._exchange_of(link.peer).handle(link.peer, message):
             try:
                 await (self._owner.on_message(link, message) if self.rosters is not None else self._follow(link, message))
             except Refusal as refusal:
-                log.warning("%s", refusal.at(peer=link.peer))
+                complain(log, link.peer, refusal.at(peer=link.peer))
                 await self.on_refusal(link.peer, refusal)
 
     async def on_refusal(self, peer: str, refusal: Refusal) -> None:
-        """Tell the owner, and as a follower the head; a fatal refusal costs the link."""
+        """Tell the owner, and as a follower the head. Too many refusals, or a fatal one, cost the link, and keep the peer away
+        for a while."""
         self._owner.on_refusal(peer, refusal)
         if self.rosters is None:
             self.send(self.head, Report(peer, refusal.version or Version(0, 0), refusal.chunk or 0, refusal.reason[:MAX_REASON]))
-        if refusal.fatal and self.rosters is not None:
-            await self.peering.close(peer, str(refusal))
-        elif refusal.fatal and peer != self.head:
-            # The head is never dropped for one bad manifest: what it sent is not accepted, and there is no other head.
-            await self.peering.expel(peer, str(refusal))
+        # The head is never dropped for one bad manifest: what it sent is not accepted, and there is no other head.
+        if peer != self.head and self.conduct.refused(peer, refusal.reason, trio.current_time(), fatal=refusal.fatal):
+            why = str(refusal) if refusal.fatal else f"{refusal}; too many of its messages were refused"
+            await self.peering.close(peer, why)
 
     def _exchange_of(self, peer: str) -> Exchange:
         return self._apart.get(peer, self.exchange)

@@ -9,12 +9,20 @@ import hypothesis
 import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
+from p2p import complaints
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts a script's background jobs; children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A failure is to be had again from its output alone, on any machine: the blob goes into @reproduce_failure.
 hypothesis.settings.register_profile("shoal", print_blob=True, deadline=None)
 hypothesis.settings.load_profile("shoal")
+
+
+@pytest.fixture(autouse=True)
+def _all_complaints() -> None:
+    """What an earlier test said of a peer of the same name keeps no line of this one back."""
+    complaints.forget()
 
 
 KEPT_TOGETHER = ("tests/wan/", "tests/e2e/test_metrics.py")

@@ -12,8 +12,10 @@ import os
 import shutil
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from learner.dispatch.dispatcher import NodeView
 from learner.economy.local_rollout import LocalRollout
 from learner.evaluation.problems import Evaluation
 from learner.head.evaluating import HeadEvaluations
+from learner.head.latest import MAX_GONE, MAX_REPORTS, MAX_ROWS, Latest
 from learner.head.local_engine import LocalEngine
 from learner.head.node_state import MAX_BYTES, NodeState
 from learner.head.pool_keeper import PoolKeeper
@@ -37,9 +40,10 @@ from learner.publish.publisher import Publisher
 from learner.requests.swarm_requests import SwarmRequests
 from learner.rollouts.controller import Rollouts
 from p2p.channel.port import Network
+from p2p.complaints import MAX_LINE, complain
 from p2p.errors import Refusal
 from p2p.identity import Identity
-from p2p.membership.links import Link
+from p2p.membership.links import MAX_REASON, Link
 from p2p.protocol.generation import NodeStatus, Rejected, Tokens
 from p2p.protocol.join import Bye
 from p2p.protocol.prices import MAX_PRICE, Terms
@@ -90,12 +94,11 @@ class Head(SwarmOwner):
             chunk_bytes=config.swarm.chunk_bytes, now=now, wall=wall,
         )  # fmt: skip
         self.nodes: dict[str, NodeState] = {}
-        self.gone: dict[str, dict[str, Any]] = {}
-        self.reports: list[str] = []
+        self.gone, self.reports = Latest(MAX_GONE), deque[str](maxlen=MAX_REPORTS)
         self.refusals = 0
         """how often something was reported in this epoch"""
         self._door = door
-        self.trust = Trust(config.standing.rules(), self.nodes, door, wall=wall, expel=self._expel)
+        self.swarm.conduct = self.trust = Trust(config.standing.rules(), self.nodes, door, wall=wall, expel=self._expel)
         self.keeper = PoolKeeper(config, run_dir, self.nodes, self.send, now, door=door)
         self.trainer_requests = TrainerRequests(self, config.trainer_config().steps)
         self.started = now()
@@ -212,15 +215,14 @@ class Head(SwarmOwner):
         return self.local_engine is not None and peer == self.local_engine.peer
 
     def send(self, peer: str, message: object) -> None:
-        node = self.nodes.get(peer)
-        if node is not None:
-            node.link.post(message)
+        if peer in self.nodes:
+            self.nodes[peer].link.post(message)
 
     def report(self, peer: str, refusal: Refusal) -> None:
         """Something a node did was refused: said once in the log, kept for the status page."""
-        text = str(refusal.at(peer=peer))
-        log.warning("%s", text)
-        self.reports = [*self.reports[-99:], text]
+        text = f"{refusal.at(peer=peer)!s:.{MAX_LINE}}"
+        complain(log, peer, text)
+        self.reports.append(text)
         self.refusals += 1
 
     async def on_up(self, link: Link) -> None:
@@ -245,7 +247,7 @@ class Head(SwarmOwner):
         if node is None:
             return  # its arrival failed half way
         self._wake()
-        self.gone[link.peer] = self.describe(node) | {"alive": False, "reason": reason}
+        self.gone[link.peer] = self.describe(node) | {"alive": False, "reason": reason[:MAX_REASON]}
         self.keeper.pool.left(link.peer, self.now())
         moved = 0
         with self._keeping_books():
@@ -267,7 +269,6 @@ class Head(SwarmOwner):
 
     def on_refusal(self, peer: str, refusal: Refusal) -> None:
         self.report(peer, refusal)
-        self.trust.refused(peer, refusal.reason)
 
     def _expel(self, peer: str, why: str) -> None:
         """Its link ends, and it may not come for a while."""
@@ -303,10 +304,9 @@ class Head(SwarmOwner):
                 self.keeper.on_terms(link.peer, message)
             case Terms():
                 raise Refusal(f"no prices (0 <= idle <= active <= {MAX_PRICE:g}): {message}", fatal=True)
-            case Report():
-                # Weighed by a person for now: one node's word never evicts another.
-                what = Refusal(f"{link.name} reports: {message.reason}", peer=message.peer, version=message.version)
-                self.report(message.peer, what)
+            case Report():  # weighed by a person: one node's word never evicts another
+                what = Refusal(f"{link.name} reports: {message.reason[:MAX_REASON]}", peer=message.peer, version=message.version)
+                self.report(link.peer, what)
             case Bye():
                 node.draining = True
                 self._wake()
@@ -376,7 +376,7 @@ class Head(SwarmOwner):
             "run": self.run_id, "epoch": self.epoch, "pid": os.getpid(), "trainer_pid": trainer.trainer_pid,
             "step": trainer.step, "steps": trainer.steps, "seconds": self.now() - self.started,
             "version": str(self.publisher.current) if self.publisher.current else None,
-            "nodes": [*nodes.values(), *(g for p, g in self.gone.items() if p not in nodes)],
+            "nodes": [*islice(nodes.values(), MAX_ROWS), *(g for p, g in self.gone.items() if p not in nodes)],
             "max_staleness": self.config.rollout.max_staleness,
             "max_staleness_seen": self.rollouts.buffers.max_staleness_seen,
             "refusals": self.refusals,
@@ -394,6 +394,6 @@ class Head(SwarmOwner):
             **self.publisher.published.summary(),
             "metrics": trainer.evaluation | trainer.latest,
             "evals": {str(step): value for step, value in trainer.evals.items()},
-            "checkpoint": trainer.checkpoint, "reports": self.reports[-10:], "samples": self.samples.newest,
+            "checkpoint": trainer.checkpoint, "reports": list(self.reports)[-10:], "samples": self.samples.newest,
             **trainer.history.status(),
         }  # fmt: skip

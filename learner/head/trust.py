@@ -12,9 +12,10 @@ from typing import Any
 
 from learner.admission.head_door import HeadDoor
 from learner.head.node_state import NodeState
-from learner.standing.port import PeerConduct
+from learner.standing.port import NodeConduct
 from learner.standing.shares import MadeOfLate, NodeHolding, limits
 from learner.standing.standing import Standing, StandingRules
+from p2p.membership.conduct import PeerConduct
 
 KEEP_S = 5.0
 """Seconds between two times that records are written down: what a crash forgets."""
@@ -22,7 +23,7 @@ KEEP_S = 5.0
 log = logging.getLogger("shoal.head")
 
 
-class Trust(PeerConduct):
+class Trust(NodeConduct, PeerConduct):
     """`nodes` are the live ones, `door` asks here who is expelled, and its books keep the records. `wall` reads the Unix time;
     `expel(peer, why)` closes a link and keeps the peer away."""
 
@@ -40,7 +41,7 @@ class Trust(PeerConduct):
         self._proven_here = False
         """whether a proven node was there at the last look"""
 
-    # ---- what happened (PeerConduct)
+    # ---- what happened (NodeConduct)
 
     def ended(self, peer: str, tokens: int) -> None:
         self.standing.ended(peer, tokens)
@@ -49,8 +50,16 @@ class Trust(PeerConduct):
     def doubt(self, peer: str, why: str) -> None:
         self._follow(peer, self.standing.doubt(peer, why, self._wall()))
 
-    def refused(self, peer: str, why: str) -> None:
-        self._follow(peer, self.standing.refused(peer, why, self._wall()))
+    def refused(self, peer: str, why: str, now: float, *, fatal: bool) -> bool:
+        """As `p2p.membership.conduct` asks it; times here are the wall's. A fatal refusal expels: no honest node causes one."""
+        expelled = fatal or self.standing.refused(peer, why, self._wall())
+        if fatal:
+            self.standing.expel(peer, why, self._wall())
+        self._follow(peer, expelled)
+        return fatal or (expelled and not self.standing.trusts(peer))
+
+    def barred_s(self, peer: str, now: float) -> float:
+        return self.standing.barred_s(peer, self._wall())
 
     def caught(self, peer: str, why: str) -> None:
         """It cheated: it goes at once."""

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Container, Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 from learner.requests.port import Ask, Busy, NoSuchVersion, RequestClass
 from learner.requests.sequence import LETTERS, RequestSequence, check_ask, parse_request_id
-from learner.rollouts.beside import Footprint
+from learner.rollouts.beside import Footprint, Taken
 from learner.rollouts.event_checks import event_fault
 from learner.rollouts.outcomes import Cancel
 from p2p.errors import Refusal, ShoalError, UsageError
@@ -36,17 +35,6 @@ readers who never read can cost."""
 COUNTED = ("asked", "ended", "failed", "cancelled", "busy", "moved", "tokens")
 """What is counted of each class: sequences taken, how they left, those refused because too many waited, hand-overs after the
 first, and tokens accepted."""
-
-
-class Taken(NamedTuple):
-    """What came of an event."""
-
-    tokens: int = 0
-    """that were accepted"""
-    refusal: Refusal | None = None
-    """what is held against the node"""
-    cancel: Cancel = ()
-    """(node, request id) that must stop"""
 
 
 class RequestBook:
@@ -172,16 +160,16 @@ class RequestBook:
         """Take one event from `node`. Never raises on anything a node can send."""
         name = parse_request_id(event.request_id)
         if name is not None and name.epoch < self.epoch:
-            return Taken()
+            return Taken(late=True)
         if name is None or name.epoch > self.epoch or name.number > self._last:
             return self._refused(node, event, f"no such request {event.request_id!r:.80}")
         sequence = self._open.get(name.number)
         if sequence is None:
-            return Taken()  # it is over: late, and nobody's fault
+            return Taken(late=True)  # it is over: late, and nobody's fault
         if name.letter != sequence.ask.request_class[0] or name.attempt > sequence.attempt:
             return self._refused(node, event, f"request {event.request_id} was never made")
         if name.attempt < sequence.attempt or sequence.over:
-            return Taken()
+            return Taken(late=True)
         if sequence.node != node:
             return self._refused(node, event, f"request {event.request_id} is not with this node")
         wrong = event_fault(event, sequence.expected(self._published, self.vocab_size))

@@ -18,11 +18,12 @@ from learner.requests.placing import RequestPlaces, count_places, place, served
 from learner.requests.port import Ask, Made, RequestClass, Requests
 from learner.requests.sequence import LETTERS, RequestSequence
 from learner.requests.settings import RequestsSection
-from learner.rollouts.beside import BesideTraining, Footprint
+from learner.rollouts.beside import BesideTraining, Footprint, Taken
 from learner.rollouts.outcomes import Cancel
 from p2p.errors import Refusal
 from p2p.protocol.generation import Abort, Assign, GenerateRequest, Interrupt, Rejected
 from p2p.protocol.rollout import CAUSES, TokenEvent
+from p2p.protocol.wire import FEW
 from p2p.version import Version
 
 LOOK_S = 0.1
@@ -39,7 +40,7 @@ IDLE_S = 5.0
 for less; taking places back costs it up to half a second, and the requests a prefill each."""
 
 MESSAGE_BYTES = 1 << 20
-MESSAGE_REQUESTS = 256
+MESSAGE_REQUESTS = FEW
 """Bytes of token ids, and requests, in one message to a node, unless a single request has more: far below a frame."""
 
 
@@ -150,15 +151,13 @@ class SwarmRequests(Requests, BesideTraining):
     def progress(self) -> dict[str, dict[str, int]]:
         return self.book.progress()
 
-    def on_tokens(self, peer: str, run: TokenEvent) -> int:
+    def on_tokens(self, peer: str, run: TokenEvent) -> Taken:
         """Into the books, and what follows from it to the node."""
         taken = self.book.tokens(peer, run, self._now())
         if run.finish or taken.cancel:
             self._due.set()
         self._cancel(taken.cancel)
-        if taken.refusal is not None:
-            self._report(peer, taken.refusal)
-        return taken.tokens
+        return taken
 
     def on_rejected(self, peer: str, message: Rejected) -> None:
         avoid = message.cause not in CAUSES

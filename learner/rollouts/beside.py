@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from learner.rollouts.outcomes import Cancel
+from p2p.errors import Refusal
 from p2p.protocol.generation import Rejected
 from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version
@@ -16,6 +18,19 @@ class Footprint(NamedTuple):
     """held now, prompts included"""
     growth: float = 0.0
     """that will probably still be made"""
+
+
+class Taken(NamedTuple):
+    """What came of an event."""
+
+    tokens: int = 0
+    """that were accepted"""
+    refusal: Refusal | None = None
+    """what is held against the node"""
+    cancel: Cancel = ()
+    """(node, request id) that must stop"""
+    late: bool = False
+    """of an attempt or sequence that is over: nobody's fault"""
 
 
 NOTHING = Footprint()
@@ -43,8 +58,8 @@ class BesideTraining(Protocol):
     def progress(self) -> dict[str, dict[str, int]]:
         """Node -> request id -> completion tokens so far."""
 
-    def on_tokens(self, peer: str, run: TokenEvent) -> int:
-        """Tokens of one of them; how many were accepted."""
+    def on_tokens(self, peer: str, run: TokenEvent) -> Taken:
+        """Tokens of one of them, and what came of them; what nodes must stop was told to them."""
 
     def on_rejected(self, peer: str, message: Rejected) -> None:
         """`peer` did not take one of them, or gave it back."""
@@ -77,8 +92,8 @@ class NothingBeside(BesideTraining):
     def progress(self) -> dict[str, dict[str, int]]:
         return {}
 
-    def on_tokens(self, peer: str, run: TokenEvent) -> int:
-        return 0
+    def on_tokens(self, peer: str, run: TokenEvent) -> Taken:
+        return Taken()
 
     def on_rejected(self, peer: str, message: Rejected) -> None:
         pass

@@ -26,24 +26,23 @@ from learner.rollouts.collector import Collector
 from learner.rollouts.durations import Durations
 from learner.rollouts.group import first_attempt
 from learner.rollouts.group_spec import GroupSpec, RolloutSettings, make_spec
-from learner.rollouts.outcomes import Accepted, BegunAnew, Cancel, EventRefused, GroupAborted, Requeued, WholeGroup
+from learner.rollouts.idle_runs import IdleRuns
+from learner.rollouts.outcomes import Accepted, BegunAnew, Cancel, EventRefused, GroupAborted, Ignored, Requeued, WholeGroup
 from learner.rollouts.recovery import LeftOver, place, plan_resume
 from learner.rollouts.redundancy import Redundancy
 from learner.rollouts.rescue import HEDGE_S, Rescue
 from learner.rollouts.steering import Steering
-from learner.standing.port import NobodyDoubted, PeerConduct
+from learner.standing.port import NobodyDoubted, NodeConduct
 from learner.tasks.port import Task
 from learner.tasks.prompting import decode_completion
 from learner.trajectory import Group
 from p2p.errors import Refusal, ShoalError
 from p2p.protocol.generation import Abort, Assign, GenerateRequest, Rejected, Tokens
 from p2p.protocol.rollout import BEHIND, UPDATING
+from p2p.protocol.wire import FEW
 from p2p.version import Version
 
 log = logging.getLogger("shoal.rollouts")
-
-REQUESTS_PER_MESSAGE = 256
-"""Requests in one message to a node: with prompts of some thousand tokens that stays far below a frame."""
 
 DISPATCH_SHARE = 19.0
 DISPATCH_LEAST_S = 0.02
@@ -81,7 +80,7 @@ class Rollouts:
         send: Callable[[str, object], None],
         nodes: Callable[[], Sequence[NodeView]],
         report: Callable[[str, Refusal], None],
-        conduct: PeerConduct | None = None,
+        conduct: NodeConduct | None = None,
         scorer: GroupScorer | None = None,
         runner: EpisodeRunner | None = None,
         in_thread: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
@@ -107,9 +106,7 @@ class Rollouts:
         self.steering = Steering(members, settings.sampling.max_new_tokens, settings.max_staleness, chosen)
         self.resumed_groups = self.resumed_tokens = 0
         """unfinished groups taken over from the epoch before, and the tokens that they had"""
-        self.durations = Durations()
-        self._credited: dict[str, int] = {}
-        """tokens of each node that its standing knows of"""
+        self.durations, self.idle_runs = Durations(), IdleRuns()
         self._failed_in_a_row = 0
         """groups lost by their environment since one was whole"""
         self._published: set[Version] = set()
@@ -204,8 +201,9 @@ class Rollouts:
             if not opened:
                 break
         for peer, requests in out.items():
-            for i in range(0, len(requests), REQUESTS_PER_MESSAGE):
-                self._send(peer, Assign(tuple(requests[i : i + REQUESTS_PER_MESSAGE]), self.settings.finish_s))
+            self.idle_runs.allowed(peer, self.load(peer))
+            for i in range(0, len(requests), FEW):  # with prompts of some thousand tokens that stays far below a frame
+                self._send(peer, Assign(tuple(requests[i : i + FEW]), self.settings.finish_s))
 
     async def keep_migrating(self) -> None:
         """For ever: look at everything outstanding, and have nodes hand back what would be in time elsewhere. It comes back with
@@ -301,19 +299,30 @@ class Rollouts:
     # --- work in -----------------------------------------------------------------------------------------------------
 
     def on_tokens(self, peer: str, message: Tokens) -> int:
-        """Tokens from a node; returns how many were accepted."""
-        accepted = 0
-        ended = False
-        now = self._now()
+        """Tokens from a node; returns how many were accepted. The first run that no honest node sends ends the message: a
+        Refusal, once what came before it is taken."""
+        accepted, idle, ended = 0, 0, False
+        refused: Refusal | None = None
+        now, may_idle = self._now(), self.idle_runs.allowed(peer, self.load(peer))
         for run in message.runs:
+            if refused is None and idle > may_idle:
+                refused = Refusal(f"{idle} runs in a message that bring nothing", version=run.version)
+            if refused is not None:
+                break
             if not run.start:
                 self.durations.began(run.request_id, now)
             if taken := self.collector.extend(peer, run):
                 accepted += taken
                 continue
             if self.beside.owns(run.request_id):
-                accepted += self.beside.on_tokens(peer, run)
+                said = self.beside.on_tokens(peer, run)
+                accepted += said.tokens
                 ended = ended or bool(run.finish)
+                idle += not said.tokens
+                if said.refusal is not None and run.finish in ("error", "abort"):  # it gives it up, and no more
+                    self._report(peer, said.refusal)
+                else:
+                    refused = said.refusal
                 continue
             outcome = self.collector.tokens(peer, run)
             if run.finish:
@@ -323,40 +332,36 @@ class Rollouts:
                 case Accepted():
                     accepted += outcome.tokens
                     if not self.collector.holds(peer, run.request_id):
-                        self._ended(peer, run.request_id, outcome)
+                        self.rescue.ended_at(peer, run.request_id, outcome.gave_up)
                     if outcome.cancel:  # a stop string ended what the node goes on with: its place is free
                         self._cancel(outcome.cancel)
                         ended = True
                         self.durations.ended(run.request_id, now)
                     if outcome.whole is not None:
                         self.buffers.whole(outcome.whole)
+                    idle += not outcome.tokens
+                case Ignored():
+                    idle += 1
                 case EventRefused():
-                    self._report(peer, outcome.refusal)
-                    self._conduct.refused(peer, outcome.refusal.reason)
+                    refused = outcome.refusal
                 case Requeued():
                     accepted += outcome.tokens
                     self._cancel((outcome.cancel,))
-                    if outcome.refusal is not None:
+                    if outcome.breach:
+                        refused = outcome.refusal
+                    elif outcome.refusal is not None:
                         self._report(peer, outcome.refusal)
-                        if outcome.breach:
-                            self._conduct.refused(peer, outcome.refusal.reason)
                 case GroupAborted():
                     self._aborted(outcome)
+                    refused = outcome.refusal if outcome.breach else None
         self.tokens.grown()
         self._tell_runner()
-        if ended:
+        if ended or refused is not None:
             self.need_dispatch()
+        if refused is not None:
+            self.rescue.take_all(peer)
+            raise refused.at(peer=peer)
         return accepted
-
-    def _ended(self, peer: str, request_id: str, outcome: Accepted) -> None:
-        """A sequence, or a turn of it, ended as asked at `peer`: to its credit, and to that of nobody who had given it up."""
-        made = self.collector.tokens_by_node.get(peer, 0)
-        self._conduct.ended(peer, made - self._credited.get(peer, 0))
-        self._credited[peer] = made
-        self.rescue.ended[peer] += 1
-        for other in outcome.gave_up:
-            if other != peer:
-                self._conduct.doubt(other, f"gave up {request_id}, which another node made")
 
     def on_rejected(self, peer: str, message: Rejected) -> None:
         """`peer` did not take a request, or gave it back."""
@@ -375,15 +380,14 @@ class Rollouts:
         """What the node held goes to others, with its tokens so far. A dead node is never a reason to abort."""
         moved = len(self.collector.node_lost(peer)) + self.beside.on_node_lost(peer)
         self.steering.forecast.forget(peer)
+        self.idle_runs.forget(peer)
         self.need_dispatch()
         return moved
 
     def _aborted(self, outcome: GroupAborted) -> None:
         log.error("group %d aborted: %.500s", outcome.group_id, outcome.reason)
-        if outcome.refusal is not None:
+        if outcome.refusal is not None and not outcome.breach:
             self._report(outcome.refusal.peer, outcome.refusal)
-            if outcome.breach:
-                self._conduct.refused(outcome.refusal.peer, outcome.refusal.reason)
         self._cancel(outcome.cancel)
         self.buffers.failed(outcome.group_id, outcome.task_index)
 

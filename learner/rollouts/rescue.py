@@ -17,7 +17,7 @@ from learner.rollouts.hedging import to_hedge
 from learner.rollouts.outcomes import Cancel
 from learner.rollouts.paces import STAYS, PaceWatch
 from learner.rollouts.stalls import Stall, StallWatch
-from learner.standing.port import PeerConduct
+from learner.standing.port import NodeConduct
 from p2p.errors import Refusal
 from p2p.protocol.generation import Interrupt
 
@@ -40,7 +40,7 @@ class Rescue:
     """`beside()` is what nodes hold beside training; `cancel` tells nodes to stop, `send(peer, message)` anything else."""
 
     def __init__(
-        self, collector: Collector, buffers: TrainingBuffers, conduct: PeerConduct, *, stall_s: float,
+        self, collector: Collector, buffers: TrainingBuffers, conduct: NodeConduct, *, stall_s: float,
         beside: Callable[[], BesideTraining], report: Callable[[str, Refusal], None], cancel: Callable[[Cancel], None],
         send: Callable[[str, object], None],
     ) -> None:  # fmt: skip
@@ -53,6 +53,8 @@ class Rescue:
         """since when the trainer waits for what is under way"""
         self.ended: Counter[str] = Counter()
         """sequences that ended as asked, by node"""
+        self._credited: dict[str, int] = {}
+        """tokens of each node that its standing knows of"""
         self.taken = 0
         """sequences that were taken from nodes, in all"""
 
@@ -103,6 +105,23 @@ class Rescue:
                 doubted[hedge.node] = f"{hedge.request_id} held the trainer up, after {now - hedge.since:.1f} s at this node"
         for node, why in doubted.items():
             self._conduct.doubt(node, why)
+
+    def ended_at(self, peer: str, request_id: str, gave_up: Iterable[str]) -> None:
+        """A sequence, or a turn of it, ended as asked at `peer`: to its credit, and not to that of nodes that had given it up."""
+        made = self._collector.tokens_by_node.get(peer, 0)
+        self._conduct.ended(peer, made - self._credited.get(peer, 0))
+        self._credited[peer] = made
+        self.ended[peer] += 1
+        for other in gave_up:
+            if other != peer:
+                self._conduct.doubt(other, f"gave up {request_id}, which another node made")
+
+    def take_all(self, peer: str) -> None:
+        """The rest of a message was not read, so nothing that `peer` holds goes on where it stands: all of it goes to others."""
+        held = tuple((peer, r) for r in self._collector.working(peer) + self._beside().working(peer))
+        self._collector.node_lost(peer)
+        self._beside().on_node_lost(peer)
+        self._cancel(held)
 
     def _unanswered(self, now: float, but: set[str]) -> list[Stall]:
         """What was asked back ANSWER_S ago and is still there."""

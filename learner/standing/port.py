@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 
-class PeerConduct(Protocol):
+class NodeConduct(Protocol):
     """How nodes conduct themselves. A peer that is expelled by what is told here is gone soon after."""
 
     def ended(self, peer: str, tokens: int) -> None:
@@ -14,23 +14,17 @@ class PeerConduct(Protocol):
     def doubt(self, peer: str, why: str) -> None:
         """It withheld, was slow without reason, gave up what others did, or ignored what it was told."""
 
-    def refused(self, peer: str, why: str) -> None:
-        """Something that it sent was refused."""
-
     def credible(self, peer: str) -> bool:
         """Whether its word counts: it is proven, or has delivered something while nobody is proven."""
 
 
-class NobodyDoubted(PeerConduct):
+class NobodyDoubted(NodeConduct):
     """Every node's word counts, and nothing is kept."""
 
     def ended(self, peer: str, tokens: int) -> None:
         pass
 
     def doubt(self, peer: str, why: str) -> None:
-        pass
-
-    def refused(self, peer: str, why: str) -> None:
         pass
 
     def credible(self, peer: str) -> bool:

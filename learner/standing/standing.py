@@ -28,7 +28,7 @@ can hold up what it was given on trial, three times at the most."""
 EXPELLED_S = (30.0, 86_400.0)
 """Seconds for which an expelled peer may not come: at first, doubled each time, and at the most."""
 
-REFUSALS, REFUSALS_S = 16, 60.0
+REFUSALS, REFUSALS_S = 64, 60.0
 """So many refused messages expel a peer, forgotten one by one over so many seconds: an honest node causes one or two, when it
 loses a race with a restart."""
 

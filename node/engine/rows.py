@@ -14,6 +14,7 @@ import numpy as np
 
 from node.engine.requests import completion_limit
 from p2p.protocol.rollout import Generate, TokenEvent
+from p2p.protocol.wire import MAX_LINE
 from p2p.version import Version
 
 
@@ -32,7 +33,9 @@ class EngineRow:
 
     def last_event(self, version: Version, finish: str, message: str = "") -> TokenEvent:
         """An event without tokens that ends this row."""
-        return TokenEvent(self.request.request_id, len(self.ids), b"", b"", version=version, finish=finish, message=message)
+        return TokenEvent(
+            self.request.request_id, len(self.ids), b"", b"", version=version, finish=finish, message=message[:MAX_LINE]
+        )
 
 
 def pinned_elsewhere(held: Mapping[str, EngineRow], version: Version) -> list[str]:

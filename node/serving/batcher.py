@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from p2p.protocol.generation import Tokens
 from p2p.protocol.rollout import TokenEvent
+from p2p.protocol.wire import MANY
 
 FLUSH_S = 0.25
 """The longest that a token waits for company."""
@@ -60,7 +61,7 @@ class TokenBatcher:
             # Float32 rounding can leave a sure token's log probability a hair above 0, which is no log probability.
             message.append(replace(run, packed_logprobs=np.minimum(run.logprobs, 0.0, dtype="<f4").tobytes()))
             size += run.count
-            if size >= TOKENS_PER_MESSAGE:
+            if size >= TOKENS_PER_MESSAGE or len(message) >= MANY:
                 out.append(Tokens(tuple(message)))
                 message, size = [], 0
         if message:

@@ -67,6 +67,19 @@ class ChunkSet:
         return (bits & -bits).bit_length() - 1 if bits else None
 
 
+class BitView:
+    """The members of a number's bits, to be looked up one by one: a shift of the number would copy it each time."""
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self, bits: int) -> None:
+        self._bytes = bits.to_bytes((bits.bit_length() + 7) >> 3, "little")
+
+    def __contains__(self, chunk: int) -> bool:
+        place = chunk >> 3
+        return place < len(self._bytes) and self._bytes[place] >> (chunk & 7) & 1 == 1
+
+
 def bits_of(chunks: Iterable[int]) -> int:
     """The bits of these chunk numbers."""
     out = bytearray()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
+from p2p.broadcast.draws import AnswerBudget
 from p2p.broadcast.peer_groups import PeerPlaces
 from p2p.broadcast.policies.registry import DEFAULT
 from p2p.broadcast.pump_core import PumpCore
@@ -61,6 +62,8 @@ class ExchangeCore:
         self._on_refusal = on_refusal
         self.transfers: dict[bytes, Transfer] = {}
         self.peers: dict[str, Neighbour] = {}
+        self.answers = AnswerBudget()
+        """what peers may still ask for; it outlives their links"""
         self.policy = policy
         self._memory: dict[str, float] = {}
         self._places: PeerPlaces | None = None

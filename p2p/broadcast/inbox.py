@@ -1,30 +1,33 @@
 """What neighbours say: messages of the versions family are checked here and told to the sessions; chunks are kept first.
 
-Every byte taken from a neighbour is proven first: manifest parts by the head's signature, chunks by their digest. Must not
-know when manifests are dropped, nor what leaves.
+Every byte taken from a neighbour is proven first: manifest parts by the head's signature, chunks by their digest. A handler
+whose work is not done in milliseconds yields now and then: others have their turn there. Must not know when manifests are
+dropped, nor what leaves.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, ClassVar
+
+import trio
 
 from p2p.broadcast.arrivals import accept_header
 from p2p.broadcast.exchange_core import ExchangeCore
 from p2p.broadcast.peer_groups import EVERYWHERE
 from p2p.broadcast.transfer import ASK_PARTS_S, Neighbour, Transfer, batches, members
+from p2p.complaints import complain
 from p2p.errors import Refusal, ShoalError
 from p2p.limits import MIB
 from p2p.protocol.versions import Chunk, Follow, GetParts, Have, Parts, Relieve, Subscribe, Want
+from p2p.protocol.wire import MANY
 
 log = logging.getLogger("shoal.broadcast")
 
 ANSWER_PARTS_S = 0.5
 """A neighbour that asks for one manifest's parts more often than this, for every MiB of them, is not answered."""
-
-MAX_REFUSALS = 64
-"""Refused messages that leave the link alone, before it is cut after all: each costs us work and the head a report."""
 
 
 class Inbox(ExchangeCore):
@@ -32,28 +35,29 @@ class Inbox(ExchangeCore):
 
     async def handle(self, name: str, message: object) -> bool:
         """One message of the versions family from a neighbour, control or bulk. False when it is not ours to handle."""
+        handler, peer = self._HANDLERS.get(type(message)), self.peers.get(name)
+        if handler is None:
+            return False
         try:
-            return self.hear(name, message)
+            for _ in (handler(self, peer, message) or ()) if peer is not None else ():
+                await trio.lowlevel.checkpoint()
+                if self.peers.get(name) is not peer:
+                    break  # it went meanwhile
         except Refusal as refusal:
             await self._refuse(name, refusal)
-            return True
+        return True
 
     def hear(self, name: str, message: object) -> bool:
-        """As `handle`, but raises the Refusal of a message that is refused."""
+        """As `handle`, but raises the Refusal of a message that is refused, and does all of it at once."""
         handler, peer = self._HANDLERS.get(type(message)), self.peers.get(name)
         if handler is not None and peer is not None:
-            handler(self, peer, message)
+            for _ in handler(self, peer, message) or ():
+                pass
         return handler is not None
 
     async def _refuse(self, name: str, refusal: Refusal) -> None:
         refusal = refusal.at(peer=name)
-        peer = self.peers.get(name)
-        if peer is not None and name != self.head:
-            peer.refusals += 1
-            if peer.refusals >= MAX_REFUSALS and not refusal.fatal:
-                reason = f"{refusal.reason}; {peer.refusals} of its messages were refused"
-                refusal = Refusal(reason, peer=name, version=refusal.version, chunk=refusal.chunk, fatal=True)
-        log.warning("%s", refusal)
+        complain(log, name, refusal)
         await self.report(name, refusal)
 
     def _on_chunk(self, peer: Neighbour, message: Chunk) -> None:
@@ -91,7 +95,7 @@ class Inbox(ExchangeCore):
         transfer.session.hold(message.index, peer.name, duty=duty, now=now)
         answered = transfer.news.came_from(peer.name, message.index)
         if answered:
-            peer.post(Have(message.mid, tuple(answered)))
+            peer.post(Have(message.mid, tuple(dict.fromkeys(answered))))
         if transfer.session.complete:
             traffic.done_at = now
         transfer.wake()
@@ -174,31 +178,40 @@ class Inbox(ExchangeCore):
         if transfer is None or now < peer.answered.get(message.mid, -1e9):
             return
         parts = transfer.manifest.parts()
+        if not self.answers.take(peer.name, sum(map(len, parts)), now):
+            return
         peer.answered[message.mid] = now + ANSWER_PARTS_S * max(1.0, sum(map(len, parts)) / MIB)
         for batch in batches(parts):
             peer.post(Parts(message.mid, batch))
 
-    def _on_subscribe(self, peer: Neighbour, message: Subscribe) -> None:
+    def _on_subscribe(self, peer: Neighbour, message: Subscribe) -> Iterator[None]:
         transfer = self.transfers.get(message.mid)
         if transfer is None:
             return
         if len(message.have) > transfer.manifest.max_chunks // 8 + 1:
             raise Refusal(f"a bitmap of {len(message.have)} bytes", version=transfer.manifest.version, fatal=True)
         have = members(message.have)
-        self._check_range(transfer, have)
         peer.forget_sent(message.mid)  # it may have dropped the manifest and taken it up again
-        transfer.session.join(peer.name, have, self._now())
+        transfer.session.join(peer.name, (), self._now())
+        while some := list(islice(have, MANY)):
+            self._check_range(transfer, some)
+            transfer.session.peer_has(peer.name, some, self._now())
+            if len(some) == MANY:
+                yield
         if not self.is_source and transfer.wanted and message.mid not in peer.greeted:
             peer.greeted.add(message.mid)
             peer.post_have(message.mid, sorted(transfer.session.held))
         self._pump.wake()
 
     def _check_range(self, transfer: Transfer, chunks: Sequence[int]) -> None:
-        limit, chunk = transfer.manifest.max_chunks, max(chunks, default=-1)
+        """Refusal for a number that no chunk of the manifest has, and for one that is named twice: each costs us work."""
+        limit, chunk, version = transfer.manifest.max_chunks, max(chunks, default=-1), transfer.manifest.version
         if chunk >= limit:
-            raise Refusal(f"chunk {chunk} of {limit}", version=transfer.manifest.version, chunk=chunk, fatal=True)
+            raise Refusal(f"chunk {chunk} of {limit}", version=version, chunk=chunk, fatal=True)
+        if len(set(chunks)) != len(chunks):
+            raise Refusal(f"{len(chunks)} chunk numbers, {len(set(chunks))} different ones", version=version, fatal=True)
 
-    _HANDLERS: ClassVar[dict[type, Callable[[Inbox, Neighbour, Any], None]]] = {
+    _HANDLERS: ClassVar[dict[type, Callable[[Inbox, Neighbour, Any], Iterator[None] | None]]] = {
         Chunk: _on_chunk, Have: _on_have, Want: _on_want, Relieve: _on_relieve, Parts: _on_parts,
         GetParts: _on_get_parts, Subscribe: _on_subscribe, Follow: _on_follow,
     }  # fmt: skip

@@ -17,7 +17,7 @@ from itertools import islice
 from math import exp
 from operator import itemgetter
 
-from p2p.broadcast.chunkset import ChunkSet, bits_of, chunks_of
+from p2p.broadcast.chunkset import BitView, ChunkSet, bits_of, chunks_of
 from p2p.broadcast.peer_groups import MESH, PeerPlaces
 from p2p.limits import LEASE_S, REPAIR_AFTER_S
 
@@ -213,13 +213,14 @@ class Pulls:
                 supplier.broke.pop(chunk, None)
         if peer == self.source:
             return
+        lacking = BitView(awaited)
         if awaited and not supplier.near:
             for chunk in chunks:
-                if awaited >> chunk & 1:
+                if chunk in lacking:
                     self._far.setdefault(chunk, now)
         elif awaited:
             for chunk in chunks:
-                if awaited >> chunk & 1 and chunk not in self._first:
+                if chunk in lacking and chunk not in self._first:
                     self._first[chunk] = supplier
                     supplier.due[chunk] = now
 

@@ -55,9 +55,10 @@ class PumpCore:
         if len(transfers) > 1:
             transfers.sort(key=lambda t: t.manifest.version)
         for transfer in transfers:
-            found = transfer.session.next(ready, now)
+            found = transfer.session.next(transfer.draws.able(ready, now), now)
             if found is None:
                 continue
+            transfer.draws.handed(found.peer, transfer.manifest.chunk_size(found.chunk), transfer.manifest.size, now)
             peer = self.order[found.peer]
             peer.job = Job(transfer, found.chunk, found.duty)
             peer.served_at, peer.measured_until = now, now + MEASURED_S

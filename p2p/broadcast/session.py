@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from p2p.broadcast.chunkset import ChunkSet, bits_of
+from p2p.broadcast.chunkset import BitView, ChunkSet, bits_of
 from p2p.broadcast.leases import MAX_WANTS_PER_PEER, Pulls
 from p2p.broadcast.peer_groups import PeerPlaces
 from p2p.broadcast.policies.port import Policy, Push, Relieved
@@ -181,9 +181,9 @@ class Session:
         awaited = 0 if self.is_source or self.catching else bits & ~self._holds.bits
         self._pulls.announced(peer, chunks, bits, now, awaited=awaited)
         if new and self._hears:
-            for chunk in chunks:
-                if new >> chunk & 1:
-                    new ^= 1 << chunk
+            fresh = BitView(new)
+            for chunk in dict.fromkeys(chunks):
+                if chunk in fresh:
                     self._policy.has(peer, chunk, now)
         if self.total is not None:
             entry.has.compact(self.total)

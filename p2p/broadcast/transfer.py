@@ -11,19 +11,21 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from p2p.broadcast.chunkset import bits_of, chunks_of
+from p2p.broadcast.draws import Draws
 from p2p.broadcast.gossip import Gossip
 from p2p.broadcast.session import Session
 from p2p.channel.port import Channel
 from p2p.errors import Refusal
 from p2p.limits import KIB, MIB
 from p2p.protocol.versions import Have
+from p2p.protocol.wire import FEW, MANY
 from p2p.weights.manifest import Manifest
 
 PARTS_PER_MESSAGE = 512 * KIB
 """Bytes of manifest parts per message, below MAX_FRAME with room for the envelope. A longer part travels alone."""
 
-HAVE_BATCH = 32_768
-"""Chunk numbers in one Have, below the limit on list lengths; an anchor of a large model has more chunks than that."""
+HAVE_BATCH = MANY
+"""Chunk numbers in one Have, as many as may be; an anchor of a large model has more chunks than that."""
 
 ASK_PARTS_S, ASK_PARTS_MAX_S = 1.0, 8.0
 """Seconds from one request for missing records to the next: the first, doubled each time up to the second while nothing comes."""
@@ -66,6 +68,8 @@ class Transfer:
     waiting: list[Callable[[], object]] = field(default_factory=list)
     """called once each at the next change"""
     news: Gossip = field(default_factory=Gossip)
+    draws: Draws = field(default_factory=Draws)
+    """what each peer was handed of it; it outlives their links"""
     asked_parts_at: float = -1e9
     ask_parts_after: float = ASK_PARTS_S
 
@@ -102,7 +106,6 @@ class Neighbour:
         """manifest id -> from when on this neighbour is sent all parts of it again"""
         self.greeted: set[bytes] = set()
         """manifests this neighbour was told our chunks of, in answer to its own Subscribe"""
-        self.refusals = 0
         self.job: Job | None = None
         """chunk that is being handed to the bulk channel, which has room for another one when this is done"""
         self.served_at = -inf
@@ -132,6 +135,7 @@ class Neighbour:
 
 def haves(mid: bytes, chunks: Sequence[int]) -> list[Have]:
     """The messages that say that these chunks are held here; one of none that this peer takes part."""
+    chunks = list(dict.fromkeys(chunks))  # one that the disk lost and that came again is news twice
     return [Have(mid, tuple(chunks[at : at + HAVE_BATCH])) for at in range(0, max(len(chunks), 1), HAVE_BATCH)]
 
 
@@ -140,7 +144,7 @@ def batches(parts: Iterable[bytes]) -> Iterator[tuple[bytes, ...]]:
     batch: list[bytes] = []
     size = 0
     for part in parts:
-        if batch and size + len(part) > PARTS_PER_MESSAGE:
+        if batch and (size + len(part) > PARTS_PER_MESSAGE or len(batch) >= FEW):
             yield tuple(batch)
             batch, size = [], 0
         batch.append(part)
@@ -155,8 +159,8 @@ def bitmap(chunks: set[int]) -> bytes:
     return bits.to_bytes((bits.bit_length() + 7) >> 3, "little")
 
 
-def members(bits: bytes) -> list[int]:
-    """Inverse of `bitmap`. Refusal over one MiB (it is bounded by the frame already)."""
+def members(bits: bytes) -> Iterator[int]:
+    """Inverse of `bitmap`, ascending. Refusal over one MiB (it is bounded by the frame already)."""
     if len(bits) > MIB:
         raise Refusal("bitmap too long", fatal=True)
-    return list(chunks_of(int.from_bytes(bits, "little")))
+    return chunks_of(int.from_bytes(bits, "little"))

@@ -9,14 +9,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from time import perf_counter
 
 import trio
 
 from p2p.channel.port import Channel
+from p2p.complaints import complain
 from p2p.errors import ChannelClosed, Refusal, first_of
 from p2p.limits import MIB
+from p2p.membership.workload import Workload
 from p2p.protocol.join import Renewal
 from p2p.protocol.messages import decode
+from p2p.protocol.versions import Chunk
 from p2p.protocol.wire import encode
 
 log = logging.getLogger("shoal.membership")
@@ -91,10 +95,12 @@ class LinkOwner:
 
 
 class LinkTasks:
-    """The links of one peer and their tasks. `renewed(link, message)` takes a new membership, or raises a Refusal."""
+    """The links of one peer and their tasks. `renewed(link, message)` takes a new membership, or raises a Refusal. `head` is
+    always read at once; another peer waits when its messages take more than their share of the time."""
 
-    def __init__(self, owner: LinkOwner, renewed: Callable[[Link, Renewal], None]) -> None:
-        self._owner, self._renewed = owner, renewed
+    def __init__(self, owner: LinkOwner, renewed: Callable[[Link, Renewal], None], head: str = "") -> None:
+        self._owner, self._renewed, self._head = owner, renewed, head
+        self._workload = Workload()
         self.links: dict[str, Link] = {}
         """by peer"""
 
@@ -151,19 +157,26 @@ class LinkTasks:
     async def _read(self, link: Link, channel: Channel) -> None:
         while True:
             try:
-                message = decode(await channel.receive())
+                data = await channel.receive()
+                began = perf_counter()
+                message = decode(data)
                 if isinstance(message, Renewal):
                     self._renewed(link, message)
                     continue
             except ChannelClosed as closed:
                 refusal = _refused_below(closed, link.peer)
                 if refusal is not None and not link.closing:
-                    log.warning("%s", refusal)
+                    complain(log, link.peer, refusal)
                     await self._owner.on_refusal(link.peer, refusal)
                 raise
             except Refusal as refusal:
                 raise await self._refused(link, refusal) from None
             await self._guarded(link, f"its {type(message).__name__}", self._owner.on_message(link, message))
+            # A chunk that is not wanted costs nothing, and one that is wanted is what links are for.
+            if link.peer != self._head and not isinstance(message, Chunk):
+                pause = self._workload.spent(link.peer, perf_counter() - began, trio.current_time())
+                if pause:
+                    await trio.sleep(pause)
 
     async def _guarded(self, link: Link, what: str, handling: Awaitable[None]) -> None:
         """What a peer does may find a defect of ours: it then costs that peer's link, and no other."""
@@ -179,7 +192,7 @@ class LinkTasks:
     async def _refused(self, link: Link, refusal: Refusal) -> Refusal:
         """Tell the owner; the link ends with what is returned."""
         refusal = refusal.at(peer=link.peer)
-        log.warning("%s", refusal)
+        complain(log, link.peer, refusal)
         await self._owner.on_refusal(link.peer, refusal)
         return refusal
 

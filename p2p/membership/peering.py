@@ -17,6 +17,7 @@ from typing import Any
 import trio
 
 from p2p.channel.port import BULK, CONTROL, Channel, Network
+from p2p.complaints import complain
 from p2p.errors import ChannelClosed, Refusal, Unreachable
 from p2p.identity import Identity
 from p2p.limits import GREETING_WINDOW, HANDSHAKE_S, PROTOCOL_VERSION
@@ -87,7 +88,7 @@ class Peering:
         self._network, self._settings, self._wall = network, settings, wall
         self.gate = Gate(identity, run=settings.run, head=settings.head, wall=wall)
         self.head, self.me = settings.head, identity.peer_id
-        self._tasks = LinkTasks(owner, self._renewed)
+        self._tasks = LinkTasks(owner, self._renewed, settings.head)
         self.links: dict[str, Link] = self._tasks.links
         """live links by peer, from the end of the handshake on"""
         self._half: dict[str, tuple[Channel, Hello]] = {}
@@ -203,11 +204,6 @@ class Peering:
 
     # --- keeping away ------------------------------------------------------------------------------------------------
 
-    async def expel(self, peer: str, reason: str) -> None:
-        """Close the link to `peer` for what it sent, and keep away from it for a while."""
-        self.gate.banned.add(peer, trio.current_time())
-        await self.close(peer, reason)
-
     def keep_away(self, peer: str, reason: str, *, ban: bool = True) -> None:
         """As `expel`, without waiting: the link ends soon. Without `ban` the gate's doorkeeper knows for how long."""
         if ban:
@@ -264,7 +260,7 @@ class Peering:
 
     async def _turn_away(self, channel: Channel, refusal: Refusal) -> None:
         reason = refusal.reason[:MAX_REASON]
-        log.warning("%s", Refusal(reason, peer=channel.peer, fatal=refusal.fatal))
+        complain(log, channel.peer, Refusal(reason, peer=channel.peer, fatal=refusal.fatal))
         try:
             with trio.move_on_after(HANDSHAKE_S):
                 await channel.send(encode(Rejection(reason, not refusal.fatal)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from msgspec.structs import asdict
 
 from p2p.protocol.rollout import Generate, TokenEvent, pack_ids, unpack_ids
-from p2p.protocol.wire import Blob, Count, Message, Real, Record, Row, Text
+from p2p.protocol.wire import Blob, Count, Few, Line, Many, Message, Name, Real, Record
 from p2p.version import Version
 
 PACKED = ("prompt_ids", "prefix_ids", "stop_ids")
@@ -18,7 +18,7 @@ PACKED = ("prompt_ids", "prefix_ids", "stop_ids")
 class GenerateRequest(Record, frozen=True):
     """`Generate` on the wire, field by field: token ids packed as little-endian uint32."""
 
-    request_id: Text
+    request_id: Name
     prompt_ids: Blob
     prefix_ids: Blob
     stop_ids: Blob
@@ -45,39 +45,46 @@ class Assign(Message, frozen=True, tag="assign"):
     """Head to node: generate these. `finish_s` is for how many seconds the node may hold a newer version back so that they end
     under the weights that they began with; 0: they go on under the newer ones."""
 
-    requests: Row[GenerateRequest]
+    requests: Few[GenerateRequest]
     finish_s: Real = 0.0
 
 
 class Abort(Message, frozen=True, tag="abort"):
     """Forget these requests (all of them when empty); no answer comes."""
 
-    request_ids: Row[Text]
+    request_ids: Many[Name]
 
 
 class Interrupt(Message, frozen=True, tag="interrupt"):
     """Head to node: hand these back with what was made of them. Each ends with an event whose `finish` is "interrupt". One that
     is not here any more has ended already."""
 
-    request_ids: Row[Text]
+    request_ids: Many[Name]
 
 
 class Tokens(Message, frozen=True, tag="tokens"):
     """Node to head: what it made since it last said so. The head checks each run against the request that it answers (see
     `learner.rollouts.event_checks`): who holds it, where it stands, its version, its log probabilities, its ids, its end."""
 
-    runs: Row[TokenEvent]
+    runs: Many[TokenEvent]
+
+    def __post_init__(self) -> None:
+        """ValueError, which refuses the message while it is read, unless each run has a log probability for each of its ids."""
+        for run in self.runs:
+            if len(run.packed_ids) != len(run.packed_logprobs) or len(run.packed_ids) % 4:
+                what = f"{len(run.packed_ids)} bytes of token ids with {len(run.packed_logprobs)} of logprobs"
+                raise ValueError(f"request {run.request_id!r:.80}: {what}")
 
 
 class Rejected(Message, frozen=True, tag="rejected"):
     """Node to head: this request is not taken; `version` is what the node serves. Retryable when the request is not to blame:
     it goes to others, or here again later, unless `cause` says that it is never served here."""
 
-    request_id: Text
+    request_id: Name
     version: Version
-    reason: Text
+    reason: Line
     retryable: bool
-    cause: Text = ""
+    cause: Name = ""
     """of `rollout.CAUSES`, "" for any other"""
 
 

@@ -13,7 +13,7 @@ from itertools import accumulate
 from msgspec.structs import replace
 
 from p2p.limits import MAX_FRAME, MAX_PEERS
-from p2p.protocol.wire import Blob, Count, Message, Record, Row, Text
+from p2p.protocol.wire import Blob, Count, Few, Line, Message, Record, Row, Text
 
 log = logging.getLogger("shoal.protocol")
 
@@ -48,7 +48,7 @@ class Welcome(Message, frozen=True, tag="welcome"):
 class Rejection(Message, frozen=True, tag="refused"):
     """The acceptor's other answer, then it closes. A retryable one may be tried again later, as it is."""
 
-    reason: Text
+    reason: Line
     retryable: bool
 
 
@@ -56,7 +56,7 @@ class RosterEntry(Record, frozen=True):
     """One peer that the receiver may link with, and where it can be dialled."""
 
     peer: Text
-    addresses: Row[Text]
+    addresses: Few[Text]
     name: Text
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from msgspec.structs import replace
 
-from p2p.protocol.wire import Blob, Count, Record, Text
+from p2p.protocol.wire import MAX_LINE, Blob, Count, Line, Name, Record
 from p2p.version import Version
 
 FINISH_REASONS = ("", "stop", "length", "interrupt", "abort", "error")
@@ -70,7 +70,7 @@ class TokenEvent(Record, frozen=True):
     its version then says nothing of any. `Completion.spans` tells the versions of a whole completion.
     """
 
-    request_id: Text
+    request_id: Name
     start: Count
     packed_ids: Blob
     """little-endian uint32, one a token"""
@@ -78,9 +78,9 @@ class TokenEvent(Record, frozen=True):
     """little-endian float32, one a token: its log probability (nats) under the distribution it was sampled from (after
     temperature and top_p; for greedy, under temperature 1)"""
     version: Version
-    finish: Text
+    finish: Name
     """as in FINISH_REASONS"""
-    message: Text
+    message: Line
 
     @classmethod
     def of(
@@ -89,7 +89,7 @@ class TokenEvent(Record, frozen=True):
     ) -> TokenEvent:  # fmt: skip
         """From values that are not packed yet. struct.error for an id that is not in [0, 2**32)."""
         packed = np.asarray(logprobs, "<f4").tobytes()
-        return cls(request_id, start, pack_ids(ids), packed, version, finish=finish, message=message)
+        return cls(request_id, start, pack_ids(ids), packed, version, finish=finish, message=message[:MAX_LINE])
 
     @property
     def whole(self) -> bool:

@@ -5,7 +5,7 @@ Must not know sessions, nor which chunk goes to whom.
 
 from __future__ import annotations
 
-from p2p.protocol.wire import Blob, Count, Digest, Message, Real, Record, Row, Text
+from p2p.protocol.wire import Blob, Count, Digest, Few, Line, Many, Message, Name, Real, Record
 from p2p.version import Version
 
 
@@ -13,7 +13,7 @@ class CatalogEntry(Record, frozen=True):
     """A retained manifest that a node may fetch. `size` is payload bytes (0 while it is being made)."""
 
     mid: Digest
-    kind: Text
+    kind: Name
     version: Version
     base: Version | None
     base_digest: Digest
@@ -25,7 +25,7 @@ class Catalog(Message, frozen=True, tag="catalog"):
     """Head to a joiner: what can be fetched, and which version is current."""
 
     current: Version
-    entries: Row[CatalogEntry]
+    entries: Many[CatalogEntry]
 
 
 class GetCatalog(Message, frozen=True, tag="get_catalog"):
@@ -36,7 +36,7 @@ class Parts(Message, frozen=True, tag="parts"):
     """Signed manifest parts (header, segment records, seal), each verifiable by itself against the head's key."""
 
     mid: Digest
-    parts: Row[Blob]
+    parts: Few[Blob]
 
 
 class GetParts(Message, frozen=True, tag="get_parts"):
@@ -59,17 +59,17 @@ class Subscribe(Message, frozen=True, tag="subscribe"):
 
 
 class Have(Message, frozen=True, tag="have"):
-    """Sender verified and holds these chunks of `mid`."""
+    """Sender verified and holds these chunks of `mid`, none of them named twice."""
 
     mid: Digest
-    chunks: Row[Count]
+    chunks: Many[Count]
 
 
 class Want(Message, frozen=True, tag="want"):
-    """Sender asks for these chunks, under a lease that it keeps itself."""
+    """Sender asks for these chunks, none of them named twice, under a lease that it keeps itself."""
 
     mid: Digest
-    chunks: Row[Count]
+    chunks: Few[Count]
 
 
 class Relieve(Message, frozen=True, tag="relieve"):
@@ -77,7 +77,7 @@ class Relieve(Message, frozen=True, tag="relieve"):
     those of the receiver's own group: what it is to bring to other groups stays with it."""
 
     mid: Digest
-    chunks: Row[Count]
+    chunks: Many[Count]
 
 
 class Chunk(Message, frozen=True, tag="chunk"):
@@ -95,10 +95,10 @@ class Chunk(Message, frozen=True, tag="chunk"):
 class Report(Message, frozen=True, tag="report"):
     """Node to head: what a peer sent was refused and the peer dropped. The head weighs it and never evicts on one."""
 
-    peer: Text
+    peer: Name
     version: Version
     chunk: Count
-    reason: Text
+    reason: Line
 
 
 class Installed(Message, frozen=True, tag="installed"):

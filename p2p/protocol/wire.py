@@ -11,6 +11,8 @@ type (True is no integer, a text is no number), and a value outside the bounds o
 
     type        on the wire      refused
     Text        text             over 65,536 characters; bytes that are not UTF-8
+    Name        text             over 256 characters; bytes that are not UTF-8
+    Line        text             over 4,096 characters; bytes that are not UTF-8
     Blob        bytes            over MAX_FRAME, which the message around it has passed already
     Digest      bytes            over 64
     Count       integer          below 0, or 2**64 and above
@@ -18,6 +20,8 @@ type (True is no integer, a text is no number), and a value outside the bounds o
     bool        boolean
     Version     [epoch, step]    what is refused of a Count
     Row[X]      list             over 65,536 entries; what is refused of an X
+    Many[X]     list             over 8,192 entries; what is refused of an X
+    Few[X]      list             over 256 entries; what is refused of an X
     X | None    X or nil         what is refused of an X
     a Record    list             another number of entries; what is refused of its fields
 
@@ -42,8 +46,17 @@ from p2p.limits import MAX_FRAME
 MAX_TEXT = 64 * 1024
 """Characters of the longest text field (a ticket, a reason, an address)."""
 
+MAX_NAME, MAX_LINE = 256, 4096
+"""Characters of a name (of a request, a peer), and of what a person is to read. Refusals' reasons are cut to 500 by who sends
+them; the rest is room for others."""
+
 MAX_ITEMS = 65_536
-"""Entries of the longest list: a Want for every chunk of a large version stays below it."""
+"""Entries of the longest list, which only the head or the trainer sends."""
+
+MANY, FEW = 8192, 256
+"""Entries of a list that any peer may send. MANY: each costs some microseconds (a number, a run of tokens), so that a message
+holds the event loop for less than 50 ms. FEW: each costs a tenth of a millisecond (a signature that is checked, a sequence that
+is taken)."""
 
 MAX_FIELDS = 14
 """Fields of the longest message: with its tag it is still an array whose length stands in the first byte."""
@@ -53,6 +66,8 @@ _ARRAY, _TEXT = 0x90, 0xA0
 
 T = typing.TypeVar("T")
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+Name = Annotated[str, Meta(max_length=MAX_NAME)]
+Line = Annotated[str, Meta(max_length=MAX_LINE)]
 Blob = Annotated[bytes, Meta(max_length=MAX_FRAME)]
 Digest = Annotated[bytes, Meta(max_length=64)]
 """A hash, or the id of a manifest, which is one: 32 bytes today."""
@@ -61,6 +76,8 @@ Count = Annotated[int, Meta(ge=0)]
 Real = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 """A finite number; an integer is taken for one."""
 Row = Annotated[tuple[T, ...], Meta(max_length=MAX_ITEMS)]
+Many = Annotated[tuple[T, ...], Meta(max_length=MANY)]
+Few = Annotated[tuple[T, ...], Meta(max_length=FEW)]
 
 
 class Record(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -120,6 +137,8 @@ class Decoder:
         kind = self.kinds.get(data[2 : 2 + data[1] - _TEXT].decode(errors="replace")) if claimed else None
         if kind is None:
             return f"message is not a list that starts with a known tag: {what[:1].lower()}{what[1:]}"[:200]
+        if not path and data[0] == _ARRAY + 1 + len(kind.__struct_fields__):  # its fields do not go together
+            return f"{kind.__name__}: {what}"[:300]
         return f"{_field(kind, path)}: {what[:1].lower()}{what[1:]}"[:300] if path else _miscounted(kind, data)
 
 

@@ -200,6 +200,7 @@ class Manifest:
         self._parts: dict[int, bytes] = {-1: header_part}
         self._owner: dict[int, SegmentRecord] = {}
         self._seen: set[bytes] = {header_part}
+        self._size = 0
 
     @property
     def version(self) -> Version:
@@ -220,7 +221,7 @@ class Manifest:
     @property
     def size(self) -> int:
         """Payload bytes: of the whole once sealed, before that of the segments whose records have arrived."""
-        return self.seal.size if self.seal else sum(r.size for r in self.records.values())
+        return self.seal.size if self.seal else self._size
 
     def parts(self) -> list[bytes]:
         return [self._parts[i] for i in sorted(self._parts)]
@@ -283,8 +284,10 @@ class Manifest:
         if chunks.stop > self.max_chunks:
             raise Refusal(f"segment {segment}: chunks beyond {'the seal' if self.seal else 'policy'}", version=self.version)
         # Checked before anything is kept: a manifest that does not add up must never look whole.
-        self._check_whole({**self.records, segment: record}, self.seal)
+        if len(self.records) + 1 == len(self.segments):
+            self._check_whole({**self.records, segment: record}, self.seal)
         self.records[segment], self._parts[segment] = record, part
+        self._size += size
         self._owner.update(dict.fromkeys(chunks, record))
         self._seen.add(part)
         return list(chunks)

@@ -31,6 +31,7 @@ from learner.rollouts.outcomes import Sampling, TurnLimits
 from learner.tasks.port import Prompt, Score, Task
 from learner.trainer.packing import check_group
 from learner.trajectory import Group, Trajectory
+from p2p.errors import Refusal
 from p2p.protocol.generation import Abort, Assign, GenerateRequest, Tokens
 from p2p.protocol.rollout import TokenEvent, unpack_ids
 from p2p.version import Version
@@ -478,7 +479,11 @@ class World:
             del node.wire[which % len(queue)]
             node.heard = [*node.heard[-20:], (message, epoch)]
         before, refused = self._all_tokens() if epoch != self.epoch else None, len(self.refused)
-        accepted = self.rollouts.on_tokens(name, message)
+        try:
+            accepted = self.rollouts.on_tokens(name, message)
+        except Refusal as refusal:
+            accepted = 0
+            self.refused.append(str(refusal))
         self.accepted += accepted
         if before is not None:
             self.ignored += 1

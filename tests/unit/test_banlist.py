@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from p2p.membership.banlist import BAN_S, MAX_BANNED, Banlist
+from p2p.membership.banlist import BAN_S, MAX_BANNED, MOST_BANNED, Banlist
+from p2p.membership.conduct import MAX_COUNTED, REFUSALS, REFUSALS_S, Conduct
 
 
 def test_longer_each_time_up_to_a_limit() -> None:
@@ -24,3 +25,39 @@ def test_no_more_are_remembered_than_matter() -> None:
         banned.add(str(second), float(second))
         assert banned.holds(str(second), float(second)) and len(banned) <= MAX_BANNED
     assert banned.holds(str(second - 10), float(second))
+
+
+def test_so_many_refusals_in_a_minute_expel_and_a_fatal_one_does_at_once() -> None:
+    banned = Banlist()
+    conduct = Conduct(banned)
+    assert not any(conduct.refused("a", "why", 0.0, fatal=False) for _ in range(REFUSALS - 1))
+    assert conduct.barred_s("a", 0.0) == 0 and conduct.refused("a", "why", 0.0, fatal=False)
+    assert conduct.barred_s("a", 1.0) == BAN_S[0] - 1 and conduct.refused("b", "why", 0.0, fatal=True)
+    patient = REFUSALS_S / REFUSALS
+    assert not any(conduct.refused("c", "why", i * patient, fatal=False) for i in range(1000))  # they are forgotten as fast
+
+
+def test_a_peer_that_comes_back_and_back_is_let_in_a_few_times_a_day() -> None:
+    """Fatal each time, at once: the first finding was 38 times in 6 s."""
+    conduct, comes, now = Conduct(Banlist()), [], 0.0
+    while now < 86_400:
+        if not conduct.barred_s("p", now):
+            comes.append(now)
+            assert conduct.refused("p", "no message", now, fatal=True)
+            assert conduct.refused("p", "what was on its way", now, fatal=True)  # counts once
+        now += 0.5
+    assert comes[:4] == [0.0, 30.0, 90.0, 210.0] and len(comes) <= 31
+
+
+def test_refusals_are_counted_of_so_many_peers_only() -> None:
+    conduct = Conduct(Banlist())
+    for i in range(3 * MAX_COUNTED):
+        conduct.refused(str(i), "why", float(i), fatal=False)
+    assert len(conduct._counts) == MAX_COUNTED
+
+
+def test_so_many_are_remembered_at_all() -> None:
+    banned = Banlist()
+    for i in range(MOST_BANNED + 100):
+        banned.add(str(i), 0.0)
+    assert len(banned) == MOST_BANNED

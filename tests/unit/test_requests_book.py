@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from learner.requests.book import RequestBook
 from learner.requests.port import Ask, Busy, NoSuchVersion
 from learner.requests.sequence import RequestSequence, parse_request_id
+from learner.rollouts.beside import Taken
 from learner.rollouts.group import parse_request
 from p2p.errors import ShoalError, UsageError
 from p2p.protocol.rollout import TokenEvent
@@ -48,7 +49,7 @@ def test_tokens_come_in_pieces_by_version_and_a_stop_token_ends_it() -> None:
     last = s.made(2)
     assert last is not None and (last.ids, last.version, last.finish) == ((7, STOP), V1, "stop")
     assert book.load("a") == 0 and book.counts["serving"]["ended"] == 1 and book.counts["serving"]["tokens"] == 4
-    assert book.tokens("a", event("s.2.0.0", 4, [1]), 3.0) == ((0, None, ()))  # late, and nobody's fault
+    assert book.tokens("a", event("s.2.0.0", 4, [1]), 3.0) == Taken(late=True)  # late, and nobody's fault
 
 
 def test_whoever_goes_on_with_it_gets_all_its_tokens() -> None:

@@ -53,7 +53,7 @@ def test_whom_the_operator_answers_for_is_never_expelled(tmp_path: Path) -> None
         trust = open_trust(books, clock, expelled, trusted=frozenset({PEER}))
         for _ in range(100):
             trust.doubt(PEER, "slow")
-            trust.refused(PEER, "odd")
+            trust.refused(PEER, "odd", 0.0, fatal=False)
         assert not expelled and trust.standing.may_hold(PEER, 16) == 16 and trust.credible(PEER)
 
 

@@ -1,0 +1,161 @@
+"""What strangers send to a live head, with 1, 8 and 60 of them: the run goes on, links of honest nodes stay, and what is kept,
+written and answered is bounded. The findings were F2, F5, F6, M2 and M3 of the review of commit 1832404."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+import trio
+
+from p2p.complaints import ALL_PER_S, FIRST_OF_ALL
+from p2p.membership.banlist import BAN_S
+from p2p.protocol.generation import NodeStatus, Tokens
+from p2p.protocol.rollout import TokenEvent
+from p2p.protocol.versions import GetCatalog, GetParts, Have, Report, Subscribe, Want
+from p2p.protocol.wire import MANY, MAX_LINE, encode_struct
+from p2p.version import Version
+from tests.attacks.strangers import Stranger, frame, steps_made
+from tests.swarm.test_head import Bench, open_head
+
+MANY_STRANGERS = pytest.mark.parametrize("count", [1, 8, 60])
+V1 = Version(1, 0)
+
+
+@pytest.fixture(autouse=True)
+def _log(caplog):
+    caplog.set_level(logging.INFO, logger="shoal")
+
+
+def strangers(bench: Bench, count: int, frames, pause_s: float = 0.0, **more) -> list[Stranger]:
+    """So many of them, at work from now on."""
+    found = [Stranger(bench, 1000 + i) for i in range(count)]
+    for i, one in enumerate(found):
+        bench.nursery.start_soon(lambda one=one, i=i: one.attack(frames(i), pause_s, **more))
+    return found
+
+
+def runs(first: int, count: int, request: str = "9{i}.0.0") -> Tokens:
+    return Tokens(tuple(TokenEvent.of(request.format(i=i), 0, (1,), [-1.0], V1) for i in range(first, first + count)))
+
+
+async def alone_and_under(path, count: int, frames, pause_s: float = 0.0, **more) -> tuple[float, float, Bench, list[Stranger]]:
+    """Seconds for ten steps without and with strangers at the door, and what became of both."""
+    async with open_head(path / "alone") as bench:
+        alone = await steps_made(bench, 10)
+    async with open_head(path / "run") as bench:
+        there = strangers(bench, count, frames, pause_s, **more)
+        await trio.sleep(1)
+        under = await steps_made(bench, 10)
+        return alone, under, bench, there
+
+
+@MANY_STRANGERS
+async def test_messages_of_refused_runs(tmp_path, autojump_clock, caplog, count: int) -> None:
+    """F2: the first run that is refused ends its message, and such messages end the link and keep the peer away."""
+    alone, under, bench, there = await alone_and_under(tmp_path, count, lambda i: [frame(runs(10_000 * i, MANY))], 0.02)
+    assert under <= alone / 0.7
+    assert bench.head.refusals <= 65 * sum(s.admitted for s in there)
+    assert all(s.admitted <= 3 and s.said <= 3 * 80 for s in there)
+    assert sum(len(r.getMessage()) for r in caplog.records) < 1_000_000
+
+
+@MANY_STRANGERS
+@pytest.mark.parametrize("what", ["lengths", "runs", "have", "want", "junk"])
+async def test_what_no_honest_node_says_costs_the_link_at_once(tmp_path, autojump_clock, count: int, what: str) -> None:
+    """F2 and F6: it took 38 links in 6 s."""
+    async with open_head(tmp_path / "run") as bench:
+        mid = next(iter(bench.head.swarm.transfers))
+        illegal = {
+            "lengths": encode_struct(["tokens", [["r", 0, b"1234", b"", [1, 1], "", ""]] * 8000]),
+            "runs": encode_struct(["tokens", [["r", 0, b"", b"", [1, 1], "", ""]] * (MANY + 1)]),
+            "have": frame(Have(mid, (0,) * MANY)),
+            "want": frame(Want(mid, (0,) * 256)),
+            "junk": b"\x93\xa4have",
+        }[what]
+        there = strangers(bench, count, lambda i: [illegal])
+        took = await steps_made(bench, 10)
+        await trio.sleep(max(0.0, 100 - took))
+        # At 0, 30 and 90 s, as the terms double: each time one message.
+        assert all(1 <= s.admitted <= 4 for s in there) and bench.head.refusals <= 4 * count
+        assert BAN_S[0] == 30.0
+
+
+@MANY_STRANGERS
+async def test_runs_that_bring_nothing_end_a_message(tmp_path, autojump_clock, count: int) -> None:
+    """An honest node sends such runs when it loses a race: some are passed over without a word, thousands are not."""
+    async with open_head(tmp_path / "run") as bench:
+        await steps_made(bench, 2)
+        few, many = runs(0, 200, "0.0.0"), runs(0, MANY, "0.0.0")
+        before = bench.head.refusals
+        honest = await bench.join()
+        for _ in range(20):
+            await honest.say(few)
+        await trio.sleep(1)
+        assert bench.head.refusals == before and not honest.closed
+        there = strangers(bench, count, lambda i: [frame(many)], 0.05)
+        await trio.sleep(20)
+        assert bench.head.refusals > before and all(s.admitted <= 2 for s in there)
+
+
+@MANY_STRANGERS
+async def test_reports_and_names_do_not_fill_disk_or_status(tmp_path, autojump_clock, caplog, count: int) -> None:
+    """F5: 151 MB of log in 7 s, and a status of 1.2 MB."""
+    text = "x" * (MAX_LINE - 1)
+    alone, under, bench, there = await alone_and_under(
+        tmp_path, count, lambda i: [frame(Report(f"{i}", V1, 0, text))], 0.005, stay_s=2.0
+    )
+    assert under <= alone / 0.7
+    assert sum(s.said for s in there) > 500
+    written = sum(len(r.getMessage()) for r in caplog.records if r.levelno >= logging.WARNING)
+    assert written <= 800 * (FIRST_OF_ALL + 120 * ALL_PER_S)  # the limiter counts real seconds; it took fewer
+    assert len(bench.head.reports) <= 100 and all(len(r) <= 720 for r in bench.head.reports)
+    assert len(json.dumps(bench.head.status())) < 12_000 + 1_500 * (count + 3)
+
+
+async def test_rows_of_a_thousand_identities_are_bounded(tmp_path, autojump_clock) -> None:
+    """F5: 300 identities took the status from 6 to 218 kB."""
+    async with open_head(tmp_path / "run") as bench:
+        status = frame(NodeStatus(True, V1, 0, 0, 4, 0, 0.0, 1, 1))
+        for i in range(20):  # fifty at once, one after the other
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as nursery:
+                    for j in range(50):
+                        nursery.start_soon(Stranger(bench, 10_000 + 50 * i + j).attack, [status], 1.0)
+                    await trio.sleep(1.0)
+                    scope.cancel()
+            await trio.sleep(0.5)
+        await trio.sleep(5)
+        assert len(bench.head.gone) == 256
+        assert len(json.dumps(bench.head.status())) < 600_000
+
+
+@MANY_STRANGERS
+async def test_questions_are_answered_in_a_trickle(tmp_path, autojump_clock, count: int) -> None:
+    """M2: 0.26 MB asked, 32.7 MB of answers."""
+    async with open_head(tmp_path / "run") as bench:
+        ask = [frame(GetCatalog()), frame(GetParts(b"unknown manifest"))]
+        there = strangers(bench, count, lambda i: ask, 0.002)
+        await trio.sleep(30)
+        assert all(s.said > 5000 for s in there)
+        assert all(s.heard_bytes < 1_500_000 for s in there)
+        assert max(link.queued for link in bench.head.swarm.links.values()) < 1_000_000
+        await steps_made(bench, 3)
+
+
+@pytest.mark.parametrize("count", [1, 8])
+async def test_who_comes_back_and_back_draws_a_few_states(tmp_path, autojump_clock, monkeypatch, count: int) -> None:
+    """M3: one identity drew 12 whole states in 25 s, with 18 links."""
+    monkeypatch.setattr("p2p.broadcast.draws.PASS_LEAST", 1024)  # the state here is a quarter of a MiB
+    async with open_head(tmp_path / "run") as bench:
+        transfer = next(t for t in bench.head.swarm.transfers.values() if t.manifest.header.kind == "anchor")
+        mid, chunks, size = transfer.manifest.mid, transfer.manifest.max_chunks, transfer.manifest.size
+        asks = [frame(Subscribe(mid, b"")), *(frame(Want(mid, (c,))) for c in range(chunks))]
+        there = strangers(bench, count, lambda i: asks, 0.01, stay_s=1.2)
+        await trio.sleep(40)
+        assert all(s.admitted >= 15 for s in there)
+        assert all(s.heard_bytes >= size for s in there), "a state that is asked for comes"
+        allowed = 3.2 * size + (64 << 10) * max(s.admitted for s in there)
+        assert all(s.heard_bytes <= allowed for s in there)
+        await steps_made(bench, 3)
