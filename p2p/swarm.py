@@ -29,9 +29,10 @@ from p2p.identity import Identity
 from p2p.membership.admission import Ticket
 from p2p.membership.conduct import Conduct, PeerConduct
 from p2p.membership.doorkeeper import Doorkeeper
-from p2p.membership.links import MAX_REASON, Link, LinkOwner
+from p2p.membership.links import Link, LinkOwner
 from p2p.membership.peering import JoinRefused, Peering, PeerSettings, redial_s
 from p2p.membership.redials import Redials
+from p2p.membership.texts import MAX_REASON
 from p2p.printable import printable
 from p2p.protocol.join import Grouping, Roster
 from p2p.protocol.versions import Catalog, GetCatalog, GetParts, Report

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
-from learner.admission.peers_file import PeersFile
+from learner.admission.peers_file import BookChanges, PeersFile
 from learner.admission.records import RATE_S, TicketRow, judge_ticket
 from learner.standing.standing import Standing
 from p2p.errors import Refusal
@@ -34,7 +34,7 @@ class HeadDoor(Doorkeeper):
 
     def __init__(self, books: PeersFile, standing: Standing | None = None) -> None:
         self.books, self.standing = books, standing
-        self._changes: tuple[int, int] | None = None
+        self._changes: BookChanges | None = None
 
     def knows(self, peer: str, now: float) -> bool:
         """Whether it came by a ticket that was not revoked. Refusal when it was banned, or is expelled."""

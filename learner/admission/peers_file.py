@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import NamedTuple
 
 from learner.admission.records import BanRow, IdentityRow, TicketRow
 from learner.standing.standing import MOST_RECORDS, PeerRecord
@@ -54,6 +55,15 @@ CREATE TABLE forgiven (peer TEXT PRIMARY KEY) STRICT;
 """`forgiven`: by a command, and not yet known to the head."""
 
 
+class BookChanges(NamedTuple):
+    """Counts that grow with changes of tickets and bans."""
+
+    others: int
+    """by other processes"""
+    own: int
+    """by this one"""
+
+
 class PeersFile:
     """One process's hold on the file. Synchronous; not for use from two threads. sqlite3.OperationalError when the disk is full
     or another writer keeps the file for longer than it may."""
@@ -93,9 +103,9 @@ class PeersFile:
         self.close()
 
     @property
-    def changes(self) -> tuple[int, int]:
+    def changes(self) -> BookChanges:
         """Another value after tickets or bans were changed, by this process or by another one."""
-        return int(self._one("PRAGMA data_version")[0]), self._own
+        return BookChanges(int(self._one("PRAGMA data_version")[0]), self._own)
 
     # ---- tickets
 
@@ -129,7 +139,13 @@ class PeersFile:
 
     def _tickets(self, where: str, *values: object) -> list[TicketRow]:
         rows = self._db.execute(f"SELECT * FROM tickets {where}", values).fetchall()
-        return [TicketRow(*row[:6], tuple(row[6].split()), *row[7:]) for row in rows]
+        return [
+            TicketRow(
+                id=id, name=name, made=made, expires=expires, uses=uses, rate=rate, allow=tuple(allow.split()), usd_per_hour=usd,
+                revoked=revoked,
+            )
+            for id, name, made, expires, uses, rate, allow, usd, revoked in rows
+        ]  # fmt: skip
 
     # ---- identities
 

@@ -58,6 +58,7 @@ from learner.rollouts.outcomes import (
 )
 from learner.trajectory import TRUNCATED
 from p2p.errors import Refusal
+from p2p.printable import printable
 from p2p.protocol.rollout import MAX_LOGPROB, Generate, TokenEvent, unpack_ids
 from p2p.version import Version
 
@@ -330,7 +331,7 @@ class Collector:
             old = self.books.release(group, index)
             return Requeued(group.request_name(index), old, None, count)
         if event.finish in ("error", "abort"):
-            what = f"gave up with {event.finish}: {event.message:.200}"
+            what = f"gave up with {event.finish}: {printable(event.message, 200)}"
             return self._failed(group, index, self._refuse(node, event, f"request {event.request_id}: {what}"), count)
         return Accepted(event.request_id, count)
 

@@ -52,14 +52,14 @@ class Rosters:
         self._exchange.arrange(self.grid.source_places())
         # One whose link is just coming up has no place yet: its own `changed` follows.
         here = [link for link in self._links.values() if link.peer in self.grid]
-        members = {link.peer: RosterEntry(link.peer, link.addresses, link.name) for link in here}
+        members = {link.peer: _Entries(link) for link in here}
         for link in here:
             self._tell(link, members)
 
-    def _tell(self, link: Link, members: Mapping[str, RosterEntry]) -> None:
+    def _tell(self, link: Link, members: Mapping[str, _Entries]) -> None:
         places = self.grid.places(link.peer)
         listed: Collection[str] = members if places is None else places.groups
-        roster, grouping = tuple(members[p] for p in listed if p in members), grouping_of(places)
+        roster, grouping = tuple(members[p].told_to(link) for p in listed if p in members), grouping_of(places)
         before = self._told.get(link.peer)
         if places is not None and before is not None and before[0] is link and before[1:] == (roster, grouping):
             return
@@ -69,6 +69,22 @@ class Rosters:
             link.post(replace(grouping, apart=tuple(apart)))
         link.post(make_roster(self._epoch, roster))
         self._told[link.peer] = link, roster, grouping
+
+
+class _Entries:
+    """What others are told of one node: the same to most of them, so that a thousand nodes do not cost a million entries."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._made: dict[tuple[str, ...], RosterEntry] = {}
+
+    def told_to(self, other: Link) -> RosterEntry:
+        """The entry with the addresses that `other` may be told."""
+        addresses = self._link.reach.told_to(other.reach)
+        entry = self._made.get(addresses)
+        if entry is None:
+            entry = self._made[addresses] = RosterEntry(self._link.peer, addresses, self._link.name)
+        return entry
 
 
 def grouping_of(places: PeerPlaces | None) -> Grouping:

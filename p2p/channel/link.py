@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from p2p.errors import Refusal
 from p2p.limits import CHANNEL_WINDOW, MAX_FRAME
+from p2p.printable import printable
 
 HEADER = struct.Struct("!IB")
 DATA, CREDIT, KEEPALIVE, CLOSE = range(4)
@@ -186,7 +187,7 @@ class LinkCore:
                 self._refuse(f"a grant of {amount} bytes with {self._outstanding} outstanding")
             self._outstanding -= amount
             return Granted(amount)
-        return Alive() if kind == KEEPALIVE else Closed(body.decode("utf-8", "replace"))
+        return Alive() if kind == KEEPALIVE else Closed(printable(body.decode("utf-8", "replace"), MAX_REASON))
 
     def _refuse(self, reason: str) -> NoReturn:
         self._fault = Refusal(reason, peer=self._peer, fatal=True)

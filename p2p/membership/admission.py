@@ -45,7 +45,8 @@ def make_ticket(head: Identity, run: str, addresses: tuple[str, ...], expires: i
     """A ticket for `run`, signed by the head's key. `addresses` are dialable multiaddrs of the head; `expires` is Unix seconds
     (0: never); `id` is what the head's books call it (none for a head without books)."""
     body = encode_struct([run, head.peer_id, addresses, expires, id])
-    return Ticket(run, head.peer_id, addresses, expires, id, head.sign(TICKET_DOMAIN, body))
+    signature = head.sign(TICKET_DOMAIN, body)
+    return Ticket(run=run, head=head.peer_id, addresses=addresses, expires=expires, id=id, signature=signature)
 
 
 def read_ticket(text: str) -> Ticket:

@@ -14,11 +14,11 @@ from p2p.limits import PROTOCOL_VERSION
 from p2p.membership.admission import Membership, check_membership, check_ticket, sign_membership
 from p2p.membership.banlist import Banlist
 from p2p.membership.doorkeeper import Doorkeeper
+from p2p.membership.texts import MAX_NAME
 from p2p.protocol.join import Hello
 
-MAX_ADDRESSES, MAX_ADDRESS, MAX_NAME = 16, 256, 128
-"""The most a peer may say of itself: addresses, characters of each address, characters of its name and of its program's. All
-of it goes into every roster, which must fit a frame."""
+MAX_ADDRESSES, MAX_ADDRESS = 16, 256
+"""The most a peer may say of where it is: addresses, characters of each."""
 
 MEMBERSHIP_S = 7 * 24 * 3600
 """Seconds that a membership lasts. A week, so that it outlives restarts of the head; its epoch tells which head gave it."""

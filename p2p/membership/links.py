@@ -17,6 +17,8 @@ from p2p.channel.port import Channel
 from p2p.complaints import complain
 from p2p.errors import ChannelClosed, Refusal, first_of
 from p2p.limits import MIB
+from p2p.membership.addresses import Reach
+from p2p.membership.texts import MAX_REASON, clean_message
 from p2p.membership.workload import Workload
 from p2p.protocol.join import Renewal
 from p2p.protocol.messages import decode
@@ -31,20 +33,19 @@ OUTBOX = 8192
 OUTBOX_BYTES = 64 * MIB
 """Bytes of control messages that may wait for one peer. An answer can be as large as a frame, so a count alone bounds nothing."""
 
-MAX_REASON = 500
-"""Characters of a refusal's reason that a peer is told. A reason may quote what the peer itself sent, so it needs a bound."""
-
 
 @dataclass(eq=False)
 class Link:
-    """A live neighbour. `name`, `addresses` and `site` are what the peer says of itself; `peer` is proven by the transport."""
+    """A live neighbour. `name` and `site` are what the peer says of itself, made fit to be shown; `peer` is proven by the
+    transport."""
 
     peer: str
     name: str
-    addresses: tuple[str, ...]
     control: Channel
     bulk: Channel
     site: str = ""
+    reach: Reach = field(default_factory=Reach)
+    """where others may be told to dial it"""
     proven: float = 0.0
     """wall time (Unix seconds) at which the head gave this peer its membership; only the head reads it"""
     closing: str = ""
@@ -159,7 +160,7 @@ class LinkTasks:
             try:
                 data = await channel.receive()
                 began = perf_counter()
-                message = decode(data)
+                message = clean_message(decode(data))
                 if isinstance(message, Renewal):
                     self._renewed(link, message)
                     continue

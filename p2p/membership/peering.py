@@ -21,17 +21,17 @@ from p2p.complaints import complain
 from p2p.errors import ChannelClosed, Refusal, Unreachable
 from p2p.identity import Identity
 from p2p.limits import GREETING_WINDOW, HANDSHAKE_S, PROTOCOL_VERSION
+from p2p.membership.addresses import reach_of
 from p2p.membership.gate import VISITOR, Gate
-from p2p.membership.links import MAX_REASON, Link, LinkOwner, LinkTasks
+from p2p.membership.links import Link, LinkOwner, LinkTasks
+from p2p.membership.texts import MAX_NAME, MAX_REASON, clean_hello
+from p2p.printable import printable
 from p2p.protocol.join import Hello, Rejection, Renewal, RosterEntry, Welcome
 from p2p.protocol.messages import decode
 from p2p.protocol.wire import encode
 from p2p.release import release
 
 log = logging.getLogger("shoal.membership")
-
-MAX_SITE = 64
-"""Characters of a site's name that count: the rest is cut off, so that a peer cannot fill memory with its site."""
 
 SHED_S = 10.0
 """Seconds until a link that is no longer needed is closed: by then what is in flight on it has arrived, and the links that
@@ -144,7 +144,7 @@ class Peering:
                 await channel.aclose("handshake failed")
             raise
         control, bulk = opened
-        await self._start(Link(peer, welcome.name, tuple(addresses), control, bulk))
+        await self._start(Link(peer, printable(welcome.name, MAX_NAME), control, bulk))
 
     def keep_connected(self, members: Iterable[RosterEntry]) -> None:
         """Dial, and keep dialling, the members that are ours to dial; stop for those that left the roster."""
@@ -227,6 +227,7 @@ class Peering:
             if not isinstance(hello, Hello):
                 raise Refusal(f"expected a hello, got {type(hello).__name__}", peer=peer, fatal=True)
             proof = self.gate.admit(peer, hello, trio.current_time())
+            hello = clean_hello(hello)
             channel.restrict()
             await channel.send(encode(Welcome(PROTOCOL_VERSION, proof, self._settings.name, channel.remote())))
         except Refusal as refusal:
@@ -256,7 +257,8 @@ class Peering:
         if half is None:
             await self._part_with(channel, "bulk channel without a control channel")
             return
-        await self._start(Link(peer, hello.name, hello.addresses, half[0], channel, site=hello.site[:MAX_SITE]))
+        reach = reach_of(peer, hello.addresses, channel.remote(), self._network.addresses if self.me == self.head else ())
+        await self._start(Link(peer, hello.name, half[0], channel, site=hello.site, reach=reach))
 
     async def _turn_away(self, channel: Channel, refusal: Refusal) -> None:
         reason = refusal.reason[:MAX_REASON]

@@ -230,7 +230,7 @@ class _End:
         return None
 
     def remote(self) -> str:
-        return ""
+        return f"/memory/{self._into.src}"
 
     def smooth(self, rate: float) -> None:
         pass

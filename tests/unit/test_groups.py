@@ -13,6 +13,7 @@ from p2p.broadcast.peer_groups import EVERYWHERE, MAX_GROUPS, MESH, Grid, PeerPl
 from p2p.broadcast.rosters import Rosters, grouping_of, places_of
 from p2p.broadcast.session import Session
 from p2p.errors import Refusal
+from p2p.membership.addresses import Reach
 from p2p.protocol.join import Grouping, Placed
 from p2p.protocol.messages import decode
 from p2p.protocol.wire import encode
@@ -125,7 +126,7 @@ class _Link:
     """What the head knows of a node, and what it told it."""
 
     def __init__(self, peer: str) -> None:
-        self.peer, self.name, self.site, self.addresses = peer, peer, "", ()
+        self.peer, self.name, self.site, self.reach = peer, peer, "", Reach()
         self.told: list[Grouping] = []
 
     def post(self, message: object) -> None:

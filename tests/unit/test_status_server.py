@@ -6,6 +6,7 @@ import logging
 import socket
 import struct
 import threading
+import time
 
 import httpx
 import pytest
@@ -114,3 +115,51 @@ def test_what_fails_in_a_request_is_a_log_line(
                 thread.join(30)
     assert "Traceback" not in capfd.readouterr().err
     assert any("failed" in said for said in caplog.messages)
+
+
+def closed(connection: socket.socket) -> bool:
+    """Whether the other end has closed it, now or within some seconds."""
+    connection.settimeout(30)
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_half_open_requests_hold_no_thread(usual: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("learner.status.server.MOST_CONNECTIONS", 8)
+    monkeypatch.setattr("learner.status.server.HEAD_S", 1.0)
+    before = threading.active_count()
+    with serve_status(0, lambda: {"run": "r"}) as port:
+        half = [socket.create_connection(("127.0.0.1", port)) for _ in range(8)]
+        for connection in half[::2]:
+            connection.sendall(b"GET /status HTTP/1.0\r\nHost: localhost\r\nX: ")
+        began = time.monotonic()
+        while threading.active_count() < before + 9 and time.monotonic() - began < 30:
+            time.sleep(0.01)
+        more = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
+        assert threading.active_count() <= before + 9  # the server's own, and those of eight connections
+        assert all(closed(connection) for connection in more)
+        for connection in half:  # a byte now and then keeps none of them open
+            try:
+                connection.sendall(b"x")
+            except OSError:
+                pass
+        for connection in half:
+            while not closed(connection):  # some get an answer to what they had sent by then
+                pass
+        assert httpx.get(f"http://127.0.0.1:{port}/status", trust_env=False, timeout=30).json() == {"run": "r"}
+        for connection in (*half, *more):
+            connection.close()
+
+
+def test_who_does_not_take_its_answer_loses_it(usual: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("learner.status.server.TAKE_S", 1.0)
+    with serve_status(0, lambda: {"long": "x" * 10**8}) as port, socket.create_connection(("127.0.0.1", port)) as stuck:
+        stuck.sendall(b"GET /status HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        serving = lambda: [t for t in threading.enumerate() if "process_request_thread" in t.name]
+        stuck.recv(1)
+        assert serving()
+        for thread in serving():
+            thread.join(30)
+        assert not serving()
