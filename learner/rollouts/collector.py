@@ -67,8 +67,7 @@ FAILURE_BUDGET = 8
 eight failures on a healthy one are not chance, since the dispatcher avoids nodes that failed it before."""
 
 STRANGERS_WORD = 1 / 16
-"""What a failure at a node counts whose word does not count: identities are free. Not nothing: a prompt that breaks every node
-must end."""
+"""What a failure counts at a node whose word does not count. Not nothing: a prompt that breaks every node must end."""
 
 
 class Collector:

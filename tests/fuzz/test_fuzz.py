@@ -1,0 +1,39 @@
+"""A million damaged inputs, or ten million with SHOAL_NIGHTLY=1: each is read or refused, within 50 ms and 64 MiB."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz.run import LARGE_KIB, SLOW_S, Finding, fuzz, read_once
+from tests.fuzz.targets import Target, targets
+from tests.support.nightly import examples
+
+PARTS = 8
+"""Tests that share the inputs, for as many cores."""
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_nothing_but_refusals(part: int) -> None:
+    found = fuzz(examples(1_000_000 // PARTS, 10_000_000 // PARTS), seed=part)
+    assert not found, "\n".join(map(str, found[:20]))
+
+
+def test_what_is_not_clean_is_found() -> None:
+    def wrong(data: bytes) -> None:
+        raise KeyError(data)
+
+    def large(data: bytes) -> int:
+        return len(bytearray(b"\1" * (LARGE_KIB * 4096)))
+
+    def slow(data: bytes) -> int:
+        return sum(range(int(1e8 * SLOW_S)))
+
+    found = [read_once("t", Target([b""], read), b"x") for read in (wrong, large, slow)]
+    assert all(isinstance(f, Finding) for f in found)
+
+
+def test_undamaged_inputs_are_read() -> None:
+    for name, target in targets().items():
+        for seed in target.seeds[:1]:
+            if name not in ("membership", "table"):
+                target.read(seed)
