@@ -31,6 +31,9 @@ MAX_ALLOW = 1000
 MAX_WHY = 200
 """Characters of the reason of a ban: the peer is told."""
 
+_END = re.compile(r"[1-9A-HJ-NP-Za-km-z]{6,51}", re.ASCII)
+"""The end of a peer id that is long enough to mean one peer."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 
 
@@ -91,18 +94,18 @@ def revoke_ticket(run_dir: Path, which: str) -> dict[str, Any]:
 
 def ban_peer(run_dir: Path, peer: str, why: str = "", for_s: float = 0.0) -> dict[str, Any]:
     """Ban a peer, for good or for so many seconds."""
-    check_peer(peer, "ban")
     now = time.time()
-    ban = BanRow(peer, printable(why, MAX_WHY), now, now + for_s if for_s else 0.0)
     with _books(run_dir) as books:
+        peer = whole_peer(books, peer, "ban")
+        ban = BanRow(peer, printable(why, MAX_WHY), now, now + for_s if for_s else 0.0)
         books.ban(ban)
     return {"peer": peer, "why": ban.why, "until": when(ban.until)}
 
 
 def unban_peer(run_dir: Path, peer: str) -> dict[str, Any]:
     """Forgive a peer: its ban, and its expulsion by the head if there is one."""
-    check_peer(peer, "unban")
     with _books(run_dir) as books:
+        peer = whole_peer(books, peer, "unban")
         return {"peer": peer, "was_banned": books.unban(peer)}
 
 
@@ -121,7 +124,20 @@ def check_peer(peer: str, where: str) -> None:
     try:
         public_key_of(peer)
     except ValueError:
-        raise UsageError(f"{where}: {peer[:80]!r} is no peer id (12D3KooW..., 52 characters; shoal status shows it)") from None
+        raise UsageError(f"{where}: {peer[:80]!r} is no peer id (12D3KooW..., 52 characters: shoal status --json)") from None
+
+
+def whole_peer(books: PeersFile, text: str, where: str) -> str:
+    """The peer id that a person gave, whole or by its end as `shoal status` shows it. UsageError when no peer that came, or more
+    than one, has it."""
+    end = text.removeprefix("..").removeprefix("…")
+    found = books.peers_ending(end) if _END.fullmatch(end) else []
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UsageError(f"{where}: {len(found)} peers end with {end!r}: give the whole id, one of {', '.join(found[:5])}")
+    check_peer(text, where)
+    return text
 
 
 def when(at: float) -> str | None:

@@ -154,6 +154,12 @@ class PeersFile:
         row = self._db.execute("SELECT * FROM identities WHERE peer = ?", (peer,)).fetchone()
         return IdentityRow(*row) if row is not None else None
 
+    def peers_ending(self, end: str) -> list[str]:
+        """The peers that came, or were banned, whose ids end so."""
+        query = "SELECT peer FROM identities UNION SELECT peer FROM bans"
+        rows = self._db.execute(f"SELECT peer FROM ({query}) WHERE substr(peer, ?) = ? ORDER BY peer LIMIT 100", (-len(end), end))
+        return [row[0] for row in rows]
+
     def brought(self, ticket: str, since: float = 0.0) -> int:
         """Identities that came by the ticket of that id, for the first time at `since` or later."""
         query = "SELECT count(*) FROM identities WHERE ticket = ? AND first_seen >= ?"

@@ -31,13 +31,13 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
     _of_run(p)
 
     p = verb("ban", _ban, "keep a peer out of a run, and end its link; without a peer, show who is banned", verbs)
-    p.add_argument("peer", metavar="PEER", nargs="?", help="peer id (shoal status shows it)")
+    p.add_argument("peer", metavar="PEER", nargs="?", help="peer id, or its end as shoal status shows it")
     _of_run(p)
     p.add_argument("--why", default="", help="reason, which the peer is told")
     p.add_argument("--for", dest="for_", default="", metavar="TIME",
                    help="time after which it may come again: 12h, 7d (default never)")
     p = verb("unban", _unban, "let a peer come again that was banned, or that the learner expelled", verbs)
-    p.add_argument("peer", metavar="PEER", help="peer id")
+    p.add_argument("peer", metavar="PEER", help="peer id, or its end")
     _of_run(p)
 
 
@@ -96,7 +96,7 @@ def _ban(args: argparse.Namespace) -> dict[str, Any]:
         return {"ok": True, "bans": bans}
     ban = ban_peer(args.run_dir, args.peer, args.why, seconds_of("--for", args.for_) if args.for_ else 0.0)
     if not args.json:
-        print(f"{args.peer} is banned{' until ' + ban['until'] if ban['until'] else ''}")
+        print(f"{ban['peer']} is banned{' until ' + ban['until'] if ban['until'] else ''}")
     return {"ok": True, **ban}
 
 
@@ -105,5 +105,5 @@ def _unban(args: argparse.Namespace) -> dict[str, Any]:
 
     result = unban_peer(args.run_dir, args.peer)
     if not args.json:
-        print(f"{args.peer} may come again{'' if result['was_banned'] else ' (it was not banned)'}")
+        print(f"{result['peer']} may come again{'' if result['was_banned'] else ' (it was not banned)'}")
     return {"ok": True, **result}

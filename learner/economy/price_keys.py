@@ -17,7 +17,7 @@ def wrong_price_key(key: str) -> str | None:
         try:
             public_key_of(key[len(PEER) :])
         except ValueError:
-            return 'names no peer: write "peer:12D3KooW...", a whole peer id as shoal status shows it'
+            return 'names no peer: write "peer:12D3KooW...", a whole peer id (shoal status --json)'
         return None
     if key.startswith(TICKET) and len(key) > len(TICKET):
         return None

@@ -133,3 +133,18 @@ def test_times_and_rates_as_they_are_written() -> None:
     for wrong in ("", "7", "7 d", "1e3s", "²d", "7D", "1..5h"):
         with pytest.raises(UsageError):
             seconds_of("f", wrong)
+
+
+def test_a_peer_that_came_is_named_by_its_end(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with PeersFile.open(run_dir / "peers.sqlite") as head:
+        ticket = head.live_ticket("run").id
+        for peer in (PEER, OTHER, "12D3KooWxx" + PEER[-8:]):
+            head.came(peer, ticket, time.time())
+    assert call(capsys, run_dir, "ban", OTHER[-8:])["peer"] == OTHER
+    assert call(capsys, run_dir, "unban", f"..{OTHER[-6:]}")["peer"] == OTHER
+    assert shoal.main(["ban", PEER[-8:], "--run-dir", str(run_dir)]) == 2
+    assert "2 peers end with" in capsys.readouterr().err
+    for nobody in ("zzzzzz", OTHER[-5:], "%%%%%%"):
+        assert shoal.main(["ban", nobody, "--run-dir", str(run_dir)]) == 2
+        assert "is no peer id" in capsys.readouterr().err
+    assert call(capsys, run_dir, "ban", PEER)["peer"] == PEER  # whole, though another ends like it
