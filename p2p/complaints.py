@@ -50,6 +50,9 @@ class LineLimiter:
     _peers: dict[str, _Allowance] = field(default_factory=dict)
     _all: _Allowance = field(default_factory=lambda: _Allowance(FIRST_OF_ALL, FIRST_OF_ALL, 0.0))
 
+    def __len__(self) -> int:
+        return len(self._peers)
+
     def ask(self, peer: str, now: float) -> int | None:
         """Whether a line about `peer` is written: None when not, else how many about it were not written since the last."""
         mine = self._peers.get(peer)

@@ -27,7 +27,7 @@ from p2p.complaints import complain
 from p2p.errors import ChannelClosed, Refusal, Unreachable, UsageError
 from p2p.identity import Identity
 from p2p.membership.admission import Ticket
-from p2p.membership.conduct import Conduct, PeerConduct
+from p2p.membership.conduct import PeerConduct, RefusalCounts
 from p2p.membership.doorkeeper import Doorkeeper
 from p2p.membership.links import Link, LinkOwner
 from p2p.membership.peering import JoinRefused, Peering, PeerSettings, redial_s
@@ -132,7 +132,7 @@ class Swarm(LinkOwner):
         self.peering = Peering(network, identity, settings, self, wall=wall)
         self.links: Mapping[str, Link] = self.peering.links
         """live links by peer, from the end of the handshake on"""
-        self.conduct: PeerConduct = Conduct(self.peering.gate.banned)
+        self.conduct: PeerConduct = RefusalCounts(self.peering.gate.banned)
         """the owner may put its own here, before `run`, with a gate that asks the same"""
         self._new_exchange = partial(
             Exchange, me=self.me, run=settings.run, head=self.head, head_key=self.peering.gate.head_key, store=store,

@@ -39,8 +39,7 @@ IDLE_S = 5.0
 """Seconds for which training must have nothing to do before requests may hold more than their share. Between two steps it pauses
 for less; taking places back costs it up to half a second, and the requests a prefill each."""
 
-MESSAGE_BYTES = 1 << 20
-MESSAGE_REQUESTS = FEW
+MESSAGE_BYTES, MESSAGE_REQUESTS = 1 << 20, FEW
 """Bytes of token ids, and requests, in one message to a node, unless a single request has more: far below a frame."""
 
 

@@ -27,12 +27,15 @@ MAX_COUNTED = 4096
 """Peers that are counted. Identities are free; beyond it those are forgotten that were counted first."""
 
 
-class AnswerBudget:
+class ReplyBudget:
     """Answers by peer."""
 
     def __init__(self) -> None:
         self._left: dict[str, tuple[float, float]] = {}
         """peer -> (bytes that are left, as of when)"""
+
+    def __len__(self) -> int:
+        return len(self._left)
 
     def take(self, peer: str, nbytes: int, now: float) -> bool:
         """Whether `peer` gets an answer of so many bytes now; it then counts."""
@@ -47,7 +50,7 @@ class AnswerBudget:
         return given
 
 
-class Draws:
+class PeerDraws:
     """Chunks of one manifest that were handed to each peer, in bytes."""
 
     def __init__(self) -> None:
@@ -55,6 +58,9 @@ class Draws:
         """peer -> (bytes, as of when); they fade"""
         self.spent: dict[str, float] = {}
         """peers that get no more for now -> until when"""
+
+    def __len__(self) -> int:
+        return len(self._drawn)
 
     def handed(self, peer: str, nbytes: int, size: int, now: float) -> None:
         """`peer` is handed a chunk of so many bytes, of a manifest that has `size` so far."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
-from p2p.broadcast.draws import AnswerBudget
+from p2p.broadcast.draws import ReplyBudget
 from p2p.broadcast.peer_groups import PeerPlaces
 from p2p.broadcast.policies.registry import DEFAULT
 from p2p.broadcast.pump_core import PumpCore
@@ -62,7 +62,7 @@ class ExchangeCore:
         self._on_refusal = on_refusal
         self.transfers: dict[bytes, Transfer] = {}
         self.peers: dict[str, Neighbour] = {}
-        self.answers = AnswerBudget()
+        self.answers = ReplyBudget()
         """what peers may still ask for; it outlives their links"""
         self.policy = policy
         self._memory: dict[str, float] = {}

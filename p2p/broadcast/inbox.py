@@ -1,8 +1,7 @@
 """What neighbours say: messages of the versions family are checked here and told to the sessions; chunks are kept first.
 
-Every byte taken from a neighbour is proven first: manifest parts by the head's signature, chunks by their digest. A handler
-whose work is not done in milliseconds yields now and then: others have their turn there. Must not know when manifests are
-dropped, nor what leaves.
+Every byte taken from a neighbour is proven first: manifest parts by the head's signature, chunks by their digest. A bitmap of a
+large version is heard in pieces: others have their turn in between. Must not know when manifests are dropped, nor what leaves.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ class Inbox(ExchangeCore):
 
     async def handle(self, name: str, message: object) -> bool:
         """One message of the versions family from a neighbour, control or bulk. False when it is not ours to handle."""
-        handler, peer = self._HANDLERS.get(type(message)), self.peers.get(name)
-        if handler is None:
-            return False
+        peer = self.peers.get(name)
         try:
-            for _ in (handler(self, peer, message) or ()) if peer is not None else ():
+            if not isinstance(message, Subscribe):
+                return self.hear(name, message)
+            for _ in self._on_subscribe(peer, message) if peer is not None else ():
                 await trio.lowlevel.checkpoint()
                 if self.peers.get(name) is not peer:
                     break  # it went meanwhile

@@ -11,7 +11,7 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from p2p.broadcast.chunkset import bits_of, chunks_of
-from p2p.broadcast.draws import Draws
+from p2p.broadcast.draws import PeerDraws
 from p2p.broadcast.gossip import Gossip
 from p2p.broadcast.session import Session
 from p2p.channel.port import Channel
@@ -68,7 +68,7 @@ class Transfer:
     waiting: list[Callable[[], object]] = field(default_factory=list)
     """called once each at the next change"""
     news: Gossip = field(default_factory=Gossip)
-    draws: Draws = field(default_factory=Draws)
+    draws: PeerDraws = field(default_factory=PeerDraws)
     """what each peer was handed of it; it outlives their links"""
     asked_parts_at: float = -1e9
     ask_parts_after: float = ASK_PARTS_S

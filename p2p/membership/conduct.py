@@ -30,7 +30,7 @@ class PeerConduct(Protocol):
         """Seconds for which it may not come; 0 when it may."""
 
 
-class Conduct(PeerConduct):
+class RefusalCounts(PeerConduct):
     """By what is refused alone. Terms are kept in `banned`."""
 
     def __init__(self, banned: Banlist) -> None:
@@ -38,7 +38,11 @@ class Conduct(PeerConduct):
         self._counts: dict[str, tuple[float, float]] = {}
         """peer -> (refusals, at what time), refused longest ago first"""
 
+    def __len__(self) -> int:
+        return len(self._counts)
+
     def refused(self, peer: str, why: str, now: float, *, fatal: bool) -> bool:
+        """As in PeerConduct."""
         count, at = self._counts.pop(peer, (0.0, now))
         count = max(0.0, count - (now - at) * REFUSALS / REFUSALS_S) + 1.0
         if fatal or count >= REFUSALS:

@@ -19,7 +19,7 @@ from p2p.errors import ChannelClosed, Refusal, first_of
 from p2p.limits import MIB
 from p2p.membership.addresses import Reach
 from p2p.membership.texts import MAX_REASON, clean_message
-from p2p.membership.workload import Workload
+from p2p.membership.workload import PeerLoad
 from p2p.protocol.join import Renewal
 from p2p.protocol.messages import decode
 from p2p.protocol.versions import Chunk
@@ -101,7 +101,7 @@ class LinkTasks:
 
     def __init__(self, owner: LinkOwner, renewed: Callable[[Link, Renewal], None], head: str = "") -> None:
         self._owner, self._renewed, self._head = owner, renewed, head
-        self._workload = Workload()
+        self._workload = PeerLoad()
         self.links: dict[str, Link] = {}
         """by peer"""
 

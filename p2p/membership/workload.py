@@ -25,7 +25,7 @@ FORGOTTEN = 1e-4
 """A share so small counts for none."""
 
 
-class Workload:
+class PeerLoad:
     """The shares of all peers."""
 
     def __init__(self) -> None:

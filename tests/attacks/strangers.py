@@ -28,9 +28,11 @@ class Stranger:
         self.admitted = self.sent_bytes = self.heard_bytes = self.said = 0
         """links that the head let it have, and bytes and messages of it"""
 
-    async def attack(self, frames: Iterable[bytes], pause_s: float = 0.0, *, stay_s: float = 1e9) -> None:
-        """For ever: link, say all of `frames` over and over, until the head closes; link again. With `stay_s` it goes by itself
-        after so long."""
+    async def attack(
+        self, frames: Iterable[bytes], pause_s: float = 0.0, *, stay_s: float = 1e9, again_s: float = 0.15
+    ) -> None:
+        """For ever: link, say all of `frames` over and over, until the head closes; link again, `again_s` later. With `stay_s` it
+        goes by itself after so long."""
         proof = sign_membership(HEAD, Membership(RUN, self.bench.head.epoch, self.who.peer_id, int(WALL + 1e6)))
         async with self.bench.switch.network(self.who.peer_id) as network:
             while True:
@@ -44,7 +46,7 @@ class Stranger:
                         await control.aclose("refused")
                 except (ChannelClosed, Unreachable):
                     pass
-                await trio.sleep(0.15)
+                await trio.sleep(again_s)
 
     async def _link(self, control: Channel, bulk: Channel, frames: list[bytes], pause_s: float, stay_s: float) -> None:
         try:

@@ -35,5 +35,5 @@ def test_what_is_not_clean_is_found() -> None:
 def test_undamaged_inputs_are_read() -> None:
     for name, target in targets().items():
         for seed in target.seeds[:1]:
-            if name not in ("membership", "table"):
+            if name not in ("part", "membership") and "Empty" not in name:  # those are refused as they stand
                 target.read(seed)

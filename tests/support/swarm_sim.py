@@ -36,7 +36,10 @@ class _Pump(PumpCore):
     """Of one session. `Sim.pump` carries out what it chooses, one chunk at a time instead of at a pace."""
 
     def __init__(self, session: Session) -> None:
-        manifest: Any = SimpleNamespace(version=Version(1, 1), mid=b"mid", chunk_size=lambda chunk: session.chunk_bytes)
+        of_chunk = session.chunk_bytes
+        manifest: Any = SimpleNamespace(
+            version=Version(1, 1), mid=b"mid", chunk_size=lambda chunk: of_chunk, size=1000 * of_chunk
+        )
         super().__init__({manifest.mid: Transfer(manifest, session, Traffic(), wanted=True)})
 
     def wake(self) -> None:

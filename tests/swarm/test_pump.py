@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 
+from p2p.broadcast.draws import PeerDraws
 from p2p.broadcast.policies.registry import DEFAULT
 from p2p.broadcast.pump import Pump
 from p2p.broadcast.session import Session
@@ -50,8 +51,9 @@ def transfer_of(session: Session, sizes: int) -> Any:
     manifest = SimpleNamespace(
         version=Version(1, 1), mid=b"m" * 32, header=SimpleNamespace(chunk_bytes=CHUNK),
         chunk_digest=lambda chunk: chunk.to_bytes(32, "big"), segment_of=lambda chunk: None, chunk_size=lambda chunk: CHUNK,
+        size=400 * CHUNK,
     )  # fmt: skip
-    return SimpleNamespace(manifest=manifest, session=session, traffic=Traffic(), size=sizes)
+    return SimpleNamespace(manifest=manifest, session=session, traffic=Traffic(), size=sizes, draws=PeerDraws())
 
 
 async def drive(

@@ -87,7 +87,7 @@ async def test_a_killed_learner_goes_on_from_the_last_journaled_token(tmp_path, 
             await say(node, old, 1, start=2, name=old.request_id)
             await node.say(Rejected(old.request_id, EPOCH_2, "the engine died", False))
         await trio.sleep(1)
-        assert bench.head.rollouts.collector.unwritten.tokens == 0 and bench.head.reports == [] and not node.closed
+        assert bench.head.rollouts.collector.unwritten.tokens == 0 and not bench.head.reports and not node.closed
         node._on_request = to_the_end  # the node answers otherwise from here on
         for request in list(node.requests):
             await to_the_end(node, request)
@@ -251,7 +251,7 @@ async def test_a_wall_clock_that_jumps_by_an_hour_costs_nothing(tmp_path, autoju
             await bench.nodes[0].control.aclose("gone")
             bench.nodes.append(await bench.join(slowly))
             await train(bench, steps, seen)
-            assert bench.head.reports == [] and bench.head.status()["trajectories"]["aborted"] == {}
+            assert not bench.head.reports and bench.head.status()["trajectories"]["aborted"] == {}
             check_books(bench.head)
             kill(bench)
     assert len(seen) == STEPS and len({g.group_id for groups in seen.values() for g in groups}) == 2 * STEPS
@@ -266,7 +266,7 @@ async def test_a_full_disk_is_nobodys_fault(tmp_path, autojump_clock) -> None:
             bench.head.rollouts.dispatch = fail  # type: ignore[method-assign]
             await trio.sleep(60)
     assert isinstance(first_of(caught.value), sqlite3.OperationalError)
-    assert bench.head.reports == [] and not node.closed
+    assert not bench.head.reports and not node.closed
 
 
 def fail() -> None:

@@ -79,7 +79,7 @@ async def test_the_groups_that_end_first_make_the_step_and_the_other_comes_again
         assert bench.head.journal.tasks_to_retry() == (0,)
         groups = await bench.batch(1, 20)
         assert 0 in {g.task_index for g in groups}  # the prompt comes again, as another group
-        assert bench.head.reports == []
+        assert not bench.head.reports
         # Every step opens three groups and takes two.
         assert (await logged(bench, 1))["redundancy/surplus_groups"] == 1
         assert bench.head.status()["redundancy"]["surplus_groups"] == 2
@@ -103,7 +103,7 @@ async def test_the_members_that_end_first_make_the_group(tmp_path, autojump_cloc
         groups = await bench.batch(0, 20)
         assert [len(g.trajectories) for g in groups] == [2, 2] and len(late) == 2
         await bench.until(lambda: aborted(node) == set(late))
-        assert bench.head.status()["trajectories"]["aborted"] == {} and bench.head.reports == []
+        assert bench.head.status()["trajectories"]["aborted"] == {} and not bench.head.reports
         metrics = await logged(bench, 0)
         assert metrics["redundancy/surplus_sequences"] == 2 and metrics["redundancy/surplus_tokens"] == 6
         assert metrics["redundancy/surplus_groups"] == 0

@@ -15,6 +15,7 @@ from p2p.errors import ChannelClosed, Refusal, UsageError, first_of
 from p2p.identity import Identity
 from p2p.limits import KIB
 from p2p.membership.admission import make_ticket
+from p2p.membership.banlist import BAN_S
 from p2p.membership.links import Link
 from p2p.membership.peering import JoinRefused
 from p2p.protocol.join import Bye, Roster, RosterEntry
@@ -209,7 +210,7 @@ async def test_a_ticket_that_another_signed_opens_nothing(tmp_path, autojump_clo
 
 @pytest.mark.parametrize("fatal", [False, True])
 async def test_what_the_owner_refuses(tmp_path, autojump_clock, fatal: bool) -> None:
-    """It costs the link when it is fatal; a follower comes again."""
+    """It costs the link when it is fatal; a follower comes again, and is let in when its time is over."""
 
     def refuse(message: object) -> None:
         raise Refusal("no goodbyes here", fatal=fatal)
@@ -220,7 +221,8 @@ async def test_what_the_owner_refuses(tmp_path, autojump_clock, fatal: bool) -> 
         one.swarm.send(HEAD.peer_id, Bye("leaving", done=False))
         await until(lambda: world.head.owner.refusals == [(one.id, "no goodbyes here")])
         await trio.sleep(5)
-        assert world.head.owner.down == ([one.id] if fatal else [])
+        assert world.head.owner.down == ([one.id] if fatal else []) and (one.id in world.head.swarm.links) != fatal
+        await trio.sleep(BAN_S[0] + 5)
         assert one.owner.up == [HEAD.peer_id] * (1 + fatal) and one.id in world.head.swarm.links
 
 

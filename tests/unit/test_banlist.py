@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from p2p.membership.banlist import BAN_S, MAX_BANNED, MOST_BANNED, Banlist
-from p2p.membership.conduct import MAX_COUNTED, REFUSALS, REFUSALS_S, Conduct
+from p2p.membership.conduct import MAX_COUNTED, REFUSALS, REFUSALS_S, RefusalCounts
 
 
 def test_longer_each_time_up_to_a_limit() -> None:
@@ -29,7 +29,7 @@ def test_no_more_are_remembered_than_matter() -> None:
 
 def test_so_many_refusals_in_a_minute_expel_and_a_fatal_one_does_at_once() -> None:
     banned = Banlist()
-    conduct = Conduct(banned)
+    conduct = RefusalCounts(banned)
     assert not any(conduct.refused("a", "why", 0.0, fatal=False) for _ in range(REFUSALS - 1))
     assert conduct.barred_s("a", 0.0) == 0 and conduct.refused("a", "why", 0.0, fatal=False)
     assert conduct.barred_s("a", 1.0) == BAN_S[0] - 1 and conduct.refused("b", "why", 0.0, fatal=True)
@@ -39,7 +39,7 @@ def test_so_many_refusals_in_a_minute_expel_and_a_fatal_one_does_at_once() -> No
 
 def test_a_peer_that_comes_back_and_back_is_let_in_a_few_times_a_day() -> None:
     """Fatal each time, at once: the first finding was 38 times in 6 s."""
-    conduct, comes, now = Conduct(Banlist()), [], 0.0
+    conduct, comes, now = RefusalCounts(Banlist()), [], 0.0
     while now < 86_400:
         if not conduct.barred_s("p", now):
             comes.append(now)
@@ -50,10 +50,10 @@ def test_a_peer_that_comes_back_and_back_is_let_in_a_few_times_a_day() -> None:
 
 
 def test_refusals_are_counted_of_so_many_peers_only() -> None:
-    conduct = Conduct(Banlist())
+    conduct = RefusalCounts(Banlist())
     for i in range(3 * MAX_COUNTED):
         conduct.refused(str(i), "why", float(i), fatal=False)
-    assert len(conduct._counts) == MAX_COUNTED
+    assert len(conduct) == MAX_COUNTED
 
 
 def test_so_many_are_remembered_at_all() -> None:

@@ -11,7 +11,10 @@ import pytest
 from node.engine.pipe import Events, decode, encode
 from node.serving.batcher import FLUSH_S, FLUSH_TOKENS, TOKENS_PER_MESSAGE, TokenBatcher
 from p2p.protocol.generation import Tokens
+from p2p.protocol.messages import decode as read
 from p2p.protocol.rollout import Completion, TokenEvent
+from p2p.protocol.wire import MANY
+from p2p.protocol.wire import encode as written
 from p2p.version import Version
 
 V1, V2 = Version(1, 1), Version(1, 2)
@@ -134,3 +137,12 @@ def test_every_sequence_arrives_whole_whatever_the_order(seed: int) -> None:
     for e in events(batch.take()):
         got[e.request_id].add(e)
     assert {name: c.ids for name, c in got.items()} == made
+
+
+def test_a_message_has_no_more_runs_than_the_wire_takes() -> None:
+    batch = TokenBatcher()
+    for i in range(2 * MANY + 5):
+        batch.add(event(f"{i}.0.0", 0, (7,)), 1.0)
+    messages = batch.take()
+    assert [len(m.runs) for m in messages] == [MANY, MANY, 5]
+    assert all(read(written(m)) == m for m in messages)

@@ -21,7 +21,7 @@ def test_many_peers_write_no_more_than_a_few() -> None:
     lines, written, seconds = LineLimiter(), 0, 60
     for i in range(seconds * 1000):
         written += lines.ask(str(i), i / 1000) is not None
-    assert written <= FIRST_OF_ALL + seconds * ALL_PER_S + 1 and len(lines._peers) == MAX_PEERS_COUNTED
+    assert written <= FIRST_OF_ALL + seconds * ALL_PER_S + 1 and len(lines) == MAX_PEERS_COUNTED
 
 
 def test_lines_are_short(caplog) -> None:

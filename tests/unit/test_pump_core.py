@@ -39,7 +39,7 @@ def transfer(step: int, *pushes: Push, relieved: tuple[Relieved, ...] = (), size
 
     session: Any = SimpleNamespace(next=choose, relieved=lambda: list(relieved))
     manifest: Any = SimpleNamespace(
-        version=Version(1, step), mid=mid, chunk_size=lambda chunk: size - chunk,
+        version=Version(1, step), mid=mid, chunk_size=lambda chunk: size - chunk, size=64 * size,
         segment_of=lambda chunk: chunk if chunk < 4 else None,
         part=lambda segment: b"header" if segment < 0 else b"record %d" % segment,
     )  # fmt: skip

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from p2p.membership.workload import BUSY, MOST, Workload
+from p2p.membership.workload import BUSY, MOST, PeerLoad
 
 
 def served(costs: dict[str, float], every: dict[str, float], seconds: float = 60.0) -> dict[str, float]:
     """Share of the last half of so many seconds that each peer takes, which sends a message of so much work every so often."""
-    work, now, due, took = Workload(), 0.0, dict.fromkeys(costs, 0.0), dict.fromkeys(costs, 0.0)
+    work, now, due, took = PeerLoad(), 0.0, dict.fromkeys(costs, 0.0), dict.fromkeys(costs, 0.0)
     while now < seconds:
         ready = [peer for peer in costs if due[peer] <= now]
         if not ready:
@@ -22,7 +22,7 @@ def served(costs: dict[str, float], every: dict[str, float], seconds: float = 60
 
 
 def test_nobody_waits_while_there_is_time() -> None:
-    work = Workload()
+    work = PeerLoad()
     assert not any(work.spent(f"n{i % 100}", 0.0004, i / 1000) for i in range(60_000))  # 40 % of the time, all alike
 
 
