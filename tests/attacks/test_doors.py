@@ -19,9 +19,10 @@ from p2p.protocol.versions import GetCatalog, GetParts, Have, Report, Subscribe,
 from p2p.protocol.wire import MANY, MAX_LINE, encode_struct
 from p2p.version import Version
 from tests.attacks.strangers import Stranger, frame, steps_made
+from tests.support.nightly import HOW_MANY
 from tests.swarm.test_head import Bench, open_head
 
-MANY_STRANGERS = pytest.mark.parametrize("count", [1, 8, 60])
+MANY_STRANGERS = pytest.mark.parametrize("count", HOW_MANY)
 V1 = Version(1, 0)
 
 

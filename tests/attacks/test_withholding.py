@@ -17,6 +17,7 @@ from p2p.protocol.prices import Terms
 from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version
 from tests.support.harness import wall
+from tests.support.nightly import HOW_MANY, NIGHTLY
 from tests.swarm.test_head import Bench, Node, check_books, open_head, publish
 
 STRICT: dict[str, Any] = {"proven_tokens": 60}
@@ -149,7 +150,7 @@ async def check_pace(path: Path, behave: Callable[..., Awaitable[None]], count: 
         assert under_attack >= LEAST * alone, f"{under_attack:.2f} steps/s, {alone:.2f} without"
 
 
-@pytest.mark.parametrize("count", [1, 8, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", HOW_MANY)
 @pytest.mark.parametrize("behave", [withhold, trickle, refuse, fail])
 async def test_the_run_keeps_its_pace(tmp_path: Path, autojump_clock, behave, count: int) -> None:
     await check_pace(tmp_path, behave, count)
@@ -173,7 +174,7 @@ async def test_a_stranger_who_was_there_first_holds_nothing_up_for_long(tmp_path
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.slow
+@pytest.mark.skipif(not NIGHTLY, reason="nightly: a minute of sixty nodes")
 async def test_sixty_of_all_kinds(tmp_path: Path, autojump_clock) -> None:
     kinds = [withhold, trickle, refuse, fail]
     async with trio.open_nursery() as nursery, open_run(tmp_path, nursery) as run:
