@@ -322,7 +322,7 @@ class Head(SwarmOwner):
 
     def _on_status(self, node: NodeState, message: NodeStatus) -> None:
         if message.version > (self.publisher.current or Version(self.epoch, 0)):
-            raise Refusal("it says that it serves a version that was not published", version=message.version)
+            raise Refusal("it says that it serves a version that was not published", version=message.version, fatal=True)
         was_open = node.ready and not node.updating and node.version == message.version
         node.on_status(message, self.now())
         self._wake()

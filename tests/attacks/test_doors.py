@@ -19,6 +19,7 @@ from p2p.protocol.versions import GetCatalog, GetParts, Have, Report, Subscribe,
 from p2p.protocol.wire import MANY, MAX_LINE, encode_struct
 from p2p.version import Version
 from tests.attacks.strangers import Stranger, frame, steps_made
+from tests.support.harness import wall
 from tests.support.nightly import HOW_MANY
 from tests.swarm.test_head import Bench, open_head
 
@@ -57,9 +58,9 @@ class Attacked(NamedTuple):
 
 async def alone_and_under(path, count: int, frames, pause_s: float = 0.0, **more) -> Attacked:
     """Ten steps of each."""
-    async with open_head(path / "alone") as bench:
+    async with open_head(path / "alone", standing={}, wall=wall) as bench:
         alone = await steps_made(bench, 10)
-    async with open_head(path / "run") as bench:
+    async with open_head(path / "run", standing={}, wall=wall) as bench:
         there = strangers(bench, count, frames, pause_s, **more)
         await trio.sleep(1)
         under = await steps_made(bench, 10)
@@ -81,7 +82,7 @@ async def test_messages_of_refused_runs(tmp_path, autojump_clock, caplog, count:
 @pytest.mark.parametrize("what", ["lengths", "runs", "have", "want", "junk"])
 async def test_what_no_honest_node_says_costs_the_link_at_once(tmp_path, autojump_clock, count: int, what: str) -> None:
     """F2 and F6: it took 38 links in 6 s."""
-    async with open_head(tmp_path / "run") as bench:
+    async with open_head(tmp_path / "run", standing={}, wall=wall) as bench:
         mid = next(iter(bench.head.swarm.transfers))
         illegal = {
             "lengths": encode_struct(["tokens", [["r", 0, b"1234", b"", [1, 1], "", ""]] * (8000 // count)]),
@@ -102,7 +103,7 @@ async def test_what_no_honest_node_says_costs_the_link_at_once(tmp_path, autojum
 @MANY_STRANGERS
 async def test_runs_that_bring_nothing_end_a_message(tmp_path, autojump_clock, count: int) -> None:
     """An honest node sends such runs when it loses a race: some are passed over without a word, thousands are not."""
-    async with open_head(tmp_path / "run") as bench:
+    async with open_head(tmp_path / "run", standing={}, wall=wall) as bench:
         await steps_made(bench, 2)
         few, many = runs(0, 200, "0.0.0"), runs(0, max(300, MANY // count), "0.0.0")
         before = bench.head.refusals
@@ -133,7 +134,7 @@ async def test_reports_and_names_do_not_fill_disk_or_status(tmp_path, autojump_c
 
 async def test_rows_of_a_thousand_identities_are_bounded(tmp_path, autojump_clock) -> None:
     """F5: 300 identities took the status from 6 to 218 kB."""
-    async with open_head(tmp_path / "run") as bench:
+    async with open_head(tmp_path / "run", standing={}, wall=wall) as bench:
         status = frame(NodeStatus(True, V1, 0, 0, 4, 0, 0.0, 1, 1))
         for i in range(20):  # fifty at once, one after the other
             with trio.CancelScope() as scope:
@@ -151,7 +152,7 @@ async def test_rows_of_a_thousand_identities_are_bounded(tmp_path, autojump_cloc
 @MANY_STRANGERS
 async def test_questions_are_answered_in_a_trickle(tmp_path, autojump_clock, count: int) -> None:
     """M2: 0.26 MB asked, 32.7 MB of answers."""
-    async with open_head(tmp_path / "run") as bench:
+    async with open_head(tmp_path / "run", standing={}, wall=wall) as bench:
         ask = [frame(GetCatalog()), frame(GetParts(b"unknown manifest"))]
         there = strangers(bench, count, lambda i: ask, 0.002)
         await trio.sleep(30)
@@ -165,7 +166,7 @@ async def test_questions_are_answered_in_a_trickle(tmp_path, autojump_clock, cou
 async def test_who_comes_back_and_back_draws_a_few_states(tmp_path, autojump_clock, monkeypatch, count: int) -> None:
     """M3: one identity drew 12 whole states in 25 s, with 18 links."""
     monkeypatch.setattr("p2p.broadcast.draws.PASS_LEAST", 1024)  # the state here is a quarter of a MiB
-    async with open_head(tmp_path / "run") as bench:
+    async with open_head(tmp_path / "run", standing={}, wall=wall) as bench:
         transfer = next(t for t in bench.head.swarm.transfers.values() if t.manifest.header.kind == "anchor")
         mid, chunks, size = transfer.manifest.mid, transfer.manifest.max_chunks, transfer.manifest.size
         asks = [frame(Subscribe(mid, b"")), *(frame(Want(mid, (c,))) for c in range(chunks))]
