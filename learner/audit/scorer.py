@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from learner.audit.statistic import Distances, distances
+from learner.audit.statistic import CHUNK_VALUES, distances
 from p2p.protocol.seeded import seed_keys, uniforms
 
 MOST_TOKENS = 16_384
@@ -77,16 +77,22 @@ def _score(
         tokens = (*claims[i].prompt_ids, *claims[i].completion_ids)
         ids[row, : len(tokens)], mask[row, : len(tokens)] = torch.tensor(tokens), 1
     hidden = model.get_decoder()(input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False).last_hidden_state
-    head = model.get_output_embeddings()
-    for row, i in enumerate(batch):
-        claim = claims[i]
-        places = _places(claim)
-        at = torch.tensor([len(claim.prompt_ids) + p - 1 for p in places], dtype=torch.long, device=device)
-        drawn = uniforms(seed_keys([claim.seed] * len(places)), np.array(places, np.int64))
-        chosen = torch.tensor([claim.completion_ids[p] for p in places], dtype=torch.long, device=device)
-        found: Distances = distances(head(hidden[row, at]).float(), chosen, drawn, temperature, top_p)
-        claimed = np.array([claim.logprobs[p] for p in places], np.float64)
-        out[i] = Scored(found.distance, claimed, found.logprob)
+    places = [_places(claims[i]) for i in batch]
+    rows = [row for row, of_row in enumerate(places) for _ in of_row]
+    at = [len(claims[i].prompt_ids) + p - 1 for i, of_row in zip(batch, places, strict=True) for p in of_row]
+    chosen = torch.tensor([claims[i].completion_ids[p] for i, of_row in zip(batch, places, strict=True) for p in of_row])
+    drawn = uniforms(seed_keys([claims[batch[row]].seed for row in rows]), np.array([p for of in places for p in of], np.int64))
+    head, parts, step = model.get_output_embeddings(), [], max(1, CHUNK_VALUES // model.config.vocab_size)
+    for first in range(0, len(rows), step):
+        part = slice(first, first + step)
+        logits = head(hidden[rows[part], at[part]]).float()
+        parts.append(distances(logits, chosen[part].to(device), drawn[part], temperature, top_p))
+    distance, recomputed = (np.concatenate(column) if parts else np.empty(0) for column in zip(*parts, strict=True))
+    ends = np.cumsum([len(of_row) for of_row in places])
+    for i, of_row, end in zip(batch, places, ends, strict=True):
+        own = slice(end - len(of_row), end)
+        claimed = np.array([claims[i].logprobs[p] for p in of_row], np.float64)
+        out[i] = Scored(distance[own], claimed, recomputed[own])
 
 
 def _places(claim: Claim) -> list[int]:

@@ -72,8 +72,7 @@ class NodeTest:
     _sums: dict[str, float] = field(default_factory=dict, init=False, repr=False)
 
     def look(self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray) -> Verdict:
-        """More of its tokens: distances, and log probabilities (nats) as it claims them and as they are. What is no number, or
-        impossible, counts as far off."""
+        """More of its tokens: distances, and log probabilities (nats) as claimed and as they are. What is no number is far off."""
         for name, values, mean in self._statistics(distance, claimed, recomputed):
             if mean >= 1.0:  # nothing to bet on
                 continue
@@ -101,7 +100,7 @@ class NodeTest:
         for name, wealth in self._wealth.items():
             if (log_money := float(wealth.max())) > max(most, 1.0):
                 mean, honest = self._sums[name] / self.tokens, self._means()[name]
-                most, why = log_money, f"{WORDS[name]}: {mean:.3g} in {self.tokens} tokens, at most {honest:.3g} of an honest node"
+                most, why = log_money, f"{WORDS[name]}: {mean:.3g} in {self.tokens} tokens, an honest node has {honest:.3g}"
         return Verdict(bool(self.caught_at), self.caught_at or self.tokens, why)
 
     def _means(self) -> Mapping[str, float]:

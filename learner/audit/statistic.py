@@ -3,8 +3,8 @@
 A node draws token i of a sequence by one uniform number u of (seed, i): the token k whose interval [F(k-1), F(k)) of the
 cumulative distribution, in vocabulary order, holds u. So whoever has the weights can tell from one prefill what should have been
 drawn (the family of Token-DiFR and IPT-LS, arXiv 2511.02620). Equality is no test: rounding moves the intervals' edges, and at a
-high entropy neighbours are narrow. The **distance** of u from the claimed token's interval is: it is 0 for the very token, small where an edge
-moved, and of the order of a token's probability where the token was not drawn so.
+high entropy neighbours are narrow. The **distance** of u from the claimed token's interval is: it is 0 for the very token, small
+where an edge moved, and of the order of a token's probability where the token was not drawn so.
 
 Must not know models, nodes or what follows.
 """
