@@ -72,7 +72,7 @@ class NodeTest:
     _sums: dict[str, float] = field(default_factory=dict, init=False, repr=False)
 
     def look(self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray) -> Verdict:
-        """More of its tokens: distances, and log probabilities (nats) as claimed and as they are. What is no number is far off."""
+        """More of its tokens: distances, and log probabilities (nats) as claimed and as they are. No number is far off."""
         for name, values, mean in self._statistics(distance, claimed, recomputed):
             if mean >= 1.0:  # nothing to bet on
                 continue
