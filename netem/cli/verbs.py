@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 def add_verbs(verbs: Any, verb: AddVerb) -> None:
     """`verbs`: argparse's subparsers of the whole command."""
+    from netem.cli.audit_verb import add_verb as add_audit
     from netem.cli.staleness_verb import add_verb as add_staleness
     from netem.cli.trainer_verbs import add_verbs as add_trainer_verbs
 
@@ -155,6 +156,7 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
     p.add_argument("--real", action="store_true", help="add a short run of real processes, as `shoal bench chaos` does")
     add_trainer_verbs(actions, verb)
     add_staleness(actions, verb)
+    add_audit(actions, verb)
     what = "time one sparse update of a large model, stage by stage (real processes over loopback)"
     p = verb("update", _bench_update, what, actions)
     add_value(p, "--layers", 4, "N", "layers with an 8B model's shapes, 0.44 GB each")

@@ -1,9 +1,8 @@
 """Drawing tokens: pure functions of logits, parameters, seed and position. Must not know models, caches or requests.
 
 The token at completion position i of a sequence depends only on its own logits and on (temperature, top_p, seed, i):
-one uniform number per (seed, i) comes from a counter-based hash (SplitMix64: Steele, Lea, Flood, "Fast splittable
-pseudorandom number generators", OOPSLA 2014), and the token is read off the inverse cumulative distribution in
-float64. So a batch's composition, a migration or a restart never changes a draw.
+one uniform number per (seed, i) comes from a counter-based hash (`p2p.protocol.seeded`), and the token is read off the
+inverse cumulative distribution in float64. So a batch's composition, a migration or a restart never changes a draw.
 """
 
 from __future__ import annotations
@@ -15,30 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-"""The increment of SplitMix64: 2**64 divided by the golden ratio, made odd."""
-
-_MASK = (1 << 64) - 1
-"""The lowest 64 bits, to which a seed is cut."""
-
-
-def _mix(x: np.ndarray) -> np.ndarray:
-    """SplitMix64's finaliser over uint64 (arithmetic modulo 2**64)."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-def seed_keys(seeds: Sequence[int]) -> np.ndarray:
-    """uint64 [n]: seeds (any Python integers, taken modulo 2**64) spread out, so that neighbours share no stream."""
-    raw = np.array([seed & _MASK for seed in seeds], dtype=np.uint64)
-    return _mix(raw + _GOLDEN)
-
-
-def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """float64 [n] in [0, 1): the number for each (key, completion position); 53 bits each."""
-    bits = _mix(keys + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
-    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+from p2p.protocol.seeded import seed_keys, uniforms
 
 
 @dataclass(frozen=True)

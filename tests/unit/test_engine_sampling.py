@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.engine.sampling import SamplingParams, _read_off, log_probs, sample, seed_keys, uniforms
+from node.engine.sampling import SamplingParams, _read_off, log_probs, sample
+from p2p.protocol.seeded import seed_keys, uniforms
 
 
 def draws(

@@ -93,7 +93,7 @@ class Sampler:
         tokens, logprobs = torch.zeros(rows, most, dtype=torch.long), torch.zeros(rows, most)
         ended, lengths = torch.zeros(rows, dtype=torch.bool), torch.full((rows,), most)
         for i in range(most):
-            scores = torch.log_softmax(linear(state, self._head), dim=-1)
+            scores = self._scores(state)
             if draws is None:
                 chosen = scores.argmax(dim=-1)
             else:
@@ -112,6 +112,10 @@ class Sampler:
             [tuple(row[:n]) for row, n in zip(tokens.tolist(), ends, strict=True)],
             [tuple(row[:n]) for row, n in zip(logprobs.tolist(), ends, strict=True)],
         )
+
+    def _scores(self, state: Tensor) -> Tensor:
+        """Log probabilities [B, vocabulary] of the next token, from hidden states [B, H]."""
+        return torch.log_softmax(linear(state, self._head), dim=-1)
 
     def _empty(self, rows: int, width: int) -> tuple[Tensor, ...]:
         return torch.empty(rows, self._kv, width, self._size), torch.empty(rows, self._kv, width, self._size)

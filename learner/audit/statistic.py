@@ -1,0 +1,67 @@
+"""How far each token of a completion is from the draw that it should be. Pure functions of logits.
+
+A node draws token i of a sequence by one uniform number u of (seed, i): the token k whose interval [F(k-1), F(k)) of the
+cumulative distribution, in vocabulary order, holds u. So whoever has the weights can tell from one prefill what should have been
+drawn (the family of Token-DiFR and IPT-LS, arXiv 2511.02620). Equality is no test: rounding moves the intervals' edges, and at a
+high entropy neighbours are narrow. The **distance** of u from the claimed token's interval is: it is 0 for the very token, small
+where an edge moved, and of the order of a token's probability where the token was not drawn so.
+
+Must not know models, nodes or what follows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+CHUNK_VALUES = 1 << 24
+"""Logits that are looked at together: 128 MiB in float64. No array of all tokens and the whole vocabulary is made."""
+
+
+class Distances(NamedTuple):
+    """One entry a token, float64."""
+
+    distance: np.ndarray
+    """of the seeded number from the claimed token's interval, in [0, 1]; 1 for a token of probability zero"""
+    logprob: np.ndarray
+    """of the claimed token, in nats, under the checker's own distribution; -inf outside the nucleus"""
+
+
+def distances(logits: Tensor, ids: Tensor, draws: np.ndarray, temperature: float = 1.0, top_p: float = 1.0) -> Distances:
+    """For logits [n, vocabulary], claimed `ids` int64 [n] and `draws` float64 [n] in [0, 1). Temperature above 0."""
+    found = []
+    rows = max(1, CHUNK_VALUES // logits.shape[-1])
+    for first in range(0, len(ids), rows):
+        part = slice(first, first + rows)
+        found.append(_distances(logits[part], ids[part], torch.from_numpy(draws[part]), temperature, top_p))
+    if not found:
+        return Distances(np.empty(0), np.empty(0))
+    return Distances(*(np.concatenate(column) for column in zip(*found, strict=True)))
+
+
+def _distances(logits: Tensor, ids: Tensor, draws: Tensor, temperature: float, top_p: float) -> Distances:
+    logp = torch.log_softmax(logits.double() / temperature, dim=-1)
+    if top_p < 1:
+        logp = _nucleus(logp, top_p)
+    p = logp.exp()
+    chosen = ids[:, None].to(logp.device)
+    own = p.gather(-1, chosen)[:, 0]
+    upper = p.cumsum(-1).gather(-1, chosen)[:, 0]
+    u = draws.to(logp.device)
+    distance = torch.maximum(upper - own - u, u - upper).clamp(min=0.0)
+    distance = torch.where(own > 0, distance, torch.ones_like(distance))
+    return Distances(distance.cpu().numpy(), logp.gather(-1, chosen)[:, 0].cpu().numpy())
+
+
+def _nucleus(logp: Tensor, top_p: float) -> Tensor:
+    """As the engines' nucleus: the fewest most probable tokens that reach top_p, ties to the lower id."""
+    order = torch.argsort(logp, dim=-1, descending=True, stable=True)
+    ordered = logp.gather(-1, order).exp()
+    before = ordered.cumsum(-1) - ordered
+    before[:, 0] = 0.0
+    keep = torch.zeros_like(logp, dtype=torch.bool).scatter(-1, order, before < top_p)
+    logp = logp.masked_fill(~keep, -torch.inf)
+    return logp - torch.logsumexp(logp, dim=-1, keepdim=True)

@@ -1,0 +1,139 @@
+"""Seeded draws are checked: distances, sequential tests, choice, calibration, and a scorer against the very engine's draws."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from learner.audit.calibration import EngineKind, from_json, measure, to_json, widest
+from learner.audit.choosing import chosen
+from learner.audit.scorer import Claim, score
+from learner.audit.sequential import HonestMeans, NodeTest
+from learner.audit.statistic import distances
+from node.engine.sampling import SamplingParams, sample
+from p2p.errors import UsageError
+from p2p.protocol.seeded import seed_keys, uniforms
+
+VOCABULARY = 200
+
+
+def draw(logits: torch.Tensor, seeds: list[int], positions: np.ndarray, temperature: float = 1.0, top_p: float = 1.0):
+    """As a node does."""
+    params = SamplingParams.build(seeds, [temperature] * len(seeds), [top_p] * len(seeds))
+    drawn = sample(logits, params, positions)
+    return torch.from_numpy(drawn.ids), drawn.logprobs.astype(np.float64), uniforms(params.keys, positions)
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 1.0), (1.0, 0.8), (1.3, 0.95)])
+def test_what_was_drawn_is_at_its_place(temperature: float, top_p: float) -> None:
+    torch.manual_seed(0)
+    logits, positions = 3 * torch.randn(500, VOCABULARY), np.arange(500)
+    ids, logprobs, u = draw(logits, [7] * 500, positions, temperature, top_p)
+    found = distances(logits, ids, u, temperature, top_p)
+    assert found.distance.max() < 1e-9
+    np.testing.assert_allclose(found.logprob, logprobs, atol=1e-6)
+
+
+def test_another_draw_is_far_and_rounding_is_near(monkeypatch) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr("learner.audit.statistic.CHUNK_VALUES", 10 * VOCABULARY)
+    logits, positions = 3 * torch.randn(2000, VOCABULARY), np.arange(2000)
+    ids, _, u = draw(logits, [7] * 2000, positions)
+    other, _, _ = draw(logits, [8] * 2000, positions)
+    assert (distances(logits, other, u).distance > 0.05).mean() > 0.3
+    rounded = logits + 0.02 * torch.randn_like(logits)
+    noisy = distances(rounded, ids, u).distance
+    assert 0 < (noisy > 0).mean() < 0.1 and (noisy > 0.05).mean() == 0
+    impossible = distances(torch.where(torch.arange(VOCABULARY) == 3, -torch.inf, logits), torch.full((2000,), 3), u)
+    assert (impossible.distance == 1).all() and np.isneginf(impossible.logprob).all()
+
+
+def look(test: NodeTest, rng: np.random.Generator, n: int, *, far: float = 0.0, shift: float = 0.0, noise: float = 0.01) -> None:
+    distance = np.where(rng.random(n) < far, 0.5, 0.0)
+    recomputed = -rng.exponential(0.5, n)
+    test.look(distance, recomputed + shift + noise * rng.standard_normal(n), recomputed)
+
+
+HONEST = HonestMeans(far=2e-3, near=1e-2, off=0.02, bias=2e-3)
+
+
+def test_an_honest_node_is_never_caught() -> None:
+    """600 nodes of 20,000 tokens each, at the very edge of what is honest: one in 10,000 may be."""
+    rng = np.random.default_rng(0)
+    caught = 0
+    for _ in range(600):
+        test = NodeTest(HONEST)
+        look(test, rng, 20_000, far=HONEST.far)
+        caught += test.verdict().caught
+    assert caught <= 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "within"), [({"far": 0.3}, 40), ({"far": 0.05}, 400), ({"shift": 0.1}, 2000), ({"shift": -0.1}, 2000)]
+)  # fmt: skip
+def test_who_deviates_is_caught_soon(fault: dict[str, float], within: int) -> None:
+    rng, found = np.random.default_rng(1), []
+    for _ in range(50):
+        test = NodeTest(HONEST)
+        while not test.caught_at and test.tokens < 20_000:
+            look(test, rng, 20, **fault)
+        found.append(test.caught_at or 10**9)
+        assert test.verdict().why
+    assert np.median(found) <= within
+
+
+def test_what_is_no_number_counts_against_it() -> None:
+    test = NodeTest(HONEST)
+    test.look(np.full(30, np.nan), np.full(30, np.nan), np.full(30, -np.inf))
+    assert test.verdict().caught
+
+
+def test_a_share_is_chosen_and_nobody_can_tell_which() -> None:
+    those = {i for i in range(20_000) if chosen(b"secret" * 4, i, 0, 0.02)}
+    assert 300 < len(those) < 500
+    assert those == {i for i in range(20_000) if chosen(b"secret" * 4, i, 0, 0.02)}
+    assert those != {i for i in range(20_000) if chosen(b"other!" * 4, i, 0, 0.02)}
+    assert all(chosen(b"x", i, 1, 1.0) for i in range(100)) and not any(chosen(b"x", i, 1, 0.0) for i in range(100))
+
+
+def test_a_calibration_bounds_what_it_saw_and_is_kept() -> None:
+    rng = np.random.default_rng(2)
+    distance, recomputed = np.where(rng.random(5000) < 0.001, 0.1, 0.0), -rng.exponential(1, 5000)
+    means = measure(distance, recomputed + 0.01 * rng.standard_normal(5000), recomputed)
+    assert means.far > 0.001 and 0.008 < means.off < 0.02 and means.bias < 0.005
+    kept = {EngineKind("transformers", "float32", "cpu"): means, EngineKind("vllm", "bfloat16", "cuda"): HonestMeans()}
+    assert from_json(to_json(kept)) == kept
+    assert widest(kept).off == HonestMeans().off and widest({}) == HonestMeans()
+    with pytest.raises(UsageError):
+        from_json("[1]")
+    with pytest.raises(UsageError):
+        measure(np.empty(0), np.empty(0), np.empty(0))
+
+
+def test_a_scorer_finds_an_engines_own_draws_at_their_places() -> None:
+    torch.manual_seed(3)
+    model = Qwen3ForCausalLM(
+        Qwen3Config(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+                    intermediate_size=64, head_dim=16, max_position_embeddings=128)
+    ).eval()  # fmt: skip
+    claims = []
+    for seed in range(6):
+        prompt, completion, logprobs = list(range(1, 4 + seed)), [], []
+        with torch.no_grad():
+            for place in range(20):
+                logits = 40 * model(torch.tensor([prompt + completion])).logits[0, -1:]
+                ids, logp, _ = draw(logits, [seed], np.array([place]))
+                completion.append(int(ids))
+                logprobs.append(float(logp[0]))
+        claims.append(Claim(tuple(prompt), tuple(completion), tuple(logprobs), seed, given=((5, 8),) if seed % 2 else ()))
+    model.get_output_embeddings().weight.data.mul_(40)
+    for claim, one in zip(claims, score(model, claims), strict=True):
+        assert len(one.distance) == (17 if claim.given else 20)
+        assert one.distance.max() < 1e-4
+        np.testing.assert_allclose(one.claimed, one.recomputed, atol=1e-3)
+    wrong = [Claim(c.prompt_ids, c.completion_ids, c.logprobs, c.seed + 100, first=4, stop=16) for c in claims]
+    assert np.concatenate([one.distance for one in score(model, wrong)]).mean() > 0.05
+    assert all(len(one.distance) in (12, 9) for one in score(model, wrong))
+    assert seed_keys([1])[0] != seed_keys([2])[0]
