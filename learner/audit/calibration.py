@@ -24,7 +24,7 @@ LEAST = HonestMeans(far=2e-4, near=5e-4, off=1e-3, bias=5e-4)
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class EngineKind:
+class NodeArithmetic:
     """What decides how a node rounds."""
 
     engine: str
@@ -55,7 +55,7 @@ def measure(distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray) -
     )  # fmt: skip
 
 
-def widest(means: Mapping[EngineKind, HonestMeans]) -> HonestMeans:
+def widest(means: Mapping[NodeArithmetic, HonestMeans]) -> HonestMeans:
     """For a node of a kind that was never measured: the most that any kind has. What no kind was measured for has HonestMeans'
     defaults."""
     if not means:
@@ -64,15 +64,15 @@ def widest(means: Mapping[EngineKind, HonestMeans]) -> HonestMeans:
     return HonestMeans(**{name: max(column[name] for column in columns) for name in columns[0]})
 
 
-def to_json(means: Mapping[EngineKind, HonestMeans]) -> str:
+def to_json(means: Mapping[NodeArithmetic, HonestMeans]) -> str:
     """To be kept."""
     return json.dumps({str(kind): asdict(m) for kind, m in sorted(means.items())}, indent=1)
 
 
-def from_json(text: str) -> dict[EngineKind, HonestMeans]:
+def from_json(text: str) -> dict[NodeArithmetic, HonestMeans]:
     """What `to_json` made. UsageError for anything else."""
     try:
         rows = json.loads(text)
-        return {EngineKind(*kind.split("/")): HonestMeans(**m) for kind, m in rows.items()}
+        return {NodeArithmetic(*kind.split("/")): HonestMeans(**m) for kind, m in rows.items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"this is no calibration of audits: {error}") from None

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from learner.audit.statistic import CHUNK_VALUES, distances
+from learner.audit.statistic import CHUNK_VALUES, Distances, distances
 from p2p.protocol.seeded import seed_keys, uniforms
 
 MOST_TOKENS = 16_384
@@ -49,50 +49,48 @@ class Scored(NamedTuple):
 def score(model: nn.Module, claims: Sequence[Claim], temperature: float = 1.0, top_p: float = 1.0) -> list[Scored]:
     """Each claim's checked tokens. `model` has the weights of the version that all of them claim, in the type that they are to be
     checked in; logits are taken in float32."""
-    out: list[Scored | None] = [None] * len(claims)
-    order = sorted(range(len(claims)), key=lambda i: _length(claims[i]))
+    found: dict[int, Scored] = {}
     batch: list[int] = []
-    for i in order:
+    for i in sorted(range(len(claims)), key=lambda i: _length(claims[i])):
         if batch and (len(batch) + 1) * _length(claims[i]) > MOST_TOKENS:
-            _score(model, claims, batch, out, temperature, top_p)
+            found |= zip(batch, _score(model, [claims[j] for j in batch], temperature, top_p), strict=True)
             batch = []
         batch.append(i)
     if batch:
-        _score(model, claims, batch, out, temperature, top_p)
-    return [one for one in out if one is not None]
+        found |= zip(batch, _score(model, [claims[j] for j in batch], temperature, top_p), strict=True)
+    return [found[i] for i in range(len(claims))]
 
 
 def _length(claim: Claim) -> int:
     return len(claim.prompt_ids) + len(claim.completion_ids)
 
 
-def _score(
-    model: Any, claims: Sequence[Claim], batch: list[int], out: list[Scored | None], temperature: float, top_p: float
-) -> None:  # fmt: skip
-    width = max(_length(claims[i]) for i in batch)
+def _score(model: Any, claims: Sequence[Claim], temperature: float, top_p: float) -> list[Scored]:
+    """In one forward."""
+    width = max(map(_length, claims))
     device = next(model.parameters()).device
-    ids = torch.zeros(len(batch), width, dtype=torch.long)
-    mask = torch.zeros(len(batch), width, dtype=torch.long)
-    for row, i in enumerate(batch):  # padded behind: causal attention never sees it
-        tokens = (*claims[i].prompt_ids, *claims[i].completion_ids)
+    ids = torch.zeros(len(claims), width, dtype=torch.long)
+    mask = torch.zeros(len(claims), width, dtype=torch.long)
+    for row, claim in enumerate(claims):  # padded behind: causal attention never sees it
+        tokens = (*claim.prompt_ids, *claim.completion_ids)
         ids[row, : len(tokens)], mask[row, : len(tokens)] = torch.tensor(tokens), 1
     hidden = model.get_decoder()(input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False).last_hidden_state
-    places = [_places(claims[i]) for i in batch]
+    places = [_places(claim) for claim in claims]
     rows = [row for row, of_row in enumerate(places) for _ in of_row]
-    at = [len(claims[i].prompt_ids) + p - 1 for i, of_row in zip(batch, places, strict=True) for p in of_row]
-    chosen = torch.tensor([claims[i].completion_ids[p] for i, of_row in zip(batch, places, strict=True) for p in of_row])
-    drawn = uniforms(seed_keys([claims[batch[row]].seed for row in rows]), np.array([p for of in places for p in of], np.int64))
-    head, parts, step = model.get_output_embeddings(), [], max(1, CHUNK_VALUES // model.config.vocab_size)
+    flat = [(claim, p) for claim, of_row in zip(claims, places, strict=True) for p in of_row]
+    at = [len(claim.prompt_ids) + p - 1 for claim, p in flat]
+    chosen = torch.tensor([claim.completion_ids[p] for claim, p in flat], dtype=torch.long, device=device)
+    drawn = uniforms(seed_keys([claim.seed for claim, _ in flat]), np.array([p for _, p in flat], np.int64))
+    head, step = model.get_output_embeddings(), max(1, CHUNK_VALUES // model.config.vocab_size)
+    parts = [Distances(np.empty(0), np.empty(0))]
     for first in range(0, len(rows), step):
         part = slice(first, first + step)
-        logits = head(hidden[rows[part], at[part]]).float()
-        parts.append(distances(logits, chosen[part].to(device), drawn[part], temperature, top_p))
-    distance, recomputed = (np.concatenate(column) if parts else np.empty(0) for column in zip(*parts, strict=True))
-    ends = np.cumsum([len(of_row) for of_row in places])
-    for i, of_row, end in zip(batch, places, ends, strict=True):
-        own = slice(end - len(of_row), end)
-        claimed = np.array([claims[i].logprobs[p] for p in of_row], np.float64)
-        out[i] = Scored(distance[own], claimed, recomputed[own])
+        parts.append(distances(head(hidden[rows[part], at[part]]).float(), chosen[part], drawn[part], temperature, top_p))
+    distance, recomputed = (np.concatenate(column) for column in zip(*parts, strict=True))
+    claimed = np.array([claim.logprobs[p] for claim, p in flat], np.float64)
+    ends = np.cumsum([len(of_row) for of_row in places])[:-1]
+    columns = (np.split(column, ends) for column in (distance, claimed, recomputed))
+    return [Scored(*row) for row in zip(*columns, strict=True)]
 
 
 def _places(claim: Claim) -> list[int]:

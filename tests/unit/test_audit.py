@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from learner.audit.calibration import EngineKind, from_json, measure, to_json, widest
+from learner.audit.calibration import NodeArithmetic, from_json, measure, to_json, widest
 from learner.audit.choosing import chosen
 from learner.audit.scorer import Claim, score
 from learner.audit.sequential import HonestMeans, NodeTest
@@ -103,7 +103,7 @@ def test_a_calibration_bounds_what_it_saw_and_is_kept() -> None:
     distance, recomputed = np.where(rng.random(5000) < 0.001, 0.1, 0.0), -rng.exponential(1, 5000)
     means = measure(distance, recomputed + 0.01 * rng.standard_normal(5000), recomputed)
     assert means.far > 0.001 and 0.008 < means.off < 0.02 and means.bias < 0.005
-    kept = {EngineKind("transformers", "float32", "cpu"): means, EngineKind("vllm", "bfloat16", "cuda"): HonestMeans()}
+    kept = {NodeArithmetic("transformers", "float32", "cpu"): means, NodeArithmetic("vllm", "bfloat16", "cuda"): HonestMeans()}
     assert from_json(to_json(kept)) == kept
     assert widest(kept).off == HonestMeans().off and widest({}) == HonestMeans()
     with pytest.raises(UsageError):

@@ -6,18 +6,18 @@ Must not know flags or what is printed.
 from __future__ import annotations
 
 import copy
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
-from learner.audit.calibration import EngineKind, measure, widest
+from learner.audit.calibration import NodeArithmetic, measure, widest
 from learner.audit.scorer import Scored, score
 from learner.audit.sequential import FALSE_ALARM, HonestMeans, NodeTest
 from learner.tasks.prompting import encode_prompt
@@ -89,25 +89,23 @@ def run(tokens: int, repeats: int, say: Callable[[str], None]) -> dict[str, Any]
     with tempfile.TemporaryDirectory() as folder:
         world = make_world(Path(folder), say)
     checker = world.versions[-1]
-    kinds = {
-        EngineKind("ours", "float32", "cpu"): FastNode(Sampler(checker), world.most),
-        EngineKind("transformers", "float32", "cpu"): TransformersNode(checker, torch.float32, world.most, world.eos, 64),
-        EngineKind("transformers", "bfloat16", "cpu"): TransformersNode(checker, torch.bfloat16, world.most, world.eos, 128),
+    kinds: dict[NodeArithmetic, MakesClaims] = {
+        NodeArithmetic("ours", "float32", "cpu"): FastNode(Sampler(checker), world.most),
+        NodeArithmetic("transformers", "float32", "cpu"): TransformersNode(checker, torch.float32, world.most, world.eos, 64),
+        NodeArithmetic("transformers", "bfloat16", "cpu"): TransformersNode(checker, torch.bfloat16, world.most, world.eos, 128),
     }
-    honest, means = [], dict[EngineKind, HonestMeans]()
+    honest, means = [], dict[NodeArithmetic, HonestMeans]()
     for k, (kind, node) in enumerate(kinds.items()):
         found = _joined(_stream(world, node, checker, first=k * 10_000_000, tokens=tokens))
         half = len(found.distance) // 2
         means[kind] = measure(*(column[:half] for column in found))
-        row = _honest_row(kind, Scored(*(column[half:] for column in found)), means[kind])
-        honest.append(row)
-        say(f"{kind}: {row['tokens']} honest tokens, caught {row['caught']} of {row['nodes']}")
+        honest_row = _honest_row(kind, Scored(*(column[half:] for column in found)), means[kind])
+        honest.append(honest_row)
+        say(f"{kind}: {honest_row['tokens']} honest tokens, caught {honest_row['caught']} of {honest_row['nodes']}")
     rows = []
     for name, node in cheats(checker, world.versions[-2], world.versions[0], world.other, world.most).items():
-        row = {"cheat": name}
-        for kind in (EngineKind("ours", "float32", "cpu"), None):
-            against = means[kind] if kind is not None else widest(means)
-            column = "float32" if kind is not None else "any engine"
+        row: dict[str, Any] = {"cheat": name}
+        for column, against in (("float32", means[NodeArithmetic("ours", "float32", "cpu")]), ("any engine", widest(means))):
             row |= {f"{column} {what}": value for what, value in _detect(world, node, checker, against, repeats).items()}
         rows.append(row)
         say(f"{name}: after {row['float32 median']} tokens; {row['any engine median']} where any engine is allowed")
@@ -132,7 +130,7 @@ def _joined(parts: Iterable[Scored]) -> Scored:
     return Scored(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def _honest_row(kind: EngineKind, found: Scored, means: HonestMeans) -> dict[str, Any]:
+def _honest_row(kind: NodeArithmetic, found: Scored, means: HonestMeans) -> dict[str, Any]:
     """The tokens as those of nodes of NODE_TOKENS each, looked at as they come."""
     nodes = caught = 0
     most = -np.inf
@@ -171,8 +169,10 @@ def _detect(world: World, node: MakesClaims, checker: nn.Module, means: HonestMe
 
 
 def _percentile(found: Sequence[int | None], share: float) -> int | None:
-    ranked = sorted(found, key=lambda n: np.inf if n is None else n)
-    return ranked[min(len(ranked) - 1, int(share * len(ranked)))] if share != 0.5 or None in found else int(median(ranked))  # type: ignore[type-var]
+    """The least number of tokens that suffices for this share of the runs; None when it was not found in so many."""
+    ranked = sorted(n for n in found if n is not None)
+    at = max(0, math.ceil(share * len(found)) - 1)
+    return ranked[at] if at < len(ranked) else None
 
 
 def _cost(world: World, checker: nn.Module) -> dict[str, float]:
