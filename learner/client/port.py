@@ -16,6 +16,10 @@ from learner.trajectory import MicroBatch
 from p2p.codec.classes import Changes
 from p2p.layout import Layout, Segment
 
+BY_NODE = "by_node"
+"""Key of a step's log under which a trainer may say what each node's tokens came to: peer id -> [sampled tokens, sum of their
+mismatch KL in nats]. It is no metric: the head looks at it and writes it nowhere."""
+
 
 @dataclass(frozen=True, slots=True)
 class ResumeInfo:

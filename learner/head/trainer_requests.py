@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import trio
 
 from learner.client import messages
+from learner.client.port import BY_NODE
 from learner.config import LearnerConfig
 from learner.evaluation.plan import EvalPlan
 from learner.evaluation.result import EvalOutcome
@@ -22,6 +23,7 @@ from learner.head.node_state import NodeState
 from learner.head.pool_keeper import PoolKeeper
 from learner.head.sample_file import SampleFile
 from learner.head.step_tally import StepTally
+from learner.head.trust import Trust
 from learner.journal.journal import Journal
 from learner.publish.publisher import Publisher
 from learner.rollouts.controller import Rollouts
@@ -49,6 +51,7 @@ class RunParts(Protocol):
     journal: Journal
     publisher: Publisher
     keeper: PoolKeeper
+    trust: Trust
     rollouts: Rollouts
     samples: SampleFile
     local_engine: LocalEngine | None
@@ -231,6 +234,7 @@ class TrainerRequests:
         except ValueError as error:
             trained = {}
             self._complain("the trainer's metrics cannot be read", f"step {message.step}: {error}")
+        parts.trust.trained_on(trained.pop(BY_NODE, None))
         publisher.count_traffic()
         network = network_metrics(publisher.published, list(parts.nodes.values()), publisher.current)
         if rollouts.buffers.redundant:

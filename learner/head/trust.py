@@ -6,12 +6,14 @@ What a record makes of it is `standing`, how much each node may hold `shares`. M
 from __future__ import annotations
 
 import logging
+import math
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from learner.admission.head_door import HeadDoor
 from learner.head.node_state import NodeState
+from learner.standing.mismatch import MismatchWatch
 from learner.standing.port import NodeConduct
 from learner.standing.shares import MadeOfLate, NodeHolding, limits
 from learner.standing.standing import Standing, StandingRules
@@ -38,6 +40,7 @@ class Trust(NodeConduct, PeerConduct):
             self.standing.restore(door.books.records())
         self._nodes, self._wall, self._expel = nodes, wall, expel
         self._made = MadeOfLate()
+        self.mismatch = MismatchWatch()
         self._proven_here = False
         """whether a proven node was there at the last look"""
 
@@ -61,8 +64,22 @@ class Trust(NodeConduct, PeerConduct):
     def barred_s(self, peer: str, now: float) -> float:
         return self.standing.barred_s(peer, self._wall())
 
+    def trained_on(self, by_node: object) -> None:
+        """What the trainer says of a step: peer -> [tokens, sum of their mismatch in nats]; anything else is passed over. Who
+        does not fit is expelled at once."""
+        if not isinstance(by_node, dict):
+            return
+        step = {peer: (int(n), float(total)) for peer, (n, total) in filter(_is_sums, by_node.items())}
+        self.mismatch.add(step)
+        for peer, why in self.mismatch.outliers(self.credible).items():
+            self.caught(peer, f"{why}; {self.mismatch.seen[peer]:,} tokens of its were trained on")
+            self.mismatch.forget(peer)
+
     def caught(self, peer: str, why: str) -> None:
-        """It cheated: it goes at once."""
+        """It cheated, or is broken: it goes at once."""
+        if self.standing.trusts(peer):
+            log.warning("node %s, which is trusted: %.500s", peer, why)
+            return
         self.standing.expel(peer, why, self._wall())
         self._follow(peer, expelled=True)
 
@@ -107,3 +124,10 @@ class Trust(NodeConduct, PeerConduct):
     def status(self, peers: Iterable[str]) -> dict[str, int]:
         """How many of these are proven, and how many records there are."""
         return {"proven": sum(map(self.standing.proven, peers)), "records": len(self.standing)}
+
+
+def _is_sums(item: tuple[object, object]) -> bool:
+    peer, sums = item
+    if not isinstance(peer, str) or not isinstance(sums, list) or len(sums) != 2:
+        return False
+    return all(isinstance(x, (int, float)) and math.isfinite(x) and x >= 0 for x in sums) and sums[0] >= 1

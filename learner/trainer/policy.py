@@ -11,6 +11,7 @@ import msgpack
 import torch
 from torch import nn
 
+from learner.trainer.by_node import by_node, of_step
 from learner.trainer.forecast.forecast import room_to_keep
 from learner.trainer.forward.forward import INSIDE, TokenForward, can_checkpoint
 from learner.trainer.forward.layout import RowTokens
@@ -73,6 +74,8 @@ class PolicyTrainer:
         self.objective = make_objective(config.objective, config.objective_options)
         self.optimizer = make_optimizer(self.trained.parameters(), config, model, bfloat16=in_bfloat16(model, config))
         self._told_of_a_long_row = False
+        self.by_node: dict[str, list[float]] = {}
+        """of the last step: node -> [tokens, sum of their mismatch in nats]"""
         self._reset()
 
     def _reset(self) -> None:
@@ -177,6 +180,7 @@ class PolicyTrainer:
             raise TrainingDiverged(f"loss is {value} over groups {ids}")
         self.loss = self.loss + value
         merge_stats(self.stats, sums.stats)
+        merge_stats(self.stats, by_node(pack, sampled.log_ratio))
         return sums.loss
 
     def _of_the_base(self, rows: list[RowTokens]) -> torch.Tensor | None:
@@ -210,6 +214,7 @@ class PolicyTrainer:
             self._run(self._rounds.flush(self._packer.flush()))
             self._update(step, scale)
         self._add_up()
+        self.by_node = of_step(self.stats)
         norm = math.fsum(self._norms) / len(self._norms)
         metrics = {"loss/mean": self.loss / self._divisors, "optim/lr": lr, "optim/grad_norm": norm, **report(self.stats)}
         self._reset()

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from learner.client.port import TrainerClient
+from learner.client.port import BY_NODE, TrainerClient
 from learner.model_folder import first_line
 from learner.section import check_section
 from learner.trainer.checkpoints.forms import is_sharded
@@ -109,7 +109,7 @@ def run_trainer(client: TrainerClient, config: TrainerConfig, ranks: TorchRanks 
             "time/checkpoint": checkpoints.write_s,
             "checkpoint/behind": float(step - checkpoints.committed),
         }
-        client.log(step, metrics)
+        client.log(step, metrics | {BY_NODE: trainer.by_node})
     checkpoints.settle()
     client.finish()
 
