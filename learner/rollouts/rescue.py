@@ -13,7 +13,7 @@ from learner.dispatch.node_table import NodeView
 from learner.rollouts.beside import BesideTraining
 from learner.rollouts.buffers import TrainingBuffers
 from learner.rollouts.collector import Collector
-from learner.rollouts.hedging import to_hedge
+from learner.rollouts.hedging import Hedge, to_hedge
 from learner.rollouts.outcomes import Cancel
 from learner.rollouts.paces import STAYS, PaceWatch
 from learner.rollouts.stalls import Stall, StallWatch
@@ -31,6 +31,10 @@ taken by force."""
 
 HEDGE_S = 0.25
 """Seconds that the trainer waits before what strangers hold up is taken from them, and between two looks at that."""
+
+HEDGE_ANSWER_S = 1.0
+"""Seconds in which a node that has ended a sequence before must give back what the trainer waits for. From one that never has it
+is taken at once."""
 
 TAKEN_EARLY_S = 1.0
 """Who had a sequence for less than this, and STAYS times what one usually takes, is not at fault when it is taken."""
@@ -100,6 +104,8 @@ class Rescue:
         fault_s = max(TAKEN_EARLY_S, STAYS * self._paces.usual_s)
         doubted: dict[str, str] = {}
         for hedge in hedges[:free]:
+            if self.ended[hedge.node] and not self._overdue(hedge, now):
+                continue  # it has shown that it answers, and what it has made comes with the answer
             self._take(Stall(hedge.node, (hedge.request_id,), "the trainer waits for it"))
             if now - hedge.since > fault_s:
                 doubted[hedge.node] = f"{hedge.request_id} held the trainer up, after {now - hedge.since:.1f} s at this node"
@@ -122,6 +128,13 @@ class Rescue:
         self._collector.node_lost(peer)
         self._beside().on_node_lost(peer)
         self._cancel(held)
+
+    def _overdue(self, hedge: Hedge, now: float) -> bool:
+        """Whether a node was asked for this and has not given it back; it is asked the first time."""
+        asked = self._asked.get((hedge.node, hedge.request_id))
+        if asked is None:
+            self.ask_back(hedge.node, (hedge.request_id,), now)
+        return asked is not None and now - asked > HEDGE_ANSWER_S
 
     def _unanswered(self, now: float, but: set[str]) -> list[Stall]:
         """What was asked back ANSWER_S ago and is still there."""

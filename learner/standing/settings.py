@@ -16,7 +16,7 @@ class StandingSection(Section):
     """Tokens of completions that a node ended as asked, after which it counts as proven."""
     unproven_share: float = Field(default=0.25, ge=0, le=1)
     """Share of the sequences, both of those that nodes hold and of those that ended lately, that nodes which are not proven may
-    have together while a proven one is there. It bounds what strangers can do, however many they are."""
+    have together. It bounds what strangers can do, however many they are."""
     trusted: list[str] = Field(default_factory=list)
     """Peer ids of nodes that you answer for: they are proven from the start. ["*"] trusts every node: for a closed network."""
 

@@ -48,32 +48,41 @@ class MadeOfLate:
 def limits(standing: Standing, nodes: Sequence[NodeHolding], made: MadeOfLate) -> dict[str, int]:
     """Most sequences of each node that may not hold as many as it can; the others are not in it.
 
-    While a proven node is able to work, the unproven hold at most `unproven_share` of all together, FIRST at least: what is left
-    of that goes to those first that were never expelled, then to those least doubted, then to those that delivered most. Nothing
-    is left while they made more than that share of what ended of late. """
+    Those that delivered nothing hold together at most `unproven_share` of all that is held once somebody has delivered, FIRST
+    at least. While a proven node is able to work and the unproven made more than that share of what ended of late, they get
+    nothing new. What is free goes to those first that were never expelled, then to those least doubted, then to those that
+    delivered most: who is about to be proven is not kept from it by crowds. """
     out: dict[str, int] = {}
+    strangers: list[NodeHolding] = []
     unproven: list[NodeHolding] = []
-    places = 0
+    places, proven_able = 0, False
     for node in nodes:
         may = standing.may_hold(node.peer, node.capacity)
         if may < node.capacity:
             out[node.peer] = may
         if standing.proven(node.peer):
-            places += may if node.able else 0
+            proven_able |= node.able
         else:
             unproven.append(node)
-    if not places:
-        return out
+        if standing.delivered(node.peer):
+            places += may if node.able else 0
+        else:
+            strangers.append(node)
     share = min(standing.rules.unproven_share, 0.999)
-    most = max(FIRST, int(places * share / (1.0 - share))) if share else 0
-    left = most - sum(node.load for node in unproven)
-    if made.over(share):
-        left = 0
-    for node in sorted(unproven, key=lambda n: _order(standing, n.peer)):
+    if places:
+        most = max(FIRST, int(places * share / (1.0 - share))) if share else 0
+        _deal(out, standing, strangers, most - sum(node.load for node in strangers))
+    if proven_able and made.over(share):
+        _deal(out, standing, unproven, 0)
+    return out
+
+
+def _deal(out: dict[str, int], standing: Standing, nodes: Sequence[NodeHolding], left: int) -> None:
+    """Let these have `left` sequences more together, in their order."""
+    for node in sorted(nodes, key=lambda n: _order(standing, n.peer)):
         more = max(0, min(left, out.get(node.peer, node.capacity) - node.load)) if node.able else 0
         out[node.peer] = node.load + more
         left -= more
-    return out
 
 
 def _order(standing: Standing, peer: str) -> tuple[int, int, int, str]:

@@ -162,6 +162,11 @@ class Standing:
         record = self._records.get(peer)
         return min(capacity, int(record.allowance) if record is not None else FIRST)
 
+    def delivered(self, peer: str) -> bool:
+        """Whether it ended anything as asked since it was last expelled."""
+        record = self._records.get(peer)
+        return self.trusts(peer) or (record is not None and record.delivered > 0)
+
     def proven(self, peer: str) -> bool:
         """Whether it delivered enough, and had enough of it checked where anything is."""
         record, need = self._records.get(peer), self.rules.proven_tokens

@@ -115,7 +115,9 @@ async def open_real_head(
     it."""
     from p2p.channel.libp2p import open_libp2p_network
 
-    config = build_config({"run_dir": str(folder), "model": "none", "external_trainer": True}, "bench")
+    standing = {"trusted": ["*"]}  # what is measured is a head at work, and not how strangers become proven
+    values = {"run_dir": str(folder), "model": "none", "external_trainer": True, "standing": standing}
+    config = build_config(values, "bench")
     identity = Identity.from_seed(f"head of {run}".encode().ljust(32, b"."))
     with Journal.open(folder / "journal.sqlite", run) as journal:
         async with open_libp2p_network(identity, ["/ip4/127.0.0.1/tcp/0"]) as network, trio.open_nursery() as nursery:
@@ -123,7 +125,7 @@ async def open_real_head(
                 config=config, run=run, run_dir=folder, identity=identity, network=network, journal=journal,
                 open_rollouts=lambda head: Rollouts(
                     settings, journal, Numbered(), RandomPrompts(length, vocabulary), vocabulary, epoch=head.epoch,
-                    send=head.send, nodes=head.node_views, report=head.report,
+                    send=head.send, nodes=head.node_views, report=head.report, conduct=head.trust,
                 ),
             )  # fmt: skip
             yield RealHead(head, head.rollouts, nursery, make_ticket(identity, run, tuple(network.addresses)).encode())

@@ -67,9 +67,17 @@ def test_strangers_together_hold_a_share_and_the_least_doubted_come_first() -> N
     assert all(n <= FIRST for n in found.values())
 
 
+def test_who_has_delivered_something_is_held_by_its_own_limit_alone() -> None:
+    """A thousand honest nodes that come at once are not proven one by one."""
+    standing = Standing(StandingRules(proven_tokens=1000))
+    for peer in ("good", *(f"n{i}" for i in range(50))):
+        standing.ended(peer, 1000 if peer == "good" else 10)
+    found = share_of(standing, NodeHolding("good", 30, 20), *(NodeHolding(f"n{i}", 64, 3) for i in range(50)))
+    assert found == {"good": 3} | {f"n{i}": 3 for i in range(50)}
+
+
 def test_without_a_proven_node_each_has_its_own_limit() -> None:
-    found = share_of(Standing(), NodeHolding("a", 64, 0), NodeHolding("b", 1, 0))
-    assert found == {"a": FIRST}
+    assert share_of(Standing(), NodeHolding("a", 64, 0), NodeHolding("b", 1, 0)) == {"a": FIRST}
 
 
 def test_who_made_too_much_of_late_gets_nothing_for_a_while() -> None:
@@ -79,4 +87,6 @@ def test_who_made_too_much_of_late_gets_nothing_for_a_while() -> None:
     made = MadeOfLate()
     for i in range(100):
         made.ended(proven=i % 2 == 0)
+    standing.ended("quick", 5)
     assert share_of(standing, NodeHolding("good", 30, 30), NodeHolding("quick", 64, 1), made=made)["quick"] == 1
+    assert share_of(standing, NodeHolding("good", 30, 30), NodeHolding("quick", 64, 1))["quick"] == FIRST + 1
