@@ -22,6 +22,10 @@ from p2p.membership.conduct import PeerConduct
 KEEP_S = 5.0
 """Seconds between two times that records are written down: what a crash forgets."""
 
+SPARE_S = 0.5
+"""While the unproven made more than their share, one of them is given one sequence so often: else large honest nodes would wait
+long beside one small proven one."""
+
 log = logging.getLogger("shoal.head")
 
 
@@ -39,7 +43,7 @@ class Trust(NodeConduct, PeerConduct):
             door.standing = self.standing
             self.standing.restore(door.books.records())
         self._nodes, self._wall, self._expel = nodes, wall, expel
-        self._made = MadeOfLate()
+        self._made, self._spare_at = MadeOfLate(), 0.0
         self.mismatch = MismatchWatch()
         self._proven_here = False
         """whether a proven node was there at the last look"""
@@ -111,9 +115,11 @@ class Trust(NodeConduct, PeerConduct):
     def limits(self, load: Callable[[str], int], able: Callable[[NodeState], bool]) -> dict[str, int]:
         """Most sequences of each node that may not hold as many as it can."""
         self._proven_here = any(able(node) and self.standing.proven(peer) for peer, node in self._nodes.items())
-        return limits(
-            self.standing, [NodeHolding(p, node.capacity, load(p), able(node)) for p, node in self._nodes.items()], self._made
-        )
+        now = self._wall()
+        spare = int(now >= self._spare_at)
+        self._spare_at = now + SPARE_S if spare else self._spare_at
+        held = [NodeHolding(p, node.capacity, load(p), able(node)) for p, node in self._nodes.items()]
+        return limits(self.standing, held, self._made, spare)
 
     def describe(self, peer: str) -> dict[str, Any]:
         """Its part of a node's row: its standing in a word, and what it may hold."""

@@ -319,6 +319,8 @@ class Rollouts:
                 accepted += said.tokens
                 ended = ended or bool(run.finish)
                 idle += not said.tokens
+                if said.tokens and (run.finish in ("stop", "length") or said.cancel):
+                    self._conduct.ended(peer, run.start + said.tokens)
                 if said.refusal is not None and run.finish in ("error", "abort"):  # it gives it up, and no more
                     self._report(peer, said.refusal)
                 else:

@@ -45,13 +45,13 @@ class MadeOfLate:
         return self._unproven > max(FIRST, share * self._all)
 
 
-def limits(standing: Standing, nodes: Sequence[NodeHolding], made: MadeOfLate) -> dict[str, int]:
+def limits(standing: Standing, nodes: Sequence[NodeHolding], made: MadeOfLate, spare: int = 0) -> dict[str, int]:
     """Most sequences of each node that may not hold as many as it can; the others are not in it.
 
-    Those that delivered nothing hold together at most `unproven_share` of all that is held once somebody has delivered, FIRST
-    at least. While a proven node is able to work and the unproven made more than that share of what ended of late, they get
-    nothing new. What is free goes to those first that were never expelled, then to those least doubted, then to those that
-    delivered most: who is about to be proven is not kept from it by crowds. """
+    Those that delivered nothing hold together at most `unproven_share` of all that is held once somebody has delivered, FIRST at
+    least. While a proven node is able to work and the unproven made more than that share of what ended of late, they get `spare`
+    sequences together. What is free goes to those first that were never expelled, then to those least doubted, then to those
+    that delivered most: who is about to be proven is not kept from it by crowds. """
     out: dict[str, int] = {}
     strangers: list[NodeHolding] = []
     unproven: list[NodeHolding] = []
@@ -73,7 +73,7 @@ def limits(standing: Standing, nodes: Sequence[NodeHolding], made: MadeOfLate) -
         most = max(FIRST, int(places * share / (1.0 - share))) if share else 0
         _deal(out, standing, strangers, most - sum(node.load for node in strangers))
     if proven_able and made.over(share):
-        _deal(out, standing, unproven, 0)
+        _deal(out, standing, unproven, spare)
     return out
 
 

@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from learner.client.messages import CommitStep
+from learner.requests.port import Ask
 from p2p.protocol.generation import GenerateRequest, Interrupt, Rejected, Tokens
 from p2p.protocol.prices import Terms
 from p2p.protocol.rollout import TokenEvent
@@ -274,3 +275,16 @@ async def test_what_strangers_make_together_is_bounded(tmp_path: Path, autojump_
         by_node = run.bench.head.rollouts.collector.tokens_by_node
         strangers = sum(n for peer, n in by_node.items() if peer not in honest_peers)
         assert strangers / sum(by_node.values()) < 0.3  # unproven_share is a quarter
+
+
+async def test_what_is_made_for_requests_counts_as_well(tmp_path: Path, autojump_clock) -> None:
+    """A run whose trainer samples through the endpoint has no other sequences."""
+    async with open_head(tmp_path / "run", standing=STRICT, groups_per_step=0) as bench:
+        node = await bench.join(honest, capacity=16)
+        ask = Ask(request_class="serving", prompt_ids=(1, 2, 3), max_new_tokens=4, stop_ids=(0,), seed=5)
+        for _ in range(20):
+            async with bench.head.requests.sample(ask) as tokens:
+                async for _run in tokens:
+                    pass
+        assert bench.head.trust.standing.of(node.peer).delivered >= 40
+        assert bench.head.trust.standing.may_hold(node.peer, 16) == 16
