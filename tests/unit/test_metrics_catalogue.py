@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from learner.client.port import BY_NODE
 from learner.status.catalogue import MOVE_REASONS, NODE_STATES, SECTIONS, entries, find_entry
 from learner.status.exposition import MOST_LABEL, MOST_OPEN, metrics_text, node_counts
 from learner.status.metric_entries import OTHER, UNITS, MetricEntry
@@ -189,5 +190,5 @@ def test_the_trainer_writes_what_is_listed_and_nothing_else(tmp_path: Path) -> N
     )
     run_trainer(client, config)
     written = {key for _, metrics in client.logs for key in metrics}
-    assert written - {"mismatch_kl/age_0"} == {e.key for e in entries("trainer") if not e.is_family}
+    assert written - {"mismatch_kl/age_0", BY_NODE} == {e.key for e in entries("trainer") if not e.is_family}
     json.dumps([metrics for _, metrics in client.logs], allow_nan=False)

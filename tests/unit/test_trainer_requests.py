@@ -22,6 +22,7 @@ def requests_in(run_dir: Path) -> TrainerRequests:
         ),
         rollouts=SimpleNamespace(buffers=SimpleNamespace(redundant=False, unscored_groups=0)),
         keeper=SimpleNamespace(pool=SimpleNamespace(metrics=lambda now: {})),
+        trust=SimpleNamespace(trained_on=lambda by_node: None),
     )  # fmt: skip
     return TrainerRequests(parts, 9)
 
