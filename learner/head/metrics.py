@@ -68,7 +68,8 @@ class MetricsFile:
 def network_metrics(
     published: PublishedVersions, nodes: Sequence[NodeState], current: Version | None
 ) -> dict[str, Any]:
-    """`broadcast/*`, `node/*` and `pool/*` of the newest version that every live node has installed, or else the newest."""
+    """`broadcast/*`, `node/*` and `pool/*` of the newest version that every live node has installed, or else that any has, or
+    the newest."""
     out: dict[str, Any] = {"pool/live": len(nodes), "pool/active": sum(n.ready for n in nodes)}
     if nodes and current is not None:
         out["node/pause_s"] = max(n.pause_s for n in nodes)
@@ -79,7 +80,8 @@ def network_metrics(
     if not sealed:
         return out
     peers = {n.link.peer for n in nodes}
-    spread = next((p for p in reversed(sealed) if peers and peers <= p.installed.keys()), sealed[-1])
+    somewhere = next((p for p in reversed(sealed) if p.installed), sealed[-1])
+    spread = next((p for p in reversed(sealed) if peers and peers <= p.installed.keys()), somewhere)
     out |= {
         "broadcast/step": spread.version.step,
         "broadcast/bytes": spread.size,
