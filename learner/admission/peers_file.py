@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields
@@ -83,6 +84,7 @@ class PeersFile:
             raise UsageError(f"cannot open {path}: {error.strerror}") from None
         db = sqlite3.connect(path, isolation_level=None, timeout=wait_s)
         try:
+            _to_wal(db, wait_s)
             _prepare(db, path)
         except sqlite3.OperationalError:
             db.close()
@@ -263,9 +265,22 @@ class PeersFile:
         self._own += 1
 
 
+def _to_wal(db: sqlite3.Connection, wait_s: float) -> None:
+    """Readers and a writer at once. Of two that open a new file together, the later one is told at once that the file is locked:
+    for the change of the journal's mode SQLite does not wait by itself, so this does."""
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+        time.sleep(0.005)
+
+
 def _prepare(db: sqlite3.Connection, path: Path) -> None:
     """Check an existing file or fill a new one."""
-    db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = NORMAL")
     db.execute("BEGIN IMMEDIATE")  # two processes may come to a new file at once
     application = db.execute("PRAGMA application_id").fetchone()[0]

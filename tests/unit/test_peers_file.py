@@ -141,6 +141,27 @@ def test_two_writers_at_once(path: Path) -> None:
         assert len(books.bans()) == 200
 
 
+def test_many_open_a_new_file_at_once(path: Path) -> None:
+    """Each gets it: SQLite itself refuses who comes while another one changes the journal's mode."""
+    failed: list[BaseException] = []
+
+    def come(where: Path, start: threading.Barrier) -> None:
+        start.wait()
+        try:
+            PeersFile.open(where).close()
+        except BaseException as error:
+            failed.append(error)
+
+    for i in range(50):
+        where, start = path.with_name(f"{i}.sqlite"), threading.Barrier(4)
+        threads = [threading.Thread(target=come, args=(where, start)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failed
+
+
 def test_a_file_of_another_kind(path: Path) -> None:
     path.write_bytes(b"not a database" * 100)
     with pytest.raises(UsageError, match=r"peers\.sqlite is no file of peers"):
