@@ -38,6 +38,10 @@ from learner.trainer.trained import Trained
 from p2p.errors import ShoalError, UsageError
 from p2p.processes import die_with_parent, give_back_what_is_freed
 
+GIVEN_BACK_FROM = 1_000_000
+"""Parameters from which on freed memory is given back at once. Of a smaller model it is little, and making its pages anew at each
+step was a fifth of the CPU time of the demo's trainer (bench/demo.md)."""
+
 AFTER_OTHERS_S = 5.0
 """Seconds that a rank waits before it ends because another one did: so that what is told is what that one said."""
 
@@ -56,6 +60,8 @@ def run_trainer(client: TrainerClient, config: TrainerConfig, ranks: TorchRanks 
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     torch.manual_seed(config.seed)
     trained, reference = _opened(config, ranks)
+    if sum(parameter.numel() for parameter in trained.module.parameters()) >= GIVEN_BACK_FROM:
+        give_back_what_is_freed()
     trainer = PolicyTrainer(trained, config, reference=reference, ranks=ranks)
 
     start = client.resume()
@@ -166,7 +172,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     run_dir = Path(args[0])
     # Of the process, so here: near-zero gradients otherwise slow AdamW several times over on CPUs.
     torch.set_flush_denormal(True)
-    give_back_what_is_freed()
     rank = int(os.environ.get("RANK", "0"))
     try:
         config = check_section(TrainerConfig, json.loads((run_dir / "trainer.json").read_text()), "trainer.json")

@@ -77,11 +77,11 @@ def main() -> int:
     told = json.load(sys.stdin)
     torch.set_num_threads(told["threads"])
     torch.set_flush_denormal(True)
-    give_back_what_is_freed()
     torch.zeros(64, 64) @ torch.zeros(64, 64)  # what the libraries take is not the model's
     peaks = Peaks()
     peaks.start()
     model = AutoModelForCausalLM.from_config(shape_config(told["shape"]), dtype=torch.float32, attn_implementation="sdpa").eval()
+    give_back_what_is_freed()  # when the trainer does
     with tempfile.TemporaryDirectory(dir=told["folder"]) as folder:
         config = TrainerConfig(model="", checkpoint_dir=folder, **told["settings"])
         trained = WholeModel(model, config.served_dtype)
