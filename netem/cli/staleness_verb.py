@@ -20,7 +20,7 @@ def add_verb(actions: Any, verb: AddVerb) -> None:
     what = "how learning depends on the age of what is trained on, by objective: a small model, exact ages, no network"
     p = verb("staleness", _bench_staleness, what, actions)
     p.add_argument("--parts", metavar="A,B",
-                   help="of matrix (default), hot, rules, caps, add, equal, lengths, unseen: see bench/staleness.md")
+                   help="of matrix (default), hot, rules, caps, add, sort, equal, lengths, chat, unseen: see bench/staleness.md")
     p.add_argument("--objectives", metavar="A,B",
                    help="of grpo, grpo-keep, tis, prime_rl, cispo, gspo, topr, m2po, icepop, gepo (default: the part's own)")
     p.add_argument("--staleness", metavar="S,S", help="only these ages, in steps (the matrix has 0,1,3,6,11,16,32)")

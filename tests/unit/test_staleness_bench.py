@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from learner.presets import PRESETS
 from learner.trainer.model import completion_logprobs, load_model
@@ -42,8 +43,23 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- the sampler ---------------------------------------------------------------------------------------------------------
 
 
-def test_samples_have_the_log_probabilities_of_the_rounded_model(model: Path) -> None:
-    found = load_model(model, "cpu")
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    """SmolLM2's shape, much smaller."""
+    folder = tmp_path_factory.mktemp("models") / "llama"
+    config = LlamaConfig(
+        vocab_size=60, hidden_size=48, intermediate_size=96, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=1,
+        max_position_embeddings=64, tie_word_embeddings=True, eos_token_id=1, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("shape", ["model", "llama"])
+def test_samples_have_the_log_probabilities_of_the_rounded_model(shape: str, request: pytest.FixtureRequest) -> None:
+    found = load_model(request.getfixturevalue(shape), "cpu")
     sampler = Sampler(found.model)
     prompts = [(5, 6), (4, 9, 8, 3, 7), (3,)]  # of different lengths, so that padding matters
     draws = torch.rand(12, 6, generator=torch.Generator().manual_seed(0))
@@ -55,6 +71,18 @@ def test_samples_have_the_log_probabilities_of_the_rounded_model(model: Path) ->
     for row, logprobs in zip(own.logprobs, made.logprobs, strict=True):
         assert row[: len(logprobs)].tolist() == pytest.approx(logprobs, abs=1e-4)
     assert {len(ids) for ids in made.ids} != {6} or all(3 != i for ids in made.ids for i in ids[:-1])
+
+
+def test_the_studys_own_tasks() -> None:
+    sort, chat = study_task("sort", 0), study_task("chat", 3)
+    digits = sort.prompt(4).text
+    assert sort.solution(sort.prompt(4)) == "".join(sorted(digits[:-1])) and sort.score(sort.prompt(4), "x").exact is False
+    asked, held = {chat.prompt(i).text for i in range(349)}, {chat.held_out(i).text for i in range(48)}
+    assert len(asked) == 349 and len(held) == 48 and not asked & held
+    assert held == {study_task("chat", 4).held_out(i).text for i in range(48)}, "each seed holds the same out"
+    prompt = chat.prompt(0)
+    assert chat.score(prompt, prompt.entry["answer"]).exact
+    assert chat.score(prompt, "I think that it is " + prompt.entry["answer"]).reward == pytest.approx(0.75)
 
 
 def test_greedy_takes_the_likeliest(model: Path) -> None:

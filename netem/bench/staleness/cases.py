@@ -33,9 +33,12 @@ TASKS: dict[str, dict[str, Any]] = {
     "reverse": {"options": {"digits": 6}, "most": 8},
     "add": {"options": {"digits": 2}, "most": 5},
     "mixed": {"options": {}, "most": 12},
+    "sort": {"options": {}, "most": 8},
+    "chat": {"options": {}, "most": 12},
 }
-"""The tasks: options, and most tokens of an answer. "mixed" is this bench's own, of answers of 3 to 10 digits
-(`netem.bench.staleness.mixed`): for what depends on lengths."""
+"""The tasks: options, and most tokens of an answer. "chat" is the chat demo's questions, for its real model
+(`netem.bench.staleness.chat`). "mixed" and "sort" are this bench's own
+(`netem.bench.staleness.own_tasks`)."""
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "grpo": {"objective": "grpo"},

@@ -10,6 +10,7 @@ import os
 import shutil
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,12 @@ from learner.trainer.model import load_model
 from learner.trainer.policy import PolicyTrainer, TrainingDiverged
 from learner.trainer.settings import TrainerConfig
 from netem.bench.staleness.cases import TASKS, WARM_UP_TARGET, Case
-from netem.bench.staleness.mixed import MixedTask
+from netem.bench.staleness.chat import HELD_OUT as CHAT_HELD_OUT
+from netem.bench.staleness.chat import ChatTask
+from netem.bench.staleness.own_tasks import MixedTask, SortTask
 from netem.bench.staleness.rollouts import DrawnBatch, RolloutSource
 from netem.bench.staleness.sampler import Sampler
+from netem.demo.chat_model import make_chat_model
 from netem.demo.tiny_model import build_demo_model
 from p2p.errors import UsageError
 from p2p.files import take_lock
@@ -46,14 +50,17 @@ OF_STEP = {
 
 def study_task(name: str, seed: int) -> Task:
     """A task of the study."""
-    return MixedTask(seed) if name == "mixed" else make_task(name, seed, TASKS[name]["options"])
+    own: dict[str, Callable[[int], Task]] = {"mixed": MixedTask, "sort": SortTask, "chat": ChatTask}
+    return own[name](seed) if name in own else make_task(name, seed, TASKS[name]["options"])
 
 
 def warm_model(folder: Path, task: str, seed: int) -> Path:
     """The start of this seed's runs, made once in `folder`. All that it depends on is said here, so that the demo's own start may
     change."""
-    where = folder / f"{task}-{seed}"
     folder.mkdir(parents=True, exist_ok=True)
+    if task == "chat":  # the model as it is: it has been trained by others
+        return make_chat_model(folder / "chat")
+    where = folder / f"{task}-{seed}"
     with open(folder / f"{task}-{seed}.lock", "wb") as lock:
         if not take_lock(lock.fileno(), wait_s=OTHER_S):
             raise UsageError(f"another process has been making {where} for {OTHER_S:.0f} s")
@@ -78,7 +85,8 @@ def run_case(case: Case, model: Path) -> dict[str, Any]:
     rollouts = RolloutSource(case, study_task(case.task, case.seed), loaded.tokenizer, sampler)
     queue = deque(rollouts.batch(0) for _ in range(case.staleness + 1))
     made, steps = [queue[0]], list[dict[str, float]]()
-    held_out = {0: rollouts.held_out(HELD_OUT)}
+    problems = CHAT_HELD_OUT if case.task == "chat" else HELD_OUT
+    held_out = {0: rollouts.held_out(problems)}
     diverged = ""
     for step in range(case.steps):
         batch = queue.popleft()
@@ -94,7 +102,7 @@ def run_case(case: Case, model: Path) -> dict[str, Any]:
         queue.append(rollouts.batch(step + 1))
         made.append(queue[-1])
         if (step + 1) % EVERY == 0 or step + 1 == case.steps:
-            held_out[step + 1] = rollouts.held_out(HELD_OUT)
+            held_out[step + 1] = rollouts.held_out(problems)
     return {
         **_columns(made), "steps": {n: [s.get(n) for s in steps] for n in OF_STEP}, "held_out": held_out, "diverged": diverged,
         "lr": case.learning_rate, "start": _digest(model), "cpu_s": round(time.process_time() - began, 2),

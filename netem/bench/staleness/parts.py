@@ -10,12 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from netem.bench.staleness.cases import MATRIX, SEEDS, STALENESS, Case, matrix
+from netem.demo.recipes import RECIPES
 
 UNSEEN = 5
 """The seed that no choice has seen."""
 
 THREE = (0, 1, 2)
 """Seeds of parts that look for one thing."""
+
+
+CHAT_STEPS = 24
+"""Of a run of the real model: what six of them take is an hour of a core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,10 @@ def _add(objectives: Sequence[str] | None) -> list[Case]:
     return matrix(replace(PLAIN, task="add"), objectives or ("grpo", "grpo-keep", "tis"), (0, 3, 11, 16), SEEDS)
 
 
+def _sort(objectives: Sequence[str] | None) -> list[Case]:
+    return matrix(replace(PLAIN, task="sort"), objectives or ("topr", "grpo"), (0, 3, 11, 16), THREE)
+
+
 def _equal(objectives: Sequence[str] | None) -> list[Case]:
     return matrix(replace(PLAIN, equal_groups="drop"), objectives or ("grpo", "grpo-keep"), (0, 16), THREE)
 
@@ -74,6 +83,13 @@ def _lengths(objectives: Sequence[str] | None) -> list[Case]:
     return [case for one in kinds for case in matrix(one, objectives or ("grpo",), (0, 3), THREE)]
 
 
+def _chat(objectives: Sequence[str] | None) -> list[Case]:
+    recipe = RECIPES["chat"].learner["trainer"]
+    of_demo = {name: recipe[name] for name in ("micro_batch_tokens", "activation_checkpointing")}
+    case = replace(PLAIN, task="chat", steps=CHAT_STEPS, lr=recipe["lr"], trainer={**of_demo, "compute_dtype": "bfloat16"})
+    return matrix(case, objectives or ("topr", "grpo"), (0, 3, 11), (0,))
+
+
 def _unseen(objectives: Sequence[str] | None) -> list[Case]:
     return matrix(PLAIN, objectives or ("grpo",), (0, 16, 32), (UNSEEN,))
 
@@ -84,8 +100,10 @@ PARTS: Mapping[str, StudyPart] = {
     "rules": StudyPart("does a learning rate that falls with S help?", _rules),
     "caps": StudyPart("what do other caps and bounds do at S = 16?", _caps),
     "add": StudyPart("is it so on a second task?", _add),
+    "sort": StudyPart("and on another, since the model does not learn sums at any age?", _sort),
     "equal": StudyPart("what does it do to replace groups of equal rewards?", _equal),
     "lengths": StudyPart("what do surplus groups and truncation do to reward and lengths, where lengths differ?", _lengths),
+    "chat": StudyPart("and with a real model, SmolLM2-135M-Instruct, on the chat demo's questions?", _chat),
     "unseen": StudyPart("and on a seed that no choice has seen?", _unseen),
 }  # fmt: skip
 """By name, in the order in which they are run."""

@@ -15,7 +15,7 @@ import torch
 
 from learner.tasks.letters_and_sums import draw
 from learner.tasks.port import Prompt, Task
-from learner.tasks.prompting import encode_prompt
+from learner.tasks.prompting import decode_completion, encode_prompt
 from learner.trajectory import TRUNCATED, Group, Trajectory
 from netem.bench.staleness.arrivals import cut_at, first_to_end, paces
 from netem.bench.staleness.cases import TASKS, Case
@@ -50,8 +50,7 @@ class RolloutSource:
 
     def __init__(self, case: Case, task: Task, tokenizer: Any, sampler: Sampler) -> None:
         self._case, self._task, self._tokenizer, self._sampler = case, task, tokenizer, sampler
-        self._text = [tokenizer.convert_ids_to_tokens(i) for i in range(len(tokenizer))]
-        self._silent, self._eos = set(tokenizer.all_special_ids), tokenizer.eos_token_id
+        self._eos = tokenizer.eos_token_id
         self._next = self._batches = 0
         self._spared = list[int]()
 
@@ -106,7 +105,7 @@ class RolloutSource:
 
     def text(self, ids: Sequence[int]) -> str:
         """Without special tokens."""
-        return "".join(self._text[i] for i in ids if i not in self._silent)
+        return decode_completion(self._tokenizer, ids)
 
     def _arrive(self, groups: list[Group], keep: int, rng: Random) -> tuple[list[Group], int]:
         lengths, pace = [[len(t.completion_ids) for t in g.trajectories] for g in groups], paces(len(groups), rng)

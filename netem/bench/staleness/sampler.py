@@ -1,5 +1,5 @@
-"""Many completions at once from a small Qwen3-shaped model, as a node on a CPU makes them: weights rounded to the served type,
-arithmetic in float32.
+"""Many completions at once from a small model of Qwen3's or Llama's shape, as a node on a CPU makes them: weights rounded to the
+served type, arithmetic in float32.
 
 Faster than a model of transformers by what its Python costs: a decoding step of this size is some hundred microseconds of
 arithmetic. Must not know tasks, rewards, versions or training.
@@ -26,8 +26,9 @@ class _Layer:
     norm: Tensor
     qkv: Tensor
     """the three projections, one below the other"""
-    q_norm: Tensor
-    k_norm: Tensor
+    q_norm: Tensor | None
+    """None: of Llama's shape"""
+    k_norm: Tensor | None
     out: Tensor
     norm_after: Tensor
     gate_up: Tensor
@@ -49,7 +50,8 @@ class Sampler:
     def __init__(self, model: nn.Module, dtype: str = "bfloat16") -> None:
         config: Any = model.config
         self._dtype = served_dtype(dtype)
-        self._heads, self._kv, self._size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        self._heads, self._kv = config.num_attention_heads, config.num_key_value_heads
+        self._size = getattr(config, "head_dim", None) or config.hidden_size // self._heads
         self._eps, self._eos = float(config.rms_norm_eps), int(config.eos_token_id)
         rotary: Any = model.model.rotary_emb  # type: ignore[union-attr]
         at = torch.arange(config.max_position_embeddings)[:, None] * rotary.inv_freq[None, :].float()
@@ -70,7 +72,7 @@ class Sampler:
                 _Layer(
                     norm=of["input_layernorm"], norm_after=of["post_attention_layernorm"],
                     qkv=torch.cat([of[f"self_attn.{x}_proj"] for x in "qkv"]), out=of["self_attn.o_proj"],
-                    q_norm=of["self_attn.q_norm"], k_norm=of["self_attn.k_norm"],
+                    q_norm=of.get("self_attn.q_norm"), k_norm=of.get("self_attn.k_norm"),
                     gate_up=torch.cat([of["mlp.gate_proj"], of["mlp.up_proj"]]), down=of["mlp.down_proj"],
                 )
             )  # fmt: skip
@@ -128,8 +130,9 @@ class Sampler:
         x, cos, sin = embedding(ids, self._words), self._cos[at][:, None], self._sin[at][:, None]  # [B, 1, T, D]
         for layer, (keys, values) in zip(self._layers, caches, strict=True):
             mixed = linear(self._normed(x, layer.norm), layer.qkv).view(batch, count, -1, self._size)
-            q = self._turned(self._normed(mixed[:, :, : self._heads], layer.q_norm).transpose(1, 2), cos, sin)
-            k = self._turned(self._normed(mixed[:, :, self._heads : -self._kv], layer.k_norm).transpose(1, 2), cos, sin)
+            q, k = mixed[:, :, : self._heads], mixed[:, :, self._heads : -self._kv]
+            q = self._turned((q if layer.q_norm is None else self._normed(q, layer.q_norm)).transpose(1, 2), cos, sin)
+            k = self._turned((k if layer.k_norm is None else self._normed(k, layer.k_norm)).transpose(1, 2), cos, sin)
             keys[:, :, first:last], values[:, :, first:last] = k, mixed[:, :, -self._kv :].transpose(1, 2)
             q = q.reshape(batch, self._kv, per * count, self._size) * self._size**-0.5
             scores = (q @ keys[:, :, :last].transpose(2, 3)).view(batch, self._kv, per, count, last)
