@@ -98,7 +98,8 @@ class Head(SwarmOwner):
         self.refusals = 0
         """how often something was reported in this epoch"""
         self._door = door
-        self.swarm.conduct = self.trust = Trust(config.standing.rules(), self.nodes, door, wall=wall, expel=self._expel)
+        self.trust = Trust(config.standing.rules(), self.nodes, door, config.rollout.max_staleness, wall=wall, expel=self._expel)
+        self.swarm.conduct = self.trust
         self.keeper = PoolKeeper(config, run_dir, self.nodes, self.send, now, door=door)
         self.trainer_requests = TrainerRequests(self, config.trainer_config().steps)
         self.started = now()

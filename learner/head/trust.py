@@ -34,8 +34,8 @@ class Trust(NodeConduct, PeerConduct):
     `expel(peer, why)` closes a link and keeps the peer away."""
 
     def __init__(
-        self, rules: StandingRules, nodes: Mapping[str, NodeState], door: HeadDoor | None = None, *,
-        wall: Callable[[], float], expel: Callable[[str, str], None],
+        self, rules: StandingRules, nodes: Mapping[str, NodeState], door: HeadDoor | None = None,
+        max_staleness: int = 0, *, wall: Callable[[], float], expel: Callable[[str, str], None],
     ) -> None:  # fmt: skip
         self.standing = Standing(rules)
         self._kept, self._keep_at = door.books if door is not None else None, 0.0
@@ -44,7 +44,7 @@ class Trust(NodeConduct, PeerConduct):
             self.standing.restore(door.books.records())
         self._nodes, self._wall, self._expel = nodes, wall, expel
         self._made, self._spare_at = MadeOfLate(), 0.0
-        self.mismatch = MismatchWatch()
+        self.mismatch = MismatchWatch(max_staleness)
         self._proven_here = False
         """whether a proven node was there at the last look"""
 

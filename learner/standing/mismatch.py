@@ -21,8 +21,10 @@ MEMORY = 4096.0
 FACTOR = 5.0
 """Times the others' median that makes an outlier: staleness differs between nodes, by a factor of two or three."""
 
-FLOOR = 0.5
-"""Nats a token below which nobody is an outlier. Honest tokens of 16 and 32 steps had 0.1 to 0.6 (bench/staleness.md)."""
+FLOOR, FLOOR_OF_STEP = 0.5, 0.1
+"""Nats a token below which nobody is an outlier, and for each step of staleness that the run allows, where that is more: a slow
+honest node's tokens may all be as old as that, and the others' none. Honest tokens of exactly 6, 16 and 32 steps had 0.25, 0.7
+and 0.75 at the most, by objective (bench/staleness.md)."""
 
 ALONE = 4.0
 """Nats a token above which a node is an outlier even with nobody to compare it with: more than chance tokens have."""
@@ -30,8 +32,9 @@ ALONE = 4.0
 
 @dataclass
 class MismatchWatch:
-    """Sums by node, of late."""
+    """Sums by node, of late. `max_staleness`: the run's bound, in steps."""
 
+    max_staleness: int = 0
     _nodes: dict[str, tuple[float, float]] = field(default_factory=dict, init=False, repr=False)
     """peer -> (tokens, sum of mismatch)"""
     seen: dict[str, int] = field(default_factory=dict, init=False)
@@ -58,11 +61,11 @@ class MismatchWatch:
     def outliers(self, credible: Callable[[str], bool]) -> dict[str, str]:
         """Peer -> why, for those whose tokens do not fit, by comparison with other credible nodes."""
         known = {peer: self.mean(peer) for peer, (tokens, _) in self._nodes.items() if tokens >= ENOUGH}
-        found = {}
+        found, floor = {}, max(FLOOR, FLOOR_OF_STEP * self.max_staleness)
         for peer, mean in known.items():
             others = [m for p, m in known.items() if p != peer and credible(p)]
             usual = median(others) if others else None
-            if mean > (ALONE if usual is None else max(FLOOR, FACTOR * usual)):
+            if mean > (max(ALONE, floor) if usual is None else max(floor, FACTOR * usual)):
                 than = f"{usual:.3g} of the others" if usual is not None else "nobody to compare it with"
                 found[peer] = f"its tokens do not fit the model: mismatch {mean:.3g} nats a token, {than}"
         return found

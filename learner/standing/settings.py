@@ -10,7 +10,7 @@ from learner.standing.standing import StandingRules
 
 class StandingSection(Section):
     """What a node must have done before it is relied on. A stranger begins with two sequences, and each one that it ends as asked
-    lets it hold one more."""
+    lets it hold one more, a long one several."""
 
     proven_tokens: int = Field(default=4096, ge=0)
     """Tokens of completions that a node ended as asked, after which it counts as proven."""

@@ -1,9 +1,9 @@
 """One record a peer, and what follows from it. Pure: told what happened and the time (Unix seconds), asked what is allowed.
 
-A stranger begins with FIRST sequences. Each sequence that it ends as asked lets it hold one more, so its allowance doubles with
-every round of work; each doubt halves the allowance. Who is caught, or doubted or refused too often, is expelled: it starts anew
-after a while that doubles each time. Identities are free, so what the unproven hold together is bounded as well
-(`StandingRules.unproven_share`), and so is how many records are kept.
+A stranger begins with FIRST sequences. Each sequence that it ends as asked lets it hold one more, a long one as many as it has
+times EARNS tokens: so its allowance at least doubles with every round of work. Each doubt halves the allowance. Who is caught, or
+doubted or refused too often, is expelled: it starts anew after a while that doubles each time. Identities are free, so what the
+unproven hold together is bounded as well (`StandingRules.unproven_share`), and so is how many records are kept.
 
 The gate, the dispatcher, the activation and the audits ask here and keep no back-off of their own. Must not know links, requests,
 prices or how a fault was found. It outlives links and the head: `take_changed` says what to keep, `restore` takes it back.
@@ -17,6 +17,10 @@ from dataclasses import dataclass, field, replace
 
 FIRST = 2
 """Sequences that a peer without a record may hold."""
+
+EARNS = 512
+"""Tokens of a sequence ended as asked that let its maker hold one more. Else a node that can hold 256 sequences of 32k tokens,
+each of which takes minutes, would need seven rounds of them to be given so many."""
 
 DOUBTS = 8
 """Doubts that expel a peer which ended nothing as asked in between: a fault of the line makes one or two."""
@@ -103,7 +107,7 @@ class Standing:
         """A sequence of so many completion tokens of its making ended as asked."""
         record = self._of(peer)
         record.delivered += tokens
-        record.allowance += 1.0
+        record.allowance += max(1.0, tokens / EARNS)
         record.doubts = 0
 
     def checked(self, peer: str, tokens: int) -> None:

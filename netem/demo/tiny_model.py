@@ -57,7 +57,7 @@ def char_tokenizer(characters: str = "") -> Any:
     )
 
 
-def _network(tokenizer: Any, size: str, seed: int) -> Any:
+def _network(tokenizer: Any, size: str, seed: int, rope_theta: float = 10_000.0) -> Any:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     shape = SHAPES[size]
@@ -69,6 +69,7 @@ def _network(tokenizer: Any, size: str, seed: int) -> Any:
         num_key_value_heads=heads // 2,
         head_dim=32,
         max_position_embeddings=1024,
+        rope_parameters={"rope_type": "default", "rope_theta": rope_theta},
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
@@ -107,6 +108,7 @@ def build_demo_model(
     batch: int = 64,
     lr: float = 2e-3,
     ramp: int = 20,
+    rope_theta: float = 10_000.0,
     say: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """A model that has just begun to solve `task`, under `folder`: right often enough for rewards to differ.
@@ -114,11 +116,12 @@ def build_demo_model(
     AdamW on task solutions with a linear ramp, until the probability of sampling a solution whole (mean over a batch of
     exp(sum of its logprobs)) reaches `target`, until the mean loss of AVERAGED batches is at most `nats` a token, or for `steps`.
     What ends it matters: skill comes within some 20 steps, and a fixed count leaves one seed at 3 % and another at 60 %. Takes
-    seconds, on a busy machine minutes: `say` hears how far it is. UsageError when the task has no solutions.
+    seconds, on a busy machine minutes: `say` hears how far it is. `rope_theta`: the base of the rotary positions; with a smaller
+    one more of their frequencies tell neighbours in a short text apart. UsageError when the task has no solutions.
     """
     say("making the model")
     tokenizer = char_tokenizer("".join(task.characters()))
-    model = _network(tokenizer, "0.4m", seed)
+    model = _network(tokenizer, "0.4m", seed, rope_theta)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, fused=True)
     model.train()
     losses = deque[float](maxlen=AVERAGED)

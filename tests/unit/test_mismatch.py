@@ -32,6 +32,12 @@ def test_sums_go_to_who_made_the_tokens() -> None:
     assert step["c"] == [4, MOST_KL]
 
 
+def test_a_slow_honest_node_of_a_stale_run_stays() -> None:
+    rng = np.random.default_rng(1)
+    assert not feed(MismatchWatch(32), rng, 200, fresh=0.02, other=0.05, slow=0.75)
+    assert feed(MismatchWatch(32), rng, 200, fresh=0.02, other=0.05, odd=5.0) == {"odd"}
+
+
 def feed(watch: MismatchWatch, rng: np.random.Generator, steps: int, tokens: int = 100, **means: float) -> set[str]:
     found: set[str] = set()
     for _ in range(steps):
