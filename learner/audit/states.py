@@ -72,6 +72,20 @@ class _Known:
     tensor_digests: tuple[bytes, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ToldState:
+    """A version as its manifest tells it."""
+
+    version: Version
+    segment_bytes: int
+    payload: Callable[[Segment], bytes]
+    """of each segment, as it was encoded"""
+    tensor_digests: Sequence[bytes]
+    """of the seal, in layout order"""
+    digest: bytes
+    """the state's"""
+
+
 class StateWindow:
     """States of at most `keep` versions, that of `at` in memory. `undo_bytes` bounds what is kept of the others; 0: no bound."""
 
@@ -113,47 +127,43 @@ class StateWindow:
         """Bytes that are kept beside the state."""
         return sum(exchange.nbytes for exchange in self._between)
 
-    def begin(
-        self, version: Version, layout: Layout, segment_bytes: int, payload: Callable[[Segment], bytes],
-        tensor_digests: Sequence[bytes], digest: bytes,
-    ) -> None:  # fmt: skip
+    def begin(self, told: ToldState, layout: Layout) -> None:
         """The window is this whole state (an anchor) alone. Refusal when what `payload` gives does not decode or has other
         digests; the window is empty then."""
+        version = told.version
         self._known, self._between, self._at = [], [], 0
         state = self.state
         if state is None or state.layout.digest != layout.digest:
             state = FlatState.in_memory(layout)
         self.state = None
-        for segment in layout.segments(segment_bytes):
-            _decode(version, segment, payload(segment), None, state.words(segment))
+        for segment in layout.segments(told.segment_bytes):
+            _decode(version, segment, told.payload(segment), None, state.words(segment))
         found = state.tensor_digests()
-        _check(version, layout, found, tensor_digests, digest)
+        _check(told, layout, found)
         self.state, self._stale = state, set(layout.by_name)
-        self._known = [_Known(version, digest, tuple(found))]
+        self._known = [_Known(version, told.digest, tuple(found))]
 
-    def follow(
-        self, version: Version, base_digest: bytes, segment_bytes: int, payload: Callable[[Segment], bytes],
-        tensor_digests: Sequence[bytes], digest: bytes,
-    ) -> None:  # fmt: skip
+    def follow(self, told: ToldState, base_digest: bytes) -> None:
         """Go on with the difference to the newest version, and stand at `version`. Refusal, and the window stands at the version
         that was the newest, when that is not the difference's base, or what comes of it has other digests."""
+        version = told.version
         if not self._known or self.state is None or base_digest != self._known[-1].digest:
             raise Refusal(f"unknown base: it is told against {base_digest.hex()[:16]}", version=version)
         if version <= self._known[-1].version:
             raise Refusal(f"not newer than version {self._known[-1].version}", version=version)
         self.move(self._known[-1].version)
         state, before = self.state, self._known[-1]
-        segments = state.layout.segments(segment_bytes)
+        segments = state.layout.segments(told.segment_bytes)
         exchange = _Exchange([], frozenset())
         try:
             for segment in segments:
-                part = _changed(version, segment, payload(segment), state)
+                part = _changed(version, segment, told.payload(segment), state)
                 if part is not None:
                     part.cross(state)
                     exchange.parts.append(part)
             changed = frozenset(part.segment.index for part in exchange.parts)
             found = _digests(state, before.tensor_digests, segments, changed)
-            _check(version, state.layout, found, tensor_digests, digest)
+            _check(told, state.layout, found)
         except BaseException:
             for part in reversed(exchange.parts):
                 part.cross(state)
@@ -161,7 +171,7 @@ class StateWindow:
         spans = zip(state.layout.tensors, segments_of(state.layout, segments), strict=True)
         exchange.names = frozenset(spec.name for spec, span in spans if changed.intersection(span))
         self._between.append(exchange)
-        self._known.append(_Known(version, digest, tuple(found)))
+        self._known.append(_Known(version, told.digest, tuple(found)))
         self._at = len(self._known) - 1
         self._stale |= exchange.names
         self._bound()
@@ -231,12 +241,13 @@ def _digests(
     return [state.tensor_digest(i) if changed.intersection(span) else before[i] for i, span in enumerate(spans)]
 
 
-def _check(version: Version, layout: Layout, found: Sequence[bytes], wanted: Sequence[bytes], digest: bytes) -> None:
+def _check(told: ToldState, layout: Layout, found: Sequence[bytes]) -> None:
     """Refusal unless these are the digests of the seal."""
+    version, wanted = told.version, told.tensor_digests
     if len(wanted) != len(layout.tensors):
         raise Refusal(f"seal has {len(wanted)} tensor digests for {len(layout.tensors)} tensors", version=version)
     for spec, have, want in zip(layout.tensors, found, wanted, strict=True):
         if have != want:
             raise Refusal(f"tensor {spec.name!r} differs from its digest in the seal", version=version)
-    if state_digest(layout, found) != digest:
+    if state_digest(layout, found) != told.digest:
         raise Refusal("state digest is not that of the seal", version=version)

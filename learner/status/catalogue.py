@@ -15,7 +15,7 @@ _E = MetricEntry
 NODE_STATES = ("generating", "warm", "asleep", "starting", "leaving", "gone")
 """States of a node; each node is in one of them."""
 
-ABORT_REASONS = ("failures", "equal", "unscored", "surplus", "stale", "orphaned", "restart", "diverged")
+ABORT_REASONS = ("failures", "equal", "unscored", "surplus", "stale", "orphaned", "restart", "diverged", "caught")
 """Why the head gives trajectories up (`learner/rollouts`, `learner/journal`)."""
 
 MOVE_REASONS = ("waits", "slow")

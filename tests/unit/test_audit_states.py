@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learner.audit.states import StateWindow
+from learner.audit.states import StateWindow, ToldState
 from p2p.codec import encode_segment
 from p2p.errors import Refusal
 from p2p.layout import Layout, Segment
@@ -50,11 +50,11 @@ def payloads(new: FlatState, base: FlatState | None):
 
 
 def begin(window: StateWindow, version: Version, state: FlatState) -> None:
-    window.begin(version, LAYOUT, SEGMENT, payloads(state, None), state.tensor_digests(), state.digest())
+    window.begin(ToldState(version, SEGMENT, payloads(state, None), state.tensor_digests(), state.digest()), LAYOUT)
 
 
 def follow(window: StateWindow, version: Version, state: FlatState, base: FlatState) -> None:
-    window.follow(version, base.digest(), SEGMENT, payloads(state, base), state.tensor_digests(), state.digest())
+    window.follow(ToldState(version, SEGMENT, payloads(state, base), state.tensor_digests(), state.digest()), base.digest())
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -135,19 +135,16 @@ def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
         with pytest.raises(Refusal, match=why):
             follow(window, version, state, base)
     wrong = changed(rng, second, 0.1)
-    with pytest.raises(Refusal, match="differs from its digest"):
-        window.follow(
-            Version(1, 2), second.digest(), SEGMENT, payloads(wrong, second), third.tensor_digests(), third.digest()
-        )  # fmt: skip
-    with pytest.raises(Refusal, match="state digest"):
-        window.follow(
-            Version(1, 2), second.digest(), SEGMENT, payloads(wrong, second), wrong.tensor_digests(), third.digest()
-        )  # fmt: skip
-    with pytest.raises(Refusal, match="segment 0"):
-        window.follow(Version(1, 2), second.digest(), SEGMENT, lambda s: b"\xff", wrong.tensor_digests(), wrong.digest())
+    for payload, digests, digest, why in (
+        (payloads(wrong, second), third.tensor_digests(), third.digest(), "differs from its digest"),
+        (payloads(wrong, second), wrong.tensor_digests(), third.digest(), "state digest"),
+        (lambda s: b"\xff", wrong.tensor_digests(), wrong.digest(), "segment 0"),
+    ):  # fmt: skip
+        with pytest.raises(Refusal, match=why):
+            window.follow(ToldState(Version(1, 2), SEGMENT, payload, digests, digest), second.digest())
     assert window.at == Version(1, 1) and window.state.digest() == second.digest()
     window.move(Version(1, 0))
     assert window.state.digest() == first.digest()
     with pytest.raises(Refusal, match="differs from its digest"):
-        window.begin(Version(1, 5), LAYOUT, SEGMENT, payloads(second, None), first.tensor_digests(), first.digest())
+        window.begin(ToldState(Version(1, 5), SEGMENT, payloads(second, None), first.tensor_digests(), first.digest()), LAYOUT)
     assert window.versions == () and window.newest is None
