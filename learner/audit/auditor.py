@@ -25,7 +25,7 @@ from learner.audit.auditor_settings import AuditorSettings
 from learner.audit.claims import Claim
 from learner.audit.plan import Deviations
 from learner.audit.scorer import score
-from learner.audit.served_model import ServedModel, count_values
+from learner.audit.served_model import ServedModel, state_bytes
 from learner.audit.states import StateWindow, ToldState
 from learner.audit.wire import Frames, pack, read_claims, score_answer
 from learner.trainer.settings import LoraSection
@@ -47,9 +47,10 @@ WORK_BYTES = 512 << 20
 """Bytes beside states and model: torch itself, the activations of 16k tokens of a small model, and logits of one chunk."""
 
 
-UNDO_STATES = 2
+UNDO_STATES = 3
 """What is kept of other versions at the most, in states. Beyond it the oldest are given up. A delta of every word takes one
-state, one of a few percent of them three times as many percent."""
+state, so this is all that the usual `max_staleness` of 2 can need; one of a few percent of the words takes three times as many
+percent."""
 
 
 class Auditor:
@@ -57,12 +58,12 @@ class Auditor:
 
     def __init__(self, settings: AuditorSettings) -> None:
         self._settings, folder, dtype = settings, Path(settings.model), getattr(torch, settings.dtype)
-        values = count_values(folder)
-        state = values * getattr(torch, settings.served_dtype).itemsize
-        model = values * dtype.itemsize if settings.device == "cpu" else 0
-        _check_memory(state, model)
+        state = state_bytes(folder, getattr(torch, settings.served_dtype))
+        model = state_bytes(folder, dtype) if settings.device == "cpu" else 0
+        undo = min(UNDO_STATES, settings.window - 1) * state
+        _check_memory(state + undo + model)
         self._model = ServedModel(folder, LoraSection(**settings.lora), device=settings.device, dtype=dtype)
-        self.window = StateWindow(settings.window, UNDO_STATES * state)
+        self.window = StateWindow(settings.window, undo)
         self._store = ChunkFolder(Path(settings.chunks))
         self._checked = False
 
@@ -144,9 +145,9 @@ class Auditor:
         }  # fmt: skip
 
 
-def _check_memory(state_bytes: int, model_bytes: int) -> None:
+def _check_memory(nbytes: int) -> None:
     """UsageError when the state, what is kept of others, and the model do not fit in the memory that is free."""
-    need, free = (1 + UNDO_STATES) * state_bytes + model_bytes + WORK_BYTES, psutil.virtual_memory().available
+    need, free = nbytes + WORK_BYTES, psutil.virtual_memory().available
     if need > free:
         what = "audit.dtype and audit.device say how much the model takes of it; --audit 0 does without"
         raise UsageError(f"it needs {need / GIB:.1f} GiB of memory, and {free / GIB:.1f} are free ({what})")

@@ -129,14 +129,15 @@ class Calibration:
         return kind not in self.given and self._tokens.get(kind, 0) < PLENTY
 
     def add(self, kind: NodeArithmetic, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray) -> None:
-        """Tokens of a trusted node. The kind is measured once there are ENOUGH, and again each time that they have doubled."""
+        """Tokens of a trusted node. The kind is measured once there are ENOUGH, each time that they have doubled, and with PLENTY
+        for the last time."""
         if not self.wants(kind) or not len(distance):
             return
         columns = self._seen.setdefault(kind, [[], [], []])
         for column, values in zip(columns, (distance, claimed, recomputed), strict=True):
             column.append(values)
         self._tokens[kind] = tokens = self._tokens.get(kind, 0) + len(distance)
-        if tokens >= max(ENOUGH, 2 * self._measured_at.get(kind, 0)):
+        if tokens >= max(ENOUGH, 2 * self._measured_at.get(kind, 0)) or tokens >= PLENTY:
             self._measured_at[kind] = tokens
             self.means[kind] = measure(*(np.concatenate(column) for column in columns))
             self.changed(to_json(self.means))

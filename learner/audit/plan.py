@@ -24,7 +24,7 @@ from learner.standing.standing import Standing
 from learner.trajectory import Group, Trajectory
 from p2p.version import Version
 
-MOST_KINDS = 4
+MAX_KINDS = 4
 """Kinds of arithmetic that one node may have in a run, each with a test of its own: a node comes back with another engine or
 device. Its further kinds are judged as the last one."""
 
@@ -183,6 +183,10 @@ class AuditPlan:
             said[part.node] = (tokens + (before[0] if before is not None else 0), verdict)
         return [Judged(node, tokens, verdict) for node, (tokens, verdict) in said.items()]
 
+    def tests(self, node: str) -> list[NodeTest]:
+        """Its tests, one for each kind of arithmetic that it had."""
+        return list(self._tests.get(node, {}).values())
+
     # ---- inside
 
     def _chosen(self, node: str, group_id: int, member: int) -> bool:
@@ -218,10 +222,10 @@ class AuditPlan:
         tests = self._tests.setdefault(node, {})
         if any(test.caught_at for test in tests.values()) and not self.standing.of(node).expelled:
             tests.clear()  # the operator forgave it
-        if kind not in tests and len(tests) >= MOST_KINDS:
+        if kind not in tests and len(tests) >= MAX_KINDS:
             kind = list(tests)[-1]
         if kind not in tests:
-            tests[kind] = NodeTest(self.calibration.honest(kind), self.false_alarm / 2.0 ** min(len(tests) + 1, MOST_KINDS - 1))
+            tests[kind] = NodeTest(self.calibration.honest(kind), self.false_alarm / 2.0 ** min(len(tests) + 1, MAX_KINDS - 1))
         return tests[kind]
 
 

@@ -95,7 +95,7 @@ def empty_model(folder: Path, dtype: torch.dtype, device: torch.device) -> nn.Mo
     return model
 
 
-def count_values(folder: Path) -> int:
-    """Values of the folder's model, tied ones once. UsageError as `empty_model`."""
-    model = empty_model(folder, torch.float32, torch.device("meta"))
-    return sum(tensor.numel() for _, tensor in named_state(model))
+def state_bytes(folder: Path, dtype: torch.dtype) -> int:
+    """Bytes of a flat state of the folder's model in this type, without an adapter. UsageError as `empty_model`."""
+    model = empty_model(folder, dtype, torch.device("meta"))
+    return Layout.build((name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in named_state(model)).nbytes

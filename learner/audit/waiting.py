@@ -53,7 +53,8 @@ class WaitingLines(Generic[Waits]):
     """whether it is the strangers'"""
 
     def add(self, node: str, item: Waits, *, stranger: bool) -> None:
-        """It waits, unless its node has as much waiting as it may. When all places are taken the node with most gives one up."""
+        """It waits, unless its node has as much waiting as it may. When all places are taken the kind with most gives one up, and
+        of its nodes the one with most."""
         line = self._kinds[stranger].setdefault(node, _Line())
         if line.items and line.tokens + item.length > self.peer_tokens:
             self.dropped(item)
@@ -62,9 +63,8 @@ class WaitingLines(Generic[Waits]):
         line.tokens += item.length
         self.tokens += item.length
         while self.tokens > self.most_tokens:
-            lines = [(of.tokens, name, kind) for kind in self._kinds for name, of in kind.items()]
-            _, name, kind = max(lines, key=lambda row: row[:2])
-            self.dropped(self._take(kind, name, newest=True))
+            most = max(self._kinds, key=lambda kind: sum(of.tokens for of in kind.values()))
+            self.dropped(self._take(most, max(most, key=lambda name: most[name].tokens), newest=True))
 
     def next(self, most_tokens: int) -> list[Waits]:
         """What has its turn, of so many tokens, one at least. [] when nothing waits."""

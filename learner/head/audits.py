@@ -207,7 +207,8 @@ class Audits:
             self._run.trust.standing.checked(node, tokens)
             return
         self.plan.drop(node)
-        self._run.trust.caught(node, f"audits: {verdict.why}")
+        if not self._run.trust.barred_s(node, 0.0):  # it is told by each of its completions that were under way here
+            self._run.trust.caught(node, f"audits: {verdict.why}")
 
     def _give_up(self, why: str) -> None:
         """Nothing is checked from here on. What a node delivers alone proves it, as in a run without audits: else nobody who is
