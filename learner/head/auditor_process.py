@@ -73,8 +73,10 @@ class AuditorProcess:
                     self._read += self._frames.feed(data)
         except trio.TooSlowError:
             raise AuditorGone(f"it gave no answer for {limit_s:.0f} s") from None
-        except (trio.BrokenResourceError, trio.ClosedResourceError, ValueError) as error:
-            raise AuditorGone(str(error) or self._said()) from None
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            raise AuditorGone(self._said()) from None
+        except ValueError as error:
+            raise AuditorGone(f"it says what is no answer: {error}") from None
         message = self._read.pop(0)
         if "refused" in message:
             raise AuditorRefused(str(message["refused"]))

@@ -246,7 +246,8 @@ class Audits:
         state = "ended" if self.over else "checking" if self._process is not None else "nothing to check yet"
         return {
             "state": state, "why": self.over, "checked": counts["checked"], "calibrated": counts["calibrated"],
-            "dropped": counts["dropped"], "unknown": counts["unknown"], "caught": counts["caught"], "waiting": self.plan.waiting,
+            "unchecked": counts["dropped"] + counts["unknown"], "dropped": counts["dropped"], "unknown": counts["unknown"],
+            "caught": counts["caught"], "waiting": self.plan.waiting,
             "seconds": self.spent_s, "starts": self.starts, "pid": self._process.process.pid if self._process else 0,
             "versions": self._facts.get("versions", 0), "undo_bytes": self._facts.get("undo_bytes", 0),
             "rss_bytes": self._facts.get("rss_bytes", 0),
