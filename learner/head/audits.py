@@ -221,7 +221,9 @@ class Audits:
 
     def _kind_of(self, peer: str) -> ToldKind | None:
         node = self._run.nodes.get(peer)
-        return ToldKind(read_arithmetic(node.arithmetic), node.keeps) if node is not None else None
+        if node is None or not node.arithmetic:  # gone, or here again and without an engine: what it said before counts
+            return None
+        return ToldKind(read_arithmetic(node.arithmetic), node.keeps)
 
     # ---- what a person sees
 

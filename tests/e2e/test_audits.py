@@ -64,7 +64,8 @@ def test_a_cheat_is_caught_and_the_run_goes_on_without_it_and_without_its_audito
     caught, audits = result["caught"], result["audits"]
     [tokens] = re.findall(r"in (\d+) tokens, an honest node has", nodes["cheat"]["reason"])
     assert int(tokens) <= FOUND_WITHIN
-    assert caught["nodes"] == audits["caught"] == 1 and caught["last"].startswith("cheat (")
+    assert audits["caught"] == 1 and caught["last"].startswith("cheat (")
+    assert caught["nodes"] == nodes["cheat"]["expelled"] >= 1, "it may have come back meanwhile, and was caught again"
     assert caught["remade_groups"] + caught["remade_completions"] > 0
     assert result["trajectories"]["aborted"].get("caught", 0) == caught["remade_groups"] * 16
     assert audits["starts"] == 2 and not audits["why"], "it was killed once, and started again"
