@@ -40,6 +40,10 @@ AGAIN_S = (1.0, 30.0)
 BATCH_TOKENS = 4_096
 """Tokens that the auditor is asked for at once, one completion at least: a version is not kept waiting for long."""
 
+GATHER_S = 1.0
+"""Seconds that the auditor, when it has nothing to do, lets completions gather after the first: one by one each would cost it a
+forward of its own and a walk between versions. A node is found that much later."""
+
 SECRET_BYTES = 32
 """Of the key by which completions are chosen. It is made anew with each life of the learner, and never leaves it."""
 
@@ -157,6 +161,7 @@ class Audits:
                 batch = self.plan.next(BATCH_TOKENS)
                 if not batch:
                     await self._wait()
+                    await trio.sleep(GATHER_S)
                     continue
                 try:
                     answer = await process.ask(score_request(batch))
