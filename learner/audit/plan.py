@@ -97,8 +97,8 @@ def parts_of(trajectory: Trajectory) -> Iterator[MadePart]:
 
 @dataclass
 class AuditPlan:
-    """`kind_of(peer)`: what a node says of itself; None when it says nothing now. `calibrates()`: whether trusted nodes are looked at
-    now, to measure. `secret`: 16 bytes or more that no node knows."""
+    """`kind_of(peer)`: what a node says of itself; None when it says nothing now. `calibrates()`: whether trusted nodes are
+    looked at now, to measure. `secret`: 16 bytes or more that no node knows."""
 
     secret: bytes
     epoch: int

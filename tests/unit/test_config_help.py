@@ -25,7 +25,8 @@ BASE = 'run_dir = "r"\nmodel = "m"\n'
 SETTINGS = {one.key: one for section in sections() for one in section.settings}
 
 UNITLESS = {
-    "seed", "audit.false_alarm", "task.seed", "rollout.temperature", "rollout.top_p", "status.port", "trainer.lr", "trainer.weight_decay",
+    "audit.false_alarm",
+    "seed", "task.seed", "rollout.temperature", "rollout.top_p", "status.port", "trainer.lr", "trainer.weight_decay",
     "eval.temperature", "eval.top_p",
     "trainer.grad_clip", "trainer.kl_coef", "trainer.entropy_coef", "trainer.seed",
     "trainer.lora.rank", "trainer.lora.alpha",
