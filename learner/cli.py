@@ -23,7 +23,9 @@ COMMON_FLAGS = ("-h", "--help", "--json", "-v", "--verbose")
 _LEARNER_FLAGS = ("--resume", "--dry-run")
 """The learner's flags that are no settings."""
 
-_SHORT = {"--budget": "--activation.budget_usd", "--max-usd-per-hour": "--activation.max_usd_per_hour"}
+_SHORT = {
+    "--budget": "--activation.budget_usd", "--max-usd-per-hour": "--activation.max_usd_per_hour", "--audit": "--audit.share",
+}  # fmt: skip
 """Flags of the learner that are short names of settings."""
 
 
@@ -36,6 +38,7 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
                    help="check settings, task, model, disk, memory and ports, print the settings resolved, and stop")
     p.add_argument("--budget", metavar="USD", help="most dollars for the whole run (activation.budget_usd)")
     p.add_argument("--max-usd-per-hour", metavar="USD", help="most dollars an hour (activation.max_usd_per_hour)")
+    p.add_argument("--audit", metavar="SHARE", help="share of a proven node's completions that are checked (audit.share)")
     p.set_defaults(takes_settings=True, interrupted_hint=": go on with --resume")
     p.epilog = (
         "Any setting of the file can be given as a flag: --rollout.max_staleness 3 --trainer.lr 1e-6 --preset dapo. "

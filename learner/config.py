@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from learner.audit.settings import AuditSection
 from learner.dispatch.dispatcher import Strategies
 from learner.economy.local_rollout import FLOOR_S
 from learner.economy.price_keys import wrong_price_key
@@ -204,6 +205,7 @@ class LearnerConfig(Section):
     dispatch: Strategies = Strategies()
     activation: ActivationSection = ActivationSection()
     standing: StandingSection = StandingSection()
+    audit: AuditSection = AuditSection()
     local_engine: LocalEngineSection = LocalEngineSection()
     requests: RequestsSection = RequestsSection()
     swarm: SwarmSection = SwarmSection()

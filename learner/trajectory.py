@@ -98,6 +98,10 @@ class Group:
             raise ValueError(f"group {self.group_id} is not scored")
         return rewards
 
+    def made_by(self, node: str) -> bool:
+        """Whether this node made a token of it."""
+        return any(node == t.node or any(node == maker.node for maker in t.makers) for t in self.trajectories)
+
     @property
     def is_scored(self) -> bool:
         """Whether every trajectory has its reward: an environment gives it with the end of an episode."""

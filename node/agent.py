@@ -223,6 +223,6 @@ class Agent(SwarmOwner):
             version=self.slot.serving or Version(0, 0), running=stats.running, waiting=stats.waiting,
             capacity=self.settings.capacity, tokens=self.serving.tokens, tokens_per_s=stats.tokens_per_s,
             pid=os.getpid(), rss_bytes=psutil.Process().memory_info().rss, updating=self.serving.updating,
-            sent_bytes=self.swarm.exchange.sent_bytes, kv_tokens=stats.kv_tokens,
+            sent_bytes=self.swarm.exchange.sent_bytes, kv_tokens=stats.kv_tokens, arithmetic=stats.arithmetic, keeps=stats.keeps,
         ))  # fmt: skip
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 
@@ -55,6 +56,12 @@ def measure(distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray) -
     )  # fmt: skip
 
 
+def read_arithmetic(text: str) -> NodeArithmetic:
+    """From "engine/dtype/device", as nodes say it; what is not of that form is of no known kind."""
+    parts = text.split("/")
+    return NodeArithmetic(*parts) if len(parts) == 3 and all(parts) else NodeArithmetic("unknown", "unknown", "unknown")
+
+
 def widest(means: Mapping[NodeArithmetic, HonestMeans]) -> HonestMeans:
     """For a node of a kind that was never measured: the most that any kind has. What no kind was measured for has HonestMeans'
     defaults."""
@@ -76,3 +83,63 @@ def from_json(text: str) -> dict[NodeArithmetic, HonestMeans]:
         return {NodeArithmetic(*kind.split("/")): HonestMeans(**m) for kind, m in rows.items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"this is no calibration of audits: {error}") from None
+
+
+SHIPPED: Mapping[NodeArithmetic, HonestMeans] = MappingProxyType({
+    NodeArithmetic("transformers", "float32", "cpu"): LEAST,
+    NodeArithmetic("transformers", "bfloat16", "cpu"): HonestMeans(),
+})
+"""What kinds have that a run has not measured itself. Float32 is measured: no deviation of it came near LEAST (bench/audit.md).
+That of bfloat16 is chosen: several times what was measured on one small model, since a larger one rounds more."""
+
+ENOUGH = 4_096
+"""Tokens of trusted nodes from which a kind is measured."""
+
+PLENTY = 32_768
+"""Tokens of trusted nodes after which a kind is not looked at any more."""
+
+
+@dataclass
+class Calibration:
+    """What honest nodes are held to, by kind: as given, as measured here, else as shipped. `changed(text)` hears of all of it, as
+    `to_json` has it, when a kind was measured."""
+
+    means: dict[NodeArithmetic, HonestMeans] = field(default_factory=lambda: dict(SHIPPED))
+    given: frozenset[NodeArithmetic] = frozenset()
+    """kinds that are not measured anew"""
+    changed: Callable[[str], None] = lambda text: None
+    _seen: dict[NodeArithmetic, list[list[np.ndarray]]] = field(default_factory=dict, init=False, repr=False)
+    """distances, claimed and recomputed log probabilities of trusted nodes"""
+    _tokens: dict[NodeArithmetic, int] = field(default_factory=dict, init=False, repr=False)
+    _measured_at: dict[NodeArithmetic, int] = field(default_factory=dict, init=False, repr=False)
+
+    @classmethod
+    def of(cls, text: str, changed: Callable[[str], None]) -> Calibration:
+        """With what a file gives. UsageError when it is none of `to_json`."""
+        given = from_json(text) if text else {}
+        return cls({**SHIPPED, **given}, frozenset(given), changed)
+
+    def honest(self, kind: NodeArithmetic) -> HonestMeans:
+        """What a node of this kind, by its own word, is held to: of one that nobody measured, the widest of those known."""
+        known = self.means.get(kind)
+        return known if known is not None else widest(self.means)
+
+    def wants(self, kind: NodeArithmetic) -> bool:
+        """Whether tokens of trusted nodes of this kind would tell more."""
+        return kind not in self.given and self._tokens.get(kind, 0) < PLENTY
+
+    def add(self, kind: NodeArithmetic, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray) -> None:
+        """Tokens of a trusted node. The kind is measured once there are ENOUGH, each time that they have doubled, and with PLENTY
+        for the last time."""
+        if not self.wants(kind) or not len(distance):
+            return
+        columns = self._seen.setdefault(kind, [[], [], []])
+        for column, values in zip(columns, (distance, claimed, recomputed), strict=True):
+            column.append(values)
+        self._tokens[kind] = tokens = self._tokens.get(kind, 0) + len(distance)
+        if tokens >= max(ENOUGH, 2 * self._measured_at.get(kind, 0)) or tokens >= PLENTY:
+            self._measured_at[kind] = tokens
+            self.means[kind] = measure(*(np.concatenate(column) for column in columns))
+            self.changed(to_json(self.means))
+        if tokens >= PLENTY:
+            del self._seen[kind]

@@ -6,35 +6,20 @@ Must not know nodes, who made what, or where the weights come from: a model of t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
+from learner.audit.claims import Claim
 from learner.audit.statistic import CHUNK_VALUES, Distances, distances
 from p2p.protocol.seeded import seed_keys, uniforms
 
+__all__ = ["MOST_TOKENS", "Claim", "Scored", "score"]
+
 MOST_TOKENS = 16_384
 """Tokens of one forward, padding included."""
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A completion as it came from nodes."""
-
-    prompt_ids: tuple[int, ...]
-    completion_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    """claimed, in nats; one a completion token"""
-    seed: int
-    first: int = 0
-    """completion tokens before this one are not checked (others made them, or under another version)"""
-    stop: int | None = None
-    """nor those from this one on"""
-    given: tuple[tuple[int, int], ...] = ()
-    """[start, stop) of what an environment wrote, which nobody drew"""
 
 
 class Scored(NamedTuple):

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,9 @@ from learner.config import LearnerConfig
 from learner.dispatch.dispatcher import NodeView
 from learner.economy.local_rollout import LocalRollout
 from learner.evaluation.problems import Evaluation
+from learner.head.audits import Audits
 from learner.head.evaluating import HeadEvaluations
-from learner.head.latest import MAX_GONE, MAX_REPORTS, MAX_ROWS, Latest
+from learner.head.latest import MAX_GONE, MAX_REPORTS, MAX_ROWS, KeptTally, Latest
 from learner.head.local_engine import LocalEngine
 from learner.head.node_state import MAX_BYTES, NodeState
 from learner.head.pool_keeper import PoolKeeper
@@ -35,10 +37,11 @@ from learner.head.provider import Provider
 from learner.head.sample_file import SampleFile
 from learner.head.trainer_requests import TrainerRequests
 from learner.head.trust import Trust
-from learner.journal.journal import Journal, JournalTally
+from learner.journal.journal import Journal
 from learner.publish.publisher import Publisher
 from learner.requests.swarm_requests import SwarmRequests
 from learner.rollouts.controller import Rollouts
+from learner.rollouts.taking_back import take_back
 from p2p.channel.port import Network
 from p2p.complaints import MAX_LINE, complain
 from p2p.errors import Refusal
@@ -89,6 +92,7 @@ class Head(SwarmOwner):
         role = SourceRole(run, self.epoch, doorkeeper=door)
         self.swarm = Swarm(network, identity, self.store, role, self, name="learner", now=now, wall=wall)
         self.local_engine: LocalEngine | None = None
+        self.audits: Audits | None = None
         self.publisher = Publisher(
             identity, run, run_dir, self.swarm, epoch=self.epoch, segment_bytes=config.swarm.segment_bytes,
             chunk_bytes=config.swarm.chunk_bytes, now=now, wall=wall,
@@ -103,7 +107,7 @@ class Head(SwarmOwner):
         self.keeper = PoolKeeper(config, run_dir, self.nodes, self.send, now, door=door)
         self.trainer_requests = TrainerRequests(self, config.trainer_config().steps)
         self.started = now()
-        self._counted: tuple[float, float, JournalTally | None] = (0.0, 0.0, None)
+        self.tally = KeptTally(journal)
         self.final_nodes: dict[str, dict[str, Any]] = {}
         """the nodes as they were when the run ended"""
         self.final_pool: dict[str, Any] = {}
@@ -114,6 +118,7 @@ class Head(SwarmOwner):
         self._fault: sqlite3.Error | None = None
         self._faulted = trio.Event()
         self.rollouts = open_rollouts(self)
+        self.trust.take_back = partial(take_back, self.rollouts)
         self.requests = SwarmRequests(
             config.requests, self.rollouts.collector.vocab_size, epoch=self.epoch, send=self.send, nodes=self._request_views,
             training_wants=lambda: not self.rollouts.held_back, report=self.report,
@@ -126,6 +131,10 @@ class Head(SwarmOwner):
             in_thread=self.rollouts.buffers.in_thread,
         )  # fmt: skip
 
+    def audit(self, audits: Audits) -> None:
+        """Have what nodes generate checked. Call it before `run`."""
+        self.audits, self.rollouts.buffers.on_whole = audits, audits.whole
+
     def evaluate(self, those: Iterable[Evaluation]) -> None:
         """Make these evaluations beside training. Call it before `run`."""
         self.evaluations = HeadEvaluations(self, those)
@@ -134,7 +143,7 @@ class Head(SwarmOwner):
         """`peer` is a node on this machine, with the learner's local engine. Call it before `run`, and before any version."""
         s = self.config.local_engine
         local_rollout = LocalRollout(floor_s=s.floor_s, most_s=s.most_s or math.inf)
-        self.trust.standing.rules = self.config.standing.rules(frozenset({peer}))
+        self.trust.answer_for(peer)
         self.local_engine = LocalEngine(peer, local_rollout, self.nodes, pool=self.keeper.pool, send=self.send, now=self.now)
         self.swarm.keep_apart(peer)
 
@@ -153,6 +162,8 @@ class Head(SwarmOwner):
             nursery.start_soon(self.samples.run)
             nursery.start_soon(self._tick)
             nursery.start_soon(self._until_faulted)
+            if self.audits is not None:
+                nursery.start_soon(self.audits.run)
             if self.provider is not None:
                 nursery.start_soon(self.provider.run)
             task_status.started()
@@ -221,9 +232,8 @@ class Head(SwarmOwner):
 
     def report(self, peer: str, refusal: Refusal) -> None:
         """Something a node did was refused: said once in the log, kept for the status page."""
-        text = f"{refusal.at(peer=peer)!s:.{MAX_LINE}}"
+        self.reports.append(text := f"{refusal.at(peer=peer)!s:.{MAX_LINE}}")
         complain(log, peer, text)
-        self.reports.append(text)
         self.refusals += 1
 
     async def on_up(self, link: Link) -> None:
@@ -347,17 +357,6 @@ class Head(SwarmOwner):
 
     # --- what a person sees ------------------------------------------------------------------------------------------
 
-    def _tally(self) -> JournalTally:
-        """Trajectories by what became of them, counted afresh in the journal. After 10^6 groups that takes half a
-        second of the event loop, so a count is used for some twenty times as long as it took to make."""
-        made, cost, tally = self._counted
-        now = self.now()
-        if tally is None or now - made >= 20 * cost or self.finished.is_set():
-            began = time.perf_counter()
-            tally = self.journal.counts().trajectories
-            self._counted = (now, time.perf_counter() - began, tally)
-        return tally
-
     def describe(self, node: NodeState) -> dict[str, Any]:
         """A node's row of the status."""
         more = self.local_engine.describe() if self.local_engine is not None and self._is_local(node.link.peer) else {}
@@ -371,7 +370,7 @@ class Head(SwarmOwner):
     def status(self) -> dict[str, Any]:
         """Everything `shoal status` shows, as plain values."""
         self.publisher.count_traffic()
-        tally, trainer = self._tally(), self.trainer_requests
+        tally, trainer = self.tally.count(self.now(), anew=self.finished.is_set()), self.trainer_requests
         nodes = self.final_nodes or {p: self.describe(n) for p, n in self.nodes.items()}
         return {
             "run": self.run_id, "epoch": self.epoch, "pid": os.getpid(), "trainer_pid": trainer.trainer_pid,
@@ -391,6 +390,7 @@ class Head(SwarmOwner):
             "resumed": {"groups": self.rollouts.resumed_groups, "tokens": self.rollouts.resumed_tokens},
             "pool": self.final_pool or self.pool_status(),
             "local_engine": self.local_engine.status() if self.local_engine is not None else {},
+            "caught": self.trust.caught_status(), "audits": self.audits.status() if self.audits is not None else {},
             "redundancy": self.rollouts.buffers.redundancy.total.values(),
             **self.publisher.published.summary(),
             "metrics": trainer.evaluation | trainer.latest,

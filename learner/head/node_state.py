@@ -69,6 +69,10 @@ class NodeState:
     """chunk payload that it has sent, as it says"""
     kv_tokens: int = 0
     """tokens that its engine can hold, as it says; 0: it does not say"""
+    arithmetic: str = ""
+    """engine/dtype/device that it computes with, as it says"""
+    keeps: bool = False
+    """its tokens after an install in the midst of a sequence mix two versions, as it says"""
     pid: int = 0
     rss_bytes: int = 0
     heard: float = 0.0
@@ -92,6 +96,7 @@ class NodeState:
         self.pid, self.rss_bytes = message.pid, message.rss_bytes
         self.sent_bytes = min(message.sent_bytes, MAX_BYTES)
         self.kv_tokens = max(0, min(message.kv_tokens, MAX_BYTES))
+        self.arithmetic, self.keeps = message.arithmetic, message.keeps
 
     def on_installed(self, message: Installed, expected: bytes | None, current: Version | None) -> None:
         """`expected` is the version's state digest (None when there is no such version), `current` the newest one."""

@@ -17,6 +17,7 @@ from learner.client.port import BY_NODE
 from learner.config import LearnerConfig
 from learner.evaluation.plan import EvalPlan
 from learner.evaluation.result import EvalOutcome
+from learner.head.audits import Audits
 from learner.head.local_engine import LocalEngine
 from learner.head.metrics import MetricsFile, finite, network_metrics, read_logged
 from learner.head.node_state import NodeState
@@ -55,6 +56,7 @@ class RunParts(Protocol):
     rollouts: Rollouts
     samples: SampleFile
     local_engine: LocalEngine | None
+    audits: Audits | None
     nodes: dict[str, NodeState]
     now: Callable[[], float]
     wall: Callable[[], float]
@@ -176,7 +178,11 @@ class TrainerRequests:
         rollouts.published(published.version)
         if publisher.published.begun == 1:  # the epoch's first anchor: those who wait for it hear of it now
             parts.tell_catalog()
-        gone = publisher.prune(node.reading_from or node.version for node in parts.nodes.values() if parts.still_follows(node))
+        readers = [node.reading_from or node.version for node in parts.nodes.values() if parts.still_follows(node)]
+        if parts.audits is not None:
+            parts.audits.sealed(published)
+            readers += [parts.audits.reads_from] if parts.audits.reads_from is not None else []
+        gone = publisher.prune(readers)
         rollouts.need_dispatch()
         # While the trainer waits for this answer: it must not be writing a chunk that is being deleted. In a thread: with an
         # anchor thousands of files go, and on a busy disk the loop stood still for over a minute, until no link was left.
@@ -200,6 +206,7 @@ class TrainerRequests:
         else:
             groups, last = await rollouts.buffers.next_groups(message.step, message.seen)
         self._tally(message.step + 1, anew=not message.seen).add(groups)
+        parts.trust.handed(groups)
         pool.waited(parts.now() - began, sum(len(t.completion_ids) for g in groups for t in g.trajectories))
         self._batch_files += 1
         name = f"batches/{parts.epoch}-{message.step}-{self._batch_files}.msgpack"
@@ -241,6 +248,7 @@ class TrainerRequests:
             network |= rollouts.buffers.redundancy.metrics()
         network |= parts.keeper.pool.metrics(parts.now())
         network |= parts.local_engine.last if parts.local_engine is not None else {}
+        network |= parts.audits.metrics() if parts.audits is not None else {}
         tally = self._tallies.pop(message.step, None)
         network |= tally.metrics() if tally is not None else {}
         network["groups/unscored"] = rollouts.buffers.unscored_groups - self._unscored

@@ -8,15 +8,19 @@ from __future__ import annotations
 import logging
 import math
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from learner.admission.head_door import HeadDoor
 from learner.head.node_state import NodeState
+from learner.rollouts.taking_back import TakenBack
 from learner.standing.mismatch import MismatchWatch
 from learner.standing.port import NodeConduct
 from learner.standing.shares import MadeOfLate, NodeHolding, limits
 from learner.standing.standing import Standing, StandingRules
+from learner.trajectory import Group, Maker
 from p2p.membership.conduct import PeerConduct
 
 KEEP_S = 5.0
@@ -45,6 +49,16 @@ class Trust(NodeConduct, PeerConduct):
         self._nodes, self._wall, self._expel = nodes, wall, expel
         self._made, self._spare_at = MadeOfLate(), 0.0
         self.mismatch = MismatchWatch(max_staleness)
+        self.take_back: Callable[[str], TakenBack] = lambda peer: TakenBack()
+        """makes what a caught node made again, as far as the trainer does not have it; the head sets it"""
+        self.taken = TakenBack()
+        """in all"""
+        self.caught_nodes = 0
+        """how often one was caught, in this life of the learner"""
+        self.caught_last, self.caught_trained = "", 0
+        """which one was last, and why; and tokens of all of them that the trainer has"""
+        self.trained: Counter[str] = Counter()
+        """tokens of each node that the trainer was handed, in this life of the learner"""
         self._proven_here = False
         """whether a proven node was there at the last look"""
 
@@ -76,15 +90,39 @@ class Trust(NodeConduct, PeerConduct):
         step = {peer: (int(n), float(total)) for peer, (n, total) in filter(_is_sums, by_node.items())}
         self.mismatch.add(step)
         for peer, why in self.mismatch.outliers(self.credible).items():
-            self.caught(peer, f"{why}; {self.mismatch.seen[peer]:,} tokens of its were trained on")
+            self.caught(peer, why)
             self.mismatch.forget(peer)
 
+    def handed(self, groups: Iterable[Group]) -> None:
+        """The trainer was handed these."""
+        for group in groups:
+            for t in group.trajectories:
+                ends = [m.start for m in t.makers[1:]] + [len(t.completion_ids)]
+                for maker, end in zip(t.makers or (Maker(0, t.node),), ends if t.makers else ends[-1:], strict=True):
+                    self.trained[maker.node] += end - maker.start
+
+    def checks(self, on: bool, share: float = 0.0) -> None:
+        """Whether what nodes make is checked (then it must be, before a node is proven), and which share of a proven node's."""
+        self.standing.rules = replace(self.standing.rules, checks=on, audit_share=share)
+
+    def answer_for(self, peer: str) -> None:
+        """It is the learner's own: trusted."""
+        self.standing.rules = replace(self.standing.rules, trusted=self.standing.rules.trusted | {peer})
+
     def caught(self, peer: str, why: str) -> None:
-        """It cheated, or is broken: it goes at once."""
+        """It cheated, or is broken: it goes at once, and what it made is made again where the trainer does not have it yet.
+        sqlite3.Error when that cannot be written down."""
         if self.standing.trusts(peer):
             log.warning("node %s, which is trusted: %.500s", peer, why)
             return
-        self.standing.expel(peer, why, self._wall())
+        self.caught_nodes += 1
+        back = self.take_back(peer)
+        self.taken = TakenBack(*(a + b for a, b in zip(self.taken, back, strict=True)))
+        trained = self.trained.pop(peer, 0)
+        said = f"{why}; {trained:,} of its tokens went to the trainer; {back}"
+        self.caught_trained += trained
+        self.caught_last = f"{self._nodes[peer].link.name if peer in self._nodes else 'a node'} ({peer}): {said}"
+        self.standing.expel(peer, said, self._wall())
         self._follow(peer, expelled=True)
 
     def tick(self) -> None:
@@ -126,6 +164,13 @@ class Trust(NodeConduct, PeerConduct):
         record = self.standing.of(peer)
         word = "trusted" if self.standing.trusts(peer) else "proven" if self.standing.proven(peer) else "on trial"
         return {"standing": word, "doubts": record.doubted, "expelled": record.expelled}
+
+    def caught_status(self) -> dict[str, Any]:
+        """What the nodes come to that were caught, in this life of the learner."""
+        return {
+            "nodes": self.caught_nodes, "last": self.caught_last, "trained_tokens": self.caught_trained,
+            "remade_groups": self.taken.groups, "remade_completions": self.taken.completions, "remade_tokens": self.taken.tokens,
+        }  # fmt: skip
 
     def status(self, peers: Iterable[str]) -> dict[str, int]:
         """How many of these are proven, and how many records there are."""

@@ -36,7 +36,10 @@ from p2p.version import Version
 SURPLUS = "surplus"
 """The reason of an abort because others filled the buffer first."""
 
-RETRY_REASONS = ("restart", "orphaned", "stale", SURPLUS)
+CAUGHT = "caught"
+"""The reason of an abort because a node that was caught cheating had made some of it."""
+
+RETRY_REASONS = ("restart", "orphaned", "stale", SURPLUS, CAUGHT)
 """Aborts that were no fault of the prompt: it is generated again, under a new group id. Also what was surplus: that is often what
 takes long, and a run that passed it over would learn from prompts with short answers alone."""
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import trio
 
 from learner.dispatch.forecast import Forecast
-from learner.journal.journal import SURPLUS, Journal
+from learner.journal.journal import CAUGHT, SURPLUS, Journal
 from learner.rewards.port import GroupUnscored
 from learner.rollouts.collector import Collector
 from learner.rollouts.durations import Durations
@@ -94,6 +94,10 @@ class TrainingBuffers:
         self._score_in, self.to_score = trio.open_memory_channel[Group](SCORE_QUEUE)
         self._patience = Patience(settings.truncate_stuck_s)
         self._target_step: int | None = None
+        self._handed: set[int] = set()
+        """finished groups that the trainer has, of the step that it is at"""
+        self.on_whole: Callable[[Group], None] | None = None
+        """hears of each group once its completions have ended"""
         self._consumed: dict[int, tuple[int, ...]] = {}
         """groups of each step that was taken and is not committed, by optimizer steps done with it"""
         self._moved = trio.Event()
@@ -106,6 +110,8 @@ class TrainingBuffers:
         group = whole.group
         self.scoring[group.group_id] = group
         self._durations.whole(group.group_id)
+        if self.on_whole is not None:
+            self.on_whole(group)
         self.redundancy.surplus_members(whole.surplus)
         self._cancel(whole.cancel)
         if group.is_scored:  # episodes, by their environment
@@ -246,6 +252,7 @@ class TrainingBuffers:
             last = self.ledger.ready(step)
             if last or len(ids) - seen >= self.settings.micro_batch_groups:
                 groups = tuple(self.finished[i] for i in ids[seen:])
+                self._handed.update(ids[seen:])
                 for group in groups:
                     self.max_staleness_seen = max(self.max_staleness_seen, step - group.oldest.step)
                 return StepGroups(groups, last)
@@ -266,6 +273,7 @@ class TrainingBuffers:
             self._forecast.stepped(self._now())
         while self.ledger.step < step:
             taken = self.ledger.consume(self.ledger.step)
+            self._handed.difference_update(taken)
             self._consumed[self.ledger.step] = tuple(taken)
             self.wake()
 
@@ -290,6 +298,32 @@ class TrainingBuffers:
         )
         self._room_changed()
         return trained
+
+    def take_back(self, node: str) -> list[int]:
+        """Whole groups with tokens of `node` that the trainer does not have are given up, and their prompts come again. Their
+        ids. Call `settle` once everything of the node is taken back."""
+        scoring = [i for i, group in self.scoring.items() if group.made_by(node)]
+        in_ledger = set(self.ledger.waiting_for_training) - self._handed
+        finished = [i for i, group in self.finished.items() if i in in_ledger and group.made_by(node)]
+        ids = scoring + finished
+        if not ids:
+            return ids
+        self.journal.record_aborted(ids, CAUGHT)  # first: a disk that is full ends the run here, and nothing has changed
+        for group_id in ids:
+            group = self.scoring.pop(group_id, None) or self.finished.pop(group_id)
+            self.retry.append(group.task_index)
+            self._collector.unwritten.drop(group_id)
+        self.ledger.withdraw(finished)
+        self.ledger.abort(scoring)
+        return ids
+
+    def give_up(self, group_id: int) -> None:
+        """A group under way of which a caught node made something that cannot be cut off. Its prompt comes again."""
+        task_index, _ = self._collector.task_of(group_id)
+        self._durations.dropped(group_id)
+        self._abort([group_id], CAUGHT)
+        self._cancel(self._collector.abort_group(group_id))
+        self.retry.append(task_index)
 
     def discard(self, group_ids: Sequence[int]) -> None:
         """The trainer failed on these finished groups and stops: no later epoch is given them again."""

@@ -117,12 +117,12 @@ class Rollouts:
         self.buffers = TrainingBuffers(
             settings, journal, ledger=self.ledger, finished=left.finished, collector=self.collector,
             forecast=self.steering.forecast, durations=self.durations, redundancy=redundancy, score=self._score,
-            in_thread=in_thread, cancel=self._cancel, changed=self.need_dispatch, now=now,
+            in_thread=in_thread, cancel=self.cancel, changed=self.need_dispatch, now=now,
         )  # fmt: skip
         self.collector.credible = self._conduct.credible
         self.rescue = Rescue(
             self.collector, self.buffers, self._conduct, stall_s=settings.stall_s, beside=lambda: self.beside, report=report,
-            cancel=self._cancel, send=send,
+            cancel=self.cancel, send=send,
         )  # fmt: skip
         for group in left.go_on:
             self._take_up(group)
@@ -336,7 +336,7 @@ class Rollouts:
                     if not self.collector.holds(peer, run.request_id):
                         self.rescue.ended_at(peer, run.request_id, outcome.gave_up)
                     if outcome.cancel:  # a stop string ended what the node goes on with: its place is free
-                        self._cancel(outcome.cancel)
+                        self.cancel(outcome.cancel)
                         ended = True
                         self.durations.ended(run.request_id, now)
                     if outcome.whole is not None:
@@ -348,7 +348,7 @@ class Rollouts:
                     refused = outcome.refusal
                 case Requeued():
                     accepted += outcome.tokens
-                    self._cancel((outcome.cancel,))
+                    self.cancel((outcome.cancel,))
                     if outcome.breach:
                         refused = outcome.refusal
                     elif outcome.refusal is not None:
@@ -390,10 +390,11 @@ class Rollouts:
         log.error("group %d aborted: %.500s", outcome.group_id, outcome.reason)
         if outcome.refusal is not None and not outcome.breach:
             self._report(outcome.refusal.peer, outcome.refusal)
-        self._cancel(outcome.cancel)
+        self.cancel(outcome.cancel)
         self.buffers.failed(outcome.group_id, outcome.task_index)
 
-    def _cancel(self, pairs: Cancel) -> None:
+    def cancel(self, pairs: Cancel) -> None:
+        """Tell nodes to stop these."""
         for peer, request_id in pairs:
             self._send(peer, Abort((request_id,)))
         self._tell_runner()  # whatever stops at nodes may be an episode that is over, or was cut

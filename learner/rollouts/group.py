@@ -95,6 +95,13 @@ class RunningSample:
         self.asked = self.cut = False
         self.limit = sampling.turn_end(0)
 
+    def cut_to(self, position: int) -> None:
+        """It has its first `position` tokens alone, and goes on from there."""
+        self.completion.cut(position)
+        self.makers = [maker for maker in self.makers if maker.start < position]
+        self.last_node = self.makers[-1].node if self.makers else ""
+        self.prefer, self.finish = "", None
+
     def made_by(self, node: str, start: int) -> None:
         """The tokens from `start` on are of `node`."""
         if node != self.last_node:

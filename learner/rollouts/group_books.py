@@ -31,6 +31,24 @@ class Stopped(NamedTuple):
     request_id: str
 
 
+class CutBack(NamedTuple):
+    """A member that goes on from before a node's first token."""
+
+    group_id: int
+    member: int
+    position: int
+    """tokens that it keeps"""
+    tokens: int
+    """that it loses"""
+
+
+class CutBacks(NamedTuple):
+    """What goes on from before a node's tokens, and what nodes must stop for that."""
+
+    cuts: list[CutBack]
+    cancel: Cancel
+
+
 class GroupBooks:
     """`unwritten` holds what was accepted and is not in the journal yet; whoever keeps a journal empties it."""
 
@@ -76,6 +94,32 @@ class GroupBooks:
         old = self.stop(group, index)
         group.members[index].attempt += 1
         return old
+
+    def cut_back(self, node: str) -> CutBacks:
+        """Every member that has tokens of `node` loses those, and all that were made after them: it waits for a node again, with
+        what it had before. And what nodes must stop. Episodes are left alone: their environment has heard those tokens."""
+        cuts, stopped = list[CutBack](), list[Stopped]()
+        for group in self.groups.values():
+            if group.sampling.turns is not None:
+                continue
+            for index, member in enumerate(group.members):
+                first = next((m.start for m in member.makers if m.node == node), None)
+                if first is None:
+                    continue
+                if member.node:
+                    stopped.append(self.release(group, index))
+                else:
+                    member.attempt += 1
+                cuts.append(CutBack(group.group_id, index, first, len(member.completion.ids) - first))
+                member.cut_to(first)
+        return CutBacks(cuts, tuple(stopped))
+
+    def episodes_of(self, node: str) -> list[int]:
+        """The groups of episodes that have tokens of this node."""
+        return [
+            group.group_id for group in self.groups.values()
+            if group.sampling.turns is not None and any(m.node == node for member in group.members for m in member.makers)
+        ]  # fmt: skip
 
     # ---- environments
 

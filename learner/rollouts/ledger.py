@@ -212,6 +212,21 @@ class Ledger:
             self._by_version[self._reserved.pop(group_id)] -= 1
         self._pull_forward()
 
+    def withdraw(self, group_ids: Iterable[int]) -> None:
+        """Take finished groups out of their buffers, as if they had never been reserved. All or nothing: KeyError for an id that
+        is not finished here.
+
+        The trainer must have none of them, so no version past `step` exists while the current buffer is open again. That keeps
+        every statement above: a buffer's places grow by that, so slack only rises, and what can move up into the room does.
+        """
+        ids = list(dict.fromkeys(group_ids))
+        if missing := [group_id for group_id in ids if group_id not in self._home]:
+            raise KeyError(f"group {missing[0]} is not finished in the ledger")
+        for group_id in ids:
+            home = self._home.pop(group_id)
+            self._buffers[home] = [entry for entry in self._buffers[home] if entry[0] != group_id]
+        self._pull_forward()
+
     # ---- what it can say
 
     @property
@@ -246,6 +261,11 @@ class Ledger:
                 for j in before:
                     slack[j] -= 1
         return taken
+
+    @property
+    def waiting_for_training(self) -> list[int]:
+        """Finished groups, in no order."""
+        return list(self._home)
 
     @property
     def outstanding(self) -> int:

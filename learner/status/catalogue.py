@@ -15,7 +15,7 @@ _E = MetricEntry
 NODE_STATES = ("generating", "warm", "asleep", "starting", "leaving", "gone")
 """States of a node; each node is in one of them."""
 
-ABORT_REASONS = ("failures", "equal", "unscored", "surplus", "stale", "orphaned", "restart", "diverged")
+ABORT_REASONS = ("failures", "equal", "unscored", "surplus", "stale", "orphaned", "restart", "diverged", "caught")
 """Why the head gives trajectories up (`learner/rollouts`, `learner/journal`)."""
 
 MOVE_REASONS = ("waits", "slow")
@@ -187,7 +187,8 @@ SECTIONS: tuple[MetricSection, ...] = (
             _E("Trajectories given up, by reason. The run keeps this count. failures: nodes failed at it too often; equal: its "
                "group's rewards were all equal; unscored: its reward could not be had; "
                "surplus: others filled the step first; stale, orphaned, restart: of no use "
-               "after a restart; diverged: the trainer could not train on it.",
+               "after a restart; diverged: the trainer could not train on it; caught: a node that "
+               "made some of it was caught cheating.",
                name="shoal_trajectories_aborted", kind="counter", path="trajectories.aborted", label="reason",
                values=ABORT_REASONS),
             _E("Groups given up because their reward could not be had: a reward function raised, or was late. A line has those "
@@ -303,6 +304,29 @@ SECTIONS: tuple[MetricSection, ...] = (
                   "compare it with the next."),
             line("redundancy/cut_mean_length", "shoal_redundancy_cut_mean_length_tokens",
                   "Mean length of completions that were cut."),
+        ),
+    ),
+    MetricSection(
+        "Audits", "head",
+        "Of the completions that are scored again, in this life of the learner; in the lines only with audits (`audit.share`).",
+        (
+            _E("Tokens that were scored again under the version that they claim.", "audit/checked_tokens",
+               "shoal_audit_checked_tokens", "counter", "audits.checked"),
+            _E("Tokens of trusted nodes that were scored to measure how honest nodes round.", "audit/calibrated_tokens",
+               "shoal_audit_calibrated_tokens", "counter", "audits.calibrated"),
+            _E("Tokens that were to be checked and were not: there was no room for them, or their version's state was not held "
+               "any more.", "audit/unchecked_tokens", "shoal_audit_unchecked_tokens", "counter", "audits.unchecked"),
+            _E("Completions that wait to be scored.", "audit/waiting", "shoal_audit_waiting", "gauge", "audits.waiting"),
+            _E("Nodes that audits proved wrong.", "audit/caught", "shoal_audit_caught", "counter", "audits.caught"),
+            _E("Processor time of the auditor.", "audit/seconds", "shoal_audit_processor_seconds", "counter", "audits.seconds"),
+            _E("Groups that were given up and drawn again because a node that was caught had made some of them.",
+               "audit/remade_groups", "shoal_audit_remade_groups", "counter", "caught.remade_groups"),
+            _E("Tokens of completions under way that were made again for that.", "audit/remade_tokens",
+               "shoal_audit_remade_tokens", "counter", "caught.remade_tokens"),
+            now("caught.nodes", "shoal_caught_nodes",
+                "Nodes that were expelled as cheats, by audits or by the trainer's own pass.", kind="counter"),
+            now("caught.trained_tokens", "shoal_caught_trained_tokens",
+                "Tokens of theirs that the trainer was handed before they were caught.", kind="counter"),
         ),
     ),
     MetricSection(

@@ -35,6 +35,8 @@ def run_facts(state: RunState) -> list[Fact]:
         Fact("pace", speed(state)),
         Fact("trajectories", trajectories(state)),
         Fact("unscored", unscored(state)),
+        Fact("audits", audits(state)),
+        Fact("caught", caught(state)),
         Fact("cut", cut_short(state)),
         Fact("capacity", capacity(state)),
         Fact("local engine", local_engine(state)),
@@ -152,6 +154,25 @@ def unscored(state: RunState) -> str:
     if not state.unscored.groups:
         return ""
     return f"{counted(state.unscored.groups, 'group')}{state.in_this_life}, the last because: {state.unscored.last}"
+
+
+def audits(state: RunState) -> str:
+    """What was scored again of what nodes generate; "" where nothing is."""
+    a = state.audits
+    if not a.state:
+        return ""
+    took = f"{human_seconds(a.seconds)} of a processor"
+    said = f"{a.checked:,} tokens checked{state.in_this_life}, {a.unchecked:,} not in time, {took}"
+    return f"ENDED, {a.why}; {said}" if a.why else said if a.checked or a.waiting else a.state
+
+
+def caught(state: RunState) -> str:
+    """Nodes that were caught cheating; "" when none was."""
+    c = state.caught
+    if not c.nodes:
+        return ""
+    made = f"{c.trained_tokens:,} of their tokens were trained on, {counted(c.remade_groups, 'group')} made again"
+    return f"{counted(c.nodes, 'node')}{state.in_this_life}; {made}; the last: {c.last}"
 
 
 def staleness(state: RunState) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from learner.config import load_config
 from learner.run_dir import SAMPLES_FILE, check_idle
 from learner.status.evaluated import EvalPoint
-from learner.status.facts import doubt, episodes, error, eval_point, ran, spent, unscored
+from learner.status.facts import audits, caught, doubt, episodes, error, eval_point, ran, spent, unscored
 from learner.status.live import OUR_LOGS, STEP_LOG, LiveView, logging_to_file
 from learner.status.report import write_report
 from learner.status.run_state import RunState
@@ -155,6 +155,10 @@ def summary_lines(state: RunState, run_dir: Path, report: str) -> list[str]:
         lines.append(f"  evaluation {one.name}: {then}{eval_point(newest)} at step {newest.step}")
     if said := unscored(state):
         lines.append(f"  unscored: {said}")
+    if said := caught(state):
+        lines.append(f"  caught: {said}")
+    if state.audits.why:
+        lines.append(f"  audits: {audits(state)}")
     if said := spent(state):
         lines.append(f"  spent {said}")
     lines += [f"  FAULT: {fault}" for fault in state.faults]

@@ -18,7 +18,9 @@ from pathlib import Path
 from learner.run_dir import OLDER_SAMPLES, SAMPLES_FILE
 from learner.status.facts import (
     Fact,
+    audits,
     capacity,
+    caught,
     episodes,
     evaluation_facts,
     held_out,
@@ -138,6 +140,7 @@ def _first_facts(state: RunState) -> list[Fact]:
     facts = (
         Fact("exact", from_to), Fact("held out", held_out(state)), Fact("reward", reward(state)),
         Fact("episodes", episodes(state)), Fact("pace", speed(state)), Fact("unscored", unscored(state)),
+        Fact("caught", caught(state)), Fact("audits", audits(state)),
         Fact("staleness", staleness(state)), Fact("nodes", nodes_title(state)), Fact("cost", spent(state)),
         Fact("checkpoint", state.checkpoint),
     )  # fmt: skip

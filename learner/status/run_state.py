@@ -101,6 +101,33 @@ class PoolState(Part):
         return bool(self.spent_usd or self.usd_per_hour)
 
 
+class AuditState(Part):
+    """What is scored again of what nodes generate."""
+
+    state: Plain = ""
+    """"" of a run without audits"""
+    why: Plain = ""
+    """why they ended; "" while they go on"""
+    checked: int = 0
+    unchecked: int = 0
+    """tokens, as all of these numbers"""
+    calibrated: int = 0
+    waiting: int = 0
+    """completions"""
+    seconds: float = 0.0
+    """processor time"""
+
+
+class CaughtState(Part):
+    """Nodes that were expelled as cheats, by audits or by the trainer's own pass."""
+
+    nodes: int = 0
+    last: Plain = ""
+    """which one was last, why, and what became of what it made"""
+    trained_tokens: int = 0
+    remade_groups: int = 0
+
+
 class CutTally(Part):
     """What was aborted or truncated because enough others were done."""
 
@@ -226,6 +253,8 @@ class RunState(Part):
     evaluations: tuple[EvaluationNow, ...] = ()
     """those that run now"""
     unscored: UnscoredState = UnscoredState()
+    audits: AuditState = AuditState()
+    caught: CaughtState = CaughtState()
     reports: tuple[Plain, ...] = ()
     """refusals, and what nodes report of each other"""
     events: tuple[RunEvent, ...] = ()

@@ -21,7 +21,9 @@ from rich.text import Text
 
 from learner.status.evaluated import EvalPoint
 from learner.status.facts import (
+    audits,
     capacity,
+    caught,
     doubt,
     episodes,
     error,
@@ -217,6 +219,10 @@ def _rows(state: RunState, width: int, tall: bool) -> list[tuple[str, Renderable
         rows.append(("evaluating", under_way))
     if lost := unscored(state):
         rows.append(("unscored", Text(lost, style="yellow")))
+    if said_caught := caught(state):
+        rows.append(("caught", Text(said_caught, style="yellow")))
+    if state.audits.why or (tall and state.audits.checked):
+        rows.append(("audits", Text(audits(state), style="yellow" if state.audits.why else "")))
     newest = state.last.staleness if state.last else None
     now = "" if newest is None else f"{newest:.0f} now, "
     rows.append(("staleness", f"{now}{staleness(state)}"))

@@ -49,6 +49,10 @@ class EngineStats:
     version: Version
     kv_tokens: int = 0
     """tokens whose keys and values the engine can hold at once, over all sequences; 0 where it knows of no bound"""
+    arithmetic: str = ""
+    """engine/dtype/device that it computes with ("transformers/float32/cpu"); "" where it says nothing"""
+    keeps: bool = False
+    """what runs goes on with the keys and values of older weights after a commit, so that its tokens are of no one version"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,7 @@ class TransformersCore(SlotCore):
         self._params: SamplingParams | None = None
         self._next_ids = np.empty((0, 1), dtype=np.int64)
         self._rate = TokenRate()
+        self._arithmetic = ""
 
     def load(self, model_dir: Path, state: StateFile) -> None:
         """See `EngineCore.load`. Refusal also when the settings ask for cuda and torch sees no CUDA device."""
@@ -70,6 +71,7 @@ class TransformersCore(SlotCore):
         fill_new(tensors, MappedState(state))
         text = config.get_text_config()
         self._model, self._config, self._tensors, self._device = model, config, tensors, device
+        self._arithmetic = f"transformers/{str(dtype).removeprefix('torch.')}/{device.type}"
         self._version, self._vocab = state.version, int(text.vocab_size)
         self._max_context = context_length(config, settings.max_context)
         self._staged = None
@@ -254,7 +256,10 @@ class TransformersCore(SlotCore):
         kv_bytes = self._kv.nbytes if self._kv is not None else 0
         rate = self._rate.per_second(time.perf_counter())
         running, waiting, version = len(self._rows), len(self._waiting), self._version
-        return EngineStats(running, waiting, self._rate.tokens, tokens_per_s=rate, kv_bytes=kv_bytes, version=version)
+        return EngineStats(
+            running, waiting, self._rate.tokens, tokens_per_s=rate, kv_bytes=kv_bytes, version=version,
+            arithmetic=self._arithmetic, keeps=self.settings.kv_policy == "keep",
+        )  # fmt: skip
 
     def close(self) -> None:
         self.abort()

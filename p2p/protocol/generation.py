@@ -106,3 +106,7 @@ class NodeStatus(Message, frozen=True, tag="status"):
     """payload of the chunks that it has sent since it started"""
     kv_tokens: Count = 0
     """tokens whose keys and values its engine can hold at once; 0 where memory sets no bound that it knows"""
+    arithmetic: Name = ""
+    """engine/dtype/device that it computes with, as it says; "" while no engine serves"""
+    keeps: bool = False
+    """sequences go on over an install with the keys and values of older weights"""

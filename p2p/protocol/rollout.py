@@ -164,6 +164,12 @@ class Completion:
         self.ids.extend(ids)
         self.logprobs.extend([0.0] * len(ids))
 
+    def cut(self, position: int) -> None:
+        """Forget the tokens from `position` on."""
+        del self.ids[position:], self.logprobs[position:]
+        kept = [span for span in self.spans if span.start < position]
+        self.spans = [Span(span.version, span.start, min(span.stop, position)) for span in kept]
+
     def extend(self, ids: Sequence[int], logprobs: Sequence[float], version: Version) -> None:
         """Append tokens that were checked."""
         start, spans = len(self.ids), self.spans

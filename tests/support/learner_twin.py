@@ -28,6 +28,7 @@ from learner.journal.journal import Journal
 from learner.rollouts.controller import Rollouts
 from learner.rollouts.group_spec import RolloutSettings, mix
 from learner.rollouts.outcomes import Sampling, TurnLimits
+from learner.rollouts.taking_back import take_back
 from learner.tasks.port import Prompt, Score, Task
 from learner.trainer.packing import check_group
 from learner.trajectory import Group, Trajectory
@@ -259,9 +260,10 @@ class World:
     def __init__(
         self, folder: Path, *, staleness: int, groups_per_step: int, samples: int, length: int, every: int,
         extra_groups: int = 0, extra_samples: int = 0, truncate: bool = False, turns: TurnLimits | None = None,
-        beside: bool = False,
+        beside: bool = False, catches: float = 0.0,
     ) -> None:  # fmt: skip
-        self.folder, self.every, self.beside = folder, every, beside
+        """`catches`: the chance of each turn of `run` that a node is caught cheating."""
+        self.folder, self.every, self.beside, self.catches = folder, every, beside, catches
         self.settings = RolloutSettings(
             max_staleness=staleness, groups_per_step=groups_per_step, samples=samples, seed=7,
             sampling=Sampling(length, (STOP,), turns=turns), micro_batch_groups=99,
@@ -277,6 +279,7 @@ class World:
         self.alive: set[Version] = set()
         self.lives = self.accepted = self.regenerated = self.kept = self.ignored = 0
         self.refused: list[str] = []
+        self.taken_back = 0
         self.snapshot: tuple[Path, Disk] | None = None
         self.journal: BookedJournal
         self._start()
@@ -400,7 +403,7 @@ class World:
     def _waiting_for_reward(self) -> set[int]:
         # What waits in trio's channel, without taking it out.
         waiting = {f.group_id for f in self.rollouts.buffers.to_score._state.data}
-        return {g for g in waiting if self.disk.groups[g].state != "surplus"}
+        return {g for g in waiting if self.disk.groups[g].state not in ("surplus", "caught")}
 
     # --- nodes -------------------------------------------------------------------------------------------------------
 
@@ -442,6 +445,18 @@ class World:
             if forget:
                 node.requests.clear()
             self.rollouts.on_node_lost(name)
+
+    def caught(self, name: str) -> None:
+        """The node is caught: nothing of it is left but what the trainer has, and it is gone."""
+        rollouts = self.rollouts
+        back = take_back(rollouts, name)
+        self.taken_back += back.groups + back.completions
+        members = [m for group in rollouts.collector.books.groups.values() for m in group.members]
+        assert not any(name == maker.node for m in members for maker in m.makers)
+        assert not any(m.node for m in members if m.finish or m.asked)
+        waiting = [group for g, group in rollouts.buffers.finished.items() if g not in self.uncommitted]
+        assert not any(group.made_by(name) for group in [*waiting, *rollouts.buffers.scoring.values()])
+        self.lose(name, forget=False)
 
     def install(self, name: str) -> None:
         node = self.nodes[name]
@@ -640,6 +655,8 @@ class World:
                     self.deliver(name, 0, again=False)
             while self.runner is not None and self.runner.asks and rng.random() < 0.8:
                 self.answer(rng.randrange(8), rng.choices((0, 1, 2), (20, 2, 1))[0])
+            if self.catches and rng.random() < self.catches:
+                self.caught(rng.choice("abc"))
             if rng.random() < 0.3:
                 self.rollouts.tokens.write()
             if rng.random() < 0.3:
@@ -659,11 +676,13 @@ class World:
         states = [b.state for b in self.disk.groups.values()]
         assert counts.groups.outstanding == states.count("reserved") and counts.groups.finished == states.count("finished")
         assert counts.groups.consumed == states.count("consumed") == len(self.disk.consumed)
-        assert set(counts.groups.aborted) <= {"orphaned", "failures"} | ({"surplus"} if self.settings.extra_groups else set())
+        may = {"orphaned", "failures", "caught"} | ({"surplus"} if self.settings.extra_groups else set())
+        assert set(counts.groups.aborted) <= may
         assert self.rollouts.ledger.surplus() is None
         if self.runner is not None:
             self._check_episodes()
-        again = {b.task_index for b in self.disk.groups.values() if b.state != "surplus"} | set(self.rollouts.buffers.retry)
+        again = {b.task_index for b in self.disk.groups.values() if b.state not in ("surplus", "caught")}
+        again |= set(self.rollouts.buffers.retry)
         assert all(b.task_index in again for b in self.disk.groups.values()), "a prompt was passed over"
         open_now = set(self.rollouts.collector.outstanding) | self._waiting_for_reward()
         assert open_now == {g for g, b in self.disk.groups.items() if b.state == "reserved"}

@@ -434,19 +434,16 @@ def test_status_counts_the_journal_only_now_and_then(tmp_path) -> None:
                 return count()
 
             head.journal.counts = slow  # type: ignore[method-assign]
-            head._counted = (head.now(), 1.0, count().trajectories)  # as after a count that took a second
+            tally = head.tally
+            tally.made, tally.cost, tally.tally = head.now(), 1.0, count().trajectories  # as after a count that took a second
             for _ in range(50):
                 head.status()
             assert not calls
-            head._counted = replace_time(head._counted, head.now() - 21)  # as 21 seconds later
+            tally.made = head.now() - 21  # as 21 seconds later
             head.status()
             assert calls == [1]
 
     trio.run(main)
-
-
-def replace_time(counted, made):
-    return (made, *counted[1:])
 
 
 async def test_the_status_has_the_runs_steps_those_of_earlier_lives_too(tmp_path) -> None:

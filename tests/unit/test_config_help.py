@@ -25,6 +25,7 @@ BASE = 'run_dir = "r"\nmodel = "m"\n'
 SETTINGS = {one.key: one for section in sections() for one in section.settings}
 
 UNITLESS = {
+    "audit.false_alarm",
     "seed", "task.seed", "rollout.temperature", "rollout.top_p", "status.port", "trainer.lr", "trainer.weight_decay",
     "eval.temperature", "eval.top_p",
     "trainer.grad_clip", "trainer.kl_coef", "trainer.entropy_coef", "trainer.seed",

@@ -35,16 +35,16 @@ class LearnerLives(RuleBasedStateMachine):
     @initialize(
         staleness=st.integers(0, 3), groups=st.integers(1, 3), samples=st.integers(1, 3), length=st.integers(1, 12),
         every=st.integers(1, 3), nodes=st.integers(1, 3), extra_groups=st.integers(0, 2), extra_samples=st.integers(0, 2),
-        truncate=st.booleans(), beside=st.booleans(),
+        truncate=st.booleans(), beside=st.booleans(), catches=st.sampled_from([0.0, 0.1]),
     )  # fmt: skip
     def start(
         self, staleness: int, groups: int, samples: int, length: int, every: int, nodes: int, extra_groups: int,
-        extra_samples: int, truncate: bool, beside: bool,
+        extra_samples: int, truncate: bool, beside: bool, catches: float,
     ) -> None:  # fmt: skip
         self.folder = Path(tempfile.mkdtemp(dir=SHM, prefix="shoal-lives-"))
         self.world = World(
             self.folder, staleness=staleness, groups_per_step=groups, samples=samples, length=length, every=every,
-            extra_groups=extra_groups, extra_samples=extra_samples, truncate=truncate, beside=beside,
+            extra_groups=extra_groups, extra_samples=extra_samples, truncate=truncate, beside=beside, catches=catches,
         )  # fmt: skip
         for name in "abc"[:nodes]:
             self.world.join(name)
@@ -62,6 +62,10 @@ class LearnerLives(RuleBasedStateMachine):
     @rule(name=NAMES, forget=st.booleans())
     def lose(self, name: str, forget: bool) -> None:
         self.do(lambda: self.world.lose(name, forget=forget))
+
+    @rule(name=NAMES)
+    def caught(self, name: str) -> None:
+        self.do(lambda: self.world.caught(name))
 
     @rule(name=NAMES)
     def install(self, name: str) -> None:
@@ -271,5 +275,27 @@ def test_commits_that_come_late_in_many_lives(every: int, tmp_path: Path) -> Non
     assert world.dead and orphaned > 0 and (world.late_commits > 10) == (every > 1), "with 1 they come before the next is taken"
     assert world.most_behind == 2 * every - 1, "how far training was past the last commit, at the most"
     assert len(world.disk.consumed) > 60
+    world.drain()
+    world.journal.close()
+
+
+@pytest.mark.parametrize("episodes", [False, True])
+def test_what_a_caught_node_made_is_made_again_in_many_lives(episodes: bool, tmp_path: Path) -> None:
+    """Nodes are caught between crashes and in the midst of them; nothing is trained on twice, and training goes on."""
+    world = World(
+        tmp_path, staleness=2, groups_per_step=2, samples=2, length=12, every=2, extra_groups=1, catches=0.15,
+        turns=TurnLimits(4, 6) if episodes else None,
+    )  # fmt: skip
+    rng = random.Random(4)
+    for life in range(20):
+        for name in "abc":
+            world.join(name)
+        world.journal.fuse, world.journal.fuse_after = (rng.randrange(80) if life % 2 else None), bool(life % 4 == 1)
+        with contextlib.suppress(Killed):
+            world.run(rng, 12)
+        world.crash()
+        world.check()
+    states = Counter(b.state for b in world.disk.groups.values())
+    assert world.taken_back > 20 and states["caught"] > 10 and states["consumed"] > 10
     world.drain()
     world.journal.close()

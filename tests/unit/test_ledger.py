@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -441,3 +442,49 @@ class LedgerMachine(RuleBasedStateMachine):
 
 TestLedgerMachine = LedgerMachine.TestCase
 TestLedgerMachine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+
+
+def test_finished_groups_are_withdrawn_and_others_move_up() -> None:
+    ledger = Ledger(1, 2, 3)
+    for group_id in range(4):
+        assert ledger.reserve(group_id, 3)
+    for group_id in range(4):
+        ledger.occupy(group_id, 3)
+    assert ledger.occupied(3) == [0, 1] and ledger.occupied(4) == [2, 3] and not ledger.room(3)
+    for wrong in ([9], [0, 9]):
+        with pytest.raises(KeyError, match="not finished"):
+            ledger.withdraw(wrong)
+    ledger.withdraw([1])
+    assert ledger.occupied(3) == [0, 2] and ledger.occupied(4) == [3] and ledger.room(3) == 1
+    assert sorted(ledger.waiting_for_training) == [0, 2, 3]
+    ledger.withdraw([0, 2, 3])
+    assert ledger.occupied(3) == [] and ledger.room(3) == 4 and ledger.outstanding == 0
+
+
+def test_withdrawing_keeps_every_reservation_placed() -> None:
+    """Random lives: whatever is withdrawn, what was reserved lands in time, and a full buffer is taken."""
+    taken = 0
+    for seed in range(300):
+        rng = random.Random(seed)
+        ledger, next_id, versions = Ledger(rng.randint(0, 3), rng.randint(1, 3), 0, rng.randint(0, 2)), 0, dict[int, int]()
+        for _ in range(120):
+            dice = rng.random()
+            if dice < 0.4:
+                version = rng.randint(max(0, ledger.step - ledger.max_staleness), ledger.step)
+                if ledger.reserve(next_id, version):
+                    versions[next_id] = version
+                next_id += 1
+            elif dice < 0.7 and versions:
+                group_id = rng.choice(list(versions))
+                ledger.occupy(group_id, rng.randint(versions.pop(group_id), ledger.step))  # raises where it has no place
+            elif dice < 0.85 and ledger.waiting_for_training:
+                ledger.withdraw(rng.sample(ledger.waiting_for_training, rng.randint(1, len(ledger.waiting_for_training))))
+            elif ledger.ready(ledger.step):
+                ledger.consume(ledger.step)
+                taken += 1
+            while (surplus := ledger.surplus()) is not None:
+                gone = surplus.of[: surplus.count]
+                ledger.abort(gone)
+                for group_id in gone:
+                    del versions[group_id]
+    assert taken > 1000

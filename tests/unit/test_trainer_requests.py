@@ -16,7 +16,7 @@ from learner.head.trainer_requests import TrainerRequests
 def requests_in(run_dir: Path) -> TrainerRequests:
     """Those of a head without nodes."""
     parts: Any = SimpleNamespace(
-        run_dir=run_dir, epoch=2, nodes={}, local_engine=None, now=lambda: 1.0, wall=lambda: 7.0,
+        run_dir=run_dir, epoch=2, nodes={}, local_engine=None, audits=None, now=lambda: 1.0, wall=lambda: 7.0,
         publisher=SimpleNamespace(
             segment=None, count_traffic=lambda: None, current=None, published=SimpleNamespace(recent=[])
         ),

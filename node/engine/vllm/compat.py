@@ -187,6 +187,13 @@ def occupancy(engine: Any) -> Occupancy:
     return Occupancy(running, waiting, kv_bytes, room)
 
 
+def arithmetic(engine: Any) -> str:
+    """What it computes with: vllm/dtype/device."""
+    config = engine.vllm_config
+    device = getattr(getattr(config, "device_config", None), "device_type", None) or "unknown"
+    return f"vllm/{str(config.model_config.dtype).removeprefix('torch.')}/{device}"
+
+
 def why_not_in_place(engine: Any) -> str:
     """Why this model's weights cannot be replaced in place ("" when they can): it keeps values that are computed from them."""
     config = engine.vllm_config

@@ -363,7 +363,8 @@ class VllmCore(HoldingCore):
         now, rate = vllm_compat.occupancy(self._engine), self._rate
         return EngineStats(
             now.running, now.waiting, rate.tokens, tokens_per_s=rate.per_second(time.perf_counter()), kv_bytes=now.kv_bytes,
-            version=self._version, kv_tokens=now.kv_tokens,
+            version=self._version, kv_tokens=now.kv_tokens, arithmetic=vllm_compat.arithmetic(self._engine),
+            keeps=self.settings.kv_policy == "keep",
         )  # fmt: skip
 
     def close(self) -> None:

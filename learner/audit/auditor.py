@@ -1,0 +1,179 @@
+"""The auditor: a process of the head's that holds the states of recent versions and scores completions under them. Needs torch.
+
+It follows the versions as nodes do: the head hands it each manifest, the chunks lie in the head's store, and signatures and
+digests are checked. It keeps one state and how to get from each version to the next (`states`), and one model that is filled from
+that. It answers one request at a time, at a low priority, and ends when the head's end of its socket does. Must not know nodes or
+verdicts.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import blake3
+import numpy as np
+import psutil
+import torch
+
+from learner.audit.auditor_settings import AuditorSettings
+from learner.audit.claims import Claim
+from learner.audit.plan import Deviations
+from learner.audit.scorer import score
+from learner.audit.served_model import ServedModel, state_bytes
+from learner.audit.states import StateWindow, ToldState
+from learner.audit.wire import Frames, pack, read_claims, score_answer
+from learner.trainer.settings import LoraSection
+from p2p.errors import Refusal, UsageError
+from p2p.layout import Segment
+from p2p.limits import GIB
+from p2p.processes import give_back_what_is_freed
+from p2p.version import Version
+from p2p.weights.manifest import Manifest, open_header
+from p2p.weights.store import ChunkFolder
+
+NICE = 10
+"""How much lower than the head's its priority is: of a busy core it gets a tenth."""
+
+RECEIVE_BYTES = 1 << 20
+"""Bytes that are taken from the socket at a time."""
+
+WORK_BYTES = 512 << 20
+"""Bytes beside states and model: torch itself, the activations of 16k tokens of a small model, and logits of one chunk."""
+
+
+UNDO_STATES = 3
+"""What is kept of other versions at the most, in states. Beyond it the oldest are given up. A delta of every word takes one
+state, so this is all that the usual `max_staleness` of 2 can need; one of a few percent of the words takes three times as many
+percent."""
+
+
+class Auditor:
+    """`settings` as told. UsageError when its model cannot be built, or memory is short."""
+
+    def __init__(self, settings: AuditorSettings) -> None:
+        self._settings, folder, dtype = settings, Path(settings.model), getattr(torch, settings.dtype)
+        state = state_bytes(folder, getattr(torch, settings.served_dtype))
+        model = state_bytes(folder, dtype) if settings.device == "cpu" else 0
+        undo = min(UNDO_STATES, settings.window - 1) * state
+        _check_memory(state + undo + model)
+        self._model = ServedModel(folder, LoraSection(**settings.lora), device=settings.device, dtype=dtype)
+        self.window = StateWindow(settings.window, undo)
+        self._store = ChunkFolder(Path(settings.chunks))
+        self._checked = False
+
+    def follow(self, parts: list[bytes]) -> None:
+        """Take the next version. Refusal when its manifest, its chunks or its digests are not in order."""
+        manifest = self._open(parts)
+        header, seal = manifest.header, manifest.seal
+        assert seal is not None
+        told = ToldState(
+            header.version, header.segment_bytes, payload=partial(self._payload, manifest), tensor_digests=seal.tensor_digests,
+            digest=seal.state_digest,
+        )  # fmt: skip
+        if header.kind == "anchor":
+            self._model.check(header.layout)
+            self.window.begin(told, header.layout)
+        else:
+            self.window.follow(told, header.base_digest)
+
+    def _open(self, parts: list[bytes]) -> Manifest:
+        s, key = self._settings, bytes.fromhex(self._settings.head_key)
+        manifest = open_header(parts[0], head_key=key, run=s.run, min_epoch=s.epoch, now=time.time())
+        for part in parts[1:]:
+            manifest.add(part, key)
+        if not manifest.whole:
+            raise Refusal("its manifest is not whole", version=manifest.version)
+        return manifest
+
+    def _payload(self, manifest: Manifest, segment: Segment) -> bytes:
+        pieces = []
+        for digest in manifest.records[segment.index].digests:
+            try:
+                data = self._store.path(digest).read_bytes()
+            except OSError as error:
+                raise Refusal(f"chunk {digest.hex()[:16]} is not there: {error.strerror}", version=manifest.version) from None
+            if blake3.blake3(data).digest() != digest:
+                raise Refusal(f"chunk {digest.hex()[:16]} is damaged", version=manifest.version)
+            pieces.append(data)
+        return b"".join(pieces)
+
+    def score(self, claims: list[list[tuple[Version, Claim]]]) -> list[list[Deviations | None]]:
+        """Each part of each completion, in the order of versions, so that the state moves little."""
+        found: list[list[Deviations | None]] = [[None] * len(of) for of in claims]
+        wanted: dict[Version, list[tuple[int, int]]] = {}
+        for i, of in enumerate(claims):
+            for j, (version, _) in enumerate(of):
+                wanted.setdefault(version, []).append((i, j))
+        held, at = set(self.window.versions), self.window.at
+        order = sorted(held & wanted.keys(), reverse=at is not None and 2 * sum(v < at for v in wanted) > len(wanted))
+        for version in order:
+            self.window.move(version)
+            assert self.window.state is not None
+            self._model.fill(self.window.state, self.window.take_stale())
+            if not self._checked:
+                self._model.check_logits()
+                self._checked = True
+            places = wanted[version]
+            scored = score(
+                self._model.model, [claims[i][j][1] for i, j in places], self._settings.temperature, self._settings.top_p
+            )
+            for (i, j), of_part in zip(places, scored, strict=True):
+                found[i][j] = Deviations(*of_part)
+        return found
+
+    def answer(self, message: dict[str, Any]) -> bytes:
+        """The answer to one request."""
+        if message.get("do") == "follow":
+            try:
+                self.follow(message["parts"])
+            except Refusal as refusal:
+                return pack({"lost": str(refusal), **self.facts()})
+            return pack({"ok": True, **self.facts()})
+        return score_answer(self.score(read_claims(message)), **self.facts())
+
+    def facts(self) -> dict[str, Any]:
+        """How it stands: for the status page."""
+        return {
+            "versions": len(self.window.versions), "undo_bytes": self.window.undo, "given_up": self.window.given_up,
+            "cpu_s": time.process_time(), "rss_bytes": psutil.Process().memory_info().rss,
+        }  # fmt: skip
+
+
+def _check_memory(nbytes: int) -> None:
+    """UsageError when the state, what is kept of others, and the model do not fit in the memory that is free."""
+    need, free = nbytes + WORK_BYTES, psutil.virtual_memory().available
+    if need > free:
+        what = "audit.dtype and audit.device say how much the model takes of it; --audit 0 does without"
+        raise UsageError(f"it needs {need / GIB:.1f} GiB of memory, and {free / GIB:.1f} are free ({what})")
+
+
+def main() -> None:
+    """`python -m learner.audit.auditor FD SETTINGS`."""
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    settings = AuditorSettings.read(sys.argv[2])
+    give_back_what_is_freed()
+    torch.set_num_threads(settings.threads)
+    np.seterr(all="ignore")
+    frames = Frames()
+    try:
+        auditor = Auditor(settings)
+        os.nice(NICE)  # from here on: until it is ready nothing is checked, and a busy machine would keep it so for a minute
+        sock.sendall(pack({"ready": True, **auditor.facts()}))
+        while data := sock.recv(RECEIVE_BYTES):
+            for message in frames.feed(data):
+                sock.sendall(auditor.answer(message))
+    except UsageError as error:
+        sock.sendall(pack({"refused": str(error)}))
+        sys.exit(2)
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the head is gone
+
+
+if __name__ == "__main__":
+    main()

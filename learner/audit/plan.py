@@ -1,0 +1,233 @@
+"""Which completions are checked, in what order, and what follows from what was found. Pure: told what ended and what a score is.
+
+A completion is the work of several nodes under several versions: each run of its tokens is charged to its own node, under its own
+version (`MadePart`). What an environment gave is nobody's. Whose are chosen is `Standing.audit_share`, by a keyed hash.
+
+What waits is bounded (`waiting`). What has no place there is counted, and counts as checked for nobody. Must not know processes,
+models or how a node is expelled.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from learner.audit.calibration import Calibration, NodeArithmetic
+from learner.audit.choosing import chosen
+from learner.audit.sequential import FALSE_ALARM, NodeTest, Verdict
+from learner.audit.waiting import WaitingLines
+from learner.standing.standing import Standing
+from learner.trajectory import Group, Trajectory
+from p2p.version import Version
+
+MAX_KINDS = 4
+"""Kinds of arithmetic that one node may have in a run, each with a test of its own: a node comes back with another engine or
+device. Its further kinds are judged as the last one."""
+
+
+class MadePart(NamedTuple):
+    """Sampled tokens [first, stop) of a completion, all of one node's making under one version."""
+
+    version: Version
+    first: int
+    stop: int
+    node: str
+
+
+class Deviations(NamedTuple):
+    """What scoring found of a part; one entry a sampled token."""
+
+    distance: np.ndarray
+    claimed: np.ndarray
+    recomputed: np.ndarray
+
+
+class ToldKind(NamedTuple):
+    """What a node says of how it computes."""
+
+    arithmetic: NodeArithmetic
+    keeps: bool = False
+    """its tokens after an install in the midst of a sequence are of no one version"""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A completion that is to be scored again: only `parts` of it are."""
+
+    group_id: int
+    member: int
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    seed: int
+    parts: tuple[MadePart, ...]
+    kinds: tuple[NodeArithmetic, ...]
+    """of each part's node, as it said when the completion ended"""
+    given: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def length(self) -> int:
+        """Tokens that are read for it, at least."""
+        return len(self.prompt_ids) + max(part.stop for part in self.parts)
+
+
+class Judged(NamedTuple):
+    """What a node's tokens of one answer came to."""
+
+    node: str
+    tokens: int
+    """that were looked at"""
+    verdict: Verdict
+
+
+def parts_of(trajectory: Trajectory) -> Iterator[MadePart]:
+    """Runs of tokens by maker and version, in order; those that an environment gave lie within, and are in no run alone."""
+    makers = [(m.start, m.node) for m in trajectory.makers] or [(0, trajectory.node)]
+    ends = [start for start, _ in makers[1:]] + [len(trajectory.completion_ids)]
+    for span in trajectory.spans:
+        for (start, node), end in zip(makers, ends, strict=True):
+            first, stop = max(span.start, start), min(span.stop, end)
+            if first < stop:
+                yield MadePart(span.version, first, stop, node)
+
+
+@dataclass
+class AuditPlan:
+    """`kind_of(peer)`: what a node says of itself; None when it says nothing now. `calibrates()`: whether trusted nodes are
+    looked at now, to measure. `secret`: 16 bytes or more that no node knows."""
+
+    secret: bytes
+    epoch: int
+    standing: Standing
+    calibration: Calibration
+    kind_of: Callable[[str], ToldKind | None]
+    false_alarm: float = FALSE_ALARM
+    calibrates: Callable[[], bool] = lambda: False
+    counts: Counter[str] = field(default_factory=Counter, init=False)
+    """tokens by what became of them: "checked", "calibrated", "dropped" (no place), "unknown" (their state is not held, or they
+    are of no one version); and "caught" nodes"""
+    _waiting: WaitingLines[Check] = field(init=False, repr=False)
+    _tests: dict[str, dict[NodeArithmetic, NodeTest]] = field(default_factory=dict, init=False, repr=False)
+    _kinds: dict[str, ToldKind] = field(default_factory=dict, init=False, repr=False)
+    """as told last, of nodes that may be gone"""
+
+    def __post_init__(self) -> None:
+        self._waiting = WaitingLines(self._drop)
+
+    # ---- what is checked
+
+    def whole(self, group: Group) -> None:
+        """A group's completions have ended: those that are chosen wait from here on."""
+        for member, trajectory in enumerate(group.trajectories):
+            parts = []
+            for part in parts_of(trajectory):
+                if not self._chosen(part.node, group.group_id, member):
+                    continue
+                if part.version.epoch != self.epoch or self._mixed(trajectory, part):
+                    self.counts["unknown"] += part.stop - part.first
+                else:
+                    parts.append(part)
+            if parts:
+                self._wait(Check(
+                    group.group_id, member, trajectory.prompt_ids, trajectory.completion_ids, trajectory.logprobs,
+                    seed=trajectory.seed, parts=tuple(parts), kinds=tuple(self._kind(part.node).arithmetic for part in parts),
+                    given=tuple((gap.start, gap.stop) for gap in trajectory.given),
+                ))  # fmt: skip
+
+    def next(self, most_tokens: int) -> list[Check]:
+        """What is checked now, taken from what waits: of so many tokens, one completion at least. [] when nothing waits."""
+        return self._waiting.next(most_tokens)
+
+    @property
+    def waiting(self) -> int:
+        """Completions that wait."""
+        return len(self._waiting)
+
+    def drop(self, node: str = "") -> None:
+        """What waits of this node (of all nodes) is not checked."""
+        self._waiting.drop(node)
+
+    def lost(self, checks: Sequence[Check]) -> None:
+        """These were taken, and are not checked after all."""
+        for check in checks:
+            self._drop(check)
+
+    # ---- what was found
+
+    def found(self, check: Check, found: Sequence[Deviations | None]) -> list[Judged]:
+        """Take what scoring gave of each part, None where the state was not held any more. What it says of each node; those whom
+        it proves wrong are told again each time, until the operator forgives them."""
+        said: dict[str, tuple[int, Verdict]] = {}
+        for part, kind, deviations in zip(check.parts, check.kinds, found, strict=True):
+            if deviations is None:
+                self.counts["unknown"] += part.stop - part.first
+                continue
+            tokens = len(deviations.distance)
+            if self.standing.trusts(part.node):
+                self.counts["calibrated"] += tokens
+                self.calibration.add(kind, deviations.distance, deviations.claimed, deviations.recomputed)
+                continue
+            self.counts["checked"] += tokens
+            test = self._test(part.node, kind)
+            test.honest = self.calibration.honest(kind)
+            was = test.caught_at
+            verdict = test.look(*deviations)
+            self.counts["caught"] += bool(test.caught_at and not was)
+            before = said.get(part.node)
+            if before is not None and before[1].caught:
+                verdict = before[1]
+            said[part.node] = (tokens + (before[0] if before is not None else 0), verdict)
+        return [Judged(node, tokens, verdict) for node, (tokens, verdict) in said.items()]
+
+    def tests(self, node: str) -> list[NodeTest]:
+        """Its tests, one for each kind of arithmetic that it had."""
+        return list(self._tests.get(node, {}).values())
+
+    # ---- inside
+
+    def _chosen(self, node: str, group_id: int, member: int) -> bool:
+        if not self.standing.trusts(node):
+            share = self.standing.audit_share(node)
+            return share > 0 and chosen(self.secret, group_id, member, share)
+        return self.calibrates() and self.calibration.wants(self._kind(node).arithmetic)
+
+    def _kind(self, node: str) -> ToldKind:
+        kind = self.kind_of(node)
+        if kind is None:
+            return self._kinds.get(node, UNTOLD)
+        self._kinds[node] = kind
+        return kind
+
+    def _mixed(self, trajectory: Trajectory, part: MadePart) -> bool:
+        """Whether keys and values of older weights went into it: its node keeps them, and had the sequence already."""
+        begun = next((m.start for m in reversed(trajectory.makers) if m.start <= part.first), 0)
+        return self._kind(part.node).keeps and part.first > begun
+
+    def _wait(self, check: Check) -> None:
+        by_node = Counter[str]()
+        for part in check.parts:
+            by_node[part.node] += part.stop - part.first
+        node = by_node.most_common(1)[0][0]
+        self._waiting.add(node, check, stranger=self.standing.audit_share(node) >= 1.0)
+
+    def _drop(self, check: Check) -> None:
+        self.counts["dropped"] += sum(part.stop - part.first for part in check.parts)
+
+    def _test(self, node: str, kind: NodeArithmetic) -> NodeTest:
+        """Its test of this kind. All of a node's tests together have the chance of a false alarm that one may have."""
+        tests = self._tests.setdefault(node, {})
+        if any(test.caught_at for test in tests.values()) and not self.standing.of(node).expelled:
+            tests.clear()  # the operator forgave it
+        if kind not in tests and len(tests) >= MAX_KINDS:
+            kind = list(tests)[-1]
+        if kind not in tests:
+            tests[kind] = NodeTest(self.calibration.honest(kind), self.false_alarm / 2.0 ** min(len(tests) + 1, MAX_KINDS - 1))
+        return tests[kind]
+
+
+UNTOLD = ToldKind(NodeArithmetic("unknown", "unknown", "unknown"))
+"""A node that never said how it computes."""

@@ -1,0 +1,101 @@
+"""What waits to be checked: bounded, and taken in turn, so that a crowd of strangers keeps nobody else's checks waiting. Pure.
+
+Strangers and proven nodes take turns, and within each kind the nodes do. Must not know how a completion is chosen or checked.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+PEER_TOKENS = 8_192
+"""Tokens of one node that may wait, one completion at least: two answers of the auditor's."""
+
+MOST_TOKENS = 524_288
+"""Tokens that may wait in all: as Python's numbers some 50 MB."""
+
+
+class HasLength(Protocol):
+    """What can wait."""
+
+    @property
+    def length(self) -> int:
+        """Tokens that are read for it."""
+
+
+Waits = TypeVar("Waits", bound=HasLength)
+
+
+@dataclass(slots=True)
+class _Line(Generic[Waits]):
+    """One node's."""
+
+    tokens: int = 0
+    items: deque[Waits] = field(default_factory=deque)
+
+
+@dataclass
+class WaitingLines(Generic[Waits]):
+    """`dropped(item)` hears of each that lost its place."""
+
+    dropped: Callable[[Waits], None]
+    peer_tokens: int = PEER_TOKENS
+    most_tokens: int = MOST_TOKENS
+    tokens: int = field(default=0, init=False)
+    """that wait in all"""
+    _kinds: tuple[dict[str, _Line[Waits]], dict[str, _Line[Waits]]] = field(
+        default_factory=lambda: ({}, {}), init=False, repr=False
+    )
+    """of proven nodes, of strangers: node -> its line, in the order of turns"""
+    _turn: bool = field(default=True, init=False, repr=False)
+    """whether it is the strangers'"""
+
+    def add(self, node: str, item: Waits, *, stranger: bool) -> None:
+        """It waits, unless its node has as much waiting as it may. When all places are taken the kind with most gives one up, and
+        of its nodes the one with most."""
+        line = self._kinds[stranger].setdefault(node, _Line())
+        if line.items and line.tokens + item.length > self.peer_tokens:
+            self.dropped(item)
+            return
+        line.items.append(item)
+        line.tokens += item.length
+        self.tokens += item.length
+        while self.tokens > self.most_tokens:
+            most = max(self._kinds, key=lambda kind: sum(of.tokens for of in kind.values()))
+            self.dropped(self._take(most, max(most, key=lambda name: most[name].tokens), newest=True))
+
+    def next(self, most_tokens: int) -> list[Waits]:
+        """What has its turn, of so many tokens, one at least. [] when nothing waits."""
+        batch, tokens = list[Waits](), 0
+        while kind := self._kinds[self._turn] or self._kinds[not self._turn]:
+            node = next(iter(kind))
+            if batch and tokens + kind[node].items[0].length > most_tokens:
+                break
+            item = self._take(kind, node)
+            batch.append(item)
+            tokens += item.length
+            self._turn = not self._turn
+            if node in kind:
+                kind[node] = kind.pop(node)  # behind the others
+        return batch
+
+    def drop(self, node: str = "") -> None:
+        """Nothing of this node (of any node) waits any more."""
+        for kind in self._kinds:
+            for name in [node] if node else list(kind):
+                while name in kind:
+                    self.dropped(self._take(kind, name))
+
+    def __len__(self) -> int:
+        return sum(len(line.items) for kind in self._kinds for line in kind.values())
+
+    def _take(self, kind: dict[str, _Line[Waits]], node: str, *, newest: bool = False) -> Waits:
+        line = kind[node]
+        item = line.items.pop() if newest else line.items.popleft()
+        line.tokens -= item.length
+        self.tokens -= item.length
+        if not line.items:
+            del kind[node]
+        return item

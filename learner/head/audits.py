@@ -1,0 +1,282 @@
+"""Audits as a part of a run: what ended goes to the plan, what the plan chose to the auditor, what was found to the standing.
+
+A thin shell. It starts the auditor with the first completion that is chosen, brings it every version, and starts it again when it
+dies; after a few deaths in a row it gives audits up, says so, and the run goes on. Must not know how a completion is scored.
+
+A run without audits has no object of this class: then nothing is chosen, kept or counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import trio
+
+from learner.audit.calibration import Calibration, read_arithmetic
+from learner.audit.opening import path_to_window
+from learner.audit.plan import AuditPlan, Judged, ToldKind
+from learner.audit.wire import follow_request, read_deviations, score_request
+from learner.head.auditor_process import AuditorGone, AuditorProcess, AuditorRefused
+from learner.head.node_state import NodeState
+from learner.head.trust import Trust
+from learner.publish.published import Published
+from learner.publish.publisher import Publisher
+from learner.trajectory import Group
+from p2p.errors import UsageError
+from p2p.swarm import Swarm
+from p2p.version import Version
+
+DEATHS = 3
+"""Deaths of the auditor without an answer in between after which audits are given up."""
+
+AGAIN_S = (1.0, 30.0)
+"""Seconds before it is started again: doubled with each death up to the second number."""
+
+BATCH_TOKENS = 4_096
+"""Tokens that the auditor is asked for at once, one completion at least: a version is not kept waiting for long."""
+
+GATHER_S = 1.0
+"""Seconds that the auditor, when it has nothing to do, lets completions gather after the first: one by one each would cost it a
+forward of its own and a walk between versions. A node is found that much later."""
+
+SECRET_BYTES = 32
+"""Of the key by which completions are chosen. It is made anew with each life of the learner, and never leaves it."""
+
+CALIBRATION_FILE = "audit-calibration.json"
+"""In the run's directory: what honest nodes' deviations are, as measured on trusted nodes."""
+
+MOST_WINDOW = 64
+"""Versions behind the newest of which states are held at the most, whatever `rollout.max_staleness` allows."""
+
+log = logging.getLogger("shoal.audit")
+
+
+class AuditedRun(Protocol):
+    """The parts of a run that audits rest on, as the head holds them."""
+
+    epoch: int
+    trust: Trust
+    publisher: Publisher
+    swarm: Swarm
+    nodes: dict[str, NodeState]
+
+
+class Audits:
+    """`start()` makes an auditor's process. `share`: of a proven node's completions, what is checked. `window`: versions whose
+    states are held."""
+
+    def __init__(
+        self, run: AuditedRun, start: Callable[[], AuditorProcess], calibration: Calibration, *, share: float, window: int,
+        false_alarm: float,
+    ) -> None:  # fmt: skip
+        self._run, self._start, self._window = run, start, window
+        self.plan = AuditPlan(
+            secrets.token_bytes(SECRET_BYTES), run.epoch, run.trust.standing, calibration, kind_of=self._kind_of,
+            false_alarm=false_alarm, calibrates=lambda: self._process is not None,
+        )  # fmt: skip
+        self._process: AuditorProcess | None = None
+        self._follow = deque[bytes]()
+        """manifests that the auditor has not taken yet"""
+        self.reads_from: Version | None = None
+        """the oldest version of which the auditor still reads chunks"""
+        self._told: Version | None = None
+        """the newest version that was queued for it"""
+        self._work = trio.Event()
+        self._facts: dict[str, Any] = {}
+        self._spent_s = 0.0
+        """processor time of auditors that are gone"""
+        self.over = ""
+        """why audits were given up; "" while they go on"""
+        self.starts = self._answers = 0
+        run.trust.checks(True, share)
+
+    # ---- what happens in the run
+
+    def whole(self, group: Group) -> None:
+        """A group's completions have ended."""
+        if not self.over:
+            self.plan.whole(group)
+            if self.plan.waiting:
+                self._work.set()
+
+    def sealed(self, published: Published) -> None:
+        """A version is out. The auditor follows each one, where there is one."""
+        if self._process is None or published.kind != "delta":
+            return
+        if published.base != self._told:
+            self._told = None  # it cannot go on from what it was told: it begins anew
+        elif self._told is not None:
+            self._follow.append(published.mid)
+            self._told = published.version
+        self._work.set()
+
+    # ---- the auditor
+
+    async def run(self) -> None:
+        """Until audits are given up. sqlite3.Error when what follows a verdict cannot be written down: the run must end."""
+        deaths, pause = 0, AGAIN_S[0]
+        while not self.over:
+            await self._due()
+            answered = self._answers
+            try:
+                await self._live()
+            except AuditorRefused as refusal:
+                self._give_up(f"the auditor cannot work: {refusal}")
+            except AuditorGone as gone:
+                deaths = deaths + 1 if self._answers == answered else 1
+                pause = pause if deaths > 1 else AGAIN_S[0]
+                if deaths >= DEATHS:
+                    self._give_up(f"the auditor died {deaths} times in a row, the last time because: {gone}")
+                    return
+                log.warning("the auditor is gone (%s); another one in %.0f s", gone, pause)
+                await trio.sleep(pause)
+                pause = min(2 * pause, AGAIN_S[1])
+
+    async def _due(self) -> None:
+        while not self.plan.waiting:
+            await self._wait()
+
+    async def _wait(self) -> None:
+        await self._work.wait()
+        self._work = trio.Event()
+
+    async def _live(self) -> None:
+        """One auditor, from its start to its end. AuditorGone or AuditorRefused."""
+        self.starts += 1
+        self._process = process = self._start()
+        try:
+            log.info("audits begin: the auditor is process %d", process.process.pid)
+            self._facts = await process.ready()
+            self._begin()
+            while True:
+                if self._told is None:
+                    self._begin()
+                while self._follow:
+                    await self._take_version(process)
+                batch = self.plan.next(BATCH_TOKENS)
+                if not batch:
+                    await self._wait()
+                    await trio.sleep(GATHER_S)
+                    continue
+                try:
+                    answer = await process.ask(score_request(batch))
+                    found = read_deviations(answer, batch)
+                except (ValueError, TypeError) as error:
+                    raise AuditorGone(f"its answer cannot be read: {error}") from None
+                except (AuditorGone, AuditorRefused):
+                    self.plan.lost(batch)
+                    raise
+                self._facts = answer | {"found": None}
+                self._answers += 1
+                for check, deviations in zip(batch, found, strict=True):
+                    for judged in self.plan.found(check, deviations):
+                        self._judge(judged)
+        finally:
+            self._spent_s += float(self._facts.get("cpu_s", 0.0))
+            self._process, self._told, self.reads_from, self._facts = None, None, None, {}
+            self._follow.clear()
+            process.end()
+
+    def _begin(self) -> None:
+        """Have it take a whole state, and what leads from there to the newest version, as many of the last versions as may be."""
+        catalog = self._run.publisher.catalog()
+        path = path_to_window(catalog, self._window) if catalog is not None else []
+        self._follow = deque(entry.mid for entry in path)
+        self._told = path[-1].version if path else None
+        self.reads_from = path[0].version if path else None
+
+    async def _take_version(self, process: AuditorProcess) -> None:
+        mid = self._follow[0]
+        transfer = self._run.swarm.transfers.get(mid)
+        if transfer is None or not transfer.manifest.whole:
+            log.info("the auditor fell behind: it begins anew from a whole state")
+            self._begin()
+            return
+        version = transfer.manifest.version
+        answer = await process.ask(follow_request(transfer.manifest.parts()))
+        if lost := answer.get("lost"):
+            raise AuditorGone(f"it cannot follow to version {version}: {lost}")
+        self._facts = answer
+        if self._follow and self._follow[0] == mid:
+            self._follow.popleft()
+        self.reads_from = version
+
+    def _judge(self, judged: Judged) -> None:
+        node, tokens, verdict = judged
+        if not verdict.caught:
+            self._run.trust.standing.checked(node, tokens)
+            return
+        self.plan.drop(node)
+        if not self._run.trust.barred_s(node, 0.0):  # it is told by each of its completions that were under way here
+            self._run.trust.caught(node, f"audits: {verdict.why}")
+
+    def _give_up(self, why: str) -> None:
+        """Nothing is checked from here on. What a node delivers alone proves it, as in a run without audits: else nobody who is
+        on trial would ever be proven, and the run would be as slow as its strangers may be together."""
+        self.over = why
+        self.plan.drop()
+        self._run.trust.checks(False)
+        log.error("audits have ended, and the run goes on without: %s. What nodes generate is not checked any more; nodes are "
+                  "proven by what they deliver alone", why)  # fmt: skip
+
+    def _kind_of(self, peer: str) -> ToldKind | None:
+        node = self._run.nodes.get(peer)
+        if node is None or not node.arithmetic:  # gone, or here again and without an engine: what it said before counts
+            return None
+        return ToldKind(read_arithmetic(node.arithmetic), node.keeps)
+
+    # ---- what a person sees
+
+    @property
+    def spent_s(self) -> float:
+        """Processor time of all auditors of this life of the learner."""
+        return self._spent_s + float(self._facts.get("cpu_s", 0.0))
+
+    def metrics(self) -> dict[str, float]:
+        """For the step's line of metrics.jsonl: counts since this learner began."""
+        counts, back = self.plan.counts, self._run.trust.taken
+        return {
+            "audit/checked_tokens": counts["checked"], "audit/calibrated_tokens": counts["calibrated"],
+            "audit/unchecked_tokens": counts["dropped"] + counts["unknown"], "audit/waiting": self.plan.waiting,
+            "audit/caught": counts["caught"], "audit/seconds": self.spent_s,
+            "audit/remade_groups": back.groups, "audit/remade_tokens": back.tokens,
+        }  # fmt: skip
+
+    def status(self) -> dict[str, Any]:
+        """Plain values for the status page."""
+        counts = self.plan.counts
+        state = "ended" if self.over else "checking" if self._process is not None else "nothing to check yet"
+        return {
+            "state": state, "why": self.over, "checked": counts["checked"], "calibrated": counts["calibrated"],
+            "unchecked": counts["dropped"] + counts["unknown"], "dropped": counts["dropped"], "unknown": counts["unknown"],
+            "caught": counts["caught"], "waiting": self.plan.waiting,
+            "seconds": self.spent_s, "starts": self.starts, "pid": self._process.process.pid if self._process else 0,
+            "versions": self._facts.get("versions", 0), "undo_bytes": self._facts.get("undo_bytes", 0),
+            "rss_bytes": self._facts.get("rss_bytes", 0),
+            "calibration": {str(kind): means.off for kind, means in self.plan.calibration.means.items()},
+        }  # fmt: skip
+
+
+def calibration_writer(path: Path) -> Callable[[str], None]:
+    """Keeps what was measured. A full disk costs it, and no more."""
+
+    def write(text: str) -> None:
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            log.warning("what was measured on trusted nodes cannot be kept in %s: %s", path, error.strerror)
+
+    return write
+
+
+def read_calibration(file: str) -> str:
+    """What `audit.calibration` names; "" where it names nothing. UsageError when it cannot be read."""
+    try:
+        return Path(file).expanduser().read_text(encoding="utf-8") if file else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"audit.calibration: {file} cannot be read: {error}") from None

@@ -1,0 +1,86 @@
+"""Audits in whole runs with real processes: a node that cheats is caught and what it made is made again; with --audit 0 not."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from learner.config import build_config, dump_toml
+from learner.status.source import fetch_status
+from netem.demo.recipes import RECIPES
+from netem.processes.children import Children
+from tests.support.watchdog import status_of, until
+
+pytestmark = pytest.mark.e2e
+
+FOUND_WITHIN = 500
+"""Tokens within which a node that draws at another temperature is caught: the bench finds it in 16 where it looks each 16, and
+here the auditor looks at a node's answers in batches."""
+
+
+def start(shoal: Children, folder: Path, model: Path, steps: int, cheat: str, *flags: str) -> Path:
+    """A learner to whom both nodes are strangers, an honest node and one that cheats."""
+    run_dir, config = folder / "run", folder / "learner.toml"
+    settings = RECIPES["reverse"].config(run_dir, model, steps, 0)
+    settings["standing"] = {"trusted": []}
+    config.write_text(dump_toml(build_config(settings, "test").model_dump()))
+    shoal.start("learner", "learner", str(config), "--json", *flags)
+    until("a ticket", (run_dir / "ticket.txt").exists, shoal)
+
+    def options(name: str) -> list[str]:
+        return ["--join", str(run_dir / "ticket.txt"), "--dir", str(folder / name), "--name", name, "--capacity", "64",
+                "--listen", "/ip4/127.0.0.1/tcp/0", "--json"]  # fmt: skip
+
+    shoal.start("honest", "node", *options("honest"))
+    shoal.start("cheat", cheat, *options("cheat"), module="tests.support.cheating_node")
+    until("status", (run_dir / "status.json").exists, shoal)
+    return run_dir
+
+
+def learner_of(shoal: Children) -> Any:
+    return next(child for child in shoal.all if child.name == "learner")
+
+
+def test_a_cheat_is_caught_and_the_run_goes_on_without_it_and_without_its_auditor(
+    shoal: Children, tmp_path: Path, demo_model: Path
+) -> None:  # fmt: skip
+    run_dir = start(shoal, tmp_path, demo_model, 80, "hotter")
+    until("a verdict", lambda: fetch_status(run_dir)["caught"]["nodes"] > 0, shoal)
+    pid = fetch_status(run_dir)["audits"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    assert status_of(learner_of(shoal), shoal) == 0, shoal.said("learner")
+    result = shoal.result("learner")
+    assert result["step"] == 80 and result["trajectories"]["lost"] == 0 and result["max_staleness_seen"] <= 2
+    assert result["trajectories"]["consumed"] == 80 * 16 * 16
+    nodes = {node["name"]: node for node in result["nodes"]}
+    assert nodes["honest"]["alive"] and nodes["honest"]["expelled"] == 0 and nodes["honest"]["standing"] == "proven"
+    assert not nodes["cheat"]["alive"] and "audits: " in nodes["cheat"]["reason"], nodes["cheat"]
+    caught, audits = result["caught"], result["audits"]
+    [tokens] = re.findall(r"in (\d+) tokens, an honest node has", nodes["cheat"]["reason"])
+    assert int(tokens) <= FOUND_WITHIN
+    assert audits["caught"] == 1 and caught["last"].startswith("cheat (")
+    assert caught["nodes"] == nodes["cheat"]["expelled"] >= 1, "it may have come back meanwhile, and was caught again"
+    assert caught["remade_groups"] + caught["remade_completions"] > 0
+    assert result["trajectories"]["aborted"].get("caught", 0) == caught["remade_groups"] * 16
+    assert audits["starts"] == 2 and not audits["why"], "it was killed once, and started again"
+    assert "the auditor is gone (it ended with status -9" in shoal.said("learner")
+    assert re.search(r"of its tokens went to the trainer; \d+ groups", shoal.said("learner"))
+
+
+def test_without_audits_nothing_of_them_runs(shoal: Children, tmp_path: Path, demo_model: Path) -> None:
+    run_dir = start(shoal, tmp_path, demo_model, 12, "hotter", "--audit", "0")
+    until("work of the cheat", lambda: any(n["name"] == "cheat" and n["tokens"] for n in fetch_status(run_dir)["nodes"]), shoal)
+    running = [" ".join(p.cmdline()) for p in psutil.Process(learner_of(shoal).pid).children(recursive=True)]
+    assert any("learner.trainer" in line for line in running) and not any("learner.audit" in line for line in running)
+    assert status_of(learner_of(shoal), shoal) == 0, shoal.said("learner")
+    result = shoal.result("learner")
+    assert result["audits"] == {} and result["caught"]["nodes"] == 0
+    assert all(node["alive"] for node in result["nodes"]) and len(result["nodes"]) == 2
+    assert not (run_dir / "logs" / "auditor.log").exists()
+    assert not any(key.startswith("audit/") for key in result["metrics"])

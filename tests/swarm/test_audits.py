@@ -1,0 +1,189 @@
+"""The head's side of audits: an auditor that dies, refuses or is slow never ends or holds up a run."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+from learner.audit.calibration import Calibration
+from learner.audit.wire import Frames, score_answer
+from learner.head.auditor_process import AuditorGone, AuditorRefused
+from learner.head.audits import DEATHS, Audits
+from learner.head.trust import Trust
+from learner.rollouts.taking_back import TakenBack
+from learner.standing.standing import StandingRules
+from learner.trajectory import Group, Trajectory
+from p2p.errors import UsageError
+from p2p.protocol.rollout import Span
+from p2p.protocol.versions import Catalog, CatalogEntry
+from p2p.version import Version
+
+V = Version(1, 0)
+CHEAT, HONEST = "cheat", "honest"
+
+
+class FakeAuditor:
+    """Answers as an auditor does: what the cheat makes is far off."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.process = world, SimpleNamespace(pid=17)
+        world.running += 1
+
+    async def ready(self) -> dict[str, Any]:
+        if self.world.refuses:
+            raise AuditorRefused(self.world.refuses)
+        if self.world.dies:
+            raise AuditorGone("it ended with status -9: it said nothing")
+        return {"ready": True, "cpu_s": 2.0}
+
+    async def ask(self, request: bytes) -> dict[str, Any]:
+        [message] = Frames().feed(request)
+        if message["do"] == "follow":
+            self.world.followed += 1
+            return {"ok": True, "cpu_s": 3.0}
+        await trio.sleep(self.world.takes_s)
+        if self.world.kill_next:
+            self.world.kill_next = False
+            raise AuditorGone("it ended with status -9: it said nothing")
+        found = []
+        for _, _, _, seed, _, parts in message["checks"]:
+            n = [stop - first for _, _, first, stop in parts]
+            far = 0.4 if seed == 666 else 0.0
+            found.append([tuple(np.full(count, value) for value in (far, -0.5, -0.5)) for count in n])
+        [answer] = Frames().feed(score_answer(found, cpu_s=4.0, versions=1))
+        return answer
+
+    def end(self) -> None:
+        self.world.running -= 1
+
+
+class World:
+    def __init__(self, **rules: Any) -> None:
+        self.refuses, self.dies, self.kill_next, self.takes_s = "", False, False, 0.01
+        self.running = self.followed = self.starts = 0
+        self.expelled: list[tuple[str, str]] = []
+        self.wall = 1000.0
+        nodes = {
+            peer: SimpleNamespace(arithmetic="transformers/float32/cpu", keeps=False, link=SimpleNamespace(name=peer))
+            for peer in (CHEAT, HONEST)
+        }
+        self.trust = Trust(
+            StandingRules(**{"proven_tokens": 200, **rules}), nodes, wall=lambda: self.wall,  # type: ignore[arg-type]
+            expel=lambda *told: self.expelled.append(told),
+        )  # fmt: skip
+        self.trust.take_back = lambda peer: TakenBack(1, 0, 0)
+        entry = CatalogEntry(b"m" * 16, "anchor", V, None, b"", b"d" * 32, 100)
+        manifest = SimpleNamespace(whole=True, version=V, parts=lambda: [b"header", b"seal"])
+        run: Any = SimpleNamespace(
+            epoch=1, trust=self.trust, nodes=nodes, publisher=SimpleNamespace(catalog=lambda: Catalog(V, (entry,))),
+            swarm=SimpleNamespace(transfers={entry.mid: SimpleNamespace(manifest=manifest)}),
+        )  # fmt: skip
+        self.audits = Audits(run, self.start, Calibration(), share=0.02, window=4, false_alarm=1e-4)
+
+    def start(self) -> Any:
+        self.starts += 1
+        return FakeAuditor(self)
+
+    def ends(self, node: str, group_id: int, tokens: int = 40) -> None:
+        """A completion of this node has ended."""
+        self.trust.ended(node, tokens)
+        t = Trajectory(
+            prompt_ids=(1,), completion_ids=(2,) * tokens, logprobs=(-0.5,) * tokens, spans=(Span(V, 0, tokens),), finish="stop",
+            node=node, seed=666 if node == CHEAT else 1,
+        )  # fmt: skip
+        self.audits.whole(Group(group_id, group_id, (t,)))
+
+
+async def test_nothing_runs_before_a_completion_is_chosen_and_a_stranger_is_proven_by_checks(autojump_clock) -> None:
+    world = World()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.audits.run)
+        await trio.sleep(100)
+        assert not world.starts and world.audits.status()["state"] == "nothing to check yet"
+        for i in range(5):
+            world.ends(HONEST, i)
+        assert not world.trust.standing.proven(HONEST), "delivered, and not checked yet"
+        await trio.sleep(3)
+        assert world.starts == 1 and world.followed == 1 and world.trust.standing.proven(HONEST)
+        assert world.audits.metrics()["audit/checked_tokens"] == 200 and world.audits.status()["seconds"] == 4.0
+        world.ends(CHEAT, 9)
+        world.ends(CHEAT, 10)
+        await trio.sleep(3)
+        [(peer, why)] = world.expelled
+        assert peer == CHEAT and why.startswith("audits: ") and "in 40 tokens, an honest node has" in why
+        assert world.audits.metrics()["audit/remade_groups"] == 1 and world.trust.standing.of(HONEST).expelled == 0
+        world.wall += 1000  # it may come again, and is a stranger
+        world.ends(CHEAT, 11, tokens=2)
+        await trio.sleep(3)
+        assert len(world.expelled) == 2, "its test is not forgotten"
+        nursery.cancel_scope.cancel()
+    assert not world.running
+
+
+async def test_a_killed_auditor_is_started_again(autojump_clock) -> None:
+    world = World(proven_tokens=640)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.audits.run)
+        for i in range(20):
+            world.kill_next = i in (3, 7, 8, 15)
+            world.ends(HONEST, i)
+            await trio.sleep(100)
+            assert not world.audits.over
+        assert world.starts == 5, "once, and again after each of four deaths"
+        assert world.audits.plan.counts["checked"] == 16 * 40 and world.audits.plan.counts["dropped"] == 4 * 40
+        assert world.trust.standing.proven(HONEST), "what a dead one was asked for is not checked, and counts for nobody"
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("how", ["dies", "refuses"])
+async def test_audits_that_cannot_be_are_given_up_and_delivery_alone_proves(how: str, autojump_clock, caplog) -> None:
+    world = World()
+    if how == "dies":
+        world.dies = True
+    else:
+        world.refuses = "it needs 90.0 GiB of memory, and 3.0 are free"
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.audits.run)
+        for i in range(6):
+            world.ends(HONEST, i)
+        assert not world.trust.standing.proven(HONEST)
+        await trio.sleep(300)
+        assert world.starts == (DEATHS if how == "dies" else 1) and not world.running
+        assert world.trust.standing.proven(HONEST), "the run is as it would be without audits"
+        said = world.audits.status()
+        assert said["state"] == "ended" and ("status -9" if how == "dies" else "90.0 GiB") in said["why"]
+        world.ends(CHEAT, 99)
+        await trio.sleep(100)
+        assert world.starts <= DEATHS and not world.audits.plan.waiting
+        nursery.cancel_scope.cancel()
+    assert "audits have ended, and the run goes on without" in caplog.text
+
+
+async def test_a_slow_auditor_keeps_its_rule_and_memory_is_bounded(autojump_clock) -> None:
+    world = World()
+    world.takes_s = 500.0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.audits.run)
+        for i in range(5000):
+            world.ends(HONEST, i)
+        await trio.sleep(100)
+        assert world.audits.plan.waiting < 600 and world.audits.plan.counts["dropped"] > 100_000
+        assert not world.trust.standing.proven(HONEST) and not world.audits.over
+        await trio.sleep(1000)
+        assert world.trust.standing.proven(HONEST)
+        nursery.cancel_scope.cancel()
+
+
+def test_a_calibration_that_cannot_be_read_is_a_problem_of_settings(tmp_path) -> None:
+    from learner.head.audits import calibration_writer, read_calibration
+
+    with pytest.raises(UsageError, match=r"audit\.calibration"):
+        read_calibration(str(tmp_path / "none.json"))
+    assert read_calibration("") == ""
+    calibration_writer(tmp_path / "c.json")("{}")
+    assert read_calibration(str(tmp_path / "c.json")) == "{}"
+    calibration_writer(tmp_path / "no" / "c.json")("{}")  # said, and no more

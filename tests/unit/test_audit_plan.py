@@ -1,0 +1,221 @@
+"""Which completions are checked, whose tokens they are, in what order, and what follows from what was found."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from learner.audit.calibration import ENOUGH, LEAST, PLENTY, Calibration, NodeArithmetic, from_json, read_arithmetic, widest
+from learner.audit.plan import MAX_KINDS, AuditPlan, Check, Deviations, MadePart, ToldKind, parts_of
+from learner.audit.sequential import HonestMeans
+from learner.audit.waiting import WaitingLines
+from learner.standing.standing import Standing, StandingRules
+from learner.trajectory import Gap, Group, Maker, Trajectory
+from p2p.protocol.rollout import Span
+from p2p.version import Version
+
+FLOAT32 = NodeArithmetic("transformers", "float32", "cpu")
+BFLOAT16 = NodeArithmetic("transformers", "bfloat16", "cpu")
+V = Version
+
+
+def trajectory(node: str = "a", tokens: int = 10, *, spans=None, makers=(), given=(), prompt: int = 3) -> Trajectory:
+    return Trajectory(
+        prompt_ids=tuple(range(1, prompt + 1)), completion_ids=tuple(range(tokens)), logprobs=(-0.5,) * tokens,
+        spans=spans or (Span(V(1, 0), 0, tokens),), finish="stop", node=node, seed=5, makers=makers, given=given,
+    )  # fmt: skip
+
+
+def group(group_id: int, *trajectories: Trajectory) -> Group:
+    return Group(group_id, group_id, trajectories)
+
+
+def make_plan(kinds=None, *, calibrates: bool = False, epoch: int = 1, **rules) -> AuditPlan:
+    standing = Standing(StandingRules(checks=True, **rules))
+    kinds = kinds or {}
+    return AuditPlan(
+        b"s" * 32, epoch, standing, Calibration(), lambda peer: kinds.get(peer, ToldKind(FLOAT32)), calibrates=lambda: calibrates
+    )
+
+
+def sound(part: MadePart) -> Deviations:
+    n = part.stop - part.first
+    return Deviations(np.zeros(n), np.full(n, -0.5), np.full(n, -0.5))
+
+
+def wrong(part: MadePart) -> Deviations:
+    n = part.stop - part.first
+    return Deviations(np.full(n, 0.4), np.full(n, -0.5), np.full(n, -2.0))
+
+
+def prove(plan: AuditPlan, node: str) -> None:
+    plan.standing.ended(node, 10_000)
+    plan.standing.checked(node, 10_000)
+
+
+def test_each_run_of_tokens_is_of_its_maker_and_its_version() -> None:
+    """Migrated from a to b in the midst of version 2, which both served; an environment gave what is in no span."""
+    made = trajectory(
+        "b", 20, spans=(Span(V(1, 1), 0, 4), Span(V(1, 2), 4, 10), Span(V(1, 3), 13, 20)), makers=(Maker(0, "a"), Maker(7, "b")),
+        given=(Gap(10, 13),),
+    )  # fmt: skip
+    assert list(parts_of(made)) == [
+        MadePart(V(1, 1), 0, 4, "a"), MadePart(V(1, 2), 4, 7, "a"), MadePart(V(1, 2), 7, 10, "b"), MadePart(V(1, 3), 13, 20, "b"),
+    ]  # fmt: skip
+    plan = make_plan()
+    prove(plan, "a")
+    plan.standing.rules = StandingRules(checks=True, audit_share=0.0)
+    plan.whole(group(0, made))
+    [check] = plan.next(1)
+    assert [part.node for part in check.parts] == ["b", "b"], "a is proven, and its share is nothing"
+    assert check.given == ((10, 13),) and check.length == 23
+    [judged] = plan.found(check, [sound(part) for part in check.parts])
+    assert (judged.node, judged.tokens, judged.verdict.caught) == ("b", 10, False)
+
+
+def test_all_of_a_strangers_are_checked_a_share_of_a_proven_nodes_and_all_after_a_doubt() -> None:
+    plan = make_plan(audit_share=0.05)
+    prove(plan, "proven")
+
+    def taken(node: str, first: int) -> int:
+        count = 0
+        for i in range(first, first + 1000):
+            plan.whole(group(i, trajectory(node)))
+            count += len(plan.next(10_000))
+        return count
+
+    assert taken("stranger", 0) == 1000
+    assert 25 <= taken("proven", 1000) <= 80
+    plan.standing.doubt("proven", "slow", 0.0)
+    assert taken("proven", 2000) == 1000
+    assert plan.counts["dropped"] == 0
+
+
+def test_tokens_of_another_life_or_of_mixed_versions_are_not_checked() -> None:
+    plan = make_plan({"keeps": ToldKind(FLOAT32, keeps=True)}, epoch=2)
+    spans = (Span(V(1, 4), 0, 4), Span(V(2, 4), 4, 10))
+    plan.whole(group(0, trajectory("a", spans=spans)))
+    [check] = plan.next(1)
+    assert check.parts == (MadePart(V(2, 4), 4, 10, "a"),) and plan.counts["unknown"] == 4
+    late = (Span(V(2, 4), 0, 4), Span(V(2, 5), 4, 10))
+    plan.whole(group(1, trajectory("keeps", spans=late)))
+    [check] = plan.next(1)
+    assert check.parts == (MadePart(V(2, 4), 0, 4, "keeps"),) and plan.counts["unknown"] == 10
+    plan.whole(group(2, trajectory("keeps", spans=late, makers=(Maker(0, "a"), Maker(4, "keeps")))))
+    [check] = plan.next(1)
+    assert len(check.parts) == 2, "it took the sequence over under the newer version: it computed all keys with it"
+
+
+def test_who_is_proven_wrong_is_told_each_time_until_it_is_forgiven() -> None:
+    plan = make_plan()
+    for i in range(3):
+        plan.whole(group(i, trajectory("cheat", 40)))
+        [check] = plan.next(1)
+        [judged] = plan.found(check, [wrong(part) for part in check.parts])
+        assert judged.verdict.caught and "honest node has" in judged.verdict.why
+        plan.standing.expel("cheat", "audits", float(i))
+    assert plan.counts["caught"] == 1
+    plan.standing.forgive(["cheat"])
+    plan.whole(group(9, trajectory("cheat", 40)))
+    [check] = plan.next(1)
+    [judged] = plan.found(check, [sound(part) for part in check.parts])
+    assert not judged.verdict.caught
+
+
+def test_a_nodes_word_of_its_kind_gives_it_no_more_than_the_widest_and_its_tests_share_the_chance() -> None:
+    said = {"liar": ToldKind(read_arithmetic("my/own/words"))}
+    plan = make_plan(said)
+    assert plan.calibration.honest(read_arithmetic("my/own/words")) == widest(plan.calibration.means)
+    assert plan.calibration.honest(FLOAT32) == LEAST
+    chances = []
+    for i in range(MAX_KINDS + 3):
+        said["liar"] = ToldKind(NodeArithmetic(f"engine{i}", "x", "y"))
+        plan.whole(group(i, trajectory("liar")))
+        [check] = plan.next(1)
+        plan.found(check, [sound(part) for part in check.parts])
+    tests = plan.tests("liar")
+    chances = [test.false_alarm for test in tests]
+    assert len(tests) == MAX_KINDS and sum(chances) <= plan.false_alarm * 1.0001
+    assert sum(test.tokens for test in tests) == 10 * (MAX_KINDS + 3)
+
+
+def test_trusted_nodes_are_looked_at_only_to_measure_and_only_while_an_auditor_runs() -> None:
+    rng = np.random.default_rng(0)
+    plan = make_plan(trusted=frozenset({"mine"}))
+    plan.whole(group(0, trajectory("mine", 2000)))
+    assert not plan.waiting
+    plan = make_plan({"mine": ToldKind(BFLOAT16)}, trusted=frozenset({"mine"}), calibrates=True)
+    told: list[str] = []
+    plan.calibration.changed = told.append
+    looked, i = 0, 0
+    while i < 100:
+        i += 1
+        plan.whole(group(i, trajectory("mine", 1000)))
+        for check in plan.next(1):
+            looked += 1000
+            recomputed = -rng.exponential(0.5, 1000)
+            noise = 0.01 * rng.standard_normal(1000)
+            assert plan.found(check, [Deviations(np.zeros(1000), recomputed + noise, recomputed)]) == []
+    assert PLENTY <= looked < PLENTY + 1000 and plan.counts["calibrated"] == looked and plan.counts["checked"] == 0
+    measured = plan.calibration.means[BFLOAT16]
+    assert 0.008 < measured.off < 0.02 and len(told) == 4 and from_json(told[-1])[BFLOAT16] == measured
+    again = Calibration.of(told[-1], told.append)
+    assert again.honest(BFLOAT16) == measured and not again.wants(BFLOAT16)
+    assert ENOUGH < PLENTY
+
+
+def test_what_no_state_was_held_for_is_counted_and_proves_nobody() -> None:
+    plan = make_plan()
+    plan.whole(group(0, trajectory("a", spans=(Span(V(1, 0), 0, 4), Span(V(1, 1), 4, 10)))))
+    [check] = plan.next(1)
+    [judged] = plan.found(check, [None, sound(check.parts[1])])
+    assert judged.tokens == 6 and plan.counts["unknown"] == 4
+    plan.whole(group(1, trajectory("a")))
+    plan.lost(plan.next(1))
+    assert plan.counts["dropped"] == 10
+    assert plan.found(check, [None, None]) == []
+
+
+def lines(**bounds) -> tuple[WaitingLines[Check], list[Check]]:
+    lost: list[Check] = []
+    return WaitingLines(lost.append, **bounds), lost
+
+
+def check_of(node: str, length: int, group_id: int = 0) -> Check:
+    part = MadePart(V(1, 0), 0, length, node)
+    return Check(group_id, 0, (), (1,) * length, (-0.5,) * length, seed=0, parts=(part,), kinds=(FLOAT32,))
+
+
+def test_a_crowd_of_strangers_keeps_nobody_waiting() -> None:
+    waiting, lost = lines(peer_tokens=100, most_tokens=1000)
+    for i in range(200):
+        waiting.add(f"stranger{i % 50}", check_of("s", 10, i), stranger=True)
+    for i in range(5):
+        waiting.add("proven", check_of("proven", 10, 1000 + i), stranger=False)
+    waiting.add("newcomer", check_of("newcomer", 10, 2000), stranger=True)
+    assert waiting.tokens <= 1000 and len(lost) == 200 + 6 - len(waiting)
+    first = waiting.next(100)
+    assert sum(check.group_id >= 1000 for check in first) == 5, "each second turn is a proven node's"
+    rest = []
+    while batch := waiting.next(100):
+        rest += batch
+    assert any(check.group_id == 2000 for check in rest), "who comes last has a place of its own"
+    assert waiting.tokens == 0 and len(waiting) == 0
+
+
+def test_one_nodes_line_is_bounded_and_a_long_completion_has_its_turn() -> None:
+    waiting, lost = lines(peer_tokens=100, most_tokens=1000)
+    for i in range(30):
+        waiting.add("a", check_of("a", 10, i), stranger=True)
+    assert len(waiting) == 10 and [check.group_id for check in lost] == list(range(10, 30))
+    waiting.add("b", check_of("b", 900, 50), stranger=True)
+    assert [check.group_id for check in waiting.next(50)] == [0], "the next in turn is longer than what is left"
+    assert [check.group_id for check in waiting.next(50)] == [50]
+    waiting.drop("a")
+    assert waiting.next(50) == [] and len(lost) == 29
+
+
+def test_honest_means_are_kept_as_json() -> None:
+    with pytest.raises(Exception, match="no calibration"):
+        Calibration.of("[1]", print)
+    assert Calibration.of("", print).honest(BFLOAT16) == HonestMeans()
