@@ -1,7 +1,7 @@
 """`python -m tests.fuzz.run --inputs 10000000`: damage valid inputs and read them. Prints what was not refused cleanly, or took
 too long or too much (exit status 1 then), and a line for each target: inputs, the slowest, and the most memory that one added.
 
-With `--guided`, atheris (libFuzzer's Python) chooses the inputs by what they reach in our own code; it must be installed."""
+`python -m tests.fuzz.guided` does the same by coverage."""
 
 from __future__ import annotations
 
@@ -111,15 +111,13 @@ def main() -> int:
     parser.add_argument("--inputs", type=int, default=10_000_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="part of a target's name")
-    parser.add_argument("--guided", action="store_true", help="by coverage; needs atheris")
     args = parser.parse_args()
     began = perf_counter()
-    if args.guided:
-        from tests.fuzz.guided import fuzz_guided  # atheris is no dependency of ours
+    return tell(fuzz(args.inputs, args.seed, args.only), began)
 
-        reading = fuzz_guided(args.inputs, args.seed, args.only)
-    else:
-        reading = fuzz(args.inputs, args.seed, args.only)
+
+def tell(reading: Reading, began: float) -> int:
+    """Print what was found and taken since `began` (of perf_counter); the exit status."""
     for finding in reading.found:
         print(finding)
     for name, tally in reading.tallies.items():
