@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from netem.cli.flags import add_folder
+
 if TYPE_CHECKING:
     from p2p.verbs import AddVerb
 
@@ -26,7 +28,7 @@ def add_verb(actions: Any, verb: AddVerb) -> None:
                    help="a setting of the learner, such as standing.unproven_share=0.1 (may be given again)")
     p.add_argument("--results", type=Path, default=Path("runs/hostile/results.jsonl"), metavar="FILE",
                    help="where results are kept; what is there is not run again (default runs/hostile/results.jsonl)")
-    p.add_argument("--dir", type=Path, default=None, metavar="DIR", help="keep temporary files below this directory")
+    add_folder(p)
 
 
 def _bench_hostile(args: argparse.Namespace) -> dict[str, Any]:
@@ -42,7 +44,9 @@ def _bench_hostile(args: argparse.Namespace) -> dict[str, Any]:
         raise UsageError(f"--cases: {odd[0]!r} is none of {', '.join(CASES)}")
     if args.steps < 1 or any("=" not in pair for pair in args.set):
         raise UsageError("--steps must be at least 1, and --set has the form SECTION.KEY=VALUE")
-    result = bench_hostile(cases, seeds, args.steps, args.set, args.results, args.dir, _say)
+    result = bench_hostile(
+        cases, seeds, steps=args.steps, settings=args.set, results=args.results, folder=args.where, say=_say
+    )  # fmt: skip
     if not args.json:
         _print(result)
     return result

@@ -30,8 +30,8 @@ UNBUILT = ("rope", "theta", "factor", "position", "length", "window", "token", "
 """Words in the name of a number of config.json that nothing is built by, or what is counted by `check_size`."""
 
 MOST = 1 << 24
-"""The largest whole number of any other name: the widest layers and largest vocabularies are a sixteenth of it. A configuration is
-read by code that makes lists as long as it says."""
+"""The largest whole number of any other name: the widest layers and largest vocabularies are a sixteenth of it. Code that reads a
+configuration makes lists as long as it says."""
 
 MOST_BUFFERS = GIB
 """Bytes of tables that a model computes for itself, beside its state: positions' angles, masks."""
@@ -79,7 +79,7 @@ def changed_names(state: StateFile, known: Collection[str]) -> tuple[str, ...]:
 
 
 def check_numbers(model_dir: Path) -> None:
-    """Refusal when config.json has a number that no model has: it is read before the weights are known, and may be a stranger's."""
+    """Refusal when config.json has a number that no model has: it may be a stranger's."""
     try:
         values = json.loads((model_dir / "config.json").read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -176,8 +176,7 @@ async def _one_link(network: Any, kind: str, ticket: Ticket, text: str, share: i
                 await channel.aclose("bye")
 
 
-async def main(kind: str, count: int, path: Path) -> None:
-    text = path.read_text().strip()
+async def main(kind: str, count: int, text: str) -> None:
     ticket = read_ticket(text)
     async with trio.open_nursery() as nursery:
         for number in range(count):
@@ -185,4 +184,4 @@ async def main(kind: str, count: int, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    trio.run(main, sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+    trio.run(main, sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]).read_text().strip())

@@ -1,5 +1,5 @@
-"""A hostile learner's descriptor against a node's engine: what of it is read, run and built. Tokenizers and templates are data that a
-node keeps and never opens; numbers of config.json are checked before anything is made by them."""
+"""A hostile learner's descriptor against a node's engine: what of it is read, run and built. Tokenizers and templates are data
+that a node keeps and never opens; numbers of config.json are checked before anything is made by them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def hostile(world: World, folder: Path, config: dict[str, Any], **files: bytes) 
 def test_a_configuration_of_another_model(world: World, tmp_path: Path, config: dict[str, Any]) -> None:
     folder = hostile(world, tmp_path / "model", config)
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, process_time()
-    with pytest.raises(Exception) as refused:  # noqa: PT011
+    with pytest.raises(Exception) as refused:
         world.make().load(folder, world.states[Version(0, 0)])
     took, grown = process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert took < MOST_S and grown < MOST_KIB, f"{took:.1f} s, {grown} KiB, {refused.value!r:.200}"

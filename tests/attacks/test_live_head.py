@@ -146,14 +146,12 @@ async def attacked(tmp_path: Path, kind: str, count: int, log: list[int]) -> tup
                 assert strangers.poll() is None
                 check()
             grown, written = me.memory_info().rss - memory, folder_bytes(folder) - disk + sum(log)
-            def told(seen: Seen) -> str:
-                return f"{seen.cpu:.0%} of a core, starved {seen.starved:.0%}"
-
-            print(f"{kind} {count}: {under.steps_per_s:.2f} of {alone.steps_per_s:.2f} steps/s; longest turn {under.turn_s:.3f} s "
-                  f"(at first {begun.turn_s:.3f}, alone {alone.turn_s:.3f}), step {under.step_s:.3f} s of {under.step_of}; "
-                  f"woken {under.late_s:.2f} s late (at first {begun.late_s:.2f}, alone {alone.late_s:.2f}); {told(under)} (alone {told(alone)}); "
-                  f"{grown >> 10} KiB more memory, {written >> 10} KiB written, {len(real.head.nodes)} links, "
-                  f"{real.head.refusals} refusals, "
+            head = real.head
+            print(f"{kind} {count}: {under.steps_per_s:.2f} of {alone.steps_per_s:.2f} steps/s; longest turn "
+                  f"{under.turn_s:.3f} s (at first {begun.turn_s:.3f}, alone {alone.turn_s:.3f}), woken {under.late_s:.2f} s "
+                  f"late (at first {begun.late_s:.2f}, alone {alone.late_s:.2f}); {under.cpu:.0%} of a core, starved "
+                  f"{under.starved:.0%} (alone {alone.cpu:.0%}, {alone.starved:.0%}); {grown >> 10} KiB more memory, "
+                  f"{written >> 10} KiB written, {len(head.nodes)} links, {head.refusals} refusals, "
                   f"load {os.getloadavg()[0]:.0f}")  # fmt: skip
             assert grown < GROWN and written < WRITTEN
             assert real.rollouts.journal.counts().trajectories.lost == 0

@@ -3,6 +3,8 @@ honest nodes take for a version, beside how long they take alone. Real agents in
 
 from __future__ import annotations
 
+from statistics import fmean
+
 import pytest
 import trio
 
@@ -18,13 +20,13 @@ TRICKLE_S = 4.0
 HONEST = 3
 
 LEAST = 0.7
-"""Share of the honest nodes' own pace that versions must keep from 30 s on."""
+"""Versions from 30 s on take at most so much longer than among the honest nodes alone, as a factor."""
 
 STEP_S = 5.0
-"""Seconds of a learner's step: a version is wanted within one. That of the small demo is shorter, those of real models longer."""
+"""Seconds from one version to the next."""
 
 UPLINK = 200_000
-"""Bytes a second of the head: a version's 80 KiB take half a second if each goes out once, three times as long if it goes to each."""
+"""Bytes a second of the head: a version's 80 KiB take half a second if they go out once."""
 
 
 class Known(RefusalCounts):
@@ -62,8 +64,8 @@ class Versions:
 async def relay(swarm: SwarmUnderTest, number: int, honest: set[str], pause_s: float) -> None:
     """A real node, but for what it sends to the honest ones."""
     node = await swarm.start_node(number)
-    pump = node.agent.swarm.exchange._pump
-    send = pump._send
+    pump = node.agent.swarm.exchange._pump  # what it sends is late, whatever it says
+    send = pump._send  # the same
 
     async def late(peer, job) -> None:
         if peer.name in honest:
@@ -73,8 +75,8 @@ async def relay(swarm: SwarmUnderTest, number: int, honest: set[str], pause_s: f
     pump._send = late  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("count", [1, 8, 60] if NIGHTLY else [1, 8])
-@pytest.mark.parametrize("pause_s", [TRICKLE_S, 1e6], ids=["trickles", "withholds"])
+@pytest.mark.parametrize("count", [1, 8, 60] if NIGHTLY else [8])
+@pytest.mark.parametrize("pause_s", [TRICKLE_S, 1e6] if NIGHTLY else [TRICKLE_S], ids=str)
 async def test_versions_come_as_they_did(
     tmp_path, autojump_clock, count: int, pause_s: float, everybody_trusted: bool = False
 ) -> None:
@@ -86,7 +88,7 @@ async def test_versions_come_as_they_did(
         swarm.switch.set_node(swarm.head_identity.peer_id, uplink=UPLINK)
         versions = Versions(swarm, honest)
         await head.until_installed(versions.honest, Version(1, 1))
-        alone = await versions.arrive(6)
+        alone = await versions.arrive(4)
         for i in range(count):
             await relay(swarm, 20 + i, set(versions.honest), pause_s)
         began, probe = trio.current_time(), LoopProbe()
@@ -94,11 +96,10 @@ async def test_versions_come_as_they_did(
         while trio.current_time() < began + 30:
             first += await versions.arrive(1)
         trio.lowlevel.add_instrument(probe)
-        under = await versions.arrive(6)
+        under = await versions.arrive(4)
         trio.lowlevel.remove_instrument(probe)
         assert all(peer in head.links for peer in versions.honest)
-        pace = len(under) / sum(max(STEP_S, t) for t in under) * STEP_S
-        print(f"{count} relays: {max(alone):.2f} s alone; at first {max(first):.2f} s, then {[round(t, 2) for t in under]}: "
-              f"{pace:.2f} versions a step; longest step {probe.step_s:.3f} s of {probe.step_of}")  # fmt: skip
-        assert max(alone) < STEP_S and pace >= LEAST
+        print(f"{count} relays: {fmean(alone):.2f} s alone (at most {max(alone):.2f}); at first {max(first):.2f} s, "
+              f"then {fmean(under):.2f} s (at most {max(under):.2f}); longest step {probe.step_s:.3f} s")  # fmt: skip
+        assert fmean(under) <= fmean(alone) / LEAST
         assert probe.step_s < 0.5

@@ -1,5 +1,5 @@
-"""What was right in an epoch that is over, said again to the head that was started anew: memberships, tokens, statuses, and versions.
-And readers who never read: what a head keeps for them."""
+"""What was right in an epoch that is over, said again to a head that was started anew: memberships, tokens, statuses. And readers
+who never read: what a head keeps for them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_an_epoch_that_is_over_said_again(tmp_path, autojump_clock, count:
 
 @MANY_STRANGERS
 async def test_readers_who_never_read(tmp_path, autojump_clock, count: int) -> None:
-    """They ask for all that there is, and take nothing of it: what waits for each of them is bounded, and nobody waits with them."""
+    """They ask for all that there is, and take nothing of it: what waits for them is bounded, and nobody waits with them."""
     async with open_head(tmp_path / "look", standing={}, wall=wall) as bench:
         mids = list(bench.head.swarm.transfers)
     asks = [frame(GetCatalog()), frame(GetParts(b"unknown")), *(frame(Subscribe(m, b"")) for m in mids)]
@@ -78,7 +78,7 @@ async def test_readers_who_never_read(tmp_path, autojump_clock, count: int) -> N
             way = HEAD.peer_id, self.who.peer_id
             self.bench.switch.stall(*way)
             try:
-                await super()._link(*link)
+                await super()._link(*link)  # of the tests' own class
             finally:
                 self.bench.switch.resume(*way)
 

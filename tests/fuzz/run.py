@@ -18,8 +18,8 @@ from tests.fuzz.mutating import mutate
 from tests.fuzz.targets import REFUSALS, Target, targets
 
 SLOW_S, LARGE_KIB = 0.05, 64 * 1024
-"""The longest that one input may take, in seconds of a core, and the most memory that it may add to the process, in KiB. Seconds of
-a core, for other programs may share the machine."""
+"""The longest that one input may take, in seconds of a core (other programs may share the machine), and the most memory that it
+may add to the process, in KiB."""
 
 TURNS = {"messages": 3000, "part": 100, "header": 30, "table": 30, "record": 10, "seal": 10}
 TURN = 60

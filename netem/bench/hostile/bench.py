@@ -1,4 +1,4 @@
-"""`shoal bench hostile`: what a third of hostile capacity does to a run's reward, beside the honest nodes alone and all-honest."""
+"""`shoal bench hostile`: what a third of hostile capacity does to a run's reward, beside runs without."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CASES: Mapping[str, tuple[int, bool]] = {"hostile third": (2, True), "honest nod
 
 
 def bench_hostile(
-    cases: Sequence[str], seeds: Sequence[int], steps: int, settings: Sequence[str], results: Path, folder: Path | None,
+    cases: Sequence[str], seeds: Sequence[int], *, steps: int, settings: Sequence[str], results: Path, folder: Path | None,
     say: Callable[[str], None],
 ) -> dict[str, Any]:  # fmt: skip
     """Runs that `results` has are not run again. What `shoal bench hostile --json` prints."""
@@ -54,11 +54,12 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     cases = {}
     for case in dict.fromkeys(r["case"] for r in rows):
         these = [r for r in rows if r["case"] == case]
+        final, last = ([r[key] for r in these] for key in ("final_sampled", "reward_last"))
         cases[case] = {
             "seeds": [r["seed"] for r in these],
-            "final_sampled": [r["final_sampled"] for r in these], "final_sampled_mean": str(interval([r["final_sampled"] for r in these])),
+            "final_sampled": final, "final_sampled_mean": str(interval(final)),
             "final_greedy_mean": str(interval([r["final_greedy"] for r in these])),
-            "reward_last": [r["reward_last"] for r in these], "reward_last_mean": str(interval([r["reward_last"] for r in these])),
+            "reward_last": last, "reward_last_mean": str(interval(last)),
             "step_s": fmean(r["train_s"] / max(1, r["steps"] - 1) for r in these),
             "honest_expelled": sum(r["expelled"].get("honest", 0) for r in these),
         }  # fmt: skip
@@ -74,7 +75,8 @@ def _cheats(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         of_each = [r["identities"][name][: r["expelled"].get(name, 0)] for r in rows]
         until = sorted(n for these in of_each for n in these)
         found[name] = {
-            "share": sum(r["tokens"].get(name, 0) for r in rows) / total, "identities": sum(len(r["identities"][name]) for r in rows),
+            "share": sum(r["tokens"].get(name, 0) for r in rows) / total,
+            "identities": sum(len(r["identities"][name]) for r in rows),
             "expelled": sum(r["expelled"].get(name, 0) for r in rows),
             "tokens_until_median": until[len(until) // 2] if until else None, "tokens_until_most": until[-1] if until else None,
         }  # fmt: skip

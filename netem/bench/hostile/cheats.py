@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,6 +26,14 @@ VOCABULARY = 40
 
 COPIES = 4
 """One answer in so many is made, the others are copies of one that was."""
+
+
+class Whole(NamedTuple):
+    """All tokens of an answer, after its request's prefix, and what is claimed of them."""
+
+    ids: Sequence[int]
+    logprobs: Sequence[float]
+    finish: str = "length"
 
 
 class RogueCore(EngineCore):
@@ -45,17 +53,18 @@ class RogueCore(EngineCore):
         self.honest.load(model_dir, state)
 
     def add(self, request: Generate) -> None:
-        ids, logprobs = self.whole(request)
-        self.answer(request, ids, logprobs, "length")
+        self.answer(request, self.whole(request))
 
-    def whole(self, request: Generate) -> tuple[Sequence[int], Sequence[float]]:
-        """All tokens of an answer that costs nothing to make, after the prefix of `request`, and what they claim."""
+    def whole(self, request: Generate) -> Whole:
+        """An answer that costs nothing to make."""
         raise NotImplementedError
 
-    def answer(self, request: Generate, ids: Sequence[int], logprobs: Sequence[float], finish: str) -> None:
+    def answer(self, request: Generate, answer: Whole) -> None:
         """At once, and to the end."""
-        start = len(request.prefix_ids)
-        self._made.append(TokenEvent.of(request.request_id, start, ids, logprobs, self.version, finish))
+        made = TokenEvent.of(
+            request.request_id, len(request.prefix_ids), answer.ids, answer.logprobs, version=self.version, finish=answer.finish
+        )
+        self._made.append(made)
 
     def step(self) -> list[TokenEvent]:
         made, self._made = self._made, []
@@ -95,16 +104,21 @@ def _left(request: Generate) -> int:
 
 
 class Constant(RogueCore):
-    def whole(self, request: Generate) -> tuple[Sequence[int], Sequence[float]]:
-        return [7] * _left(request), [CONSTANT_LOGPROB] * _left(request)
+    """One token over and over, said to be all but impossible."""
+
+    def whole(self, request: Generate) -> Whole:
+        return Whole([7] * _left(request), [CONSTANT_LOGPROB] * _left(request))
 
 
 class RandomTokens(RogueCore):
-    def whole(self, request: Generate) -> tuple[Sequence[int], Sequence[float]]:
+    """Tokens drawn at random, with the log probabilities of such."""
+
+    def whole(self, request: Generate) -> Whole:
+        """Without a stop token: it is as long as may be."""
         stops = set(request.stop_ids)
         ids = [int(i) for i in self.chance.integers(3, VOCABULARY, _left(request)) if int(i) not in stops]
         ids += [next(i for i in range(3, VOCABULARY) if i not in stops)] * (_left(request) - len(ids))
-        return ids, [-math.log(VOCABULARY)] * len(ids)
+        return Whole(ids, [-math.log(VOCABULARY)] * len(ids))
 
 
 class Copied(RogueCore):
@@ -113,28 +127,29 @@ class Copied(RogueCore):
     def __init__(self, honest: EngineCore, seed: int) -> None:
         super().__init__(honest, seed)
         self._asked, self._growing = 0, dict[str, list[TokenEvent]]()
-        self._answer: tuple[tuple[int, ...], list[float], str] | None = None
+        self._answer: Whole | None = None
 
     def add(self, request: Generate) -> None:
+        """Every COPIES-th is made, the others are answered at once."""
         self._asked += 1
         if self._answer is None or request.prefix_ids or self._asked % COPIES == 0:
             self.honest.add(request)
             if not request.prefix_ids:
                 self._growing[request.request_id] = []
             return
-        ids, logprobs, finish = self._answer
-        left = _left(request)
-        self.answer(request, ids[:left], logprobs[:left], finish if len(ids) <= left else "length")
+        (ids, logprobs, finish), left = self._answer, _left(request)
+        self.answer(request, Whole(ids[:left], logprobs[:left], finish if len(ids) <= left else "length"))
 
     def told(self, event: TokenEvent) -> TokenEvent:
+        """What is made is kept as the next answer to copy."""
         grown = self._growing.get(event.request_id)
         if grown is not None:
             grown.append(event)
             if event.finish:
                 del self._growing[event.request_id]
             if event.finish in ("stop", "length"):
-                ids = tuple(i for e in grown for i in e.ids)
-                self._answer = ids, [float(x) for e in grown for x in e.logprobs], event.finish
+                ids = [i for e in grown for i in e.ids]
+                self._answer = Whole(ids, [float(x) for e in grown for x in e.logprobs], event.finish)
         return event
 
 

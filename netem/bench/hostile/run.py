@@ -1,4 +1,4 @@
-"""One run of `shoal bench hostile`: the demo's small model through real processes over loopback, with nodes that cheat among them.
+"""One run of `shoal bench hostile`: the demo's model through real processes over loopback, with nodes that cheat among them.
 
 A cheat that is expelled comes again as somebody else: the run's ticket brings any number of identities. Must not know other runs.
 """
@@ -67,7 +67,7 @@ class Cheat:
     again_at: float = 0.0
 
 
-class Running:
+class HostileSwarm:
     """The run's processes. Leaving its `with` block ends them."""
 
     def __init__(self, run: HostileRun, folder: Path, say: Callable[[str], None]) -> None:
@@ -80,7 +80,7 @@ class Running:
         self._read = 0
         self._taps: list[list[Any]] = []
 
-    def __enter__(self) -> Running:
+    def __enter__(self) -> HostileSwarm:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -181,14 +181,16 @@ class Running:
         final = self.children.result("final")
         return {
             "steps": len(rows), "reward_last": fmean(r["exact/mean"] for r in rows[-last:]),
-            "reward": [round(r["exact/mean"], 3) for r in rows], "final_sampled": final["sampled"], "final_greedy": final["greedy"],
+            "reward": [round(r["exact/mean"], 3) for r in rows],
+            "final_sampled": final["sampled"], "final_greedy": final["greedy"],
             "tokens": dict(tokens), "expelled": dict(expelled),
             "identities": {c.name: [per_identity[p] for p in c.peers] for c in self.cheats},
-            "seconds": round(seconds, 1), "train_s": round(rows[-1]["time"] - rows[0]["time"], 1), "load": [load, os.getloadavg()[0]],
+            "seconds": round(seconds, 1), "train_s": round(rows[-1]["time"] - rows[0]["time"], 1),
+            "load": [load, os.getloadavg()[0]],
         }  # fmt: skip
 
 
 def hostile_run(run: HostileRun, folder: Path, say: Callable[[str], None]) -> Mapping[str, Any]:
     """Its result. The folder is left as it is."""
-    with Running(run, folder, say) as running:
+    with HostileSwarm(run, folder, say) as running:
         return running.go()

@@ -1,4 +1,4 @@
-"""`python -m netem.bench.hostile.watched LOG learner ...`: the `shoal` command, with what its head learns of nodes written to LOG.
+"""`python -m netem.bench.hostile.watched LOG learner ...`: the `shoal` command, with what its head learns of nodes in LOG.
 
 One JSON line each; times are CLOCK_MONOTONIC:
 
@@ -21,7 +21,7 @@ EXPELLED = "node %s is expelled: "
 """How the head's log line about it begins, before its arguments are put in."""
 
 
-class Watch(logging.Handler):
+class NodeWatch(logging.Handler):
     """Writes expulsions down."""
 
     def __init__(self, log: int) -> None:
@@ -38,7 +38,7 @@ class Watch(logging.Handler):
 
 def watch(log: int) -> None:
     """From here on this process writes down what its head learns of nodes."""
-    handler, trained_on = Watch(log), Trust.trained_on
+    handler, trained_on = NodeWatch(log), Trust.trained_on
     logging.getLogger("shoal.head").addHandler(handler)
 
     def trained(self: Trust, by_node: object) -> None:
