@@ -139,6 +139,7 @@ class Swarm(LinkOwner):
             now=now, wall=wall, on_refusal=self.on_refusal, policy=policy,
         )  # fmt: skip
         self.exchange = self._new_exchange()
+        self.exchange.entrusts = lambda peer: self.conduct.passes_on(peer)
         """with everybody but those who are kept apart"""
         self.transfers: Mapping[bytes, Transfer] = self.exchange.transfers
         """the transfers here, by manifest id; their traffic does not count who is kept apart"""

@@ -145,6 +145,11 @@ class Trust(NodeConduct, PeerConduct):
 
     # ---- what follows
 
+    def passes_on(self, peer: str) -> bool:
+        """A stranger passes nothing on while somebody proven is there: whoever withholds what others wait for would hold up each
+        version by the seconds until they ask elsewhere."""
+        return not self._proven_here or self.standing.proven(peer)
+
     def credible(self, peer: str) -> bool:
         if self.standing.proven(peer):
             return True

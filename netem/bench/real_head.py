@@ -6,7 +6,7 @@ Must not know what is measured, nor who the nodes are.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,9 @@ from p2p.identity import Identity
 from p2p.membership.admission import make_ticket
 from p2p.weights.encode import encode_version
 from p2p.weights.state import FlatState
+
+EVERYBODY_TRUSTED: Mapping[str, Any] = {"trusted": ["*"]}
+"""For what measures a head at work, and not how strangers become proven."""
 
 LOOK_S = 0.02
 """Seconds between two looks at what is waited for."""
@@ -109,14 +112,14 @@ class RealHead:
 
 @asynccontextmanager
 async def open_real_head(
-    folder: Path, run: str, settings: RolloutSettings, *, length: int, vocabulary: int
-) -> AsyncIterator[RealHead]:
+    folder: Path, run: str, settings: RolloutSettings, *, length: int, vocabulary: int,
+    standing: Mapping[str, Any] = EVERYBODY_TRUSTED,
+) -> AsyncIterator[RealHead]:  # fmt: skip
     """A head whose run is called `run`, with its files in `folder`. `length`: of a prompt; `vocabulary`: token ids are below
-    it."""
+    it; `standing`: that section of its configuration."""
     from p2p.channel.libp2p import open_libp2p_network
 
-    standing = {"trusted": ["*"]}  # what is measured is a head at work, and not how strangers become proven
-    values = {"run_dir": str(folder), "model": "none", "external_trainer": True, "standing": standing}
+    values = {"run_dir": str(folder), "model": "none", "external_trainer": True, "standing": dict(standing)}
     config = build_config(values, "bench")
     identity = Identity.from_seed(f"head of {run}".encode().ljust(32, b"."))
     with Journal.open(folder / "journal.sqlite", run) as journal:

@@ -23,6 +23,10 @@ from node.engine.pipe import METHODS, Call, CallRefused, Credit, Events, Failed,
 from node.engine.port import EngineBroken, EngineCore
 from p2p.errors import Refusal
 
+MOST_LOG, KEPT_LOG = 16 << 20, 1 << 20
+"""Bytes of an engine's log from which on the next engine keeps the last of it, and how much. What an engine writes is its own, as
+it is; nobody bounds it while it runs."""
+
 EVENT_WINDOW = 64
 """Event batches, one for each step, that may be sent and not yet taken: 0.2 s at the fastest step measured, 3 ms."""
 
@@ -117,11 +121,24 @@ class EngineChild:
         self._send(Reply(call.id, call.method, value))
 
 
+def _shorten(log: Path) -> None:
+    """Keep the end of a long log."""
+    with suppress(FileNotFoundError):
+        if log.stat().st_size > MOST_LOG:
+            with log.open("rb+") as file:
+                file.seek(-KEPT_LOG, os.SEEK_END)
+                kept = file.read()
+                file.seek(0)
+                file.write(kept)
+                file.truncate()
+
+
 def main(argv: list[str]) -> int:
     """FD KIND SETTINGS(JSON). Exit status 0 when the agent closed, 1 when the engine broke."""
     fd, kind, settings = int(argv[0]), argv[1], json.loads(argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C goes to the whole group; the agent ends us in order
     if log := settings.pop("log", ""):
+        _shorten(Path(log))
         out = os.open(Path(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(out, 1)
         os.dup2(out, 2)

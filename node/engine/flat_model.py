@@ -7,6 +7,7 @@ duplicates (a tied weight once, under the name that call gives) and the persiste
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,20 @@ from transformers.initialization import no_init_weights
 from node.engine.port import StateFile
 from p2p.errors import Refusal
 from p2p.layout import Layout
+from p2p.limits import GIB, MAX_TENSORS
+
+COUNTED = ("layer", "expert", "head", "block", "depth", "stage")
+"""Words in the name of a number of config.json that counts parts of a model. No model has more parts than a state has tensors."""
+
+UNBUILT = ("rope", "theta", "factor", "position", "length", "window", "token", "seed")
+"""Words in the name of a number of config.json that nothing is built by, or what is counted by `check_size`."""
+
+MOST = 1 << 24
+"""The largest whole number of any other name: the widest layers and largest vocabularies are a sixteenth of it. Code that reads a
+configuration makes lists as long as it says."""
+
+MOST_BUFFERS = GIB
+"""Bytes of tables that a model computes for itself, beside its state: positions' angles, masks."""
 
 
 def state_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -63,12 +78,49 @@ def changed_names(state: StateFile, known: Collection[str]) -> tuple[str, ...]:
     return names
 
 
+def check_numbers(model_dir: Path) -> None:
+    """Refusal when config.json has a number that no model has: it may be a stranger's."""
+    try:
+        values = json.loads((model_dir / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return  # whoever reads it as a configuration says what is wrong with it
+    waiting: list[tuple[str, object]] = [("", values)]
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += value.items()
+        elif isinstance(value, list):
+            waiting += [(name, one) for one in value]
+        elif isinstance(value, int) and not any(word in name for word in UNBUILT):
+            most = MAX_TENSORS if any(word in name for word in COUNTED) else MOST
+            if abs(value) > most:
+                raise Refusal(f"config.json: {name[:80]} is {value:.3g}, over {most}: there is no such model")
+
+
+def check_size(config: Any, layout: Layout, attention: str) -> None:
+    """Refusal when the model of this configuration is larger than the state that it is to be filled from: found out without
+    memory for either."""
+    text = config.get_text_config()
+    layers = int(getattr(text, "num_hidden_layers", 0) or 0)
+    if layers > len(layout.tensors):
+        raise Refusal(f"config.json has {layers} layers, and the state {len(layout.tensors)} tensors")
+    model = build_model(config, device=torch.device("meta"), dtype=torch.float32, attention=attention)
+    tensors = state_tensors(model)
+    values, have = sum(t.numel() for t in tensors.values()), sum(s.nbytes // s.itemsize for s in layout.tensors)
+    if values > have:
+        raise Refusal(f"the model of config.json has {values} values, and the state {have}")
+    tables = sum(b.numel() * b.element_size() for name, b in model.named_buffers() if name not in tensors)
+    if tables > MOST_BUFFERS:
+        raise Refusal(f"the model of config.json keeps tables of {tables} bytes, over {MOST_BUFFERS}")
+
+
 def read_config(model_dir: Path) -> Any:
     """The folder's configuration. Refusal when it is unreadable, or of a model that cannot generate."""
+    check_numbers(model_dir)
     try:
         config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise Refusal(f"model folder {model_dir}: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # whatever transformers raises at a file that a stranger may have written
+        raise Refusal(f"model folder {model_dir}: {(str(error).splitlines() or [type(error).__name__])[0]}") from error
     if config.is_encoder_decoder:
         raise Refusal(f"{config.model_type} is an encoder-decoder, not a causal LM")
     return config

@@ -20,6 +20,7 @@ from node.engine.flat_model import (
     build_model,
     changed_names,
     check_layout,
+    check_size,
     compute_dtype,
     context_length,
     fill,
@@ -63,6 +64,7 @@ class TransformersCore(SlotCore):
         device = torch.device("cuda" if use_cuda else "cpu")
         dtype = getattr(torch, compute_dtype(state, settings.dtype, on_cpu=not use_cuda))
         config = load_config(model_dir, settings.max_context)
+        check_size(config, state.layout, settings.attention)
         model = build_model(config, device=device, dtype=dtype, attention=settings.attention)
         adapter, tensors = read_adapter(model_dir, state.layout), state_tensors(model)
         if adapter is not None:

@@ -65,6 +65,8 @@ class ExchangeCore:
         self.answers = ReplyBudget()
         """what peers may still ask for; it outlives their links"""
         self.policy = policy
+        self.entrusts: Callable[[str], bool] = lambda peer: True
+        """whether a peer is handed chunks to pass on; asked at the source alone"""
         self._memory: dict[str, float] = {}
         self._places: PeerPlaces | None = None
         self._pump = self._make_pump()
@@ -234,6 +236,7 @@ class ExchangeCore:
         session = Session(
             me=self.me, source=None if self.is_source else self.head, now=now, policy=self.policy,
             chunk_bytes=manifest.header.chunk_bytes, memory=self._memory, places=self._places,
+            entrusts=self.entrusts if self.is_source else None,
         )  # fmt: skip
         transfer = self.transfers[manifest.mid] = Transfer(manifest, session, Traffic(), wanted)
         opened, self._opened = self._opened, []

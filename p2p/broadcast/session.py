@@ -11,7 +11,7 @@ announced it, from the source only when no other peer has it. Late joiners only 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from p2p.broadcast.chunkset import BitView, ChunkSet, bits_of
@@ -71,6 +71,7 @@ class Session:
     `catching`: pull at once from whoever has chunks (a joiner fetching an old manifest) instead of awaiting pushes.
     `places`: which groups the peers are in; None while all are one. `arrange` replaces it when that changes.
     `memory`: what the policy remembers of peers from one manifest to the next; shared by a peer's sessions.
+    `entrusts`: whether chunks are handed to a peer to pass on; asked at the source.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Session:
         chunk_bytes: int = MAX_CHUNK,
         memory: dict[str, float] | None = None,
         places: PeerPlaces | None = None,
+        entrusts: Callable[[str], bool] | None = None,
     ) -> None:
         self.me, self.source, self.catching, self.chunk_bytes = me, source, catching, chunk_bytes
         self.is_source = source is None
@@ -96,7 +98,8 @@ class Session:
         self.pace = 0.0
         """bytes/s that leave this peer at most, as its owner measures; 0 for unknown"""
         self.lagging: set[str] = set()
-        """peers that fell behind the others: leaves, for as long as that lasts"""
+        """peers that fell behind the others, or that nothing is entrusted to: leaves, for as long as that lasts"""
+        self._entrusts = entrusts
         self._middle_at = -1e18
         self._middle: deque[tuple[float, int]] = deque()
         self._pulls = Pulls(source, now, places)
@@ -144,6 +147,8 @@ class Session:
         if new:
             entry = self._peers[peer] = _Peer(peer)
             self._pulls.join(peer, entry.has)
+            if self._entrusts is not None and not self._entrusts(peer):
+                self.lagging.add(peer)
             self._policy.joined(peer, now)
         if have:
             self.peer_has(peer, have, now)
@@ -295,19 +300,21 @@ class Session:
         self._policy.tick(now)
 
     def _see_who_lags(self, now: float) -> None:
-        counts = sorted(len(p.has) for p in self._peers.values() if p.name != self.source)
-        if counts:
+        peers = [p for p in self._peers.values() if p.name != self.source]
+        leaves = set[str]() if self._entrusts is None else {p.name for p in peers if not self._entrusts(p.name)}
+        counts = sorted(len(p.has) for p in peers if p.name not in leaves)
+        if not counts:
+            self.lagging = leaves
+        else:
             middle = self._middle
             middle.append((now, counts[len(counts) // 2]))
             while len(middle) > 1 and now - middle[1][0] >= LAG_S:
                 middle.popleft()
             then = middle[0][1]
             if counts[0] + LAG_CHUNKS >= then:
-                self.lagging = set()
+                self.lagging = leaves
                 return
-            self.lagging = {
-                p.name for p in self._peers.values() if p.name != self.source and len(p.has) + LAG_CHUNKS < then
-            }  # fmt: skip
+            self.lagging = leaves | {p.name for p in peers if len(p.has) + LAG_CHUNKS < then}
 
     def next(self, ready: Sequence[str], now: float) -> Push | None:
         """What to hand to one of `ready` (peers whose channel has room, the one served longest ago first) now;

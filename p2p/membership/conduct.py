@@ -29,6 +29,9 @@ class PeerConduct(Protocol):
     def barred_s(self, peer: str, now: float) -> float:
         """Seconds for which it may not come; 0 when it may."""
 
+    def passes_on(self, peer: str) -> bool:
+        """Whether the source hands it chunks that others are to get through it."""
+
 
 class RefusalCounts(PeerConduct):
     """By what is refused alone. Terms are kept in `banned`."""
@@ -55,3 +58,7 @@ class RefusalCounts(PeerConduct):
 
     def barred_s(self, peer: str, now: float) -> float:
         return self._banned.left_s(peer, now)
+
+    def passes_on(self, peer: str) -> bool:
+        """Nothing is known of it but refusals."""
+        return True

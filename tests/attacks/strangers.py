@@ -23,8 +23,9 @@ from tests.swarm.test_head import HEAD, Bench, good, publish
 class Stranger:
     """One identity."""
 
-    def __init__(self, bench: Bench, number: int) -> None:
-        self.bench, self.who = bench, Identity.from_seed(number.to_bytes(4, "big") * 8)
+    def __init__(self, bench: Bench, number: int, proof: bytes = b"") -> None:
+        """`proof`: its membership; without one it gets what the head gives today."""
+        self.bench, self.who, self.proof = bench, Identity.from_seed(number.to_bytes(4, "big") * 8), proof
         self.admitted = self.sent_bytes = self.heard_bytes = self.said = 0
         """links that the head let it have, and bytes and messages of it"""
 
@@ -33,7 +34,7 @@ class Stranger:
     ) -> None:
         """For ever: link, say all of `frames` over and over, until the head closes; link again, `again_s` later. With `stay_s` it
         goes by itself after so long."""
-        proof = sign_membership(HEAD, Membership(RUN, self.bench.head.epoch, self.who.peer_id, int(WALL + 1e6)))
+        proof = self.proof or sign_membership(HEAD, Membership(RUN, self.bench.head.epoch, self.who.peer_id, int(WALL + 1e6)))
         async with self.bench.switch.network(self.who.peer_id) as network:
             while True:
                 try:

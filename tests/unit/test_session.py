@@ -566,3 +566,26 @@ def test_a_peer_that_never_acknowledges_is_handed_no_more_than_the_window_and_ot
         got["deaf"].update(drain(session, "deaf", now))
         now += 1.0
     assert got["deaf"] == set(range(200))
+
+
+def test_who_is_not_entrusted_with_chunks_gets_them_and_passes_none_on() -> None:
+    """As one that lags: after the others, and without a duty; also when it asks for a chunk first."""
+    session = Session(me="head", source=None, now=0.0, entrusts=lambda peer: peer != "stranger")
+    for peer in ("stranger", "a", "b"):
+        session.join(peer, (), 0.0)
+    session.learn(range(4), 0.0)
+    for chunk in range(4):
+        session.hold(chunk, None, duty=0, now=0.0)
+    session.close(4)
+    session.peer_wants("stranger", (3,), 0.0)
+    duties: dict[str, list[int]] = {"stranger": [], "a": [], "b": []}
+    now = 0.0
+    for _ in range(400):
+        now += 0.05
+        session.tick(now)
+        while (push := session.next(("stranger", "a", "b"), now)) is not None:
+            duties[push.peer].append(push.duty)
+            session.peer_has(push.peer, (push.chunk,), now)
+    assert duties["stranger"] and not any(duties["stranger"])
+    assert any(duties["a"]) and any(duties["b"])
+    assert session.lagging == {"stranger"}

@@ -246,8 +246,8 @@ class Seeding(Policy):
         return relieved
 
     def claim(self, peer: str, chunk: int, now: float) -> int:
-        """A chunk that nobody was given yet makes who asked for it its distributor."""
-        if chunk in self._unseeded and peer in self._peers:
+        """A chunk that nobody was given yet makes who asked for it its distributor, unless it is a leaf."""
+        if chunk in self._unseeded and peer in self._peers and peer not in self._receivers.lagging:
             self._seeded(peer, chunk, now)
             return EVERYWHERE
         return 0
@@ -291,7 +291,7 @@ class Seeding(Policy):
         loads = []
         for place, peer in enumerate(ready):
             d = self._peers.get(peer)
-            if d is None or peer in self._lagging or now < d.spared_until:
+            if d is None or peer in self._lagging or peer in self._receivers.lagging or now < d.spared_until:
                 continue
             load = max(d.busy, len(d.out) / OUTSTANDING) / self._window(peer, d)
             if load < 1.0:

@@ -1,0 +1,187 @@
+"""`python -m tests.attacks.live_strangers KIND COUNT TICKET_FILE`: so many strangers at a real head, over sockets, until killed.
+
+Each has an identity of its own, comes with the run's ticket, and again as soon as it is let in.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from itertools import count as numbers
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from p2p.channel.libp2p import open_libp2p_network
+from p2p.channel.port import BULK, CONTROL, Channel
+from p2p.errors import ChannelClosed, Unreachable
+from p2p.identity import Identity
+from p2p.limits import PROTOCOL_VERSION
+from p2p.membership.admission import Ticket, read_ticket
+from p2p.protocol.generation import NodeStatus, Tokens
+from p2p.protocol.join import Hello, Welcome
+from p2p.protocol.messages import decode
+from p2p.protocol.rollout import TokenEvent
+from p2p.protocol.versions import Catalog, GetCatalog, GetParts, Have, Installed, Report, Subscribe, Want
+from p2p.protocol.wire import MANY, MAX_LINE, encode, encode_struct
+from p2p.version import Version
+
+PAUSE_S = 0.02
+"""Between two messages of a stranger, beside what the link itself makes it wait."""
+
+AGAIN_S = 0.2
+"""Until a stranger whose link ended dials again."""
+
+Say = Callable[["Link"], Awaitable[None]]
+
+
+class Link:
+    """Both channels of one stranger's link."""
+
+    def __init__(self, control: Channel, bulk: Channel, share: int) -> None:
+        self.control, self.bulk, self.share = control, bulk, share
+        """`share`: how many strangers there are, for those who divide a load among them"""
+
+    async def say(self, data: bytes) -> None:
+        await self.control.send(data)
+        await trio.sleep(PAUSE_S)
+
+    async def catalog(self) -> Catalog:
+        """Until the head says what can be fetched."""
+        while True:
+            message = decode(await self.control.receive())
+            if isinstance(message, Catalog):
+                return message
+
+
+async def _hear(link: Link) -> None:
+    """Take what comes, for ever."""
+    async def one(channel: Channel) -> None:
+        while True:
+            await channel.receive()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one, link.control)
+        nursery.start_soon(one, link.bulk)
+
+
+async def refused_runs(link: Link) -> None:
+    runs = tuple(TokenEvent.of(f"9{i}.0.0", 0, (1,), [-1.0], Version(1, 0)) for i in range(MANY // link.share))
+    data = encode(Tokens(runs))
+    while True:
+        await link.say(data)
+
+
+async def bad_lengths(link: Link) -> None:
+    data = encode_struct(["tokens", [["r", 0, b"1234", b"", [1, 1], "", ""]] * (8000 // link.share)])
+    while True:
+        await link.say(data)
+
+
+async def repeats(link: Link) -> None:
+    mid = (await link.catalog()).entries[-1].mid
+    while True:
+        await link.say(encode(Have(mid, (0,) * (MANY // link.share))))
+        await link.say(encode(Want(mid, (0,) * 256)))
+
+
+async def questions(link: Link) -> None:
+    while True:
+        await link.say(encode(GetCatalog()))
+        await link.say(encode(GetParts(os.urandom(16))))
+
+
+async def reports(link: Link) -> None:
+    for i in numbers():
+        await link.say(encode(Report(f"{i}", Version(1, 0), i, "x" * (MAX_LINE - 1))))
+
+
+async def slow_reader(link: Link) -> None:
+    """Asks for all that there is, and never takes it."""
+    entries = (await link.catalog()).entries
+    while True:
+        for entry in entries:
+            await link.say(encode(Subscribe(entry.mid, b"")))
+            await link.say(encode(Want(entry.mid, (0,))))
+            await link.say(encode(GetCatalog()))
+
+
+async def withholds(link: Link) -> None:
+    """Looks like a node that is ready, and takes work."""
+    entry = (await link.catalog()).entries[-1]
+    done = Installed(entry.version, entry.state_digest, 0.0, 0.0, 0.0, 0, 0)
+    await link.say(encode(done))
+    while True:
+        await link.say(encode(NodeStatus(True, entry.version, 0, 0, 64, 0, 0.0, 1, 1)))
+        await trio.sleep(0.5)
+
+
+async def comes_and_goes(link: Link) -> None:
+    await trio.sleep(0.1)
+
+
+async def silent(link: Link) -> None:
+    await trio.sleep_forever()
+
+
+DEAF = ("slow readers", "withholding")
+"""These read only what they want to."""
+
+KINDS: dict[str, Say] = {
+    "refused runs": refused_runs, "bad lengths": bad_lengths, "repeated chunks": repeats, "questions": questions,
+    "reports": reports, "slow readers": slow_reader, "withholding": withholds, "coming and going": comes_and_goes,
+    "silent": silent,
+}  # fmt: skip
+
+MIXED = "mixed"
+"""Stranger i is of the kind i modulo their number."""
+
+
+async def stranger(kind: str, number: int, count: int, ticket: Ticket, text: str) -> None:
+    """For ever."""
+    who = Identity.from_seed(b"stranger" + number.to_bytes(24, "big"))
+    share = count if kind != MIXED else 1
+    if kind == MIXED:
+        kind = list(KINDS)[number % len(KINDS)]
+    async with open_libp2p_network(who, []) as network:
+        while True:
+            try:
+                await _one_link(network, kind, ticket, text, share)
+            except* (ChannelClosed, Unreachable):
+                pass
+            await trio.sleep(AGAIN_S)
+
+
+async def _one_link(network: Any, kind: str, ticket: Ticket, text: str, share: int) -> None:
+    channels: list[Channel] = []
+    words = Hello(PROTOCOL_VERSION, ticket.run, text, b"", (), "stranger", "test", "")
+    try:
+        for of in (CONTROL, BULK):
+            channel = await network.open(ticket.head, list(ticket.addresses), of)
+            channels.append(channel)
+            await channel.send(encode(words))
+            if not isinstance(decode(await channel.receive()), Welcome):
+                return
+        link = Link(*channels, share)
+        async with trio.open_nursery() as nursery:
+            if kind not in DEAF and kind != "repeated chunks":
+                nursery.start_soon(_hear, link)
+            await KINDS[kind](link)
+            nursery.cancel_scope.cancel()
+    finally:
+        with trio.CancelScope(shield=True), trio.move_on_after(1):
+            for channel in channels:
+                await channel.aclose("bye")
+
+
+async def main(kind: str, count: int, text: str) -> None:
+    ticket = read_ticket(text)
+    async with trio.open_nursery() as nursery:
+        for number in range(count):
+            nursery.start_soon(stranger, kind, number, count, ticket, text)
+
+
+if __name__ == "__main__":
+    trio.run(main, sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]).read_text().strip())

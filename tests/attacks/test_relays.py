@@ -1,0 +1,105 @@
+"""Members who are handed chunks to pass on, say that they have them, and then send one every few seconds or none: how long the
+honest nodes take for a version, beside how long they take alone. Real agents in memory, on a mock clock."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+import pytest
+import trio
+
+from p2p.membership.conduct import RefusalCounts
+from p2p.version import Version
+from tests.attacks.probe import LoopProbe
+from tests.support.harness import HeadUnderTest, NodeUnderTest, SwarmUnderTest, changed_state, make_state, open_swarm
+from tests.support.nightly import NIGHTLY
+
+TRICKLE_S = 4.0
+"""Between two chunks of a relay: less than what a peer must be silent for to be taken for dead."""
+
+HONEST = 3
+
+LEAST = 0.7
+"""Versions from 30 s on take at most so much longer than among the honest nodes alone, as a factor."""
+
+STEP_S = 5.0
+"""Seconds from one version to the next."""
+
+UPLINK = 200_000
+"""Bytes a second of the head: a version's 80 KiB take half a second if they go out once."""
+
+
+class Known(RefusalCounts):
+    """As the head's own: strangers pass nothing on while somebody proven is there."""
+
+    def __init__(self, head: HeadUnderTest, proven: list[NodeUnderTest]) -> None:
+        super().__init__(head.swarm.peering.gate.banned)
+        self._proven = {n.peer for n in proven}
+
+    def passes_on(self, peer: str) -> bool:
+        return peer in self._proven
+
+
+class Versions:
+    """Publishes one after the other, each as soon as all honest nodes have the one before, but no oftener than each STEP_S."""
+
+    def __init__(self, swarm: SwarmUnderTest, honest: list[NodeUnderTest]) -> None:
+        self.swarm, self.honest, self.step, self.state = swarm, [n.peer for n in honest], 1, make_state(1)
+        swarm.head.publish(1, self.state)
+
+    async def arrive(self, count: int) -> list[float]:
+        """Seconds that each of so many took until the last honest node had it in place."""
+        took = []
+        for _ in range(count):
+            old, self.state = self.state, changed_state(self.state, self.step + 1)
+            began = trio.current_time()
+            self.swarm.head.publish(self.step + 1, self.state, base=self.step, old=old)
+            self.step += 1
+            await self.swarm.head.until_installed(self.honest, Version(1, self.step), 120)
+            took.append(trio.current_time() - began)
+            await trio.sleep(max(0.0, STEP_S - took[-1]))
+        return took
+
+
+async def relay(swarm: SwarmUnderTest, number: int, honest: set[str], pause_s: float) -> None:
+    """A real node, but for what it sends to the honest ones."""
+    node = await swarm.start_node(number)
+    pump = node.agent.swarm.exchange._pump  # what it sends is late, whatever it says
+    send = pump._send  # the same
+
+    async def late(peer, job) -> None:
+        if peer.name in honest:
+            await trio.sleep(pause_s)
+        await send(peer, job)
+
+    pump._send = late  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("count", [1, 8, 60] if NIGHTLY else [8])
+@pytest.mark.parametrize("pause_s", [TRICKLE_S, 1e6] if NIGHTLY else [TRICKLE_S], ids=str)
+async def test_versions_come_as_they_did(
+    tmp_path, autojump_clock, count: int, pause_s: float, everybody_trusted: bool = False
+) -> None:
+    async with open_swarm(tmp_path) as swarm:
+        head = await swarm.start_head()
+        honest = await swarm.start_nodes(HONEST)
+        if not everybody_trusted:
+            head.swarm.conduct = Known(head, honest)
+        swarm.switch.set_node(swarm.head_identity.peer_id, uplink=UPLINK)
+        versions = Versions(swarm, honest)
+        await head.until_installed(versions.honest, Version(1, 1))
+        alone = await versions.arrive(4)
+        for i in range(count):
+            await relay(swarm, 20 + i, set(versions.honest), pause_s)
+        began, probe = trio.current_time(), LoopProbe()
+        first = await versions.arrive(3)
+        while trio.current_time() < began + 30:
+            first += await versions.arrive(1)
+        trio.lowlevel.add_instrument(probe)
+        under = await versions.arrive(4)
+        trio.lowlevel.remove_instrument(probe)
+        assert all(peer in head.links for peer in versions.honest)
+        print(f"{count} relays: {fmean(alone):.2f} s alone (at most {max(alone):.2f}); at first {max(first):.2f} s, "
+              f"then {fmean(under):.2f} s (at most {max(under):.2f}); longest step {probe.step_s:.3f} s")  # fmt: skip
+        assert fmean(under) <= fmean(alone) / LEAST
+        assert probe.step_s < 0.5
