@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from math import inf
+from math import ceil, inf
 from typing import NamedTuple, Protocol
 
 from netem.networks.profile import Host
 from netem.simulator.flows import FlowNetwork
 from netem.simulator.wire import wire_bytes, zeros
 from p2p.broadcast.exchange_core import TICK_S
+from p2p.broadcast.pump import BURST
 from p2p.broadcast.pump_core import PumpCore
 from p2p.broadcast.transfer import Neighbour, Transfer
 from p2p.channel.stream import QUEUE_LIMIT
@@ -77,6 +78,8 @@ class SimPump(PumpCore):
         """(when, wire bytes that had left by then), at ticks of the last round trip"""
         self._delivered = 0.0
         self._asleep_until = -inf
+        self._smoothed, self._smoothed_at = 0.0, 0.0
+        """wire bytes that the kernel held back at that time, so that no burst leaves"""
 
     @property
     def at_rest(self) -> bool:
@@ -119,8 +122,16 @@ class SimPump(PumpCore):
         return self._wait_s(self._loop.network.uplink_backlog(self._loop.now, self._host.name))
 
     def _wait_s(self, backlog: int) -> float:
+        """What is under way and not held back by the kernel, which lets no connection go over BURST times the pace."""
+        self._smooth(0)
+        backlog = max(0, ceil(backlog - self._smoothed))
         limit = self._host.access.queue
         return (min(8 * backlog / self.up, limit) if self.up > 0 else limit) if backlog else 0.0
+
+    def _smooth(self, handed: int) -> None:
+        now = self._loop.now
+        left = (now - self._smoothed_at) * BURST * self.uplink.pace * self._heads
+        self._smoothed, self._smoothed_at = max(0.0, self._smoothed - left) + handed, now
 
     # --- what leaves -------------------------------------------------------------------------------------------------
 
@@ -160,6 +171,7 @@ class SimPump(PumpCore):
         if not network.send(now, name, peer.name, size, Bulk(self.proof(peer, job), message)):
             return False  # nobody is there any more: nothing will move until that is noticed
         self.handed += size
+        self._smooth(size)
         self._heads = wire_bytes(manifest.header.chunk_bytes, self._mtu) / manifest.header.chunk_bytes
         self.count_sent(job, payload)
         peer.job = None
