@@ -32,6 +32,9 @@ BEGUN_S, AHEAD = 0.3, 2.0
 """A chunk that its distributor has begun is taken over only if the rest would take the distributor longer than the first
 (seconds), and longer than the second times what it would take the source."""
 
+GIVEN = 0.8
+"""A distributor that was handed less than this part of its window is not judged slow by it."""
+
 MAX_TRANSIT_S = 2.0
 """The longest way to a distributor, in seconds, that its window makes up for."""
 
@@ -188,7 +191,10 @@ class Seeding(Policy):
         took, target = max(now - out.at, 1e-3), BACKLOG_S + owner.transit_s
         window = self._window(out.to, owner)
         fits = min(out.ahead * target / took, 2 * window)
-        owner.window = max(MIN_WINDOW, window + (fits - window) / max(2.0, window / 2))
+        # Where it was handed less than it had room for, what it did says what it was given and not what it can do, unless even
+        # that took it too long.
+        if fits > window or out.ahead >= GIVEN * window or took > target:
+            owner.window = max(MIN_WINDOW, window + (fits - window) / max(2.0, window / 2))
         owner.strikes = 0
         self._receivers.memory[out.to] = self._to_bytes(owner.window)
 
