@@ -49,14 +49,14 @@ class _Host:
 class Connection(Flow):
     """Messages from one host to another, in order."""
 
-    __slots__ = ("delay", "in_order_at", "jitter", "loss", "queue", "queued", "source", "target")
+    __slots__ = ("delay", "in_order_at", "jitter", "loss", "queue", "queued", "small_at", "source", "target")
 
     def __init__(self, source: str, target: str, up: FairLink, down: FairLink, delay: float) -> None:
         super().__init__(up, down)
         self.source, self.target, self.delay = source, target, delay
         self.loss = self.jitter = 0.0
-        self.in_order_at = 0.0
-        """when the last of its messages arrives"""
+        self.in_order_at = self.small_at = 0.0
+        """when the last of its messages arrives, and the last of its small ones"""
         self.queue: deque[tuple[int, object]] = deque()
         """(bytes, tag) of what is not sent whole"""
         self.queued = 0
@@ -140,7 +140,7 @@ class FlowNetwork:
 
     def send_small(self, now: float, source: str, target: str, size: int, tag: object = None) -> None:
         """A control message: takes its connection's delay and no part in the sharing of links, and waits for nothing. It
-        overtakes what was queued before. Lost without a word when either host was removed."""
+        overtakes what was queued before, but no other small one. Lost without a word when either host was removed."""
         connection = self._begin(now, source, target, size)
         if connection is not None:
             self._arrive(now + connection.delay, connection, tag, size)
@@ -291,6 +291,8 @@ class FlowNetwork:
             at += self._late(connection, size)
             if in_order:
                 connection.in_order_at = at = max(at, connection.in_order_at)
+            else:
+                connection.small_at = at = max(at, connection.small_at)
         self._count += 1
         heappush(self._arrivals, (at, self._count, connection, tag, size))
 

@@ -204,7 +204,7 @@ class Session:
                 return
             if chunk not in self.held or chunk in entry.sent or chunk in entry.wanted:
                 continue
-            if entry.again.get(chunk, (0, now))[1] > now:
+            if entry.again.get(chunk, (0, now))[1] > now or not self._policy.grants(chunk, now):
                 continue
             if chunk in entry.has:
                 entry.has.discard(chunk)
