@@ -162,6 +162,19 @@ class FlowNetwork:
                 total += self._backlog(flow)  # type: ignore[arg-type]  # flows are connections here
         return total
 
+    def uplink_queue(self, now: float, host: str) -> int:
+        """`uplink_backlog` of those connections only that the uplink itself holds up. What waits for a slow receiver waits in its
+        connection, where nothing else waits behind it."""
+        if now != self.now:
+            self._pass(now)
+        if not self.sharing.settled:
+            self._settle()
+        link, total = self._hosts[host].up, 0
+        for flow in link.flows if link.level < inf else ():
+            if flow.by is link:
+                total += self._backlog(flow)  # type: ignore[arg-type]  # flows are connections here
+        return total
+
     def rate(self, now: float, source: str, target: str) -> float:
         """Bit/s that the connection sends at from `now` on; 0 when it is idle."""
         self._pass(now)

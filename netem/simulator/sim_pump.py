@@ -106,7 +106,7 @@ class SimPump(PumpCore):
         self._delivered = max(self._delivered, delivered)
         queueing: float | None = None
         if busy:
-            queueing = self._wait_s(backlog)
+            queueing = self.queueing()
             least = inf
             for peer in reversed(self.order.values()):  # the one served last first
                 if peer.served_at < then - TICK_S or not least:
@@ -117,14 +117,10 @@ class SimPump(PumpCore):
         self.uplink.observe(now, int(self._delivered / self._heads), queueing)
 
     def queueing(self) -> float:
-        """Seconds that a packet waits in front of this uplink now: what is under way from here in all, but never more than
-        its queue holds."""
-        return self._wait_s(self._loop.network.uplink_backlog(self._loop.now, self._host.name))
-
-    def _wait_s(self, backlog: int) -> float:
-        """What is under way and not held back by the kernel, which lets no connection go over BURST times the pace."""
+        """Seconds that a packet waits in front of this uplink now: for what the uplink holds up, less what the kernel holds back,
+        which lets no connection go over BURST times the pace; but never more than its queue holds."""
         self._smooth(0)
-        backlog = max(0, ceil(backlog - self._smoothed))
+        backlog = max(0, ceil(self._loop.network.uplink_queue(self._loop.now, self._host.name) - self._smoothed))
         limit = self._host.access.queue
         return (min(8 * backlog / self.up, limit) if self.up > 0 else limit) if backlog else 0.0
 
