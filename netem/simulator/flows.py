@@ -6,7 +6,8 @@ Must not know what is in a message, or who decides to send it.
 A connection (source, target) sends its messages one after another. A message is sent at the connection's rate, which
 changes as others start and stop, and arrives as a whole the connection's one-way delay after its last bit was sent. Uplink
 and downlink are used at the same time (a fluid without queues in the core); a profile's jitter, loss and queues do not
-exist here unless they are asked for, nor does a TCP that would need time to find its rate. Hosts of one site use their LAN links between them.
+exist here unless they are asked for, nor does a TCP that would need time to find its rate. Hosts of one site use their LAN
+links between them.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from random import Random
 from typing import NamedTuple
 
 from netem.networks.profile import Access, Host, Profile
-from netem.simulator.wire import PACKET_HEAD
 from netem.simulator.fair_share import FairLink, Flow, Sharing
+from netem.simulator.wire import PACKET_HEAD
 
 
 class Arrival(NamedTuple):

@@ -5,8 +5,8 @@ lease lasts, follow what really arrives, so a slow downlink is not asked to carr
 
 When is a chunk pulled that a distributor should push? Each distributor is judged alone, by what comes from it: when it
 is silent, everything that it announced is asked for, of itself first; when it only trickles, what it has not sent is taken from
-others as soon as the downlink is not busy with theirs. What nobody has announced is asked of the source once the source itself has stopped sending here: a peer
-cannot keep others from repairing by anything it says or sends.
+others as soon as the downlink is not busy with theirs. What nobody has announced is asked of the source once the source itself
+has stopped sending here: a peer cannot keep others from repairing by anything it says or sends.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ MAX_CHUNK_S = 2 * LEASE_S
 """Seconds. A longer time between two chunks is a pause, not the pace of a link."""
 
 BURSTS = 2.0
-"""The downlink is not idle before so many times as long as a chunk of each neighbour takes at its best pace: those that share a slow
-downlink evenly are done with theirs at once, and then nothing comes for a while."""
+"""The downlink is not idle before so many times as long as a chunk of each neighbour takes at its best pace: those that share a
+slow downlink evenly are done with theirs at once, and then nothing comes for a while."""
 
 MAX_WAIT_S = 5 * LEASE_S
 """The longest wait for one chunk that counts, in seconds: that of 32 chunks at 7 Mbit/s, or of 5 at 1 Mbit/s."""

@@ -211,6 +211,8 @@ def _with_changes(
         elif kind == "changing" and draw.random() < 1 / 3:
             host = _traced(draw, host, t_star, until, crossed=False)
         out.append(host)
+    if not any(host.trace for host in out):
+        out[-1] = _traced(draw, out[-1], t_star, until, crossed=False)
     return tuple(out)
 
 

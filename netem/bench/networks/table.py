@@ -1,4 +1,7 @@
-"""What `shoal bench networks` prints for people, and a network as a scenario's file. Text only; must not know how it is measured."""
+"""What `shoal bench networks` prints for people, and a network as a scenario's file. Text only.
+
+Must not know how a network is measured.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +43,13 @@ def print_networks(result: dict[str, Any], *, each: bool) -> None:
 
 def scenario_text(network: DrawnNetwork) -> str:
     """The network as a scenario that `shoal netem run` reads. Traces of the learner can not be written: a profile has none."""
-    lines = [f"# {network.name}, as shoal bench networks draws it", f"payload = {network.payload}", f"rounds = {network.versions - 1}",
-             "", "[profile]", f"mtu = {network.profile.mtu}", f'congestion = "{network.profile.congestion}"']  # fmt: skip
+    lines = [f"# {network.name}, as shoal bench networks draws it", f"payload = {network.payload}",
+             f"rounds = {network.versions - 1}", "", "[profile]", f"mtu = {network.profile.mtu}", f'congestion = "{network.profile.congestion}"']  # fmt: skip
     for place, host in enumerate(network.profile.hosts):
         access = host.access
         lines += ["", "[[profile.nodes]]", f'name = "{host.name}"'] if place else ["", "[profile.learner]"]
         lines += [f"up_mbit = {access.up / 1e6:g}", f"down_mbit = {access.down / 1e6:g}", f"delay_ms = {1e3 * access.delay:g}",
-                  f"jitter_ms = {1e3 * access.jitter:g}", f"loss = {access.loss:g}", f"queue_ms = {1e3 * access.queue:g}"]  # fmt: skip
+                  f"jitter_ms = {1e3 * access.jitter:g}", f"loss = {access.loss:g}", f"queue_ms = {1e3 * access.queue:g}"]
         if place and host.trace:
             rows = ", ".join(f"[{s.at:g}, {s.up / 1e6:g}, {s.down / 1e6:g}]" for s in host.trace)
             lines.append(f"trace = [{rows}]")

@@ -100,8 +100,8 @@ class SessionView(ReceiverView, Protocol):
 
 
 class Policy:
-    """The policy of one session. All methods but `push`, `grants`, `claim` and `relieved` are facts. The session's own state is up to date
-    when they are called. `now` is in seconds, from any origin, and never falls."""
+    """The policy of one session. All methods but `push`, `grants`, `claim` and `relieved` are facts. The session's own state is
+    up to date when they are called. `now` is in seconds, from any origin, and never falls."""
 
     pulls = True
     """whether the session asks for what does not come by itself; the plain policies are measured without"""

@@ -61,8 +61,8 @@ OVERDUE_S = 3.0
 """Seconds. The source itself sends a chunk that has not reached everybody after this time and after three times what is usual."""
 
 LATE_S, LATE = 0.5, 2.0
-"""Who asks the source for a chunk that is out at a distributor gets it once it has been there for the first (seconds) and the second
-times what is usual."""
+"""Who asks the source for a chunk that is out at a distributor gets it once it has been there for the first (seconds) and the
+second times what is usual."""
 
 SPARED_S = 2.0
 """Seconds for which a distributor with an overdue chunk is given no other. Doubled each time."""
