@@ -44,7 +44,8 @@ def print_networks(result: dict[str, Any], *, each: bool) -> None:
 def scenario_text(network: DrawnNetwork) -> str:
     """The network as a scenario that `shoal netem run` reads. Traces of the learner can not be written: a profile has none."""
     lines = [f"# {network.name}, as shoal bench networks draws it", f"payload = {network.payload}",
-             f"rounds = {network.versions - 1}", "", "[profile]", f"mtu = {network.profile.mtu}", f'congestion = "{network.profile.congestion}"']  # fmt: skip
+             f"rounds = {network.versions - 1}", "", "[profile]", f"mtu = {network.profile.mtu}",
+             f'congestion = "{network.profile.congestion}"']  # fmt: skip
     for place, host in enumerate(network.profile.hosts):
         access = host.access
         lines += ["", "[[profile.nodes]]", f'name = "{host.name}"'] if place else ["", "[profile.learner]"]
