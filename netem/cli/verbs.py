@@ -22,6 +22,7 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
     """`verbs`: argparse's subparsers of the whole command."""
     from netem.cli.audit_verb import add_verb as add_audit
     from netem.cli.hostile_verb import add_verb as add_hostile
+    from netem.cli.networks_verb import add_verb as add_networks
     from netem.cli.staleness_verb import add_verb as add_staleness
     from netem.cli.trainer_verbs import add_verbs as add_trainer_verbs
 
@@ -155,6 +156,7 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
     add_value(p, "--seed", 0, "N", "seed of lengths and preemptions")
     p.add_argument("--no-ablations", action="store_true", help="leave out our variants with strategies switched off")
     p.add_argument("--real", action="store_true", help="add a short run of real processes, as `shoal bench chaos` does")
+    add_networks(actions, verb)
     add_trainer_verbs(actions, verb)
     add_staleness(actions, verb)
     add_audit(actions, verb)

@@ -12,8 +12,9 @@ sends the rest to all of them itself. The bound leaves latency out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
-from netem.networks.profile import LEARNER, Profile
+from netem.networks.profile import LEARNER, Host, Profile
 
 
 def fluid_bound(payload_bits: float, source_up: float, uplinks: Sequence[float], downlinks: Sequence[float]) -> float:
@@ -49,3 +50,32 @@ def profile_bound(profile: Profile, payload_bytes: int) -> float:
             up[unit] = up.get(unit, 0.0) + host.access.up
             down[unit] = down.get(unit, 0.0) + host.access.down
     return max(least, fluid_bound(bits, source_up, list(up.values()), list(down.values())) if up else 0.0)
+
+
+def traced_bound(profile: Profile, payload_bytes: int, since: float) -> float:
+    """As `profile_bound` from the time `since` on, where hosts have traces: the least time in which the source can send the
+    payload once, each node can receive it, and all uplinks together can carry it to every node. A lower bound: what must pass
+    each of these cuts, at the rates in force. ValueError for sites; infinite if it never ends."""
+    if profile.sites:
+        raise ValueError("a traced bound knows no sites")
+    bits, nodes = 8.0 * payload_bytes, profile.hosts[1:]
+    source = _time_for(bits, [_rates(profile.learner, up=True)], since)
+    down = max(_time_for(bits, [_rates(host, up=False)], since) for host in nodes)
+    return max(source, down, _time_for(len(nodes) * bits, [_rates(host, up=True) for host in profile.hosts], since))
+
+
+def _rates(host: Host, *, up: bool) -> list[tuple[float, float]]:
+    """(from when, bit/s) of one direction of a host, in order."""
+    access = host.access
+    return [(-inf, access.up if up else access.down), *((s.at, s.up if up else s.down) for s in host.trace)]
+
+
+def _time_for(bits: float, links: Sequence[list[tuple[float, float]]], since: float) -> float:
+    """Seconds from `since` until links with these rates have carried `bits` together."""
+    times = sorted({since, *(at for link in links for at, _ in link if at > since)})
+    for start, end in zip(times, [*times[1:], inf], strict=True):
+        rate = sum(next(rate for at, rate in reversed(link) if at <= start) for link in links)
+        if rate > 0 and bits <= (end - start) * rate:
+            return start + bits / rate - since
+        bits -= (end - start) * rate if rate else 0.0
+    return inf

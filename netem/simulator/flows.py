@@ -6,18 +6,21 @@ Must not know what is in a message, or who decides to send it.
 A connection (source, target) sends its messages one after another. A message is sent at the connection's rate, which
 changes as others start and stop, and arrives as a whole the connection's one-way delay after its last bit was sent. Uplink
 and downlink are used at the same time (a fluid without queues in the core); a profile's jitter, loss and queues do not
-exist here, nor does a TCP that would need time to find its rate. Hosts of one site use their LAN links between them.
+exist here unless they are asked for, nor does a TCP that would need time to find its rate. Hosts of one site use their LAN
+links between them.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from heapq import heapify, heappop, heappush
-from math import ceil, inf
+from math import ceil, hypot, inf
+from random import Random
 from typing import NamedTuple
 
 from netem.networks.profile import Access, Host, Profile
 from netem.simulator.fair_share import FairLink, Flow, Sharing
+from netem.simulator.wire import PACKET_HEAD
 
 
 class Arrival(NamedTuple):
@@ -47,11 +50,14 @@ class _Host:
 class Connection(Flow):
     """Messages from one host to another, in order."""
 
-    __slots__ = ("delay", "queue", "queued", "source", "target")
+    __slots__ = ("delay", "in_order_at", "jitter", "loss", "queue", "queued", "small_at", "source", "target")
 
     def __init__(self, source: str, target: str, up: FairLink, down: FairLink, delay: float) -> None:
         super().__init__(up, down)
         self.source, self.target, self.delay = source, target, delay
+        self.loss = self.jitter = 0.0
+        self.in_order_at = self.small_at = 0.0
+        """when the last of its messages arrives, and the last of its small ones"""
         self.queue: deque[tuple[int, object]] = deque()
         """(bytes, tag) of what is not sent whole"""
         self.queued = 0
@@ -62,13 +68,18 @@ class FlowNetwork:
     """Times (seconds, from 0) may not fall from one call to the next. A simulator calls `advance` at every `next_at`, so that
     its hosts can answer in time; other calls let time pass as well, and what arrives meanwhile is kept for `advance`.
 
+    With `packets`, the profile's jitter and loss count as far as they can without packets: what is lost takes its share of both
+    links again, a message with a lost packet arrives a round trip later, and what comes after it on its connection waits for
+    it, as for one that jitter delays. TCP itself does not slow down for a loss: so are BBR and a loss of a few percent.
+
     Whatever happens at one instant costs one recomputation of rates. The same profile and calls give the same results, bit
     for bit; of messages that arrive together, the one that was sent whole first comes first. KeyError for an unknown host,
     ValueError for a time that falls.
     """
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: Profile, packets: Random | None = None) -> None:
         self.profile = profile
+        self._packets = packets
         self.now = 0.0
         self.sharing = Sharing()
         self._hosts = {host.name: _Host(host, profile.sites.get(host.site, host.access)) for host in profile.hosts}
@@ -120,6 +131,8 @@ class FlowNetwork:
         connection = self._begin(now, source, target, size)
         if connection is None:
             return False
+        if connection.loss:  # what is lost is sent once more, over both links
+            size = ceil(size / (1 - connection.loss))
         connection.queue.append((size, tag))
         connection.queued += size
         if len(connection.queue) == 1:
@@ -128,7 +141,7 @@ class FlowNetwork:
 
     def send_small(self, now: float, source: str, target: str, size: int, tag: object = None) -> None:
         """A control message: takes its connection's delay and no part in the sharing of links, and waits for nothing. It
-        overtakes what was queued before. Lost without a word when either host was removed."""
+        overtakes what was queued before, but no other small one. Lost without a word when either host was removed."""
         connection = self._begin(now, source, target, size)
         if connection is not None:
             self._arrive(now + connection.delay, connection, tag, size)
@@ -147,6 +160,19 @@ class FlowNetwork:
         entry, total = self._hosts[host], 0
         for link in (entry.up, entry.lan_up):
             for flow in link.flows:
+                total += self._backlog(flow)  # type: ignore[arg-type]  # flows are connections here
+        return total
+
+    def uplink_queue(self, now: float, host: str) -> int:
+        """`uplink_backlog` of those connections only that the uplink itself holds up. What waits for a slow receiver waits in its
+        connection, where nothing else waits behind it."""
+        if now != self.now:
+            self._pass(now)
+        if not self.sharing.settled:
+            self._settle()
+        link, total = self._hosts[host].up, 0
+        for flow in link.flows if link.level < inf else ():
+            if flow.by is link:
                 total += self._backlog(flow)  # type: ignore[arg-type]  # flows are connections here
         return total
 
@@ -209,6 +235,10 @@ class FlowNetwork:
         lan = a.spec.site and a.spec.site == b.spec.site
         up, down = (a.lan_up, b.lan_down) if lan else (a.up, b.down)
         connection = self._connections[source, target] = Connection(source, target, up, down, self.profile.delay(a.spec, b.spec))
+        if self._packets is not None and not lan:
+            one, other = a.spec.access, b.spec.access
+            connection.loss = 1 - (1 - one.loss) * (1 - other.loss)
+            connection.jitter = hypot(one.jitter, other.jitter)
         a.connections[connection] = b.connections[connection] = None
         return connection
 
@@ -263,16 +293,32 @@ class FlowNetwork:
         assert isinstance(connection, Connection)
         size, tag = connection.queue.popleft()
         connection.queued -= size
-        self._arrive(self.now + connection.delay, connection, tag, size)
+        self._arrive(self.now + connection.delay, connection, tag, size, in_order=True)
         self._sent[connection] = None
         if connection.queue:
             self.sharing.more(connection, 8.0 * connection.queue[0][0])
         else:
             self.sharing.leave(connection)
 
-    def _arrive(self, at: float, connection: Connection, tag: object, size: int) -> None:
+    def _arrive(self, at: float, connection: Connection, tag: object, size: int, *, in_order: bool = False) -> None:
+        if self._packets is not None:
+            at += self._late(connection, size)
+            if in_order:
+                connection.in_order_at = at = max(at, connection.in_order_at)
+            else:
+                connection.small_at = at = max(at, connection.small_at)
         self._count += 1
         heappush(self._arrivals, (at, self._count, connection, tag, size))
+
+    def _late(self, connection: Connection, size: int) -> float:
+        """Seconds by which jitter, and a packet that has to be sent again, delay a message."""
+        assert self._packets is not None
+        late = abs(self._packets.gauss(0.0, connection.jitter)) if connection.jitter else 0.0
+        if connection.loss:
+            packets = ceil(size / (self.profile.mtu - PACKET_HEAD))
+            if self._packets.random() > (1 - connection.loss) ** packets:
+                late += 2 * connection.delay
+        return late
 
     def _settle(self) -> None:
         for link in self.sharing.settle(self.now):

@@ -51,6 +51,8 @@ class SimResult:
     """every live host but the source -> when it had everything"""
     events: int
     """that the simulation dealt with"""
+    began: float = 0.0
+    """when it was published, in seconds from the beginning of the simulation"""
 
 
 class BroadcastSimulation(Timeline):
@@ -67,10 +69,11 @@ class BroadcastSimulation(Timeline):
         fault_round: int,
         unnoticed_s: float,
         machine: Machine,
+        packets: bool = False,
     ) -> None:
         super().__init__()
         self.profile, self.events, self._cores = profile, 0, Cores(machine)
-        self.network = FlowNetwork(profile)
+        self.network = FlowNetwork(profile, random.Random(seed) if packets else None)
         self.moved_at = self._began = 0.0
         self._hosts = {host.name: host for host in profile.hosts}
         self._faults, self._fault_round, self._unnoticed_s = faults, fault_round, unnoticed_s
@@ -160,6 +163,7 @@ class BroadcastSimulation(Timeline):
         return SimResult(
             t_star=t_star, t_max=t_max, t_median=median(times) if times else 0.0, ratio=t_max / t_star,
             source_bytes=source.pump.sent - sent, duplicate_bytes=twice, done=self._done, events=self.events - events,
+            began=self._began,
         )  # fmt: skip
 
     def _run(self, until: float) -> None:

@@ -19,6 +19,7 @@ from netem.simulator.wire import HEAD, RUN, SimVersion
 from p2p.broadcast.exchange_core import TICK_S
 from p2p.broadcast.inbox import Inbox
 from p2p.channel.port import Channel
+from p2p.protocol.versions import Parts
 from p2p.weights.manifest import Manifest
 
 SMALL = 100
@@ -121,6 +122,13 @@ class SimPeer(Inbox):
             self.loop.at(self.loop.worked(self.name), self._on_bulk, arrival.source, arrival.tag)
         else:
             self.hear(arrival.source, arrival.tag)
+            if isinstance(arrival.tag, Parts):
+                self._see_whether_complete(arrival.tag.mid)
+
+    def _see_whether_complete(self, mid: bytes) -> None:
+        transfer = self.transfers.get(mid)
+        if transfer is not None and transfer.session.complete:
+            self.loop.completed(self.name)
 
     def _on_bulk(self, source: str, bulk: Bulk) -> None:
         if not self.alive:
@@ -133,8 +141,7 @@ class SimPeer(Inbox):
         self.hear(source, chunk)
         if transfer is not None and len(transfer.session.held) > held:
             self.loop.moved_at = self.loop.now
-            if transfer.session.complete:
-                self.loop.completed(self.name)
+            self._see_whether_complete(chunk.mid)
 
     # --- timers ------------------------------------------------------------------------------------------------------
 

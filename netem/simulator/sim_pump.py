@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from math import inf
+from math import ceil, inf
 from typing import NamedTuple, Protocol
 
 from netem.networks.profile import Host
 from netem.simulator.flows import FlowNetwork
 from netem.simulator.wire import wire_bytes, zeros
 from p2p.broadcast.exchange_core import TICK_S
+from p2p.broadcast.pump import BURST
 from p2p.broadcast.pump_core import PumpCore
 from p2p.broadcast.transfer import Neighbour, Transfer
 from p2p.channel.stream import QUEUE_LIMIT
@@ -77,6 +78,8 @@ class SimPump(PumpCore):
         """(when, wire bytes that had left by then), at ticks of the last round trip"""
         self._delivered = 0.0
         self._asleep_until = -inf
+        self._smoothed, self._smoothed_at = 0.0, 0.0
+        """wire bytes that the kernel held back at that time, so that no burst leaves"""
 
     @property
     def at_rest(self) -> bool:
@@ -103,7 +106,7 @@ class SimPump(PumpCore):
         self._delivered = max(self._delivered, delivered)
         queueing: float | None = None
         if busy:
-            queueing = self._wait_s(backlog)
+            queueing = self.queueing()
             least = inf
             for peer in reversed(self.order.values()):  # the one served last first
                 if peer.served_at < then - TICK_S or not least:
@@ -114,13 +117,17 @@ class SimPump(PumpCore):
         self.uplink.observe(now, int(self._delivered / self._heads), queueing)
 
     def queueing(self) -> float:
-        """Seconds that a packet waits in front of this uplink now: what is under way from here in all, but never more than
-        its queue holds."""
-        return self._wait_s(self._loop.network.uplink_backlog(self._loop.now, self._host.name))
-
-    def _wait_s(self, backlog: int) -> float:
+        """Seconds that a packet waits in front of this uplink now: for what the uplink holds up, less what the kernel holds back,
+        which lets no connection go over BURST times the pace; but never more than its queue holds."""
+        self._smooth(0)
+        backlog = max(0, ceil(self._loop.network.uplink_queue(self._loop.now, self._host.name) - self._smoothed))
         limit = self._host.access.queue
         return (min(8 * backlog / self.up, limit) if self.up > 0 else limit) if backlog else 0.0
+
+    def _smooth(self, handed: int) -> None:
+        now = self._loop.now
+        left = (now - self._smoothed_at) * BURST * self.uplink.pace * self._heads
+        self._smoothed, self._smoothed_at = max(0.0, self._smoothed - left) + handed, now
 
     # --- what leaves -------------------------------------------------------------------------------------------------
 
@@ -160,6 +167,7 @@ class SimPump(PumpCore):
         if not network.send(now, name, peer.name, size, Bulk(self.proof(peer, job), message)):
             return False  # nobody is there any more: nothing will move until that is noticed
         self.handed += size
+        self._smooth(size)
         self._heads = wire_bytes(manifest.header.chunk_bytes, self._mtu) / manifest.header.chunk_bytes
         self.count_sent(job, payload)
         peer.job = None

@@ -44,6 +44,7 @@ def simulate(
     unnoticed_s: float = 0.0,
     machine: Machine = OWN_CORES,
     mesh: int = FULL_MESH - 1,
+    packets: bool = False,
 ) -> list[SimResult]:
     """Broadcast `rounds` versions of `payload_bytes` from the profile's first host to all others, one after another, as peers
     that keep what they learned of their uplinks and of each other. The same arguments give the same results, bit for bit.
@@ -52,7 +53,8 @@ def simulate(
     `mesh` nodes, or those that share a site, are in groups as the head would put them. `faults` meet round `fault_round` (from
     1); a late host is absent in those before. The neighbours of a killed host notice one delay later, as when its process ends,
     and `unnoticed_s` after that: SILENCE_S for a host that loses its power. `machine`: what the peers' work takes, and whether
-    they share cores, as they do in an emulation. UsageError for arguments that make no broadcast, ShoalError when a round
+    they share cores, as they do in an emulation. `packets`: the profile's jitter and loss count, as far as `FlowNetwork` knows
+    them. UsageError for arguments that make no broadcast, ShoalError when a round
     stands still for STALL_S.
     """
     if payload_bytes < 1 or rounds < 1 or (chunk_bytes is not None and not KIB <= chunk_bytes <= MAX_CHUNK):
@@ -76,6 +78,6 @@ def simulate(
     size = chunk_bytes or chunk_bytes_for(payload_bytes)
     simulation = BroadcastSimulation(
         profile, policy=policy, seed=seed, grid=grid, faults=faults, fault_round=fault_round, unnoticed_s=unnoticed_s,
-        machine=machine,
+        machine=machine, packets=packets,
     )  # fmt: skip
     return [simulation.round(make_version(number, payload_bytes, size)) for number in range(1, rounds + 1)]

@@ -4,16 +4,15 @@ Pure, as the session that owns it. Nothing about rates is configured: how many c
 lease lasts, follow what really arrives, so a slow downlink is not asked to carry a chunk twice.
 
 When is a chunk pulled that a distributor should push? Each distributor is judged alone, by what comes from it: when it
-is silent, everything that it announced is asked for, of itself first; when it only trickles, what it will not send soon is
-taken from others. What nobody has announced is asked of the source once the source itself has stopped sending here: a peer
-cannot keep others from repairing by anything it says or sends.
+is silent, everything that it announced is asked for, of itself first; when it only trickles, what it has not sent is taken from
+others as soon as the downlink is not busy with theirs. What nobody has announced is asked of the source once the source itself
+has stopped sending here: a peer cannot keep others from repairing by anything it says or sends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import islice
 from math import exp
 from operator import itemgetter
 
@@ -57,6 +56,10 @@ MAX_SLACK_S = 2 * LEASE_S
 MAX_CHUNK_S = 2 * LEASE_S
 """Seconds. A longer time between two chunks is a pause, not the pace of a link."""
 
+BURSTS = 2.0
+"""The downlink is not idle before so many times as long as a chunk of each neighbour takes at its best pace: those that share a
+slow downlink evenly are done with theirs at once, and then nothing comes for a while."""
+
 MAX_WAIT_S = 5 * LEASE_S
 """The longest wait for one chunk that counts, in seconds: that of 32 chunks at 7 Mbit/s, or of 5 at 1 Mbit/s."""
 
@@ -64,29 +67,25 @@ MAX_BACKOFF = 4
 """Leases double, up to this many times LEASE_S, while not a single chunk has come since the last ones ran out: the link may be
 slower than anything that was measured yet."""
 
-STEAL_BEYOND = 24
-"""Chunks. Of what a distributor still has to push here, this many are left to it while the downlink is busy: they are on their
-way, or will be before they could come from elsewhere."""
-
 
 class ArrivalPace:
     """How fast chunks arrive, by those that came lately."""
 
-    __slots__ = ("_at", "_count", "chunk_s")
+    __slots__ = ("_count", "at", "chunk_s")
 
     def __init__(self) -> None:
-        self._count, self._at = 0.0, -1e18
+        self._count, self.at = 0.0, -1e18  # `at`: when the last one came
         self.chunk_s = 0.0
         """seconds from one pushed chunk to the next, averaged over the last few; it does not change while nothing comes"""
 
     def add(self, now: float, *, pushed: bool) -> None:
         if self._count and pushed:
-            self.chunk_s += (min(now - self._at, MAX_CHUNK_S) - self.chunk_s) / 4
-        self._count, self._at = self.per_lease(now) + 1, now
+            self.chunk_s += (min(now - self.at, MAX_CHUNK_S) - self.chunk_s) / 4
+        self._count, self.at = self.per_lease(now) + 1, now
 
     def per_lease(self, now: float) -> float:
         """Chunks that come in LEASE_S; fades while nothing comes."""
-        return self._count * exp((self._at - now) / LEASE_S)
+        return self._count * exp((self.at - now) / LEASE_S)
 
 
 @dataclass(slots=True)
@@ -136,15 +135,6 @@ class _Look:
     source_quiet: bool
     idle: bool
     """far less arrives than has arrived before: taking chunks from elsewhere costs nothing"""
-    heads: dict[str, set[int]] = field(default_factory=dict)
-
-    def will_push_soon(self, supplier: _Supplier, chunk: int) -> bool:
-        if self.idle:
-            return False
-        head = self.heads.get(supplier.name)
-        if head is None:
-            head = self.heads[supplier.name] = set(islice(supplier.due, STEAL_BEYOND))
-        return chunk in head
 
 
 class Pulls:
@@ -290,7 +280,7 @@ class Pulls:
         # So long it takes until each neighbour got one chunk through, when they share the downlink.
         slack = min(len(self._suppliers) * self._pace.chunk_s, MAX_SLACK_S)
         quiet = now - self._source_at >= SOURCE_AFTER_S + slack
-        look = _Look(now, catching, REPAIR_AFTER_S + slack, quiet, self._pace.per_lease(now) < self._peak / 2)
+        look = _Look(now, catching, REPAIR_AFTER_S + slack, quiet, self._idle(now))
         room = min(room, sum(max(s.room, 0) for s in self._suppliers.values()))
         fruitless = 0
         for chunk, since in self._candidates(quiet):
@@ -307,6 +297,13 @@ class Pulls:
             asked.setdefault(holder.name, []).append(chunk)
             room -= 1
         return asked
+
+    def _idle(self, now: float) -> bool:
+        """Far less arrives than has arrived before, and not only because chunks of several neighbours came at once."""
+        if self._pace.per_lease(now) >= self._peak / 2:
+            return False
+        round_s = len(self._suppliers) * LEASE_S / self._peak if self._peak else 0.0
+        return now - self._pace.at >= min(BURSTS * round_s, MAX_SLACK_S)
 
     def _candidates(self, source_quiet: bool) -> Iterable[tuple[int, float]]:
         """Missing chunks that somebody could be asked for, the one missing longest first, and since when."""
@@ -361,7 +358,8 @@ class Pulls:
         if silent:
             return look.now - since >= look.patience
         waited = look.now - max(since, first.due[chunk])
-        return waited >= look.patience + (0 if look.idle else LEASE_S) and not look.will_push_soon(first, chunk)
+        # A busy downlink is left to those who push: another copy would take its share of it and come no sooner.
+        return look.idle and waited >= look.patience
 
     def _expire(self, now: float) -> None:
         if not self.leases:

@@ -19,10 +19,11 @@ from p2p.broadcast.leases import MAX_WANTS_PER_PEER, Pulls
 from p2p.broadcast.peer_groups import PeerPlaces
 from p2p.broadcast.policies.port import Policy, Push, Relieved
 from p2p.broadcast.policies.registry import DEFAULT, make_policy
-from p2p.limits import LEASE_S, MAX_CHUNK
+from p2p.limits import LEASE_S, MAX_CHUNK, MIB
 
-MAX_INFLIGHT = 32
-"""Chunks handed to one peer and not yet acknowledged by it; its channel holds far fewer."""
+MAX_INFLIGHT, INFLIGHT_BYTES = 32, 8 * MIB
+"""Chunks handed to one peer and not yet acknowledged by it, or bytes of them if that is more chunks: small chunks on a long, fast
+way are many. Its channel holds fewer."""
 
 MAX_QUEUED_WANTS = 4 * MAX_WANTS_PER_PEER
 """Wants of one peer that wait here. An honest peer has MAX_WANTS_PER_PEER out; what a flood adds is dropped."""
@@ -89,6 +90,8 @@ class Session:
     ) -> None:
         self.me, self.source, self.catching, self.chunk_bytes = me, source, catching, chunk_bytes
         self.is_source = source is None
+        self._most_sent = max(MAX_INFLIGHT, INFLIGHT_BYTES // chunk_bytes)
+        """chunks that may be on their way to one peer"""
         self.memory = {} if memory is None else memory
         self.places = places
         self.held: set[int] = set()
@@ -181,7 +184,7 @@ class Session:
                 handed_at = sent.pop(chunk, None)
                 if handed_at is not None:
                     entry.answered_at, entry.answer_s = now, min(now - handed_at, MAX_ANSWER_S)
-            if peer in self._full and len(sent) < MAX_INFLIGHT:
+            if peer in self._full and len(sent) < self._most_sent:
                 self._full.discard(peer)
         awaited = 0 if self.is_source or self.catching else bits & ~self._holds.bits
         self._pulls.announced(peer, chunks, bits, now, awaited=awaited)
@@ -206,7 +209,7 @@ class Session:
                 return
             if chunk not in self.held or chunk in entry.sent or chunk in entry.wanted:
                 continue
-            if entry.again.get(chunk, (0, now))[1] > now:
+            if entry.again.get(chunk, (0, now))[1] > now or not self._policy.grants(chunk, now):
                 continue
             if chunk in entry.has:
                 entry.has.discard(chunk)
@@ -283,7 +286,7 @@ class Session:
             self._pulls.need((chunk,), now)
             for peer in self._peers.values():
                 peer.sent.pop(chunk, None)  # it was never handed over after all
-            self._full = {peer.name for peer in self._peers.values() if len(peer.sent) >= MAX_INFLIGHT}
+            self._full = {peer.name for peer in self._peers.values() if len(peer.sent) >= self._most_sent}
 
     def news(self) -> list[int]:
         """Chunks held since the last call, to announce to the others."""
@@ -334,7 +337,7 @@ class Session:
     def _hand(self, peer: str, chunk: int, now: float) -> None:
         sent = self._peers[peer].sent
         sent[chunk] = now
-        if len(sent) >= MAX_INFLIGHT:
+        if len(sent) >= self._most_sent:
             self._full.add(peer)
 
     def _asked(self, ready: Sequence[str], now: float) -> Push | None:

@@ -187,6 +187,10 @@ class Lanes(Policy):
         self._view.lagging = lagging
         self._seeding.tick(now)
 
+    def grants(self, chunk: int, now: float) -> bool:
+        """As at a single source."""
+        return self._seeding.grants(chunk, now)
+
     def claim(self, peer: str, chunk: int, now: float) -> int:
         """As at a single source: who asks for a chunk that nobody was given becomes its distributor."""
         lane = self._lane_of.get(peer)

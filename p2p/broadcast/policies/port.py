@@ -100,8 +100,8 @@ class SessionView(ReceiverView, Protocol):
 
 
 class Policy:
-    """The policy of one session. All methods but `push`, `claim` and `relieved` are facts. The session's own state is up to date
-    when they are called. `now` is in seconds, from any origin, and never falls."""
+    """The policy of one session. All methods but `push`, `grants`, `claim` and `relieved` are facts. The session's own state is
+    up to date when they are called. `now` is in seconds, from any origin, and never falls."""
 
     pulls = True
     """whether the session asks for what does not come by itself; the plain policies are measured without"""
@@ -120,6 +120,10 @@ class Policy:
 
     def entrusted(self, chunk: int, duty: int, now: float) -> None:
         """`chunk`, which was here already, came with a duty."""
+
+    def grants(self, chunk: int, now: float) -> bool:
+        """Whether a peer that asks for `chunk` gets it from here; not if it is to be on its way there by push."""
+        return True
 
     def claim(self, peer: str, chunk: int, now: float) -> int:
         """`peer` asked for `chunk` and gets it: the duty it gets with it, as in Push."""

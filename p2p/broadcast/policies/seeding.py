@@ -32,6 +32,9 @@ BEGUN_S, AHEAD = 0.3, 2.0
 """A chunk that its distributor has begun is taken over only if the rest would take the distributor longer than the first
 (seconds), and longer than the second times what it would take the source."""
 
+GIVEN = 0.8
+"""A distributor that was handed less than this part of its window is not judged slow by it."""
+
 MAX_TRANSIT_S = 2.0
 """The longest way to a distributor, in seconds, that its window makes up for."""
 
@@ -56,6 +59,10 @@ RATE_S = 0.5
 
 OVERDUE_S = 3.0
 """Seconds. The source itself sends a chunk that has not reached everybody after this time and after three times what is usual."""
+
+LATE_S, LATE = 0.5, 2.0
+"""Who asks the source for a chunk that is out at a distributor gets it once it has been there for the first (seconds) and the
+second times what is usual."""
 
 SPARED_S = 2.0
 """Seconds for which a distributor with an overdue chunk is given no other. Doubled each time."""
@@ -85,6 +92,8 @@ class _Distributor:
     """those of them that are not yet spread"""
     transit_s: float = 0.0
     """from handing over a chunk to its answer, averaged over the last few"""
+    took_s: float = 0.0
+    """from handing over a chunk until it is spread, averaged over the last few"""
     copies: int = 0
     rate: float = 0.0
     """copies a second that it delivers while it has work"""
@@ -186,9 +195,13 @@ class Seeding(Policy):
         out.spread = True
         owner.busy -= 1
         took, target = max(now - out.at, 1e-3), BACKLOG_S + owner.transit_s
+        owner.took_s += (took - owner.took_s) / 4 if owner.took_s else took
         window = self._window(out.to, owner)
         fits = min(out.ahead * target / took, 2 * window)
-        owner.window = max(MIN_WINDOW, window + (fits - window) / max(2.0, window / 2))
+        # Where it was handed less than it had room for, what it did says what it was given and not what it can do, unless even
+        # that took it too long.
+        if fits > window or out.ahead >= GIVEN * window or took > target:
+            owner.window = max(MIN_WINDOW, window + (fits - window) / max(2.0, window / 2))
         owner.strikes = 0
         self._receivers.memory[out.to] = self._to_bytes(owner.window)
 
@@ -244,6 +257,14 @@ class Seeding(Policy):
     def relieved(self) -> list[Relieved]:
         relieved, self._relieved = self._relieved, []
         return relieved
+
+    def grants(self, chunk: int, now: float) -> bool:
+        """What is still to be handed out, and what a distributor is likely to bring soon, is not sent twice: who asks cannot know
+        that, a slow one sees little from here."""
+        out = self._out.get(chunk)
+        if out is None:
+            return chunk not in self._unseeded
+        return now - out.at >= LATE_S + LATE * (self._peers[out.to].took_s or BACKLOG_S)
 
     def claim(self, peer: str, chunk: int, now: float) -> int:
         """A chunk that nobody was given yet makes who asked for it its distributor, unless it is a leaf."""

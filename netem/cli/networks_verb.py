@@ -1,0 +1,49 @@
+"""The verb `shoal bench networks`: its flags.
+
+Must not know the other verbs, exit statuses or how errors are told: it returns the object that --json prints. Imports what
+it needs when it runs, for `shoal --help` reads this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from netem.cli.flags import add_value, say
+
+if TYPE_CHECKING:
+    from p2p.verbs import AddVerb
+
+
+def add_verb(actions: Any, verb: AddVerb) -> None:
+    """`actions`: the subparsers of `shoal bench`."""
+    what = "how near the bound versions come on networks drawn at random (production's cores on simulated links)"
+    p = verb("networks", _bench_networks, what, actions)
+    add_value(p, "--count", 60, "N", "networks to draw")
+    add_value(p, "--seed", 1, "S", "seed of the draws")
+    p.add_argument("--replay", action="extend", nargs="+", metavar="NAME", default=[],
+                   help="only these networks, as net-1-17 is number 17 of seed 1; says every version")
+    p.add_argument("--index", type=int, metavar="I", help="only this network of --seed")
+    add_value(p, "--jobs", 1, "J", "processes")
+    p.add_argument("--write", type=Path, metavar="FILE",
+                   help="run nothing: write the one network of --replay as a scenario for shoal netem run")
+
+
+def _bench_networks(args: argparse.Namespace) -> dict[str, Any]:
+    from netem.bench.networks.bench import bench_networks
+    from netem.bench.networks.draw import draw_by_name, name_of
+    from netem.bench.networks.table import print_networks, scenario_text
+    from p2p.errors import UsageError
+
+    names = [*args.replay, *([name_of(args.seed, args.index)] if args.index is not None else [])]
+    if args.write is not None:
+        if len(names) != 1:
+            raise UsageError("--write needs one network: --replay NAME")
+        args.where = args.write
+        args.write.write_text(scenario_text(draw_by_name(names[0])), encoding="utf-8")
+        return {"ok": True, "written": str(args.write)}
+    result = bench_networks(names, count=args.count, seed=args.seed, jobs=args.jobs, say=say)
+    if not args.json:
+        print_networks(result, each=bool(names))
+    return result
