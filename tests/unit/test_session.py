@@ -19,6 +19,7 @@ from p2p.broadcast.leases import (
     UNRELIABLE_AFTER,
 )
 from p2p.broadcast.policies.seeding import OVERDUE_S
+from p2p.broadcast.policies.seeding import HELP_AFTER_S
 from p2p.broadcast.session import MAX_INFLIGHT, MAX_QUEUED_WANTS, RESEND_AFTER_S, RESEND_MAX_S, Session
 from p2p.limits import LEASE_S, REPAIR_AFTER_S
 from tests.support.swarm_sim import SOURCE, Sim
@@ -531,7 +532,10 @@ def test_a_peer_that_asks_for_everything_does_not_have_the_uplink_alone() -> Non
         now = 0.01 * step
         session.peer_wants("greedy", range(400), now)
         found = session.next(order, now)
-        assert found is not None
+        if found is None:
+            # Their windows are full, and nobody passes anything on here: the source waits for that, before it helps.
+            assert now < HELP_AFTER_S, now
+            continue
         peer, chunk, _ = found
         order.remove(peer)
         order.append(peer)
