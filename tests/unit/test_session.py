@@ -18,8 +18,7 @@ from p2p.broadcast.leases import (
     SOURCE_AFTER_S,
     UNRELIABLE_AFTER,
 )
-from p2p.broadcast.policies.seeding import OVERDUE_S
-from p2p.broadcast.policies.seeding import HELP_AFTER_S
+from p2p.broadcast.policies.seeding import HELP_AFTER_S, OVERDUE_S
 from p2p.broadcast.session import MAX_INFLIGHT, MAX_QUEUED_WANTS, RESEND_AFTER_S, RESEND_MAX_S, Session
 from p2p.limits import LEASE_S, REPAIR_AFTER_S
 from tests.support.swarm_sim import SOURCE, Sim
