@@ -106,3 +106,7 @@ class NodeStatus(Message, frozen=True, tag="status"):
     """payload of the chunks that it has sent since it started"""
     kv_tokens: Count = 0
     """tokens whose keys and values its engine can hold at once; 0 where memory sets no bound that it knows"""
+    rests: Line = ""
+    """why it takes no work for now although it is there; "" while it does"""
+    limits: Line = ""
+    """what its owner allows it, in words; "" for anything"""

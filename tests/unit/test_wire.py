@@ -22,7 +22,7 @@ from p2p.protocol.generation import GenerateRequest
 from p2p.protocol.join import Hello, Roster, RosterEntry, make_roster
 from p2p.protocol.messages import decode
 from p2p.protocol.rollout import Completion, Generate, TokenEvent, pack_ids
-from p2p.protocol.versions import Chunk, GetCatalog, Have, Installed, Parts
+from p2p.protocol.versions import Allowance, Chunk, GetCatalog, Have, Installed, Parts
 from p2p.protocol.wire import FEW, MANY, MAX_TEXT, Message, Record, encode
 from p2p.version import Version
 
@@ -60,6 +60,8 @@ def instances(cls) -> st.SearchStrategy:
                                  "packed_logprobs": st.just(np.array([p for _, p in made], "<f4").tobytes())}
             )
         )
+    if cls is Allowance:  # rates are not below 0
+        values = dict.fromkeys(values, st.none() | st.floats(0, allow_nan=False, allow_infinity=False))
     return st.builds(cls, **values)
 
 
@@ -87,7 +89,7 @@ def test_every_family_is_there() -> None:
 REMOTE = ("p2p.protocol.", "learner.client.messages")
 """Modules whose records arrive from other machines or from the trainer. The engine's pipe, which a process holds with its own
 child, has records too."""
-BOUNDED = {"Text", "Name", "Line", "Blob", "Digest", "Count", "Real", "bool", "Version", "State"}
+BOUNDED = {"Text", "Name", "Line", "Blob", "Digest", "Count", "Rate", "Real", "bool", "Version", "State"}
 
 
 @pytest.mark.parametrize("decoder", [decode, from_trainer])
@@ -197,7 +199,7 @@ def test_one_field_of_another_kind(message, data) -> None:
     ([["have"], b"m", []], "not a list that starts with a known tag"),
     (["t.resume", 1], "not a list that starts with a known tag"),  # the trainer's, on its own socket
     (["bye", "x", True], "Bye has 3 fields, got 2"),
-    (["status", True, [1, 2]], "NodeStatus has 12 fields, got 2"),
+    (["status", True, [1, 2]], "NodeStatus has 14 fields, got 2"),
     (["assign", [["r", b"", b"", b"", 1, 1, [1, "x"], 1.0, 1.0, None]], 0.0], "Assign.requests[0].min_version.step: expected"),
     (["assign", [["r", b"", b"", b"", 1, 1, [1, 1], 1.0, 1.0, [1, -1]]], 0.0], "Assign.requests[0].exact_version.step: expected"),
     (["installed", [1, 1], b"", True, 0.0, 0.0, 1, 1], "Installed.pause_s: expected `float`, got `bool`"),
