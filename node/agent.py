@@ -20,8 +20,10 @@ from node.engine.port import EngineStats
 from node.install.base_model import BaseModel
 from node.install.engine_slot import EngineSlot
 from node.install.installer import Installer
+from node.install.room import Room
 from node.install.shadow import Shadow
 from node.serving.serving import EngineFactory, Serving
+from p2p.allowance.keeper import AllowanceKeeper
 from p2p.channel.port import Network
 from p2p.identity import Identity
 from p2p.membership.admission import Ticket
@@ -76,7 +78,7 @@ class NodeSettings:
 
 
 class Agent(SwarmOwner):
-    """One node. `wall` reads the Unix time; `in_thread(fn, *args)` runs blocking work off the event loop."""
+    """One node. `allowance` is what its owner allows, kept by whoever runs it. `wall` reads the Unix time; `in_thread(fn, *args)` runs blocking work off the event loop."""
 
     def __init__(
         self,
@@ -85,6 +87,7 @@ class Agent(SwarmOwner):
         network: Network,
         engine_factory: EngineFactory,
         *,
+        allowance: AllowanceKeeper | None = None,
         wall: Callable[[], float] = time.time,
         in_thread: Callable[..., Awaitable[object]] = trio.to_thread.run_sync,
     ) -> None:
@@ -97,7 +100,11 @@ class Agent(SwarmOwner):
             network, identity, self.store, FollowerRole(s.ticket, dialable=s.dialable, site=s.site), self, name=s.name, wall=wall
         )
         self.serving = Serving(self.slot, engine_factory, self._to_head, self._send_status)
-        self.installer = Installer(self.swarm.exchange, self.slot, in_thread, self._on_installed, s.base_model)
+        self.room = Room(self.store, s.store_limit)
+        self.installer = Installer(self.swarm.exchange, self.slot, in_thread, self._on_installed, s.base_model, self.room)
+        self.allowance = allowance
+        self.rested = False
+        """it ended for its owner's limits, and is to come back"""
         self._done = trio.Event()
         self._done_reason = ""
         self._may_go = trio.Event()
@@ -112,6 +119,8 @@ class Agent(SwarmOwner):
             nursery.start_soon(self.installer.run)
             nursery.start_soon(self.serving.keep_engine)
             nursery.start_soon(self._report_status)
+            if self.allowance is not None:
+                nursery.start_soon(self._keep_allowance, self.allowance)
             await self._done.wait()
             await self._goodbye()
             nursery.cancel_scope.cancel()
@@ -144,6 +153,28 @@ class Agent(SwarmOwner):
             left = len(self.serving.assigned)
             log.warning("leaving with %d sequences not handed over: the learner gave no answer in time", left)
         await self.swarm.leave(self._done_reason or "this node stops")
+
+    # --- what its owner allows ---------------------------------------------------------------------------------------
+
+    async def _keep_allowance(self, allowance: AllowanceKeeper) -> None:
+        """Rest, idle and come back as the owner's limits say."""
+        allowance.tell(self.swarm)
+        try:
+            while True:
+                changed, may = allowance.changed, allowance.permission
+                if may.rests:
+                    self.rested = not self._done_reason
+                    self.stop(may.rests)
+                    return
+                self.room.allow(allowance.limits)
+                if may.idles != self.serving.rests:
+                    self.serving.rests = may.idles
+                    await self._send_status()  # before anything comes back, or it would come here again
+                    if may.idles:
+                        await self.serving.hand_back(list(self.serving.assigned))
+                await changed.wait()
+        finally:
+            allowance.tell(None)
 
     # --- the head ----------------------------------------------------------------------------------------------------
 
@@ -224,5 +255,6 @@ class Agent(SwarmOwner):
             capacity=self.settings.capacity, tokens=self.serving.tokens, tokens_per_s=stats.tokens_per_s,
             pid=os.getpid(), rss_bytes=psutil.Process().memory_info().rss, updating=self.serving.updating,
             sent_bytes=self.swarm.exchange.sent_bytes, kv_tokens=stats.kv_tokens,
+            rests=self.serving.rests, limits=str(self.allowance.limits) if self.allowance is not None else "",
         ))  # fmt: skip
 

@@ -19,6 +19,13 @@ PIECE_S = 0.05
 LEAST_PIECE = 1400
 """Bytes that a piece may have at the least, whatever the rate: below a packet nothing is gained."""
 
+SHORTEST_S = 1e-6
+"""Seconds. A shorter wait is a rounding error: a clock may not move by so little."""
+
+
+def _worth(seconds: float) -> float:
+    return seconds if seconds > SHORTEST_S else 0.0
+
 
 class TokenBucket:
     """`rate` in bytes a second; 0 lets everything through."""
@@ -47,12 +54,12 @@ class TokenBucket:
         self._fill(now)
         if not self._rate:
             return 0.0
-        return max(0.0, min(nbytes, self._rate * BURST_S) - self._level) / self._rate
+        return _worth((min(nbytes, self._rate * BURST_S) - self._level) / self._rate)
 
     def wait_urgent(self, now: float) -> float:
         """Seconds until something may leave that does not wait for its turn: until no more than DEBT_S are owed."""
         self._fill(now)
-        return max(0.0, -self._level / self._rate - DEBT_S) if self._rate else 0.0
+        return _worth(-self._level / self._rate - DEBT_S) if self._rate else 0.0
 
     def charge(self, now: float, nbytes: float) -> None:
         """`nbytes` leave, or left. Negative: so much of what was charged did not leave."""

@@ -142,6 +142,11 @@ class ExchangeCore:
             self.peers[name].post(Allowance(share, self._relays))
 
     @property
+    def uplink_rate(self) -> float:
+        """Bytes/s that the uplink is known to carry; 0 while nothing left."""
+        return self._pump.uplink.rate if self._pump.sent else 0.0
+
+    @property
     def sent_bytes(self) -> int:
         """Payload of all chunks that left here."""
         return self._pump.sent
