@@ -55,6 +55,8 @@ from learner.tasks.registry import open_task
 from learner.tracking.keeping import Trackers
 from learner.trainer.adapter.peft_form import adapter_file, check_same_adapter
 from learner.trainer.checkpoints.forms import check_devices
+from p2p.allowance.keeper import AllowanceKeeper
+from p2p.allowance.limits import NO_LIMITS
 from p2p.errors import UsageError
 from p2p.files import write_whole
 from p2p.identity import Identity
@@ -141,6 +143,7 @@ async def run_learner(
     (it can be resumed)."""
     from p2p.channel.libp2p import open_libp2p_network
 
+    limits = NO_LIMITS.changed({"max_up_mbit": config.swarm.max_up_mbit})
     model = open_model_folder(config.model)
     task = await trio.to_thread.run_sync(partial(open_run_task, config, model))
     trainer_config = config.trainer_config()
@@ -170,11 +173,12 @@ async def run_learner(
         if not resume:
             (run_dir / "listen.json").unlink(missing_ok=True)  # of a start that was refused
         identity = Identity.load_or_create(run_dir / "head.key")
+        keeper = AllowanceKeeper(limits, run_dir)
         listen = _listen(run_dir, config)
         stops = _stops(model, task)
         async with (
             running_environment(task, model.tokenizer, model.stop_ids, config.environment, seed=config.task.seed) as runner,
-            open_libp2p_network(identity, listen) as network,
+            open_libp2p_network(identity, listen, meter=keeper.meter) as network,
         ):
             if runner is not None and runner.tools:  # prompts are longer from here on
                 await trio.to_thread.run_sync(fit_prompts, task, model.tokenizer, model.context)
@@ -187,6 +191,7 @@ async def run_learner(
                     report=head.report, conduct=head.trust, scorer=scorer, runner=runner, in_thread=in_thread,
                 ),
             )  # fmt: skip
+            head.allowance = keeper
             head.evaluate(evaluations)
             head.rollouts.buffers.stop_at(trainer_config.steps)
             head.requests.book.max_context = model.context
@@ -299,6 +304,9 @@ async def _run(
             trackers = held.enter_context(Trackers(config.tracking.wanted, run_dir))
             calm_gc()
             await nursery.start(head.run)
+            if head.allowance is not None:
+                head.allowance.tell(head.swarm)
+                nursery.start_soon(head.allowance.run)
             nursery.start_soon(trackers.run)
             trainer = head.trainer_requests
             await nursery.start(partial(serve_trainer, run_dir, trainer.answer_beside, socket=BESIDE_SOCKET))

@@ -78,7 +78,8 @@ class NodeSettings:
 
 
 class Agent(SwarmOwner):
-    """One node. `allowance` is what its owner allows, kept by whoever runs it. `wall` reads the Unix time; `in_thread(fn, *args)` runs blocking work off the event loop."""
+    """One node. `allowance` is what its owner allows, kept by whoever runs it. `wall` reads the Unix time; `in_thread(fn, *args)`
+    runs blocking work off the event loop."""
 
     def __init__(
         self,
@@ -107,6 +108,8 @@ class Agent(SwarmOwner):
         """it ended for its owner's limits, and is to come back"""
         self._done = trio.Event()
         self._done_reason = ""
+        self._proved: tuple[Link, Version] | None = None
+        """the version that the head was last proven, and over which link"""
         self._may_go = trio.Event()
         """set when the head has every token of this node, or is not there"""
         self.made = 0
@@ -188,15 +191,21 @@ class Agent(SwarmOwner):
             self._activate(Activate("active", ""))  # it may be another head, and says anew who is active
             await self.serving.forget()
             link.post(self.settings.terms)
-            if self.slot.serving is not None and self.slot.serving == self.shadow.version and self.shadow.digest is not None:
-                # A head that was started anew, or a new link: what is in place is proven to it once more, and counts no bytes.
-                link.post(Installed(
-                    self.slot.serving, self.shadow.digest, pause_s=0.0, apply_s=0.0, transfer_s=0.0, bytes_from_head=0,
-                    bytes_from_peers=0,
-                ))  # fmt: skip
+            self._prove(link)
         log.info("link to %s (%s) is up", link.name, link.peer)
         if link.peer == self.swarm.head and self.shadow.version is None:
             log.info("waiting for the learner's first version; its trainer may still be loading the model")
+
+    def _prove(self, link: Link) -> None:
+        """What serves, and was not proven over this link to the head: a head that was started anew, a new link, a node that came
+        back with its state on the disk. It counts no bytes."""
+        serves, digest = self.slot.serving, self.shadow.digest
+        if serves is None or serves != self.shadow.version or digest is None or self._proved == (link, serves):
+            return
+        self._proved = link, serves
+        link.post(Installed(
+            serves, digest, pause_s=0.0, apply_s=0.0, transfer_s=0.0, bytes_from_head=0, bytes_from_peers=0,
+        ))  # fmt: skip
 
     async def on_down(self, link: Link, reason: str) -> None:
         """A link closed. With the head's, all requests of this node are dropped."""
@@ -239,6 +248,8 @@ class Agent(SwarmOwner):
     # --- reporting ---------------------------------------------------------------------------------------------------
 
     async def _on_installed(self, installed: Installed) -> None:
+        if (link := self.swarm.links.get(self.swarm.head)) is not None:
+            self._proved = link, installed.version
         self._to_head(installed)
         await self._send_status()
 
@@ -249,6 +260,8 @@ class Agent(SwarmOwner):
 
     async def _send_status(self) -> None:
         stats = await self.serving.stats() or NO_ENGINE
+        if (link := self.swarm.links.get(self.swarm.head)) is not None:
+            self._prove(link)
         self._to_head(NodeStatus(
             ready=self.serving.engine is not None and self.shadow.version is not None,
             version=self.slot.serving or Version(0, 0), running=stats.running, waiting=stats.waiting,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def add_verbs(verbs: Any, verb: AddVerb) -> None:
     """`verbs`: argparse's subparsers of the whole command."""
-    p = verb("node", _node, "join a run and generate for it; or drain: let a running node leave, or limit: change its limits", verbs)
+    p = verb("node", _node, "join a run and generate for it; or drain: have a node leave, or limit: change its limits", verbs)
     p.add_argument("action", nargs="?", choices=["drain", "limit"],
                    help="drain: end the node that runs in --dir, as SIGTERM does; none of its tokens is lost. limit: change what "
                    "it may use to what the flags say, or show it")

@@ -110,7 +110,7 @@ async def run_node(options: NodeOptions, took: Callable[[Path], None] = lambda f
         _compile()
         engine_settings |= {"threads": options.threads, "log": str(directory / "engine.log")}
         listen = list(options.listen) if settings.dialable else []
-        gpu = options.device != "cpu" and os.path.exists("/dev/nvidia0")
+        gpu = options.device != "cpu" and _has_gpu()
         keeper = AllowanceKeeper(options.limits, directory, sampler=lambda meter: OthersSampler(meter, gpu=gpu))
         lives = Lives(keeper)
 
@@ -131,6 +131,11 @@ async def run_node(options: NodeOptions, took: Callable[[Path], None] = lambda f
             "peer": identity.peer_id, "name": settings.name, "reason": lives.reason, "tokens": lives.tokens,
             "version": str(lives.version) if lives.version else None, "made": lives.made,
         }  # fmt: skip
+
+
+def _has_gpu() -> bool:
+    """Whether the engine may run on one; torch, which knows, is not to be imported here."""
+    return os.path.exists("/dev/nvidia0")
 
 
 def _compile() -> None:

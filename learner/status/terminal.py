@@ -98,7 +98,9 @@ def print_status(state: RunState, console: Console | None = None) -> None:
     for sample in state.samples[-1:]:
         console.print(Text("\na sample"), style="bold")
         console.print(sample_text(sample, console.width, 6))
-    for title, lines in (("what owners allow", allowed(state)), ("who generates, and why", state.pool.changes), ("recent reports", state.reports)):
+    for title, lines in (
+        ("what owners allow", allowed(state)), ("who generates, and why", state.pool.changes), ("recent reports", state.reports),
+    ):  # fmt: skip
         if lines:
             console.print(Text(f"\n{title}"), style="bold")
         for line in lines:

@@ -20,8 +20,8 @@ from node.install.base_model import BaseModel
 from node.install.decoding import decode_as_they_come
 from node.install.engine_slot import EngineSlot
 from node.install.plan import InstallPlan
-from node.install.room import NoRoom, Room
 from node.install.progress import DownloadProgress, spell_out_bytes
+from node.install.room import NoRoom, Room
 from p2p.broadcast.exchange import Exchange
 from p2p.codec import decode_segment
 from p2p.errors import Refusal, ShoalError
@@ -57,7 +57,8 @@ class Installer:
     """One node's way from version to version.
 
     `in_thread(fn, *args)` runs blocking work (decode, digests, disk) off the event loop. `on_installed` hears every version that
-    serves. `room`: what the owner allows it to hold. `slot` takes each version that is whole into the engine, if there is one, and into the shadow.
+    serves. `room`: what the owner lets it hold. `slot` takes each version that is whole into the engine, if there is one, and
+    into the shadow.
     """
 
     def __init__(

@@ -23,6 +23,9 @@ STATES = 2
 SMALL_FILES = 64 * MIB
 """Bytes of a node's folder that are neither state nor chunk: tokenizer and config (at most 64 MiB), keys, logs."""
 
+LEAST_CHUNKS = 16 * MIB
+"""Bytes of chunks that a node may hold whatever its disk: the model's description comes in chunks, too."""
+
 LONG_S = 600.0
 """Seconds of a download above which a person is told beforehand how long it takes."""
 
@@ -46,7 +49,7 @@ class Room:
 
     def _fit(self) -> None:
         disk = self._limits.disk
-        rest = max(0, disk - STATES * self._state_bytes - SMALL_FILES)
+        rest = max(LEAST_CHUNKS, disk - STATES * self._state_bytes - SMALL_FILES)
         self._store.set_limit(min(self._store_limit, rest) if disk else self._store_limit)
 
     def check(self, version: Version, state_bytes: int, payload: int) -> None:

@@ -70,8 +70,8 @@ def local_time(unix: float) -> LocalTime:
 
 
 class AllowanceKeeper:
-    """`folder`: where the files lie. `clock(wall())` is what the host's clock shows, `now` counts seconds. `sampler()` is made when
-    giving way is first asked for."""
+    """`folder`: where the files lie. `clock(wall())` is what the host's clock shows, `now` counts seconds. `sampler` makes what
+    looks at others, when giving way is first asked for."""
 
     def __init__(
         self,
@@ -153,7 +153,8 @@ class AllowanceKeeper:
 
     def _say(self, before: Permission) -> None:
         for was, now, what in (
-            (before.idles, self.permission.idles, "no work is taken"), (before.keeps, self.permission.keeps, "nothing is relayed"),
+            (before.idles, self.permission.idles, "no work is taken"),
+            (before.keeps, self.permission.keeps, "nothing is relayed"),
         ):  # fmt: skip
             if now and now != was:
                 log.info("%s: %s", what, now)

@@ -74,14 +74,14 @@ class HostMeter:
     async def may_send(self, nbytes: int, *, urgent: bool) -> None:
         """Wait until so many bytes may be written; they are charged. `urgent`: they wait only where much is owed."""
         if urgent:
-            while wait := self.up.wait_urgent(self._now()):
+            while wait := self.up.wait_urgent(self._now()):  # noqa: ASYNC110 (a clock is no event)
                 await trio.sleep(min(wait, LOOK_S))
             self._spend(nbytes)
             return
         if not self.up.rate:
             return
         async with self._turns_up:  # first come, first served
-            while wait := self.up.wait(self._now(), nbytes):
+            while wait := self.up.wait(self._now(), nbytes):  # noqa: ASYNC110
                 await trio.sleep(min(wait, LOOK_S))
             self._spend(nbytes)
 

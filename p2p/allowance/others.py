@@ -46,7 +46,8 @@ class OthersSampler:
         seen.append((now, sent, self._meter.sent, busy, own))
         while len(seen) > 2 and now - seen[1][0] >= SPAN_S:
             seen.popleft()
-        (then, sent_then, ours_then, busy_then, own_then), seconds = seen[0], now - seen[0][0]
+        then, sent_then, ours_then, busy_then, own_then = seen[0]
+        seconds = now - then
         if seconds < SPAN_S / 2:
             return OthersUse()
         up = max(0.0, (sent - sent_then) - (self._meter.sent - ours_then)) / seconds

@@ -1,8 +1,8 @@
 """How the rate that a host takes is divided among those who send to it. Pure; it is told the time and what came from whom.
 
-A sender paces itself by the share that it is told. Who sends little is told what it sends and some room to grow; what that leaves is
-divided evenly among the others (max-min fairness; Bertsekas and Gallager, Data Networks, 1992, section 6.5.2). So one sender can
-have nearly all of it, and a new one begins at once.
+A sender paces itself by the share that it is told. Who sends little is told what it sends and some room to grow; what that
+leaves is divided evenly among the others (max-min fairness; Bertsekas and Gallager, Data Networks, 1992, section 6.5.2). So one
+sender can have most of it, and a new one begins at once.
 """
 
 from __future__ import annotations

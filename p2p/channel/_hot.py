@@ -76,7 +76,8 @@ class HotSession:
         """the last read left nothing in the socket"""
         self.muxer: Any = None
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
-        for low in (RECEIVE_WINDOW, 1) if not self._meter.down.rate else ():  # what the first leaves behind is room for so much, which still grows by itself
+        # What the first leaves behind is room for so much, which still grows by itself.
+        for low in (RECEIVE_WINDOW, 1) if not self._meter.down.rate else ():
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low)
         with suppress(OSError):  # an older kernel
             stream.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, RETRY_MS)

@@ -47,7 +47,8 @@ async def open_libp2p_network(
     """A host that listens on the multiaddrs `listen` (port 0 takes a free one; none at all is allowed).
 
     `congestion`: TCP congestion control of every connection (the system's own unless said): OSError where the kernel
-    does not have it. `meter`: what the host may send and read, and what went over its wires. `announce` replaces what `addresses` says, for a host whose public address is not on its interfaces.
+    does not have it. `meter`: what the host may send and read, and what went over its wires.
+    `announce` replaces what `addresses` says, for a host whose public address is not on its interfaces.
     UsageError with one line when an address is malformed or its port is in use.
     """
     check_free(listen)

@@ -25,9 +25,10 @@ from p2p.version import Version
 from tests.support.harness import RUN, changed_state, identity, inline, make_state, open_swarm, wall
 from tests.support.inline_engine import InlineEngine, open_inline_engine
 from tests.swarm.test_head import HEAD, Bench, check_books, open_head
+from tests.swarm.test_updates import publish
 
 V1 = Version(1, 1)
-RATE = 100 * KIB
+RATE = 30 * KIB
 
 
 class Clock:
@@ -85,6 +86,15 @@ def all_tokens(bench: Bench) -> int:
     return held + sum(len(t.completion_ids) for g in rollouts.buffers.finished.values() for t in g.trajectories)
 
 
+async def next_step(bench: Bench) -> int:
+    """Train on what there is and publish, so that there is work again; tokens of what was trained on."""
+    groups = await bench.batch(0, 60)
+    bench.head.trainer_requests.on_commit(CommitStep(1, ""))
+    state = make_state(1)
+    await publish(bench.head, 1, changed_state(state, 2), state)
+    return sum(len(t.completion_ids) for g in groups for t in g.trajectories)
+
+
 async def test_a_node_whose_hours_end_loses_no_token_and_comes_back_by_itself(tmp_path, autojump_clock) -> None:
     async with open_head(tmp_path / "run", max_new_tokens=60) as bench:
         head, clock, agents, steady = bench.head, Clock(), list[Agent](), list[Agent]()
@@ -100,23 +110,23 @@ async def test_a_node_whose_hours_end_loses_no_token_and_comes_back_by_itself(tm
         assert not agents[0].serving.assigned and agents[0].made == agents[0].serving.tokens > 0
         assert head.gone[peer]["reason"] == "closed by the peer: out of hours until 22:00 (its clock)"
         assert what_holds(tmp_path / "node-1") == "out of hours until 22:00 (its clock)"
-        groups = await bench.batch(0, 60)
-        assert len(groups) == 2 and peer not in head.nodes and len(agents) == 1, "the others go on without it"
+        await trio.sleep(3)
+        assert peer not in head.nodes and len(agents) == 1
         clock.minute = 22 * 60
         await bench.until(lambda: peer in head.nodes and head.nodes[peer].ready, 30)
-        head.trainer_requests.on_commit(CommitStep(1, ""))  # so that there is work again
+        trained = await next_step(bench)
         await bench.until(lambda: head.nodes[peer].tokens > 0)
         for one in (agents[1], steady[0]):
             one.stop("enough")
         await bench.until(lambda: not head.nodes)
         made = sum(a.made for a in (*agents, *steady))
         assert len(agents) == 2 and made == sum(collector.tokens_by_node.values())
-        assert made == all_tokens(bench), "not one token was lost, or made twice"
+        assert made == trained + all_tokens(bench), "not one token was lost, or made twice"
         check_books(head)
 
 
 async def test_a_node_that_gives_way_hands_back_keeps_its_link_and_takes_work_again(tmp_path, autojump_clock) -> None:
-    async with open_head(tmp_path / "run", max_new_tokens=200) as bench:
+    async with open_head(tmp_path / "run", max_new_tokens=60) as bench:
         head, others, agents, steady = bench.head, Others(), list[Agent](), list[Agent]()
         head.publisher.offer_descriptor(b"\x81\xabconfig.json\xc4\x02{}")
         await bench.nursery.start(
@@ -130,20 +140,20 @@ async def test_a_node_that_gives_way_hands_back_keeps_its_link_and_takes_work_ag
         await bench.until(lambda: bool(head.nodes[peer].rests), 10)
         await bench.until(lambda: not collector.working(peer) and not agents[0].serving.assigned, 10)
         row = head.describe(head.nodes[peer])
-        assert row["alive"] and row["rests"] == "gives way: others use the GPU" and not head.nodes[peer].serves(head.epoch, head.now())
+        assert row["alive"] and row["rests"] == "gives way: others use the GPU"
+        assert not head.nodes[peer].serves(head.epoch, head.now())
         before = head.nodes[peer].tokens
         await trio.sleep(5)
         assert head.nodes[peer].tokens == before and not collector.working(peer)
         others.seen = OthersUse(gpu=0.0)
         await trio.sleep(LEAVE_S + 3)
         assert head.nodes[peer].rests == ""
-        await bench.batch(0, 60)
-        head.trainer_requests.on_commit(CommitStep(1, ""))  # so that there is work again
-        await bench.until(lambda: head.nodes[peer].tokens > before, 60)
+        trained = await next_step(bench)
+        await bench.until(lambda: head.nodes[peer].tokens > before)
         for one in (agents[0], steady[0]):
             one.stop("enough")
         await bench.until(lambda: not head.nodes)
-        assert sum(a.made for a in (*agents, *steady)) == sum(collector.tokens_by_node.values()) == all_tokens(bench)
+        assert sum(a.made for a in (*agents, *steady)) == sum(collector.tokens_by_node.values()) == trained + all_tokens(bench)
 
 
 async def test_who_rests_says_so_to_a_request_that_was_under_way(tmp_path, autojump_clock) -> None:
@@ -189,6 +199,7 @@ async def publish_for(head, seconds: float) -> None:
         peers = list(head.links)
         with trio.move_on_at(ends):
             await head.until_installed(peers, Version(1, step), 1e6)
+            await trio.sleep(1)
             old, state, step = state, changed_state(state, step + 1), step + 1
             head.publish(step, state, base=step - 1, old=old)
 
@@ -205,13 +216,14 @@ async def test_a_rate_is_kept_within_five_percent_over_every_ten_seconds(tmp_pat
         wire = Wire(swarm.switch)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wire.run)
-            await publish_for(head, 60)
+            await publish_for(head, 45)
             nursery.cancel_scope.cancel()
         side = what == "max_down_mbit"
         assert wire.worst(limited.peer, side, 3.0) <= 1.05 * RATE
-        assert wire.worst(limited.peer, side, 3.0) >= 0.6 * RATE, "it was the limit that held"
         if side:
-            assert wire.worst(others[0].peer, 1, 3.0) > 1.2 * RATE, "the others are not held up by it"
+            assert wire.worst(limited.peer, 1, 3.0) >= 0.6 * RATE, "it was the limit that held"
+        else:
+            assert wire.worst(others[0].peer, 0, 3.0) > wire.worst(limited.peer, 0, 3.0), "the others relay more"
         told = head.swarm.exchange.bounds.get(limited.peer)
         assert told == (None if side else pytest.approx(RATE)), "the source's plan knows of it"
 

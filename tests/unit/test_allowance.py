@@ -21,7 +21,9 @@ from p2p.errors import UsageError
 
 
 def test_flags_become_one_value_and_back() -> None:
-    said = {"max_up_mbit": 5, "max_down_mbit": "20", "max_disk": 30, "quota_gb_per_day": 1.5, "between": "22:00-07:00", "yield": True}
+    said = {
+        "max_up_mbit": 5, "max_down_mbit": "20", "max_disk": 30, "quota_gb_per_day": 1.5, "between": "22:00-07:00", "yield": True,
+    }  # fmt: skip
     limits = NO_LIMITS.changed(said)
     assert limits == HostLimits(5 * MBIT, 20 * MBIT, 30 * GB, 3 * GB // 2, Hours(22 * 60, 7 * 60), gives_way=True)
     assert str(limits) == "up 5 Mbit/s, down 20 Mbit/s, disk 30 GB, 1.5 GB a day, 22:00-07:00, gives way"
@@ -87,7 +89,7 @@ def worst_of_ten_seconds(events: list[tuple[float, float]]) -> float:
 
 @given(st.integers(0, 10**6), st.floats(0.1, 1000.0), st.floats(0.0, 0.5))
 def test_a_rate_is_kept_within_five_percent_over_every_ten_seconds(seed, mbit, urgent_share) -> None:
-    """Chunks of any size in pieces, control messages in between that do not wait, and pauses in which there is nothing to send."""
+    """Chunks of any size in pieces, control messages in between that do not wait, and pauses with nothing to send."""
     rng, rate = random.Random(seed), mbit * MBIT
     bucket, now, events = TokenBucket(), 0.0, []
     bucket.set_rate(now, rate)
@@ -211,7 +213,10 @@ def test_what_holds_now_and_why() -> None:
 # --- shares of a downlink --------------------------------------------------------------------------------------------
 
 
-@given(st.dictionaries(st.text("abcdefgh", min_size=1, max_size=2), st.floats(0, 1e9), min_size=1, max_size=12), st.floats(1e3, 1e9))
+SENT = st.dictionaries(st.text("abcdefgh", min_size=1, max_size=2), st.floats(0, 1e9), min_size=1, max_size=12)
+
+
+@given(SENT, st.floats(1e3, 1e9))
 def test_shares_sum_up_to_the_rate_and_leave_everybody_some(sent, rate) -> None:
     shares = divided(rate, sent)
     assert sum(shares.values()) == pytest.approx(rate) and shares.keys() == sent.keys()
