@@ -191,7 +191,6 @@ async def run_learner(
                     report=head.report, conduct=head.trust, scorer=scorer, runner=runner, in_thread=in_thread,
                 ),
             )  # fmt: skip
-            head.allowance = keeper
             head.evaluate(evaluations)
             head.rollouts.buffers.stop_at(trainer_config.steps)
             head.requests.book.max_context = model.context
@@ -218,7 +217,9 @@ async def run_learner(
                     version=lambda: head.publisher.current, tokenizer=model.tokenizer, vocab_size=model.vocab_size,
                     stop_ids=stops, model=config.model, context=model.context, chat_format=task.chat_format,
                 ))  # fmt: skip
-            return await _run(config, head, run_dir, text, announce=announce, log_lines=log_lines, endpoint=endpoint)
+            return await _run(
+                config, head, run_dir, text, announce=announce, log_lines=log_lines, endpoint=endpoint, keeper=keeper
+            )
 
 
 def open_run_task(config: LearnerConfig, model: ModelFolder) -> Task:
@@ -289,14 +290,14 @@ def _rollout_settings(
 
 async def _run(
     config: LearnerConfig, head: Head, run_dir: Path, ticket: str, *, announce: Announce | None, log_lines: EventLog,
-    endpoint: Endpoint | None = None,
+    keeper: AllowanceKeeper, endpoint: Endpoint | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     token = trio.lowlevel.current_trio_token()
     result: dict[str, Any] = {}
 
     def status() -> dict[str, Any]:
         more = {"endpoint": endpoint.status()} if endpoint is not None else {}
-        return head.status() | {"events": log_lines.events()} | more
+        return head.status() | {"events": log_lines.events(), "limits": str(keeper.limits)} | more
 
     with ExitStack() as held:
         port = held.enter_context(serve_status(config.status.port, partial(trio.from_thread.run_sync, status, trio_token=token)))
@@ -304,9 +305,8 @@ async def _run(
             trackers = held.enter_context(Trackers(config.tracking.wanted, run_dir))
             calm_gc()
             await nursery.start(head.run)
-            if head.allowance is not None:
-                head.allowance.tell(head.swarm)
-                nursery.start_soon(head.allowance.run)
+            keeper.tell(head.swarm)
+            nursery.start_soon(keeper.run)
             nursery.start_soon(trackers.run)
             trainer = head.trainer_requests
             await nursery.start(partial(serve_trainer, run_dir, trainer.answer_beside, socket=BESIDE_SOCKET))

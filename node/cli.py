@@ -181,6 +181,7 @@ def _settings(pairs: list[str]) -> tuple[tuple[str, Any], ...]:
 
 def _doctor(args: argparse.Namespace) -> dict[str, Any]:
     """The learner's findings come through the frame, which may know both (`shoal.py`)."""
+    from node.doctor.allowed import examine_limits
     from node.doctor.examination import answer, examine, examine_node, say
     from node.folders import default_folder, nodes_root
 
@@ -188,7 +189,8 @@ def _doctor(args: argparse.Namespace) -> dict[str, Any]:
     python = args.engine_python or sys.executable
     _wait(args, f"asking {python} what it has, which takes some seconds ...")
     facts = examine(python)
-    findings = examine_node(facts, args.dir or (default_folder(ticket.run) if ticket else nodes_root()))
+    folder = args.dir or (default_folder(ticket.run) if ticket else nodes_root())
+    findings = examine_node(facts, folder) + examine_limits(folder)
     findings += args.examine_learner(args.run_dir)
     if ticket is not None or args.listen:
         import trio

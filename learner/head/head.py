@@ -39,7 +39,6 @@ from learner.journal.journal import Journal, JournalTally
 from learner.publish.publisher import Publisher
 from learner.requests.swarm_requests import SwarmRequests
 from learner.rollouts.controller import Rollouts
-from p2p.allowance.keeper import AllowanceKeeper
 from p2p.channel.port import Network
 from p2p.complaints import MAX_LINE, complain
 from p2p.errors import Refusal
@@ -109,8 +108,6 @@ class Head(SwarmOwner):
         """the nodes as they were when the run ended"""
         self.final_pool: dict[str, Any] = {}
         self.provider: Provider | None = None
-        self.allowance: AllowanceKeeper | None = None
-        """what the owner of the learner's machine allows"""
         self.finished, self.trainer_gone = self.trainer_requests.finished, self.trainer_requests.trainer_gone
         self._moved = trio.Event()
         """set, and replaced, when a node reports or goes"""
@@ -381,7 +378,7 @@ class Head(SwarmOwner):
             "step": trainer.step, "steps": trainer.steps, "seconds": self.now() - self.started,
             "version": str(self.publisher.current) if self.publisher.current else None,
             "nodes": [*islice(nodes.values(), MAX_ROWS), *(g for p, g in self.gone.items() if p not in nodes)],
-            "limits": str(self.allowance.limits) if self.allowance is not None else "", "max_staleness": self.config.rollout.max_staleness,
+            "max_staleness": self.config.rollout.max_staleness,
             "max_staleness_seen": self.rollouts.buffers.max_staleness_seen,
             "refusals": self.refusals,
             "unscored": {"groups": self.rollouts.buffers.unscored_groups, "last": self.rollouts.buffers.unscored_last},
