@@ -1,4 +1,7 @@
-"""What the owner of this machine allows the node whose folder is looked at, and why that rests. Must not know engines or links."""
+"""What the owner of this machine allows the node whose folder is looked at, and why that rests.
+
+Must not know engines or links.
+"""
 
 from __future__ import annotations
 

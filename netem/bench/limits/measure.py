@@ -65,10 +65,11 @@ def measure(seconds: float, mbit: float, nbytes: int) -> dict[str, dict[str, flo
             # One packet at a time, so that the card's counter shows each packet's headers.
             _ip(*inside, "link", "set", "eth0", "gso_max_segs", "1", "up")
             _ip(*inside, "link", "set", "lo", "up")
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # players write until they are killed
             for name in HOSTS:
                 role = {
-                    "role": "source" if name == "source" else "node", "name": name, "address": hosts[name], "source": "source", "hosts": hosts,
+                    "role": "source" if name == "source" else "node", "name": name, "address": hosts[name],
+                    "source": "source", "hosts": hosts,
                     "directory": f"{folder}/{name}", "options": {}, "site": "", "late": [],
                 }  # fmt: skip
                 said = json.dumps({"role": role, "limits": limits[name], "bytes": nbytes})
