@@ -67,7 +67,7 @@ def measure(seconds: float, mbit: float, nbytes: int) -> dict[str, dict[str, flo
             _ip(*inside, "link", "set", "lo", "up")
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # players write until they are killed
             for name in HOSTS:
-                role = {
+                role: dict[str, object] = {
                     "role": "source" if name == "source" else "node", "name": name, "address": hosts[name],
                     "source": "source", "hosts": hosts,
                     "directory": f"{folder}/{name}", "options": {}, "site": "", "late": [],
