@@ -20,7 +20,7 @@ from node.engine.port import EngineStats
 from node.install.base_model import BaseModel
 from node.install.engine_slot import EngineSlot
 from node.install.installer import Installer
-from node.install.room import Room
+from node.install.room import InstallRoom
 from node.install.shadow import Shadow
 from node.serving.serving import EngineFactory, Serving
 from p2p.allowance.keeper import AllowanceKeeper
@@ -101,8 +101,8 @@ class Agent(SwarmOwner):
             network, identity, self.store, FollowerRole(s.ticket, dialable=s.dialable, site=s.site), self, name=s.name, wall=wall
         )
         self.serving = Serving(self.slot, engine_factory, self._to_head, self._send_status)
-        self.room = Room(self.store, s.store_limit)
-        self.installer = Installer(self.swarm.exchange, self.slot, in_thread, self._on_installed, s.base_model, self.room)
+        self.room = InstallRoom(self.store, s.store_limit)
+        self.installer = Installer(self.swarm.exchange, self.slot, in_thread, self._on_installed, s.base_model, room=self.room)
         self.allowance = allowance
         self.rested = False
         """it ended for its owner's limits, and is to come back"""

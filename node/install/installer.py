@@ -21,7 +21,7 @@ from node.install.decoding import decode_as_they_come
 from node.install.engine_slot import EngineSlot
 from node.install.plan import InstallPlan
 from node.install.progress import DownloadProgress, spell_out_bytes
-from node.install.room import NoRoom, Room
+from node.install.room import InstallRoom, NoRoom
 from p2p.broadcast.exchange import Exchange
 from p2p.codec import decode_segment
 from p2p.errors import Refusal, ShoalError
@@ -68,7 +68,7 @@ class Installer:
         in_thread: Callable[..., Awaitable[Any]],
         on_installed: Callable[[Installed], Awaitable[None]],
         base_model: BaseModel | None = None,
-        room: Room | None = None,
+        room: InstallRoom | None = None,
     ) -> None:
         self._room, self._no_room = room, ""
         self._exchange, self.shadow, self._slot = exchange, slot.shadow, slot

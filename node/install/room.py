@@ -34,7 +34,7 @@ class NoRoom(Refusal):
     """A version that the owner's limits have no room for. Nobody's fault: nobody is told but this node's owner."""
 
 
-class Room:
+class InstallRoom:
     """`store`: the node's chunks, at most `store_limit` bytes of them whatever the limits say."""
 
     def __init__(self, store: ChunkStore, store_limit: int) -> None:

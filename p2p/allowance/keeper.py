@@ -41,7 +41,7 @@ WRITE_S = 10.0
 """Seconds between two times that the day's bytes are written down: a crash costs the count so much at the most."""
 
 
-class Sampler(Protocol):
+class OthersLook(Protocol):
     """Sees what others use."""
 
     def sample(self, now: float) -> OthersUse:
@@ -82,7 +82,7 @@ class AllowanceKeeper:
         now: Callable[[], float] = trio.current_time,
         wall: Callable[[], float] = time.time,
         clock: Callable[[float], LocalTime] = local_time,
-        sampler: Callable[[HostMeter], Sampler] | None = None,
+        sampler: Callable[[HostMeter], OthersLook] | None = None,
     ) -> None:
         self.limits, self._folder = limits, folder
         self.meter = meter or HostMeter(now)
@@ -96,7 +96,7 @@ class AllowanceKeeper:
         self._part = PayloadPart()
         self._told: Allowed | None = None
         self._counted, self._written_at = 0, float("-inf")
-        self._looker: Sampler | None = None
+        self._looker: OthersLook | None = None
         self._stamp: object = None
         write_whole(folder / LIMITS_FILE, written_limits(limits))
         self._stamp = _stamp(folder / LIMITS_FILE)

@@ -24,7 +24,7 @@ from node.engine.fake import ScriptedCore, ScriptedSettings
 from node.install.base_model import BaseModel
 from node.lives import Lives
 from p2p.allowance.hours import LocalTime
-from p2p.allowance.keeper import AllowanceKeeper, Sampler, local_time
+from p2p.allowance.keeper import AllowanceKeeper, OthersLook, local_time
 from p2p.allowance.limits import NO_LIMITS, HostLimits
 from p2p.allowance.meter import HostMeter
 from p2p.broadcast.peer_groups import MESH
@@ -250,7 +250,7 @@ class SwarmUnderTest:
     async def start_node(
         self, number: int, *, dialable: bool = True, store_limit: int = 64 * MIB, core: ScriptedCore | None = None,
         site: str = "", base_model: BaseModel | None = None, limits: HostLimits = NO_LIMITS,
-        clock: Callable[[float], LocalTime] = local_time, sampler: Callable[[HostMeter], Sampler] | None = None,
+        clock: Callable[[float], LocalTime] = local_time, sampler: Callable[[HostMeter], OthersLook] | None = None,
     ) -> NodeUnderTest:  # fmt: skip
         """`limits`: what its owner allows; `clock` and `sampler` as of `AllowanceKeeper`."""
         who = identity(number)

@@ -1,7 +1,8 @@
 """Whether limits hold on the wire: hosts in network namespaces on one bridge, versions without end, and the counters of their
-network cards. Needs Linux and root: `python -m netem.bench.limits.measure [--seconds N] [--mbit N]`.
+network cards. Needs Linux and root: `python -m netem.bench.limits.measure [--source N] [--up N] [--down N]`.
 
 Four hosts of unbounded links: a source with `max_up_mbit`, a node with `max_up_mbit`, one with `max_down_mbit`, and a free one.
+Which of them is the bottleneck, and so at its limit, follows from the rates.
 What is told is the most that went over each limited card in any ten seconds, over the limit.
 """
 
@@ -43,11 +44,8 @@ def worst(samples: list[tuple[float, int]], since: float) -> float:
     return max((b[1] - a[1]) / (b[0] - a[0]) for a, b in zip(kept, kept[span:], strict=False))
 
 
-def measure(seconds: float, mbit: float, nbytes: int) -> dict[str, dict[str, float]]:
+def measure(limits: dict[str, dict[str, float]], seconds: float, nbytes: int) -> dict[str, dict[str, float]]:
     """By host and what is limited: Mbit/s of the worst ten seconds, of the whole time, and the first over the limit."""
-    limits = {
-        "source": {"max_up_mbit": 2 * mbit}, "upper": {"max_up_mbit": mbit}, "downer": {"max_down_mbit": mbit}, "free": {},
-    }  # fmt: skip
     hosts = {name: f"10.78.0.{i + 1}" for i, name in enumerate(HOSTS)}
     readings: dict[tuple[str, str], list[tuple[float, int]]] = {}
     children = []
@@ -110,9 +108,15 @@ def measure(seconds: float, mbit: float, nbytes: int) -> dict[str, dict[str, flo
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--mbit", type=float, default=20.0)
+    parser.add_argument("--source", type=float, default=4.0, help="Mbit/s that may leave the source (0: no limit)")
+    parser.add_argument("--up", type=float, default=2.0, help="Mbit/s that may leave one node")
+    parser.add_argument("--down", type=float, default=2.0, help="Mbit/s that may come to another")
     parser.add_argument("--mib", type=float, default=8.0, help="payload of a version")
     chosen = parser.parse_args()
-    for what, values in measure(chosen.seconds, chosen.mbit, int(chosen.mib * 2**20)).items():
+    wanted = {
+        "source": {"max_up_mbit": chosen.source}, "upper": {"max_up_mbit": chosen.up}, "downer": {"max_down_mbit": chosen.down},
+        "free": {},
+    }  # fmt: skip
+    for what, values in measure(wanted, chosen.seconds, int(chosen.mib * 2**20)).items():
         limit = f"{100 * values['of_limit']:6.1f} % of the limit" if values["of_limit"] else "no limit"
         print(f"{what:<22} worst 10 s {values['worst_mbit']:7.2f} Mbit/s, mean {values['mean_mbit']:7.2f} Mbit/s, {limit}")
