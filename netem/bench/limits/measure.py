@@ -11,10 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
+
+from netem.processes.children import start_module
+from p2p.processes import end
 
 HOSTS = ("source", "upper", "downer", "free")
 """Names of the hosts."""
@@ -58,11 +60,11 @@ def measure(limits: dict[str, dict[str, float]], seconds: float, nbytes: int) ->
             _ip("netns", "add", space)
             _ip("link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", space)
             _ip("link", "set", outer, "master", bridge, "up")
-            inside = ("netns", "exec", space, "ip")
-            _ip(*inside, "addr", "add", f"{hosts[name]}/24", "dev", "eth0")
+            within = ("netns", "exec", space, "ip")
+            _ip(*within, "addr", "add", f"{hosts[name]}/24", "dev", "eth0")
             # One packet at a time, so that the card's counter shows each packet's headers.
-            _ip(*inside, "link", "set", "eth0", "gso_max_segs", "1", "up")
-            _ip(*inside, "link", "set", "lo", "up")
+            _ip(*within, "link", "set", "eth0", "gso_max_segs", "1", "up")
+            _ip(*within, "link", "set", "lo", "up")
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # players write until they are killed
             for name in HOSTS:
                 role: dict[str, object] = {
@@ -71,8 +73,9 @@ def measure(limits: dict[str, dict[str, float]], seconds: float, nbytes: int) ->
                     "directory": f"{folder}/{name}", "options": {}, "site": "", "late": [],
                 }  # fmt: skip
                 said = json.dumps({"role": role, "limits": limits[name], "bytes": nbytes})
-                command = ["ip", "netns", "exec", f"shlim-{name}", sys.executable, "-m", "netem.bench.limits.player", said]
-                children.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+                out, log = Path(folder) / f"{name}.out", Path(folder) / f"{name}.log"
+                inside = ("ip", "netns", "exec", f"shlim-{name}")
+                children.append(start_module("netem.bench.limits.player", (said,), out, log, inside))
             while _counter("sl-source", "rx") < nbytes // 4:
                 if any(child.poll() is not None for child in children):
                     raise RuntimeError("a player ended")
@@ -88,9 +91,7 @@ def measure(limits: dict[str, dict[str, float]], seconds: float, nbytes: int) ->
             if any(child.poll() is not None for child in children):
                 raise RuntimeError("a player ended")
     finally:
-        for child in children:
-            child.kill()
-            child.wait()
+        end(children, 0.0)
         for name in HOSTS:
             subprocess.run(["ip", "netns", "del", f"shlim-{name}"], check=False)
         subprocess.run(["ip", "link", "del", bridge], check=False)
