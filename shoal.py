@@ -1,4 +1,5 @@
-"""The command line: the frame around the verbs, which `learner.cli`, `learner.admission.verbs`, `node.cli` and `netem.cli` add.
+"""The command line: the frame around the verbs, which `learner.cli`, `learner.limit_verb`, `learner.admission.verbs`,
+`node.cli` and `netem.cli` add.
 
 Each verb imports what it needs when it runs, so that `shoal --help` is instant.
 
@@ -189,6 +190,7 @@ class _ShowVersion(argparse.Action):
 def _parser() -> argparse.ArgumentParser:
     import learner.admission.verbs
     import learner.cli
+    import learner.limit_verb
     import netem.cli.demo_verb
     import netem.cli.planning_verbs
     import netem.cli.verbs
@@ -209,7 +211,10 @@ def _parser() -> argparse.ArgumentParser:
 
     # The doctor is the node's; what the learner needs beside that it hears from here, for neither imports the other.
     parser.set_defaults(examine_learner=_examine_learner)
-    for room in (learner.cli, learner.admission.verbs, node.cli, netem.cli.demo_verb, netem.cli.planning_verbs, netem.cli.verbs):
+    for room in (
+        learner.cli, learner.admission.verbs, learner.limit_verb, node.cli, netem.cli.demo_verb, netem.cli.planning_verbs,
+        netem.cli.verbs,
+    ):  # fmt: skip
         room.add_verbs(verbs, verb)
     return parser
 

@@ -153,6 +153,9 @@ class SwarmSection(Section):
     """Multiaddrs to listen on. Port 0 is chosen once and kept with the run, so that tickets stay good."""
     announce: list[str] = Field(default_factory=list)
     """Addresses that tickets name instead of those found: a public address, a forwarded port."""
+    max_up_mbit: float = Field(default=0.0, ge=0, le=1e9)
+    """Mbit/s that leave the learner's machine for the swarm at most, on the wire: at least 0.1. 0 is no limit. `shoal limit`
+    changes it while the learner runs."""
     segment_bytes: int = Field(default=DEFAULT_SEGMENT, ge=1024, le=MAX_SEGMENT)
     """Bytes of a segment, the unit in which a version is encoded and installed."""
     chunk_bytes: int = Field(default=0, ge=0, le=MAX_CHUNK)

@@ -59,6 +59,8 @@ from learner.tasks.registry import open_task
 from learner.tracking.keeping import Trackers
 from learner.trainer.adapter.peft_form import adapter_file, check_same_adapter
 from learner.trainer.checkpoints.forms import check_devices
+from p2p.allowance.keeper import AllowanceKeeper
+from p2p.allowance.limits import NO_LIMITS
 from p2p.errors import UsageError
 from p2p.files import write_whole
 from p2p.identity import Identity
@@ -145,6 +147,7 @@ async def run_learner(
     (it can be resumed)."""
     from p2p.channel.libp2p import open_libp2p_network
 
+    limits = NO_LIMITS.changed({"max_up_mbit": config.swarm.max_up_mbit})
     model = open_model_folder(config.model)
     task = await trio.to_thread.run_sync(partial(open_run_task, config, model))
     trainer_config = config.trainer_config()
@@ -174,11 +177,12 @@ async def run_learner(
         if not resume:
             (run_dir / "listen.json").unlink(missing_ok=True)  # of a start that was refused
         identity = Identity.load_or_create(run_dir / "head.key")
+        keeper = AllowanceKeeper(limits, run_dir)
         listen = _listen(run_dir, config)
         stops = _stops(model, task)
         async with (
             running_environment(task, model.tokenizer, model.stop_ids, config.environment, seed=config.task.seed) as runner,
-            open_libp2p_network(identity, listen) as network,
+            open_libp2p_network(identity, listen, meter=keeper.meter) as network,
         ):
             if runner is not None and runner.tools:  # prompts are longer from here on
                 await trio.to_thread.run_sync(fit_prompts, task, model.tokenizer, model.context)
@@ -219,7 +223,9 @@ async def run_learner(
                     version=lambda: head.publisher.current, tokenizer=model.tokenizer, vocab_size=model.vocab_size,
                     stop_ids=stops, model=config.model, context=model.context, chat_format=task.chat_format,
                 ))  # fmt: skip
-            return await _run(config, head, run_dir, text, announce=announce, log_lines=log_lines, endpoint=endpoint)
+            return await _run(
+                config, head, run_dir, text, announce=announce, log_lines=log_lines, endpoint=endpoint, keeper=keeper
+            )
 
 
 def _audits(config: LearnerConfig, head: Head, model: ModelFolder) -> Audits:
@@ -305,14 +311,14 @@ def _rollout_settings(
 
 async def _run(
     config: LearnerConfig, head: Head, run_dir: Path, ticket: str, *, announce: Announce | None, log_lines: EventLog,
-    endpoint: Endpoint | None = None,
+    keeper: AllowanceKeeper, endpoint: Endpoint | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     token = trio.lowlevel.current_trio_token()
     result: dict[str, Any] = {}
 
     def status() -> dict[str, Any]:
         more = {"endpoint": endpoint.status()} if endpoint is not None else {}
-        return head.status() | {"events": log_lines.events()} | more
+        return head.status() | {"events": log_lines.events(), "limits": str(keeper.limits)} | more
 
     with ExitStack() as held:
         port = held.enter_context(serve_status(config.status.port, partial(trio.from_thread.run_sync, status, trio_token=token)))
@@ -320,6 +326,8 @@ async def _run(
             trackers = held.enter_context(Trackers(config.tracking.wanted, run_dir))
             calm_gc()
             await nursery.start(head.run)
+            keeper.tell(head.swarm)
+            nursery.start_soon(keeper.run)
             nursery.start_soon(trackers.run)
             trainer = head.trainer_requests
             await nursery.start(partial(serve_trainer, run_dir, trainer.answer_beside, socket=BESIDE_SOCKET))

@@ -20,8 +20,10 @@ from node.engine.port import EngineStats
 from node.install.base_model import BaseModel
 from node.install.engine_slot import EngineSlot
 from node.install.installer import Installer
+from node.install.room import InstallRoom
 from node.install.shadow import Shadow
 from node.serving.serving import EngineFactory, Serving
+from p2p.allowance.keeper import AllowanceKeeper
 from p2p.channel.port import Network
 from p2p.identity import Identity
 from p2p.membership.admission import Ticket
@@ -76,7 +78,8 @@ class NodeSettings:
 
 
 class Agent(SwarmOwner):
-    """One node. `wall` reads the Unix time; `in_thread(fn, *args)` runs blocking work off the event loop."""
+    """One node. `allowance` is what its owner allows, kept by whoever runs it. `wall` reads the Unix time; `in_thread(fn, *args)`
+    runs blocking work off the event loop."""
 
     def __init__(
         self,
@@ -85,6 +88,7 @@ class Agent(SwarmOwner):
         network: Network,
         engine_factory: EngineFactory,
         *,
+        allowance: AllowanceKeeper | None = None,
         wall: Callable[[], float] = time.time,
         in_thread: Callable[..., Awaitable[object]] = trio.to_thread.run_sync,
     ) -> None:
@@ -97,9 +101,15 @@ class Agent(SwarmOwner):
             network, identity, self.store, FollowerRole(s.ticket, dialable=s.dialable, site=s.site), self, name=s.name, wall=wall
         )
         self.serving = Serving(self.slot, engine_factory, self._to_head, self._send_status)
-        self.installer = Installer(self.swarm.exchange, self.slot, in_thread, self._on_installed, s.base_model)
+        self.room = InstallRoom(self.store, s.store_limit)
+        self.installer = Installer(self.swarm.exchange, self.slot, in_thread, self._on_installed, s.base_model, room=self.room)
+        self.allowance = allowance
+        self.rested = False
+        """it ended for its owner's limits, and is to come back"""
         self._done = trio.Event()
         self._done_reason = ""
+        self._proved: tuple[Link, Version] | None = None
+        """the version that the head was last proven, and over which link"""
         self._may_go = trio.Event()
         """set when the head has every token of this node, or is not there"""
         self.made = 0
@@ -112,6 +122,8 @@ class Agent(SwarmOwner):
             nursery.start_soon(self.installer.run)
             nursery.start_soon(self.serving.keep_engine)
             nursery.start_soon(self._report_status)
+            if self.allowance is not None:
+                nursery.start_soon(self._keep_allowance, self.allowance)
             await self._done.wait()
             await self._goodbye()
             nursery.cancel_scope.cancel()
@@ -145,6 +157,28 @@ class Agent(SwarmOwner):
             log.warning("leaving with %d sequences not handed over: the learner gave no answer in time", left)
         await self.swarm.leave(self._done_reason or "this node stops")
 
+    # --- what its owner allows ---------------------------------------------------------------------------------------
+
+    async def _keep_allowance(self, allowance: AllowanceKeeper) -> None:
+        """Rest, idle and come back as the owner's limits say."""
+        allowance.tell(self.swarm)
+        try:
+            while True:
+                changed, may = allowance.changed, allowance.permission
+                if may.rests:
+                    self.rested = not self._done_reason
+                    self.stop(may.rests)
+                    return
+                self.room.allow(allowance.limits)
+                if may.idles != self.serving.rests:
+                    self.serving.rests = may.idles
+                    await self._send_status()  # before anything comes back, or it would come here again
+                    if may.idles:
+                        await self.serving.hand_back(list(self.serving.assigned))
+                await changed.wait()
+        finally:
+            allowance.tell(None)
+
     # --- the head ----------------------------------------------------------------------------------------------------
 
     def _to_head(self, message: object) -> None:
@@ -157,15 +191,21 @@ class Agent(SwarmOwner):
             self._activate(Activate("active", ""))  # it may be another head, and says anew who is active
             await self.serving.forget()
             link.post(self.settings.terms)
-            if self.slot.serving is not None and self.slot.serving == self.shadow.version and self.shadow.digest is not None:
-                # A head that was started anew, or a new link: what is in place is proven to it once more, and counts no bytes.
-                link.post(Installed(
-                    self.slot.serving, self.shadow.digest, pause_s=0.0, apply_s=0.0, transfer_s=0.0, bytes_from_head=0,
-                    bytes_from_peers=0,
-                ))  # fmt: skip
+            self._prove(link)
         log.info("link to %s (%s) is up", link.name, link.peer)
         if link.peer == self.swarm.head and self.shadow.version is None:
             log.info("waiting for the learner's first version; its trainer may still be loading the model")
+
+    def _prove(self, link: Link) -> None:
+        """What serves, and was not proven over this link to the head: a head that was started anew, a new link, a node that came
+        back with its state on the disk. It counts no bytes."""
+        serves, digest = self.slot.serving, self.shadow.digest
+        if serves is None or serves != self.shadow.version or digest is None or self._proved == (link, serves):
+            return
+        self._proved = link, serves
+        link.post(Installed(
+            serves, digest, pause_s=0.0, apply_s=0.0, transfer_s=0.0, bytes_from_head=0, bytes_from_peers=0,
+        ))  # fmt: skip
 
     async def on_down(self, link: Link, reason: str) -> None:
         """A link closed. With the head's, all requests of this node are dropped."""
@@ -208,6 +248,8 @@ class Agent(SwarmOwner):
     # --- reporting ---------------------------------------------------------------------------------------------------
 
     async def _on_installed(self, installed: Installed) -> None:
+        if (link := self.swarm.links.get(self.swarm.head)) is not None:
+            self._proved = link, installed.version
         self._to_head(installed)
         await self._send_status()
 
@@ -218,11 +260,14 @@ class Agent(SwarmOwner):
 
     async def _send_status(self) -> None:
         stats = await self.serving.stats() or NO_ENGINE
+        if (link := self.swarm.links.get(self.swarm.head)) is not None:
+            self._prove(link)
         self._to_head(NodeStatus(
             ready=self.serving.engine is not None and self.shadow.version is not None,
             version=self.slot.serving or Version(0, 0), running=stats.running, waiting=stats.waiting,
             capacity=self.settings.capacity, tokens=self.serving.tokens, tokens_per_s=stats.tokens_per_s,
             pid=os.getpid(), rss_bytes=psutil.Process().memory_info().rss, updating=self.serving.updating,
             sent_bytes=self.swarm.exchange.sent_bytes, kv_tokens=stats.kv_tokens, arithmetic=stats.arithmetic, keeps=stats.keeps,
+            rests=self.serving.rests, limits=str(self.allowance.limits) if self.allowance is not None else "",
         ))  # fmt: skip
 

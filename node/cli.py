@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 def add_verbs(verbs: Any, verb: AddVerb) -> None:
     """`verbs`: argparse's subparsers of the whole command."""
-    p = verb("node", _node, "join a run and generate for it, or drain: let a running node hand over its work and leave", verbs)
-    p.add_argument("action", nargs="?", choices=["drain"],
-                   help="drain: end the node that runs in --dir, as SIGTERM does; none of its tokens is lost")
+    p = verb("node", _node, "join a run and generate for it; or drain: have a node leave, or limit: change its limits", verbs)
+    p.add_argument("action", nargs="?", choices=["drain", "limit"],
+                   help="drain: end the node that runs in --dir, as SIGTERM does; none of its tokens is lost. limit: change what "
+                   "it may use to what the flags say, or show it")
     _of_ticket(p, "whoever may see this machine's processes sees a ticket on the command line")
     p.add_argument("--dir", type=Path,
                    help="folder of this node's key, weights and chunks (default: one of the run's under "
@@ -50,6 +51,7 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
                    help="what 10^9 bytes that leave this node cost (default 0)")
     p.add_argument("--site", default="", metavar="NAME", help="name of this node's LAN: nodes that give the same name share it")
     p.add_argument("--store-gib", type=float, default=8.0, help="most GiB of disk for chunks (default 8)")
+    _of_limits(p)
     p.add_argument("--base-model", type=Path, metavar="DIR",
                    help="folder with the model that the run began with, so that only the changes since are downloaded")
     p.add_argument("--stay", action="store_true", help="keep waiting for the learner after the run is over")
@@ -63,6 +65,28 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
                    help="where a learner here would keep its runs: whether there is room (default runs)")
 
 
+def _of_limits(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--max-up-mbit", metavar="MBIT", help="most Mbit/s that leave this machine, on the wire (default 0: no limit)")
+    p.add_argument("--max-down-mbit", metavar="MBIT", help="most Mbit/s that come to it, on the wire (default 0: no limit)")
+    p.add_argument("--max-disk", metavar="GB",
+                   help="most GB (10^9 bytes) of its folder: two states of the model, and chunks in what they leave (default 0: "
+                   "no limit but --store-gib)")
+    p.add_argument("--quota-gb-per-day", metavar="GB",
+                   help="GB on the wire in a day, both ways; from nine tenths on it relays nothing, then it rests till midnight "
+                   "(default 0: no limit)")
+    p.add_argument("--between", metavar="HH:MM-HH:MM",
+                   help="hours of its clock in which it takes part, such as 22:00-07:00; when they end it hands over and rests "
+                   "(default always)")
+    p.add_argument("--yield", dest="gives_way", action=argparse.BooleanOptionalAction, default=None,
+                   help="give way while others use the GPU (or the processor) or the uplink (default no)")
+
+
+def _limits(args: argparse.Namespace) -> dict[str, Any]:
+    """What the flags say, None where they say nothing, by the names of `HostLimits.as_said`."""
+    names = ("max_up_mbit", "max_down_mbit", "max_disk", "quota_gb_per_day", "between")
+    return {name: getattr(args, name) for name in names} | {"yield": args.gives_way}
+
+
 def _of_ticket(p: argparse.ArgumentParser, more: str) -> None:
     p.add_argument("--join", metavar="TICKET", help=f"the learner's ticket, a file that holds it, or - for stdin ({more})")
     p.add_argument("--join-file", type=Path, metavar="FILE",
@@ -74,18 +98,21 @@ def _node(args: argparse.Namespace) -> dict[str, Any]:
     from node.folders import default_folder
     from node.install.base_model import BaseModel
     from node.service import NodeOptions, run_node
+    from p2p.allowance.limits import NO_LIMITS
     from p2p.errors import UsageError
     from p2p.limits import GIB
     from p2p.protocol.prices import MAX_PRICE, Terms
 
-    if args.action == "drain" and args.dir is not None:
-        return _drain(args, args.dir)
+    limits = NO_LIMITS.changed(_limits(args))  # what is wrong is told before anything is begun
+    act = _drain if args.action == "drain" else _limit
+    if args.action and args.dir is not None:
+        return act(args, args.dir)
     ticket = _ticket(args)
     if ticket is None:
         need = "--dir DIR or --join TICKET" if args.action else "--join TICKET, --join-file FILE or SHOAL_TICKET"
         raise UsageError(f"node {args.action + ' ' if args.action else ''}needs {need} (see: shoal node --help)")
-    if args.action == "drain":
-        return _drain(args, _running(default_folder(ticket.run), args.name))
+    if args.action:
+        return act(args, _running(default_folder(ticket.run), args.name))
     for name in ("threads", "capacity", "store_gib"):
         if not getattr(args, name) > 0:  # NaN is not, either
             raise UsageError(f"--{name.replace('_', '-')} must be above 0")
@@ -105,7 +132,7 @@ def _node(args: argparse.Namespace) -> dict[str, Any]:
     options = NodeOptions(
         settings, tuple(args.listen or ["/ip4/0.0.0.0/tcp/0"]), engine=args.engine, engine_python=args.engine_python,
         engine_set=_settings(args.engine_set), kv_policy=args.kv_policy, device=args.device, dtype=args.dtype,
-        threads=args.threads, named_folder=args.dir is not None,
+        threads=args.threads, limits=limits, named_folder=args.dir is not None,
     )  # fmt: skip
     args.where = settings.directory
     result = trio.run(run_node, options, lambda folder: setattr(args, "where", folder))
@@ -154,6 +181,7 @@ def _settings(pairs: list[str]) -> tuple[tuple[str, Any], ...]:
 
 def _doctor(args: argparse.Namespace) -> dict[str, Any]:
     """The learner's findings come through the frame, which may know both (`shoal.py`)."""
+    from node.doctor.allowed import examine_limits
     from node.doctor.examination import answer, examine, examine_node, say
     from node.folders import default_folder, nodes_root
 
@@ -161,7 +189,8 @@ def _doctor(args: argparse.Namespace) -> dict[str, Any]:
     python = args.engine_python or sys.executable
     _wait(args, f"asking {python} what it has, which takes some seconds ...")
     facts = examine(python)
-    findings = examine_node(facts, args.dir or (default_folder(ticket.run) if ticket else nodes_root()))
+    folder = args.dir or (default_folder(ticket.run) if ticket else nodes_root())
+    findings = examine_node(facts, folder) + examine_limits(folder)
     findings += args.examine_learner(args.run_dir)
     if ticket is not None or args.listen:
         import trio
@@ -189,3 +218,15 @@ def _drain(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
     if not args.json:
         print(f"the node in {directory} has handed over and left ({result['seconds']:.1f} s)")
     return result
+
+
+def _limit(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    from node.folders import check_running
+    from p2p.allowance.keeper import change_limits, what_holds
+
+    check_running(directory)
+    limits = change_limits(directory, _limits(args))
+    holds = what_holds(directory)
+    if not args.json:
+        print(f"the node in {directory}: {limits or 'no limits'}{f' ({holds})' if holds else ''}")
+    return {"ok": True, "directory": str(directory), "limits": limits.as_said, "holds": holds}

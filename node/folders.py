@@ -140,6 +140,12 @@ def _is_held(folder: Path) -> bool:
         return False
 
 
+def check_running(directory: Path) -> None:
+    """UsageError unless a node runs in `directory`."""
+    if not _is_held(directory):
+        raise UsageError(f"no node runs in {directory}")
+
+
 def drain_node(directory: Path, wait_s: float = LEAVE_S) -> dict[str, Any]:
     """Have the node that runs in `directory` hand over and leave; returns when it is gone. UsageError when none runs there,
     ShoalError when it is still there after `wait_s` seconds."""

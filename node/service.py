@@ -10,7 +10,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,10 @@ from node.engine.fake import ScriptedSettings
 from node.engine.process import open_engine_process
 from node.engine.settings import TransformersSettings, VllmSettings
 from node.folders import hold_folder, hold_free_folder
+from node.lives import Lives
+from p2p.allowance.keeper import AllowanceKeeper
+from p2p.allowance.limits import NO_LIMITS, HostLimits
+from p2p.allowance.others import OthersSampler
 from p2p.codec import warm
 from p2p.errors import UsageError
 from p2p.identity import Identity
@@ -51,6 +56,8 @@ class NodeOptions:
     device: str
     dtype: str
     threads: int
+    limits: HostLimits = NO_LIMITS
+    """what this machine's owner allows"""
     named_folder: bool = True
     """whether `node.directory` is the person's choice; otherwise the node takes it, or one beside it, as `node.folders` says"""
 
@@ -103,19 +110,32 @@ async def run_node(options: NodeOptions, took: Callable[[Path], None] = lambda f
         _compile()
         engine_settings |= {"threads": options.threads, "log": str(directory / "engine.log")}
         listen = list(options.listen) if settings.dialable else []
-        async with open_libp2p_network(identity, listen) as network:
-            agent = Agent(
-                settings, identity, network, lambda: open_engine_process(options.engine, engine_settings, python=python)
-            )
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_stop_on_signal, agent)
-                reason = await agent.run()
-                nursery.cancel_scope.cancel()
-        version = agent.shadow.version
+        gpu = options.device != "cpu" and _has_gpu()
+        keeper = AllowanceKeeper(options.limits, directory, sampler=lambda meter: OthersSampler(meter, gpu=gpu))
+        lives = Lives(keeper)
+
+        @asynccontextmanager
+        async def new_agent() -> AsyncIterator[Agent]:
+            async with open_libp2p_network(identity, listen, meter=keeper.meter) as network:
+                yield Agent(
+                    settings, identity, network, lambda: open_engine_process(options.engine, engine_settings, python=python),
+                    allowance=keeper,
+                )  # fmt: skip
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_stop_on_signal, lives)
+            nursery.start_soon(keeper.run)
+            await lives.run(new_agent)
+            nursery.cancel_scope.cancel()
         return {
-            "peer": identity.peer_id, "name": settings.name, "reason": reason, "tokens": agent.serving.tokens,
-            "version": str(version) if version else None, "made": agent.made,
+            "peer": identity.peer_id, "name": settings.name, "reason": lives.reason, "tokens": lives.tokens,
+            "version": str(lives.version) if lives.version else None, "made": lives.made,
         }  # fmt: skip
+
+
+def _has_gpu() -> bool:
+    """Whether the engine may run on one; torch, which knows, is not to be imported here."""
+    return os.path.exists("/dev/nvidia0")
 
 
 def _compile() -> None:
@@ -131,7 +151,7 @@ def _compile() -> None:
         log.info("the codec is ready (%.0f s)", time.monotonic() - began)
 
 
-async def _stop_on_signal(agent: Agent) -> None:
+async def _stop_on_signal(lives: Lives) -> None:
     leaving = False
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async for number in signals:
@@ -140,4 +160,4 @@ async def _stop_on_signal(agent: Agent) -> None:
                 os.kill(os.getpid(), number)
             leaving = True
             log.info("%s: leaving", signal.Signals(number).name)
-            agent.stop(f"this node got {signal.Signals(number).name}")
+            lives.stop(f"this node got {signal.Signals(number).name}")

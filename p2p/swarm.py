@@ -261,6 +261,22 @@ class Swarm(LinkOwner):
         self.places = places
         self.exchange.arrange(places)
 
+    # --- what the host's owner allows --------------------------------------------------------------------------------
+
+    def allow(self, relays: float | None, chunks: float | None, down: float) -> None:
+        """As `ExchangeCore.allow`, with everybody but those who are kept apart."""
+        self.exchange.allow(relays, chunks, down)
+
+    @property
+    def chunk_bytes_sent(self) -> int:
+        """Payload of all chunks that left here, to whomever."""
+        return sum(exchange.sent_bytes for exchange in self._exchanges)
+
+    @property
+    def uplink_rate(self) -> float:
+        """Bytes/s that the uplink is known to carry; 0 while that is not known."""
+        return self.exchange.uplink_rate
+
     # --- what links say (LinkOwner) ----------------------------------------------------------------------------------
 
     async def on_up(self, link: Link) -> None:

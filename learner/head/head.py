@@ -50,7 +50,7 @@ from p2p.membership.links import MAX_REASON, Link
 from p2p.protocol.generation import NodeStatus, Rejected, Tokens
 from p2p.protocol.join import Bye
 from p2p.protocol.prices import MAX_PRICE, Terms
-from p2p.protocol.rollout import DRAINING, PAST, UPDATING
+from p2p.protocol.rollout import DRAINING, PAST, RESTING, UPDATING
 from p2p.protocol.versions import Catalog, Installed, Report
 from p2p.swarm import SourceRole, Swarm, SwarmOwner
 from p2p.version import Version
@@ -305,7 +305,7 @@ class Head(SwarmOwner):
             case Installed():
                 self._on_installed(node, message)
             case Rejected():
-                if message.cause not in (PAST, UPDATING, DRAINING):
+                if message.cause not in (PAST, UPDATING, DRAINING, RESTING):
                     node.back_off(self.now())
                 node.draining = node.draining or message.cause == DRAINING
                 self.rollouts.on_rejected(link.peer, message)

@@ -79,6 +79,10 @@ class NodeState:
     draining: bool = False
     updating: bool = False
     """it finishes what it runs before it commits a newer version"""
+    rests: str = ""
+    """why it takes no work for now, as it says; "" while it does"""
+    limits: str = ""
+    """what its owner allows it, as it says"""
     not_before: float = 0.0
     """no new work before this time"""
     backoff_s: float = 0.0
@@ -95,6 +99,7 @@ class NodeState:
         self.version, self.tokens_per_s, self.updating = message.version, message.tokens_per_s, message.updating
         self.pid, self.rss_bytes = message.pid, message.rss_bytes
         self.sent_bytes = min(message.sent_bytes, MAX_BYTES)
+        self.rests, self.limits = message.rests, message.limits
         self.kv_tokens = max(0, min(message.kv_tokens, MAX_BYTES))
         self.arithmetic, self.keeps = message.arithmetic, message.keeps
 
@@ -129,7 +134,7 @@ class NodeState:
 
     def serves(self, epoch: int, now: float) -> bool:
         """Whether it generates for this epoch, if it is asked to."""
-        return self._able(epoch, now) and not self.draining
+        return self._able(epoch, now) and not self.draining and not self.rests
 
     def _able(self, epoch: int, now: float) -> bool:
         proved = self.version.epoch == epoch and self.version == self.proved
@@ -143,7 +148,7 @@ class NodeState:
         live = self._able(epoch, now) and now >= self.not_before
         return NodeView(
             self.link.peer, self.version, min(load, self.capacity), max(0, load - self.capacity), self.capacity,
-            tokens_per_s=self.tokens_per_s, live=live, draining=self.draining or self.updating or not active,
+            tokens_per_s=self.tokens_per_s, live=live, draining=self.draining or self.updating or not active or bool(self.rests),
             holds_back=self.updating and active and not self.draining,
             context=beside.context, growth=beside.growth, room=float(self.kv_tokens), limit=limit,
         )  # fmt: skip
@@ -156,5 +161,5 @@ class NodeState:
             "bytes_from_learner": self.bytes_from_head, "bytes_from_peers": self.bytes_from_peers,
             "pause_s": self.pause_s, "apply_s": self.apply_s, "transfer_s": self.transfer_s, "capacity": self.capacity,
             "pid": self.pid, "rss_bytes": self.rss_bytes, "draining": self.draining,
-            "updating": self.updating, "kv_tokens": self.kv_tokens,
+            "updating": self.updating, "rests": self.rests, "limits": self.limits, "kv_tokens": self.kv_tokens,
         }  # fmt: skip

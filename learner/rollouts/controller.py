@@ -38,7 +38,7 @@ from learner.tasks.prompting import decode_completion
 from learner.trajectory import Group
 from p2p.errors import Refusal, ShoalError
 from p2p.protocol.generation import Abort, Assign, GenerateRequest, Rejected, Tokens
-from p2p.protocol.rollout import BEHIND, UPDATING
+from p2p.protocol.rollout import BEHIND, RESTING, UPDATING
 from p2p.protocol.wire import FEW
 from p2p.version import Version
 
@@ -370,8 +370,9 @@ class Rollouts:
         if self.beside.owns(message.request_id):
             self.beside.on_rejected(peer, message)
             return
+        avoid = message.cause not in (BEHIND, UPDATING, RESTING)
         outcome = self.collector.declined(
-            peer, message.request_id, message.reason, retryable=message.retryable, avoid=message.cause not in (BEHIND, UPDATING)
+            peer, message.request_id, message.reason, retryable=message.retryable, avoid=avoid
         )
         if isinstance(outcome, GroupAborted):
             self._aborted(outcome)

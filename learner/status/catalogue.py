@@ -12,7 +12,7 @@ from learner.status.metric_entries import Kind, MetricEntry, MetricSection, Writ
 
 _E = MetricEntry
 
-NODE_STATES = ("generating", "warm", "asleep", "starting", "leaving", "gone")
+NODE_STATES = ("generating", "warm", "asleep", "starting", "resting", "leaving", "gone")
 """States of a node; each node is in one of them."""
 
 ABORT_REASONS = ("failures", "equal", "unscored", "surplus", "stale", "orphaned", "restart", "diverged", "caught")
@@ -207,7 +207,8 @@ SECTIONS: tuple[MetricSection, ...] = (
         "All nodes together. There are no series by node, since nodes are many and come and go: `shoal status` has them.",
         (
             _E("Nodes by state. generating: takes work; warm: follows versions and waits to be needed; asleep: does neither; "
-               "starting: no version yet; leaving: drains; gone: not linked any more.",
+               "starting: no version yet; resting: its owner's limits let it take no work now; leaving: drains; "
+               "gone: not linked any more.",
                name="shoal_nodes", path="nodes_by_state", label="state", values=NODE_STATES),
             _E("Nodes with a link. On /metrics: `shoal_nodes`, without the gone.", "pool/live"),
             _E("Nodes whose engine serves a version.", "pool/active"),

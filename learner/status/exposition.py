@@ -25,7 +25,7 @@ MOST_OPEN = 100
 MOST_LABEL = 100
 """Characters of such a key that become the label's value."""
 
-STATE_FIELDS = ("alive", "ready", "draining", "activity")
+STATE_FIELDS = ("alive", "ready", "draining", "rests", "activity")
 """Fields of a node that its state rests on: the others need not be checked at each scrape, for each of many nodes."""
 
 

@@ -44,6 +44,7 @@ def run_facts(state: RunState) -> list[Fact]:
         Fact("spent", spent(state)),
         Fact("weights sent", weights_sent(state)),
         Fact("one version", one_version(state)),
+        Fact("limits", state.limits),
         Fact("checkpoint", state.checkpoint),
     )
     return [fact for fact in facts if fact.text]
@@ -309,6 +310,16 @@ def node_columns(state: RunState) -> list[NodeColumn]:
         NodeColumn("digest", lambda n: "ok" if n.digest_ok else DASH, numeric=False, rank=7),
     ]
     return [c for c in columns if state.priced or "$" not in c.title]
+
+
+def allowed(state: RunState) -> list[str]:
+    """What nodes' owners allow them, and why those rest that do; one line for each that is limited."""
+    lines = []
+    for node in state.nodes:
+        why = node.rests if node.alive else node.reason.removeprefix("closed by the peer: ")
+        if node.limits or (node.alive and why):
+            lines.append(f"{node.name}: {joined(filter(None, (why, node.limits)), '; ')}")
+    return lines
 
 
 def nodes_title(state: RunState) -> str:

@@ -33,6 +33,10 @@ class NodeRow(Part):
     """an engine of its serves a version"""
     draining: bool = False
     updating: bool = False
+    rests: Plain = ""
+    """why it takes no work for now although it is there"""
+    limits: Plain = ""
+    """what its owner allows it"""
     activity: Plain = "active"
     """active, warm or asleep: what the pool wants of it"""
     version: Plain = ""
@@ -55,11 +59,13 @@ class NodeRow(Part):
 
     @property
     def state(self) -> str:
-        """One word: gone, leaving, starting, or what the pool wants of it: active, warm, asleep."""
+        """One word: gone, leaving, resting, starting, or what the pool wants of it: active, warm, asleep."""
         if not self.alive:
             return "gone"
         if self.draining:
             return "leaving"
+        if self.rests:
+            return "resting"
         return self.activity if self.ready or self.activity == "asleep" else "starting"
 
     @property
@@ -223,6 +229,8 @@ class RunState(Part):
     seconds: float = 0.0
     version: Plain = ""
     versions_published: int = 0
+    limits: Plain = ""
+    """of the learner itself, in words"""
     checkpoint: Plain = ""
     """of the last commit, in the run's directory; "" where the trainer has not said"""
     nodes: tuple[NodeRow, ...] = ()

@@ -21,6 +21,7 @@ from rich.text import Text
 
 from learner.status.evaluated import EvalPoint
 from learner.status.facts import (
+    allowed,
     audits,
     capacity,
     caught,
@@ -74,7 +75,7 @@ GAP = 2
 TALL = 36
 """Lines from which a terminal has room for more events and a longer sample."""
 
-STYLES = {"gone": "dim", "warm": "cyan", "asleep": "dim", "leaving": "yellow", "starting": "yellow"}
+STYLES = {"gone": "dim", "warm": "cyan", "asleep": "dim", "leaving": "yellow", "resting": "dim", "starting": "yellow"}
 """A node's state -> how its row looks."""
 
 EVENT_STYLES = {"warning": "yellow", "error": "red"}
@@ -99,7 +100,9 @@ def print_status(state: RunState, console: Console | None = None) -> None:
     for sample in state.samples[-1:]:
         console.print(Text("\na sample"), style="bold")
         console.print(sample_text(sample, console.width, 6))
-    for title, lines in (("who generates, and why", state.pool.changes), ("recent reports", state.reports)):
+    for title, lines in (
+        ("what owners allow", allowed(state)), ("who generates, and why", state.pool.changes), ("recent reports", state.reports),
+    ):  # fmt: skip
         if lines:
             console.print(Text(f"\n{title}"), style="bold")
         for line in lines:

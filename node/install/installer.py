@@ -21,6 +21,7 @@ from node.install.decoding import decode_as_they_come
 from node.install.engine_slot import EngineSlot
 from node.install.plan import InstallPlan
 from node.install.progress import DownloadProgress, spell_out_bytes
+from node.install.room import InstallRoom, NoRoom
 from p2p.broadcast.exchange import Exchange
 from p2p.codec import decode_segment
 from p2p.errors import Refusal, ShoalError
@@ -56,7 +57,8 @@ class Installer:
     """One node's way from version to version.
 
     `in_thread(fn, *args)` runs blocking work (decode, digests, disk) off the event loop. `on_installed` hears every version that
-    serves. `slot` takes each version that is whole into the engine, if there is one, and into the shadow.
+    serves. `room`: what the owner lets it hold. `slot` takes each version that is whole into the engine, if there is one, and
+    into the shadow.
     """
 
     def __init__(
@@ -66,7 +68,9 @@ class Installer:
         in_thread: Callable[..., Awaitable[Any]],
         on_installed: Callable[[Installed], Awaitable[None]],
         base_model: BaseModel | None = None,
+        room: InstallRoom | None = None,
     ) -> None:
+        self._room, self._no_room = room, ""
         self._exchange, self.shadow, self._slot = exchange, slot.shadow, slot
         self._in_thread, self._on_installed, self._base_model = in_thread, on_installed, base_model
         self._plan = InstallPlan()
@@ -149,6 +153,8 @@ class Installer:
                     await self._fetch_descriptor(entry)
                 else:
                     await self._install(entry)
+            except NoRoom as refused:
+                await self._leave_out(entry, refused)
             except Refusal as refusal:
                 log.error("%s (keeping version %s)", refusal.at(version=entry.version), self.shadow.version)
                 await self._give_up(entry, refusal)
@@ -219,6 +225,16 @@ class Installer:
         self._forget(entry.mid)
         await self._exchange.report(self._exchange.head, refusal.at(version=entry.version))
 
+    async def _leave_out(self, entry: CatalogEntry, refused: NoRoom) -> None:
+        """The owner's limits have no room for it. Said once; looked at again with the next catalog, for limits change."""
+        said = f"version {entry.version} is not taken: {refused.reason} (keeping {self.shadow.version})"
+        if said != self._no_room:
+            self._no_room = said
+            log.error("%s", said)
+        self._plan.bad.add(entry.mid)
+        self._forget(entry.mid)
+        await trio.sleep(REPLAN_S)
+
     def _free(self) -> bool:
         """The store is full: let go of the oldest manifest that is kept only for neighbours."""
         if not self._kept:
@@ -245,6 +261,8 @@ class Installer:
             self._ask_catalog()
             raise ShoalError(f"manifest {mid.hex()[:12]} is not to be had any more")
         manifest = self._exchange.transfers[mid].manifest
+        if self._room is not None and entry.kind != "descriptor":
+            self._room.check(entry.version, manifest.header.layout.nbytes, entry.size)
         self._exchange.take(mid, catching=entry.size > 0)
         return manifest
 

@@ -19,7 +19,7 @@ from node.install.engine_slot import EngineSlot
 from node.serving.batcher import TokenBatcher
 from p2p.errors import Refusal, UsageError, first_of
 from p2p.protocol.generation import GenerateRequest, Rejected
-from p2p.protocol.rollout import DRAINING, UPDATING, TokenEvent
+from p2p.protocol.rollout import DRAINING, RESTING, UPDATING, TokenEvent
 from p2p.version import Version
 
 log = logging.getLogger("shoal.node")
@@ -75,6 +75,8 @@ class Serving:
         """whether a version waits for what runs here to end; nothing new is taken meanwhile"""
         self.draining = False
         """whether this node leaves; nothing new is taken any more"""
+        self.rests = ""
+        """why nothing new is taken although this node stays; "" while it is"""
         self.tokens = 0
         """tokens that went out to the head"""
         self._made_under: Version | None = None
@@ -94,6 +96,9 @@ class Serving:
         engine = self.engine
         if self.draining:
             self._say(Rejected(wire.request_id, version, "this node leaves", retryable=True, cause=DRAINING))
+            return
+        if self.rests:
+            self._say(Rejected(wire.request_id, version, self.rests, retryable=True, cause=RESTING))
             return
         if engine is None:
             self._say(Rejected(wire.request_id, version, "no engine serves yet", retryable=True))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
+from p2p.allowance.shares import DownShares
 from p2p.broadcast.draws import ReplyBudget
 from p2p.broadcast.peer_groups import PeerPlaces
 from p2p.broadcast.policies.registry import DEFAULT
@@ -18,7 +19,7 @@ from p2p.broadcast.session import Session
 from p2p.broadcast.transfer import ASK_PARTS_MAX_S, Chunks, Neighbour, Traffic, Transfer, bitmap, haves
 from p2p.channel.port import Channel
 from p2p.errors import Refusal
-from p2p.protocol.versions import Follow, GetParts, Parts, Subscribe, Want
+from p2p.protocol.versions import Allowance, Follow, GetParts, Parts, Subscribe, Want
 from p2p.version import Version
 from p2p.weights.manifest import Manifest, open_header
 
@@ -69,6 +70,10 @@ class ExchangeCore:
         """whether a peer is handed chunks to pass on; asked at the source alone"""
         self._memory: dict[str, float] = {}
         self._places: PeerPlaces | None = None
+        self.bounds: dict[str, float] = {}
+        """bytes/s that leave a peer at most, of those who say so; see `Allowance`"""
+        self._down, self._shares = 0.0, DownShares()
+        self._relays: float | None = None
         self._pump = self._make_pump()
         self._following = False
         self._opened: list[Callable[[], object]] = []
@@ -86,6 +91,9 @@ class ExchangeCore:
         peer = self.peers[name] = Neighbour(name, post, bulk, self._now())
         if self._following:
             post(Follow(True))
+        self._shares.forget((name,))
+        if self._relays is not None:
+            post(Allowance(None, self._relays))
         for mid, transfer in self.transfers.items():
             if transfer.wanted:
                 post(Subscribe(mid, bitmap(transfer.session.held)))
@@ -100,6 +108,7 @@ class ExchangeCore:
         if peer is None:
             return
         self._pump.drop(peer)
+        self.bounds.pop(name, None)
         for transfer in self.transfers.values():
             transfer.session.leave(name, self._now())
         self._pump.wake()
@@ -114,6 +123,30 @@ class ExchangeCore:
         """Ask every neighbour, now and later ones, to push new deltas as they are made; or no more."""
         self._following = on
         self._post_all(Follow(on))
+
+    def allow(self, relays: float | None, chunks: float | None, down: float) -> None:
+        """What this host's owner allows from now on: `relays` bytes/s that leave it, which others plan by (None: no bound, 0: no
+        chunk leaves); `chunks`, the part of that which chunks may have; `down` bytes/s that come to it, 0 for no limit."""
+        self._pump.bound(0.0 if relays == 0 else chunks)
+        lifted = self._down and not down
+        self._down = down
+        if lifted:
+            self._shares = DownShares()
+        if lifted or relays != self._relays:
+            self._relays = relays
+            for name, peer in self.peers.items():
+                peer.post(Allowance(self._shares.told.get(name), relays))
+
+    def _tell_shares(self, now: float) -> None:
+        """Each neighbour hears how fast it may send, when that changed."""
+        received = {name: peer.received for name, peer in self.peers.items()}
+        for name, share in self._shares.divide(now, self._down, received).items():
+            self.peers[name].post(Allowance(share, self._relays))
+
+    @property
+    def uplink_rate(self) -> float:
+        """Bytes/s that the uplink is known to carry; 0 while nothing left."""
+        return self._pump.uplink.rate if self._pump.sent else 0.0
 
     @property
     def sent_bytes(self) -> int:
@@ -205,6 +238,8 @@ class ExchangeCore:
         """What is to be called every TICK_S."""
         now = self._now()
         self._pump.measure()
+        if self._down:
+            self._tell_shares(now)
         for mid, transfer in self.transfers.items():
             session = transfer.session
             session.pace = self._pump.uplink.pace
@@ -237,6 +272,7 @@ class ExchangeCore:
             me=self.me, source=None if self.is_source else self.head, now=now, policy=self.policy,
             chunk_bytes=manifest.header.chunk_bytes, memory=self._memory, places=self._places,
             entrusts=self.entrusts if self.is_source else None,
+            bounds=self.bounds,
         )  # fmt: skip
         transfer = self.transfers[manifest.mid] = Transfer(manifest, session, Traffic(), wanted)
         opened, self._opened = self._opened, []

@@ -20,13 +20,16 @@ from p2p.broadcast.transfer import ASK_PARTS_S, Neighbour, Transfer, batches, me
 from p2p.complaints import complain
 from p2p.errors import Refusal, ShoalError
 from p2p.limits import MIB
-from p2p.protocol.versions import Chunk, Follow, GetParts, Have, Parts, Relieve, Subscribe, Want
+from p2p.protocol.versions import Allowance, Chunk, Follow, GetParts, Have, Parts, Relieve, Subscribe, Want
 from p2p.protocol.wire import MANY
 
 log = logging.getLogger("shoal.broadcast")
 
 ANSWER_PARTS_S = 0.5
 """A neighbour that asks for one manifest's parts more often than this, for every MiB of them, is not answered."""
+
+LEAST_TAKES = 1.0
+"""Bytes/s that a neighbour is sent at the least, however little it says that it takes: a rate of 0 is none to wait for."""
 
 
 class Inbox(ExchangeCore):
@@ -61,6 +64,7 @@ class Inbox(ExchangeCore):
 
     def _on_chunk(self, peer: Neighbour, message: Chunk) -> None:
         transfer = self.transfers.get(message.mid)
+        peer.received += len(message.data)
         if transfer is None or not transfer.wanted:
             return  # a manifest we dropped meanwhile: the sender could not know
         version = transfer.manifest.version
@@ -121,6 +125,14 @@ class Inbox(ExchangeCore):
 
     def _on_follow(self, peer: Neighbour, message: Follow) -> None:
         peer.following = message.on
+
+    def _on_allowance(self, peer: Neighbour, message: Allowance) -> None:
+        peer.takes.set_rate(self._now(), 0.0 if message.takes is None else max(message.takes, LEAST_TAKES))
+        if message.relays is None:
+            self.bounds.pop(peer.name, None)
+        else:
+            self.bounds[peer.name] = message.relays
+        self._pump.wake()
 
     def _on_want(self, peer: Neighbour, message: Want) -> None:
         transfer = self.transfers.get(message.mid)
@@ -212,5 +224,5 @@ class Inbox(ExchangeCore):
 
     _HANDLERS: ClassVar[dict[type, Callable[[Inbox, Neighbour, Any], Iterator[None] | None]]] = {
         Chunk: _on_chunk, Have: _on_have, Want: _on_want, Relieve: _on_relieve, Parts: _on_parts,
-        GetParts: _on_get_parts, Subscribe: _on_subscribe, Follow: _on_follow,
+        GetParts: _on_get_parts, Subscribe: _on_subscribe, Follow: _on_follow, Allowance: _on_allowance,
     }  # fmt: skip

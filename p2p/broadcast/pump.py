@@ -9,6 +9,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 import trio
 
@@ -83,7 +84,7 @@ class Pump(PumpCore):
         """Hands out chunks, oldest version first (later deltas build on it), for ever."""
         while True:
             self._wake = trio.Event()
-            pause = self.pause(self._now()) if self._measured else 0.0
+            pause = self.pause(self._now()) if self._measured or self.closed or self.uplink.cap < inf else 0.0
             if pause:
                 await trio.sleep(pause)
                 continue

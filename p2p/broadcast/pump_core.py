@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from math import inf
 
 from p2p.broadcast.transfer import MEASURED_S, Job, Neighbour, Transfer, batches
 from p2p.broadcast.uplink import Uplink
@@ -29,6 +30,8 @@ class PumpCore:
         self.uplink = Uplink()
         self.sent = 0
         """payload bytes of chunks that left, over all manifests"""
+        self.closed = False
+        """no chunk leaves, whoever asks"""
         self.order: OrderedDict[str, Neighbour] = OrderedDict()
         """neighbours, the one served longest ago first"""
 
@@ -43,14 +46,25 @@ class PumpCore:
         if self.order.get(peer.name) is peer:
             del self.order[peer.name]
 
+    def bound(self, rate: float | None) -> None:
+        """Chunks leave at `rate` bytes/s at most from now on; None: as fast as the uplink carries them, 0: not at all."""
+        self.closed, cap = rate == 0, rate or inf
+        if cap > 2 * self.uplink.cap:  # what was delivered under the old bound says little about the uplink
+            self.uplink = Uplink()
+        self.uplink.cap = cap
+        self.wake()
+
     def pause(self, now: float) -> float:
         """Seconds to wait before a chunk may leave and `next` is worth asking; 0 for none."""
+        if self.closed:
+            return LONGEST_PAUSE_S
         pause = self.uplink.wait(now)
         return min(pause, LONGEST_PAUSE_S) if pause > SHORTEST_PAUSE_S else 0.0
 
     def next(self, now: float) -> Neighbour | None:
         """The neighbour that gets the next chunk, which is its `job` now; None when there is nothing to hand out."""
-        ready = [name for name, peer in self.order.items() if peer.job is None]
+        free = [name for name, peer in self.order.items() if peer.job is None]
+        ready = [name for name in free if self.order[name].may_take(now)]
         transfers = list(self._transfers.values()) if ready else []
         if len(transfers) > 1:
             transfers.sort(key=lambda t: t.manifest.version)
@@ -63,13 +77,14 @@ class PumpCore:
             peer.job = Job(transfer, found.chunk, found.duty)
             peer.served_at, peer.measured_until = now, now + MEASURED_S
             self.order.move_to_end(found.peer)
+            peer.takes.charge(now, transfer.manifest.chunk_size(found.chunk))
             self.uplink.spent(now, transfer.manifest.chunk_size(found.chunk))
             for relieved in transfer.session.relieved():
                 if relieved.peer in self.order:
                     self.order[relieved.peer].post(Relieve(transfer.manifest.mid, (relieved.chunk,)))
             return peer
         # When more than half of the channels have no room our uplink is full; a few may be slow at their other end.
-        if 2 * len(ready) >= len(self.order):
+        if 2 * len(free) >= len(self.order):
             self.uplink.idle(now)
         return None
 

@@ -11,8 +11,9 @@ announced it, from the source only when no other peer has it. Late joiners only 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from p2p.broadcast.chunkset import BitView, ChunkSet, bits_of
 from p2p.broadcast.leases import MAX_WANTS_PER_PEER, Pulls
@@ -71,6 +72,7 @@ class Session:
     `me`: this peer's name. `source`: the peer that made the manifest; None at that peer itself.
     `catching`: pull at once from whoever has chunks (a joiner fetching an old manifest) instead of awaiting pushes.
     `places`: which groups the peers are in; None while all are one. `arrange` replaces it when that changes.
+    `bounds`: bytes/s that leave a peer at most, of those whose owners bound it; changes under the session.
     `memory`: what the policy remembers of peers from one manifest to the next; shared by a peer's sessions.
     `entrusts`: whether chunks are handed to a peer to pass on; asked at the source.
     """
@@ -87,7 +89,9 @@ class Session:
         memory: dict[str, float] | None = None,
         places: PeerPlaces | None = None,
         entrusts: Callable[[str], bool] | None = None,
+        bounds: Mapping[str, float] | None = None,
     ) -> None:
+        self._bounds = {} if bounds is None else bounds
         self.me, self.source, self.catching, self.chunk_bytes = me, source, catching, chunk_bytes
         self.is_source = source is None
         self._most_sent = max(MAX_INFLIGHT, INFLIGHT_BYTES // chunk_bytes)
@@ -239,6 +243,10 @@ class Session:
         """Whether `chunk` can be handed to `peer` and is neither there nor on its way from here."""
         entry = self._peers.get(peer)
         return entry is not None and chunk in self.held and chunk not in entry.has and chunk not in entry.sent
+
+    def relays(self, peer: str) -> float:
+        """Bytes/s that leave `peer` at most, as its owner bounds them; infinite where nobody does, 0: it relays nothing."""
+        return self._bounds.get(peer, inf)
 
     def takes_part(self, peer: str) -> bool:
         return peer in self._peers

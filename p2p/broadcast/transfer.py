@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple, Protocol
 
+from p2p.allowance.bucket import TokenBucket
 from p2p.broadcast.chunkset import bits_of, chunks_of
 from p2p.broadcast.draws import PeerDraws
 from p2p.broadcast.gossip import Gossip
 from p2p.broadcast.session import Session
 from p2p.channel.port import Channel
 from p2p.errors import Refusal
-from p2p.limits import KIB, MIB
+from p2p.limits import KIB, MAX_CHUNK, MIB
 from p2p.protocol.versions import Have
 from p2p.protocol.wire import FEW, MANY
 from p2p.weights.manifest import Manifest
@@ -114,8 +115,16 @@ class Neighbour:
         """its path is looked at until then"""
         self.smoothed = 1.0
         """bytes/s that its connection was last told to keep to"""
+        self.takes = TokenBucket()
+        """chunk bytes/s that its owner lets it be sent from here"""
+        self.received = 0
+        """chunk bytes that came from it"""
         self.gone = False
         """removed: it is served no more, even if its task is only about to begin"""
+
+    def may_take(self, now: float) -> bool:
+        """Whether its owner's limit lets it be sent a chunk now."""
+        return not self.takes.rate or not self.takes.wait(now, MAX_CHUNK)
 
     def post_have(self, mid: bytes, chunks: Sequence[int]) -> None:
         """Tell it that these chunks are held here; of none, that this peer takes part."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from math import inf
 
 from p2p.limits import KIB
 
@@ -91,6 +92,8 @@ class Uplink:
     def __init__(self, rate: float = 0.0) -> None:
         self.rate = rate or START_RATE
         """bytes/s the uplink is known to deliver"""
+        self.cap = inf
+        """bytes/s that may leave at most, whatever the uplink delivers"""
         self._searching = rate == 0.0
         self._begun = self._paused = False  # something was sent; the search has seen a pause since
         self._factor = START_FACTOR if self._searching else 1.0
@@ -111,7 +114,7 @@ class Uplink:
     @property
     def pace(self) -> float:
         """Bytes/s that leave at most now."""
-        return max(self.rate * self._factor, MIN_RATE)
+        return min(max(self.rate * self._factor, MIN_RATE), self.cap)
 
     def wait(self, now: float) -> float:
         """Seconds until the next piece may leave."""

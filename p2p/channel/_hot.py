@@ -26,6 +26,7 @@ from libp2p.stream_muxer.yamux.yamux import (
     YAMUX_HEADER_FORMAT,
 )
 
+from p2p.allowance.meter import HostMeter
 from p2p.limits import CHANNEL_WINDOW, KIB
 
 READ_AHEAD = 256 * KIB
@@ -62,8 +63,11 @@ _HEADER = struct.Struct(YAMUX_HEADER_FORMAT)
 class HotSession:
     """Takes the place of a libp2p SecureSession under a muxer. Attributes that it lacks are those of the session."""
 
-    def __init__(self, secure: Any, stream: trio.SocketStream, congestion: str = "") -> None:
+    def __init__(
+        self, secure: Any, stream: trio.SocketStream, congestion: str = "", meter: HostMeter | None = None
+    ) -> None:
         self._secure, self._stream, self._socket = secure, stream, stream.socket
+        self._meter = meter or HostMeter()
         self._noise = secure.conn
         self._sealed = bytearray()  # from the socket
         self._plain = bytearray(secure._drain(None))  # decrypted, not yet taken
@@ -72,7 +76,8 @@ class HotSession:
         """the last read left nothing in the socket"""
         self.muxer: Any = None
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
-        for low in (RECEIVE_WINDOW, 1):  # what the first leaves behind is room for so much, which still grows by itself
+        # What the first leaves behind is room for so much, which still grows by itself.
+        for low in (RECEIVE_WINDOW, 1) if not self._meter.down.rate else ():
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low)
         with suppress(OSError):  # an older kernel
             stream.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, RETRY_MS)
@@ -176,12 +181,17 @@ class HotSession:
         """Read until at least `size` sealed bytes are buffered. For a long record, in many packets, the kernel wakes us once."""
         while len(self._sealed) < size:
             missing = size - len(self._sealed)
-            low = missing if missing > SMALL_READ else 1
+            limited = bool(self._meter.down.rate)
+            low = missing if missing > SMALL_READ and not limited else 1
             try:
                 if low != self._low:
                     self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low)
                     self._low = low
-                if low > 1 or self._drained:  # a try that finds nothing costs as much as the wait
+                if limited:
+                    data = await self._read_slowly()
+                    if data is None:
+                        continue
+                elif low > 1 or self._drained:  # a try that finds nothing costs as much as the wait
                     await trio.lowlevel.wait_readable(self._socket)  # type: ignore[arg-type]
                     try:
                         data = os.read(self._socket.fileno(), READ_AHEAD)
@@ -197,6 +207,19 @@ class HotSession:
             if not data:
                 raise IncompleteReadError("connection closed", expected_bytes=wanted, received_bytes=len(self._sealed))
             self._sealed += data
+
+    async def _read_slowly(self) -> bytes | None:
+        """What is there, as far as the host's limit allows now; None for nothing after all."""
+        await trio.lowlevel.wait_readable(self._socket)  # type: ignore[arg-type]
+        allowed = await self._meter.may_read(READ_AHEAD)
+        data: bytes | None = None
+        try:
+            data = os.read(self._socket.fileno(), allowed)
+        except BlockingIOError:
+            pass
+        finally:
+            self._meter.read(allowed, len(data or b""))
+        return data
 
 
 class HotStream:

@@ -49,12 +49,14 @@ from libp2p.transport.upgrader import TransportUpgrader
 from libp2p.utils.varint import read_varint_prefixed_bytes_limited
 from multiaddr import Multiaddr as multiaddr
 
+from p2p.allowance.meter import HostMeter, WireCount
 from p2p.channel._hot import HotSession, HotStream
 from p2p.channel.port import PathState
+from p2p.channel.wire_count import clamp_window, wire_count
 from p2p.limits import HANDSHAKE_S, MAX_CONNECTIONS
 
 __all__ = [
-    "accept", "background_service", "hot", "make_swarm", "multiaddr", "path_of", "peer_id", "remote_of",
+    "accept", "background_service", "clamp", "count_of", "hot", "make_swarm", "multiaddr", "path_of", "peer_id", "remote_of",
     "select", "smooth", "stream_eof",
 ]  # fmt: skip
 
@@ -206,8 +208,22 @@ def smooth(swarm_connection: Any, rate: float) -> None:
             logging.getLogger("shoal.channel").debug("cannot pace a connection: %s", error)
 
 
+def count_of(swarm_connection: Any) -> WireCount | None:
+    """What the kernel counted of a connection; None where it does not say."""
+    stream = _socket_of(swarm_connection.muxed_conn.secured_conn)
+    return wire_count(stream.socket) if stream is not None else None  # type: ignore[arg-type]
+
+
+def clamp(swarm_connection: Any, nbytes: int) -> None:
+    """Bound what the peer may have under way to us; 0 for no bound."""
+    stream = _socket_of(swarm_connection.muxed_conn.secured_conn)
+    if stream is not None:
+        clamp_window(stream.socket, nbytes)  # type: ignore[arg-type]
+
+
 class _Upgrader(TransportUpgrader):
     congestion = ""
+    meter: HostMeter | None = None
 
     async def upgrade_connection(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
         # the original ignores the class it was given and makes a plain Yamux
@@ -215,7 +231,7 @@ class _Upgrader(TransportUpgrader):
         stream = _socket_of(conn)
         if stream is None or muxer is not _Muxer:
             return muxer(conn, peer_id)
-        session = HotSession(conn, stream, self.congestion)
+        session = HotSession(conn, stream, self.congestion, self.meter)
         session.muxer = _Muxer(session, peer_id)  # type: ignore[arg-type]
         return session.muxer
 
@@ -232,9 +248,9 @@ class _Swarm(Swarm):
         await muxed.event_closed.wait()
 
 
-def make_swarm(seed: bytes, congestion: str = "") -> Swarm:
+def make_swarm(seed: bytes, congestion: str = "", meter: HostMeter | None = None) -> Swarm:
     """A swarm with the key of `seed`: TCP, Noise and yamux only, nothing dialled, pruned or limited on its own.
-    `congestion`: TCP congestion control of its connections; the system's own unless said."""
+    `congestion`: TCP congestion control of its connections; the system's own unless said. `meter`: what may be read when."""
     key_pair = create_new_key_pair(seed)
     noise = NoiseTransport(key_pair, noise_privkey=create_noise_key_pair().private_key)
     config = ConnectionConfig(
@@ -246,7 +262,7 @@ def make_swarm(seed: bytes, congestion: str = "") -> Swarm:
         outbound_upgrade_timeout=HANDSHAKE_S,
     )
     upgrader = _Upgrader({NOISE: noise}, {YAMUX: _Muxer})  # type: ignore[dict-item]
-    upgrader.congestion = congestion
+    upgrader.congestion, upgrader.meter = congestion, meter
     return _Swarm(
         ID.from_pubkey(key_pair.public_key),
         PeerStore(),

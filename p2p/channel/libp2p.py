@@ -14,7 +14,9 @@ from typing import Any
 
 import trio
 
+from p2p.allowance.meter import HostMeter
 from p2p.channel.listening import allow_many_files, check_free, short_address, spell_out
+from p2p.channel.metered import MeteredConnections
 from p2p.channel.port import BULK, CONTROL, Channel, Network
 from p2p.channel.stream import StreamChannel
 from p2p.channel.table import MAX_CHANNELS_PER_PEER, ChannelTable
@@ -39,22 +41,26 @@ REUSE_S = 5.0
 
 @asynccontextmanager
 async def open_libp2p_network(
-    identity: Identity, listen: Sequence[str], *, announce: Sequence[str] | None = None, congestion: str = ""
+    identity: Identity, listen: Sequence[str], *, announce: Sequence[str] | None = None, congestion: str = "",
+    meter: HostMeter | None = None,
 ) -> AsyncIterator[Network]:
     """A host that listens on the multiaddrs `listen` (port 0 takes a free one; none at all is allowed).
 
     `congestion`: TCP congestion control of every connection (the system's own unless said): OSError where the kernel
-    does not have it. `announce` replaces what `addresses` says, for a host whose public address is not on its interfaces.
+    does not have it. `meter`: what the host may send and read, and what went over its wires.
+    `announce` replaces what `addresses` says, for a host whose public address is not on its interfaces.
     UsageError with one line when an address is malformed or its port is in use.
     """
     check_free(listen)
     allow_many_files()
     stack = load_stack()
     async with trio.open_nursery() as nursery:
-        swarm = stack.make_swarm(identity.seed, congestion)
-        host = Libp2pNetwork(identity.peer_id, swarm, nursery, announce)
+        meter = meter or HostMeter()
+        swarm = stack.make_swarm(identity.seed, congestion, meter)
+        host = Libp2pNetwork(identity.peer_id, swarm, nursery, announce, meter)
         swarm.set_stream_handler(host.on_stream)
         nursery.start_soon(host.break_idle_connections)
+        nursery.start_soon(MeteredConnections(swarm, meter).run)
         async with stack.background_service(swarm):
             try:
                 if listen:
@@ -88,8 +94,10 @@ def check_dialable(addresses: Sequence[str]) -> None:
 class Libp2pNetwork(Network):
     """The libp2p adapter of `Network`. Made by `open_libp2p_network`."""
 
-    def __init__(self, peer_id: str, swarm: Any, nursery: trio.Nursery, announce: Sequence[str] | None) -> None:
-        self.peer_id = peer_id
+    def __init__(
+        self, peer_id: str, swarm: Any, nursery: trio.Nursery, announce: Sequence[str] | None, meter: HostMeter
+    ) -> None:
+        self.peer_id, self.meter = peer_id, meter
         self.table = ChannelTable()
         self._swarm, self._nursery, self._announce = swarm, nursery, announce
         self._dialling: dict[str, trio.Lock] = {}
@@ -277,7 +285,7 @@ class Libp2pNetwork(Network):
         return result
 
     def _add(self, stream: Any, peer: str, kind: str) -> StreamChannel:
-        channel = StreamChannel(YamuxTransport(stream), peer, kind, self._nursery, self._discard)
+        channel = StreamChannel(YamuxTransport(stream), peer, kind, self._nursery, self._discard, meter=self.meter)
         self.table.add(channel)
         self._carriers[channel] = stream.swarm_conn
         return channel

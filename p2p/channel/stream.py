@@ -14,13 +14,17 @@ from typing import Protocol
 
 import trio
 
+from p2p.allowance.meter import HostMeter
 from p2p.channel.link import HEADER, Closed, Granted, LinkCore, ReceivedMessage, cost_of
-from p2p.channel.port import Channel, PathState
+from p2p.channel.port import CONTROL, Channel, PathState
 from p2p.errors import ChannelClosed, Refusal
 from p2p.limits import CHANNEL_WINDOW, CREDIT_PROGRESS_S, KEEPALIVE_S, KIB, MAX_FRAME, SILENCE_S, WRITE_PROGRESS_S
 
 PIECE = 65507
 """Bytes of one write. With yamux's 12-byte header it fills exactly one Noise record; one more byte makes two."""
+
+FRAMING = 30
+"""Bytes that yamux (12) and Noise (18) add to one write."""
 
 READ_SIZE = 256 * KIB
 """Bytes asked of the transport at once: several chunks, so that a busy channel takes few turns of the scheduler."""
@@ -70,7 +74,8 @@ class ByteTransport(Protocol):
 
 
 class StreamChannel(Channel):
-    """See `Channel` for the contract. Runs its tasks in `nursery`; `on_end` is called once when all have ended."""
+    """See `Channel` for the contract. Runs its tasks in `nursery`; `on_end` is called once when all have ended. `meter`: asked
+    before anything is written."""
 
     def __init__(
         self,
@@ -79,7 +84,10 @@ class StreamChannel(Channel):
         kind: str,
         nursery: trio.Nursery,
         on_end: Callable[[StreamChannel], None] = lambda channel: None,
+        *,
+        meter: HostMeter | None = None,
     ) -> None:
+        self._meter = meter or HostMeter()
         self.peer, self.kind = peer, kind
         self._transport, self._on_end = transport, on_end
         self._core = LinkCore(peer)
@@ -198,11 +206,11 @@ class StreamChannel(Channel):
     def _gather(self) -> bytes:
         """The next at most PIECE bytes to write: small frames together, a large one in slices. b"" when idle."""
         parts: list[bytes | memoryview] = []
-        room = PIECE
+        room = most = self._meter.piece(PIECE)
         while room >= HEADER.size:
             if not self._rest and not self._load_frame(parts):
                 break
-            room = PIECE - sum(map(len, parts))
+            room = most - sum(map(len, parts))
             parts.append(self._rest[:room])
             self._rest = self._rest[room:]
             room -= len(parts[-1])
@@ -237,6 +245,7 @@ class StreamChannel(Channel):
                         return
                     piece = await self._idle()
                 if piece:
+                    await self._meter.may_send(len(piece) + FRAMING, urgent=self.kind == CONTROL)
                     self._writing_since = trio.current_time()
                     with trio.CancelScope(shield=True):
                         await self._transport.write(piece)

@@ -24,7 +24,7 @@ MAX_REASON = 500
 MAX_PEER_TEXT = 64
 """Characters of a peer id that a message names: a real one has 52."""
 
-_BOUNDS = {"reason": MAX_REASON, "peer": MAX_PEER_TEXT}
+_BOUNDS = {"reason": MAX_REASON, "peer": MAX_PEER_TEXT, "rests": MAX_NAME, "limits": MAX_NAME}
 """Fields of messages that people read, and their characters."""
 
 

@@ -110,3 +110,7 @@ class NodeStatus(Message, frozen=True, tag="status"):
     """engine/dtype/device that it computes with, as it says; "" while no engine serves"""
     keeps: bool = False
     """sequences go on over an install with the keys and values of older weights"""
+    rests: Line = ""
+    """why it takes no work for now although it is there; "" while it does"""
+    limits: Line = ""
+    """what its owner allows it, in words; "" for anything"""

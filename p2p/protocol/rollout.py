@@ -20,10 +20,11 @@ FINISH_REASONS = ("", "stop", "length", "interrupt", "abort", "error")
 request (partial result kept); "abort" thrown away; "error" the engine could not go on (see the message)."""
 
 
-BEHIND, PAST, UPDATING, DRAINING = CAUSES = ("behind", "past", "updating", "draining")
+BEHIND, PAST, UPDATING, DRAINING, RESTING = CAUSES = ("behind", "past", "updating", "draining", "resting")
 """Why a node does not take a request that is nobody's fault: "behind" its version is older than the one asked for, so later it
 may; "past" it serves a newer one than the exact one asked for, so it never will; "updating" it finishes what it runs before
-it commits a newer version, so soon it may; "draining" it leaves, so it never will."""
+it commits a newer version, so soon it may; "draining" it leaves, so it never will;
+"resting" its owner's limits let it take no work for now."""
 
 
 @dataclass(frozen=True, slots=True)

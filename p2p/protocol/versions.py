@@ -5,7 +5,7 @@ Must not know sessions, nor which chunk goes to whom.
 
 from __future__ import annotations
 
-from p2p.protocol.wire import Blob, Count, Digest, Few, Line, Many, Message, Name, Real, Record
+from p2p.protocol.wire import Blob, Count, Digest, Few, Line, Many, Message, Name, Rate, Real, Record
 from p2p.version import Version
 
 
@@ -49,6 +49,16 @@ class Follow(Message, frozen=True, tag="follow"):
     """Sender wants every new delta pushed as it is made (True), or no longer (False)."""
 
     on: bool
+
+
+class Allowance(Message, frozen=True, tag="allowance"):
+    """What the owner of the sender allows, to each neighbour for itself. Sent when it changes, and first once a link is up if
+    anything is limited. None: no bound. Who ignores `takes` is held up by TCP; who ignores `relays` makes versions late."""
+
+    takes: Rate | None
+    """bytes/s of chunks that the receiver of this message may send it"""
+    relays: Rate | None
+    """bytes/s that leave the sender at most, to all peers together; 0: it relays nothing"""
 
 
 class Subscribe(Message, frozen=True, tag="subscribe"):

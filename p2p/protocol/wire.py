@@ -17,6 +17,7 @@ type (True is no integer, a text is no number), and a value outside the bounds o
     Digest      bytes            over 64
     Count       integer          below 0, or 2**64 and above
     Real        float, integer   not a number, infinite
+    Rate        float, integer   what is refused of a Real; below 0
     bool        boolean
     Version     [epoch, step]    what is refused of a Count
     Row[X]      list             over 65,536 entries; what is refused of an X
@@ -75,6 +76,8 @@ Count = Annotated[int, Meta(ge=0)]
 """An integer in [0, 2**64): msgpack has no larger one."""
 Real = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 """A finite number; an integer is taken for one."""
+Rate = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
+"""As Real, and not below 0."""
 Row = Annotated[tuple[T, ...], Meta(max_length=MAX_ITEMS)]
 Many = Annotated[tuple[T, ...], Meta(max_length=MANY)]
 Few = Annotated[tuple[T, ...], Meta(max_length=FEW)]

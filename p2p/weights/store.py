@@ -207,6 +207,12 @@ class ChunkStore(ChunkFolder):
             self._forget(digest)
         return [self.path(digest) for digest in gone]
 
+    def set_limit(self, limit: int) -> None:
+        """Hold at most so many bytes from now on: the oldest that nobody pinned go."""
+        self.limit = limit
+        while self.total > limit and self._loose:
+            self._remove(next(iter(self._loose)))
+
     def _make_room(self, size: int) -> None:
         while self.total + size > self.limit:
             oldest = next(iter(self._loose), None)

@@ -25,6 +25,7 @@ from p2p.protocol.messages import decode
 from p2p.protocol.prices import Activate, Terms
 from p2p.protocol.rollout import Generate, TokenEvent
 from p2p.protocol.versions import (
+    Allowance,
     Catalog,
     CatalogEntry,
     Chunk,
@@ -70,6 +71,7 @@ def _messages() -> list[bytes]:
         Welcome(9, b"m", "n", "seen"), Rejection("why", True), Roster(1, (member,) * 4), Renewal(b"m"), Bye("why", False),
         Grouping(1, (0, 1), True, (Placed("p", 1),), (2,), ("q",)), Terms(1.0, 0.5, 0.1), Activate("warm", "why"),
         Catalog(V, (entry,) * 3), GetCatalog(), Parts(DIGEST, (b"part", b"other")), GetParts(DIGEST), Follow(True),
+        Allowance(1e6, None),
         Subscribe(DIGEST, b"\xff\x01"), Have(DIGEST, (1, 2, 300)), Want(DIGEST, (5, 70_000)), Relieve(DIGEST, (1,)),
         Chunk(DIGEST, 3, 1, b"data" * 9), Report("p", V, 3, "why"), Installed(V, DIGEST, 0.1, 0.2, 0.3, 4, 5),
     )]  # fmt: skip

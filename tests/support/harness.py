@@ -22,6 +22,11 @@ from learner.publish.publisher import Published, Publisher
 from node.agent import Agent, NodeSettings
 from node.engine.fake import ScriptedCore, ScriptedSettings
 from node.install.base_model import BaseModel
+from node.lives import Lives
+from p2p.allowance.hours import LocalTime
+from p2p.allowance.keeper import AllowanceKeeper, OthersLook, local_time
+from p2p.allowance.limits import NO_LIMITS, HostLimits
+from p2p.allowance.meter import HostMeter
 from p2p.broadcast.peer_groups import MESH
 from p2p.errors import Refusal
 from p2p.identity import Identity
@@ -193,6 +198,8 @@ class NodeUnderTest:
     identity: Identity
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     engine: InlineEngine | None = None
+    lives: Lives | None = None
+    keeper: AllowanceKeeper | None = None
 
     @property
     def peer(self) -> str:
@@ -242,16 +249,24 @@ class SwarmUnderTest:
 
     async def start_node(
         self, number: int, *, dialable: bool = True, store_limit: int = 64 * MIB, core: ScriptedCore | None = None,
-        site: str = "", base_model: BaseModel | None = None,
+        site: str = "", base_model: BaseModel | None = None, limits: HostLimits = NO_LIMITS,
+        clock: Callable[[float], LocalTime] = local_time, sampler: Callable[[HostMeter], OthersLook] | None = None,
     ) -> NodeUnderTest:  # fmt: skip
+        """`limits`: what its owner allows; `clock` and `sampler` as of `AllowanceKeeper`."""
         who = identity(number)
         made = trio.Event()
         out: list[NodeUnderTest] = []
 
         async def live() -> None:
             scope = trio.CancelScope()
-            with scope:
-                async with self.switch.network(who.peer_id, reachable=dialable) as network:
+            directory = self.directory / f"node-{number}"
+            directory.mkdir(parents=True, exist_ok=True)
+            keeper = AllowanceKeeper(limits, directory, wall=wall, clock=clock, sampler=sampler)
+            lives = Lives(keeper)
+
+            @asynccontextmanager
+            async def new_agent() -> AsyncIterator[Agent]:
+                async with self.switch.network(who.peer_id, reachable=dialable, meter=keeper.meter) as network:
                     settings = NodeSettings(
                         ticket=self.ticket, directory=self.directory / f"node-{number}", name=f"n{number}", capacity=4,
                         store_limit=store_limit, dialable=dialable, site=site, base_model=base_model,
@@ -264,10 +279,19 @@ class SwarmUnderTest:
                             out[0].engine = made_engine
                             yield made_engine
 
-                    agent = Agent(settings, who, network, engine, wall=wall, in_thread=inline)
-                    out.append(NodeUnderTest(agent, who, scope))
-                    made.set()
-                    await agent.run()
+                    agent = Agent(settings, who, network, engine, allowance=keeper, wall=wall, in_thread=inline)
+                    if out:
+                        out[0].agent = agent
+                    else:
+                        out.append(NodeUnderTest(agent, who, scope, lives=lives, keeper=keeper))
+                        made.set()
+                    yield agent
+
+            with scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(keeper.run)
+                    await lives.run(new_agent)
+                    nursery.cancel_scope.cancel()
 
         self._nursery.start_soon(live)
         await made.wait()

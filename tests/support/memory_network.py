@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
+from p2p.allowance.meter import HostMeter
 from p2p.channel.port import BULK, CONTROL, Channel, Network, PathState
 from p2p.channel.stream import StreamChannel
 from p2p.channel.table import ChannelTable
@@ -82,13 +83,15 @@ class MemorySwitch:
     # --- hosts
 
     @asynccontextmanager
-    async def network(self, peer_id: str, *, reachable: bool = True) -> AsyncIterator[MemoryNetwork]:
+    async def network(
+        self, peer_id: str, *, reachable: bool = True, meter: HostMeter | None = None
+    ) -> AsyncIterator[MemoryNetwork]:
         """One host of the switch. `reachable=False` puts it behind a NAT: others open channels to it only while it holds one to
-        them. ValueError when the switch has a host of that id."""
+        them. `meter`: what it may send and read. ValueError when the switch has a host of that id."""
         if peer_id in self._hosts:
             raise ValueError(f"{peer_id} is already on this switch")
         async with trio.open_nursery() as nursery:
-            host = MemoryNetwork(self, peer_id, reachable, nursery)
+            host = MemoryNetwork(self, peer_id, reachable, nursery, meter=meter)
             self._hosts[peer_id] = host
             try:
                 yield host
@@ -169,6 +172,13 @@ class _Pipe:
             self.put(left + self._switch.latency, data)
             await self._until(end, lambda: trio.current_time() >= left, left)
 
+    async def arrived(self, end: _End) -> None:
+        """Until there is something to read."""
+        while not self._flight or trio.current_time() < self._flight[0][0] or self._switch.is_stalled(self.src, self.dst):
+            await self._until(end, lambda: bool(self._flight) and not self._switch.is_stalled(self.src, self.dst))
+            due = self._flight[0][0]
+            await self._until(end, lambda due=due: trio.current_time() >= due, due)  # type: ignore[misc]
+
     async def read(self, max_bytes: int, end: _End) -> bytes:
         while True:
             await self._until(end, lambda: bool(self._flight) and not self._switch.is_stalled(self.src, self.dst))
@@ -207,8 +217,8 @@ class _Pipe:
 class _End:
     """One host's end of a pair of pipes."""
 
-    def __init__(self, out: _Pipe, into: _Pipe) -> None:
-        self._out, self._into = out, into
+    def __init__(self, out: _Pipe, into: _Pipe, meter: HostMeter) -> None:
+        self._out, self._into, self._meter = out, into, meter
         self._closed = False
         self.broken: str | None = None
 
@@ -218,7 +228,13 @@ class _End:
         await self._out.write(data, self)
 
     async def read(self, max_bytes: int) -> bytes:
-        return await self._into.read(max_bytes, self)
+        if not self._meter.down.rate:
+            return await self._into.read(max_bytes, self)
+        await self._into.arrived(self)
+        allowed = await self._meter.may_read(max_bytes)
+        data = await self._into.read(allowed, self)
+        self._meter.read(allowed, len(data))
+        return data
 
     async def aclose(self) -> None:
         if not self._closed:
@@ -246,7 +262,10 @@ class _End:
 class MemoryNetwork(Network):
     """The in-memory adapter of `Network`: one host on the switch. Made by `MemorySwitch.network`."""
 
-    def __init__(self, switch: MemorySwitch, peer_id: str, reachable: bool, nursery: trio.Nursery) -> None:
+    def __init__(
+        self, switch: MemorySwitch, peer_id: str, reachable: bool, nursery: trio.Nursery, *, meter: HostMeter | None = None
+    ) -> None:
+        self.meter = meter or HostMeter()
         self.peer_id, self.reachable = peer_id, reachable
         self.table = ChannelTable()
         self._switch, self._nursery = switch, nursery
@@ -282,12 +301,12 @@ class MemoryNetwork(Network):
         if target is None or not (target.table.has_room(self.peer_id) and self.table.has_room(peer)):
             raise Unreachable(peer, f"{'it is gone' if target is None else 'too many'}")
         there, back = _Pipe(self._switch, self.peer_id, peer), _Pipe(self._switch, peer, self.peer_id)
-        channel = self._add(_End(there, back), peer, kind)
-        target.table.announce(target._add(_End(back, there), self.peer_id, kind))  # the same class
+        channel = self._add(_End(there, back, self.meter), peer, kind)
+        target.table.announce(target._add(_End(back, there, target.meter), self.peer_id, kind))  # the same class
         return channel
 
     def _add(self, end: _End, peer: str, kind: str) -> StreamChannel:
-        channel = StreamChannel(end, peer, kind, self._nursery, self.table.discard)
+        channel = StreamChannel(end, peer, kind, self._nursery, self.table.discard, meter=self.meter)
         self.table.add(channel)
         return channel
 

@@ -22,7 +22,7 @@ from p2p.protocol.generation import GenerateRequest
 from p2p.protocol.join import Hello, Roster, RosterEntry, make_roster
 from p2p.protocol.messages import decode
 from p2p.protocol.rollout import Completion, Generate, TokenEvent, pack_ids
-from p2p.protocol.versions import Chunk, GetCatalog, Have, Installed, Parts
+from p2p.protocol.versions import Allowance, Chunk, GetCatalog, Have, Installed, Parts
 from p2p.protocol.wire import FEW, MANY, MAX_TEXT, Message, Record, encode
 from p2p.version import Version
 
@@ -60,6 +60,8 @@ def instances(cls) -> st.SearchStrategy:
                                  "packed_logprobs": st.just(np.array([p for _, p in made], "<f4").tobytes())}
             )
         )
+    if cls is Allowance:  # rates are not below 0
+        values = dict.fromkeys(values, st.none() | st.floats(0, allow_nan=False, allow_infinity=False))
     return st.builds(cls, **values)
 
 
@@ -87,7 +89,7 @@ def test_every_family_is_there() -> None:
 REMOTE = ("p2p.protocol.", "learner.client.messages")
 """Modules whose records arrive from other machines or from the trainer. The engine's pipe, which a process holds with its own
 child, has records too."""
-BOUNDED = {"Text", "Name", "Line", "Blob", "Digest", "Count", "Real", "bool", "Version", "State"}
+BOUNDED = {"Text", "Name", "Line", "Blob", "Digest", "Count", "Rate", "Real", "bool", "Version", "State"}
 
 
 @pytest.mark.parametrize("decoder", [decode, from_trainer])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from math import inf
 
 from p2p.broadcast.chunkset import ChunkSet
 from p2p.broadcast.peer_groups import EVERYWHERE, PeerPlaces, duty_of, groups_of
@@ -60,6 +61,10 @@ class _LaneView:
 
     def lacks(self, lane: str, chunk: int) -> bool:
         return lane in self._lanes and chunk not in self._lanes[lane].holds
+
+    def relays(self, lane: str) -> float:
+        """What its members may let go together."""
+        return sum(map(self._session.relays, self._lanes[lane].peers)) if lane in self._lanes else inf
 
     def lowest_of(self, chunks: ChunkSet, lane: str) -> int | None:
         return chunks.lowest_not_in(self._lanes[lane].holds)
@@ -235,6 +240,7 @@ class Lanes(Policy):
         """The member whose turn it is."""
         ready = set(able)
         lacking = [p for p in lane.peers if p in ready and self._session.lacks(p, chunk)]
+        lacking.sort(key=lambda p: not self._session.relays(p))
         peer = lacking[0] if lacking else able[0]
         lane.peers[peer] = lane.peers.pop(peer)  # type: ignore[func-returns-value]
         self._given[chunk] = peer

@@ -63,6 +63,9 @@ class ReceiverView(Protocol):
     def lacks(self, peer: str, chunk: int) -> bool:
         """Whether `chunk` can be handed to `peer` and is neither there nor on its way from here."""
 
+    def relays(self, peer: str) -> float:
+        """Bytes/s that leave `peer` at most, as its owner bounds them; infinite where nobody does, 0: it relays nothing."""
+
     def lowest_of(self, chunks: ChunkSet, peer: str) -> int | None:
         """The lowest of `chunks` that `peer` does not hold."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from p2p.broadcast.chunkset import ChunkSet, bits_of
 from p2p.broadcast.peer_groups import EVERYWHERE
@@ -222,7 +223,9 @@ class Seeding(Policy):
             remembered = self._receivers.memory.get(peer)
             of_old = 0.0 if remembered is None else remembered / (self._copies() * self._receivers.chunk_bytes)
             d.window = max(MIN_WINDOW, of_old) if of_old else self._first_window(peer)
-        return d.window
+        bound = self._receivers.relays(peer)
+        # No more than its owner lets it relay in that time: it need not be found out again.
+        return d.window if bound == inf else min(d.window, bound * BACKLOG_S / self._to_bytes(1.0))
 
     def _rate(self, peer: str, d: _Distributor) -> float:
         return d.rate or self._window(peer, d) * self._copies() / BACKLOG_S
@@ -268,7 +271,8 @@ class Seeding(Policy):
 
     def claim(self, peer: str, chunk: int, now: float) -> int:
         """A chunk that nobody was given yet makes who asked for it its distributor, unless it is a leaf."""
-        if chunk in self._unseeded and peer in self._peers and peer not in self._receivers.lagging:
+        leaf = peer in self._receivers.lagging or not self._receivers.relays(peer)
+        if chunk in self._unseeded and peer in self._peers and not leaf:
             self._seeded(peer, chunk, now)
             return EVERYWHERE
         return 0
@@ -312,7 +316,8 @@ class Seeding(Policy):
         loads = []
         for place, peer in enumerate(ready):
             d = self._peers.get(peer)
-            if d is None or peer in self._lagging or peer in self._receivers.lagging or now < d.spared_until:
+            leaf = peer in self._lagging or peer in self._receivers.lagging or not self._receivers.relays(peer)
+            if d is None or leaf or now < d.spared_until:
                 continue
             load = max(d.busy, len(d.out) / OUTSTANDING) / self._window(peer, d)
             if load < 1.0:

@@ -90,7 +90,7 @@ class SpanningTree:
         """Of those that lack `chunk`, the one with least to do for us; one that lags only if there is no other."""
         session, queues = self._session, self._queues
         able = [p for p in peers if session.lacks(p, chunk)]
-        return min(able, key=lambda p: (p in session.lagging, len(queues.get(p, ()))), default=None)
+        return min(able, key=lambda p: (p in session.lagging or not session.relays(p), len(queues.get(p, ()))), default=None)
 
     def left(self, peer: str, now: float, places: PeerPlaces) -> None:
         """What waits for `peer`, and what it may not have brought on, goes another way."""

@@ -1,0 +1,1 @@
+"""Whether limits hold on the wire, between real processes."""
