@@ -3,7 +3,7 @@
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 """Bytes of a kibibyte, a mebibyte and a gibibyte."""
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 """Sent in the first message; a peer with another number is refused, and the reason names both."""
 
 MAX_FRAME = 1 * MIB + 64 * KIB

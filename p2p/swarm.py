@@ -30,11 +30,14 @@ from p2p.membership.admission import Ticket
 from p2p.membership.conduct import PeerConduct, RefusalCounts
 from p2p.membership.doorkeeper import Doorkeeper
 from p2p.membership.links import Link, LinkOwner
-from p2p.membership.peering import JoinRefused, Peering, PeerSettings, redial_s
+from p2p.membership.matchmaking import Matchmaker
+from p2p.membership.peering import JoinRefused, Peering, PeerSettings
+from p2p.membership.reachability import redial_s
 from p2p.membership.redials import Redials
 from p2p.membership.texts import MAX_REASON
 from p2p.printable import printable
 from p2p.protocol.join import Grouping, Roster
+from p2p.protocol.reach import Meeting, NoMeeting
 from p2p.protocol.versions import Catalog, GetCatalog, GetParts, Report
 from p2p.version import Version
 from p2p.weights.store import ChunkStore
@@ -145,10 +148,12 @@ class Swarm(LinkOwner):
         self._apart: dict[str, Exchange] = {}
         """the exchanges of those who are kept apart, by peer"""
         self.rosters: Rosters | None = None
-        """the source's"""
+        self.matchmaker: Matchmaker | None = None
+        """the source's, both"""
         if isinstance(role, SourceRole):
             self.peering.gate.epoch, self.peering.gate.doorkeeper = role.epoch, role.doorkeeper or Doorkeeper()
             self.rosters = Rosters(self.exchange, self.links, epoch=role.epoch, mesh=role.mesh)
+            self.matchmaker = Matchmaker(network, self.links, self.rosters.lists, self.rosters.changed)
         self.places: PeerPlaces | None = None
         """where the head placed this follower; None while all peers are one group"""
         self._up: dict[str, Link] = {}
@@ -282,7 +287,8 @@ class Swarm(LinkOwner):
         del self._up[link.peer]
         self._exchange_of(link.peer).remove_peer(link.peer)
         await self._owner.on_down(link, reason)
-        if self.rosters is not None:
+        if self.rosters is not None and self.matchmaker is not None:
+            self.matchmaker.forget(link.peer)
             self.rosters.changed()
 
     async def on_message(self, link: Link, message: object) -> None:
@@ -295,7 +301,10 @@ class Swarm(LinkOwner):
                 link.post(catalog)
         elif not await self._exchange_of(link.peer).handle(link.peer, message):
             try:
-                await (self._owner.on_message(link, message) if self.rosters is not None else self._follow(link, message))
+                if self.matchmaker is None:
+                    await self._follow(link, message)
+                elif not self.matchmaker.handle(link, message):
+                    await self._owner.on_message(link, message)
             except Refusal as refusal:
                 complain(log, link.peer, refusal.at(peer=link.peer))
                 await self.on_refusal(link.peer, refusal)
@@ -324,6 +333,10 @@ class Swarm(LinkOwner):
         match message:
             case Roster():
                 self.peering.keep_connected(message.members)
+            case Meeting():
+                self.peering.dialler.invite(message)
+            case NoMeeting():
+                self.peering.dialler.decline(message)
             case Grouping():
                 self._arrange(places_of(message))
                 self.peering.shed(message.apart)

@@ -71,8 +71,21 @@ def round_values(scenario: Scenario, result: RoundResult, number: int) -> dict[s
         "dropped": result.dropped, "cut_off": result.cut_off, "failures": list(result.failures), "verified": result.verified,
         "joined": result.joined, "from_source": result.from_source, "crossed": crossed(scenario, result),
         "faults": len(result.faults), "named": result.named,
-        "reported": result.reported, "banned": result.banned,
+        "reported": result.reported, "banned": result.banned, "pairs": pairs_of(result) if scenario.profile.natted else [],
     }  # fmt: skip
+
+
+def pairs_of(result: RoundResult) -> list[dict[str, str]]:
+    """How each pair of nodes is linked, in the words of the side that knows more of it: one that was dialled knows only that."""
+    rank = {"relayed": 0, "inbound": 1}
+    found: dict[tuple[str, str], tuple[int, str, str]] = {}
+    for one, kinds in result.linked.items():
+        for other, kind in kinds.items():
+            why = result.unlinked.get(one, {}).get(other, "")
+            said = rank.get(kind, 2 if kind != "mapped port" else 3), kind, why
+            pair = min(one, other), max(one, other)
+            found[pair] = max(found.get(pair, said), said)
+    return [{"one": a, "other": b, "kind": kind, "why": why} for (a, b), (_, kind, why) in sorted(found.items())]
 
 
 def describe(values: dict[str, Any]) -> str:
@@ -109,6 +122,9 @@ def print_trial(result: dict[str, Any], console: Console) -> None:
             reported = "reported to" if host in r["reported"] else "unknown to"
             told = f"round {r['round']}: {host} named by {', '.join(nodes)}, dropped by {dropped}, {reported} the source"
             console.print(told, markup=False, highlight=False)
+    for pair in result["rounds"][-1]["pairs"] if result["rounds"] else ():
+        why = f" ({pair['why']})" if pair["why"] else ""
+        console.print(f"{pair['one']} - {pair['other']}: {pair['kind']}{why}", markup=False, highlight=False)
     console.print("holds" if result["holds"] else "does not hold: " + "; ".join(result["why"]), markup=False, highlight=False)
 
 

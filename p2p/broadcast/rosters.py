@@ -44,6 +44,11 @@ class Rosters:
         if len(self.grid) <= self.grid.mesh:
             self.flush()
 
+    def lists(self, one: str, other: str) -> bool:
+        """Whether `one` was told to link with `other`."""
+        told = self._told.get(one)
+        return told is not None and any(member.peer == other for member in told[1])
+
     def flush(self) -> None:
         """Tell the nodes whose neighbours changed since the last time; to be called by a timer."""
         if not self._stale:

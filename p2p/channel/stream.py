@@ -61,6 +61,10 @@ class ByteTransport(Protocol):
         """See `Channel.remote`."""
         return ""
 
+    def local(self) -> str:
+        """See `Channel.local`."""
+        return ""
+
     def smooth(self, rate: float) -> None:
         """See `Channel.smooth`."""
 
@@ -151,6 +155,9 @@ class StreamChannel(Channel):
 
     def remote(self) -> str:
         return self._transport.remote()
+
+    def local(self) -> str:
+        return self._transport.local()
 
     def smooth(self, rate: float) -> None:
         if self._reason is None:

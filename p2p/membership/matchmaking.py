@@ -1,0 +1,71 @@
+"""The head's side of `dialling`: takes members' whereabouts, arranges meetings, keeps how members say they are linked. A thin shell
+over `introductions`. Must not know rosters beyond who is listed to whom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import trio
+
+from p2p.channel.port import Network
+from p2p.errors import Refusal
+from p2p.membership.introductions import Introductions, place_of
+from p2p.membership.links import Link
+from p2p.membership.reachability import KINDS
+from p2p.protocol.reach import Introduce, Linked, LinkKinds, NoMeeting, Whereabouts
+
+
+class Matchmaker:
+    """`links`: the members that are here. `listed(one, other)`: whether the head told `one` to link with `other`. `moved`: called
+    when a member can be dialled at other addresses than before."""
+
+    def __init__(
+        self, network: Network, links: Mapping[str, Link], listed: Callable[[str, str], bool], moved: Callable[[], None]
+    ) -> None:
+        self._network, self._links, self._listed, self._moved = network, links, listed, moved
+        self.introductions = Introductions()
+        self.said: dict[str, tuple[Linked, ...]] = {}
+        """how each member says that it is linked with others"""
+
+    def handle(self, link: Link, message: object) -> bool:
+        """Take a message; False when it is none of these. Refusal of one that is not acceptable."""
+        match message:
+            case Whereabouts():
+                place = place_of(link.peer, message, link.control.remote(), self._network.addresses)
+                self.introductions.put(link.peer, place, trio.current_time())
+                if link.reach != place.reach:
+                    link.reach = place.reach
+                    self._moved()
+            case Introduce():
+                self._introduce(link, message)
+            case LinkKinds():
+                if any(one.kind not in KINDS for one in message.links):
+                    raise Refusal("an unknown kind of link", peer=link.peer)
+                self.said[link.peer] = tuple(one for one in message.links if one.peer in self._links)
+            case _:
+                return False
+        return True
+
+    def forget(self, peer: str) -> None:
+        """`peer` is gone."""
+        self.introductions.forget(peer)
+        self.said.pop(peer, None)
+
+    def _introduce(self, link: Link, message: Introduce) -> None:
+        other = self._links.get(message.peer)
+        if other is None or not self._listed(link.peer, message.peer):
+            return  # it left just now: the next roster says so
+        ways = _way_s(link), _way_s(other)
+        found = self.introductions.arrange(link.peer, message.peer, trio.current_time(), ways=ways)
+        if isinstance(found, str):
+            link.post(NoMeeting(message.peer, found))
+        elif found is not None:
+            link.post(found.one)
+            other.post(found.other)
+
+
+def _way_s(link: Link) -> float:
+    """Seconds from here to the peer, half a round trip; 0 where the transport cannot say."""
+    path = link.control.path()
+    return path.rtt_s / 2 if path is not None else 0.0
