@@ -28,6 +28,7 @@ from p2p.errors import ChannelClosed, Refusal, Unreachable, UsageError
 from p2p.identity import Identity
 from p2p.membership.admission import Ticket
 from p2p.membership.conduct import PeerConduct, RefusalCounts
+from p2p.membership.deputies import by_sender
 from p2p.membership.doorkeeper import Doorkeeper
 from p2p.membership.links import Link, LinkOwner
 from p2p.membership.matchmaking import Matchmaker
@@ -37,7 +38,7 @@ from p2p.membership.redials import Redials
 from p2p.membership.texts import MAX_REASON
 from p2p.printable import printable
 from p2p.protocol.join import Grouping, Roster
-from p2p.protocol.reach import Meeting, NoMeeting
+from p2p.protocol.reach import Meeting, NoMeeting, PassingOn
 from p2p.protocol.versions import Catalog, GetCatalog, GetParts, Report
 from p2p.version import Version
 from p2p.weights.store import ChunkStore
@@ -218,10 +219,11 @@ class Swarm(LinkOwner):
             log.warning("%s", line)
 
     async def _keep_rosters(self) -> None:
-        assert self.rosters is not None
+        assert self.rosters is not None and self.matchmaker is not None
         while True:
             await trio.sleep(ROSTERS_S)
             self.rosters.flush()
+            self.matchmaker.flush(self.rosters.meshed)
 
     # --- versions ----------------------------------------------------------------------------------------------------
 
@@ -272,6 +274,7 @@ class Swarm(LinkOwner):
         self._up[link.peer] = link
         if link.peer == self.head:
             self._arrange(None)  # it may be another head, and says anew which groups there are
+            self.exchange.pass_on({})
         await self._owner.on_up(link)
         if self._up.get(link.peer) is not link:
             return  # a newer link has taken its place meanwhile
@@ -337,6 +340,8 @@ class Swarm(LinkOwner):
                 self.peering.dialler.invite(message)
             case NoMeeting():
                 self.peering.dialler.decline(message)
+            case PassingOn():
+                self.exchange.pass_on(by_sender(message.rows, self.peering.dialler.members))
             case Grouping():
                 self._arrange(places_of(message))
                 self.peering.shed(message.apart)

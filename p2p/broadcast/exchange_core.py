@@ -8,7 +8,7 @@ the pump's business.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from p2p.broadcast.draws import ReplyBudget
 from p2p.broadcast.peer_groups import PeerPlaces
@@ -18,6 +18,7 @@ from p2p.broadcast.session import Session
 from p2p.broadcast.transfer import ASK_PARTS_MAX_S, Chunks, Neighbour, Traffic, Transfer, bitmap, haves
 from p2p.channel.port import Channel
 from p2p.errors import Refusal
+from p2p.protocol.reach import PassOn
 from p2p.protocol.versions import Follow, GetParts, Parts, Subscribe, Want
 from p2p.version import Version
 from p2p.weights.manifest import Manifest, open_header
@@ -67,6 +68,7 @@ class ExchangeCore:
         self.policy = policy
         self._memory: dict[str, float] = {}
         self._places: PeerPlaces | None = None
+        self._passing: Mapping[str, tuple[PassOn, ...]] = {}
         self._pump = self._make_pump()
         self._following = False
         self._opened: list[Callable[[], object]] = []
@@ -107,6 +109,12 @@ class ExchangeCore:
         self._places = places
         for transfer in self.transfers.values():
             transfer.session.arrange(places)
+
+    def pass_on(self, passing: Mapping[str, tuple[PassOn, ...]]) -> None:
+        """What comes from a peer and is passed on to others from now on; by that peer."""
+        self._passing = passing
+        for transfer in self.transfers.values():
+            transfer.session.passing = passing
 
     def follow(self, on: bool) -> None:
         """Ask every neighbour, now and later ones, to push new deltas as they are made; or no more."""
@@ -235,6 +243,7 @@ class ExchangeCore:
             me=self.me, source=None if self.is_source else self.head, now=now, policy=self.policy,
             chunk_bytes=manifest.header.chunk_bytes, memory=self._memory, places=self._places,
         )  # fmt: skip
+        session.passing = self._passing
         transfer = self.transfers[manifest.mid] = Transfer(manifest, session, Traffic(), wanted)
         opened, self._opened = self._opened, []
         for call in opened:

@@ -44,6 +44,11 @@ class Rosters:
         if len(self.grid) <= self.grid.mesh:
             self.flush()
 
+    @property
+    def meshed(self) -> Collection[str]:
+        """The nodes that are all to be linked with each other; none where they stand in groups."""
+        return set(self.grid) if self.grid.source_places() is None else ()
+
     def lists(self, one: str, other: str) -> bool:
         """Whether `one` was told to link with `other`."""
         told = self._told.get(one)

@@ -3,15 +3,15 @@
 Pure: no clock, socket or randomness; `now` (seconds, any origin) is passed in. Must not know bytes, digests or
 channels: chunks are numbers, peers are names. The same object runs in nodes, in the head, in tests and in the simulator.
 
-What is pushed is decided by a `Policy`; here is what holds under any: what a peer asks for takes turns with it, nothing is handed
-to a peer twice while it may still arrive, and what does not come by push is pulled under leases (`leases`) from whoever
+What is pushed is decided by a `Policy`; here is what holds under any: what a peer asks for takes turns with it, and so does what is
+passed on to it from one that it has no link with; nothing is handed to a peer twice while it may still arrive, and what does not come by push is pulled under leases (`leases`) from whoever
 announced it, from the source only when no other peer has it. Late joiners only pull.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from p2p.broadcast.chunkset import BitView, ChunkSet, bits_of
@@ -20,6 +20,7 @@ from p2p.broadcast.peer_groups import PeerPlaces
 from p2p.broadcast.policies.port import Policy, Push, Relieved
 from p2p.broadcast.policies.registry import DEFAULT, make_policy
 from p2p.limits import LEASE_S, MAX_CHUNK
+from p2p.protocol.reach import PassOn
 
 MAX_INFLIGHT = 32
 """Chunks handed to one peer and not yet acknowledged by it; its channel holds far fewer."""
@@ -50,6 +51,8 @@ class _Peer:
     name: str
     has: ChunkSet = field(default_factory=ChunkSet)
     wanted: deque[int] = field(default_factory=deque)
+    passed: deque[int] = field(default_factory=deque)
+    """chunks that we pass on to it from a peer that it has no link with"""
     sent: dict[int, float] = field(default_factory=dict)
     """chunk -> when I handed it to this peer; removed when the peer says that it has it"""
     answered_at: float = -1e18
@@ -95,6 +98,8 @@ class Session:
         self.duplicates = 0
         self.pace = 0.0
         """bytes/s that leave this peer at most, as its owner measures; 0 for unknown"""
+        self.passing: Mapping[str, tuple[PassOn, ...]] = {}
+        """what comes from a peer and is passed on to others, who have no link with it"""
         self.lagging: set[str] = set()
         """peers that fell behind the others: leaves, for as long as that lasts"""
         self._middle_at = -1e18
@@ -104,7 +109,7 @@ class Session:
         self._news: list[int] = []
         self._asked_next = True
         self._askers: set[str] = set()
-        """peers with wants that wait here"""
+        """peers with wants that wait here, or with chunks to be passed on"""
         self._full: set[str] = set()
         """peers that were handed as much as may be before they answer"""
         self._policy = make_policy(policy, self)
@@ -268,6 +273,10 @@ class Session:
         if sender is not None and sender in self._peers:
             self._peers[sender].has.add(chunk)
         self._policy.held(chunk, duty=duty, now=now)
+        for row in self.passing.get(sender or "", ()):
+            if chunk % row.of == row.share and row.target in self._peers:
+                self._peers[row.target].passed.append(chunk)
+                self._askers.add(row.target)
         return True
 
     def lose(self, chunk: int, now: float) -> None:
@@ -337,8 +346,8 @@ class Session:
             if peer not in self._askers:
                 continue
             entry = self._peers[peer]
-            while entry.wanted:
-                chunk = entry.wanted.popleft()
+            while entry.wanted or entry.passed:
+                chunk = (entry.wanted or entry.passed).popleft()
                 if chunk in self.held and chunk not in entry.has and chunk not in entry.sent:
                     self._hand(peer, chunk, now)
                     return Push(peer, chunk, self._policy.claim(peer, chunk, now))

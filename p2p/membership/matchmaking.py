@@ -4,16 +4,17 @@ over `introductions`. Must not know rosters beyond who is listed to whom.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import trio
 
 from p2p.channel.port import Network
 from p2p.errors import Refusal
+from p2p.membership.deputies import deputies_of
 from p2p.membership.introductions import Introductions, place_of
 from p2p.membership.links import Link
 from p2p.membership.reachability import KINDS
-from p2p.protocol.reach import Introduce, Linked, LinkKinds, NoMeeting, Whereabouts
+from p2p.protocol.reach import Introduce, Linked, LinkKinds, NoMeeting, PassingOn, PassOn, Whereabouts
 
 
 class Matchmaker:
@@ -27,6 +28,8 @@ class Matchmaker:
         self.introductions = Introductions()
         self.said: dict[str, tuple[Linked, ...]] = {}
         """how each member says that it is linked with others"""
+        self._passing: dict[str, tuple[Link, tuple[PassOn, ...]]] = {}
+        self._stale = False
 
     def handle(self, link: Link, message: object) -> bool:
         """Take a message; False when it is none of these. Refusal of one that is not acceptable."""
@@ -43,6 +46,7 @@ class Matchmaker:
                 if any(one.kind not in KINDS for one in message.links):
                     raise Refusal("an unknown kind of link", peer=link.peer)
                 self.said[link.peer] = tuple(one for one in message.links if one.peer in self._links)
+                self._stale = True
             case _:
                 return False
         return True
@@ -51,6 +55,24 @@ class Matchmaker:
         """`peer` is gone."""
         self.introductions.forget(peer)
         self.said.pop(peer, None)
+        self._stale = True
+
+    def flush(self, members: Collection[str]) -> None:
+        """Tell members what they pass on, where that changed; to be called by a timer. `members`: those that are all to be linked with
+        each other."""
+        if not self._stale:
+            return
+        self._stale = False
+        linked = {frozenset((one, row.peer)) for one, rows in self.said.items() for row in rows if row.kind != "relayed"}
+        gaps = [(one, row.peer) for one, rows in self.said.items() for row in rows if row.kind == "relayed"]
+        found = deputies_of(members, [gap for gap in gaps if frozenset(gap) not in linked])
+        for peer, link in self._links.items():
+            rows = found.get(peer, ())
+            before = self._passing.get(peer)
+            if rows != (before[1] if before is not None and before[0] is link else ()):
+                link.post(PassingOn(rows))
+            self._passing[peer] = link, rows
+        self._passing = {peer: told for peer, told in self._passing.items() if peer in self._links}
 
     def _introduce(self, link: Link, message: Introduce) -> None:
         other = self._links.get(message.peer)

@@ -5,7 +5,7 @@ Must not know channels, nor who decides what.
 
 from __future__ import annotations
 
-from p2p.protocol.wire import Few, Line, Many, Message, Name, Real, Record, Text
+from p2p.protocol.wire import Count, Few, Line, Many, Message, Name, Real, Record, Text
 
 
 class Whereabouts(Message, frozen=True, tag="where"):
@@ -60,3 +60,19 @@ class LinkKinds(Message, frozen=True, tag="link kinds"):
     """Node to head, when it changed: how the node is linked with the members that it was told to link with."""
 
     links: Many[Linked]
+
+
+class PassOn(Record, frozen=True):
+    """What `source` sends the receiver, the receiver sends on to `target`, who has no link with it: every chunk whose number leaves
+    `share` when divided by `of`."""
+
+    source: Text
+    target: Text
+    share: Count
+    of: Count
+
+
+class PassingOn(Message, frozen=True, tag="pass on"):
+    """Head to node, when it changed: what the node passes on, in place of what it was told before."""
+
+    rows: Many[PassOn]
