@@ -3,9 +3,10 @@
 Pure: no clock, socket or randomness; `now` (seconds, any origin) is passed in. Must not know bytes, digests or
 channels: chunks are numbers, peers are names. The same object runs in nodes, in the head, in tests and in the simulator.
 
-What is pushed is decided by a `Policy`; here is what holds under any: what a peer asks for takes turns with it, and so does what is
-passed on to it from one that it has no link with; nothing is handed to a peer twice while it may still arrive, and what does not come by push is pulled under leases (`leases`) from whoever
-announced it, from the source only when no other peer has it. Late joiners only pull.
+What is pushed is decided by a `Policy`; here is what holds under any: what a peer asks for takes turns with it, and so does what
+is passed on to it from one that it has no link with; nothing is handed to a peer twice while it may still arrive, and what does
+not come by push is pulled under leases (`leases`) from whoever announced it, from the source only when no other peer has it.
+Late joiners only pull.
 """
 
 from __future__ import annotations

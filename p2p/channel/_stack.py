@@ -233,8 +233,8 @@ class _Upgrader(TransportUpgrader):
 
 class _Swarm(Swarm):
     expected: dict[tuple[str, int], ID]
-    """Remote ends from which a peer was to be met by a simultaneous open in which we speak first: its packet may find our listening
-    socket before ours finds it, and that changes nothing about who speaks first."""
+    """Remote ends from which a peer was to be met by a simultaneous open in which we speak first: its packet may find our
+    listening socket before ours finds it, and that changes nothing about who speaks first."""
 
     async def _handle_inbound_connection(self, read_write_closer: Any, maddr: Any) -> None:
         remote = read_write_closer.get_remote_address()

@@ -16,7 +16,7 @@ import trio
 
 from p2p.channel.listening import allow_many_files, check_free, short_address, spell_out
 from p2p.channel.mapping import PortMapping, keep_mapped
-from p2p.channel.opening import Endpoint, endpoint_of, is_own_fault, open_towards, source_for
+from p2p.channel.opening import TcpEnd, endpoint_of, is_own_fault, open_towards, source_for
 from p2p.channel.port import BULK, CONTROL, Channel, Network
 from p2p.channel.stream import StreamChannel
 from p2p.channel.table import MAX_CHANNELS_PER_PEER, ChannelTable
@@ -161,7 +161,7 @@ class Libp2pNetwork(Network):
             with trio.move_on_after(seconds):
                 async with trio.open_nursery() as nursery:
 
-                    async def attempt(end: Endpoint, source: Endpoint, opening: trio.CancelScope) -> None:
+                    async def attempt(end: TcpEnd, source: TcpEnd, opening: trio.CancelScope) -> None:
                         nonlocal why
                         stream = None
                         try:
@@ -177,7 +177,7 @@ class Libp2pNetwork(Network):
                         openings.append(opening)
                         nursery.start_soon(attempt, end, source, opening)
                     # The connection may also come in by the listening socket.
-                    while not any(id(connection) not in before for connection in self._connections(peer)):
+                    while all(id(c) in before for c in self._connections(peer)):  # noqa: ASYNC110 - it has no event
                         await trio.sleep(LOOK_S)
                     for opening in openings:  # a handshake that is under way ends by itself
                         opening.cancel()
@@ -310,7 +310,7 @@ class Libp2pNetwork(Network):
         except Exception as error:  # whatever libp2p, multiaddr or the socket raise, the address does not work
             raise ChannelClosed(f"{short_address(address)}: {cause_of(error)}") from error
 
-    def _source(self, address: str) -> Endpoint | None:
+    def _source(self, address: str) -> TcpEnd | None:
         """The port listened on, for a connection to `address` to leave from: so a NAT maps that port, and others learn of it."""
         target = endpoint_of(address)
         listening = (endpoint_of(text) for text in self.listening)

@@ -86,7 +86,8 @@ def _map(port: int) -> PortMapping | str:
             taken = upnp.getspecificportmapping(candidate, "TCP")
             if taken and taken[0] != upnp.lanaddr:
                 continue
-            if upnp.addportmapping(candidate, "TCP", upnp.lanaddr, port, "shoal", "", LEASE_S):
+            what = candidate, "TCP", upnp.lanaddr, port, "shoal", "", LEASE_S  # the C function takes no keywords
+            if upnp.addportmapping(*what):
                 return PortMapping(f"/ip4/{outside}/tcp/{candidate}", candidate)
         return "its ports are taken"
     except Exception as error:  # miniupnpc raises bare Exceptions with the router's words

@@ -24,14 +24,14 @@ OWN_FAULT = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EINVAL, errn
 address listened on has no way to that target."""
 
 
-class Endpoint(NamedTuple):
+class TcpEnd(NamedTuple):
     """An IP address and a TCP port."""
 
     host: str
     port: int
 
 
-def endpoint_of(address: str) -> Endpoint | None:
+def endpoint_of(address: str) -> TcpEnd | None:
     """The endpoint of "/ip4/ADDRESS/tcp/PORT" or "/ip6/..."; None for any other multiaddr."""
     parts = address.split("/")
     if len(parts) < 5 or parts[0] or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp" or not parts[4].isdigit():
@@ -40,10 +40,10 @@ def endpoint_of(address: str) -> Endpoint | None:
         host = ipaddress.ip_address(parts[2])
     except ValueError:
         return None
-    return Endpoint(str(host), int(parts[4])) if (host.version == 6) == (parts[1] == "ip6") and int(parts[4]) < 65_536 else None
+    return TcpEnd(str(host), int(parts[4])) if (host.version == 6) == (parts[1] == "ip6") and int(parts[4]) < 65_536 else None
 
 
-def source_for(target: str, listening: Sequence[Endpoint]) -> Endpoint | None:
+def source_for(target: str, listening: Sequence[TcpEnd]) -> TcpEnd | None:
     """Where a connection to the host `target` can leave from, of what is listened on; None when nothing fits. Not from a loopback
     address: it is nobody's NAT, and many programs of one machine share it."""
     for one in listening:
@@ -61,7 +61,7 @@ def is_own_fault(error: BaseException | None) -> bool:
     return False
 
 
-async def open_towards(target: Endpoint, source: Endpoint) -> trio.SocketStream:
+async def open_towards(target: TcpEnd, source: TcpEnd) -> trio.SocketStream:
     """A connection from `source`, which may be listened on, to `target`: tried again and again until it is there or the caller
     cancels. OSError when `source` cannot be used at all."""
     family = socket.AF_INET6 if ":" in target.host else socket.AF_INET

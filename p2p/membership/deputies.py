@@ -42,7 +42,8 @@ def deputies_of(members: Collection[str], gaps: Iterable[tuple[str, str]]) -> di
 def by_sender(rows: Iterable[PassOn], links: Collection[str]) -> Mapping[str, tuple[PassOn, ...]]:
     """What is to be passed on, by whom it comes from. Rows that make no sense are left out; `links`: who could be meant."""
     found: dict[str, tuple[PassOn, ...]] = {}
+    known = set(links)
     for row in rows:
-        if 0 < row.of <= MAX_DEPUTIES and row.share < row.of and {row.source, row.target} <= set(links) and row.source != row.target:
+        if row.share < row.of <= MAX_DEPUTIES and {row.source, row.target} <= known and row.source != row.target:
             found[row.source] = (*found.get(row.source, ()), row)
     return found

@@ -39,6 +39,10 @@ SIGHTINGS = 16
 """Peers whose view of our own address is kept: two tell a symmetric NAT from a steady one."""
 
 
+Connect = Callable[[str, Sequence[str], Kind | None], Awaitable[None]]
+"""Opens both channels to a peer at these addresses, or over a connection that is there; CannotLink when that fails."""
+
+
 class CannotLink(Exception):
     """The owner's connect failed in a way that is no error of ours; the text says why."""
 
@@ -47,8 +51,8 @@ class Dialler:
     """`connect(peer, addresses, kind)` opens the channels and shakes hands; `links` are those that are up."""
 
     def __init__(
-        self, network: Network, links: Mapping[str, Link], connect: Callable[[str, Sequence[str], Kind | None], Awaitable[None]], *,
-        me: str, head: str, dialable: bool, is_banned: Callable[[str], bool],
+        self, network: Network, links: Mapping[str, Link], connect: Connect, *, me: str, head: str, dialable: bool,
+        is_banned: Callable[[str], bool],
     ) -> None:  # fmt: skip
         self._network, self._links, self._connect, self._is_banned = network, links, connect, is_banned
         self._me, self._head, self._dialable = me, head, dialable
@@ -134,8 +138,9 @@ class Dialler:
         """The head's word that a member is to be met. Refusal of one that is not listed."""
         if message.peer not in self.members:
             raise Refusal(f"a meeting with {message.peer}, who is not in the roster")
-        if self._nursery is None or message.peer in self._links or message.peer in self._meeting or len(self._meeting) >= MEETINGS:
+        if message.peer in self._links or message.peer in self._meeting or len(self._meeting) >= MEETINGS:
             return
+        assert self._nursery is not None
         self._meeting.add(message.peer)
         self._nursery.start_soon(self._meet, message)
 

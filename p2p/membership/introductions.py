@@ -20,15 +20,15 @@ PAIR_S = 3.0
 """Seconds between two meetings of the same two: either of them may ask, and one meeting is under way."""
 
 BURST, RATE = 64, 0.5
-"""Meetings that a member may ask for at once, and the number a second that it gains back: a new node of a full mesh asks for one with
-each of up to 31 others, twice."""
+"""Meetings that a member may ask for at once, and the number a second that it gains back: a new node of a full mesh asks for one
+with each of up to 31 others, twice."""
 
 LEAD_S = 0.3
 """Seconds from the head's word to the meeting, beyond the slower of the two ways: time to wake up and to bind."""
 
 
 @dataclass(slots=True)
-class Place:
+class MeetingPlace:
     """Where one member can be met."""
 
     reach: Reach
@@ -48,24 +48,24 @@ class Arrangement(NamedTuple):
     other: Meeting
 
 
-def place_of(peer: str, said: Whereabouts, seen: str, own: Sequence[str] = ()) -> Place:
-    """What becomes of whereabouts. `seen`: the member's end of its link, `own`: the head's addresses. Addresses where it is met are
-    believed of the host that it is seen at, and of no other."""
+def place_of(peer: str, said: Whereabouts, seen: str, own: Sequence[str] = ()) -> MeetingPlace:
+    """What becomes of whereabouts. `seen`: the member's end of its link, `own`: the head's addresses. Addresses where it is met
+    are believed of the host that it is seen at, and of no other."""
     host = endpoint_of(seen)
     met = [a for a in said.met if host is not None and (end := endpoint_of(a)) is not None and end.host == host.host]
     nat = said.nat if said.nat in NATS else "unknown"
-    return Place(reach_of(peer, said.addresses, seen, own), reach_of(peer, met, seen, own), nat)
+    return MeetingPlace(reach_of(peer, said.addresses, seen, own), reach_of(peer, met, seen, own), nat)
 
 
 class Introductions:
     """Where members are, and the meetings that were arranged."""
 
     def __init__(self) -> None:
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, MeetingPlace] = {}
         """by peer"""
         self._last: dict[frozenset[str], float] = {}
 
-    def put(self, peer: str, place: Place, now: float) -> None:
+    def put(self, peer: str, place: MeetingPlace, now: float) -> None:
         """Where `peer` is from now on; what it may ask for stays what it was."""
         before = self.places.get(peer)
         place.tokens, place.at = (before.tokens, before.at) if before is not None else (BURST, now)
@@ -106,14 +106,14 @@ class Introductions:
         )
 
     @staticmethod
-    def _take(peer: str, place: Place, now: float) -> None:
+    def _take(peer: str, place: MeetingPlace, now: float) -> None:
         place.tokens, place.at = min(float(BURST), place.tokens + (now - place.at) * RATE), now
         if place.tokens < 1:
             raise Refusal("asks for too many meetings", peer=peer)
         place.tokens -= 1
 
 
-def _told(one: Place, to: Place) -> tuple[str, ...]:
+def _told(one: MeetingPlace, to: MeetingPlace) -> tuple[str, ...]:
     """The addresses of `one` that `to` is told for a meeting: where others see it first."""
     found = dict.fromkeys((*one.meets.told_to(to.meets), *one.reach.told_to(to.reach)))
     return tuple(found)[:MAX_TOLD]

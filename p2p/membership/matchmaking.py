@@ -1,5 +1,5 @@
-"""The head's side of `dialling`: takes members' whereabouts, arranges meetings, keeps how members say they are linked. A thin shell
-over `introductions`. Must not know rosters beyond who is listed to whom.
+"""The head's side of `dialling`: takes members' whereabouts, arranges meetings, keeps how members say they are linked. A thin
+shell over `introductions`. Must not know rosters beyond who is listed to whom.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Matchmaker:
         self._stale = True
 
     def flush(self, members: Collection[str]) -> None:
-        """Tell members what they pass on, where that changed; to be called by a timer. `members`: those that are all to be linked with
-        each other."""
+        """Tell members what they pass on, where that changed; to be called by a timer. `members`: those that are all to be
+        linked with each other."""
         if not self._stale:
             return
         self._stale = False

@@ -1,9 +1,10 @@
-"""What to try next to link with a member, what kind of NAT this host is behind, and what a link is called. Pure: times are passed in.
+"""What to try next to link with a member, what kind of NAT this host is behind, and what a link is called. Pure: times are
+passed in.
 
 The order, each tried while the one before goes on: dial the addresses that the roster gives (IPv6, IPv4, a port that the router
 mapped); if it is the other side's turn, dial all the same after PATIENCE_S, since that side may not get out; then have the head
-arrange a meeting (a simultaneous open). What remains has no link: chunks reach it through members that both are linked with. Must not
-know channels or messages.
+arrange a meeting (a simultaneous open). What remains has no link: chunks reach it through members that both are linked with.
+Must not know channels or messages.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from p2p.channel.opening import endpoint_of
 
 Kind = Literal["direct IPv4", "direct IPv6", "in memory", "mapped port", "met", "inbound", "relayed"]
 KINDS: tuple[str, ...] = get_args(Kind)
-"""How a member is linked: this side dialled it (by either protocol, or within a test), it came by the port that this side's router
-mapped, both opened at once, it came in, or it is not linked and hears of us through others."""
+"""How a member is linked: this side dialled it (by either protocol, or within a test), it came by the port that this side's
+router mapped, both opened at once, it came in, or it is not linked and hears of us through others."""
 
 Nat = Literal["unknown", "none", "steady", "symmetric"]
 NATS: tuple[str, ...] = get_args(Nat)
@@ -29,7 +30,8 @@ PATIENCE_S = 3.0
 
 ASK_S = (4.0, 20.0, 60.0, 300.0)
 """Seconds from one request for a meeting to the next, by how many came to nothing; the last one repeats. Of those that come to
-anything 97.6 % do at the first attempt (arXiv 2510.27500); a NAT that held a refused packet against us has forgotten it after 10 s."""
+anything 97.6 % do at the first attempt (arXiv 2510.27500); a NAT that held a refused packet against us has forgotten it after 10
+s."""
 
 MEET_S = 6.0
 """Seconds that a meeting is tried. TCP repeats its SYN after 1 and 3 seconds, so three of each side pass."""
@@ -46,8 +48,8 @@ def redial_s(attempt: int) -> float:
 
 def nat_of(seen: Mapping[str, str], own: Collection[str]) -> Nat:
     """What is in front of this host. `seen`: who saw it -> this host's end as that one saw it, of connections that left from the
-    port listened on; `own`: the hosts of this machine's interfaces. Two addresses of one router look like a symmetric NAT, and are
-    as hard to meet."""
+    port listened on; `own`: the hosts of this machine's interfaces. Two addresses of one router look like a symmetric NAT, and
+    are as hard to meet."""
     ends = {end for end in map(endpoint_of, seen.values()) if end is not None}
     if any(end.host in own for end in ends):
         return "none"

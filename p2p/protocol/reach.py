@@ -9,8 +9,8 @@ from p2p.protocol.wire import Count, Few, Line, Many, Message, Name, Real, Recor
 
 
 class Whereabouts(Message, frozen=True, tag="where"):
-    """Node to head, whenever it changes: where the node can be reached. The addresses replace those of its hello. The head believes
-    no address of another host than the one that it sees the node at, but those that a hello may have."""
+    """Node to head, whenever it changes: where the node can be reached. The addresses replace those of its hello. The head
+    believes no address of another host than the one that it sees the node at, but those that a hello may have."""
 
     addresses: Few[Text]
     """that can be dialled: of its interfaces, and of a port that its router mapped"""
@@ -63,8 +63,8 @@ class LinkKinds(Message, frozen=True, tag="link kinds"):
 
 
 class PassOn(Record, frozen=True):
-    """What `source` sends the receiver, the receiver sends on to `target`, who has no link with it: every chunk whose number leaves
-    `share` when divided by `of`."""
+    """What `source` sends the receiver, the receiver sends on to `target`, who has no link with it: every chunk whose number
+    leaves `share` when divided by `of`."""
 
     source: Text
     target: Text

@@ -323,6 +323,7 @@ class ShoalPlayer(SwarmOwner):
 
 
 async def play(role: events.Role) -> None:
+    """Take part, until told to end."""
     own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
     behind = role.address not in own  # its router has it
     listen = [f"/ip4/{'0.0.0.0' if behind else role.address}/tcp/{PORT}"]
