@@ -51,6 +51,8 @@ class NodeOptions:
     device: str
     dtype: str
     threads: int
+    map_port: bool = False
+    """whether the router is asked to lead a port here"""
     named_folder: bool = True
     """whether `node.directory` is the person's choice; otherwise the node takes it, or one beside it, as `node.folders` says"""
 
@@ -103,7 +105,7 @@ async def run_node(options: NodeOptions, took: Callable[[Path], None] = lambda f
         _compile()
         engine_settings |= {"threads": options.threads, "log": str(directory / "engine.log")}
         listen = list(options.listen) if settings.dialable else []
-        async with open_libp2p_network(identity, listen) as network:
+        async with open_libp2p_network(identity, listen, map_port=options.map_port and settings.dialable) as network:
             agent = Agent(
                 settings, identity, network, lambda: open_engine_process(options.engine, engine_settings, python=python)
             )

@@ -182,6 +182,10 @@ class Swarm(LinkOwner):
         if peer in self.links:
             self.links[peer].post(message)
 
+    def pairs(self) -> list[dict[str, str]]:
+        """The source's: how nodes are linked with each other, as plain values (see `pairs.PairLink`)."""
+        return [pair._asdict() for pair in self.matchmaker.pairs()] if self.matchmaker is not None else []
+
     async def leave(self, reason: str) -> None:
         """Close every link."""
         for peer in list(self.links):

@@ -29,6 +29,7 @@ from learner.status.facts import (
     evaluating,
     node_columns,
     nodes_title,
+    pairs_apart,
     parts,
     run_facts,
     speed,
@@ -97,7 +98,10 @@ def print_status(state: RunState, console: Console | None = None) -> None:
     for sample in state.samples[-1:]:
         console.print(Text("\na sample"), style="bold")
         console.print(sample_text(sample, console.width, 6))
-    for title, lines in (("who generates, and why", state.pool.changes), ("recent reports", state.reports)):
+    for title, lines in (
+        ("who generates, and why", state.pool.changes), ("nodes without a link, and why", pairs_apart(state)),
+        ("recent reports", state.reports),
+    ):  # fmt: skip
         if lines:
             console.print(Text(f"\n{title}"), style="bold")
         for line in lines:

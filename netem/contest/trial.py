@@ -14,6 +14,8 @@ from netem.contest.players import peer_argv
 from netem.contest.scenario import Scenario, crossed, finish, judge
 from netem.contest.tuning import congestion_in_force, player_options
 from netem.emulation.backends import AUTO, choose
+from p2p.membership.pairs import pairs_of as pair_links
+from p2p.protocol.reach import Linked
 
 CUT = 5.0
 CUT_SLACK_S = 20.0
@@ -77,15 +79,11 @@ def round_values(scenario: Scenario, result: RoundResult, number: int) -> dict[s
 
 def pairs_of(result: RoundResult) -> list[dict[str, str]]:
     """How each pair of nodes is linked, in the words of the side that knows more of it: one that was dialled knows only that."""
-    rank = {"relayed": 0, "inbound": 1}
-    found: dict[tuple[str, str], tuple[int, str, str]] = {}
-    for one, kinds in result.linked.items():
-        for other, kind in kinds.items():
-            why = result.unlinked.get(one, {}).get(other, "")
-            said = rank.get(kind, 2 if kind != "mapped port" else 3), kind, why
-            pair = min(one, other), max(one, other)
-            found[pair] = max(found.get(pair, said), said)
-    return [{"one": a, "other": b, "kind": kind, "why": why} for (a, b), (_, kind, why) in sorted(found.items())]
+    said = {
+        one: [Linked(other, kind, result.unlinked.get(one, {}).get(other, "")) for other, kind in kinds.items()]
+        for one, kinds in result.linked.items()
+    }
+    return [pair._asdict() for pair in pair_links(said)]
 
 
 def describe(values: dict[str, Any]) -> str:

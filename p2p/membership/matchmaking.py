@@ -13,8 +13,12 @@ from p2p.errors import Refusal
 from p2p.membership.deputies import deputies_of
 from p2p.membership.introductions import Introductions, place_of
 from p2p.membership.links import Link
+from p2p.membership.pairs import PairLink, pairs_of
 from p2p.membership.reachability import KINDS
 from p2p.protocol.reach import Introduce, Linked, LinkKinds, NoMeeting, PassingOn, PassOn, Whereabouts
+
+MAX_PAIRS = 500
+"""Pairs of members that a status lists: a full mesh of 32 has 496."""
 
 
 class Matchmaker:
@@ -50,6 +54,12 @@ class Matchmaker:
             case _:
                 return False
         return True
+
+    def pairs(self) -> list[PairLink]:
+        """How members are linked with each other, at most MAX_PAIRS of them, by their names; those without a link first."""
+        found = [pair for pair in pairs_of(self.said) if pair.one in self._links and pair.other in self._links]
+        names = {peer: link.name for peer, link in self._links.items()}
+        return [pair._replace(one=names[pair.one], other=names[pair.other]) for pair in found[:MAX_PAIRS]]
 
     def forget(self, peer: str) -> None:
         """`peer` is gone."""
