@@ -228,6 +228,7 @@ class Swarm(LinkOwner):
             await trio.sleep(ROSTERS_S)
             self.rosters.flush()
             self.matchmaker.flush(self.rosters.meshed)
+            self.exchange.set_apart(self.matchmaker.apart)
 
     # --- versions ----------------------------------------------------------------------------------------------------
 

@@ -69,6 +69,7 @@ class ExchangeCore:
         self._memory: dict[str, float] = {}
         self._places: PeerPlaces | None = None
         self._passing: Mapping[str, tuple[PassOn, ...]] = {}
+        self._apart_peers: frozenset[str] = frozenset()
         self._pump = self._make_pump()
         self._following = False
         self._opened: list[Callable[[], object]] = []
@@ -109,6 +110,12 @@ class ExchangeCore:
         self._places = places
         for transfer in self.transfers.values():
             transfer.session.arrange(places)
+
+    def set_apart(self, peers: frozenset[str]) -> None:
+        """The source's: peers that have no link with most of the others, from now on."""
+        self._apart_peers = peers
+        for transfer in self.transfers.values():
+            transfer.session.apart = peers
 
     def pass_on(self, passing: Mapping[str, tuple[PassOn, ...]]) -> None:
         """What comes from a peer and is passed on to others from now on; by that peer."""
@@ -243,7 +250,7 @@ class ExchangeCore:
             me=self.me, source=None if self.is_source else self.head, now=now, policy=self.policy,
             chunk_bytes=manifest.header.chunk_bytes, memory=self._memory, places=self._places,
         )  # fmt: skip
-        session.passing = self._passing
+        session.passing, session.apart = self._passing, self._apart_peers
         transfer = self.transfers[manifest.mid] = Transfer(manifest, session, Traffic(), wanted)
         opened, self._opened = self._opened, []
         for call in opened:

@@ -99,6 +99,8 @@ class Session:
         self.duplicates = 0
         self.pace = 0.0
         """bytes/s that leave this peer at most, as its owner measures; 0 for unknown"""
+        self.apart: frozenset[str] = frozenset()
+        """peers that have no link with most of the others"""
         self.passing: Mapping[str, tuple[PassOn, ...]] = {}
         """what comes from a peer and is passed on to others, who have no link with it"""
         self.lagging: set[str] = set()

@@ -39,6 +39,15 @@ def deputies_of(members: Collection[str], gaps: Iterable[tuple[str, str]]) -> di
     return {peer: tuple(rows[:MAX_DUTIES]) for peer, rows in found.items()}
 
 
+def mostly_apart(members: Collection[str], gaps: Iterable[tuple[str, str]]) -> frozenset[str]:
+    """Members that have no link with more than half of the others."""
+    count = dict.fromkeys(members, 0)
+    for pair in {frozenset(gap) for gap in gaps}:
+        for peer in pair & count.keys():
+            count[peer] += 1
+    return frozenset(peer for peer, gone in count.items() if 2 * gone > len(count) - 1)
+
+
 def by_sender(rows: Iterable[PassOn], links: Collection[str]) -> Mapping[str, tuple[PassOn, ...]]:
     """What is to be passed on, by whom it comes from. Rows that make no sense are left out; `links`: who could be meant."""
     found: dict[str, tuple[PassOn, ...]] = {}

@@ -10,7 +10,7 @@ import trio
 
 from p2p.channel.port import Network
 from p2p.errors import Refusal
-from p2p.membership.deputies import deputies_of
+from p2p.membership.deputies import deputies_of, mostly_apart
 from p2p.membership.introductions import Introductions, place_of
 from p2p.membership.links import Link
 from p2p.membership.pairs import PairLink, pairs_of
@@ -34,6 +34,8 @@ class Matchmaker:
         """how each member says that it is linked with others"""
         self._passing: dict[str, tuple[Link, tuple[PassOn, ...]]] = {}
         self._stale = False
+        self.apart: frozenset[str] = frozenset()
+        """members that have no link with most of the others"""
 
     def handle(self, link: Link, message: object) -> bool:
         """Take a message; False when it is none of these. Refusal of one that is not acceptable."""
@@ -75,7 +77,8 @@ class Matchmaker:
         self._stale = False
         linked = {frozenset((one, row.peer)) for one, rows in self.said.items() for row in rows if row.kind != "relayed"}
         gaps = [(one, row.peer) for one, rows in self.said.items() for row in rows if row.kind == "relayed"]
-        found = deputies_of(members, [gap for gap in gaps if frozenset(gap) not in linked])
+        gaps = [gap for gap in gaps if frozenset(gap) not in linked]
+        found, self.apart = deputies_of(members, gaps), mostly_apart(members, gaps)
         for peer, link in self._links.items():
             rows = found.get(peer, ())
             before = self._passing.get(peer)

@@ -12,7 +12,7 @@ from p2p.broadcast.session import Session
 from p2p.channel.opening import TcpEnd, endpoint_of, is_own_fault, source_for
 from p2p.errors import Refusal
 from p2p.identity import Identity
-from p2p.membership.deputies import MAX_DEPUTIES, by_sender, deputies_of
+from p2p.membership.deputies import MAX_DEPUTIES, by_sender, deputies_of, mostly_apart
 from p2p.membership.dialling import Dialler
 from p2p.membership.introductions import BURST, PAIR_S, Arrangement, Introductions, place_of
 from p2p.membership.reachability import ASK_S, PATIENCE_S, Pursuit, dialled_kind, nat_of
@@ -161,6 +161,12 @@ def test_those_linked_with_both_share_what_they_pass_on() -> None:
     assert deputies_of("ab", [("a", "x"), ("a", "a")]) == {}
     many = deputies_of([str(i) for i in range(40)], [("0", "1")])
     assert len(many) <= 2 * MAX_DEPUTIES and all(row.of == MAX_DEPUTIES for rows in many.values() for row in rows)
+
+
+def test_who_is_linked_with_few() -> None:
+    members = "abcde"
+    assert mostly_apart(members, [("a", "b"), ("b", "a"), ("a", "c")]) == frozenset()
+    assert mostly_apart(members, [("a", "b"), ("a", "c"), ("a", "d"), ("x", "e")]) == {"a"}
 
 
 def test_rows_that_make_no_sense_are_left_out() -> None:
