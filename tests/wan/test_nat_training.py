@@ -1,5 +1,5 @@
-"""A real learner behind a forwarded port trains with real nodes behind NATs, who link with each other as the status says.
-Needs root, TUN and nft."""
+"""A real learner behind a forwarded port trains with real nodes behind NATs, who link with each other as the status says; one
+of them gets another address on the way. Needs root, TUN and nft."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ PROFILE: dict[str, Any] = {
         {"name": "symmetric", **LINK, "nat": "symmetric"},
     ],
 }
-STEPS = 10
+STEPS = 30
+
+HOME_ADDRESS = "192.168.1.77/24"
+"""What one node's router gives it in place of its address, in the middle of the run."""
 
 
 def test_a_run_through_nats(tmp_path: Path) -> None:
@@ -80,8 +83,18 @@ def test_a_run_through_nats(tmp_path: Path) -> None:
             assert said == {("cgnat", "cone"): "met", ("cgnat", "symmetric"): "relayed", ("cone", "symmetric"): "relayed"}, logs
             # Nobody but the learner has seen it, so nobody knows what kind of NAT it is: it is tried.
             assert "not met in 6 s" in found["cone", "symmetric"]["why"]
+            # A new lease: every connection of this node is gone without a word, and it comes back by itself.
+            before = (tmp_path / "cone.log").read_text().count("joined run")
+            for words in (["flush", "dev", "shoal0"], ["add", HOME_ADDRESS, "dev", "shoal0"]):
+                subprocess.run(["ip", "-n", hosts["cone"].namespace, "addr", *words], check=True)
+            subprocess.run(["ip", "-n", hosts["cone"].namespace, "route", "add", "default", "via", "192.168.1.1"], check=True)
+            while learner.poll() is None and (tmp_path / "cone.log").read_text().count("joined run") == before:
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
             assert status_of(learner) == 0, (tmp_path / "learner.log").read_text()
             result = json.loads((tmp_path / "learner.log").read_text().splitlines()[-1])
+            joined = (tmp_path / "cone.log").read_text().count("joined run")
+            assert joined == before + 1, (tmp_path / "cone.log").read_text()
             assert result["step"] == STEPS and {node["name"] for node in result["nodes"]} >= {"cone", "cgnat", "symmetric"}
         finally:
             end(processes, 0)
