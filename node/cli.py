@@ -28,7 +28,8 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
                    help="folder of this node's key, weights and chunks (default: one of the run's under "
                    "~/.local/share/shoal/nodes that no other node holds; the first log line says which)")
     p.add_argument("--listen", action="append", metavar="ADDR", help="multiaddr to listen on (default /ip4/0.0.0.0/tcp/0)")
-    p.add_argument("--no-listen", action="store_true", help="only dial out (behind NAT)")
+    p.add_argument("--no-listen", action="store_true", help="only dial out: no other node opens a connection to this one")
+    p.add_argument("--map-port", action="store_true", help="ask the router (UPnP) to lead a port here, for other nodes")
     p.add_argument("--name", default="",
                    help="name of this node on the learner's pages; without --dir it also finds the folder that it had before")
     p.add_argument("--engine", default="transformers", help="engine: transformers (default), vllm, or fake")
@@ -132,7 +133,7 @@ def _node(args: argparse.Namespace) -> dict[str, Any]:
     options = NodeOptions(
         settings, tuple(args.listen or ["/ip4/0.0.0.0/tcp/0"]), engine=args.engine, engine_python=args.engine_python,
         engine_set=_settings(args.engine_set), kv_policy=args.kv_policy, device=args.device, dtype=args.dtype,
-        threads=args.threads, limits=limits, named_folder=args.dir is not None,
+        threads=args.threads, limits=limits, named_folder=args.dir is not None, map_port=args.map_port,
     )  # fmt: skip
     args.where = settings.directory
     result = trio.run(run_node, options, lambda folder: setattr(args, "where", folder))

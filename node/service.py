@@ -58,6 +58,8 @@ class NodeOptions:
     threads: int
     limits: HostLimits = NO_LIMITS
     """what this machine's owner allows"""
+    map_port: bool = False
+    """whether the router is asked to lead a port here"""
     named_folder: bool = True
     """whether `node.directory` is the person's choice; otherwise the node takes it, or one beside it, as `node.folders` says"""
 
@@ -116,7 +118,9 @@ async def run_node(options: NodeOptions, took: Callable[[Path], None] = lambda f
 
         @asynccontextmanager
         async def new_agent() -> AsyncIterator[Agent]:
-            async with open_libp2p_network(identity, listen, meter=keeper.meter) as network:
+            async with open_libp2p_network(
+                identity, listen, meter=keeper.meter, map_port=options.map_port and settings.dialable
+            ) as network:
                 yield Agent(
                     settings, identity, network, lambda: open_engine_process(options.engine, engine_settings, python=python),
                     allowance=keeper,

@@ -28,13 +28,17 @@ from p2p.errors import ChannelClosed, Refusal, Unreachable, UsageError
 from p2p.identity import Identity
 from p2p.membership.admission import Ticket
 from p2p.membership.conduct import PeerConduct, RefusalCounts
+from p2p.membership.deputies import by_sender
 from p2p.membership.doorkeeper import Doorkeeper
 from p2p.membership.links import Link, LinkOwner
-from p2p.membership.peering import JoinRefused, Peering, PeerSettings, redial_s
+from p2p.membership.matchmaking import Matchmaker
+from p2p.membership.peering import JoinRefused, Peering, PeerSettings
+from p2p.membership.reachability import redial_s
 from p2p.membership.redials import Redials
 from p2p.membership.texts import MAX_REASON
 from p2p.printable import printable
 from p2p.protocol.join import Grouping, Roster
+from p2p.protocol.reach import Meeting, NoMeeting, PassingOn
 from p2p.protocol.versions import Catalog, GetCatalog, GetParts, Report
 from p2p.version import Version
 from p2p.weights.store import ChunkStore
@@ -146,10 +150,12 @@ class Swarm(LinkOwner):
         self._apart: dict[str, Exchange] = {}
         """the exchanges of those who are kept apart, by peer"""
         self.rosters: Rosters | None = None
-        """the source's"""
+        self.matchmaker: Matchmaker | None = None
+        """the source's, both"""
         if isinstance(role, SourceRole):
             self.peering.gate.epoch, self.peering.gate.doorkeeper = role.epoch, role.doorkeeper or Doorkeeper()
             self.rosters = Rosters(self.exchange, self.links, epoch=role.epoch, mesh=role.mesh)
+            self.matchmaker = Matchmaker(network, self.links, self.rosters.lists, self.rosters.changed)
         self.places: PeerPlaces | None = None
         """where the head placed this follower; None while all peers are one group"""
         self._up: dict[str, Link] = {}
@@ -176,6 +182,10 @@ class Swarm(LinkOwner):
         """Queue `message` for `peer` without waiting; nothing happens when it is not here."""
         if peer in self.links:
             self.links[peer].post(message)
+
+    def pairs(self) -> list[dict[str, str]]:
+        """The source's: how nodes are linked with each other, as plain values (see `pairs.PairLink`)."""
+        return [pair._asdict() for pair in self.matchmaker.pairs()] if self.matchmaker is not None else []
 
     async def leave(self, reason: str) -> None:
         """Close every link."""
@@ -214,10 +224,12 @@ class Swarm(LinkOwner):
             log.warning("%s", line)
 
     async def _keep_rosters(self) -> None:
-        assert self.rosters is not None
+        assert self.rosters is not None and self.matchmaker is not None
         while True:
             await trio.sleep(ROSTERS_S)
             self.rosters.flush()
+            self.matchmaker.flush(self.rosters.meshed)
+            self.exchange.set_apart(self.matchmaker.apart)
 
     # --- versions ----------------------------------------------------------------------------------------------------
 
@@ -284,6 +296,7 @@ class Swarm(LinkOwner):
         self._up[link.peer] = link
         if link.peer == self.head:
             self._arrange(None)  # it may be another head, and says anew which groups there are
+            self.exchange.pass_on({})
         await self._owner.on_up(link)
         if self._up.get(link.peer) is not link:
             return  # a newer link has taken its place meanwhile
@@ -299,7 +312,8 @@ class Swarm(LinkOwner):
         del self._up[link.peer]
         self._exchange_of(link.peer).remove_peer(link.peer)
         await self._owner.on_down(link, reason)
-        if self.rosters is not None:
+        if self.rosters is not None and self.matchmaker is not None:
+            self.matchmaker.forget(link.peer)
             self.rosters.changed()
 
     async def on_message(self, link: Link, message: object) -> None:
@@ -312,7 +326,10 @@ class Swarm(LinkOwner):
                 link.post(catalog)
         elif not await self._exchange_of(link.peer).handle(link.peer, message):
             try:
-                await (self._owner.on_message(link, message) if self.rosters is not None else self._follow(link, message))
+                if self.matchmaker is None:
+                    await self._follow(link, message)
+                elif not self.matchmaker.handle(link, message):
+                    await self._owner.on_message(link, message)
             except Refusal as refusal:
                 complain(log, link.peer, refusal.at(peer=link.peer))
                 await self.on_refusal(link.peer, refusal)
@@ -341,6 +358,12 @@ class Swarm(LinkOwner):
         match message:
             case Roster():
                 self.peering.keep_connected(message.members)
+            case Meeting():
+                self.peering.dialler.invite(message)
+            case NoMeeting():
+                self.peering.dialler.decline(message)
+            case PassingOn():
+                self.exchange.pass_on(by_sender(message.rows, self.peering.dialler.members))
             case Grouping():
                 self._arrange(places_of(message))
                 self.peering.shed(message.apart)

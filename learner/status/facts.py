@@ -42,6 +42,7 @@ def run_facts(state: RunState) -> list[Fact]:
         Fact("local engine", local_engine(state)),
         Fact("endpoint", endpoint(state)),
         Fact("spent", spent(state)),
+        Fact("links", links(state)),
         Fact("weights sent", weights_sent(state)),
         Fact("one version", one_version(state)),
         Fact("limits", state.limits),
@@ -229,6 +230,20 @@ def capacity(state: RunState) -> str:
         f"{pool.active} of {pool.nodes} nodes active"
     )
     return joined((text, pool.blocked, pool.advice, pool.asked), "; ")
+
+
+def links(state: RunState) -> str:
+    """How many pairs of nodes are linked in which way; "" where there is no pair."""
+    kinds: dict[str, int] = {}
+    for pair in state.pairs:
+        kinds[pair.kind] = kinds.get(pair.kind, 0) + 1
+    return joined(f"{count} {kind}" for kind, count in sorted(kinds.items(), key=lambda one: -one[1]))
+
+
+def pairs_apart(state: RunState, most: int = 10) -> list[str]:
+    """A line for each pair of nodes without a link, and why; at most so many, and how many more."""
+    found = [f"{p.one} - {p.other}: {p.why or 'nothing was said'}" for p in state.pairs if p.kind == "relayed"]
+    return found if len(found) <= most else [*found[:most], f"and {len(found) - most} more"]
 
 
 def local_engine(state: RunState) -> str:

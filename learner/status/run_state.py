@@ -216,6 +216,17 @@ class EndpointState(Part):
     """requests whose client left before it had its answer"""
 
 
+class PairRow(Part):
+    """How two nodes are linked."""
+
+    one: Plain = ""
+    other: Plain = ""
+    kind: Plain = ""
+    """relayed: they have no link, and what they have comes to each other through others"""
+    why: Plain = ""
+    """why there is no better one"""
+
+
 class RunState(Part):
     """All that the views show of a run."""
 
@@ -235,6 +246,8 @@ class RunState(Part):
     """of the last commit, in the run's directory; "" where the trainer has not said"""
     nodes: tuple[NodeRow, ...] = ()
     """those who are there first, then by name"""
+    pairs: tuple[PairRow, ...] = ()
+    """how nodes are linked with each other, those without a link first"""
     max_staleness: int = 0
     max_staleness_seen: int = 0
     trajectories: TrajectoryCounts = TrajectoryCounts()

@@ -32,6 +32,7 @@ from learner.status.facts import (
     evaluating,
     node_columns,
     nodes_title,
+    pairs_apart,
     parts,
     run_facts,
     speed,
@@ -101,7 +102,8 @@ def print_status(state: RunState, console: Console | None = None) -> None:
         console.print(Text("\na sample"), style="bold")
         console.print(sample_text(sample, console.width, 6))
     for title, lines in (
-        ("what owners allow", allowed(state)), ("who generates, and why", state.pool.changes), ("recent reports", state.reports),
+        ("what owners allow", allowed(state)), ("who generates, and why", state.pool.changes),
+        ("nodes without a link, and why", pairs_apart(state)), ("recent reports", state.reports),
     ):  # fmt: skip
         if lines:
             console.print(Text(f"\n{title}"), style="bold")

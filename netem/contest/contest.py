@@ -79,6 +79,10 @@ class RoundResult:
     """hosts that the source refused, or that a node reported to it"""
     banned: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """host -> nodes that have dropped it and keep away from it"""
+    linked: dict[str, dict[str, str]] = field(default_factory=dict)
+    """node -> node -> how the first says that it is linked with the other; only of players that report it"""
+    unlinked: dict[str, dict[str, str]] = field(default_factory=dict)
+    """node -> node that it has no link with -> why"""
     faults: tuple[Fault, ...] = ()
     """faults that were caused before the round was over"""
 
@@ -152,6 +156,8 @@ class Round:
             cut_off=not self.failures and not self.whole, failures=tuple(self.failures),
             from_source={h: int(a["from_source"]) for h, a in self._accounts.items() if "from_source" in a},
             whence={h: a["whence"] for h, a in self._accounts.items() if "whence" in a and h != self._source},
+            linked={h: a["linked"] for h, a in self._accounts.items() if a.get("linked")},
+            unlinked={h: a["why"] for h, a in self._accounts.items() if a.get("why")},
             named=self._by_whom(lambda account: (host for host, _ in account.get("reports", ()))),
             reported=tuple(sorted({host for host, _ in self._accounts.get(self._source, {}).get("reports", ())})),
             banned=self._by_whom(lambda account: account.get("banned", ())), **network,

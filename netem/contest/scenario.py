@@ -262,6 +262,8 @@ def build_scenario(values: dict[str, Any], source: str, name: str = "scenario", 
         profile = build_profile(file.profile, f"{source}: profile", name)
     faults = tuple(in_order([f.fault() if isinstance(f, _Rate) else f for f in file.faults]))
     _check_faults(source, faults, {h.name for h in profile.hosts})
+    if faults and any(profile.gateway(host) is not host for host in profile.hosts):
+        raise UsageError(f"{source}: faults: T* under faults does not know hosts that share a router")
     require = file.require
     for host in require.complete if isinstance(require.complete, list) else ():
         if host == LEARNER or host not in {h.name for h in profile.hosts}:

@@ -14,6 +14,8 @@ from netem.contest.players import peer_argv
 from netem.contest.scenario import Scenario, crossed, finish, judge
 from netem.contest.tuning import congestion_in_force, player_options
 from netem.emulation.backends import AUTO, choose
+from p2p.membership.pairs import pairs_of as pair_links
+from p2p.protocol.reach import Linked
 
 CUT = 5.0
 CUT_SLACK_S = 20.0
@@ -71,8 +73,17 @@ def round_values(scenario: Scenario, result: RoundResult, number: int) -> dict[s
         "dropped": result.dropped, "cut_off": result.cut_off, "failures": list(result.failures), "verified": result.verified,
         "joined": result.joined, "from_source": result.from_source, "crossed": crossed(scenario, result),
         "faults": len(result.faults), "named": result.named,
-        "reported": result.reported, "banned": result.banned,
+        "reported": result.reported, "banned": result.banned, "pairs": pairs_of(result) if scenario.profile.natted else [],
     }  # fmt: skip
+
+
+def pairs_of(result: RoundResult) -> list[dict[str, str]]:
+    """How each pair of nodes is linked, in the words of the side that knows more of it: one that was dialled knows only that."""
+    said = {
+        one: [Linked(other, kind, result.unlinked.get(one, {}).get(other, "")) for other, kind in kinds.items()]
+        for one, kinds in result.linked.items()
+    }
+    return [pair._asdict() for pair in pair_links(said)]
 
 
 def describe(values: dict[str, Any]) -> str:
@@ -109,6 +120,9 @@ def print_trial(result: dict[str, Any], console: Console) -> None:
             reported = "reported to" if host in r["reported"] else "unknown to"
             told = f"round {r['round']}: {host} named by {', '.join(nodes)}, dropped by {dropped}, {reported} the source"
             console.print(told, markup=False, highlight=False)
+    for pair in result["rounds"][-1]["pairs"] if result["rounds"] else ():
+        why = f" ({pair['why']})" if pair["why"] else ""
+        console.print(f"{pair['one']} - {pair['other']}: {pair['kind']}{why}", markup=False, highlight=False)
     console.print("holds" if result["holds"] else "does not hold: " + "; ".join(result["why"]), markup=False, highlight=False)
 
 

@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from netem.emulation.fabric import Fabric, RateOverTime
+from netem.emulation.homes import open_hosts, why_no_nat
 from netem.emulation.namespaces import (
     HostNamespace,
     call,
@@ -82,6 +84,12 @@ def choose(asked: str, *profiles: Profile) -> ChosenBackend:
     only do what the profiles need. UsageError for an unknown name, and where the back end asked for cannot run."""
     if asked not in BACKENDS:
         raise UsageError(f"no back end {asked!r}: {', '.join(BACKENDS)}")
+    natted = any(profile.natted for profile in profiles)
+    if natted and asked == TC:
+        raise UsageError("back end tc: NAT is emulated by the back end switch only")
+    if natted and (lacking := why_no_nat()):
+        raise UsageError(lacking)
+    asked = SWITCH if natted else asked
     all_of_it = asked == AUTO or not profiles or any(needs_netem(profile) for profile in profiles)
     why = "" if asked == SWITCH else why_not_tc(netem=all_of_it)
     if asked == TC and why:
@@ -122,7 +130,8 @@ def open_backend(name: str, profile: Profile, prefix: str) -> Iterator[Backend]:
             yield backend
     else:
         names = [h.name for h in profile.hosts]
-        with open_namespaces(names, mtu=profile.mtu, prefix=prefix, congestion=profile.congestion) as hosts:
+        plain = partial(open_namespaces, names, mtu=profile.mtu, prefix=prefix, congestion=profile.congestion)
+        with open_hosts(profile, prefix) if profile.natted else plain() as hosts:
             yield SwitchBackend(profile, hosts)
 
 
@@ -132,10 +141,12 @@ class SwitchBackend(Backend):
     name = SWITCH
 
     def __init__(self, profile: Profile, hosts: dict[str, HostNamespace]) -> None:
-        self.hosts, self.namespaces = hosts, [host.namespace for host in hosts.values()]
+        self.hosts = hosts
+        self.namespaces = list(dict.fromkeys(name for host in hosts.values() for name in (host.namespace, *host.routers)))
         self._fabric = Fabric(profile)
-        addresses = {host.address: name for name, host in hosts.items()}
-        self._switch = Switch(self._fabric, {name: host.tun for name, host in hosts.items()}, addresses)
+        linked = {name: host for name, host in hosts.items() if host.tun >= 0}  # others share the link of one of these
+        addresses = {host.address: name for name, host in linked.items()}
+        self._switch = Switch(self._fabric, {name: host.tun for name, host in linked.items()}, addresses)
         self._seen = 0, 0
 
     def run(self, stop: Callable[[], bool]) -> None:

@@ -138,7 +138,10 @@ def _run_network(profile: Profile, path: Path, name: str) -> None:
             "name": profile.name, "pid": os.getpid(), "started": psutil.Process().create_time(), "backend": backend.name,
             "namespaces": backend.namespaces, "mtu": profile.mtu, "scale": profile.scale,
             "congestion": backend.hosts[LEARNER].congestion, "congestion_asked": profile.congestion,
-            "hosts": {n: {"address": p.address, "namespace": p.namespace} for n, p in backend.hosts.items()},
+            "hosts": {
+                name: {"address": host.address, "inner": host.inner or host.address, "namespace": host.namespace}
+                for name, host in backend.hosts.items()
+            },
         }  # fmt: skip
         write_whole(path, json.dumps(state))
         backend.run(lambda: bool(over))

@@ -48,6 +48,10 @@ class HostNamespace:
     """the device's file descriptor, non-blocking: one IP packet a read or write; -1 where the kernel has the packets"""
     congestion: str
     """TCP congestion control in force there: the one asked for, or the kernel's own where it lets no namespace choose"""
+    inner: str = ""
+    """its own address where that is another one than `address`, by which others know it: behind NAT"""
+    routers: tuple[str, ...] = ()
+    """the namespaces of the routers that it is behind, the home's first"""
 
 
 NEEDED = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
@@ -103,7 +107,7 @@ def open_namespaces(names: Sequence[str], *, mtu: int, prefix: str, congestion: 
             call("ip", "netns", "add", namespace)
             made[name] = HostNamespace(namespace, "", -1, "")
             address = str(NETWORK[number])
-            tun = _tun_in(namespace)
+            tun = tun_in(namespace)
             made[name] = HostNamespace(namespace, address, tun, congestion_in(namespace, congestion))
             call("ip", "-n", namespace, "link", "set", "lo", "up")
             call("ip", "-n", namespace, "link", "set", DEVICE, "mtu", str(mtu), "txqueuelen", str(QUEUE), "up")
@@ -141,7 +145,7 @@ def congestion_in(namespace: str, wanted: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def _tun_in(namespace: str) -> int:
+def tun_in(namespace: str) -> int:
     """The descriptor of a TUN device made in `namespace`. The calling thread enters the namespace and comes back; other threads
     of the process stay where they are."""
     libc = ctypes.CDLL(None, use_errno=True)

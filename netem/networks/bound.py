@@ -34,12 +34,15 @@ def best_rate(source_up: float, uplinks: Sequence[float], downlinks: Sequence[fl
 
 def profile_bound(profile: Profile, payload_bytes: int) -> float:
     """T* in seconds of a broadcast from the learner to every node of `profile`. The hosts of a site count as one receiver with
-    the sum of their rates; over the site's LAN each gets what any of them has, at the LAN's rate."""
+    the sum of their rates; over the site's LAN each gets what any of them has, at the LAN's rate. The hosts of a home, behind one
+    router, count as one receiver with that router's rates, and their LAN as free."""
     bits, source_up = 8.0 * payload_bytes, 0.0
     up: dict[str, float] = {}
     down: dict[str, float] = {}
     least = 0.0
     for host in profile.hosts:
+        if profile.gateway(host) is not host:
+            continue
         lan = profile.sites[host.site] if host.site else None
         if host.name != LEARNER:
             least = max(least, bits / (host.access.down + (lan.down if lan is not None else 0.0)))

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from learner.section import Section, check_section, read_toml
+from netem.networks.nat import Kind, Nat
 from p2p.errors import UsageError
 
 LEARNER = "learner"
@@ -80,6 +81,8 @@ class Host:
     """False: behind NAT, reached only over connections it opened"""
     trace: tuple[Step, ...] = ()
     """rates over time; they replace the access link's from the first step on"""
+    nat: Nat | None = None
+    """None: a public address, and nothing is filtered"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +106,21 @@ class Profile:
         """The host called `name`. KeyError when there is none."""
         return next((h for h in self.hosts if h.name == name), None) or _no_host(name)
 
+    @property
+    def natted(self) -> bool:
+        """Whether any host is behind NAT or a firewall."""
+        return any(h.nat is not None for h in self.hosts)
+
+    def gateway(self, host: Host) -> Host:
+        """The host whose access link `host` uses: the first one of its home, mostly itself."""
+        if host.nat is None:
+            return host
+        return next(h for h in self.hosts if h.nat is not None and h.nat.home == host.nat.home)
+
     def delay(self, one: Host, other: Host) -> float:
         """Seconds one way between two hosts, jitter and queues aside."""
+        if one.nat and other.nat and one.nat.home == other.nat.home:
+            return 0.0
         if one.site and one.site == other.site:
             return 2 * self.sites[one.site].delay
         return one.access.delay + other.access.delay
@@ -161,11 +177,40 @@ class _Access(Section):
         return replace(base, **{name: value * unit for name, (value, unit) in given.items() if value is not None})
 
 
-class _Learner(_Access):
+class _Behind(_Access):
+    """A host's link and what it is behind."""
+
+    nat: Kind | None = None
+    home: str = Field(default="", pattern=r"^[a-z0-9-]{0,32}$")
+    """hosts of one home are behind one router and share the access link of the first; empty: each has a router of its own"""
+    forward: list[int] = Field(default_factory=list)
+    hairpin: bool = False
+    upnp: bool = False
+
+    @model_validator(mode="after")
+    def _nat(self) -> _Behind:
+        if self.nat is None and (self.home or self.forward or self.hairpin or self.upnp):
+            raise ValueError("home, forward, hairpin and upnp say more of a NAT: give its kind as nat")
+        if self.nat is not None and self.nat != "cone" and (self.forward or self.hairpin or self.upnp):
+            raise ValueError(f"nat {self.nat!r} forwards no port")
+        if self.nat == "firewall" and self.home:
+            raise ValueError("a host behind a firewall is alone")
+        if any(not 0 < port < 65_536 for port in self.forward):
+            raise ValueError("forward: ports are from 1 to 65535")
+        return self
+
+    def behind(self, name: str) -> Nat | None:
+        """What a host called `name` is behind."""
+        if self.nat is None:
+            return None
+        return Nat(self.nat, self.home or name, tuple(self.forward), self.hairpin, self.upnp)
+
+
+class _Learner(_Behind):
     site: str = ""
 
 
-class _Nodes(_Access):
+class _Nodes(_Behind):
     name: str = Field(default="node", pattern=r"^[a-z][a-z0-9-]{0,31}$")
     """hosts are called name-1, name-2, ... (just name when count is 1 and it is given)"""
     count: int = Field(default=1, ge=1, le=MAX_HOSTS)
@@ -206,7 +251,7 @@ def load_profile(file: str | Path) -> Profile:
 def build_profile(values: dict[str, Any], source: str, name: str = "profile") -> Profile:
     """A profile from plain values, rates scaled as it says. UsageError names `source` and the first wrong key."""
     file = check_section(_File, values, source)
-    hosts = [Host(LEARNER, file.learner.access(), file.learner.site)]
+    hosts = [Host(LEARNER, file.learner.access(), file.learner.site, nat=file.learner.behind(LEARNER))]
     hosts += [host for group in file.nodes for host in _hosts(group, alone=len(file.nodes) > 1)]
     _check(source, hosts, file.sites)
     sites = {site: section.access() for site, section in file.sites.items()}
@@ -217,7 +262,7 @@ def build_profile(values: dict[str, Any], source: str, name: str = "profile") ->
 def _hosts(group: _Nodes, *, alone: bool) -> list[Host]:
     names = [group.name] if group.count == 1 and alone else [f"{group.name}-{i + 1}" for i in range(group.count)]
     trace = tuple(Step(at, up * 1e6, down * 1e6) for at, up, down in group.trace)
-    return [Host(name, group.access(), group.site, group.dialable, trace) for name in names]
+    return [Host(n, group.access(), group.site, group.dialable, trace=trace, nat=group.behind(n)) for n in names]
 
 
 def _check(source: str, hosts: Sequence[Host], sites: dict[str, _Access]) -> None:
@@ -230,3 +275,17 @@ def _check(source: str, hosts: Sequence[Host], sites: dict[str, _Access]) -> Non
     for host in hosts:
         if host.site and host.site not in sites:
             raise UsageError(f"{source}: {host.name}: no site {host.site!r} under [sites]")
+        if host.site and host.nat is not None:
+            raise UsageError(f"{source}: {host.name}: a site and a NAT at once are not emulated")
+        if host.nat is not None:
+            _check_home(source, host, [h for h in hosts if h.nat is not None and h.nat.home == host.nat.home])
+
+
+def _check_home(source: str, host: Host, mates: Sequence[Host]) -> None:
+    assert host.nat is not None
+    for other in mates:
+        assert other.nat is not None
+        if (other.nat.kind, other.nat.upnp, other.access) != (host.nat.kind, host.nat.upnp, host.access):
+            raise UsageError(f"{source}: {host.name} and {other.name} share a router: its kind, upnp and link must be the same")
+        if other is not host and set(other.nat.forward) & set(host.nat.forward):
+            raise UsageError(f"{source}: {host.name} and {other.name} share a router: a port of it leads to one of them")

@@ -179,8 +179,8 @@ def judge_listening(addresses: Sequence[str]) -> DoctorFinding:
         return DoctorFinding("port", OK, f"{said}; a firewall may still be in the way")
     if any(not place.is_loopback for place in places):
         todo = (
-            "from elsewhere: have the router forward the port, or start the node with --no-listen (it then only dials out, "
-            "which is fine for a few nodes)"
+            "nothing, mostly: nodes behind routers meet each other as the learner arranges it. More certain: --map-port, or "
+            "have the router forward the port"
         )
         return DoctorFinding("port", WARNING, f"{said}, on the local network only", todo)
     todo = "listen on /ip4/0.0.0.0/tcp/PORT for others to reach it"
@@ -203,8 +203,11 @@ def judge_seen(seen: str, ours: Sequence[str], came_back: FindingState | None) -
     if came_back == OK:
         return DoctorFinding(what, OK, f"{said}, and the port is forwarded")
     if came_back is None:
-        return DoctorFinding(what, OK, said, "start the node with --no-listen, or forward a port and name it with --listen")
-    todo = "have the router forward the port, or start the node with --no-listen (some routers let nobody try this from inside)"
+        return DoctorFinding(what, OK, said, "nothing: other nodes meet this one as the learner arranges it")
+    todo = (
+        "nothing, mostly: other nodes meet this one as the learner arranges it, unless the router takes another port for each "
+        "connection. More certain: --map-port, or have the router forward the port (some let nobody try this from inside)"
+    )
     return DoctorFinding(what, WARNING, f"{said}, and the port did not answer there", todo)
 
 

@@ -8,7 +8,7 @@ the pump's business.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from p2p.allowance.shares import DownShares
 from p2p.broadcast.draws import ReplyBudget
@@ -19,6 +19,7 @@ from p2p.broadcast.session import Session
 from p2p.broadcast.transfer import ASK_PARTS_MAX_S, Chunks, Neighbour, Traffic, Transfer, bitmap, haves
 from p2p.channel.port import Channel
 from p2p.errors import Refusal
+from p2p.protocol.reach import PassOn
 from p2p.protocol.versions import Allowance, Follow, GetParts, Parts, Subscribe, Want
 from p2p.version import Version
 from p2p.weights.manifest import Manifest, open_header
@@ -74,6 +75,8 @@ class ExchangeCore:
         """bytes/s that leave a peer at most, of those who say so; see `Allowance`"""
         self._down, self._shares = 0.0, DownShares()
         self._relays: float | None = None
+        self._passing: Mapping[str, tuple[PassOn, ...]] = {}
+        self._apart_peers: frozenset[str] = frozenset()
         self._pump = self._make_pump()
         self._following = False
         self._opened: list[Callable[[], object]] = []
@@ -118,6 +121,18 @@ class ExchangeCore:
         self._places = places
         for transfer in self.transfers.values():
             transfer.session.arrange(places)
+
+    def set_apart(self, peers: frozenset[str]) -> None:
+        """The source's: peers that have no link with most of the others, from now on."""
+        self._apart_peers = peers
+        for transfer in self.transfers.values():
+            transfer.session.apart = peers
+
+    def pass_on(self, passing: Mapping[str, tuple[PassOn, ...]]) -> None:
+        """What comes from a peer and is passed on to others from now on; by that peer."""
+        self._passing = passing
+        for transfer in self.transfers.values():
+            transfer.session.passing = passing
 
     def follow(self, on: bool) -> None:
         """Ask every neighbour, now and later ones, to push new deltas as they are made; or no more."""
@@ -274,6 +289,7 @@ class ExchangeCore:
             entrusts=self.entrusts if self.is_source else None,
             bounds=self.bounds,
         )  # fmt: skip
+        session.passing, session.apart = self._passing, self._apart_peers
         transfer = self.transfers[manifest.mid] = Transfer(manifest, session, Traffic(), wanted)
         opened, self._opened = self._opened, []
         for call in opened:

@@ -44,6 +44,16 @@ class Rosters:
         if len(self.grid) <= self.grid.mesh:
             self.flush()
 
+    @property
+    def meshed(self) -> Collection[str]:
+        """The nodes that are all to be linked with each other; none where they stand in groups."""
+        return set(self.grid) if self.grid.source_places() is None else ()
+
+    def lists(self, one: str, other: str) -> bool:
+        """Whether `one` was told to link with `other`."""
+        told = self._told.get(one)
+        return told is not None and any(member.peer == other for member in told[1])
+
     def flush(self) -> None:
         """Tell the nodes whose neighbours changed since the last time; to be called by a timer."""
         if not self._stale:

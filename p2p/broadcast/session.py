@@ -3,9 +3,10 @@
 Pure: no clock, socket or randomness; `now` (seconds, any origin) is passed in. Must not know bytes, digests or
 channels: chunks are numbers, peers are names. The same object runs in nodes, in the head, in tests and in the simulator.
 
-What is pushed is decided by a `Policy`; here is what holds under any: what a peer asks for takes turns with it, nothing is handed
-to a peer twice while it may still arrive, and what does not come by push is pulled under leases (`leases`) from whoever
-announced it, from the source only when no other peer has it. Late joiners only pull.
+What is pushed is decided by a `Policy`; here is what holds under any: what a peer asks for takes turns with it, and so does what
+is passed on to it from one that it has no link with; nothing is handed to a peer twice while it may still arrive, and what does
+not come by push is pulled under leases (`leases`) from whoever announced it, from the source only when no other peer has it.
+Late joiners only pull.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from p2p.broadcast.peer_groups import PeerPlaces
 from p2p.broadcast.policies.port import Policy, Push, Relieved
 from p2p.broadcast.policies.registry import DEFAULT, make_policy
 from p2p.limits import LEASE_S, MAX_CHUNK, MIB
+from p2p.protocol.reach import PassOn
 
 MAX_INFLIGHT, INFLIGHT_BYTES = 32, 8 * MIB
 """Chunks handed to one peer and not yet acknowledged by it, or bytes of them if that is more chunks: small chunks on a long, fast
@@ -52,6 +54,8 @@ class _Peer:
     name: str
     has: ChunkSet = field(default_factory=ChunkSet)
     wanted: deque[int] = field(default_factory=deque)
+    passed: deque[int] = field(default_factory=deque)
+    """chunks that we pass on to it from a peer that it has no link with"""
     sent: dict[int, float] = field(default_factory=dict)
     """chunk -> when I handed it to this peer; removed when the peer says that it has it"""
     answered_at: float = -1e18
@@ -104,6 +108,10 @@ class Session:
         self.duplicates = 0
         self.pace = 0.0
         """bytes/s that leave this peer at most, as its owner measures; 0 for unknown"""
+        self.apart: frozenset[str] = frozenset()
+        """peers that have no link with most of the others"""
+        self.passing: Mapping[str, tuple[PassOn, ...]] = {}
+        """what comes from a peer and is passed on to others, who have no link with it"""
         self.lagging: set[str] = set()
         """peers that fell behind the others, or that nothing is entrusted to: leaves, for as long as that lasts"""
         self._entrusts = entrusts
@@ -114,7 +122,7 @@ class Session:
         self._news: list[int] = []
         self._asked_next = True
         self._askers: set[str] = set()
-        """peers with wants that wait here"""
+        """peers with wants that wait here, or with chunks to be passed on"""
         self._full: set[str] = set()
         """peers that were handed as much as may be before they answer"""
         self._policy = make_policy(policy, self)
@@ -284,6 +292,10 @@ class Session:
         if sender is not None and sender in self._peers:
             self._peers[sender].has.add(chunk)
         self._policy.held(chunk, duty=duty, now=now)
+        for row in self.passing.get(sender or "", ()):
+            if chunk % row.of == row.share and row.target in self._peers:
+                self._peers[row.target].passed.append(chunk)
+                self._askers.add(row.target)
         return True
 
     def lose(self, chunk: int, now: float) -> None:
@@ -355,8 +367,8 @@ class Session:
             if peer not in self._askers:
                 continue
             entry = self._peers[peer]
-            while entry.wanted:
-                chunk = entry.wanted.popleft()
+            while entry.wanted or entry.passed:
+                chunk = (entry.wanted or entry.passed).popleft()
                 if chunk in self.held and chunk not in entry.has and chunk not in entry.sent:
                     self._hand(peer, chunk, now)
                     return Push(peer, chunk, self._policy.claim(peer, chunk, now))

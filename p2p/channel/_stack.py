@@ -28,6 +28,7 @@ from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
 from libp2p.exceptions import ParseError
 from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.io.trio import TrioTCPStream
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.connection import swarm_connection
 from libp2p.network.connection.raw_connection import RawConnection
@@ -56,8 +57,8 @@ from p2p.channel.wire_count import clamp_window, wire_count
 from p2p.limits import HANDSHAKE_S, MAX_CONNECTIONS
 
 __all__ = [
-    "accept", "background_service", "clamp", "count_of", "hot", "make_swarm", "multiaddr", "path_of", "peer_id", "remote_of",
-    "select", "smooth", "stream_eof",
+    "accept", "background_service", "clamp", "count_of", "hot", "local_of", "make_swarm", "multiaddr", "path_of", "peer_id",
+    "remote_of", "select", "smooth", "stream_eof", "take_in",
 ]  # fmt: skip
 
 if not os.environ.get("LIBP2P_DEBUG"):
@@ -193,6 +194,16 @@ def remote_of(swarm_connection: Any) -> str:
     return f"/ip{6 if ':' in host else 4}/{host}/tcp/{port}" if host else ""
 
 
+def local_of(swarm_connection: Any) -> str:
+    """See `Channel.local`."""
+    stream = _socket_of(swarm_connection.muxed_conn.secured_conn)
+    try:
+        host, port = stream.socket.getsockname()[:2] if stream is not None else ("", 0)
+    except OSError:  # closed just now
+        host = ""
+    return f"/ip{6 if ':' in host else 4}/{host}/tcp/{port}" if host else ""
+
+
 _SO_MAX_PACING_RATE = 47
 """The number of a socket option of Linux: TCP then spreads its packets in time, under any queueing discipline or congestion
 control."""
@@ -237,10 +248,20 @@ class _Upgrader(TransportUpgrader):
 
 
 class _Swarm(Swarm):
+    expected: dict[tuple[str, int], ID]
+    """Remote ends from which a peer was to be met by a simultaneous open in which we speak first: its packet may find our
+    listening socket before ours finds it, and that changes nothing about who speaks first."""
+
     async def _handle_inbound_connection(self, read_write_closer: Any, maddr: Any) -> None:
-        raw = RawConnection(read_write_closer, False)
+        remote = read_write_closer.get_remote_address()
+        peer = self.expected.get(remote) if remote is not None else None
+        raw = RawConnection(read_write_closer, peer is not None)
         try:
-            muxed: Any = await self.upgrade_inbound_raw_conn(raw, maddr)
+            muxed: Any
+            if peer is not None:
+                muxed = (await self.upgrade_outbound_raw_conn(raw, peer)).muxed_conn  # type: ignore[attr-defined]
+            else:
+                muxed = await self.upgrade_inbound_raw_conn(raw, maddr)
         except Exception as error:  # a scanner, another protocol, a peer that went away
             logging.getLogger("shoal.channel").debug("inbound connection refused: %s", error)
             await raw.close()
@@ -263,7 +284,7 @@ def make_swarm(seed: bytes, congestion: str = "", meter: HostMeter | None = None
     )
     upgrader = _Upgrader({NOISE: noise}, {YAMUX: _Muxer})  # type: ignore[dict-item]
     upgrader.congestion, upgrader.meter = congestion, meter
-    return _Swarm(
+    swarm = _Swarm(
         ID.from_pubkey(key_pair.public_key),
         PeerStore(),
         upgrader,
@@ -271,6 +292,25 @@ def make_swarm(seed: bytes, congestion: str = "", meter: HostMeter | None = None
         retry_config=RetryConfig(max_retries=0),
         connection_config=config,
     )
+    swarm.expected = {}
+    return swarm
+
+
+async def take_in(swarm: Any, stream: trio.SocketStream, peer: ID, *, first: bool) -> None:
+    """Make a connection of `swarm` out of a TCP stream that both ends opened. `first`: this end begins the handshake, as one that
+    dialled does; exactly one of the two must. Whatever libp2p raises when it fails; the stream is then closed."""
+    raw = RawConnection(TrioTCPStream(stream), first)
+    try:
+        with trio.fail_after(HANDSHAKE_S):
+            if first:
+                await swarm.upgrade_outbound_raw_conn(raw, peer)
+            else:
+                found: Any = await swarm.upgrade_inbound_raw_conn(raw, multiaddr("/ip4/0.0.0.0/tcp/0"))
+                if found.peer_id != peer:
+                    raise ParseError(f"another peer answers: {found.peer_id}")
+    except BaseException:
+        stream.socket.close()
+        raise
 
 
 def peer_id(text: str) -> ID:

@@ -16,7 +16,9 @@ import trio
 
 from p2p.allowance.meter import HostMeter
 from p2p.channel.listening import allow_many_files, check_free, short_address, spell_out
+from p2p.channel.mapping import PortMapping, keep_mapped
 from p2p.channel.metered import MeteredConnections
+from p2p.channel.opening import TcpEnd, endpoint_of, is_own_fault, open_towards, source_for
 from p2p.channel.port import BULK, CONTROL, Channel, Network
 from p2p.channel.stream import StreamChannel
 from p2p.channel.table import MAX_CHANNELS_PER_PEER, ChannelTable
@@ -35,6 +37,9 @@ DIALLED = ("ip4", "ip6", "dns", "dns4", "dns6")
 STAGGER_S = 1.0
 """Seconds after which the next address is dialled too, while the one before goes on trying (as RFC 8305 does)."""
 
+LOOK_S = 0.05
+"""Seconds between two looks whether a peer that is to be met has come in by the listening socket."""
+
 REUSE_S = 5.0
 """Seconds that a live connection has to open a stream; then it counts as broken and the peer is dialled anew."""
 
@@ -42,13 +47,14 @@ REUSE_S = 5.0
 @asynccontextmanager
 async def open_libp2p_network(
     identity: Identity, listen: Sequence[str], *, announce: Sequence[str] | None = None, congestion: str = "",
-    meter: HostMeter | None = None,
+    meter: HostMeter | None = None, map_port: bool = False,
 ) -> AsyncIterator[Network]:
     """A host that listens on the multiaddrs `listen` (port 0 takes a free one; none at all is allowed).
 
     `congestion`: TCP congestion control of every connection (the system's own unless said): OSError where the kernel
     does not have it. `meter`: what the host may send and read, and what went over its wires.
     `announce` replaces what `addresses` says, for a host whose public address is not on its interfaces.
+    `map_port`: ask the router to lead a port of its own here, while this host is up.
     UsageError with one line when an address is malformed or its port is in use.
     """
     check_free(listen)
@@ -68,6 +74,8 @@ async def open_libp2p_network(
                 for text in listen:
                     if str(stack.multiaddr(text)) not in swarm.listeners:
                         raise UsageError(f"cannot listen on {text}")
+                if map_port:
+                    nursery.start_soon(keep_mapped, host)
                 yield host
             finally:
                 with trio.CancelScope(shield=True):
@@ -105,6 +113,8 @@ class Libp2pNetwork(Network):
         """channel -> the connection that carries it"""
         self._worked: dict[str, str] = {}
         """peer -> the address that worked last"""
+        self.mapping: PortMapping | None = None
+        """a port of the router that leads here"""
 
     @property
     def addresses(self) -> Sequence[str]:
@@ -113,7 +123,7 @@ class Libp2pNetwork(Network):
             found = [text.split("/p2p/")[0] for text in self._announce]
         else:
             bound = (str(address) for listener in self._swarm.listeners.values() for address in listener.get_addrs())
-            found = [address for text in bound for address in spell_out(text)]
+            found = [*([self.mapped] if self.mapped else []), *(address for text in bound for address in spell_out(text))]
         return [f"{text}/p2p/{self.peer_id}" for text in dict.fromkeys(found)]
 
     @property
@@ -133,6 +143,57 @@ class Libp2pNetwork(Network):
         if isinstance(result, ChannelClosed):
             raise result
         return result
+
+    @property
+    def listening(self) -> Sequence[str]:
+        return [str(address) for listener in self._swarm.listeners.values() for address in listener.get_addrs()]
+
+    @property
+    def mapped(self) -> str:
+        return self.mapping.address if self.mapping is not None else ""
+
+    async def meet(self, peer: str, addresses: Sequence[str], *, first: bool, seconds: float) -> None:
+        """See `Network.meet`."""
+        ends = [end for end in map(endpoint_of, addresses) if end is not None]
+        listening = [end for end in map(endpoint_of, self.listening) if end is not None]
+        pairs = [(end, source) for end in ends if (source := source_for(end.host, listening)) is not None]
+        if not pairs:
+            raise Unreachable(peer, f"none of {len(addresses)} addresses can be met from what is listened on here")
+        whom = load_stack().peer_id(peer)
+        before = {id(connection) for connection in self._connections(peer)}
+        if first:
+            self._swarm.expected.update(dict.fromkeys(ends, whom))
+        why, openings = "no answer", list[trio.CancelScope]()
+        try:
+            with trio.move_on_after(seconds):
+                async with trio.open_nursery() as nursery:
+
+                    async def attempt(end: TcpEnd, source: TcpEnd, opening: trio.CancelScope) -> None:
+                        nonlocal why
+                        stream = None
+                        try:
+                            with opening:
+                                stream = await open_towards(end, source)
+                            if stream is not None:
+                                await load_stack().take_in(self._swarm, stream, whom, first=first)
+                        except Exception as error:  # the socket's, libp2p's: this pair of ends does not work
+                            why = cause_of(error)
+
+                    for end, source in pairs:
+                        opening = trio.CancelScope()
+                        openings.append(opening)
+                        nursery.start_soon(attempt, end, source, opening)
+                    # The connection may also come in by the listening socket.
+                    while all(id(c) in before for c in self._connections(peer)):  # noqa: ASYNC110 - it has no event
+                        await trio.sleep(LOOK_S)
+                    for opening in openings:  # a handshake that is under way ends by itself
+                        opening.cancel()
+                return
+        finally:
+            for end in ends if first else ():
+                self._swarm.expected.pop(end, None)
+        shown = ", ".join(short_address(address) for address in addresses)
+        raise Unreachable(peer, f"{shown}: not met in {seconds:.0f} s ({why})")
 
     async def drop(self, peer: str, reason: str) -> None:
         await self.table.close_all(reason, peer)
@@ -243,11 +304,24 @@ class Libp2pNetwork(Network):
         stack = load_stack()
         try:
             with trio.fail_after(seconds):
-                return await self._swarm.dial_addr(stack.multiaddr(address), stack.peer_id(peer))
+                target, whom, source = stack.multiaddr(address), stack.peer_id(peer), self._source(address)
+                if source is not None:
+                    try:
+                        return await self._swarm.dial_addr(target, whom, source)
+                    except Exception as error:
+                        if not is_own_fault(error):
+                            raise
+                return await self._swarm.dial_addr(target, whom)
         except trio.TooSlowError:
             raise ChannelClosed(f"{short_address(address)}: no answer in {seconds:.0f} s") from None
         except Exception as error:  # whatever libp2p, multiaddr or the socket raise, the address does not work
             raise ChannelClosed(f"{short_address(address)}: {cause_of(error)}") from error
+
+    def _source(self, address: str) -> TcpEnd | None:
+        """The port listened on, for a connection to `address` to leave from: so a NAT maps that port, and others learn of it."""
+        target = endpoint_of(address)
+        listening = (endpoint_of(text) for text in self.listening)
+        return source_for(target.host, [end for end in listening if end is not None]) if target is not None else None
 
     async def _negotiate(self, connection: Any, protocol: str) -> Any:
         stream = await connection.new_stream()

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import trio
 
+from p2p.errors import Unreachable
 from p2p.limits import CHANNEL_WINDOW
 
 CONTROL, BULK = "control", "bulk"
@@ -80,6 +81,10 @@ class Channel:
         """The peer's end of the connection as this host sees it, "/ip4/ADDRESS/tcp/PORT"; "" where the transport cannot say."""
         return ""
 
+    def local(self) -> str:
+        """This host's end of the connection, in the same form; "" where the transport cannot say."""
+        return ""
+
     def smooth(self, rate: float) -> None:
         """Send no more than `rate` bytes/s, however much is handed over at once: a burst at the speed of this machine
         overruns the short queue of a slow link. Does nothing where the transport cannot do it."""
@@ -97,6 +102,23 @@ class Network(Protocol):
     async def open(self, peer: str, addresses: Sequence[str], kind: str) -> Channel:
         """A new channel to `peer`, over a live connection if there is one, else by dialling `addresses` in turn.
         ChannelClosed with the reason when none of them works within HANDSHAKE_S."""
+
+    @property
+    def listening(self) -> Sequence[str]:
+        """What is listened on, as "/ip4/ADDRESS/tcp/PORT"; nothing where connections do not leave from ports."""
+        return ()
+
+    @property
+    def mapped(self) -> str:
+        """The address of a port that a router mapped to this host, in the same form; "" for none."""
+        return ""
+
+    async def meet(self, peer: str, addresses: Sequence[str], *, first: bool, seconds: float) -> None:
+        """Connect to `peer`, who does the same towards this host at this moment: from the port listened on, to all of `addresses`
+        at once. `first`: this side begins the handshake, and is to `open` the channels; exactly one of the two must.
+
+        Returns once there is a connection. Unreachable, with the reason, when there is none after `seconds`."""
+        raise Unreachable(peer, "this transport cannot open a connection from both sides at once")
 
     @property
     def incoming(self) -> trio.MemoryReceiveChannel[Channel]:

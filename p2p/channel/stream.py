@@ -65,6 +65,10 @@ class ByteTransport(Protocol):
         """See `Channel.remote`."""
         return ""
 
+    def local(self) -> str:
+        """See `Channel.local`."""
+        return ""
+
     def smooth(self, rate: float) -> None:
         """See `Channel.smooth`."""
 
@@ -159,6 +163,9 @@ class StreamChannel(Channel):
 
     def remote(self) -> str:
         return self._transport.remote()
+
+    def local(self) -> str:
+        return self._transport.local()
 
     def smooth(self, rate: float) -> None:
         if self._reason is None:

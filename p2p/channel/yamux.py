@@ -61,6 +61,9 @@ class YamuxTransport:
     def remote(self) -> str:
         return str(load_stack().remote_of(self._stream.swarm_conn))
 
+    def local(self) -> str:
+        return str(load_stack().local_of(self._stream.swarm_conn))
+
     def smooth(self, rate: float) -> None:
         load_stack().smooth(self._stream.swarm_conn, rate)
 

@@ -18,6 +18,7 @@ from p2p.complaints import complain
 from p2p.errors import ChannelClosed, Refusal, first_of
 from p2p.limits import MIB
 from p2p.membership.addresses import Reach
+from p2p.membership.reachability import Kind
 from p2p.membership.texts import MAX_REASON, clean_message
 from p2p.membership.workload import PeerLoad
 from p2p.protocol.join import Renewal
@@ -46,6 +47,8 @@ class Link:
     site: str = ""
     reach: Reach = field(default_factory=Reach)
     """where others may be told to dial it"""
+    kind: Kind = "inbound"
+    """how it came about"""
     proven: float = 0.0
     """wall time (Unix seconds) at which the head gave this peer its membership; only the head reads it"""
     closing: str = ""

@@ -3,14 +3,13 @@
 Must not know what the messages after the handshake mean: they go to the owner. A **link** is one control and one bulk channel;
 it is up when both passed their handshake. What happens to it then is in `links`.
 
-Who dials: a node dials the head; of two nodes the one with the smaller peer id dials if the other can be dialled, else
-the other one. So every pair has one link, and a node behind NAT takes part through the connections it opened.
+Who dials: a node dials the head. How two nodes come together, and which of them dials first, is in `dialling`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +21,10 @@ from p2p.errors import ChannelClosed, Refusal, Unreachable
 from p2p.identity import Identity
 from p2p.limits import GREETING_WINDOW, HANDSHAKE_S, PROTOCOL_VERSION
 from p2p.membership.addresses import reach_of
+from p2p.membership.dialling import CannotLink, Dialler
 from p2p.membership.gate import VISITOR, Gate
 from p2p.membership.links import Link, LinkOwner, LinkTasks
+from p2p.membership.reachability import Kind, dialled_kind
 from p2p.membership.texts import MAX_NAME, MAX_REASON, clean_hello
 from p2p.printable import printable
 from p2p.protocol.join import Hello, Rejection, Renewal, RosterEntry, Welcome
@@ -43,16 +44,6 @@ machine may sleep for days, so the head looks often."""
 
 DOOR_S = 1.0
 """Seconds from one look of the head for peers that have to go to the next: so soon a ban or a revoked ticket ends links."""
-
-REDIAL_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Seconds to wait after a failed attempt to reach a peer, by attempt; the last one repeats. A short fault is over within the
-first ones, and a peer that is gone for good costs one dial in eight seconds."""
-
-
-def redial_s(attempt: int) -> float:
-    """Seconds to wait after failed attempt number `attempt`, counted from 0."""
-    return REDIAL_S[min(attempt, len(REDIAL_S) - 1)]
-
 
 class JoinRefused(Exception):
     """The other side answered a handshake with a refusal."""
@@ -93,8 +84,10 @@ class Peering:
         """live links by peer, from the end of the handshake on"""
         self._half: dict[str, tuple[Channel, Hello]] = {}
         """peers whose control channel passed its handshake, and whose bulk channel is awaited"""
-        self._dialling: dict[str, trio.CancelScope] = {}
-        self._members: dict[str, RosterEntry] = {}
+        self.dialler = Dialler(
+            network, self.links, self._reach, me=self.me, head=self.head, dialable=settings.dialable, is_banned=self.is_banned
+        )
+        """who makes the links with the members of the roster"""
         self._listed: set[str] = set()
         """the members of the last roster, whoever is to dial them"""
         self._greeting: set[str] = set()
@@ -105,21 +98,24 @@ class Peering:
         """Accept, for ever; owns every task of the links."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            task_status.started()
             if self.me == self.head:
                 nursery.start_soon(self._renew)
                 nursery.start_soon(self._keep_door)
+            else:
+                await nursery.start(self.dialler.run)
+            task_status.started()
             async for channel in self._network.incoming:
                 nursery.start_soon(self._accept, channel)
 
     # --- dialling ----------------------------------------------------------------------------------------------------
 
-    async def connect(self, peer: str, addresses: Iterable[str]) -> None:
+    async def connect(self, peer: str, addresses: Iterable[str], kind: Kind | None = None) -> None:
         """Open both channels to `peer` and shake hands; `addresses` are multiaddrs, tried in turn. Returns once `on_up` was told.
+        `kind`: what the link is called; unless it is said, by how `peer` was dialled.
         ChannelClosed when it cannot be reached, JoinRefused when it answers no, Refusal when its answer is not accepted."""
         try:
             self._greeting.add(peer)
-            await self._connect(peer, list(addresses))
+            await self._connect(peer, list(addresses), kind)
         except (ChannelClosed, JoinRefused, Refusal):
             raise
         except Exception as error:  # what it sent, or said of itself, found a defect of ours
@@ -128,12 +124,13 @@ class Peering:
         finally:
             self._greeting.discard(peer)
 
-    async def _connect(self, peer: str, addresses: list[str]) -> None:
+    async def _connect(self, peer: str, addresses: list[str], kind: Kind | None) -> None:
         opened: list[Channel] = []
         try:
-            for kind in (CONTROL, BULK):
-                opened.append(await self._network.open(peer, addresses, kind))
+            for which in (CONTROL, BULK):
+                opened.append(await self._network.open(peer, addresses, which))
                 welcome = await self._greet(opened[-1])
+                self.dialler.saw_us(peer, opened[-1].remote(), opened[-1].local(), welcome.seen)
                 if peer == self.head:
                     self.gate.epoch = self.gate.check(welcome.membership, self.me).epoch
                     self.gate.membership = welcome.membership
@@ -144,20 +141,23 @@ class Peering:
                 await channel.aclose("handshake failed")
             raise
         control, bulk = opened
-        await self._start(Link(peer, printable(welcome.name, MAX_NAME), control, bulk))
+        kind = kind or dialled_kind(control.remote())
+        await self._start(Link(peer, printable(welcome.name, MAX_NAME), control, bulk, kind=kind))
+
+    async def _reach(self, peer: str, addresses: Sequence[str], kind: Kind | None) -> None:
+        """`connect`, as the dialler takes it."""
+        try:
+            await self.connect(peer, addresses, kind)
+        except Unreachable as error:
+            raise CannotLink(error.why) from error
+        except (ChannelClosed, JoinRefused, Refusal) as error:
+            raise CannotLink(str(error)) from error
 
     def keep_connected(self, members: Iterable[RosterEntry]) -> None:
-        """Dial, and keep dialling, the members that are ours to dial; stop for those that left the roster."""
+        """Make and keep links with these members, whoever is to dial; with no others from now on."""
         members = list(members)
         self._listed = {m.peer for m in members}
-        wanted = {m.peer: m for m in members if m.peer not in (self.me, self.head) and self._mine_to_dial(m)}
-        self._members = wanted  # a peer that came back may listen elsewhere now
-        for peer in [p for p in self._dialling if p not in wanted]:
-            self._dialling.pop(peer).cancel()
-        for peer in wanted:
-            if peer not in self._dialling and self._nursery is not None:
-                scope = self._dialling[peer] = trio.CancelScope()
-                self._nursery.start_soon(self._keep, peer, scope)
+        self.dialler.want(members)
 
     def shed(self, peers: Collection[str]) -> None:
         """Close the links to `peers` after SHED_S, unless the roster lists them by then. Both ends are told to; one would do."""
@@ -169,29 +169,6 @@ class Peering:
         for peer in peers - self._listed:
             if peer != self.head:
                 await self.close(peer, "neighbours no longer")
-
-    def _mine_to_dial(self, member: RosterEntry) -> bool:
-        if not member.addresses:
-            return False
-        return self.me < member.peer or not self._settings.dialable
-
-    async def _keep(self, peer: str, scope: trio.CancelScope) -> None:
-        with scope:
-            attempt = 0
-            # A cancelled scope ends only what waits: a dial that was just through comes round once more.
-            while (member := self._members.get(peer)) is not None:
-                if peer in self.links or self.is_banned(peer):
-                    attempt = 0
-                    await trio.sleep(1.0)
-                    continue
-                try:
-                    await self.connect(member.peer, member.addresses)
-                except (ChannelClosed, JoinRefused, Refusal) as error:
-                    level = logging.INFO if attempt < 3 else logging.DEBUG
-                    why = error.why if isinstance(error, Unreachable) else error
-                    log.log(level, "cannot reach %s (%s): %s", member.name, member.peer, why)
-                    await trio.sleep(redial_s(attempt))
-                    attempt += 1
 
     async def _greet(self, channel: Channel) -> Welcome:
         s = self._settings
@@ -258,7 +235,8 @@ class Peering:
             await self._part_with(channel, "bulk channel without a control channel")
             return
         reach = reach_of(peer, hello.addresses, channel.remote(), self._network.addresses if self.me == self.head else ())
-        await self._start(Link(peer, hello.name, half[0], channel, site=hello.site, reach=reach))
+        kind = self.dialler.kind_of_arrival(peer)
+        await self._start(Link(peer, hello.name, half[0], channel, site=hello.site, reach=reach, kind=kind))
 
     async def _turn_away(self, channel: Channel, refusal: Refusal) -> None:
         reason = refusal.reason[:MAX_REASON]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2p.protocol import generation, join, prices, versions
+from p2p.protocol import generation, join, prices, reach, versions
 from p2p.protocol.wire import Decoder
 
-decode = Decoder(vars(join), vars(versions), vars(generation), vars(prices))
+decode = Decoder(vars(join), vars(versions), vars(generation), vars(prices), vars(reach))

@@ -248,6 +248,9 @@ class _End:
     def remote(self) -> str:
         return f"/memory/{self._into.src}"
 
+    def local(self) -> str:
+        return f"/memory/{self._into.dst}"
+
     def smooth(self, rate: float) -> None:
         pass
 

@@ -123,14 +123,14 @@ def test_the_way_to_the_learner(answers: list[Dialled], state: str, words: tuple
 
 def test_ways_in() -> None:
     assert judge_listening(["/ip4/8.8.8.8/tcp/4001/p2p/12D3KooW", "/ip4/127.0.0.1/tcp/4001"]).state == OK
-    assert "--no-listen" in judge_listening(["/ip4/192.168.1.4/tcp/4001", "/ip4/127.0.0.1/tcp/4001"]).todo
+    assert "--map-port" in judge_listening(["/ip4/192.168.1.4/tcp/4001", "/ip4/127.0.0.1/tcp/4001"]).todo
     assert "0.0.0.0" in judge_listening(["/ip6/::1/tcp/4001"]).todo
     ours = ["192.168.1.4", "8.8.8.8", "127.0.0.1"]
     assert judge_seen("", ours, None).state == OK
     assert "no NAT" in judge_seen("/ip4/8.8.8.8/tcp/9", ours, None).said
     assert "on this machine" in judge_seen("/ip4/127.0.0.1/tcp/9", ours, WARNING).said
     nat = judge_seen("/ip4/9.9.9.9/tcp/9", ours, WARNING)
-    assert nat.state == WARNING and "behind NAT" in nat.said and "--no-listen" in nat.todo
+    assert nat.state == WARNING and "behind NAT" in nat.said and "--map-port" in nat.todo
     assert "forwarded" in judge_seen("/ip4/9.9.9.9/tcp/9", ours, OK).said
     assert judge_seen("/ip4/9.9.9.9/tcp/9", ours, None).state == OK
 

@@ -28,5 +28,5 @@ async def test_a_dial_that_outlives_its_roster_just_ends(monkeypatch) -> None:
         await nursery.start(peering.run)
         peering.keep_connected([RosterEntry(other.peer_id, ("/memory/x",), "other")])
         await trio.testing.wait_all_tasks_blocked()
-        assert dials == 1 and not peering._dialling  # memory of attempts that ended
+        assert dials == 1 and peering.dialler.at_work == {}  # memory of attempts that ended
         nursery.cancel_scope.cancel()

@@ -54,13 +54,13 @@ def test_the_builtin_ones_are_sound() -> None:
     names = builtin_scenarios()
     assert {"homogeneous-32", "homogeneous-64", "heterogeneous", "delays", "small", "killed-relay", "killed-three-of-ten",
             "slow-relay", "corrupt-relay", "withholding-relay", "stall-6s", "late-joiner", "equal-2", "equal-4", "equal-8",
-            "equal-16", "sites", "groups"} <= set(names)  # fmt: skip
+            "equal-16", "sites", "groups", "nats", "nats-symmetric", "sleeper"} <= set(names)  # fmt: skip
     for name in names:
         scenario = find_scenario(name)
         assert scenario.name == name and scenario.warm_up == 1 and scenario.profile.mtu == 9000
         assert scenario.profile.congestion == "cubic"
         assert {h.access.queue for h in scenario.profile.hosts} == {0.1}
-        assert 0.5 < scenario.t_star < 20 and (scenario.require.ratio is not None or name == "late-joiner")
+        assert 0.5 < scenario.t_star_calm < 20 and (scenario.require.ratio is not None or name == "late-joiner")
     t_stars = [find_scenario(f"equal-{n}").t_star for n in (2, 4, 8, 16)]
     assert t_stars == pytest.approx([16 * MIB * 8 / 20e6] * 4)
     assert find_scenario("homogeneous-32").t_star == pytest.approx(32 * MIB * 8 / 25e6)

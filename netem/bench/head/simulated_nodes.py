@@ -33,7 +33,7 @@ from p2p.errors import ChannelClosed, ShoalError
 from p2p.identity import Identity
 from p2p.limits import PROTOCOL_VERSION
 from p2p.membership.admission import Ticket, read_ticket
-from p2p.membership.peering import REDIAL_S
+from p2p.membership.reachability import REDIAL_S
 from p2p.protocol.generation import Abort, Assign, NodeStatus, Tokens
 from p2p.protocol.join import Hello, Welcome
 from p2p.protocol.messages import decode

@@ -163,7 +163,12 @@ class ShoalPlayer(SwarmOwner):
         if self.places is not self.swarm.places:
             self.places, self.placed_at = self.swarm.places, trio.current_time()
         if self.places is None:
-            return len(self.swarm.links) >= len(self.hosts) - 1 - len(self.late)
+            dialler, others = self.swarm.peering.dialler, len(self.hosts) - 1 - len(self.late)
+            if self.is_source or len(dialler.members) < others - 1:
+                return len(self.swarm.links) >= others
+            # Behind NAT some cannot be linked with: then all was tried.
+            pursuits = dialler.pursuits
+            return all(p in self.swarm.links or (p in pursuits and pursuits[p].settled) for p in dialler.members)
         wanted = self.places.groups.keys() - {self.swarm.me}
         return wanted <= self.swarm.links.keys() and trio.current_time() - self.placed_at > 2 * ROSTERS_S
 
@@ -268,7 +273,12 @@ class ShoalPlayer(SwarmOwner):
         banned = [n for peer, n in self.names.items() if self.swarm.peering.is_banned(peer) and peer not in self.swarm.links]
         came = self.swarm.whence.get(self.mids.get(number, b""), Counter())
         whence = {self.names.get(peer, peer): size for peer, size in came.items()}
-        self.say("account", round=number, cpu_s=cpu, reports=self.reports, banned=banned, whence=whence, **self._traffic(number))
+        linked = {self.names.get(one.peer, one.peer): one.kind for one in self.swarm.peering.dialler.kinds()}
+        why = {self.names.get(one.peer, one.peer): one.why for one in self.swarm.peering.dialler.kinds() if one.why}
+        self.say(
+            "account", round=number, cpu_s=cpu, reports=self.reports, banned=banned, whence=whence, linked=linked, why=why,
+            **self._traffic(number),
+        )  # fmt: skip
 
     # --- links -------------------------------------------------------------------------------------------------------
 
@@ -313,8 +323,13 @@ class ShoalPlayer(SwarmOwner):
 
 
 async def play(role: events.Role) -> None:
-    listen = [f"/ip4/{role.address}/tcp/{PORT}"]
-    async with open_libp2p_network(key_of(role.name), listen, congestion=role.options.get("congestion", "")) as network:
+    """Take part, until told to end."""
+    own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
+    behind = role.address not in own  # its router has it
+    listen = [f"/ip4/{'0.0.0.0' if behind else role.address}/tcp/{PORT}"]
+    async with open_libp2p_network(
+        key_of(role.name), listen, congestion=role.options.get("congestion", ""), map_port=behind and role.role == "node"
+    ) as network:
         await ShoalPlayer(role, network).run()
 
 

@@ -44,6 +44,7 @@ class _LaneView:
         self._session, self._lanes = session, lanes
         self.memory, self.chunk_bytes = session.memory, session.chunk_bytes
         self.lagging: set[str] = set()
+        self.apart: frozenset[str] = frozenset()
 
     @property
     def total(self) -> int | None:

@@ -54,6 +54,10 @@ class ReceiverView(Protocol):
     def lagging(self) -> AbstractSet[str]:
         """Receivers that fell behind the others."""
 
+    @property
+    def apart(self) -> AbstractSet[str]:
+        """Receivers that have no link with most of the others."""
+
     def peer_holds(self, peer: str, chunk: int) -> bool:
         """Whether `peer` announced `chunk`. `peer` must take part."""
 

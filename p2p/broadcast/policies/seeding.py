@@ -321,8 +321,9 @@ class Seeding(Policy):
                 continue
             load = max(d.busy, len(d.out) / OUTSTANDING) / self._window(peer, d)
             if load < 1.0:
-                loads.append((load, place, peer))
-        for _, _, peer in sorted(loads):
+                # What one without links distributes takes the uplinks of those that pass it on.
+                loads.append((peer in self._receivers.apart, load, place, peer))
+        for *_, peer in sorted(loads):
             chunk = self._receivers.lowest_of(self._unseeded, peer)
             if chunk is not None:  # else it has them all, or says so
                 self._seeded(peer, chunk, now)
