@@ -59,7 +59,7 @@ MANY, FEW = 8192, 256
 holds the event loop for less than 50 ms. FEW: each costs a tenth of a millisecond (a signature that is checked, a sequence that
 is taken)."""
 
-MAX_FIELDS = 16
+MAX_FIELDS = 14
 """Fields of the longest message: with its tag it is still an array whose length stands in the first byte."""
 
 _ARRAY, _TEXT = 0x90, 0xA0
