@@ -28,7 +28,7 @@ from p2p.channel.port import Network
 from p2p.identity import Identity
 from p2p.membership.admission import Ticket
 from p2p.membership.links import Link
-from p2p.protocol.generation import Abort, Assign, Interrupt, NodeStatus
+from p2p.protocol.generation import Abort, Assign, ComputesWith, Interrupt, NodeStatus, OwnerWord
 from p2p.protocol.join import Bye
 from p2p.protocol.prices import Activate, Terms
 from p2p.protocol.versions import Catalog, Installed
@@ -267,7 +267,8 @@ class Agent(SwarmOwner):
             version=self.slot.serving or Version(0, 0), running=stats.running, waiting=stats.waiting,
             capacity=self.settings.capacity, tokens=self.serving.tokens, tokens_per_s=stats.tokens_per_s,
             pid=os.getpid(), rss_bytes=psutil.Process().memory_info().rss, updating=self.serving.updating,
-            sent_bytes=self.swarm.exchange.sent_bytes, kv_tokens=stats.kv_tokens, arithmetic=stats.arithmetic, keeps=stats.keeps,
-            rests=self.serving.rests, limits=str(self.allowance.limits) if self.allowance is not None else "",
+            sent_bytes=self.swarm.exchange.sent_bytes, kv_tokens=stats.kv_tokens,
+            computes=ComputesWith(stats.arithmetic, stats.keeps),
+            owner=OwnerWord(self.serving.rests, str(self.allowance.limits) if self.allowance is not None else ""),
         ))  # fmt: skip
 

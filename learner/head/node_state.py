@@ -99,9 +99,9 @@ class NodeState:
         self.version, self.tokens_per_s, self.updating = message.version, message.tokens_per_s, message.updating
         self.pid, self.rss_bytes = message.pid, message.rss_bytes
         self.sent_bytes = min(message.sent_bytes, MAX_BYTES)
-        self.rests, self.limits = message.rests, message.limits
+        self.rests, self.limits = message.owner.rests, message.owner.limits
         self.kv_tokens = max(0, min(message.kv_tokens, MAX_BYTES))
-        self.arithmetic, self.keeps = message.arithmetic, message.keeps
+        self.arithmetic, self.keeps = message.computes.arithmetic, message.computes.keeps
 
     def on_installed(self, message: Installed, expected: bytes | None, current: Version | None) -> None:
         """`expected` is the version's state digest (None when there is no such version), `current` the newest one."""

@@ -88,6 +88,24 @@ class Rejected(Message, frozen=True, tag="rejected"):
     """of `rollout.CAUSES`, "" for any other"""
 
 
+class ComputesWith(Record, frozen=True):
+    """How a node's engine computes, as the node says."""
+
+    arithmetic: Name
+    """engine/dtype/device; "" while no engine serves"""
+    keeps: bool
+    """sequences go on over an install with the keys and values of older weights"""
+
+
+class OwnerWord(Record, frozen=True):
+    """What the owner of a node's machine has to say, in words."""
+
+    rests: Line
+    """why the node takes no work for now although it is there; "" while it does"""
+    limits: Line
+    """what it is allowed; "" for anything"""
+
+
 class NodeStatus(Message, frozen=True, tag="status"):
     """Node to head, about once a second and after each install. `ready` is False until an engine serves a version, `updating`
     True while it finishes what it runs before it commits a newer one, and takes nothing new."""
@@ -106,11 +124,5 @@ class NodeStatus(Message, frozen=True, tag="status"):
     """payload of the chunks that it has sent since it started"""
     kv_tokens: Count = 0
     """tokens whose keys and values its engine can hold at once; 0 where memory sets no bound that it knows"""
-    arithmetic: Name = ""
-    """engine/dtype/device that it computes with, as it says; "" while no engine serves"""
-    keeps: bool = False
-    """sequences go on over an install with the keys and values of older weights"""
-    rests: Line = ""
-    """why it takes no work for now although it is there; "" while it does"""
-    limits: Line = ""
-    """what its owner allows it, in words; "" for anything"""
+    computes: ComputesWith = ComputesWith("", False)
+    owner: OwnerWord = OwnerWord("", "")
