@@ -74,7 +74,8 @@ def measure(
     products = [_toward(level, claimed, recomputed, values) for values in (suspected or {}).values()]
     return HonestMeans(
         far=max(LEAST.far, share(FAR, MARGIN)), near=max(LEAST.near, share(NEAR, PROMPT_MARGIN)),
-        off=max(LEAST.off, mean(np.abs(signed))), bias=max(LEAST.bias, mean(signed)), noise=tuple(map(_most, shares)), quiet=tuple(_most(1.0 - x) for x in shares),
+        off=max(LEAST.off, mean(np.abs(signed))), bias=max(LEAST.bias, mean(signed)),
+        noise=tuple(map(_most, shares)), quiet=tuple(_most(1.0 - x) for x in shares),
         level=level, toward=min(1.0, max(products, default=1.0)),
     )  # fmt: skip
 

@@ -115,13 +115,16 @@ class NodeTest:
         self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, suspected: Mapping[str, np.ndarray] | None = None
     ) -> np.ndarray:
         """As `look`; returns `log_evidence` after each of these tokens, for they may be looked at one by one."""
-        paths = []
+        paths, idle = [np.empty((0, len(distance)))], 0
         for name, values, mean in self._statistics(distance, claimed, recomputed, suspected or {}):
             before = self._wealth.setdefault(name, np.zeros(len(STAKES)))
             sums = self._sums.setdefault(name, np.zeros(2))
             known = ~np.isnan(values)
             sums += float(values[known].sum()), float(known.sum())
-            if mean >= 1.0:  # nothing to bet on
+            if mean >= 1.0 and not before.any():  # nothing to bet on, ever until now
+                idle += len(STAKES)
+                continue
+            if mean >= 1.0:
                 paths.append(np.broadcast_to(before[:, None], (len(STAKES), len(values))))
                 continue
             stakes = np.array(STAKES)[:, None] / mean
@@ -129,8 +132,7 @@ class NodeTest:
             paths.append(before[:, None] + gains)
             if gains.shape[1]:
                 self._wealth[name] = paths[-1][:, -1]
-        every = np.concatenate(paths)
-        path: np.ndarray = np.logaddexp.reduce(every, axis=0) - math.log(len(every))
+        path = _log_mean(np.concatenate(paths), idle)
         if len(path):
             self.most_evidence = max(self.most_evidence, float(path.max()))
             over = path >= -math.log(self.false_alarm)
@@ -144,7 +146,7 @@ class NodeTest:
         """Log of the money of the mixture of all bets. A bound on the log of the chance that an honest node gets so far, with its
         sign turned."""
         every = [w for wealth in self._wealth.values() for w in wealth]
-        return float(np.logaddexp.reduce(every) - math.log(len(every))) if every else 0.0
+        return float(_log_mean(np.array(every)[:, None], 0)[0]) if every else 0.0
 
     def verdict(self) -> Verdict:
         """By what was seen so far."""
@@ -200,6 +202,13 @@ class NodeTest:
             pace = before[0] / before[1]  # not a number for the very first: it is no bet
             toward = np.clip(logits / (2 * self.honest.level), -1, 1) * np.clip(others / (2 * pace), -1, 1)
         return (1 + toward) / 2
+
+
+def _log_mean(logs: np.ndarray, idle: int) -> np.ndarray:
+    """Log of the mean over rows, and over so many more that are 0."""
+    top = logs.max(axis=0, initial=0.0)
+    found: np.ndarray = top + np.log((np.exp(logs - top).sum(axis=0) + idle * np.exp(-top)) / (len(logs) + idle))
+    return found
 
 
 def logit_differences(claimed: np.ndarray, recomputed: np.ndarray) -> np.ndarray:

@@ -16,8 +16,8 @@ from learner.audit.calibration import NodeArithmetic
 from learner.audit.scorer import score
 from learner.audit.sequential import FALSE_ALARM
 from netem.bench.audit.cheats import cheats
-from netem.bench.audit.judging import AMONG, KNOWN, Sample, calibrate, calibration_tokens, detected, facts, honest_row, tests
-from netem.bench.audit.making import HONEST, Maker, TokenGoals, stream_of
+from netem.bench.audit.judging import AMONG, KNOWN, Sample, calibrate, calibration_tokens, detected, facts, honest_row, ways
+from netem.bench.audit.making import HONEST, TokenGoals, TokenMaker, stream_of
 from netem.bench.audit.nodes import MEMBERS
 from netem.bench.audit.store import Column, TokenFiles, claims_of
 from netem.bench.audit.world import BEFORE, EIGHT, STRANGE_EVERY, World, open_world
@@ -52,7 +52,7 @@ def bench_audit(bench: AuditBench, folder: Path, say: Callable[[str], None]) -> 
             raise UsageError(f"the {engine} engine cannot run: {why} (vLLM's own environment: --engine-python)")
     torch.set_num_threads(1)
     world = open_world(bench.world, folder, say)
-    trio.run(Maker(world, world.checker(), bench.wanted, bench.python, say).make, kinds)
+    trio.run(TokenMaker(world, world.checker(), bench.wanted, bench.python, say).make, kinds)
     return judge(world, kinds, bench.suspected, say)
 
 
@@ -73,9 +73,9 @@ def judge(world: World, kinds: Sequence[NodeArithmetic], suspected: int, say: Ca
     for kind in kinds:
         judged = honest[kind].part(calibration_tokens(honest[kind]), honest[kind].column.tokens)
         row: dict[str, Any] = {"engine": str(kind), **facts(judged.column)}
-        for known, test in tests(means, kind).items():
+        for known, test in ways(means, kind).items():
             row[known] = honest_row(judged, test)
-        row["with suspects"] = honest_row(judged, tests(means, kind, suspects)[KNOWN])
+        row["with suspects"] = honest_row(judged, ways(means, kind, suspects)[KNOWN])
         row["other prompts"] = _other_prompts(world, kind)
         rows.append(row)
         say(f"{kind}: {row['tokens']:,} honest tokens judged")
@@ -86,10 +86,10 @@ def judge(world: World, kinds: Sequence[NodeArithmetic], suspected: int, say: Ca
             if not sample.column.tokens:
                 continue
             row = {"engine": str(kind), "cheat": name, **facts(sample.column)}
-            for known, test in tests(means, kind).items():
+            for known, test in ways(means, kind).items():
                 row[known] = detected(sample, test, REPEATS)
             if cheat.mild:
-                for known, test in tests(means, kind, suspects).items():
+                for known, test in ways(means, kind, suspects).items():
                     if known in (KNOWN, AMONG):
                         row[f"{known}, with suspects"] = detected(sample, test, REPEATS)
             found.append(row)
@@ -144,7 +144,7 @@ def _other_prompts(world: World, kind: NodeArithmetic) -> dict[str, Any] | None:
         strange.append([c[odd] for c in columns])
     a, b = (Sample(Column(*(np.concatenate(c) for c in zip(*parts, strict=True))), {}) for parts in (plain, strange))
     means = calibrate({kind: a})
-    return {"tokens": b.column.tokens, **honest_row(b, tests(means, kind)[KNOWN])}
+    return {"tokens": b.column.tokens, **honest_row(b, ways(means, kind)[KNOWN])}
 
 
 def _shown(means: Any) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def calibration_tokens(sample: Sample) -> int:
     return min(CALIBRATION, sample.column.tokens // 2)
 
 
-def tests(
+def ways(
     means: Mapping[NodeArithmetic, HonestMeans], kind: NodeArithmetic, suspects: tuple[str, ...] = ()
 ) -> dict[str, Callable[[], Test]]:
     """What makes a test of a node of that kind, by what is known of it."""

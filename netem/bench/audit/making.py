@@ -50,7 +50,7 @@ def stream_of(world: World, kind: NodeArithmetic, behaviour: str) -> TokenFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Maker:
+class TokenMaker:
     """Makes what is missing."""
 
     world: World
