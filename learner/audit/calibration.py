@@ -127,7 +127,8 @@ def from_json(text: str) -> dict[NodeArithmetic, HonestMeans]:
 
 
 def _means(row: Any) -> HonestMeans:
-    made = HonestMeans(**{name: tuple(map(float, v)) if isinstance(v, list) else float(v) for name, v in row.items()})
+    values: dict[str, Any] = {name: tuple(map(float, v)) if isinstance(v, list) else float(v) for name, v in row.items()}
+    made = HonestMeans(**values)
     if not len(made.noise) == len(made.quiet) == len(NOISE_SCALES):
         raise ValueError(f"noise is kept at {len(NOISE_SCALES)} scales")
     return made

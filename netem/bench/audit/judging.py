@@ -19,8 +19,9 @@ CALIBRATION = 32_768
 NODE_TOKENS = 1_000_000
 """Tokens of one honest node in a run: the promise is made for so many."""
 
-PART = 8_192
-"""Tokens that are looked at together. Evidence is known after each token all the same."""
+FIRST_PART, PART = 128, 8_192
+"""Tokens that are looked at together, at first and at most: most cheats are caught in the first ones. Evidence is known after
+each token all the same."""
 
 KNOWN, AMONG, UNKNOWN = "kind known", "of a known kind", "kind never measured"
 """How much is known of a node: its kind; that it is of one of those that were measured; nothing."""
@@ -72,11 +73,11 @@ def ways(
 
 
 def _feed(test: Test, sample: Sample, until_caught: bool) -> None:
-    for first in range(0, sample.column.tokens, PART):
-        part = sample.part(first, first + PART)
+    first, size = 0, FIRST_PART
+    while first < sample.column.tokens and not (until_caught and test.caught_at):
+        part = sample.part(first, first + size)
         test.log_path(*part.column, part.suspected)
-        if until_caught and test.caught_at:
-            return
+        first, size = first + size, min(2 * size, PART)
 
 
 def honest_row(sample: Sample, make: Callable[[], Test]) -> dict[str, Any]:

@@ -20,8 +20,8 @@ def tables(result: Mapping[str, Any]) -> str:
 
 
 def _honest(rows: Sequence[Mapping[str, Any]]) -> str:
-    names = ("honest node", "tokens", "nats a token", "exact", "further than 0.005", "off (nats)", "caught")
-    names += ("most evidence: kind known", "of a known kind", "never measured", "with suspects", "strange prompts")
+    names = ["honest node", "tokens", "nats a token", "exact", "further than 0.005", "off (nats)", "caught"]
+    names += ["most evidence: kind known", "of a known kind", "never measured", "with suspects", "strange prompts"]
     lines = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
     for row in rows:
         ways = [row[way] for way in (KNOWN, AMONG, UNKNOWN, "with suspects", "other prompts")]

@@ -124,8 +124,8 @@ def _prompts(task: Task, tokenizer: Any, *, examples: bool) -> Callable[[int], I
     solved: Ids = ()
     if examples:
         for i in range(EXAMPLES):
-            prompt = task.prompt(1_000_000_000 + i)
-            solved += (*encode_prompt(tokenizer, prompt), *tokenizer.encode(str(prompt.entry), add_special_tokens=False))
+            example = task.prompt(1_000_000_000 + i)
+            solved += (*encode_prompt(tokenizer, example), *tokenizer.encode(str(example.entry), add_special_tokens=False))
 
     def prompt(index: int) -> Ids:
         if examples and index % STRANGE_EVERY == 1:
