@@ -68,14 +68,15 @@ def judge(world: World, kinds: Sequence[NodeArithmetic], suspected: int, say: Ca
     suspects = tuple(name for name in world.states if name.startswith((BEFORE, EIGHT)))
     models = {name: world.checker(name) for name in suspects}
     honest = {kind: _sample(world, stream_of(world, kind, HONEST), models, suspected) for kind in kinds}
-    means = calibrate(honest)
+    means = calibrate({kind: _without_later(sample, suspected // 2) for kind, sample in honest.items()})
     rows = []
     for kind in kinds:
         judged = honest[kind].part(calibration_tokens(honest[kind]), honest[kind].column.tokens)
         row: dict[str, Any] = {"engine": str(kind), **facts(judged.column)}
         for known, test in ways(means, kind).items():
             row[known] = honest_row(judged, test)
-        row["with suspects"] = honest_row(judged, ways(means, kind, suspects)[KNOWN])
+        scored = honest[kind].part(suspected // 2, suspected)
+        row["with suspects"] = {"tokens": scored.column.tokens, **honest_row(scored, ways(means, kind, suspects)[KNOWN])}
         row["other prompts"] = _other_prompts(world, kind)
         rows.append(row)
         say(f"{kind}: {row['tokens']:,} honest tokens judged")
@@ -98,6 +99,13 @@ def judge(world: World, kinds: Sequence[NodeArithmetic], suspected: int, say: Ca
         "world": world.name, "false_alarm": FALSE_ALARM, "honest": rows, "cheats": found,
         "honest_tokens": sum(row["tokens"] for row in rows), "means": {str(k): _shown(m) for k, m in means.items()},
     }  # fmt: skip
+
+
+def _without_later(sample: Sample, most: int) -> Sample:
+    """As if only the first `most` tokens had been read under suspects' weights: the bound on suspects is measured on these, and
+    judged on the others."""
+    kept = {name: np.where(np.arange(len(values)) < most, values, np.nan) for name, values in sample.suspected.items()}
+    return Sample(sample.column, kept)
 
 
 def _sample(world: World, stream: TokenFiles, models: dict[str, nn.Module], most: int) -> Sample:
