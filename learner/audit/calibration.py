@@ -31,9 +31,9 @@ LEAST_SHARE = 1e-3
 """Means of noise, and of what it lacks, are never taken for less."""
 
 LEAST_TOWARD = 0.15
-"""The mean of products with a suspect's differences is never taken for less. Rounding is a function of the context, and so is what
-other weights do: they agree by chance for all tokens of one prompt at once, whose mean had a standard deviation of 0.12 where that
-of all was zero (bench/audit.md). With 0.04, as measured token by token, an honest node was all but caught."""
+"""The mean of products with a suspect's differences is never taken for less. Rounding is a function of the context, and so is
+what other weights do: they agree by chance for all tokens of one prompt at once, whose mean had a standard deviation of some 0.1
+where that of all was zero (bench/audit.md). With 0.06, as measured token by token, an honest node was all but caught."""
 
 LEAST = HonestMeans(far=2e-4, near=5e-4, off=1e-3, bias=5e-4)
 """Means are never taken for less: no sample is long enough to tell."""
