@@ -22,7 +22,8 @@ from netem.bench.audit.nodes import MEMBERS
 from netem.bench.audit.store import Column, TokenFiles, claims_of
 from netem.bench.audit.world import BEFORE, EIGHT, STRANGE_EVERY, World, open_world
 from node.engine.environment import KINDS, missing, survey
-from p2p.errors import UsageError
+from node.engine.port import EngineDied
+from p2p.errors import ShoalError, UsageError
 
 DTYPES = ("float32", "bfloat16")
 """Types that a node of the bench computes in."""
@@ -45,14 +46,18 @@ class AuditBench:
 
 
 def bench_audit(bench: AuditBench, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """What `shoal bench audit --json` prints. Goes on with what is in `folder`. UsageError for an engine that cannot run."""
+    """What `shoal bench audit --json` prints. Goes on with what is in `folder`. UsageError for an engine that cannot run,
+    ShoalError for one that does not start."""
     kinds = [_kind(text) for text in bench.engines]
     for engine in sorted({kind.engine for kind in kinds}):
         if why := missing(engine, survey(bench.python) if engine == "vllm" and bench.python else survey()):
             raise UsageError(f"the {engine} engine cannot run: {why} (vLLM's own environment: --engine-python)")
     torch.set_num_threads(1)
     world = open_world(bench.world, folder, say)
-    trio.run(TokenMaker(world, world.checker(), bench.wanted, bench.python, say).make, kinds)
+    try:
+        trio.run(TokenMaker(world, world.checker(), bench.wanted, bench.python, say).make, kinds)
+    except EngineDied as error:
+        raise ShoalError(f"{error}; the same command goes on from here (see {world.folder / 'engine.log'})") from error
     return judge(world, kinds, bench.suspected, say)
 
 
