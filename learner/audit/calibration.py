@@ -11,14 +11,30 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
-from learner.audit.sequential import FAR, LOGPROB_SCALE, NEAR, HonestMeans
+from learner.audit.sequential import FAR, LOGPROB_SCALE, NEAR, NOISE_SCALES, HonestMeans, NodeTest, logit_differences
 from p2p.errors import UsageError
 
 MARGIN = 1.5
-"""Factor on every measured mean: prompts change what entropy, and with it rounding, comes to."""
+"""Factor on a measured mean that hardly depends on the prompts."""
+
+PROMPT_MARGIN = 10.0
+"""Factor on the means that do: on prompts with several times the entropy, a bfloat16 node's log probabilities were off
+5.6 times as much, and 9 times as many tokens were near an edge (bench/audit.md). Nobody knows what will be asked."""
+
+NOISE_MARGIN = 2.0
+"""The same for noise of logits and for what it lacks: kinds of node are further apart than that."""
+
+LEAST_SHARE = 1e-3
+"""Means of noise, and of what it lacks, are never taken for less."""
+
+LEAST_TOWARD = 0.15
+"""The mean of products with a suspect's differences is never taken for less. Rounding is a function of the context, and so is
+what other weights do: they agree by chance for all tokens of one prompt at once, whose mean had a standard deviation of some 0.1
+where that of all was zero (bench/audit.md). With 0.06, as measured token by token, an honest node was all but caught."""
 
 LEAST = HonestMeans(far=2e-4, near=5e-4, off=1e-3, bias=5e-4)
 """Means are never taken for less: no sample is long enough to tell."""
@@ -36,23 +52,33 @@ class NodeArithmetic:
         return f"{self.engine}/{self.dtype}/{self.device}"
 
 
-def measure(distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray) -> HonestMeans:
-    """From tokens of nodes that are known to be honest. UsageError without tokens."""
+def measure(
+    distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, suspected: Mapping[str, np.ndarray] | None = None
+) -> HonestMeans:
+    """From tokens of nodes that are known to be honest. `suspected`: of some suspects (see `NodeTest`) what these tokens' log
+    probabilities are under their weights; without them nothing is bet on suspects. UsageError without tokens."""
     n = len(distance)
     if not n:
         raise UsageError("a calibration needs tokens of trusted nodes")
     signed = np.clip((claimed - recomputed) / LOGPROB_SCALE, -1, 1) * LOGPROB_SCALE
 
-    def share(beyond: float) -> float:
+    def share(beyond: float, margin: float) -> float:
         rate = float((distance > beyond).mean())
-        return MARGIN * (rate + 4 * math.sqrt(max(rate, 1 / n) / n))
+        return margin * (rate + 4 * math.sqrt(max(rate, 1 / n) / n))
 
     def mean(values: np.ndarray) -> float:
-        return MARGIN * (abs(float(values.mean())) + 4 * float(values.std()) / math.sqrt(n))
+        return PROMPT_MARGIN * (abs(float(values.mean())) + 4 * float(values.std()) / math.sqrt(n))
 
+    logits = logit_differences(claimed, recomputed)
+    logits = np.abs(logits[~np.isnan(logits)])
+    shares = [np.minimum(logits / scale, 1.0) for scale in NOISE_SCALES]
+    level = float(logits.mean()) if len(logits) else 0.0
+    products = [_toward(level, claimed, recomputed, values) for values in (suspected or {}).values()]
     return HonestMeans(
-        far=max(LEAST.far, share(FAR)), near=max(LEAST.near, share(NEAR)), off=max(LEAST.off, mean(np.abs(signed))),
-        bias=max(LEAST.bias, mean(signed)),
+        far=max(LEAST.far, share(FAR, MARGIN)), near=max(LEAST.near, share(NEAR, PROMPT_MARGIN)),
+        off=max(LEAST.off, mean(np.abs(signed))), bias=max(LEAST.bias, mean(signed)),
+        noise=tuple(map(_most, shares)), quiet=tuple(_most(1.0 - x) for x in shares),
+        level=level, toward=min(1.0, max(products, default=1.0)),
     )  # fmt: skip
 
 
@@ -62,13 +88,36 @@ def read_arithmetic(text: str) -> NodeArithmetic:
     return NodeArithmetic(*parts) if len(parts) == 3 and all(parts) else NodeArithmetic("unknown", "unknown", "unknown")
 
 
+def _toward(level: float, claimed: np.ndarray, recomputed: np.ndarray, suspected: np.ndarray) -> float:
+    """What the mean of the products with one suspect's differences is taken for; 1 says nothing."""
+    test = NodeTest(HonestMeans(level=level), suspects=("",))
+    values = 2 * test.toward("", claimed, recomputed, suspected) - 1
+    values = values[~np.isnan(values)]
+    if not len(values):
+        return 1.0
+    return max(LEAST_TOWARD, MARGIN * (abs(float(values.mean())) + 4 * float(values.std()) / math.sqrt(len(values))))
+
+
+def _most(shares: np.ndarray) -> float:
+    """What the mean of such shares is taken for: at most 1, which says nothing."""
+    n = len(shares)
+    if not n:
+        return 1.0
+    spread = max(float(shares.std()), 1 / math.sqrt(n))  # a sample without a single event may hide 1 in n
+    return min(1.0, max(LEAST_SHARE, NOISE_MARGIN * (float(shares.mean()) + 4 * spread / math.sqrt(n))))
+
+
 def widest(means: Mapping[NodeArithmetic, HonestMeans]) -> HonestMeans:
     """For a node of a kind that was never measured: the most that any kind has. What no kind was measured for has HonestMeans'
     defaults."""
     if not means:
         return HonestMeans()
     columns = [asdict(m) for m in means.values()]
-    return HonestMeans(**{name: max(column[name] for column in columns) for name in columns[0]})
+
+    def most(values: list[Any]) -> Any:
+        return tuple(map(max, zip(*values, strict=True))) if isinstance(values[0], tuple) else max(values)
+
+    return HonestMeans(**{name: most([column[name] for column in columns]) for name in columns[0]})
 
 
 def to_json(means: Mapping[NodeArithmetic, HonestMeans]) -> str:
@@ -80,17 +129,18 @@ def from_json(text: str) -> dict[NodeArithmetic, HonestMeans]:
     """What `to_json` made. UsageError for anything else."""
     try:
         rows = json.loads(text)
-        return {NodeArithmetic(*kind.split("/")): HonestMeans(**m) for kind, m in rows.items()}
+        return {NodeArithmetic(*kind.split("/")): _means(m) for kind, m in rows.items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"this is no calibration of audits: {error}") from None
 
 
 SHIPPED: Mapping[NodeArithmetic, HonestMeans] = MappingProxyType({
     NodeArithmetic("transformers", "float32", "cpu"): LEAST,
-    NodeArithmetic("transformers", "bfloat16", "cpu"): HonestMeans(),
+    NodeArithmetic("transformers", "bfloat16", "cpu"): HonestMeans(far=5e-3, near=0.25, off=0.12, bias=0.02),
 })
 """What kinds have that a run has not measured itself. Float32 is measured: no deviation of it came near LEAST (bench/audit.md).
-That of bfloat16 is chosen: several times what was measured on one small model, since a larger one rounds more."""
+That of bfloat16 is chosen: some four times what an honest node of SmolLM2-135M has (further than NEAR 0.064, off 0.034 nats), which
+is fifty times what one of a small model with little entropy has. Bounds between the two would expel honest nodes of real models."""
 
 ENOUGH = 4_096
 """Tokens of trusted nodes from which a kind is measured."""
@@ -143,3 +193,11 @@ class Calibration:
             self.changed(to_json(self.means))
         if tokens >= PLENTY:
             del self._seen[kind]
+
+
+def _means(row: Any) -> HonestMeans:
+    values: dict[str, Any] = {name: tuple(map(float, v)) if isinstance(v, list) else float(v) for name, v in row.items()}
+    made = HonestMeans(**values)
+    if not len(made.noise) == len(made.quiet) == len(NOISE_SCALES):
+        raise ValueError(f"noise is kept at {len(NOISE_SCALES)} scales")
+    return made

@@ -33,6 +33,17 @@ LOGPROB_SCALE = 1.0
 """Nats: differences of log probabilities are counted up to this."""
 
 
+NOISE_SCALES = (1e-4, 1e-3, 1e-2, 1e-1)
+"""Differences of logits (nats) up to which noise is counted: float32's is far below the least, bfloat16's between the others.
+Such a difference is that of log probabilities divided by 1 - p of the token: a likely token's log probability hardly moves,
+whatever its logit does. So the noise of a kind of node is about the same for prompts of low and of high entropy."""
+
+LEAST_DOUBT = 0.05
+"""Tokens of a probability above one less this say nothing about noise."""
+
+_N = len(NOISE_SCALES)
+
+
 @dataclass(frozen=True, slots=True)
 class HonestMeans:
     """What the means of the statistics are at most for honest nodes, of one kind of engine, type and device."""
@@ -45,6 +56,14 @@ class HonestMeans:
     """mean of |claimed - recomputed log probability|, in nats, up to LOGPROB_SCALE"""
     bias: float = 0.01
     """mean of the signed difference, in nats, its amount"""
+    noise: tuple[float, ...] = (1.0,) * _N
+    """for each of NOISE_SCALES: mean of the difference of logits, up to the scale, as a share of it; 1: any noise is honest"""
+    quiet: tuple[float, ...] = (1.0,) * _N
+    """the mean of what is missing to the scale, as a share of it: a kind that always rounds is never exact; 1: it may be"""
+    level: float = 0.0
+    """mean difference of logits up to 1 nat; 0: not measured, and then nothing is suspected by name"""
+    toward: float = 1.0
+    """mean of how far differences go toward what other weights would give, see `NodeTest`; 1: any is honest"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,60 +79,98 @@ class Verdict:
 
 @dataclass
 class NodeTest:
-    """One node's tests. `honest` holds for its kind of engine."""
+    """One node's tests. `honest` holds for its kind of engine.
+
+    `suspects`: names of weights that it may serve in place of those that it claims (an older version's, rounded ones). For a
+    token whose log probability under such weights is known as well, the test bets that the claimed one deviates toward it: the
+    product of both differences from what is right, each as one of logits, the node's relative to twice its kind's level, the
+    suspect's to twice its own mean until then (known before the token, so that it is a bet), each within [-1, 1]. An honest
+    node's rounding knows nothing of those weights, so the mean of the product is near zero, however much it rounds.
+    """
 
     honest: HonestMeans
     false_alarm: float = FALSE_ALARM
+    suspects: tuple[str, ...] = ()
     tokens: int = field(default=0, init=False)
     caught_at: int = field(default=0, init=False)
     """tokens after which it was caught; 0: it was not"""
+    most_evidence: float = field(default=0.0, init=False)
+    """the most that `log_evidence` ever was"""
     _wealth: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
     """statistic -> log of the money of each stake"""
-    _sums: dict[str, float] = field(default_factory=dict, init=False, repr=False)
+    _sums: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
+    """statistic -> sum of its values, and how many tokens have one"""
+    _paces: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
+    """suspect -> sum of its differences' amounts, and their number"""
 
-    def look(self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray) -> Verdict:
-        """More of its tokens: distances, and log probabilities (nats) as claimed and as they are. No number is far off."""
-        for name, values, mean in self._statistics(distance, claimed, recomputed):
-            if mean >= 1.0:  # nothing to bet on
+    def look(
+        self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, suspected: Mapping[str, np.ndarray] | None = None
+    ) -> Verdict:
+        """More of its tokens: distances, and log probabilities (nats) as claimed and as they are; of some suspects also what they
+        would be under their weights. No number is far off."""
+        self.log_path(distance, claimed, recomputed, suspected)
+        return self.verdict()
+
+    def log_path(
+        self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, suspected: Mapping[str, np.ndarray] | None = None
+    ) -> np.ndarray:
+        """As `look`; returns `log_evidence` after each of these tokens, for they may be looked at one by one."""
+        paths, idle = [np.empty((0, len(distance)))], 0
+        for name, values, mean in self._statistics(distance, claimed, recomputed, suspected or {}):
+            before = self._wealth.setdefault(name, np.zeros(len(STAKES)))
+            sums = self._sums.setdefault(name, np.zeros(2))
+            known = ~np.isnan(values)
+            sums += float(values[known].sum()), float(known.sum())
+            if mean >= 1.0 and not before.any():  # nothing to bet on, ever until now
+                idle += len(STAKES)
+                continue
+            if mean >= 1.0:
+                paths.append(np.broadcast_to(before[:, None], (len(STAKES), len(values))))
                 continue
             stakes = np.array(STAKES)[:, None] / mean
-            gains = np.log1p(np.clip(stakes * (values - mean)[None, :], -1 + 1e-12, None)).cumsum(axis=1)
-            before = self._wealth.get(name, np.zeros(len(STAKES)))
+            gains = np.log1p(np.clip(stakes * np.where(known, values - mean, 0.0)[None, :], -1 + 1e-12, None)).cumsum(axis=1)
+            paths.append(before[:, None] + gains)
             if gains.shape[1]:
-                self._wealth[name] = before + gains[:, -1]
-            self._sums[name] = self._sums.get(name, 0.0) + float(values.sum())
-        self.tokens += len(distance)
-        if not self.caught_at and self.log_evidence >= -math.log(self.false_alarm):
-            self.caught_at = self.tokens
-        return self.verdict()
+                self._wealth[name] = paths[-1][:, -1]
+        path = _log_mean(np.concatenate(paths), idle)
+        if len(path):
+            self.most_evidence = max(self.most_evidence, float(path.max()))
+            over = path >= -math.log(self.false_alarm)
+            if not self.caught_at and over.any():
+                self.caught_at = self.tokens + int(over.argmax()) + 1
+        self.tokens += len(path)
+        return path
 
     @property
     def log_evidence(self) -> float:
         """Log of the money of the mixture of all bets. A bound on the log of the chance that an honest node gets so far, with its
         sign turned."""
         every = [w for wealth in self._wealth.values() for w in wealth]
-        return float(np.logaddexp.reduce(every) - math.log(len(every))) if every else 0.0
+        return float(_log_mean(np.array(every)[:, None], 0)[0]) if every else 0.0
 
     def verdict(self) -> Verdict:
         """By what was seen so far."""
-        most, why = 0.0, ""
+        most, why, means = 1.0, "", self._means()
         for name, wealth in self._wealth.items():
-            if (log_money := float(wealth.max())) > max(most, 1.0):
-                mean, honest = self._sums[name] / self.tokens, self._means()[name]
-                most, why = log_money, f"{WORDS[name]}: {mean:.3g} in {self.tokens} tokens, an honest node has {honest:.3g}"
+            if (log_money := float(wealth.max())) > most:
+                total, count = self._sums[name]
+                most = log_money
+                why = f"{_words(name)}: {total / max(count, 1):.3g} in {int(count)} tokens, an honest node has {means[name]:.3g}"
         return Verdict(bool(self.caught_at), self.caught_at or self.tokens, why)
 
-    def _means(self) -> Mapping[str, float]:
+    def _means(self) -> dict[str, float]:
         h = self.honest
         shift = h.bias / LOGPROB_SCALE / 2
-        return {
-            "far": h.far, "near": h.near, "off": h.off / LOGPROB_SCALE, "above": 0.5 + shift, "below": 0.5 + shift,
-        }  # fmt: skip
+        means = {"far": h.far, "near": h.near, "off": h.off / LOGPROB_SCALE, "above": 0.5 + shift, "below": 0.5 + shift}
+        means |= {f"noise {scale:g}": mean for scale, mean in zip(NOISE_SCALES, h.noise, strict=True)}
+        means |= {f"quiet {scale:g}": mean for scale, mean in zip(NOISE_SCALES, h.quiet, strict=True)}
+        return means | {f"toward {name}": (1 + h.toward) / 2 for name in self.suspects}
 
     def _statistics(
-        self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray
-    ) -> list[tuple[str, np.ndarray, float]]:  # fmt: skip
-        means = self._means()
+        self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, suspected: Mapping[str, np.ndarray]
+    ) -> list[tuple[str, np.ndarray, float]]:
+        """Name, values in [0, 1] and nan where a token says nothing, and the honest mean. Always the same names: the mixture's
+        shares may not depend on what is seen."""
         with np.errstate(invalid="ignore"):
             signed = np.clip((claimed - recomputed) / LOGPROB_SCALE, -1.0, 1.0)
         signed = np.where(np.isnan(signed), 1.0, signed)
@@ -122,7 +179,94 @@ class NodeTest:
             "far": (distance > FAR).astype(np.float64), "near": (distance > NEAR).astype(np.float64), "off": np.abs(signed),
             "above": (1 + signed) / 2, "below": (1 - signed) / 2,
         }  # fmt: skip
+        logits = logit_differences(claimed, recomputed)
+        for scale in NOISE_SCALES:
+            values[f"noise {scale:g}"] = share = np.minimum(np.abs(logits) / scale, 1.0)
+            values[f"quiet {scale:g}"] = 1.0 - share
+        for name in self.suspects:
+            values[f"toward {name}"] = self.toward(name, claimed, recomputed, suspected.get(name))
+        means = self._means()
         return [(name, values[name], means[name]) for name in values]
+
+    def toward(self, name: str, claimed: np.ndarray, recomputed: np.ndarray, suspected: np.ndarray | None) -> np.ndarray:
+        """The product of differences with those of the suspect `name`, moved to [0, 1]: 0.5 is none. nan: there is no bet."""
+        if suspected is None or not len(suspected) or not self.honest.level:
+            return np.full(len(claimed), np.nan)
+        logits, others = logit_differences(claimed, recomputed), logit_differences(suspected, recomputed)
+        known = ~np.isnan(others)
+        seen = self._paces.setdefault(name, np.zeros(2))
+        amounts = np.where(known, np.abs(others), 0.0)
+        before = seen[0] + amounts.cumsum() - amounts, seen[1] + known.cumsum() - known
+        seen += amounts.sum(), known.sum()
+        with np.errstate(invalid="ignore", divide="ignore"):
+            pace = before[0] / before[1]  # not a number for the very first: it is no bet
+            toward = np.clip(logits / (2 * self.honest.level), -1, 1) * np.clip(others / (2 * pace), -1, 1)
+        return (1 + toward) / 2
+
+
+def _log_mean(logs: np.ndarray, idle: int) -> np.ndarray:
+    """Log of the mean over rows, and over so many more that are 0."""
+    top = logs.max(axis=0, initial=0.0)
+    found: np.ndarray = top + np.log((np.exp(logs - top).sum(axis=0) + idle * np.exp(-top)) / (len(logs) + idle))
+    return found
+
+
+def logit_differences(claimed: np.ndarray, recomputed: np.ndarray) -> np.ndarray:
+    """Differences of log probabilities as ones of the token's logit against the others, in nats within [-1, 1]; nan for tokens
+    that are all but certain."""
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        doubt = -np.expm1(np.minimum(recomputed, 0.0))
+        found = np.clip((claimed - recomputed) / doubt, -1.0, 1.0)
+    return np.where(doubt < LEAST_DOUBT, np.nan, np.where(np.isnan(found), 1.0, found))
+
+
+class KindsTest:
+    """Of a node that may be of any of several kinds, nobody knows which: it is caught when none of them would be so. Its evidence
+    is the least of the kinds' own, so an honest node of any of them is called wrong as rarely as by its own test."""
+
+    def __init__(
+        self, kinds: Mapping[str, HonestMeans], false_alarm: float = FALSE_ALARM, suspects: tuple[str, ...] = ()
+    ) -> None:
+        self.tests = {name: NodeTest(honest, false_alarm, suspects) for name, honest in kinds.items()}
+        self._limit = -math.log(false_alarm)
+        self.tokens = 0
+        self.caught_at = 0
+        """tokens after which it was caught; 0: it was not"""
+        self.most_evidence = 0.0
+        """the most that the least of the kinds' evidence ever was"""
+
+    def look(
+        self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, suspected: Mapping[str, np.ndarray] | None = None
+    ) -> Verdict:
+        """As `NodeTest.look`."""
+        self.log_path(distance, claimed, recomputed, suspected)
+        return self.verdict()
+
+    def log_path(
+        self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, suspected: Mapping[str, np.ndarray] | None = None
+    ) -> np.ndarray:
+        """As `NodeTest.log_path`."""
+        paths = [test.log_path(distance, claimed, recomputed, suspected) for test in self.tests.values()]
+        path: np.ndarray = np.minimum.reduce(paths)
+        if len(path):
+            self.most_evidence = max(self.most_evidence, float(path.max()))
+            over = path >= self._limit
+            if not self.caught_at and over.any():
+                self.caught_at = self.tokens + int(over.argmax()) + 1
+        self.tokens += len(path)
+        return path
+
+    def verdict(self) -> Verdict:
+        """By what was seen so far; why it is none of the kind that it is most like."""
+        name, closest = min(self.tests.items(), key=lambda item: item[1].log_evidence)
+        why = closest.verdict().why
+        return Verdict(bool(self.caught_at), self.caught_at or self.tokens, f"{why} ({name})" if why else "")
+
+
+def _words(name: str) -> str:
+    """A statistic, for people."""
+    what, _, of = name.partition(" ")
+    return WORDS[what].format(of)
 
 
 WORDS = {
@@ -131,5 +275,8 @@ WORDS = {
     "off": "mean difference of log probabilities (nats)",
     "above": "claimed log probabilities are too high (0.5 is fair)",
     "below": "claimed log probabilities are too low (0.5 is fair)",
+    "noise": "noise of logits, as a share of {} nats",
+    "quiet": "what the noise of logits lacks of {} nats, as a share: it does not round as its kind does",
+    "toward": "claimed log probabilities deviate toward those of {} (0.5 is fair)",
 }
-"""Statistic -> what it is, for people."""
+"""Statistic -> what it is, for people; {} is what it is of."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,40 +17,37 @@ if TYPE_CHECKING:
 
 def add_verb(actions: Any, verb: AddVerb) -> None:
     """`actions`: the subparsers of `shoal bench`."""
-    what = "what checks of seeded draws find, after how many tokens, and how often they wrong an honest node: a small model"
+    what = "what checks of seeded draws find on real engines, after how many tokens, and how often they wrong an honest node"
     p = verb("audit", _bench_audit, what, actions)
-    p.add_argument("--tokens", type=int, default=400_000, metavar="N", help="honest tokens of each engine (default 400000)")
-    p.add_argument("--repeats", type=int, default=20, metavar="N", help="runs of each cheat (default 20)")
+    p.add_argument("--folder", type=Path, default=Path("runs") / "bench-audit", metavar="DIR",
+                   help="models and tokens are kept here: a run that was cut off goes on (default runs/bench-audit)")  # fmt: skip
+    p.add_argument("--model", choices=("tiny", "chat"), default="tiny",
+                   help="a small model in training, or SmolLM2-135M-Instruct (`make demo-chat` installs it)")  # fmt: skip
+    p.add_argument("--engines", default="transformers/float32,transformers/bfloat16", metavar="LIST",
+                   help="engine/type, separated by commas; also vllm/float32, vllm/bfloat16")  # fmt: skip
+    p.add_argument("--engine-python", default="", metavar="PY", help="Python of vLLM's environment (default: this one)")
+    p.add_argument("--tokens", type=int, default=400_000, metavar="N", help="honest tokens in sum (default 400000)")
+    p.add_argument("--cheat-tokens", type=int, default=6_000, metavar="N", help="tokens of each cheat and engine (default 6000)")
+    p.add_argument("--mild-tokens", type=int, default=18_000, metavar="N",
+                   help="the same of cheats that are hard to find: older and rounded weights (default 18000)")  # fmt: skip
+    p.add_argument("--suspected", type=int, default=40_000, metavar="N",
+                   help="of these and of honest tokens so many are read under suspected weights too (default 40000)")  # fmt: skip
 
 
 def _bench_audit(args: argparse.Namespace) -> dict[str, Any]:
-    from netem.bench.audit.bench import run
+    from netem.bench.audit.bench import AuditBench, bench_audit
+    from netem.bench.audit.making import TokenGoals
     from p2p.errors import UsageError
 
-    if args.tokens < 1000 or args.repeats < 1:
-        raise UsageError("--tokens must be at least 1000, and --repeats at least 1")
-    result = run(args.tokens, args.repeats, lambda line: print(line, file=sys.stderr, flush=True))
+    if min(args.tokens, args.cheat_tokens, args.mild_tokens, args.suspected) < 1000:
+        raise UsageError("--tokens, --cheat-tokens, --mild-tokens and --suspected must be at least 1000")
+    bench = AuditBench(
+        args.model, tuple(args.engines.split(",")), args.engine_python or sys.executable,
+        TokenGoals(args.tokens, args.cheat_tokens, args.mild_tokens), args.suspected,
+    )  # fmt: skip
+    result = bench_audit(bench, args.folder, lambda line: print(line, file=sys.stderr, flush=True))
     if not args.json:
-        _print(result)
+        from netem.bench.audit.table import tables
+
+        print(tables(result))
     return result
-
-
-def _print(result: dict[str, Any]) -> None:
-    print("| honest engine | tokens | nodes caught | exact | further than 0.005 | than 0.05 | most evidence (10,000 is caught) |")
-    print("|---|---|---|---|---|---|---|")
-    for row in result["honest"]:
-        caught = f"{row['caught']} of {row['nodes']}"
-        shares = f"{row['exact']} | {row['near']:.2g} | {row['far']:.2g}"
-        print(f"| {row['engine']} | {row['tokens']:,} | {caught} | {shares} | {row['most_evidence']} |")
-    print("\n| cheat | tokens until caught, median (p90): engine known | any engine allowed | by |")
-    print("|---|---|---|---|")
-    for row in result["cheats"]:
-        known, wide = (f"{_or(row[f'{c} median'])} ({_or(row[f'{c} p90'])})" for c in ("float32", "any engine"))
-        print(f"| {row['cheat']} | {known} | {wide} | {row['float32 why']} |")
-    cost = result["cost"]
-    seconds = f"{cost['check_s']} s for {cost['generate_s']} s of processor time"
-    print(f"\nChecking costs {cost['ratio']:.3f} of generating ({seconds}).")
-
-
-def _or(tokens: int | None) -> str:
-    return "not found" if tokens is None else f"{tokens:,}"

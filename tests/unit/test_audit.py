@@ -102,10 +102,10 @@ def test_a_calibration_bounds_what_it_saw_and_is_kept() -> None:
     rng = np.random.default_rng(2)
     distance, recomputed = np.where(rng.random(5000) < 0.001, 0.1, 0.0), -rng.exponential(1, 5000)
     means = measure(distance, recomputed + 0.01 * rng.standard_normal(5000), recomputed)
-    assert means.far > 0.001 and 0.008 < means.off < 0.02 and means.bias < 0.005
+    assert means.far > 0.001 and 0.008 < means.off < 0.1 and means.bias < 0.01
     kept = {NodeArithmetic("transformers", "float32", "cpu"): means, NodeArithmetic("vllm", "bfloat16", "cuda"): HonestMeans()}
     assert from_json(to_json(kept)) == kept
-    assert widest(kept).off == HonestMeans().off and widest({}) == HonestMeans()
+    assert widest(kept).off == means.off > HonestMeans().off and widest({}) == HonestMeans()
     with pytest.raises(UsageError):
         from_json("[1]")
     with pytest.raises(UsageError):

@@ -1,79 +1,71 @@
-"""What a node may do instead of its work. Each takes what honest work would be made of and gives claims. Must not know checks."""
+"""What a node may do instead of its work: serve something else, draw otherwise, or change what honest work gave. Must not know
+checks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
-from torch import nn
 
 from learner.audit.scorer import Claim
-from netem.bench.audit.engines import (
-    ChangedSampler,
-    FastNode,
-    MakesClaims,
-    Prompt,
-    hotter,
-    rounded_weights,
-    top_k,
-)
-from netem.bench.staleness.sampler import Sampler
+from netem.bench.audit.nodes import MEMBERS
+from netem.bench.audit.world import BEFORE, EIGHT, FOUR, LONG_AGO, NOW, OTHER
+
+Change = Callable[[list[Claim], np.random.Generator], list[Claim]]
 
 
-def cheats(now: nn.Module, before: nn.Module, long_ago: nn.Module, other: nn.Module, most: int) -> Mapping[str, MakesClaims]:
-    """By name. `before` and `long_ago` are the weights of one and of ten versions ago, `other` is another model."""
-    honest = FastNode(Sampler(now), most)
-    plain: dict[str, MakesClaims] = {
-        "another model": FastNode(Sampler(other), most),
-        "weights of ten versions ago": FastNode(Sampler(long_ago), most),
-        "weights of one version ago": FastNode(Sampler(before), most),
-        "4-bit weights": FastNode(Sampler(rounded_weights(now, 4)), most),
-        "8-bit weights": FastNode(Sampler(rounded_weights(now, 8)), most),
-        "temperature 0.7": FastNode(ChangedSampler(now, hotter(0.7)), most),
-        "temperature 0.9": FastNode(ChangedSampler(now, hotter(0.9)), most),
-        "top-k 3": FastNode(ChangedSampler(now, top_k(3)), most),
-        "greedy": FastNode(ChangedSampler(now, top_k(1)), most),
-    }
-    changed: dict[str, Callable[[list[Claim], np.random.Generator], list[Claim]]] = {
-        "copied answers": _copied, "shuffled answers": _shuffled, "edited tokens (1 in 20)": _edited,
-        "log probabilities: constant -1": _constant, "log probabilities: +0.1": _shifted,
-        "log probabilities of another token": _of_another,
+@dataclass(frozen=True, slots=True)
+class Cheat:
+    """How the tokens of one cheat are made."""
+
+    state: str = NOW
+    """what the engine serves"""
+    temperature: float = 1.0
+    top_k: int = 0
+    shop: int = 1
+    """completions of which the likeliest is sent"""
+    change: Change | None = None
+    """what is done to what the engine made"""
+    mild: bool = False
+    """it may take many tokens to find"""
+
+
+def cheats(states: Sequence[str]) -> Mapping[str, Cheat]:
+    """By name; those that serve other states where the world has them."""
+    served = {name: Cheat(state=name, mild=name not in (OTHER, LONG_AGO)) for name in _ordered(states)}
+    return served | {
+        "temperature 0.7": Cheat(temperature=0.7), "temperature 0.9": Cheat(temperature=0.9), "top-k 3": Cheat(top_k=3),
+        "greedy": Cheat(temperature=0.0), "best of two seeds": Cheat(shop=2),
+        "copied answers": Cheat(change=_copied), "shuffled answers": Cheat(change=_shuffled),
+        "edited tokens (1 in 20)": Cheat(change=_edited),
+        "log probabilities: constant -1": Cheat(change=_constant), "log probabilities: +0.1": Cheat(change=_shifted),
+        "log probabilities of another token": Cheat(change=_of_another),
     }  # fmt: skip
-    plain["best of two seeds"] = _shopping(honest)
-    for name, change in changed.items():
-        plain[name] = _after(honest, change)
-    return plain
 
 
-def _after(honest: MakesClaims, change: Callable[[list[Claim], np.random.Generator], list[Claim]]) -> MakesClaims:
-    def make(prompts: Sequence[Prompt], seeds: Sequence[int]) -> list[Claim]:
-        return change(honest(prompts, seeds), np.random.default_rng(int(seeds[0]) % 2**32))
-
-    return make
+def _ordered(states: Sequence[str]) -> list[str]:
+    first = [name for want in (OTHER, LONG_AGO, BEFORE, FOUR, EIGHT) for name in states if name.startswith(want)]
+    return list(dict.fromkeys(first))
 
 
-def _shopping(honest: MakesClaims) -> MakesClaims:
-    """Of two completions the likelier one."""
-
-    def make(prompts: Sequence[Prompt], seeds: Sequence[int]) -> list[Claim]:
-        first, second = honest(prompts, seeds), honest(prompts, [seed + 1_000_003 for seed in seeds])
-        better = (a if sum(a.logprobs) >= sum(b.logprobs) else b for a, b in zip(first, second, strict=True))
-        return [replace(one, seed=seed) for one, seed in zip(better, seeds, strict=True)]
-
-    return make
+def likelier(tries: Sequence[list[Claim]]) -> list[Claim]:
+    """Of several completions of each sequence the likeliest, under the first one's seed."""
+    best = [max(same, key=lambda claim: sum(claim.logprobs)) for same in zip(*tries, strict=True)]
+    return [replace(one, seed=first.seed) for one, first in zip(best, tries[0], strict=True)]
 
 
 def _copied(claims: list[Claim], rng: np.random.Generator) -> list[Claim]:
-    """One completion in four is made, and copied for three more prompts."""
-    source = [claims[i - i % 4] for i in range(len(claims))]
+    """One completion in four is made, and copied for three more members of its group."""
+    source = [claims[i - i % (MEMBERS // 2)] for i in range(len(claims))]
     return [
         replace(c, completion_ids=s.completion_ids, logprobs=s.logprobs) for c, s in zip(claims, source, strict=True)
     ]  # fmt: skip
 
 
 def _shuffled(claims: list[Claim], rng: np.random.Generator) -> list[Claim]:
-    order = rng.permutation(len(claims))
+    """The answers of a group, each under another member's seed: their log probabilities are right."""
+    order = [i - i % MEMBERS + (i + 1 + int(rng.integers(MEMBERS - 1))) % MEMBERS for i in range(len(claims))]
     return [
         replace(c, completion_ids=claims[i].completion_ids, logprobs=claims[i].logprobs)
         for c, i in zip(claims, order, strict=True)

@@ -1,0 +1,96 @@
+"""What nodes claimed and what checking it found, kept in files batch by batch: a bench that was cut off goes on where it was.
+
+Must not know models or engines. A batch is written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from learner.audit.scorer import Claim, Scored
+from netem.bench.audit.nodes import MEMBERS, seed_of
+from netem.bench.audit.world import World
+
+
+class Column(NamedTuple):
+    """Tokens of one behaviour of one kind of node."""
+
+    distance: np.ndarray
+    claimed: np.ndarray
+    recomputed: np.ndarray
+
+    @property
+    def tokens(self) -> int:
+        return len(self.distance)
+
+    def part(self, first: int, stop: int) -> Column:
+        return Column(*(values[first:stop] for values in self))
+
+
+class TokenFiles:
+    """The batches of one behaviour: one file each, `first` (a group's number) as its name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def batches(self) -> list[Path]:
+        return sorted(self.folder.glob("*.npz"))
+
+    @property
+    def tokens(self) -> int:
+        """Without reading what is in them: the count is part of a name."""
+        return sum(int(path.stem.split("-")[1]) for path in self.batches())
+
+    @property
+    def next_group(self) -> int:
+        """0 where there is none yet."""
+        files = self.batches()
+        return int(files[-1].stem.split("-")[0]) + int(files[-1].stem.split("-")[2]) if files else 0
+
+    def add(self, first: int, groups: int, claims: Sequence[Claim], found: Sequence[Scored]) -> None:
+        """One more batch."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{first:09d}-{sum(len(c.completion_ids) for c in claims)}-{groups}.npz"
+        half = path.with_suffix(".half")
+        with open(half, "wb") as file:
+            np.savez(
+                file, lengths=np.array([len(c.completion_ids) for c in claims], np.int16),
+                ids=np.array([t for c in claims for t in c.completion_ids], np.int32),
+                claimed=np.concatenate([f.claimed for f in found]).astype(np.float32),
+                distance=np.concatenate([f.distance for f in found]).astype(np.float32),
+                recomputed=np.concatenate([f.recomputed for f in found]).astype(np.float32),
+            )  # fmt: skip
+        os.replace(half, path)
+
+    def read(self, most: int | None = None) -> Column:
+        """The first `most` tokens, or all."""
+        parts, seen = [], 0
+        for path in self.batches():
+            if most is not None and seen >= most:
+                break
+            with np.load(path) as file:
+                parts.append(Column(file["distance"], file["claimed"], file["recomputed"]))
+            seen += parts[-1].tokens
+        if not parts:
+            return Column(*(np.empty(0, np.float32) for _ in Column._fields))
+        whole = Column(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+        return whole if most is None else whole.part(0, most)
+
+
+def claims_of(path: Path, world: World) -> list[Claim]:
+    """The claims of a batch, as the node made them."""
+    first = int(path.stem.split("-")[0])
+    with np.load(path) as file:
+        lengths, ids, claimed = file["lengths"], file["ids"].tolist(), file["claimed"].tolist()
+    out, at = [], 0
+    for i, length in enumerate(lengths.tolist()):
+        index, member = first + i // MEMBERS, i % MEMBERS
+        place = slice(at, at + length)
+        out.append(Claim(world.prompt(index), tuple(ids[place]), tuple(claimed[place]), seed_of(index, member)))
+        at += length
+    return out

@@ -1,0 +1,54 @@
+"""The bench's numbers as tables of Markdown. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from netem.bench.audit.judging import AMONG, KNOWN, UNKNOWN
+
+
+def tables(result: Mapping[str, Any]) -> str:
+    """What is printed: honest nodes, then cheats by what is known of a node."""
+    out = [_honest(result["honest"])]
+    engines = [row["engine"] for row in result["honest"]]
+    for known in (KNOWN, AMONG, UNKNOWN, f"{KNOWN}, with suspects", f"{AMONG}, with suspects"):
+        rows = [row for row in result["cheats"] if known in row]
+        if rows:
+            out.append(f"Tokens until caught, median (90th percentile): {known}\n\n{_cheats(rows, engines, known)}")
+    return "\n\n".join(out)
+
+
+def _honest(rows: Sequence[Mapping[str, Any]]) -> str:
+    names = ["honest node", "tokens", "nats a token", "exact", "further than 0.005", "off (nats)", "caught"]
+    names += ["most evidence: kind known", "of a known kind", "never measured", "with suspects", "strange prompts"]
+    lines = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
+    for row in rows:
+        ways = [row[way] for way in (KNOWN, AMONG, UNKNOWN, "with suspects", "other prompts")]
+        caught = sum(way["caught"] for way in ways if way)
+        most = [f"{way['most_evidence']:.3g}" if way else "-" for way in ways]
+        shares = f"{row['nats']:.2f} | {row['exact']:.5f} | {row['near']:.2g} | {row['off']:.2g}"
+        lines.append(
+            f"| {row['engine']} | {row['tokens']:,} | {shares} | {caught} of {ways[0]['nodes']} | {' | '.join(most)} |"
+        )
+    return "\n".join(lines)
+
+
+def _cheats(rows: Sequence[Mapping[str, Any]], engines: Sequence[str], known: str) -> str:
+    lines = [f"| cheat | {' | '.join(engines)} | by |", "|" + "---|" * (len(engines) + 2)]
+    for name in dict.fromkeys(row["cheat"] for row in rows):
+        cells = {row["engine"]: row[known] for row in rows if row["cheat"] == name}
+        shown = [_cell(cells[e]) if e in cells else "" for e in engines]
+        why = next((cell["why"] for cell in cells.values() if cell["why"]), "")
+        lines.append(f"| {name} | {' | '.join(shown)} | {why} |")
+    return "\n".join(lines)
+
+
+def _cell(found: Mapping[str, Any]) -> str:
+    if found["median"] is None:
+        return f"not in {found['of']:,}"
+    return f"{found['median']:,} ({_or(found['p90'])})"
+
+
+def _or(tokens: int | None) -> str:
+    return "never" if tokens is None else f"{tokens:,}"

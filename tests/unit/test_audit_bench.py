@@ -1,0 +1,108 @@
+"""The audit bench without engines: what cheats change, what is kept in files, how tokens are judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from learner.audit.calibration import NodeArithmetic
+from learner.audit.scorer import Claim, Scored
+from netem.bench.audit.bench import AuditBench, bench_audit
+from netem.bench.audit.cheats import cheats, likelier
+from netem.bench.audit.judging import AMONG, KNOWN, UNKNOWN, Sample, calibrate, detected, facts, honest_row, percentile, ways
+from netem.bench.audit.nodes import MEMBERS, seed_of
+from netem.bench.audit.store import Column, TokenFiles, claims_of
+from netem.bench.audit.table import tables
+from netem.bench.audit.world import EIGHT, NOW, OTHER, World
+from p2p.errors import UsageError
+from p2p.layout import Layout
+
+ROUNDS, EXACT = NodeArithmetic("vllm", "bfloat16", "cpu"), NodeArithmetic("transformers", "float32", "cpu")
+
+
+def claims(first: int, groups: int) -> list[Claim]:
+    rng = np.random.default_rng(first)
+    return [
+        Claim((7, first + g), tuple(rng.integers(0, 9, 5).tolist()), tuple(-rng.exponential(1, 5)), seed_of(first + g, m))
+        for g in range(groups) for m in range(MEMBERS)
+    ]  # fmt: skip
+
+
+def column(n: int, noise: float, seed: int = 0, far: float = 0.0) -> Column:
+    rng = np.random.default_rng(seed)
+    recomputed = -rng.exponential(1, n)
+    claimed = recomputed - np.expm1(recomputed) * noise * rng.standard_normal(n)
+    return Column(np.where(rng.random(n) < far, 0.4, 0.0), claimed, recomputed)
+
+
+def test_each_cheat_of_words_changes_what_it_says_and_nothing_else() -> None:
+    made, rng = claims(0, 4), np.random.default_rng(0)
+    changes = {name: cheat.change for name, cheat in cheats((NOW,)).items() if cheat.change is not None}
+    assert len(changes) == 6
+    for name, change in changes.items():
+        got = change(list(made), rng)
+        assert [(c.prompt_ids, c.seed) for c in got] == [(c.prompt_ids, c.seed) for c in made]
+        words = [c.completion_ids for c in got] != [c.completion_ids for c in made]
+        assert words == (not name.startswith("log probabilities")), name
+        if name != "edited tokens (1 in 20)":
+            assert [c.logprobs for c in got] != [c.logprobs for c in made], name
+    shuffled = changes["shuffled answers"](list(made), rng)
+    assert all(a.completion_ids != b.completion_ids for a, b in zip(made, shuffled, strict=True))
+
+
+def test_a_cheat_is_made_of_each_other_state() -> None:
+    found = cheats((EIGHT, NOW, OTHER))
+    assert found[OTHER].state == OTHER and not found[OTHER].mild and found[EIGHT].mild
+    assert NOW not in found and found["best of two seeds"].shop == 2 and found["greedy"].temperature == 0
+
+
+def test_of_two_tries_the_likelier_one_is_sent_under_the_first_ones_seed() -> None:
+    first, second = claims(0, 1), claims(8, 1)
+    for one, other, got in zip(first, second, likelier([first, second]), strict=True):
+        assert got.seed == one.seed and sum(got.logprobs) == max(sum(one.logprobs), sum(other.logprobs))
+
+
+def test_tokens_are_kept_and_a_half_written_batch_is_none(tmp_path: Path) -> None:
+    files = TokenFiles(tmp_path / "honest")
+    assert files.tokens == files.next_group == files.read().tokens == 0
+    for first in (3, 5):
+        made = claims(first, 2)
+        files.add(first, 2, made, [Scored(np.zeros(5), np.array(c.logprobs), np.full(5, -1.0)) for c in made])
+    (tmp_path / "honest" / "000000007-80-2.half").write_bytes(b"PK")
+    assert files.tokens == 160 and files.next_group == 7 and files.read(50).tokens == 50
+    world = World("tiny", tmp_path, Layout.build([]), prompt=lambda index: (7, index), most=5, stop=(), context=64)
+    for want, got in zip(claims(5, 2), claims_of(files.batches()[1], world), strict=True):
+        assert (got.prompt_ids, got.completion_ids, got.seed) == (want.prompt_ids, want.completion_ids, want.seed)
+        np.testing.assert_allclose(got.logprobs, want.logprobs, rtol=1e-6)
+
+
+def test_tokens_are_judged_and_shown() -> None:
+    samples = {EXACT: Sample(column(20_000, 1e-6), {}), ROUNDS: Sample(column(20_000, 0.02, 1), {})}
+    means = calibrate(samples)
+    made = ways(means, ROUNDS)
+    honest = {"engine": str(ROUNDS), **facts(samples[ROUNDS].column), "other prompts": None, "with suspects": None}
+    for known in (KNOWN, AMONG, UNKNOWN):
+        honest[known] = honest_row(samples[ROUNDS], made[known])
+        assert honest[known]["nodes"] == 1 and honest[known]["caught"] == 0 and honest[known]["most_evidence"] >= 1
+    rows = []
+    for name, sample in (("far", column(3_000, 0.02, 2, far=0.3)), ("nothing", column(3_000, 0.02, 3))):
+        rows.append({"engine": str(ROUNDS), "cheat": name} | {
+            known: detected(Sample(sample, {}), make, repeats=5) for known, make in made.items()
+        })  # fmt: skip
+    assert all(0 < rows[0][known]["median"] <= rows[0][known]["p90"] < 100 for known in made)
+    assert all(rows[1][known]["median"] is None and rows[1][known]["of"] == 3_000 for known in made)
+    text = tables({"honest": [honest], "cheats": rows})
+    assert "| nothing | not in 3,000 |" in text and f"| {ROUNDS} | 20,000 |" in text
+
+
+def test_a_percentile_counts_those_that_were_not_found() -> None:
+    assert percentile([30, 10, 20, None], 0.5) == 20
+    assert percentile([30, None, None], 0.9) is None
+
+
+def test_an_engine_that_is_none_is_refused(tmp_path: Path) -> None:
+    for engine in ("fake/float32", "vllm", "transformers/float64"):
+        with pytest.raises(UsageError, match="no engine and type"):
+            bench_audit(AuditBench(engines=(engine,)), tmp_path, print)
