@@ -189,7 +189,8 @@ class Calibration:
         self._tokens[kind] = tokens = self._tokens.get(kind, 0) + len(distance)
         if tokens >= max(ENOUGH, 2 * self._measured_at.get(kind, 0)) or tokens >= PLENTY:
             self._measured_at[kind] = tokens
-            self.means[kind] = measure(*(np.concatenate(column) for column in columns))
+            distances, said, found = map(np.concatenate, columns)
+            self.means[kind] = measure(distances, said, found)
             self.changed(to_json(self.means))
         if tokens >= PLENTY:
             del self._seen[kind]

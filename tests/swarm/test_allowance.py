@@ -165,7 +165,7 @@ async def test_who_rests_says_so_to_a_request_that_was_under_way(tmp_path, autoj
         head.publish(1, make_state(1))
         await head.until(lambda: node.peer in head.status and head.status[node.peer].ready)
         others.seen = OthersUse(cpu=0.8)
-        await head.until(lambda: bool(head.status[node.peer].rests), 10)
+        await head.until(lambda: bool(head.status[node.peer].owner.rests), 10)
         head.ask(node.peer, "late", 5)
         await head.until(lambda: bool(head.rejected), 5)
         assert [(r.cause, r.retryable, r.reason) for r in head.rejected] == [
@@ -244,11 +244,11 @@ async def test_a_rate_that_is_changed_while_it_runs_holds_soon(tmp_path, autojum
             changed = trio.current_time()
             await trio.sleep(30)
             assert wire.worst(nodes[0].peer, 0, changed + 2.5) <= 1.05 * RATE
-            assert head.status[nodes[0].peer].limits == f"up {RATE / 125_000:g} Mbit/s"
+            assert head.status[nodes[0].peer].owner.limits == f"up {RATE / 125_000:g} Mbit/s"
             change_limits(tmp_path / "node-1", {"max_up_mbit": 0})
             lifted = trio.current_time()
             await trio.sleep(30)
-            assert wire.worst(nodes[0].peer, 0, lifted + 5) > 2 * RATE and not head.status[nodes[0].peer].limits
+            assert wire.worst(nodes[0].peer, 0, lifted + 5) > 2 * RATE and not head.status[nodes[0].peer].owner.limits
             nursery.cancel_scope.cancel()
 
 
