@@ -24,8 +24,7 @@ from learner.admission.head_door import HEAD_WAIT_S, HeadDoor
 from learner.admission.issuing import TICKET_FILE, own_ticket, ticket_text
 from learner.admission.peers_file import PEERS_FILE, PeersFile
 from learner.admission.records import RUN_TICKET
-from learner.audit.auditor_settings import AuditorSettings
-from learner.audit.calibration import Calibration
+from learner.audited_run import run_audits
 from learner.client.messages import BESIDE_SOCKET
 from learner.config import LearnerConfig, TaskSection, resolved
 from learner.data_digests import changed_data
@@ -35,8 +34,6 @@ from learner.environments.running import running_environment, set_environment
 from learner.evaluation.opening import EvalOpener, EvalWish
 from learner.evaluation.plan import EvalPlan
 from learner.evaluation.settings import EvalTask, eval_plan
-from learner.head.auditor_process import AuditorProcess
-from learner.head.audits import CALIBRATION_FILE, MOST_WINDOW, Audits, calibration_writer, read_calibration
 from learner.head.children import LOCAL_ENGINE, keep_local_engine, keep_trainer, watch_external
 from learner.head.farewell import farewell
 from learner.head.head import Head
@@ -207,7 +204,7 @@ async def run_learner(
                 ticket = own_ticket(books, LOCAL_ENGINE, time.time(), (peer,))
                 write_whole(own / "ticket.txt", ticket_text(identity, run, near, ticket) + "\n", private=True)
             if config.audit.share:
-                head.audit(_audits(config, head, model))
+                head.audit(run_audits(config, head, model))
             head.publisher.offer_descriptor(pack_descriptor(model.path, adapter_file(trainer_config.lora, config.model)))
             addresses = tuple(config.swarm.announce) or tuple(network.addresses)
             text = ticket_text(identity, run, addresses, own_ticket(books, RUN_TICKET, time.time()))
@@ -226,21 +223,6 @@ async def run_learner(
             return await _run(
                 config, head, run_dir, text, announce=announce, log_lines=log_lines, endpoint=endpoint, keeper=keeper
             )
-
-
-def _audits(config: LearnerConfig, head: Head, model: ModelFolder) -> Audits:
-    """What checks the nodes of this run. UsageError when `audit.calibration` cannot be read."""
-    a, r, run_dir = config.audit, config.rollout, head.run_dir
-    trainer = config.trainer_config()
-    window = min(r.max_staleness, MOST_WINDOW) + 2
-    settings = AuditorSettings(
-        model=str(model.path), lora=trainer.lora.model_dump(), chunks=str(head.store.root), run=head.run_id, epoch=head.epoch,
-        head_key=head.identity.public_key.hex(), device=a.device, dtype=a.dtype, served_dtype=trainer.served_dtype,
-        threads=a.threads, window=window, temperature=r.temperature, top_p=r.top_p,
-    )  # fmt: skip
-    calibration = Calibration.of(read_calibration(a.calibration), calibration_writer(run_dir / CALIBRATION_FILE))
-    start = partial(AuditorProcess, settings.text(), run_dir / "logs" / "auditor.log")
-    return Audits(head, start, calibration, share=a.share, window=window, false_alarm=a.false_alarm)
 
 
 def open_run_task(config: LearnerConfig, model: ModelFolder) -> Task:

@@ -139,8 +139,8 @@ SHIPPED: Mapping[NodeArithmetic, HonestMeans] = MappingProxyType({
     NodeArithmetic("transformers", "bfloat16", "cpu"): HonestMeans(far=5e-3, near=0.25, off=0.12, bias=0.02),
 })
 """What kinds have that a run has not measured itself. Float32 is measured: no deviation of it came near LEAST (bench/audit.md).
-That of bfloat16 is chosen: some four times what an honest node of SmolLM2-135M has (further than NEAR 0.064, off 0.034 nats), which
-is fifty times what one of a small model with little entropy has. Bounds between the two would expel honest nodes of real models."""
+That of bfloat16 is chosen: some four times what an honest node of SmolLM2-135M has (further than NEAR 0.064, off 0.034 nats),
+which is fifty times what one of a small model with little entropy has. Narrower bounds would expel honest nodes of real models."""
 
 ENOUGH = 4_096
 """Tokens of trusted nodes from which a kind is measured."""

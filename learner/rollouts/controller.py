@@ -371,9 +371,7 @@ class Rollouts:
             self.beside.on_rejected(peer, message)
             return
         avoid = message.cause not in (BEHIND, UPDATING, RESTING)
-        outcome = self.collector.declined(
-            peer, message.request_id, message.reason, retryable=message.retryable, avoid=avoid
-        )
+        outcome = self.collector.declined(peer, message.request_id, message.reason, retryable=message.retryable, avoid=avoid)
         if isinstance(outcome, GroupAborted):
             self._aborted(outcome)
         elif isinstance(outcome, Requeued) and outcome.refusal is not None:

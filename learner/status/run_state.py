@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from pydantic import Field, ValidationError, model_validator
 
+from learner.status.audited import AuditState, CaughtState
 from learner.status.evaluated import EvalPoint
 from learner.status.sample_rows import Part, Plain, SampleRow
 from learner.status.steps import StepRow, busy_share, pace, parts_of
@@ -105,33 +106,6 @@ class PoolState(Part):
     def priced(self) -> bool:
         """Whether anything costs anything."""
         return bool(self.spent_usd or self.usd_per_hour)
-
-
-class AuditState(Part):
-    """What is scored again of what nodes generate."""
-
-    state: Plain = ""
-    """"" of a run without audits"""
-    why: Plain = ""
-    """why they ended; "" while they go on"""
-    checked: int = 0
-    unchecked: int = 0
-    """tokens, as all of these numbers"""
-    calibrated: int = 0
-    waiting: int = 0
-    """completions"""
-    seconds: float = 0.0
-    """processor time"""
-
-
-class CaughtState(Part):
-    """Nodes that were expelled as cheats, by audits or by the trainer's own pass."""
-
-    nodes: int = 0
-    last: Plain = ""
-    """which one was last, why, and what became of what it made"""
-    trained_tokens: int = 0
-    remade_groups: int = 0
 
 
 class CutTally(Part):

@@ -57,7 +57,7 @@ class HostileRun:
 
 
 @dataclass
-class Cheat:
+class ComingCheat:
     """One cheat's identities."""
 
     name: str
@@ -75,7 +75,7 @@ class HostileSwarm:
         self.run_dir, self.model, self.taps = folder / "run", folder / "model", folder / "learner.taps"
         folder.mkdir(parents=True, exist_ok=True)
         self.children = Children(folder / "logs")
-        self.cheats = [Cheat(name) for name in CHEATS] if run.hostile else []
+        self.cheats = [ComingCheat(name) for name in CHEATS] if run.hostile else []
         self.honest: dict[str, LoggedProcess] = {}
         self._read = 0
         self._taps: list[list[Any]] = []
@@ -119,7 +119,7 @@ class HostileSwarm:
             "/ip4/127.0.0.1/tcp/0", "--name", name, "--capacity", str(capacity), "--json", module=module, starter=fork_module,
         )  # fmt: skip
 
-    def _come(self, cheat: Cheat) -> None:
+    def _come(self, cheat: ComingCheat) -> None:
         """As a new identity, under a name that says nothing."""
         number = list(CHEATS).index(cheat.name)
         name = f"guest-{number}-{len(cheat.peers)}"

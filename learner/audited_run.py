@@ -1,0 +1,28 @@
+"""The audits of a run, put together from its settings. Must not know how completions are chosen or scored."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from learner.audit.auditor_settings import AuditorSettings
+from learner.audit.calibration import Calibration
+from learner.config import LearnerConfig
+from learner.head.auditor_process import AuditorProcess
+from learner.head.audits import CALIBRATION_FILE, MOST_WINDOW, Audits, calibration_writer, read_calibration
+from learner.head.head import Head
+from learner.model_folder import ModelFolder
+
+
+def run_audits(config: LearnerConfig, head: Head, model: ModelFolder) -> Audits:
+    """What checks the nodes of this run. UsageError when `audit.calibration` cannot be read."""
+    a, r, run_dir = config.audit, config.rollout, head.run_dir
+    trainer = config.trainer_config()
+    window = min(r.max_staleness, MOST_WINDOW) + 2
+    settings = AuditorSettings(
+        model=str(model.path), lora=trainer.lora.model_dump(), chunks=str(head.store.root), run=head.run_id, epoch=head.epoch,
+        head_key=head.identity.public_key.hex(), device=a.device, dtype=a.dtype, served_dtype=trainer.served_dtype,
+        threads=a.threads, window=window, temperature=r.temperature, top_p=r.top_p,
+    )  # fmt: skip
+    calibration = Calibration.of(read_calibration(a.calibration), calibration_writer(run_dir / CALIBRATION_FILE))
+    start = partial(AuditorProcess, settings.text(), run_dir / "logs" / "auditor.log")
+    return Audits(head, start, calibration, share=a.share, window=window, false_alarm=a.false_alarm)
