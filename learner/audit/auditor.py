@@ -133,8 +133,8 @@ class Auditor:
             try:
                 self.follow(message["parts"])
             except Refusal as refusal:
-                return pack({"lost": str(refusal), **self.facts()})
-            return pack({"ok": True, **self.facts()})
+                return pack({"lost": str(refusal)})
+            return pack({"ok": True})
         return score_answer(self.score(read_claims(message)), **self.facts())
 
     def facts(self) -> dict[str, Any]:
