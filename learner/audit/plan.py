@@ -1,7 +1,8 @@
 """Which completions are checked, in what order, and what follows from what was found. Pure: told what ended and what a score is.
 
 A completion is the work of several nodes under several versions: each run of its tokens is charged to its own node, under its own
-version (`MadePart`). What an environment gave is nobody's. Whose are chosen is `Standing.audit_share`, by a keyed hash.
+version (`MadePart`). What an environment gave is nobody's. Whose are chosen is `Standing.audit_share`, by a keyed hash. Proven
+nodes' are chosen of some versions only, where one version's share is too little to be worth its cost (`versions`).
 
 What waits is bounded (`waiting`). What has no place there is counted, and counts as checked for nobody. Must not know processes,
 models or how a node is expelled.
@@ -19,6 +20,7 @@ import numpy as np
 from learner.audit.calibration import Calibration, NodeArithmetic
 from learner.audit.choosing import chosen
 from learner.audit.sequential import FALSE_ALARM, NodeTest, Verdict
+from learner.audit.versions import ChosenVersions
 from learner.audit.waiting import WaitingLines
 from learner.standing.standing import Standing
 from learner.trajectory import Group, Trajectory
@@ -110,6 +112,7 @@ class AuditPlan:
     counts: Counter[str] = field(default_factory=Counter, init=False)
     """tokens by what became of them: "checked", "calibrated", "dropped" (no place), "unknown" (their state is not held, or they
     are of no one version); and "caught" nodes"""
+    versions: ChosenVersions = field(init=False, repr=False)
     _waiting: WaitingLines[Check] = field(init=False, repr=False)
     _tests: dict[str, dict[NodeArithmetic, NodeTest]] = field(default_factory=dict, init=False, repr=False)
     _kinds: dict[str, ToldKind] = field(default_factory=dict, init=False, repr=False)
@@ -117,6 +120,7 @@ class AuditPlan:
 
     def __post_init__(self) -> None:
         self._waiting = WaitingLines(self._drop)
+        self.versions = ChosenVersions(self.secret)
 
     # ---- what is checked
 
@@ -125,7 +129,7 @@ class AuditPlan:
         for member, trajectory in enumerate(group.trajectories):
             parts = []
             for part in parts_of(trajectory):
-                if not self._chosen(part.node, group.group_id, member):
+                if not self._chosen(part, group.group_id, member):
                     continue
                 if part.version.epoch != self.epoch or self._mixed(trajectory, part):
                     self.counts["unknown"] += part.stop - part.first
@@ -138,6 +142,10 @@ class AuditPlan:
                     given=tuple((gap.start, gap.stop) for gap in trajectory.given),
                 ))  # fmt: skip
 
+    def published(self, version: Version) -> None:
+        """A version is out."""
+        self.versions.published(version, self.standing.rules.audit_share)
+
     def next(self, most_tokens: int) -> list[Check]:
         """What is checked now, taken from what waits: of so many tokens, one completion at least. [] when nothing waits."""
         return self._waiting.next(most_tokens)
@@ -146,6 +154,24 @@ class AuditPlan:
     def waiting(self) -> int:
         """Completions that wait."""
         return len(self._waiting)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens that wait."""
+        return self._waiting.tokens
+
+    @property
+    def urgent(self) -> bool:
+        """Whether a completion waits of which all are checked: of a node that is not proven, or was doubted."""
+        return self._waiting.strangers
+
+    def waits_for(self) -> set[Version]:
+        """The versions under which what waits is scored."""
+        return {part.version for check in self._waiting for part in check.parts}
+
+    def all_of(self, node: str) -> bool:
+        """Whether all of this node's completions are checked."""
+        return self.standing.audit_share(node) >= 1.0
 
     def drop(self, node: str = "") -> None:
         """What waits of this node (of all nodes) is not checked."""
@@ -189,11 +215,15 @@ class AuditPlan:
 
     # ---- inside
 
-    def _chosen(self, node: str, group_id: int, member: int) -> bool:
-        if not self.standing.trusts(node):
-            share = self.standing.audit_share(node)
-            return share > 0 and chosen(self.secret, group_id, member, share)
-        return self.calibrates() and self.calibration.wants(self._kind(node).arithmetic)
+    def _chosen(self, part: MadePart, group_id: int, member: int) -> bool:
+        times = self.versions.times(part.version)
+        if self.standing.trusts(part.node):
+            return times > 0 and self.calibrates() and self.calibration.wants(self._kind(part.node).arithmetic)
+        share = self.standing.audit_share(part.node)
+        if share < 1.0:
+            self.versions.made(part.stop - part.first)
+            share *= times
+        return share > 0 and chosen(self.secret, group_id, member, share)
 
     def _kind(self, node: str) -> ToldKind:
         kind = self.kind_of(node)
@@ -212,7 +242,7 @@ class AuditPlan:
         for part in check.parts:
             by_node[part.node] += part.stop - part.first
         node = by_node.most_common(1)[0][0]
-        self._waiting.add(node, check, stranger=self.standing.audit_share(node) >= 1.0)
+        self._waiting.add(node, check, stranger=self.all_of(node))
 
     def _drop(self, check: Check) -> None:
         self.counts["dropped"] += sum(part.stop - part.first for part in check.parts)

@@ -55,11 +55,10 @@ def _score(model: Any, claims: Sequence[Claim], temperature: float, top_p: float
     width = max(map(_length, claims))
     device = next(model.parameters()).device
     ids = torch.zeros(len(claims), width, dtype=torch.long)
-    mask = torch.zeros(len(claims), width, dtype=torch.long)
-    for row, claim in enumerate(claims):  # padded behind: causal attention never sees it
+    for row, claim in enumerate(claims):  # padded behind: causal attention never sees it, so that no mask has to say so
         tokens = (*claim.prompt_ids, *claim.completion_ids)
-        ids[row, : len(tokens)], mask[row, : len(tokens)] = torch.tensor(tokens), 1
-    hidden = model.get_decoder()(input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False).last_hidden_state
+        ids[row, : len(tokens)] = torch.tensor(tokens)
+    hidden = model.get_decoder()(input_ids=ids.to(device), use_cache=False).last_hidden_state
     places = [_places(claim) for claim in claims]
     rows = [row for row, of_row in enumerate(places) for _ in of_row]
     flat = [(claim, p) for claim, of_row in zip(claims, places, strict=True) for p in of_row]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -72,6 +73,14 @@ class _Known:
     tensor_digests: tuple[bytes, ...]
 
 
+class _Cut(NamedTuple):
+    """How a state is cut."""
+
+    segments: tuple[Segment, ...]
+    spans: list[range]
+    """of each tensor, the segments that hold bytes of it"""
+
+
 @dataclass(frozen=True, slots=True)
 class ToldState:
     """A version as its manifest tells it."""
@@ -100,6 +109,8 @@ class StateWindow:
         self._at = 0
         self.state: FlatState | None = None
         self._stale: set[str] = set()
+        self._cut: _Cut | None = None
+        self._cut_by = (b"", 0)
         self.given_up = 0
         """versions that left the window before `keep` newer ones were there, because of `undo_bytes`"""
 
@@ -153,7 +164,7 @@ class StateWindow:
             raise Refusal(f"not newer than version {self._known[-1].version}", version=version)
         self.move(self._known[-1].version)
         state, before = self.state, self._known[-1]
-        segments = state.layout.segments(told.segment_bytes)
+        segments, spans = self._cut_of(state.layout, told.segment_bytes)
         exchange = _Exchange([], frozenset())
         try:
             for segment in segments:
@@ -162,19 +173,27 @@ class StateWindow:
                     part.cross(state)
                     exchange.parts.append(part)
             changed = frozenset(part.segment.index for part in exchange.parts)
-            found = _digests(state, before.tensor_digests, segments, changed)
+            found = [state.tensor_digest(i) if changed.intersection(span) else before.tensor_digests[i]
+                     for i, span in enumerate(spans)]  # fmt: skip
             _check(told, state.layout, found)
         except BaseException:
             for part in reversed(exchange.parts):
                 part.cross(state)
             raise
-        spans = zip(state.layout.tensors, segments_of(state.layout, segments), strict=True)
-        exchange.names = frozenset(spec.name for spec, span in spans if changed.intersection(span))
+        tensors = zip(state.layout.tensors, spans, strict=True)
+        exchange.names = frozenset(spec.name for spec, span in tensors if changed.intersection(span))
         self._between.append(exchange)
         self._known.append(_Known(version, told.digest, tuple(found)))
         self._at = len(self._known) - 1
         self._stale |= exchange.names
         self._bound()
+
+    def _cut_of(self, layout: Layout, segment_bytes: int) -> _Cut:
+        """Of a layout, once: versions that follow each other are cut alike."""
+        if self._cut is None or self._cut_by != (layout.digest, segment_bytes):
+            segments = layout.segments(segment_bytes)
+            self._cut, self._cut_by = _Cut(segments, segments_of(layout, segments)), (layout.digest, segment_bytes)
+        return self._cut
 
     def move(self, version: Version) -> None:
         """Have the state of `version` in memory. KeyError when it is not in the window."""
@@ -225,20 +244,14 @@ def _changed(version: Version, segment: Segment, payload: bytes, state: FlatStat
     held = state.words(segment)
     new = np.empty_like(held)
     _decode(version, segment, payload, held, new)
-    places = np.flatnonzero(new != held)
-    if not len(places):
+    differ = new != held
+    count = int(np.count_nonzero(differ))
+    if not count:
         return None
-    if len(places) * (PLACE.itemsize + held.itemsize) >= held.nbytes:
+    if count * (PLACE.itemsize + held.itemsize) >= held.nbytes:
         return _Part(segment, None, new)
+    places = np.flatnonzero(differ)
     return _Part(segment, places.astype(PLACE), new[places])
-
-
-def _digests(
-    state: FlatState, before: Sequence[bytes], segments: Sequence[Segment], changed: frozenset[int]
-) -> list[bytes]:  # fmt: skip
-    """The tensors' digests: those of tensors without a byte in a changed segment are the base's."""
-    spans = segments_of(state.layout, segments)
-    return [state.tensor_digest(i) if changed.intersection(span) else before[i] for i, span in enumerate(spans)]
 
 
 def _check(told: ToldState, layout: Layout, found: Sequence[bytes]) -> None:

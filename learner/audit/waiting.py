@@ -6,7 +6,7 @@ Strangers and proven nodes take turns, and within each kind the nodes do. Must n
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -87,6 +87,15 @@ class WaitingLines(Generic[Waits]):
             for name in [node] if node else list(kind):
                 while name in kind:
                     self.dropped(self._take(kind, name))
+
+    @property
+    def strangers(self) -> bool:
+        """Whether anything of a stranger's waits."""
+        return bool(self._kinds[True])
+
+    def __iter__(self) -> Iterator[Waits]:
+        """All that waits, in no order."""
+        return (item for kind in self._kinds for line in kind.values() for item in line.items)
 
     def __len__(self) -> int:
         return sum(len(line.items) for kind in self._kinds for line in kind.values())

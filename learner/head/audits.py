@@ -1,7 +1,8 @@
 """Audits as a part of a run: what ended goes to the plan, what the plan chose to the auditor, what was found to the standing.
 
-A thin shell. It starts the auditor with the first completion that is chosen, brings it every version, and starts it again when it
-dies; after a few deaths in a row it gives audits up, says so, and the run goes on. Must not know how a completion is scored.
+A thin shell. It starts the auditor with the first completion that is chosen, brings it to the versions under which something is
+to be scored, and starts it again when it dies; after a few deaths in a row it gives audits up, says so, and the run goes on. Must
+not know how a completion is scored.
 
 A run without audits has no object of this class: then nothing is chosen, kept or counted.
 """
@@ -10,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import trio
 
 from learner.audit.calibration import Calibration, read_arithmetic
-from learner.audit.opening import path_to_window
-from learner.audit.plan import AuditPlan, Judged, ToldKind
+from learner.audit.opening import path_through, path_to_window
+from learner.audit.plan import AuditPlan, Check, Judged, ToldKind
 from learner.audit.wire import follow_request, read_deviations, score_request
 from learner.head.auditor_process import AuditorGone, AuditorProcess, AuditorRefused
 from learner.head.node_state import NodeState
@@ -28,6 +28,7 @@ from learner.publish.published import Published
 from learner.publish.publisher import Publisher
 from learner.trajectory import Group
 from p2p.errors import UsageError
+from p2p.protocol.versions import Catalog, CatalogEntry
 from p2p.swarm import Swarm
 from p2p.version import Version
 
@@ -41,8 +42,16 @@ BATCH_TOKENS = 4_096
 """Tokens that the auditor is asked for at once, one completion at least: a version is not kept waiting for long."""
 
 GATHER_S = 1.0
-"""Seconds that the auditor, when it has nothing to do, lets completions gather after the first: one by one each would cost it a
-forward of its own and a walk between versions. A node is found that much later."""
+"""Seconds that the auditor, when it has nothing to do, lets completions gather after the first of a node that is not proven, or
+was doubted: one by one each would cost it a forward of its own and a walk between versions. A node is found that much later."""
+
+PROVEN_GATHER_S = 10.0
+"""The same where only proven nodes' completions wait. It ends sooner when no more can come under the oldest version that is
+waited for, or when as many tokens wait as are asked for at once."""
+
+MOST_LAG = 32
+"""Versions that the auditor's state may be behind while nothing is to be checked: half of what a node may. Beyond it the chunks
+are not kept for it any more, and it begins anew from a whole state when it must."""
 
 SECRET_BYTES = 32
 """Of the key by which completions are chosen. It is made anew with each life of the learner, and never leaves it."""
@@ -80,12 +89,10 @@ class Audits:
             false_alarm=false_alarm, calibrates=lambda: self._process is not None,
         )  # fmt: skip
         self._process: AuditorProcess | None = None
-        self._follow = deque[bytes]()
-        """manifests that the auditor has not taken yet"""
+        self._held: CatalogEntry | None = None
+        """what the auditor took last: the newest version that it has"""
         self.reads_from: Version | None = None
         """the oldest version of which the auditor still reads chunks"""
-        self._told: Version | None = None
-        """the newest version that was queued for it"""
         self._work = trio.Event()
         self._facts: dict[str, Any] = {}
         self._spent_s = 0.0
@@ -105,15 +112,10 @@ class Audits:
                 self._work.set()
 
     def sealed(self, published: Published) -> None:
-        """A version is out. The auditor follows each one, where there is one."""
-        if self._process is None or published.kind != "delta":
-            return
-        if published.base != self._told:
-            self._told = None  # it cannot go on from what it was told: it begins anew
-        elif self._told is not None:
-            self._follow.append(published.mid)
-            self._told = published.version
-        self._work.set()
+        """A version is out."""
+        if published.kind == "delta":
+            self.plan.published(published.version)
+            self._work.set()
 
     # ---- the auditor
 
@@ -152,59 +154,97 @@ class Audits:
         try:
             log.info("audits begin: the auditor is process %d", process.process.pid)
             self._facts = await process.ready()
-            self._begin()
             while True:
-                if self._told is None:
-                    self._begin()
-                while self._follow:
-                    await self._take_version(process)
-                batch = self.plan.next(BATCH_TOKENS)
-                if not batch:
-                    await self._wait()
-                    await trio.sleep(GATHER_S)
-                    continue
-                try:
-                    answer = await process.ask(score_request(batch))
-                    found = read_deviations(answer, batch)
-                except (ValueError, TypeError) as error:
-                    raise AuditorGone(f"its answer cannot be read: {error}") from None
-                except (AuditorGone, AuditorRefused):
-                    self.plan.lost(batch)
-                    raise
-                self._facts = answer | {"found": None}
-                self._answers += 1
-                for check, deviations in zip(batch, found, strict=True):
-                    for judged in self.plan.found(check, deviations):
-                        self._judge(judged)
+                await self._gather()
+                while batch := self.plan.next(BATCH_TOKENS):
+                    await self._check(process, batch)
         finally:
             self._spent_s += float(self._facts.get("cpu_s", 0.0))
-            self._process, self._told, self.reads_from, self._facts = None, None, None, {}
-            self._follow.clear()
+            self._process, self._held, self.reads_from, self._facts = None, None, None, {}
             process.end()
 
-    def _begin(self) -> None:
-        """Have it take a whole state, and what leads from there to the newest version, as many of the last versions as may be."""
-        catalog = self._run.publisher.catalog()
-        path = path_to_window(catalog, self._window) if catalog is not None else []
-        self._follow = deque(entry.mid for entry in path)
-        self._told = path[-1].version if path else None
-        self.reads_from = path[0].version if path else None
+    async def _gather(self) -> None:
+        """Until it is time to check what waits."""
+        began: float | None = None
+        while not self.plan.urgent:
+            self._let_go()
+            if not self.plan.waiting:
+                began = None
+                await self._wait()
+                continue
+            began = trio.current_time() if began is None else began
+            left = began + PROVEN_GATHER_S - trio.current_time()
+            if left <= 0 or self.plan.waiting_tokens >= BATCH_TOKENS or self._no_more_come():
+                return
+            with trio.move_on_after(left):
+                await self._wait()
+        await trio.sleep(GATHER_S)
 
-    async def _take_version(self, process: AuditorProcess) -> None:
-        mid = self._follow[0]
-        transfer = self._run.swarm.transfers.get(mid)
-        if transfer is None or not transfer.manifest.whole:
+    def _no_more_come(self) -> bool:
+        """Whether the oldest version that is waited for is so old that no completion goes on under it."""
+        current = self._run.publisher.current
+        return current is not None and current.step - min(self.plan.waits_for()).step >= self._window - 1
+
+    def _let_go(self) -> None:
+        """Have no chunks kept for an auditor that nobody needed for long."""
+        current = self._run.publisher.current
+        if self._held is not None and current is not None and current.step - self._held.version.step > MOST_LAG:
+            self._held = self.reads_from = None
+
+    async def _check(self, process: AuditorProcess, batch: list[Check]) -> None:
+        try:
+            await self._bring(process, {part.version for check in batch for part in check.parts})
+            answer = await process.ask(score_request(batch))
+            found = read_deviations(answer, batch)
+        except (ValueError, TypeError) as error:
+            self.plan.lost(batch)
+            raise AuditorGone(f"its answer cannot be read: {error}") from None
+        except (AuditorGone, AuditorRefused):
+            self.plan.lost(batch)
+            raise
+        self._facts = answer | {"found": None}
+        self._answers += 1
+        for check, deviations in zip(batch, found, strict=True):
+            for judged in self.plan.found(check, deviations):
+                self._judge(judged)
+
+    async def _bring(self, process: AuditorProcess, wanted: set[Version]) -> None:
+        """Have it follow as far as the newest of these, by way of all that it will be asked about."""
+        for _ in range(2):
+            catalog = self._run.publisher.catalog()
+            if catalog is None or (self._held is not None and max(wanted) <= self._held.version):
+                return
+            path = None
+            if self._held is not None:
+                path = path_through(catalog, self._held, self._stops(catalog, self._held.version, wanted))
+            if path is None:
+                path = path_to_window(catalog, self._window)
+                self.reads_from = path[0].version if path else None
+            if await self._take(process, path):
+                return
             log.info("the auditor fell behind: it begins anew from a whole state")
-            self._begin()
-            return
-        version = transfer.manifest.version
-        answer = await process.ask(follow_request(transfer.manifest.parts()))
-        if lost := answer.get("lost"):
-            raise AuditorGone(f"it cannot follow to version {version}: {lost}")
-        self._facts = answer
-        if self._follow and self._follow[0] == mid:
-            self._follow.popleft()
-        self.reads_from = version
+            self._held = self.reads_from = None
+
+    def _stops(self, catalog: Catalog, held: Version, wanted: set[Version]) -> set[Version]:
+        """The versions up to the newest of `wanted` at which it must stop: what is asked now, what waits, and of those that
+        completions may still go on under the ones that are looked at: all, while anybody is not proven."""
+        known = sorted({entry.version for entry in catalog.entries if entry.version <= catalog.current})
+        every = any(self.plan.all_of(peer) for peer in self._run.nodes)
+        looked_at = {v for v in known[-self._window :] if every or self.plan.versions.times(v)}
+        stops = looked_at | wanted | self.plan.waits_for()
+        return {v for v in known if held < v <= max(wanted) and v in stops}
+
+    async def _take(self, process: AuditorProcess, path: list[CatalogEntry]) -> bool:
+        """Have it take these in order. False when one of them is not kept any more."""
+        for entry in path:
+            transfer = self._run.swarm.transfers.get(entry.mid)
+            if transfer is None or not transfer.manifest.whole:
+                return False
+            answer = await process.ask(follow_request(transfer.manifest.parts()))
+            if lost := answer.get("lost"):
+                raise AuditorGone(f"it cannot follow to version {entry.version}: {lost}")
+            self._held, self.reads_from = entry, entry.version
+        return True
 
     def _judge(self, judged: Judged) -> None:
         node, tokens, verdict = judged

@@ -79,7 +79,7 @@ class World:
         entry = CatalogEntry(b"m" * 16, "anchor", V, None, b"", b"d" * 32, 100)
         manifest = SimpleNamespace(whole=True, version=V, parts=lambda: [b"header", b"seal"])
         run: Any = SimpleNamespace(
-            epoch=1, trust=self.trust, nodes=nodes, publisher=SimpleNamespace(catalog=lambda: Catalog(V, (entry,))),
+            epoch=1, trust=self.trust, nodes=nodes, publisher=SimpleNamespace(current=V, catalog=lambda: Catalog(V, (entry,))),
             swarm=SimpleNamespace(transfers={entry.mid: SimpleNamespace(manifest=manifest)}),
         )  # fmt: skip
         self.audits = Audits(run, self.start, Calibration(), share=0.02, window=4, false_alarm=1e-4)
