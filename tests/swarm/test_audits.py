@@ -12,8 +12,9 @@ import trio
 from learner.audit.calibration import Calibration
 from learner.audit.wire import Frames, score_answer
 from learner.head.auditor_process import AuditorGone, AuditorRefused
-from learner.head.audits import DEATHS, Audits
+from learner.head.audits import DEATHS, MOST_LAG, PROVEN_GATHER_S, Audits
 from learner.head.trust import Trust
+from learner.publish.published import Published
 from learner.rollouts.taking_back import TakenBack
 from learner.standing.standing import StandingRules
 from learner.trajectory import Group, Trajectory
@@ -44,6 +45,7 @@ class FakeAuditor:
         [message] = Frames().feed(request)
         if message["do"] == "follow":
             self.world.followed += 1
+            self.world.way.append(message["parts"][0].decode())
             return {"ok": True, "cpu_s": 3.0}
         await trio.sleep(self.world.takes_s)
         if self.world.kill_next:
@@ -76,24 +78,43 @@ class World:
             expel=lambda *told: self.expelled.append(told),
         )  # fmt: skip
         self.trust.take_back = lambda peer: TakenBack(1, 0, 0)
-        entry = CatalogEntry(b"m" * 16, "anchor", V, None, b"", b"d" * 32, 100)
-        manifest = SimpleNamespace(whole=True, version=V, parts=lambda: [b"header", b"seal"])
+        self.way: list[str] = []
+        """what the auditor was told, in order"""
+        self.entries, self.transfers = list[CatalogEntry](), dict[bytes, Any]()
+        publisher = SimpleNamespace(current=V, catalog=lambda: Catalog(publisher.current, tuple(self.entries)))
+        self.publisher = publisher
+        self.keep("anchor", 0)
         run: Any = SimpleNamespace(
-            epoch=1, trust=self.trust, nodes=nodes, publisher=SimpleNamespace(current=V, catalog=lambda: Catalog(V, (entry,))),
-            swarm=SimpleNamespace(transfers={entry.mid: SimpleNamespace(manifest=manifest)}),
+            epoch=1, trust=self.trust, nodes=nodes, publisher=publisher, swarm=SimpleNamespace(transfers=self.transfers),
         )  # fmt: skip
         self.audits = Audits(run, self.start, Calibration(), share=0.02, window=4, false_alarm=1e-4)
+
+    def keep(self, kind: str, step: int, base: int | None = None) -> None:
+        """A manifest that is kept from here on."""
+        name = f"{kind[0]}{step}"
+        on = None if base is None else Version(1, base)
+        base_digest = b"" if base is None else base.to_bytes(32)
+        self.entries.append(CatalogEntry(name.encode(), kind, Version(1, step), on, base_digest, step.to_bytes(32), 100_000))
+        manifest = SimpleNamespace(whole=True, parts=lambda: [name.encode()])
+        self.transfers[name.encode()] = SimpleNamespace(manifest=manifest)
+
+    def publish(self, step: int) -> None:
+        self.keep("delta", step, step - 1)
+        if not step % 5:
+            self.keep("cumulative", step, step - 5)
+        self.publisher.current = Version(1, step)
+        self.audits.sealed(Published(f"d{step}".encode(), "delta", Version(1, step), Version(1, step - 1)))
 
     def start(self) -> Any:
         self.starts += 1
         return FakeAuditor(self)
 
-    def ends(self, node: str, group_id: int, tokens: int = 40) -> None:
+    def ends(self, node: str, group_id: int, tokens: int = 40, version: Version = V) -> None:
         """A completion of this node has ended."""
         self.trust.ended(node, tokens)
         t = Trajectory(
-            prompt_ids=(1,), completion_ids=(2,) * tokens, logprobs=(-0.5,) * tokens, spans=(Span(V, 0, tokens),), finish="stop",
-            node=node, seed=666 if node == CHEAT else 1,
+            prompt_ids=(1,), completion_ids=(2,) * tokens, logprobs=(-0.5,) * tokens, spans=(Span(version, 0, tokens),),
+            finish="stop", node=node, seed=666 if node == CHEAT else 1,
         )  # fmt: skip
         self.audits.whole(Group(group_id, group_id, (t,)))
 
@@ -175,6 +196,58 @@ async def test_a_slow_auditor_keeps_its_rule_and_memory_is_bounded(autojump_cloc
         assert not world.trust.standing.proven(HONEST) and not world.audits.over
         await trio.sleep(1000)
         assert world.trust.standing.proven(HONEST)
+        nursery.cancel_scope.cancel()
+
+
+async def test_while_all_are_proven_completions_gather_and_the_auditor_follows_where_it_must(autojump_clock) -> None:
+    world = World()
+    del world.audits._run.nodes[CHEAT]
+    world.trust.checks(True, 1 / 16)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.audits.run)
+        for i in range(5):
+            world.ends(HONEST, i)
+        await trio.sleep(3)
+        assert world.trust.standing.proven(HONEST) and world.way == ["a0"]
+        for step in range(1, 14):
+            world.publish(step)
+            await trio.sleep(30)
+        assert world.way == ["a0"] and world.audits.reads_from == V, "nothing is to be scored: its chunks are kept for it"
+        assert not world.audits.plan.urgent
+
+        def chosen_ends(first: int) -> int:
+            """A completion of the newest version that is chosen."""
+            while not world.audits.plan.waiting:
+                world.ends(HONEST, first := first + 1, version=world.publisher.current)
+            return first
+
+        checked = world.audits.plan.counts["checked"]
+        at = chosen_ends(100)
+        await trio.sleep(PROVEN_GATHER_S - 0.1)
+        assert world.audits.plan.waiting and world.way == ["a0"]
+        await trio.sleep(0.2)
+        assert not world.audits.plan.waiting and world.audits.plan.counts["checked"] == checked + 40
+        assert world.way == ["a0", "c5", "c10", "d11", "d12", "d13"], "no stop before the versions that may still be asked for"
+        chosen_ends(at)
+        for step in range(14, 17):
+            await trio.sleep(0.1)
+            assert world.audits.plan.waiting
+            world.publish(step)
+        await trio.sleep(0.1)
+        assert not world.audits.plan.waiting, "its version is too old for more to come: there is nothing to wait for"
+        world.ends(CHEAT, 9_999, version=world.publisher.current)
+        await trio.sleep(1.2)
+        assert world.way[6:] == ["d14", "d15", "d16"] and world.expelled, "whoever is not proven waits for a second"
+        for step in range(17, 18 + MOST_LAG):
+            world.publish(step)
+        await trio.sleep(1)
+        assert world.audits.reads_from is None, "nobody needed it for long: no chunks are kept for it"
+        world.entries.clear()
+        world.keep("anchor", 16 + MOST_LAG)
+        world.keep("delta", 17 + MOST_LAG, 16 + MOST_LAG)
+        world.ends(CHEAT, 10_000, version=world.publisher.current)
+        await trio.sleep(1.2)
+        assert world.way[9:] == [f"a{16 + MOST_LAG}", f"d{17 + MOST_LAG}"] and world.starts == 1
         nursery.cancel_scope.cancel()
 
 
