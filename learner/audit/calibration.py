@@ -140,7 +140,7 @@ SHIPPED: Mapping[NodeArithmetic, HonestMeans] = MappingProxyType({
 })
 """What kinds have that a run has not measured itself. Float32 is measured: no deviation of it came near LEAST (bench/audit.md).
 That of bfloat16 is chosen: some four times what an honest node of SmolLM2-135M has (further than NEAR 0.064, off 0.034 nats),
-which is fifty times what one of a small model with little entropy has. Narrower bounds would expel honest nodes of real models."""
+fifty times what one of a small model with little entropy has. Narrower bounds would expel honest nodes of real models."""
 
 ENOUGH = 4_096
 """Tokens of trusted nodes from which a kind is measured."""
