@@ -17,6 +17,7 @@ from learner.head.trust import Trust
 from learner.publish.published import Published
 from learner.rollouts.taking_back import TakenBack
 from learner.standing.standing import StandingRules
+from learner.status.catalogue import entries
 from learner.trajectory import Group, Trajectory
 from p2p.errors import UsageError
 from p2p.protocol.rollout import Span
@@ -117,6 +118,10 @@ class World:
             finish="stop", node=node, seed=666 if node == CHEAT else 1,
         )  # fmt: skip
         self.audits.whole(Group(group_id, group_id, (t,)))
+
+
+def test_a_step_s_line_has_what_is_listed_of_audits_and_nothing_else() -> None:
+    assert World().audits.metrics().keys() == {e.key for e in entries("head") if e.key.startswith("audit/")}
 
 
 async def test_nothing_runs_before_a_completion_is_chosen_and_a_stranger_is_proven_by_checks(autojump_clock) -> None:

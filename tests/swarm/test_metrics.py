@@ -73,6 +73,7 @@ async def test_the_head_writes_what_is_listed_and_nothing_else(tmp_path: Path, a
     [line] = [json.loads(text) for text in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert line == status["metrics"] and line["loss/mean"] is None and line["mine"] == 1.5
     turns = {e for e in entries("head") if e.key.startswith("episodes/")}  # of tasks with an environment
+    turns |= {e for e in entries("head") if e.key.startswith("audit/")}  # of runs with audits: tests/swarm/test_audits.py
     assert set(line) - {"loss/mean", "mine"} == {e.key for e in entries("head") if e.key and e not in turns}
 
     page = {}
