@@ -101,8 +101,7 @@ class Auditor:
         pieces = []
         for digest in manifest.records[segment.index].digests:
             try:
-                with open(self._store.path(digest), "rb", buffering=0) as file:
-                    data = file.read()
+                data = self._store.read(digest)
             except OSError as error:
                 raise Refusal(f"chunk {digest.hex()[:16]} is not there: {error.strerror}", version=manifest.version) from None
             if blake3.blake3(data).digest() != digest:

@@ -20,7 +20,8 @@ ENOUGH_TOKENS = 512
 ten (bench/audit.md)."""
 
 MOST_BLOCK = 10
-"""Versions of a block at the most: it bounds after how many versions a proven node is looked at again."""
+"""Versions of a block at the most: it bounds after how many versions a proven node is looked at again. With 15 the demo's auditor
+saved 6 % more of its processor time (bench/audit.md)."""
 
 REMEMBERED = 128
 """Versions of which it is known whether they were chosen: more than a completion can be behind."""

@@ -62,7 +62,7 @@ def test_a_cheat_is_caught_and_the_run_goes_on_without_it_and_without_its_audito
     assert nodes["honest"]["alive"] and nodes["honest"]["expelled"] == 0 and nodes["honest"]["standing"] == "proven"
     assert not nodes["cheat"]["alive"] and "audits: " in nodes["cheat"]["reason"], nodes["cheat"]
     caught, audits = result["caught"], result["audits"]
-    tokens = re.findall(r"node \S+ is expelled: audits: .* in (\d+) tokens, an honest node has", shoal.said("learner"))
+    tokens = re.findall(r"shoal.head: node .* is expelled: audits: .* in (\d+) tokens, an honest", shoal.said("learner"))
     assert int(tokens[0]) <= FOUND_WITHIN, "when it was found first: its test goes on, and counts on, when it comes again"
     assert audits["caught"] == 1 and caught["last"].startswith("cheat (")
     assert caught["nodes"] == nodes["cheat"]["expelled"] >= 1, "it may have come back meanwhile, and was caught again"
