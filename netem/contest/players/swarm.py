@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections import Counter
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -325,7 +326,7 @@ class ShoalPlayer(SwarmOwner):
 async def play(role: events.Role) -> None:
     """Take part, until told to end."""
     own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
-    behind = role.address not in own  # its router has it
+    behind = role.address not in own and not ip_address(role.address).is_loopback  # its router has it
     listen = [f"/ip4/{'0.0.0.0' if behind else role.address}/tcp/{PORT}"]
     async with open_libp2p_network(
         key_of(role.name), listen, congestion=role.options.get("congestion", ""), map_port=behind and role.role == "node"
