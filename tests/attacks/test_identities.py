@@ -19,9 +19,10 @@ from p2p.membership.admission import read_ticket
 from p2p.protocol.join import Hello, Rejection, Welcome
 from p2p.version import Version
 from tests.support.harness import RUN, WALL, SwarmUnderTest, make_state, open_swarm
+from tests.support.nightly import NIGHTLY
 from tests.support.rogue import greet
 
-ATTEMPTS = 300
+ATTEMPTS = 300 if NIGHTLY else 60
 RATE, USES = 4, 10
 
 

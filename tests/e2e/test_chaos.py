@@ -1,7 +1,8 @@
 """Nodes and learners killed with SIGKILL in the midst of a run: nothing lost, nothing twice, and the same tokens as ever.
 
 The weights are frozen, so that what was generated can be compared with what one engine makes that nobody disturbs. In
-`make test` a few kills; with SHOAL_NIGHTLY=1 also twenty of nodes and three of learners, with and without frozen weights.
+`make test` one kill of each kind; with SHOAL_NIGHTLY=1 also kills in the midst of episodes, and twenty of nodes and three of
+learners, with and without frozen weights.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from node.engine.settings import TransformersSettings
 from node.engine.transformers import TransformersCore
 from p2p.protocol.rollout import Completion, Generate
 from p2p.version import Version
-from tests.support.nightly import NIGHTLY
+from tests.support.nightly import NIGHTLY, nightly
 
 pytestmark = pytest.mark.e2e
 
@@ -60,7 +61,8 @@ def undisturbed(model: Path, asked: Iterable[Trajectory], folder: Path) -> list[
 
 def test_killed_nodes_and_learners_cost_nothing_and_change_nothing(tmp_path: Path) -> None:
     model = random_model(tmp_path / "model")
-    settings = ChaosSettings(seed=1, steps=8, nodes=2, node_kills=2, learner_kills=1, engine_kills=1)
+    steps, node_kills = (8, 2) if NIGHTLY else (5, 1)
+    settings = ChaosSettings(seed=1, steps=steps, nodes=2, node_kills=node_kills, learner_kills=1, engine_kills=1)
     chaos = Chaos(tmp_path / "run", model, settings)
     check(chaos.go(), settings)
     keys, made = zip(*sorted(chaos.books.trajectories.items()), strict=True)
@@ -71,6 +73,7 @@ def test_killed_nodes_and_learners_cost_nothing_and_change_nothing(tmp_path: Pat
     assert undisturbed(model, made, tmp_path) == [t.completion_ids for t in made]
 
 
+@nightly
 def test_kills_in_the_midst_of_episodes_change_no_turn_and_no_reward(tmp_path: Path) -> None:
     settings = ChaosSettings(seed=3, steps=6, nodes=2, node_kills=2, learner_kills=2, task=GAME)
     chaos = Chaos(tmp_path / "run", player(tmp_path / "model"), settings)
@@ -89,7 +92,7 @@ def test_short_lives_lose_nothing_and_do_nothing_twice(tmp_path: Path, every: in
     assert account.taken_again_max <= every and set(account.aborted) <= {"orphaned"}
 
 
-@pytest.mark.skipif(not NIGHTLY, reason="minutes; SHOAL_NIGHTLY=1")
+@nightly
 @pytest.mark.parametrize("frozen", [True, False])
 def test_twenty_nodes_and_three_learners(tmp_path: Path, frozen: bool) -> None:
     model = random_model(tmp_path / "model")

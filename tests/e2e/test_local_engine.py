@@ -14,6 +14,7 @@ from learner.status.source import fetch_status
 from netem.demo.recipes import RECIPES
 from netem.processes.children import Children
 from tests.e2e.test_run import check_books, metrics, steps_done
+from tests.support.nightly import nightly
 from tests.support.watchdog import status_of, until
 
 pytestmark = pytest.mark.e2e
@@ -27,6 +28,7 @@ def write_config(tmp_path: Path, model: Path, steps: int, **local_engine: object
     return path
 
 
+@nightly
 def test_it_trains_alone_through_a_kill_until_others_come(shoal: Children, tmp_path: Path, demo_model: Path) -> None:
     run_dir = tmp_path / "run"
     learner = shoal.start("learner", "learner", str(write_config(tmp_path, demo_model, 30)), "--json")

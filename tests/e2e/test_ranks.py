@@ -17,6 +17,7 @@ from netem.demo.tiny_model import build_random_model
 from netem.processes.children import Children
 from p2p.processes import child_environment, python_command, start, wait_or_kill
 from tests.e2e.test_run import steps_done
+from tests.support.nightly import NIGHTLY, nightly
 from tests.support.watchdog import PATIENCE_S, status_of, until
 
 pytestmark = pytest.mark.e2e
@@ -32,7 +33,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 KINDS: dict[str, dict[str, Any]] = {
-    "full": {}, "lora": {"lora": {"rank": 4}}, "proximal": {"objective": "decoupled", "minibatches": 2},
+    "full": {}, "lora": {"lora": {"rank": 4}},
+    **({"proximal": {"objective": "decoupled", "minibatches": 2}} if NIGHTLY else {}),
 }  # fmt: skip
 
 
@@ -74,6 +76,7 @@ def test_several_processes_train_as_one(tiny: Path, tmp_path: Path) -> None:
         assert apart(one / kind, four / kind) <= APART and apart(one / kind, two / kind) <= APART
 
 
+@nightly
 def test_a_rank_that_dies_ends_the_epoch_and_another_number_goes_on(shoal: Children, tmp_path: Path, demo_model: Path) -> None:
     run_dir, config = tmp_path / "run", tmp_path / "learner.toml"
     settings = RECIPES["reverse"].config(run_dir, demo_model, 8, 0)

@@ -1,10 +1,15 @@
-"""How long the property tests look: seconds in `make test`, 10,000 histories each with SHOAL_NIGHTLY=1."""
+"""What SHOAL_NIGHTLY=1 adds to `make test`: property tests look at 10,000 histories each, and whole runs of minutes are made."""
 
 from __future__ import annotations
 
 import os
 
+import pytest
+
 NIGHTLY = os.environ.get("SHOAL_NIGHTLY", "") not in ("", "0")
+
+nightly = pytest.mark.skipif(not NIGHTLY, reason="takes minutes: SHOAL_NIGHTLY=1")
+"""Marks a test that `make test` leaves out."""
 
 HOW_MANY = [1, 8, 60] if NIGHTLY else [1, 8]
 """Attackers of an attack's test: sixty take a minute each."""

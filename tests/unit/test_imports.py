@@ -166,3 +166,10 @@ def test_our_programs_are_started_by_the_one_helper() -> None:
         if text == "-m"
     }
     assert users == {"p2p/processes.py"}
+
+
+def test_folders_of_tests_are_packages() -> None:
+    """Else two files of one name, in two folders, are one module to pytest, and one of them is not collected."""
+    folders = {path.parent for path in (ROOT / "tests").rglob("test_*.py")}
+    assert len(folders) > 5
+    assert [str(folder.relative_to(ROOT)) for folder in folders if not (folder / "__init__.py").exists()] == []

@@ -19,6 +19,7 @@ from netem.emulation.homes import why_no_nat
 from netem.networks.profile import LEARNER, build_profile
 from netem.processes.children import MODEST, run_module
 from p2p.processes import child_environment, end, python_command, start
+from tests.support.nightly import nightly
 from tests.support.watchdog import PATIENCE_S, status_of
 from tests.wan.test_switch import WHY_NOT, on_host
 
@@ -40,6 +41,7 @@ HOME_ADDRESS = "192.168.1.77/24"
 """What one node's router gives it in place of its address, in the middle of the run."""
 
 
+@nightly
 def test_a_run_through_nats(tmp_path: Path) -> None:
     model, run_dir = tmp_path / "model", tmp_path / "run"
     run_module("netem.demo.recipes", str(model), "reverse", "0", timeout_s=PATIENCE_S)
