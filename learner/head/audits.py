@@ -1,7 +1,7 @@
 """Audits as a part of a run: what ended goes to the plan, what the plan chose to the auditor, what was found to the standing.
 
-A thin shell. It starts the auditor with the first completion that is chosen, brings it to the versions under which something is
-to be scored, and starts it again when it dies; after a few deaths in a row it gives audits up, says so, and the run goes on. Must
+A thin shell. It starts the auditor when the first node comes whose completions are all checked, or with the first completion
+that is chosen, brings it to the versions under which something is to be scored, and starts it again when it dies; after a few deaths in a row it gives audits up, says so, and the run goes on. Must
 not know how a completion is scored.
 
 A run without audits has no object of this class: then nothing is chosen, kept or counted.
@@ -104,6 +104,12 @@ class Audits:
 
     # ---- what happens in the run
 
+    def joined(self) -> None:
+        """A node takes part from here on. An auditor takes seconds to start: it shall not be begun when the first of a stranger's
+        completions is trained on already."""
+        if not self.over:
+            self._work.set()
+
     def whole(self, group: Group) -> None:
         """A group's completions have ended."""
         if not self.over:
@@ -140,8 +146,11 @@ class Audits:
                 pause = min(2 * pause, AGAIN_S[1])
 
     async def _due(self) -> None:
-        while not self.plan.waiting:
+        while not self.plan.waiting and not self._checks_all_of_somebody():
             await self._wait()
+
+    def _checks_all_of_somebody(self) -> bool:
+        return any(self.plan.all_of(peer) for peer in self._run.nodes)
 
     async def _wait(self) -> None:
         await self._work.wait()
@@ -154,6 +163,8 @@ class Audits:
         try:
             log.info("audits begin: the auditor is process %d", process.process.pid)
             self._facts = await process.ready()
+            if self._run.publisher.current is not None:
+                await self._bring(process, {self._run.publisher.current})
             while True:
                 await self._gather()
                 while batch := self.plan.next(BATCH_TOKENS):
@@ -229,7 +240,7 @@ class Audits:
         """The versions up to the newest of `wanted` at which it must stop: what is asked now, what waits, and of those that
         completions may still go on under the ones that are looked at: all, while anybody is not proven."""
         known = sorted({entry.version for entry in catalog.entries if entry.version <= catalog.current})
-        every = any(self.plan.all_of(peer) for peer in self._run.nodes)
+        every = self._checks_all_of_somebody()
         looked_at = {v for v in known[-self._window :] if every or self.plan.versions.times(v)}
         stops = looked_at | wanted | self.plan.waits_for()
         return {v for v in known if held < v <= max(wanted) and v in stops}

@@ -250,6 +250,8 @@ class Head(SwarmOwner):
             self.keeper.joined(link.peer, link.name)
         with self._keeping_books():
             self.journal.record_node(link.peer, link.name)
+        if self.audits is not None:
+            self.audits.joined()
         log.info("node %s (%s) joined", link.name, link.peer)
 
     async def on_down(self, link: Link, reason: str) -> None:

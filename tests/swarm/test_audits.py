@@ -125,12 +125,19 @@ def test_a_step_s_line_has_what_is_listed_of_audits_and_nothing_else() -> None:
     assert World().audits.metrics().keys() == {e.key for e in entries("head") if e.key.startswith("audit/")}
 
 
-async def test_nothing_runs_before_a_completion_is_chosen_and_a_stranger_is_proven_by_checks(autojump_clock) -> None:
+async def test_the_auditor_starts_when_a_stranger_comes_who_is_proven_by_checks(autojump_clock) -> None:
     world = World()
     async with trio.open_nursery() as nursery:
+        strangers = dict(world.nodes)
+        world.nodes.clear()
         nursery.start_soon(world.audits.run)
+        world.audits.joined()  # somebody who is trusted
         await trio.sleep(100)
         assert not world.starts and world.audits.status()["state"] == "nothing to check yet"
+        world.nodes.update(strangers)
+        world.audits.joined()
+        await trio.sleep(1)
+        assert world.starts == 1 and world.followed == 1, "it has the newest version before anything is to be checked"
         for i in range(5):
             world.ends(HONEST, i)
         assert not world.trust.standing.proven(HONEST), "delivered, and not checked yet"
