@@ -1,8 +1,8 @@
 """Audits as a part of a run: what ended goes to the plan, what the plan chose to the auditor, what was found to the standing.
 
 A thin shell. It starts the auditor when the first node comes whose completions are all checked, or with the first completion
-that is chosen, brings it to the versions under which something is to be scored, and starts it again when it dies; after a few deaths in a row it gives audits up, says so, and the run goes on. Must
-not know how a completion is scored.
+that is chosen, brings it to the versions under which something is to be scored, and starts it again when it dies; after a few
+deaths in a row it gives audits up, says so, and the run goes on. Must not know how a completion is scored.
 
 A run without audits has no object of this class: then nothing is chosen, kept or counted.
 """

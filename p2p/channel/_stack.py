@@ -19,7 +19,7 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import trio
@@ -186,19 +186,19 @@ def path_of(swarm_connection: Any) -> PathState | None:
 
 def remote_of(swarm_connection: Any) -> str:
     """See `Channel.remote`."""
-    stream = _socket_of(swarm_connection.muxed_conn.secured_conn)
-    try:
-        host, port = stream.socket.getpeername()[:2] if stream is not None else ("", 0)
-    except OSError:  # closed just now
-        host = ""
-    return f"/ip{6 if ':' in host else 4}/{host}/tcp/{port}" if host else ""
+    return _address(swarm_connection, lambda bare: bare.getpeername())
 
 
 def local_of(swarm_connection: Any) -> str:
     """See `Channel.local`."""
+    return _address(swarm_connection, lambda bare: bare.getsockname())
+
+
+def _address(swarm_connection: Any, end_of: Callable[[Any], Any]) -> str:
+    """Of one end of a link's TCP connection, as a multiaddr; "" when it has none or is closed."""
     stream = _socket_of(swarm_connection.muxed_conn.secured_conn)
     try:
-        host, port = stream.socket.getsockname()[:2] if stream is not None else ("", 0)
+        host, port = end_of(stream.socket)[:2] if stream is not None else ("", 0)
     except OSError:  # closed just now
         host = ""
     return f"/ip{6 if ':' in host else 4}/{host}/tcp/{port}" if host else ""
