@@ -106,8 +106,7 @@ class Head(SwarmOwner):
         self.swarm.conduct = self.trust
         self.keeper = PoolKeeper(config, run_dir, self.nodes, self.send, now, door=door)
         self.trainer_requests = TrainerRequests(self, config.trainer_config().steps)
-        self.started = now()
-        self.tally = KeptTally(journal)
+        self.started, self.tally = now(), KeptTally(journal)
         self.final_nodes: dict[str, dict[str, Any]] = {}
         """the nodes as they were when the run ended"""
         self.final_pool: dict[str, Any] = {}
@@ -119,12 +118,11 @@ class Head(SwarmOwner):
         self._faulted = trio.Event()
         self.rollouts = open_rollouts(self)
         self.trust.take_back = partial(take_back, self.rollouts)
-        self.requests = SwarmRequests(
+        self.requests = self.rollouts.beside = SwarmRequests(
             config.requests, self.rollouts.collector.vocab_size, epoch=self.epoch, send=self.send, nodes=self._request_views,
             training_wants=lambda: not self.rollouts.held_back, report=self.report,
             beside=self.rollouts.settings.groups_per_step > 0, now=now,
         )  # fmt: skip
-        self.rollouts.beside = self.requests
         self.evaluations = HeadEvaluations(self, ())
         self.samples = SampleFile(
             run_dir, config.status.samples_per_step, config.seed, tokenizer=self.rollouts.tokenizer, name_of=journal.node_name,
