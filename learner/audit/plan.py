@@ -188,6 +188,8 @@ class AuditPlan:
         """Take what scoring gave of each part, None where the state was not held any more. What it says of each node; those whom
         it proves wrong are told again each time, until the operator forgives them."""
         said: dict[str, tuple[int, Verdict]] = {}
+        for node in {part.node for part in check.parts}:  # here: between two parts a verdict is not told yet
+            self._forget_where_forgiven(node)
         for part, kind, deviations in zip(check.parts, check.kinds, found, strict=True):
             if deviations is None:
                 self.counts["unknown"] += part.stop - part.first
@@ -247,11 +249,14 @@ class AuditPlan:
     def _drop(self, check: Check) -> None:
         self.counts["dropped"] += sum(part.stop - part.first for part in check.parts)
 
+    def _forget_where_forgiven(self, node: str) -> None:
+        tests = self._tests.get(node, {})
+        if any(test.caught_at for test in tests.values()) and not self.standing.of(node).expelled:
+            tests.clear()
+
     def _test(self, node: str, kind: NodeArithmetic) -> NodeTest:
         """Its test of this kind. All of a node's tests together have the chance of a false alarm that one may have."""
         tests = self._tests.setdefault(node, {})
-        if any(test.caught_at for test in tests.values()) and not self.standing.of(node).expelled:
-            tests.clear()  # the operator forgave it
         if kind not in tests and len(tests) >= MAX_KINDS:
             kind = list(tests)[-1]
         if kind not in tests:

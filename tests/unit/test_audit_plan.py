@@ -132,6 +132,16 @@ def test_who_is_proven_wrong_is_told_each_time_until_it_is_forgiven() -> None:
     assert not judged.verdict.caught
 
 
+def test_parts_of_one_check_are_of_one_test() -> None:
+    """The first part proves it wrong; nobody is told before the second one is looked at, and it is no new test."""
+    plan = make_plan()
+    plan.whole(group(0, trajectory("cheat", 40, spans=(Span(V(1, 1), 0, 30), Span(V(1, 2), 30, 40)))))
+    [check] = plan.next(100)
+    [(node, tokens, verdict)] = plan.found(check, [wrong(part) for part in check.parts])
+    assert len(check.parts) == 2 and node == "cheat" and tokens == 40 and verdict.caught
+    assert plan.counts["caught"] == 1 and [test.tokens for test in plan.tests("cheat")] == [40]
+
+
 def test_a_nodes_word_of_its_kind_gives_it_no_more_than_the_widest_and_its_tests_share_the_chance() -> None:
     said = {"liar": ToldKind(read_arithmetic("my/own/words"))}
     plan = make_plan(said)
