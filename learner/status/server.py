@@ -100,6 +100,8 @@ class _StatusServer(ThreadingHTTPServer):
     one too many, loses its connection: a thread is never held for long."""
 
     daemon_threads = True
+    request_queue_size = MOST_CONNECTIONS
+    """of connections that are not taken yet: beyond it a client tries again a second later"""
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._open: dict[Any, float] = {}
