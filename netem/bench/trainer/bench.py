@@ -179,7 +179,8 @@ def compare_speed(
     turns = []
     for number in range(pairs + 1):
         old, new = (stepper.ask({"seed": number, "mix": mix}) for stepper in steppers)
-        say(f"{case.shape}: {old['tokens']} tokens, before {old['seconds']:.1f} s, now {new['seconds']:.1f} s")
+        say(f"{case.shape}: {old['tokens']} tokens, before {old['seconds']:.1f} s ({old['cpu']:.1f} of a core), "
+            f"now {new['seconds']:.1f} s ({new['cpu']:.1f})")  # fmt: skip
         if number:
             turns.append({"before": old, "now": new})
     for stepper in steppers:
