@@ -41,6 +41,15 @@ MIN_FACTOR, MAX_FACTOR = 0.6, 1.1
 PROBE_EVERY_S, PROBE_S, PROBE_FACTOR = 2.5, 0.3, 1.15
 """How often more than the known rate is tried, for how long, and how much more."""
 
+CLIMB, GROWN_S, RISEN = 1.5, 0.02, 0.95
+"""A try after which packets wait no longer than before it, by the second (seconds), is followed at once by one of so much more
+again, up to PROBE_FACTOR times the first: a search that another's queue ended, and a link that became faster, are made up for within
+a second or two. The uplink's own queue would have grown by 45 ms, unless it is full: then less than the third of what the try
+before this one was is delivered."""
+
+DEPTH_LEAST, DEPTH_MOST = 0.4, 0.75
+"""A queue that is found to be full is kept between these parts of it, where that is less than LEAST_QUEUE_S and MOST_QUEUE_S."""
+
 START_RATE = 1.25e6
 """Bytes/s that an uplink of which nothing is known is taken for."""
 START_FACTOR = 2.0
@@ -48,6 +57,9 @@ START_FACTOR = 2.0
 
 GROWTH, ROUNDS = 1.2, 3
 """The search ends when delivery has not grown by the factor GROWTH for ROUNDS samples, or when packets queue."""
+
+CARRIED = 0.9
+"""So much of what the search tried is all of it: the uplink carried that, and may carry more."""
 
 FULL_QUEUE_S = 0.08
 """Seconds of queueing that end the search at once."""
@@ -107,8 +119,11 @@ class Uplink:
         self._busy_s, self._gained = 0.0, 0
         self._best: deque[tuple[float, float]] = deque()  # (busy time, delivery), falling deliveries
         self._probe_at = PROBE_EVERY_S
+        self._climb, self._climbed_at = 1.0, 0.0  # how much more than PROBE_FACTOR is tried, and since when
+        self._before, self._known = 0.0, 0.0  # the queue and the rate before the first try
+        self._depth = inf  # seconds of packets that the queue holds, once it was found to be full
         self._judged_at = float("-inf")
-        self._flat = 0
+        self._flat, self._tried = 0, START_RATE * START_FACTOR  # samples without growth; the pace at the last of them
         self._top = self._steady = 0.0  # the most that was delivered during the search, in START_SAMPLE_S and in STEADY_S
 
     @property
@@ -185,7 +200,11 @@ class Uplink:
 
     def _search(self, now: float, queueing: float | None) -> None:
         found, steady = self._over(START_SAMPLE_S), self._over(STEADY_S)
+        full = queueing is not None and queueing > FULL_QUEUE_S
         if found is None:
+            if full:
+                self._steer(queueing)
+                self._tried = min(self._tried, self.pace)
             return
         grown = found.rate > self._top * GROWTH
         self._top = max(self._top, found.rate)
@@ -193,23 +212,27 @@ class Uplink:
         if self._begun and self._steady and self._dry_at is not None and now - self._dry_at >= PAUSE_S:
             self._paused = True
         self.rate = max(self._steady if self._paused else self._top, START_RATE)
-        full = queueing is not None and queueing > FULL_QUEUE_S
         self._factor = RESUME_FACTOR if self._paused else START_FACTOR
         if full:  # whoever's queue it is: acknowledgements wait in it too, and would slow down everybody
             self._steer(queueing)
+            self._tried = min(self._tried, self.pace)
+        carried = found.rate >= CARRIED * self._tried
         limited_by_us = self._idle_at >= found.since
         if limited_by_us and not (found.lossy and self._steady):
             return
         if now - self._judged_at >= START_SAMPLE_S:
             self._judged_at = now
-            self._flat = 0 if grown else self._flat + 1
-        if full or limited_by_us or self._flat >= ROUNDS:
+            self._flat = 0 if (grown or carried) and not full else self._flat + 1
+            self._tried = self.pace
+        if (full and not carried) or limited_by_us or self._flat >= ROUNDS:
             self._searching = False
             # What was tried at first may be far above it. The first measurement that is long enough replaces this; who is
             # short of things to send may have none for long, and so must not start from what a burst was.
             self.rate = max(self._steady, START_RATE / 2) if limited_by_us or self._paused else max(self._top, MIN_RATE)
             self._samples.clear()
-            self._probe_at = PROBE_EVERY_S
+            # Whoever's queue it was, or that there was nothing to send: the uplink may carry more.
+            self._probe_at = PROBE_EVERY_S if self._flat >= ROUNDS else self._busy_s
+            self._before, self._known = MOST_QUEUE_S - GROWN_S, self.rate
             self._steer(queueing)
 
     def _learn(self, rate: float, queueing: float | None) -> None:
@@ -224,12 +247,30 @@ class Uplink:
         self.rate = max(self._best[0][1], MIN_RATE)
 
     def _steer(self, queueing: float | None) -> None:
-        short, over = 0.0, 0.0
+        short, over, waits = 0.0, 0.0, queueing or 0.0
         if queueing is not None:
-            short, over = max(LEAST_QUEUE_S - queueing, 0.0), max(queueing - MOST_QUEUE_S, 0.0)
-        factor = min(max(1.0 + (short - over) / CORRECT_S, MIN_FACTOR), MAX_FACTOR)
-        if self._busy_s >= self._probe_at and (queueing is None or queueing < MOST_QUEUE_S):
-            factor = PROBE_FACTOR
+            least, most = min(LEAST_QUEUE_S, DEPTH_LEAST * self._depth), min(MOST_QUEUE_S, DEPTH_MOST * self._depth)
+            short, over = max(least - queueing, 0.0), max(queueing - most, 0.0)
+        self._factor = min(max(1.0 + (short - over) / CORRECT_S, MIN_FACTOR), MAX_FACTOR)
+        if self._busy_s < self._probe_at:
+            self._before, self._known = waits, self.rate
+        elif self._climb > 1.0 and (waits > self._before + GROWN_S or self._last - self._climbed_at >= 2 * PROBE_S):
+            self._probed(queueing)  # that was too much, or for half of the time there was nothing to send
+        elif waits < MOST_QUEUE_S:
+            self._factor = PROBE_FACTOR * self._climb
             if self._busy_s >= self._probe_at + PROBE_S:
-                self._probe_at = self._busy_s + PROBE_EVERY_S
-        self._factor = factor
+                self._probed(queueing)
+
+    def _probed(self, queueing: float | None) -> None:
+        """The end of a try: on to a greater one, or back to what is known."""
+        waits, found = queueing or 0.0, self._over(START_SAMPLE_S)
+        if waits <= self._before + GROWN_S and self._busy_s >= self._probe_at + PROBE_S:
+            if found is not None and found.rate >= RISEN * self._climb * self._known:
+                self._climb, self._probe_at = min(self._climb * PROBE_FACTOR, CLIMB), self._busy_s
+                self._climbed_at = self._last
+                return
+            if waits >= LEAST_QUEUE_S / 2:
+                self._depth = waits
+        elif waits > self._depth:
+            self._depth = inf
+        self._climb, self._probe_at = 1.0, self._busy_s + PROBE_EVERY_S
