@@ -47,6 +47,12 @@ times as much, up to the first times PROBE_FACTOR: a search that another's queue
 for within a second or two. The uplink's own queue would have grown by 45 ms, unless it is full: then less is delivered than the
 third times what was tried before."""
 
+PROBE_SOON_S = 0.6
+"""Seconds of work after a rate was found anew until the next try; doubled with each that finds nothing, up to PROBE_EVERY_S."""
+
+EMPTY_S = 0.3
+"""Seconds of work without a queue after which the next try begins, unless the one before found nothing."""
+
 DEPTH_LEAST, DEPTH_MOST = 0.4, 0.75
 """A queue that is found to be full is kept between these parts of it, where that is less than LEAST_QUEUE_S and MOST_QUEUE_S."""
 
