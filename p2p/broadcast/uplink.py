@@ -262,7 +262,9 @@ class Uplink:
         least, most = min(LEAST_QUEUE_S, DEPTH_LEAST * self._depth), min(MOST_QUEUE_S, DEPTH_MOST * self._depth)
         if queueing is not None:
             short, over = max(least - queueing, 0.0), max(queueing - most, 0.0)
-        self._factor = min(max(1.0 + (short - over) / CORRECT_S, MIN_FACTOR), MAX_FACTOR)
+        # More than a short queue holds waits unseen in front of it: it is drained as fast as a long one is.
+        in_s = CORRECT_S * most / MOST_QUEUE_S
+        self._factor = min(max(1.0 + (short - over) / in_s, MIN_FACTOR), MAX_FACTOR)
         if waits >= LEAST_QUEUE_S / 2:
             self._empty_at, self._in_vain = self._busy_s, False
         if self._busy_s < self._probe_at:
