@@ -68,7 +68,8 @@ CARRIED = 0.9
 """So much of what the search tried is all of it: the uplink carried that, and may carry more."""
 
 FULL_QUEUE_S = 0.08
-"""Seconds of queueing that end the search at once."""
+"""Seconds of queueing that hold the search back at once. They end it unless all that was tried was delivered: then it is others'
+queue, in which acknowledgements wait; after ROUNDS samples that ends it, too."""
 
 LOST, LOST_BYTES = 0.1, 64 * KIB
 """So much sent again in START_SAMPLE_S, of what was delivered and at the least: queues overflow. That ends the search also of
@@ -209,7 +210,7 @@ class Uplink:
         found, steady = self._over(START_SAMPLE_S), self._over(STEADY_S)
         full = queueing is not None and queueing > FULL_QUEUE_S
         if found is None:
-            if full:
+            if full:  # not only after the first sample: by then a slow uplink's queue holds half a second
                 self._steer(queueing)
                 self._tried = min(self._tried, self.pace)
             return

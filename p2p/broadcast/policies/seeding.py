@@ -40,8 +40,8 @@ MAX_TRANSIT_S = 2.0
 """The longest way to a distributor, in seconds, that its window makes up for."""
 
 HELP_AFTER_S = 0.3
-"""Seconds from the first chunk on in which the source sends each chunk once and nothing else. A version that is everywhere by
-then is not worth more of the learner's egress, which costs money."""
+"""Seconds from the first chunk on in which the source sends each chunk once and nothing else, as long as it does not know every
+distributor's window. A version that is everywhere by then is not worth more of the learner's egress, which costs money."""
 
 STRAGGLERS = 4
 """A chunk counts as spread when all but one in this many peers have it: the last word may come from a peer whose own uplink is
