@@ -64,12 +64,8 @@ START_FACTOR = 2.0
 GROWTH, ROUNDS = 1.2, 3
 """The search ends when delivery has not grown by the factor GROWTH for ROUNDS samples, or when packets queue."""
 
-CARRIED = 0.9
-"""So much of what the search tried is all of it: the uplink carried that, and may carry more."""
-
 FULL_QUEUE_S = 0.08
-"""Seconds of queueing that hold the search back at once. They end it unless all that was tried was delivered: then it is others'
-queue, in which acknowledgements wait; after ROUNDS samples that ends it, too."""
+"""Seconds of queueing that end the search at once."""
 
 LOST, LOST_BYTES = 0.1, 64 * KIB
 """So much sent again in START_SAMPLE_S, of what was delivered and at the least: queues overflow. That ends the search also of
@@ -130,8 +126,9 @@ class Uplink:
         self._in_vain, self._empty_at = False, 0.0  # the last try found nothing; the busy time since when there is no queue
         self._before, self._known = 0.0, 0.0  # the queue and the rate before the first try
         self._depth, self._depth_until = inf, 0.0  # seconds of packets that the queue holds, once it was full; until when
+        self._deeper_at = 0.0  # the busy time since when packets wait for longer than that
         self._judged_at = float("-inf")
-        self._flat, self._tried = 0, START_RATE * START_FACTOR  # samples without growth; the pace at the last of them
+        self._flat = 0
         self._top = self._steady = 0.0  # the most that was delivered during the search, in START_SAMPLE_S and in STEADY_S
 
     @property
@@ -208,11 +205,7 @@ class Uplink:
 
     def _search(self, now: float, queueing: float | None) -> None:
         found, steady = self._over(START_SAMPLE_S), self._over(STEADY_S)
-        full = queueing is not None and queueing > FULL_QUEUE_S
         if found is None:
-            if full:  # not only after the first sample: by then a slow uplink's queue holds half a second
-                self._steer(queueing)
-                self._tried = min(self._tried, self.pace)
             return
         grown = found.rate > self._top * GROWTH
         self._top = max(self._top, found.rate)
@@ -220,19 +213,17 @@ class Uplink:
         if self._begun and self._steady and self._dry_at is not None and now - self._dry_at >= PAUSE_S:
             self._paused = True
         self.rate = max(self._steady if self._paused else self._top, START_RATE)
+        full = queueing is not None and queueing > FULL_QUEUE_S
         self._factor = RESUME_FACTOR if self._paused else START_FACTOR
         if full:  # whoever's queue it is: acknowledgements wait in it too, and would slow down everybody
             self._steer(queueing)
-            self._tried = min(self._tried, self.pace)
-        carried = found.rate >= CARRIED * self._tried
         limited_by_us = self._idle_at >= found.since
         if limited_by_us and not (found.lossy and self._steady):
             return
         if now - self._judged_at >= START_SAMPLE_S:
             self._judged_at = now
-            self._flat = 0 if (grown or carried) and not full else self._flat + 1
-            self._tried = self.pace
-        if (full and not carried) or limited_by_us or self._flat >= ROUNDS:
+            self._flat = 0 if grown else self._flat + 1
+        if full or limited_by_us or self._flat >= ROUNDS:
             self._searching = False
             # What was tried at first may be far above it. The first measurement that is long enough replaces this; who is
             # short of things to send may have none for long, and so must not start from what a burst was.
@@ -258,11 +249,13 @@ class Uplink:
 
     def _steer(self, queueing: float | None) -> None:
         short, over, waits = 0.0, 0.0, queueing or 0.0
-        if waits > self._depth + GROWN_S or self._busy_s >= self._depth_until:  # it holds more after all, or may
+        if waits <= self._depth + GROWN_S:
+            self._deeper_at = self._busy_s
+        if self._busy_s - self._deeper_at >= STEADY_S or self._busy_s >= self._depth_until:  # it holds more after all, or may
             self._depth = inf
         least, most = min(LEAST_QUEUE_S, DEPTH_LEAST * self._depth), min(MOST_QUEUE_S, DEPTH_MOST * self._depth)
-        if queueing is not None:
-            short, over = max(least - queueing, 0.0), max(queueing - most, 0.0)
+        if queueing is not None:  # what is beyond the depth is others'
+            short, over = max(least - queueing, 0.0), max(min(queueing, self._depth) - most, 0.0)
         # More than a short queue holds waits unseen in front of it: it is drained as fast as a long one is.
         in_s = CORRECT_S * most / MOST_QUEUE_S
         self._factor = min(max(1.0 + (short - over) / in_s, MIN_FACTOR), MAX_FACTOR)
@@ -283,13 +276,13 @@ class Uplink:
         """The end of a try: on to a greater one, or back to what is known."""
         waits, found = queueing or 0.0, self._over(START_SAMPLE_S)
         if waits <= self._before + GROWN_S and self._busy_s >= self._probe_at + PROBE_S:
-            if found is not None and found.rate >= RISEN * self._climb * self._known:
+            if waits < LEAST_QUEUE_S and found is not None and found.rate >= RISEN * self._climb * self._known:
                 self._every = PROBE_SOON_S if self._climb > 1.0 else self._every
                 self._climb, self._probe_at = min(self._climb * PROBE_FACTOR, CLIMB), self._busy_s
                 self._climbed_at, self._in_vain = self._last, False
                 return
             self._in_vain = True
-            if waits >= LEAST_QUEUE_S / 2:
+            if LEAST_QUEUE_S / 2 <= waits < LEAST_QUEUE_S:
                 self._depth, self._depth_until = waits, self._busy_s + FORGET_S
         self._climb, self._probe_at = 1.0, self._busy_s + self._every
         self._every, self._empty_at = min(2 * self._every, PROBE_EVERY_S), self._busy_s

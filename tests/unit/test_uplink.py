@@ -320,9 +320,9 @@ def test_a_search_that_the_other_sides_queue_ended_is_made_up_for() -> None:
     rate = 60 * MBIT
     link = Late(rate, buffer=0.5 * rate)
     run = Run(Uplink(), link, chunk_for(rate))
-    run.go(0.7)
+    run.go(0.65)
     assert run.uplink.pace < 0.5 * rate, "the search is over, or held back"
-    run.go(3.3)
+    run.go(3.35)
     assert run.carried(2.5) >= 0.85 * rate
 
 
