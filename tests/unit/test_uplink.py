@@ -315,15 +315,15 @@ def test_a_search_that_the_other_sides_queue_ended_is_made_up_for() -> None:
 
     class Late(Link):
         def queueing(self, stuck_s: float = 1.0) -> float:
-            return super().queueing(stuck_s) + (0.2 if run.now < 0.7 else 0.04)
+            return super().queueing(stuck_s) + (0.2 if run.now < 0.7 else 0.02)
 
     rate = 60 * MBIT
     link = Late(rate, buffer=0.5 * rate)
     run = Run(Uplink(), link, chunk_for(rate))
     run.go(0.65)
-    assert run.uplink.pace < 0.5 * rate, "the search is over, or held back"
+    assert run.uplink.pace < 0.6 * rate, "the search is over, or held back"
     run.go(3.35)
-    assert run.carried(2.5) >= 0.85 * rate
+    assert run.carried(2.5) >= 0.75 * rate
 
 
 def test_a_queue_shorter_than_what_is_aimed_for_is_not_overrun_for_ever() -> None:
