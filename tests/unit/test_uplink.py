@@ -298,3 +298,43 @@ def test_who_has_sent_nothing_yet_has_not_paused() -> None:
         run.uplink.observe(run.now, 200 * tick, None)
     run.go(4.0)
     assert run.uplink.pace > 60 * MBIT
+
+
+def test_a_link_that_became_faster_is_filled_within_two_seconds() -> None:
+    """Probes alone add some percent every few seconds."""
+    rate = 10 * MBIT
+    run = Run(Uplink(), Link(rate, buffer=2e6), 16 * KIB)
+    run.go(15.0)
+    run.link.rate, since = 2.5 * rate, run.now
+    run.go(4.0)
+    assert run.carried(since + 2.0) >= 0.85 * run.link.rate
+
+
+def test_a_search_that_the_other_sides_queue_ended_is_made_up_for() -> None:
+    """All begin at once and fill their own queues, so that everybody's acknowledgements are late; then those drain."""
+
+    class Late(Link):
+        def queueing(self, stuck_s: float = 1.0) -> float:
+            return super().queueing(stuck_s) + (0.2 if run.now < 0.7 else 0.02)
+
+    rate = 60 * MBIT
+    link = Late(rate, buffer=0.5 * rate)
+    run = Run(Uplink(), link, chunk_for(rate))
+    run.go(0.65)
+    assert run.uplink.pace < 0.6 * rate, "the search is over, or held back"
+    run.go(3.35)
+    assert run.carried(2.5) >= 0.75 * rate
+
+
+def test_a_queue_shorter_than_what_is_aimed_for_is_not_overrun_for_ever() -> None:
+    """What is sent beyond it waits here, or is lost; the queueing that is seen never says so."""
+
+    class Short(Link):
+        def queueing(self, stuck_s: float = 1.0) -> float:
+            return min(super().queueing(stuck_s), 0.03)
+
+    rate = 8 * MBIT
+    run = Run(Uplink(), Short(rate, buffer=8e6), 16 * KIB)
+    run.go(40.0)
+    assert run.carried(20.0) >= 0.95 * rate
+    assert run.link.queued / rate < 0.3, "seconds that wait ahead of the link"
