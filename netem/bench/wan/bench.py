@@ -134,6 +134,7 @@ class _Run:
             "swarm": {"listen": [f"/ip4/{self.network.addresses[LEARNER]}/tcp/{PORT}"]},
             "rollout": {"groups_per_step": 1, "samples": 1, "max_new_tokens": 64, "max_staleness": AHEAD},
             "trainer": {"eval_size": 0},  # a node that evaluates a version holds the next one back for up to `requests.hold_s`
+            "audit": {"share": 0},  # the auditor would compute in front of the engines, which come last on these cores
         }  # fmt: skip
         if rank:
             config["trainer"]["lora"] = {"rank": rank}
