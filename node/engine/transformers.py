@@ -226,7 +226,7 @@ class TransformersCore(SlotCore):
 
     @torch.inference_mode()
     def _recompute(self, model: torch.nn.Module) -> None:
-        """Rebuild the running rows' cache under the weights now in place. Their last tokens are run with the rest, so that the next
+        """Rebuild the running rows' cache under the weights now in place. Their last tokens are run with the rest: the next
         step draws from what follows them, and the first token of the version needs no further pass over the model."""
         sequences = [row.tokens() for row in self._rows.rows]
         self._kv, self._ready = None, None
