@@ -227,12 +227,15 @@ def _examine_learner(run_dir: Path) -> list[DoctorFinding]:
 
 def _set_up_logging(args: argparse.Namespace) -> None:
     from p2p.printable import CleanFormatter
+    from p2p.stages import LOGGER as STAGES
 
     level = logging.INFO if args.verbose or args.verb in ("learner", "node") else logging.WARNING
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(CleanFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("shoal").setLevel(level)
+    if args.verbose and args.verb in ("learner", "node"):
+        logging.getLogger(STAGES).setLevel(logging.DEBUG)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # processes fork after tokenizers were used
 
 

@@ -32,6 +32,8 @@ from learner.status.steps import StepHistory, read_metrics, surviving
 from learner.trajectory import pack_groups
 from p2p.errors import Refusal, ShoalError
 from p2p.printable import printable
+from p2p.stages import reached
+from p2p.version import Version
 from p2p.weights.store import delete_chunks
 
 log = logging.getLogger("shoal.head")
@@ -167,12 +169,17 @@ class TrainerRequests:
         if current is not None and current.epoch == self._parts.epoch and message.step < current.step:
             raise ShoalError(f"step {message.step} is out of order: version {current} is out")
         self._parts.rollouts.buffers.took(message.step)
-        return self._parts.publisher.begin(message)
+        begun = self._parts.publisher.begin(message)
+        if message.kind == "delta":
+            reached(Version(self._parts.epoch, message.step), "begun")
+        return begun
 
     async def on_seal(self, message: messages.SealVersion) -> None:
         """A version is whole: sign it, write it down, let groups be generated under it, and drop what nobody needs any more."""
         parts, rollouts, publisher = self._parts, self._parts.rollouts, self._parts.publisher
         published = publisher.seal(message)
+        if published.kind == "delta":
+            reached(published.version, "sealed")
         base = str(published.base) if published.base is not None else ""
         parts.journal.record_version(published.version, published.kind, published.mid.hex(), base, published.size)
         rollouts.published(published.version)

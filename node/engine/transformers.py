@@ -51,6 +51,8 @@ class TransformersCore(SlotCore):
         self._staged: tuple[MappedState, tuple[str, ...]] | None = None
         self._kv: KVRows | None = None
         self._params: SamplingParams | None = None
+        self._ready: torch.Tensor | None = None
+        """[running rows, vocab]: what follows each running row, where a commit has computed it already"""
         self._next_ids = np.empty((0, 1), dtype=np.int64)
         self._rate = TokenRate()
         self._arithmetic = ""
@@ -100,7 +102,9 @@ class TransformersCore(SlotCore):
         model = self._loaded()
         running = len(self._rows)
         if running and self._kv is not None and self._params is not None:
-            logits = self._kv.decode(model, torch.from_numpy(self._next_ids).to(self._device))
+            logits, self._ready = self._ready, None
+            if logits is None:
+                logits = self._kv.decode(model, torch.from_numpy(self._next_ids).to(self._device))
             ids, logprobs = sample(logits, self._params, self._rows.positions)
             self._advance(ids, logprobs, events)
         # After the decode: an admitted row gets its first token from the prefill's logits, so each running row makes exactly one
@@ -122,6 +126,8 @@ class TransformersCore(SlotCore):
     def _keep(self, index: np.ndarray) -> None:
         super()._keep(index)
         self._next_ids = self._next_ids[index]
+        if self._ready is not None:
+            self._ready = self._ready[torch.from_numpy(index).to(self._device)] if len(index) else None
         if self._kv is not None:
             if len(index):
                 self._kv.select(index)
@@ -211,7 +217,7 @@ class TransformersCore(SlotCore):
         """Send the running rows back to the head of the queue: their cache is gone, their tokens are not."""
         self._waiting.extendleft(reversed(self._rows.rows))
         self._rows = Rows(self._max_context)
-        self._kv, self._params = None, None
+        self._kv, self._params, self._ready = None, None, None
         self._next_ids = np.empty((0, 1), dtype=np.int64)
 
     def _synchronize(self) -> None:
@@ -220,9 +226,11 @@ class TransformersCore(SlotCore):
 
     @torch.inference_mode()
     def _recompute(self, model: torch.nn.Module) -> None:
-        """Rebuild the running rows' cache under the weights now in place; their last tokens stay the next input."""
-        sequences = [row.tokens()[:-1] for row in self._rows.rows]
-        self._kv = None
+        """Rebuild the running rows' cache under the weights now in place. Their last tokens are run with the rest: the next
+        step draws from what follows them, and the first token of the version needs no further pass over the model."""
+        sequences = [row.tokens() for row in self._rows.rows]
+        self._kv, self._ready = None, None
+        logits: list[torch.Tensor] = []
         kv: KVRows | None = None
         at = 0
         while at < len(sequences):
@@ -232,13 +240,14 @@ class TransformersCore(SlotCore):
                 if width * (stop + 1 - at) > self.settings.prefill_tokens:
                     break
                 stop += 1
-            part, _ = prefill(model, self._config, sequences[at:stop], self._device)
+            part, following = prefill(model, self._config, sequences[at:stop], self._device)
+            logits.append(following)
             if kv is None:
                 kv = part
             else:
                 kv.join(part)
             at = stop
-        self._kv = kv
+        self._kv, self._ready = kv, torch.cat(logits)
 
     @torch.inference_mode()
     def score(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], temperature: float = 1.0) -> np.ndarray:

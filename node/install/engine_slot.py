@@ -16,6 +16,7 @@ import trio
 
 from node.engine.port import CommitResult, Engine, StateFile
 from node.install.shadow import Shadow, Staging
+from p2p.stages import reached
 from p2p.version import Version
 
 log = logging.getLogger("shoal.install")
@@ -59,6 +60,7 @@ class EngineSlot:
                 assert staging.held is not None
                 result = await self._into_engine(self._engine, state, staging.held.digest)
             await self._in_thread(self.shadow.commit, staging)
+            reached(state.version, "on disk")
             if self._engine is not None and not ahead:
                 self.serving = state.version
         return result
@@ -80,8 +82,12 @@ class EngineSlot:
             state = replace(state, changed=None)
         self._engine_holds = None
         await engine.stage(state)
+        reached(state.version, "engine staged")
         async with self.before_commit(state.version):
             result = await engine.commit()
+        reached(state.version, "engine stops", ago_s=result.pause_s)
+        reached(state.version, "weights copied", ago_s=result.pause_s - result.apply_s)
+        reached(state.version, "engine committed")
         if self._engine is engine:  # else it died meanwhile, and another one may have been loaded
             self._engine_holds = digest
         return result

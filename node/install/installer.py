@@ -27,6 +27,7 @@ from p2p.codec import decode_segment
 from p2p.errors import Refusal, ShoalError
 from p2p.protocol.descriptor import TENSOR, unpack_descriptor
 from p2p.protocol.versions import Catalog, CatalogEntry, GetCatalog, Installed
+from p2p.stages import reached
 from p2p.version import Version
 from p2p.weights.manifest import Manifest
 from p2p.weights.state import FlatState, state_digest
@@ -308,6 +309,7 @@ class Installer:
         manifest = await self._receive(entry)
         traffic = self._exchange.transfers[manifest.mid].traffic
         h = manifest.header
+        reached(h.version, "header here")
         held = self.shadow.version
         staging = self.shadow.begin(
             h.version, h.kind, h.layout, h.base, h.base_digest, segment_bytes=h.segment_bytes,
@@ -320,6 +322,8 @@ class Installer:
 
         async def segment(index: int) -> Any:
             payload = await self._watched(manifest.mid, lambda: self._exchange.segment(manifest.mid, index))
+            if index == len(manifest.segments) - 1:  # they are awaited in order
+                reached(h.version, "chunks here")
             line = progress.part(trio.current_time(), traffic.from_head + traffic.from_peers)
             if line and long:
                 log.info("%s", line)
@@ -329,8 +333,11 @@ class Installer:
             await decode_as_they_come(
                 manifest.segments, segment, lambda segment, payload: self._in_thread(staging.write, segment, payload)
             )
+            reached(h.version, "decoded")
             sealed = await self._watched(manifest.mid, lambda: self._exchange.sealed(manifest.mid))
+            reached(h.version, "seal here")
             state = await self._in_thread(staging.finish, sealed.seal.tensor_digests, sealed.seal.state_digest)
+            reached(h.version, "checked")
             transfer_s = trio.current_time() - started
             if long:
                 log.info("%s", progress.done(trio.current_time(), traffic.from_head + traffic.from_peers))

@@ -20,6 +20,7 @@ from node.serving.batcher import TokenBatcher
 from p2p.errors import Refusal, UsageError, first_of
 from p2p.protocol.generation import GenerateRequest, Rejected
 from p2p.protocol.rollout import DRAINING, RESTING, UPDATING, TokenEvent
+from p2p.stages import reached
 from p2p.version import Version
 
 log = logging.getLogger("shoal.node")
@@ -249,6 +250,7 @@ class Serving:
             if event.count and event.version != self._made_under:
                 self._made_under = event.version
                 log.info("first token under version %s", event.version)
+                reached(event.version, "first token")
             self.tokens += event.count
             self._failures = 0
             self._batch.add(event, now)

@@ -4,6 +4,7 @@ a process: tests/e2e."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -212,6 +213,49 @@ def test_a_commit_that_fails_half_way_puts_the_old_weights_back(
     np.testing.assert_allclose(done.logprobs, plain.logprobs, atol=1e-4)
     core.stage(real.states[V1])
     assert core.commit().version == V1
+
+
+def test_the_first_token_of_a_version_needs_no_pass_over_the_model_but_the_commit_s(
+    real: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = real.core()
+    asked = [ask(f"r{i}", prompt_ids=(5, 6, 7)[: i + 1], seed=i) for i in range(3)]
+    got = Gathered(core, *asked).steps(5)
+    before = {name: list(done.ids) for name, done in got.all.items()}
+    core.stage(real.states[V1])
+    core.commit()
+    core.abort(["r1"])  # the rows are thinned between the commit and the step
+    with monkeypatch.context() as patch:
+        patch.setattr(engine_module.KVRows, "decode", lambda *_: pytest.fail("another pass"))
+        got.steps(1)
+    for name in ("r0", "r2"):
+        assert got[name].spans[-1] == Span(V1, 5, 6)
+    got.run()
+    fresh = real.core()
+    fresh.stage(real.states[V1])
+    fresh.commit()
+    again = Gathered(fresh, *(ask(r.request_id, prompt_ids=r.prompt_ids, seed=r.seed, prefix_ids=tuple(before[r.request_id]))
+                              for r in (asked[0], asked[2]))).run()  # fmt: skip
+    for name in ("r0", "r2"):
+        assert got[name].ids == again[name].ids
+        np.testing.assert_allclose(got[name].logprobs[5:], again[name].logprobs[5:], atol=1e-4)
+
+
+def test_two_commits_without_a_step_between_go_on_under_the_second(real: World) -> None:
+    core = real.core()
+    got = Gathered(core, ask()).steps(5)
+    before = tuple(got["a"].ids)
+    second = replace(real.states[V0], version=V2)
+    for state in (real.states[V1], second):
+        core.stage(state)
+        core.commit()
+    done = got.run()["a"]
+    fresh = real.core()
+    fresh.stage(second)
+    fresh.commit()
+    again = Gathered(fresh, ask(prefix_ids=before)).run()["a"]
+    assert done.ids == again.ids and done.spans[-1].version == V2
+    np.testing.assert_allclose(done.logprobs[5:], again.logprobs[5:], atol=1e-4)
 
 
 def test_groups_share_one_prefill(real: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 from learner.client.client import LearnerClient
 from learner.config import build_config, dump_toml
 from netem.bench.wan.priority import behind_all_others, give_way
+from netem.bench.wan.stages import Queueing, stage_seconds, table
 from netem.bench.wan.updates import Updates, smollm2_135m
 from netem.emulation.backends import AUTO
 from netem.emulation.underlay import Underlay, underlay
@@ -28,6 +29,8 @@ from netem.networks.bound import profile_bound
 from netem.networks.profile import LEARNER, build_profile
 from netem.processes.children import Children, start_module
 from p2p.errors import ShoalError, UsageError
+from p2p.stages import Reached, read_stages
+from p2p.version import Version
 
 WAIT_S = 900.0
 """Seconds of the longest wait, for nodes to load their engines: so long that only a hang reaches it."""
@@ -85,7 +88,7 @@ def _measure(
                 run.start_node(name, model, engine_python if name == names[0] else "")
             run.wait_for("version 1.0", names, "1.0", WAIT_S)
             give_way(child.pid for child in children.all if child.name in names)
-            times, bytes_, stages, loads = [], [], [], []
+            times, bytes_, stages, loads, reached, queued = [], [], [], [], [], []
             for step in range(1, versions + 1):
                 for _ in client.batches(step - 1):  # as a trainer takes what it trains on
                     pass
@@ -93,11 +96,15 @@ def _measure(
                 state = updates.state()
                 time.sleep(1.0)
                 network.weather()
+                queueing = run.queueing()
                 began = time.monotonic()  # the optimizer step has ended
                 client.publish(step, state)
+                published = Reached(Version(1, step), "published", time.monotonic())
                 seen = run.wait_for(f"version 1.{step}", names, f"1.{step}", WAIT_S)
                 times.append({name: at - began for name, at in seen.items()})
+                queued.append(queueing.since())
                 client.log(step, {})
+                reached.append(run.stages(names, Version(1, step), began, published))
                 loads.append(os.getloadavg()[0])
                 stages.append(dict(client.stages))
                 bytes_.append(run.delta_bytes(step))
@@ -111,6 +118,7 @@ def _measure(
     return {
         "rank": rank, "lr": lr, "bytes": bytes_, "t_star_s": t_star, "last_s": lasts, "median_s": statistics.median(lasts),
         "worst_s": max(lasts), "first_s": [min(t.values()) for t in times], "of_nodes": times, "stages": stages, "load": loads,
+        "reached_s": reached, "ran_and_queued_s": queued,
         "asked_s": min(ASKED_S, ASKED_PART[0] * t_star + ASKED_PART[1]), "backend": network.backend,
     }  # fmt: skip
 
@@ -126,11 +134,12 @@ class _Run:
             "swarm": {"listen": [f"/ip4/{self.network.addresses[LEARNER]}/tcp/{PORT}"]},
             "rollout": {"groups_per_step": 1, "samples": 1, "max_new_tokens": 64, "max_staleness": AHEAD},
             "trainer": {"eval_size": 0},  # a node that evaluates a version holds the next one back for up to `requests.hold_s`
+            "audit": {"share": 0},  # the auditor would compute in front of the engines, which come last on these cores
         }  # fmt: skip
         if rank:
             config["trainer"]["lora"] = {"rank": rank}
         (self.folder / "learner.toml").write_text(dump_toml(build_config(config, "bench").model_dump()))
-        self._start(LEARNER, "learner", str(self.folder / "learner.toml"), "--json")
+        self._start(LEARNER, "learner", str(self.folder / "learner.toml"), "--json", "-v")
         deadline = time.monotonic() + WAIT_S
         while not (self.run_dir / "ticket.txt").exists():
             self._check(deadline, "the learner")
@@ -141,7 +150,7 @@ class _Run:
         self._start(
             name, "node", "--join", str(self.run_dir / "ticket.txt"), "--dir", str(self.folder / name), "--name", name,
             "--listen", f"/ip4/{self.network.addresses[name]}/tcp/{PORT}", "--base-model", str(model), "--capacity", "1",
-            "--json", *engine,
+            "--json", "-v", *engine,
         )  # fmt: skip
 
     def wait_for(self, what: str, names: Sequence[str], version: str, wait_s: float) -> dict[str, float]:
@@ -155,6 +164,15 @@ class _Run:
             self._check(deadline, f"{what} at {', '.join(n for n in names if n not in seen)}")
             time.sleep(LOOK_S)
         return seen
+
+    def queueing(self) -> Queueing:
+        """Count from now on how the processes wait for a core; the trainer is this one."""
+        return Queueing({child.name: child.pid for child in self.children.all})
+
+    def stages(self, names: Sequence[str], version: Version, began: float, published: Reached) -> dict[str, dict[str, float]]:
+        """Node -> stage -> seconds from `began` until `version` reached it."""
+        ours = [published, *read_stages(self.children.said(LEARNER))]
+        return {name: stage_seconds([*ours, *read_stages(self.children.said(name))], version, began) for name in names}
 
     def delta_bytes(self, step: int) -> int:
         """Payload bytes of the version's delta, as the head counts them."""
@@ -186,4 +204,8 @@ def describe(result: dict[str, Any]) -> str:
             f"{len(part['last_s'])} versions (asked of rank 16: {part['asked_s']:.2f}); load {min(part['load']):.0f} to "
             f"{max(part['load']):.0f}"
         )
+        lines += table(part["reached_s"])
+        for name in part["ran_and_queued_s"][0]:
+            ran, queued = (statistics.median(of[name][i] for of in part["ran_and_queued_s"]) for i in (0, 1))
+            lines.append(f"{name}: ran {ran:.2f} s and queued for a core {queued:.2f} s of a version's time (medians)")
     return "\n".join(lines)
