@@ -41,21 +41,6 @@ MIN_FACTOR, MAX_FACTOR = 0.6, 1.1
 PROBE_EVERY_S, PROBE_S, PROBE_FACTOR = 2.5, 0.3, 1.15
 """How often more than the known rate is tried, for how long, and how much more."""
 
-CLIMB, GROWN_S, RISEN = 1.5, 0.02, 0.95
-"""A try after which packets wait no longer than before it, by the second (seconds), is followed at once by one of PROBE_FACTOR
-times as much, up to the first times PROBE_FACTOR: a search that another's queue ended, and a link that became faster, are made up
-for within a second or two. The uplink's own queue would have grown by 45 ms, unless it is full: then less is delivered than the
-third times what was tried before."""
-
-PROBE_SOON_S = 0.6
-"""Seconds of work after a rate was found anew until the next try; doubled with each that finds nothing, up to PROBE_EVERY_S."""
-
-EMPTY_S = 0.3
-"""Seconds of work without a queue after which the next try begins, unless the one before found nothing."""
-
-DEPTH_LEAST, DEPTH_MOST = 0.4, 0.75
-"""A queue that is found to be full is kept between these parts of it, where that is less than LEAST_QUEUE_S and MOST_QUEUE_S."""
-
 START_RATE = 1.25e6
 """Bytes/s that an uplink of which nothing is known is taken for."""
 START_FACTOR = 2.0
@@ -121,12 +106,7 @@ class Uplink:
         self._worked: deque[tuple[float, int]] = deque()  # (busy time, delivered in it by then), idle times left out
         self._busy_s, self._gained = 0.0, 0
         self._best: deque[tuple[float, float]] = deque()  # (busy time, delivery), falling deliveries
-        self._probe_at = self._every = PROBE_EVERY_S
-        self._climb, self._climbed_at = 1.0, 0.0  # how much more than PROBE_FACTOR is tried, and since when
-        self._in_vain, self._empty_at = False, 0.0  # the last try found nothing; the busy time since when there is no queue
-        self._before, self._known = 0.0, 0.0  # the queue and the rate before the first try
-        self._depth, self._depth_until = inf, 0.0  # seconds of packets that the queue holds, once it was full; until when
-        self._deeper_at = 0.0  # the busy time since when packets wait for longer than that
+        self._probe_at = PROBE_EVERY_S
         self._judged_at = float("-inf")
         self._flat = 0
         self._top = self._steady = 0.0  # the most that was delivered during the search, in START_SAMPLE_S and in STEADY_S
@@ -229,11 +209,7 @@ class Uplink:
             # short of things to send may have none for long, and so must not start from what a burst was.
             self.rate = max(self._steady, START_RATE / 2) if limited_by_us or self._paused else max(self._top, MIN_RATE)
             self._samples.clear()
-            # Whoever's queue it was, or that there was nothing to send: the uplink may carry more.
-            self._probe_at, self._every = self._busy_s, PROBE_SOON_S
-            if self._flat >= ROUNDS and not full:
-                self._probe_at = self._every = PROBE_EVERY_S
-            self._before, self._known = MOST_QUEUE_S - GROWN_S, self.rate
+            self._probe_at = PROBE_EVERY_S
             self._steer(queueing)
 
     def _learn(self, rate: float, queueing: float | None) -> None:
@@ -248,41 +224,12 @@ class Uplink:
         self.rate = max(self._best[0][1], MIN_RATE)
 
     def _steer(self, queueing: float | None) -> None:
-        short, over, waits = 0.0, 0.0, queueing or 0.0
-        if waits <= self._depth + GROWN_S:
-            self._deeper_at = self._busy_s
-        if self._busy_s - self._deeper_at >= STEADY_S or self._busy_s >= self._depth_until:  # it holds more after all, or may
-            self._depth = inf
-        least, most = min(LEAST_QUEUE_S, DEPTH_LEAST * self._depth), min(MOST_QUEUE_S, DEPTH_MOST * self._depth)
-        if queueing is not None:  # what is beyond the depth is others'
-            short, over = max(least - queueing, 0.0), max(min(queueing, self._depth) - most, 0.0)
-        # More than a short queue holds waits unseen in front of it: it is drained as fast as a long one is.
-        in_s = CORRECT_S * most / MOST_QUEUE_S
-        self._factor = min(max(1.0 + (short - over) / in_s, MIN_FACTOR), MAX_FACTOR)
-        if waits >= LEAST_QUEUE_S / 2:
-            self._empty_at, self._in_vain = self._busy_s, False
-        if self._busy_s < self._probe_at:
-            self._before, self._known = waits, self.rate
-            if self._busy_s - self._empty_at >= EMPTY_S and not self._in_vain:
-                self._probe_at = self._busy_s
-        elif self._climb > 1.0 and (waits > self._before + GROWN_S or self._last - self._climbed_at >= 2 * PROBE_S):
-            self._probed(queueing)  # that was too much, or for half of the time there was nothing to send
-        elif waits < most or self._climb > 1.0:
-            self._factor = PROBE_FACTOR * self._climb
+        short, over = 0.0, 0.0
+        if queueing is not None:
+            short, over = max(LEAST_QUEUE_S - queueing, 0.0), max(queueing - MOST_QUEUE_S, 0.0)
+        factor = min(max(1.0 + (short - over) / CORRECT_S, MIN_FACTOR), MAX_FACTOR)
+        if self._busy_s >= self._probe_at and (queueing is None or queueing < MOST_QUEUE_S):
+            factor = PROBE_FACTOR
             if self._busy_s >= self._probe_at + PROBE_S:
-                self._probed(queueing)
-
-    def _probed(self, queueing: float | None) -> None:
-        """The end of a try: on to a greater one, or back to what is known."""
-        waits, found = queueing or 0.0, self._over(START_SAMPLE_S)
-        if waits <= self._before + GROWN_S and self._busy_s >= self._probe_at + PROBE_S:
-            if waits < LEAST_QUEUE_S and found is not None and found.rate >= RISEN * self._climb * self._known:
-                self._every = PROBE_SOON_S if self._climb > 1.0 else self._every
-                self._climb, self._probe_at = min(self._climb * PROBE_FACTOR, CLIMB), self._busy_s
-                self._climbed_at, self._in_vain = self._last, False
-                return
-            self._in_vain = True
-            if LEAST_QUEUE_S / 2 <= waits < LEAST_QUEUE_S:
-                self._depth, self._depth_until = waits, self._busy_s + FORGET_S
-        self._climb, self._probe_at = 1.0, self._busy_s + self._every
-        self._every, self._empty_at = min(2 * self._every, PROBE_EVERY_S), self._busy_s
+                self._probe_at = self._busy_s + PROBE_EVERY_S
+        self._factor = factor
