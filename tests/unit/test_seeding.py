@@ -327,14 +327,3 @@ def test_what_a_slow_distributor_is_at_is_taken_over_by_a_source_that_is_through
     found = session.next(["a", "b", "c"], 0.2)
     assert [peer for peer, _ in session.relieved()] == taken
     assert (found is not None and found[0] in "bc") == bool(taken)
-
-
-def test_the_source_helps_from_the_first_moment_where_every_window_is_known() -> None:
-    """A version that takes a second loses a third of it otherwise; where nothing is known, nobody may need help."""
-    known = source("abc", 40, memory={peer: 4.0 * 2 * 256 * 1024 for peer in "abc"})
-    assert 3 <= sum(map(len, seeds(known, "abc", 0.1).values())) <= 12, "windows of four"
-    assert known.next(list("abc"), 0.1) is not None
-    unknown = source("abc", 40)
-    seeds(unknown, "abc", 0.1)
-    assert unknown.next(list("abc"), 0.1) is None
-    assert unknown.next(list("abc"), 0.5) is not None

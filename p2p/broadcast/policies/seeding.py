@@ -40,8 +40,8 @@ MAX_TRANSIT_S = 2.0
 """The longest way to a distributor, in seconds, that its window makes up for."""
 
 HELP_AFTER_S = 0.3
-"""Seconds from the first chunk on in which the source sends each chunk once and nothing else, as long as it does not know every
-distributor's window. A version that is everywhere by then is not worth more of the learner's egress, which costs money."""
+"""Seconds from the first chunk on in which the source sends each chunk once and nothing else. A version that is everywhere by
+then is not worth more of the learner's egress, which costs money."""
 
 STRAGGLERS = 4
 """A chunk counts as spread when all but one in this many peers have it: the last word may come from a peer whose own uplink is
@@ -352,22 +352,17 @@ class Seeding(Policy):
         distributor would come to last."""
         if self._began is None:
             self._began = now
-        early = now - self._began < HELP_AFTER_S
-        if early and not self._known():
+        if now - self._began < HELP_AFTER_S:
             return None
         if len(self._unseeded):
             return self._unseeded.lowest_not_in(ChunkSet())
         if self._receivers.total is None or not self._takes_over:
             return None  # without a total more is being made, and nobody is overburdened with what there is so far
-        return self._take_over(self._began + HELP_AFTER_S - now if early else 0.0)
+        return self._take_over()
 
-    def _known(self) -> bool:
-        """Whether every distributor's window is of an earlier version: then all of them together are known to need help."""
-        return all(d.window and peer in self._receivers.memory for peer, d in self._peers.items())
-
-    def _take_over(self, within: float) -> int | None:
-        """The chunk that its distributor would be through with last, if that is late enough, and not within so many seconds."""
-        latest, chosen = within, None
+    def _take_over(self) -> int | None:
+        """The chunk that its distributor would be through with last, if that is late enough."""
+        latest, chosen = 0.0, None
         pace = self._receivers.pace / self._receivers.chunk_bytes
         for peer, d in self._peers.items():
             if not d.out:
