@@ -156,6 +156,9 @@ class SwarmSection(Section):
     max_up_mbit: float = Field(default=0.0, ge=0, le=1e9)
     """Mbit/s that leave the learner's machine for the swarm at most, on the wire: at least 0.1. 0 is no limit. `shoal limit`
     changes it while the learner runs."""
+    uplink_mbit: float = Field(default=0.0, ge=0, le=1e9)
+    """Mbit/s that the learner's uplink carries: versions leave at that pace from the first one on. 0: it is found out, which
+    takes the first few versions, and kept with the run for its next start. No limit: `max_up_mbit` is one."""
     segment_bytes: int = Field(default=DEFAULT_SEGMENT, ge=1024, le=MAX_SEGMENT)
     """Bytes of a segment, the unit in which a version is encoded and installed."""
     chunk_bytes: int = Field(default=0, ge=0, le=MAX_CHUNK)

@@ -62,6 +62,7 @@ from p2p.errors import UsageError
 from p2p.files import write_whole
 from p2p.identity import Identity
 from p2p.protocol.descriptor import pack_descriptor
+from p2p.uplink_file import keep_uplink, recall_uplink
 
 log = logging.getLogger("shoal.learner")
 
@@ -307,7 +308,9 @@ async def _run(
         async with trio.open_nursery() as nursery:
             trackers = held.enter_context(Trackers(config.tracking.wanted, run_dir))
             calm_gc()
+            recall_uplink(run_dir, head.swarm, config.swarm.uplink_mbit)
             await nursery.start(head.run)
+            nursery.start_soon(keep_uplink, run_dir, head.swarm)
             keeper.tell(head.swarm)
             nursery.start_soon(keeper.run)
             nursery.start_soon(trackers.run)

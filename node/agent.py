@@ -33,6 +33,7 @@ from p2p.protocol.join import Bye
 from p2p.protocol.prices import Activate, Terms
 from p2p.protocol.versions import Catalog, Installed
 from p2p.swarm import FollowerRole, Swarm, SwarmOwner
+from p2p.uplink_file import keep_uplink, recall_uplink
 from p2p.version import Version
 from p2p.weights.store import ChunkStore
 
@@ -118,7 +119,9 @@ class Agent(SwarmOwner):
     async def run(self) -> str:
         """Take part until the run is over or `stop`; returns the reason. UsageError when the head refuses this node for good."""
         async with trio.open_nursery() as nursery:
+            recall_uplink(self.settings.directory, self.swarm)
             await nursery.start(self.swarm.run)
+            nursery.start_soon(keep_uplink, self.settings.directory, self.swarm)
             nursery.start_soon(self.installer.run)
             nursery.start_soon(self.serving.keep_engine)
             nursery.start_soon(self._report_status)

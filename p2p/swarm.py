@@ -279,6 +279,10 @@ class Swarm(LinkOwner):
         """As `ExchangeCore.allow`, with everybody but those who are kept apart."""
         self.exchange.allow(relays, chunks, down)
 
+    def expect_uplink(self, rate: float, *, told: bool) -> None:
+        """As `ExchangeCore.expect_uplink`, with everybody but those who are kept apart."""
+        self.exchange.expect_uplink(rate, told=told)
+
     @property
     def chunk_bytes_sent(self) -> int:
         """Payload of all chunks that left here, to whomever."""

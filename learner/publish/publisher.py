@@ -105,7 +105,7 @@ class Publisher:
         """Bytes of a chunk. The header leaves before anything is encoded, so the size is guessed: that of the last version of its
         kind."""
         guess = layout.nbytes // FIRST_DELTA if kind in DELTAS else layout.nbytes
-        return self.chunk_bytes or chunk_bytes_for(self._sizes.get(kind, guess))
+        return self.chunk_bytes or chunk_bytes_for(self._sizes.get(kind, guess), self._swarm.uplink_rate)
 
     def segment(self, message: SegmentDone) -> None:
         """Sign and offer the record of a segment whose chunks the trainer has stored. ShoalError for a manifest that was not

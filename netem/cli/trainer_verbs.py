@@ -56,6 +56,9 @@ def add_verbs(actions: Any, verb: AddVerb) -> None:
     add_value(p, "--versions", 6, "N", "number of timed versions of each")
     add_value(p, "--nodes", 4, "N", "number of nodes")
     p.add_argument("--engine-python", default="", metavar="PATH", help="one node runs vLLM in this environment")
+    dtypes = ("auto", "float32", "bfloat16")
+    p.add_argument("--dtype", default="auto", choices=dtypes, help="what engines compute in (default auto)")
+    p.add_argument("--told", action="store_true", help="the learner is told its uplink's rate (swarm.uplink_mbit)")
     add_backend(p)
 
 
@@ -96,5 +99,8 @@ def _bench_wan(args: argparse.Namespace) -> dict[str, Any]:
         ranks = [int(rank) for rank in args.ranks.split(",")]
     except ValueError:
         raise UsageError(f"--ranks {args.ranks!r}: want whole numbers with commas between") from None
-    found = bench_wan(args.model, ranks, args.versions, args.nodes, args.engine_python, backend=args.backend, say=say)
+    found = bench_wan(
+        args.model, ranks, args.versions, args.nodes, args.engine_python, dtype=args.dtype, told=args.told, backend=args.backend,
+        say=say,
+    )  # fmt: skip
     return told(args, found, describe)

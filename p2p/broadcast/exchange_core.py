@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from p2p.allowance.shares import DownShares
 from p2p.broadcast.draws import ReplyBudget
 from p2p.broadcast.peer_groups import PeerPlaces
+from p2p.broadcast.policies.port import Remembered
 from p2p.broadcast.policies.registry import DEFAULT
 from p2p.broadcast.pump_core import PumpCore
 from p2p.broadcast.session import Session
@@ -69,7 +70,7 @@ class ExchangeCore:
         self.policy = policy
         self.entrusts: Callable[[str], bool] = lambda peer: True
         """whether a peer is handed chunks to pass on; asked at the source alone"""
-        self._memory: dict[str, float] = {}
+        self._memory: dict[str, Remembered] = {}
         self._places: PeerPlaces | None = None
         self.bounds: dict[str, float] = {}
         """bytes/s that leave a peer at most, of those who say so; see `Allowance`"""
@@ -152,6 +153,10 @@ class ExchangeCore:
             for name, peer in self.peers.items():
                 peer.post(Allowance(self._shares.told.get(name), relays))
 
+    def expect_uplink(self, rate: float, *, told: bool) -> None:
+        """What this host's uplink carries, in bytes/s; before anything is sent. `told`: by its owner, else remembered."""
+        self._pump.expect(rate, told=told)
+
     def _tell_shares(self, now: float) -> None:
         """Each neighbour hears how fast it may send, when that changed."""
         received = {name: peer.received for name, peer in self.peers.items()}
@@ -160,8 +165,8 @@ class ExchangeCore:
 
     @property
     def uplink_rate(self) -> float:
-        """Bytes/s that the uplink is known to carry; 0 while nothing left."""
-        return self._pump.uplink.rate if self._pump.sent else 0.0
+        """Bytes/s that the uplink is known to carry; 0 while that is not known."""
+        return self._pump.uplink.proven
 
     @property
     def sent_bytes(self) -> int:
@@ -188,6 +193,9 @@ class ExchangeCore:
         chunks = transfer.manifest.add(part, self.head_key)
         self.store.pin(d for d in map(transfer.manifest.chunk_digest, chunks) if d is not None)
         transfer.session.learn(chunks, now)
+        if chunks and len(transfer.manifest.records) == len(transfer.manifest.segments):
+            # No more follow: what is to be sent is known before the seal, and of a small version all may have left by then.
+            transfer.session.close(sum(len(record.chunks) for record in transfer.manifest.records.values()))
         for chunk in chunks:
             transfer.session.hold(chunk, None, duty=0, now=now)
         if transfer.manifest.whole and transfer.manifest.seal is not None:
@@ -257,7 +265,7 @@ class ExchangeCore:
             self._tell_shares(now)
         for mid, transfer in self.transfers.items():
             session = transfer.session
-            session.pace = self._pump.uplink.pace
+            session.pace, session.uplink = self._pump.uplink.pace, self._pump.uplink.proven
             session.tick(now)
             for names, chunks in transfer.news.due(session, now, self.peers):
                 for message in haves(mid, chunks):
@@ -290,6 +298,7 @@ class ExchangeCore:
             bounds=self.bounds,
         )  # fmt: skip
         session.passing, session.apart = self._passing, self._apart_peers
+        session.uplink = self._pump.uplink.proven
         transfer = self.transfers[manifest.mid] = Transfer(manifest, session, Traffic(), wanted)
         opened, self._opened = self._opened, []
         for call in opened:

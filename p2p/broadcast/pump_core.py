@@ -54,6 +54,12 @@ class PumpCore:
         self.uplink.cap = cap
         self.wake()
 
+    def expect(self, rate: float, *, told: bool) -> None:
+        """What the uplink carries, in bytes/s, as far as is known before anything left: told, or remembered of an earlier run."""
+        cap = self.uplink.cap
+        self.uplink = Uplink(rate) if told else Uplink(remembered=rate)
+        self.uplink.cap = cap
+
     def pause(self, now: float) -> float:
         """Seconds to wait before a chunk may leave and `next` is worth asking; 0 for none."""
         if self.closed:

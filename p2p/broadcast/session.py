@@ -19,7 +19,7 @@ from math import inf
 from p2p.broadcast.chunkset import BitView, ChunkSet, bits_of
 from p2p.broadcast.leases import MAX_WANTS_PER_PEER, Pulls
 from p2p.broadcast.peer_groups import PeerPlaces
-from p2p.broadcast.policies.port import Policy, Push, Relieved
+from p2p.broadcast.policies.port import Policy, Push, Relieved, Remembered
 from p2p.broadcast.policies.registry import DEFAULT, make_policy
 from p2p.limits import LEASE_S, MAX_CHUNK, MIB
 from p2p.protocol.reach import PassOn
@@ -90,7 +90,7 @@ class Session:
         catching: bool = False,
         policy: str = DEFAULT,
         chunk_bytes: int = MAX_CHUNK,
-        memory: dict[str, float] | None = None,
+        memory: dict[str, Remembered] | None = None,
         places: PeerPlaces | None = None,
         entrusts: Callable[[str], bool] | None = None,
         bounds: Mapping[str, float] | None = None,
@@ -108,6 +108,8 @@ class Session:
         self.duplicates = 0
         self.pace = 0.0
         """bytes/s that leave this peer at most, as its owner measures; 0 for unknown"""
+        self.uplink = 0.0
+        """bytes/s that this peer's uplink was seen to carry; 0 for unknown"""
         self.apart: frozenset[str] = frozenset()
         """peers that have no link with most of the others"""
         self.passing: Mapping[str, tuple[PassOn, ...]] = {}

@@ -69,6 +69,14 @@ PAUSE_S, RESUME_FACTOR = 0.5, 1.25
 """A search that is not over when there has been nothing to send for so long, between short versions, goes on from what was
 steadily delivered, with so much more: twice what a burst was would drown the next version's packets."""
 
+CARRIED = 0.8
+"""After a pause the search goes on in full when this part of the pace was delivered for START_SAMPLE_S, and no packet waited: an
+uplink that carries no more than before the pause has a queue by then."""
+
+ENOUGH_BYTES = START_RATE * STEADY_S
+"""Bytes. Before so many were delivered a pause says nothing: the model's description, which comes before the first version, is a
+few KiB."""
+
 COLLAPSE = 0.7
 """Delivery below this part of the known rate, while a queue builds up, is a link that became slower. It is believed at once."""
 
@@ -89,14 +97,17 @@ class _Delivery:
 class Uplink:
     """`wait` says how long to wait before sending, `spent` what was sent, `observe` what arrived."""
 
-    def __init__(self, rate: float = 0.0) -> None:
-        self.rate = rate or START_RATE
+    def __init__(self, rate: float = 0.0, *, remembered: float = 0.0) -> None:
+        """`rate`: bytes/s that the uplink is told to carry; nothing is searched for then. `remembered`: what it carried when this
+        host last ran; the search goes on from there, as after a pause."""
+        self.rate = rate or remembered or START_RATE
         """bytes/s the uplink is known to deliver"""
         self.cap = inf
         """bytes/s that may leave at most, whatever the uplink delivers"""
         self._searching = rate == 0.0
-        self._begun = self._paused = False  # something was sent; the search has seen a pause since
-        self._factor = START_FACTOR if self._searching else 1.0
+        self._begun = False  # something was sent
+        self._paused = self._searching and remembered > 0  # the search has seen a pause
+        self._factor = (RESUME_FACTOR if self._paused else START_FACTOR) if self._searching else 1.0
         self._debt = 0.0  # bytes that left ahead of the pace
         self._debt_at = 0.0
         self._samples: deque[tuple[float, int, int]] = deque()  # (when, delivered, resent)
@@ -109,12 +120,17 @@ class Uplink:
         self._probe_at = PROBE_EVERY_S
         self._judged_at = float("-inf")
         self._flat = 0
-        self._top = self._steady = 0.0  # the most that was delivered during the search, in START_SAMPLE_S and in STEADY_S
+        self._top = self._steady = remembered  # the most that was delivered during the search, in START_SAMPLE_S and in STEADY_S
 
     @property
     def pace(self) -> float:
         """Bytes/s that leave at most now."""
         return min(max(self.rate * self._factor, MIN_RATE), self.cap)
+
+    @property
+    def proven(self) -> float:
+        """Bytes/s that the uplink was told or seen to carry, and may; 0 while that is not known."""
+        return min(self._top if self._searching else self.rate, self.cap)
 
     def wait(self, now: float) -> float:
         """Seconds until the next piece may leave."""
@@ -190,7 +206,8 @@ class Uplink:
         grown = found.rate > self._top * GROWTH
         self._top = max(self._top, found.rate)
         self._steady = max(self._steady, steady.rate if steady is not None else 0.0)
-        if self._begun and self._steady and self._dry_at is not None and now - self._dry_at >= PAUSE_S:
+        sent_some = self._begun and self._samples[-1][1] >= ENOUGH_BYTES
+        if sent_some and self._steady and self._dry_at is not None and now - self._dry_at >= PAUSE_S:
             self._paused = True
         self.rate = max(self._steady if self._paused else self._top, START_RATE)
         full = queueing is not None and queueing > FULL_QUEUE_S
@@ -198,6 +215,11 @@ class Uplink:
         if full:  # whoever's queue it is: acknowledgements wait in it too, and would slow down everybody
             self._steer(queueing)
         limited_by_us = self._idle_at >= found.since
+        short = queueing is None or queueing < LEAST_QUEUE_S
+        if self._paused and short and not (limited_by_us or found.lossy) and found.rate >= CARRIED * self.pace:
+            # It carries that: the pause is made up for, and the search goes on as before it.
+            self._paused, self._flat, self._top = False, 0, found.rate
+            return
         if limited_by_us and not (found.lossy and self._steady):
             return
         if now - self._judged_at >= START_SAMPLE_S:

@@ -31,6 +31,10 @@ MIN_CHUNK, MEDIUM_CHUNK = 16 * KIB, 128 * KIB
 """Bytes. A chunk smaller than MIN_CHUNK would cost more in digests and announcements than in its own bytes. One of MEDIUM_CHUNK,
 handed to seven peers, keeps a slow uplink busy for the better part of a second, so chunks stay at that size for long."""
 
+CHUNK_S, FEW_CHUNKS = 5e-4, 64
+"""Seconds that a chunk takes an uplink at the least, as long as there are so many chunks or more: each costs whoever sends or
+gets it a few tenths of a millisecond of processor time, whatever its size."""
+
 RECORDS_FROM = 64 * KIB
 """Bytes from which a chunk is made a little smaller than a power of two, so that it just fills whole Noise records: these hold
 64 KiB, and a smaller chunk shares one anyway."""
@@ -47,10 +51,12 @@ NOTHING_FOUND: Mapping[int, Changes | Payload] = MappingProxyType({})
 """No segment's changes are known beforehand."""
 
 
-def chunk_bytes_for(payload: int) -> int:
-    """Bytes of a chunk, for a version of about `payload` bytes: a power of two, or a little less, so that with its headers it
-    just fills whole encrypted records (64 KiB)."""
+def chunk_bytes_for(payload: int, uplink: float = 0.0) -> int:
+    """Bytes of a chunk, for a version of about `payload` bytes that leaves over an uplink of `uplink` bytes/s (0: unknown): a
+    power of two, or a little less, so that with its headers it just fills whole encrypted records (64 KiB)."""
     size = MIN_CHUNK
+    while size < MEDIUM_CHUNK and size < CHUNK_S * uplink and 2 * size * FEW_CHUNKS <= payload:
+        size *= 2
     while size < MAX_CHUNK and size * (CHUNKS if size < MEDIUM_CHUNK else MANY_CHUNKS) < payload:
         size *= 2
     return size - (size // 256 if size >= RECORDS_FROM else 0)

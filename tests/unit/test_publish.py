@@ -51,6 +51,13 @@ def test_sizes_of_known_versions() -> None:
     assert chunk_bytes_for(200 * GIB) == MAX_CHUNK - MAX_CHUNK // 256
 
 
+def test_a_fast_uplink_gets_larger_chunks_while_there_are_enough() -> None:
+    assert chunk_bytes_for(4 * MIB, 1e6) == chunk_bytes_for(4 * MIB) == MIN_CHUNK
+    assert chunk_bytes_for(4 * MIB, 6e7) == 2 * MIN_CHUNK
+    assert chunk_bytes_for(2 * MIB - 1, 1e12) == MIN_CHUNK and chunk_bytes_for(2 * MIB, 1e12) == 2 * MIN_CHUNK, "64 at the least"
+    assert chunk_bytes_for(GIB, 1e12) == chunk_bytes_for(GIB), "a large version's are large anyway"
+
+
 LAYOUT = Layout.build([("a", "bfloat16", (50_000,)), ("b", "float32", (9_000,)), ("same", "float32", (9_000,))])
 
 

@@ -6,14 +6,15 @@ from collections import Counter
 
 import pytest
 
-from p2p.broadcast.policies.port import Push
+from p2p.broadcast.policies.distributor import LEAST_COPIES, SLOWER, Distributor
+from p2p.broadcast.policies.port import Push, Remembered
 from p2p.broadcast.policies.queues import Queues
 from p2p.broadcast.policies.seeding import OVERDUE_S, Seeding
 from p2p.broadcast.session import LAG_S, Session
 from tests.support.swarm_sim import SOURCE, Sim
 
 
-def source(peers: str, chunks: int, memory: dict[str, float] | None = None) -> Session:
+def source(peers: str, chunks: int, memory: dict[str, Remembered] | None = None) -> Session:
     session = Session(me=SOURCE, source=None, now=0.0, memory=memory)
     for peer in peers:
         session.join(peer, (), 0.0)
@@ -60,7 +61,8 @@ def test_a_strong_peer_is_given_more_in_proportion_to_what_it_delivers() -> None
     assert relayed["strong"] > 3 * relayed["weak"] > 0
     assert strong > weak
     memory = sim.peers[SOURCE].session.memory
-    assert memory["strong"] > 2 * memory["weak"]
+    assert memory["strong"].window > 2 * memory["weak"].window
+    assert memory["strong"].pace > 2 * memory["weak"].pace > 0
 
 
 def test_every_peer_is_tried_before_one_is_given_its_second_window() -> None:
@@ -152,7 +154,7 @@ def test_what_is_taken_over_is_the_last_chunk_of_who_would_be_through_last_and_i
     # The source helps from the start: the rule itself is looked at.
     monkeypatch.setattr("p2p.broadcast.policies.seeding.HELP_AFTER_S", 0.0)
     unit = Session(me=SOURCE, source=None, now=0.0).chunk_bytes
-    session = source("ab", 12, {"a": 10.0 * unit, "b": 2.0 * unit})
+    session = source("ab", 12, {"a": Remembered(10.0 * unit), "b": Remembered(2.0 * unit)})
     handed = seeds(session, "ab", 0.0)
     assert len(handed["a"]) + len(handed["b"]) >= 11
     while session.relieved():
@@ -210,7 +212,7 @@ def test_memory_carries_from_one_version_to_the_next() -> None:
 
 
 def test_memory_is_in_bytes_so_that_larger_chunks_are_fewer() -> None:
-    memory = {"a": 64 * 8192.0 * 1, "b": 64 * 8192.0 * 1}
+    memory = {"a": Remembered(64 * 8192.0), "b": Remembered(64 * 8192.0)}
     counts = []
     for size in (8192, 65536):
         session = Session(me=SOURCE, source=None, now=0.0, chunk_bytes=size, memory=dict(memory))
@@ -220,6 +222,77 @@ def test_memory_is_in_bytes_so_that_larger_chunks_are_fewer() -> None:
             session.hold(chunk, None, duty=False, now=0.0)
         counts.append(sum(map(len, seeds(session, "ab", 0.0).values())))
     assert counts[0] >= 4 * counts[1] > 0
+
+
+def handed_out(session: Session, peers: str) -> tuple[Counter[str], Counter[int]]:
+    """Chunks that leave at once with a duty, by peer, and copies of each that leave without one."""
+    seeded: Counter[str] = Counter()
+    copies: Counter[int] = Counter()
+    order = list(peers)
+    while (found := session.next(order, 0.0)) is not None:
+        peer, chunk, duty = found
+        if duty:
+            seeded[peer] += 1
+        else:
+            copies[chunk] += 1
+        order.remove(peer)
+        order.append(peer)
+    return seeded, copies
+
+
+def with_uplink(uplink: float, chunks: int, *, known: str = "abcd", peers: str = "abcd", pace: float = 64 * 8192.0) -> Session:
+    """Peers of whom each brings `pace` bytes/s to the others, and a source of whose uplink so much is known."""
+    memory = {peer: Remembered(1.2 * pace, pace) for peer in known}
+    session = Session(me=SOURCE, source=None, now=0.0, chunk_bytes=8192, memory=memory)
+    session.uplink = uplink
+    for peer in peers:
+        session.join(peer, (), 0.0)
+    session.close(chunks)
+    for chunk in range(chunks):
+        session.hold(chunk, None, duty=False, now=0.0)
+    return session
+
+
+def test_of_a_version_that_is_soon_everywhere_the_source_brings_its_own_share_from_the_start() -> None:
+    """60 chunks to 4 peers are 240 copies; the source sends 576 a second and the peers 64 each: 0.29 s. Of 3 copies for each
+    chunk a peer does 6 chunks in that time, and the rest is the source's. As much as one peer's channel takes leaves at once."""
+    seeded, copies = handed_out(with_uplink(576 * 8192.0, 60), "abcd")
+    assert set(seeded) == set("abcd") and all(5 <= n <= 7 for n in seeded.values())
+    assert sum(copies.values()) == 4 * len(copies) == 4 * (60 - sum(seeded.values())), "each chunk is handed out in one way"
+
+
+@pytest.mark.parametrize(
+    "session",
+    [
+        with_uplink(0.0, 60),
+        with_uplink(576 * 8192.0, 60, known="abc"),
+        with_uplink(64 * 8192.0, 60),
+    ],
+    ids=["an uplink that is not known", "a peer that is not known", "an uplink that is the bound"],
+)
+def test_otherwise_every_chunk_is_handed_out_once(session) -> None:
+    seeded, copies = handed_out(session, "abcd")
+    assert sum(seeded.values()) >= 4 * 4 and not copies
+
+
+def test_a_source_whose_uplink_is_the_bound_sends_no_copy_however_short_the_version() -> None:
+    seeded, copies = handed_out(with_uplink(64 * 8192.0, 3, pace=640 * 8192.0), "abcd")
+    assert sum(seeded.values()) == 3 and not copies
+
+
+def test_a_pace_is_what_comes_after_the_first_copy_and_remembers_the_best() -> None:
+    d = Distributor(8192, 0.0)
+    for n in range(11):
+        assert not d.copied(5.0 + n / 40)
+    d.out.clear()
+    assert d.rested() and d.pace == pytest.approx(40)
+    for n in range(11):
+        d.copied(9.0 + n / 20)
+    assert d.pace == pytest.approx(40 - 20 / SLOWER), "slower once may be for want of work"
+    for n in range(LEAST_COPIES):
+        d.copied(20.0 + n / 1000)
+    assert not d.rested(), "too few to tell"
+    assert Distributor(4096, 0.0, Remembered(1.0, 8192.0)).pace == 2.0, "kept in bytes"
 
 
 @pytest.mark.parametrize("lies", [True, False])

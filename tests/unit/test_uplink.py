@@ -298,3 +298,49 @@ def test_who_has_sent_nothing_yet_has_not_paused() -> None:
         run.uplink.observe(run.now, 200 * tick, None)
     run.go(4.0)
     assert run.uplink.pace > 60 * MBIT
+
+
+def test_a_pause_after_a_few_packets_stops_no_search() -> None:
+    """The model's description goes to each node before there is a version: 70 KB, and then nothing for minutes."""
+    run = Run(Uplink(), Link(80 * MBIT))
+    run.go(0.3, demand=2 * MBIT)
+    run.go(5.0, demand=0.0)
+    assert run.uplink.pace == Uplink().pace
+    run.go(2.0)
+    assert run.uplink.pace > 60 * MBIT
+
+
+def test_a_search_that_went_on_after_a_pause_is_a_search_again_once_that_much_was_carried() -> None:
+    run = Run(Uplink(), Link(400 * MBIT, buffer=4e6))
+    run.go(0.5)
+    run.go(1.0, demand=0.0)
+    before = run.uplink.pace
+    assert before < 300 * MBIT
+    run.go(1.2)
+    assert run.uplink.pace > 350 * MBIT
+
+
+def test_a_told_rate_is_the_pace_from_the_start_and_no_more_than_that_is_tried_at_once() -> None:
+    uplink = Uplink(80 * MBIT)
+    assert uplink.pace == uplink.proven == 80 * MBIT
+    run = Run(uplink, Link(20 * MBIT, buffer=1e6))
+    run.go(6.0)
+    assert run.uplink.pace == pytest.approx(20 * MBIT, rel=0.2), "told too much: found out"
+
+
+@pytest.mark.parametrize("remembered", [5.0, 40.0, 75.0])
+def test_a_remembered_rate_is_where_the_search_goes_on(remembered) -> None:
+    uplink = Uplink(remembered=remembered * MBIT)
+    assert remembered * MBIT <= uplink.pace <= 1.3 * remembered * MBIT and uplink.proven == remembered * MBIT
+    run = Run(uplink, Link(40 * MBIT, buffer=1e6))
+    run.go(6.0)
+    assert run.uplink.pace == pytest.approx(40 * MBIT, rel=0.2)
+
+
+def test_nothing_is_known_before_anything_was_delivered() -> None:
+    assert Uplink().proven == 0
+    run = Run(Uplink(), Link(80 * MBIT))
+    run.go(3.0)
+    assert run.uplink.proven == pytest.approx(80 * MBIT, rel=0.15)
+    run.uplink.cap = 10 * MBIT
+    assert run.uplink.proven == 10 * MBIT, "its owner allows no more"

@@ -51,10 +51,12 @@ Say = Callable[[str], None]
 
 
 def bench_wan(
-    model: Path | None, ranks: Sequence[int], versions: int, nodes: int, engine_python: str, *, backend: str = AUTO, say: Say
-) -> dict[str, Any]:
+    model: Path | None, ranks: Sequence[int], versions: int, nodes: int, engine_python: str, *, dtype: str = "auto",
+    told: bool = False, backend: str = AUTO, say: Say,
+) -> dict[str, Any]:  # fmt: skip
     """What `shoal bench wan --json` prints: one part for each of `ranks` (0: full training). With an `engine_python` one of the
-    nodes runs vLLM there. UsageError where numbers make no sense; ShoalError when somebody does not get there."""
+    nodes runs vLLM there. `dtype`: what engines compute in. `told`: the learner is told its uplink's rate. UsageError where
+    numbers make no sense; ShoalError when somebody does not get there."""
     if nodes < 1 or versions < 1 or any(rank < 0 for rank in ranks):
         raise UsageError(f"{nodes} nodes, {versions} versions, ranks {list(ranks)}: want 1 or more of each, ranks from 0 on")
     parts = []
@@ -64,28 +66,29 @@ def bench_wan(
             if model is None:
                 smollm2_135m(folder / "model")
             parts.append(_measure(folder, model or folder / "model", rank, versions, nodes=nodes, engine_python=engine_python,
-                                  backend=backend, say=say))  # fmt: skip
+                                  dtype=dtype, told=told, backend=backend, say=say))  # fmt: skip
     vllm, cores = int(bool(engine_python)), len(os.sched_getaffinity(0))
-    return {"ok": True, "nodes": nodes, "vllm_nodes": vllm, "cores": cores, "parts": parts}
+    return {"ok": True, "nodes": nodes, "vllm_nodes": vllm, "cores": cores, "dtype": dtype, "told": told, "parts": parts}
 
 
 def _measure(
-    folder: Path, model: Path, rank: int, versions: int, *, nodes: int, engine_python: str, backend: str, say: Say
-) -> dict[str, Any]:
+    folder: Path, model: Path, rank: int, versions: int, *, nodes: int, engine_python: str, dtype: str, told: bool,
+    backend: str, say: Say,
+) -> dict[str, Any]:  # fmt: skip
     links = {"learner": {"preset": "home-fiber"}, "nodes": [{"preset": "home-cable", "count": nodes}]}
     profile = build_profile(links, "bench wan")
     lr = 2e-4 if rank else 1e-6
     updates = Updates(model, rank, lr)
     with underlay(profile, backend) as network, behind_all_others(), Children(folder / "logs") as children:
         run = _Run(folder, network, children, say)
-        run.start_learner(model, rank)
+        run.start_learner(model, rank, profile.learner.access.up / 1e6 if told else 0.0)
         client = LearnerClient.connect(run.run_dir)
         try:
             client.resume()
             client.publish(0, updates.state())
             names = [host.name for host in profile.hosts if host.name != LEARNER]
             for name in names:
-                run.start_node(name, model, engine_python if name == names[0] else "")
+                run.start_node(name, model, engine_python if name == names[0] else "", dtype)
             run.wait_for("version 1.0", names, "1.0", WAIT_S)
             give_way(child.pid for child in children.all if child.name in names)
             times, bytes_, stages, loads, reached, queued = [], [], [], [], [], []
@@ -128,10 +131,10 @@ class _Run:
         self.folder, self.network, self.children, self.say = folder, network, children, say
         self.run_dir = folder / "run"
 
-    def start_learner(self, model: Path, rank: int) -> None:
+    def start_learner(self, model: Path, rank: int, uplink_mbit: float) -> None:
         config: dict[str, Any] = {
             "run_dir": str(self.run_dir), "model": str(model), "external_trainer": True, "task": {"name": "reverse"},
-            "swarm": {"listen": [f"/ip4/{self.network.addresses[LEARNER]}/tcp/{PORT}"]},
+            "swarm": {"listen": [f"/ip4/{self.network.addresses[LEARNER]}/tcp/{PORT}"], "uplink_mbit": uplink_mbit},
             "rollout": {"groups_per_step": 1, "samples": 1, "max_new_tokens": 64, "max_staleness": AHEAD},
             "trainer": {"eval_size": 0},  # a node that evaluates a version holds the next one back for up to `requests.hold_s`
             "audit": {"share": 0},  # the auditor would compute in front of the engines, which come last on these cores
@@ -145,12 +148,12 @@ class _Run:
             self._check(deadline, "the learner")
             time.sleep(0.1)
 
-    def start_node(self, name: str, model: Path, vllm: str) -> None:
+    def start_node(self, name: str, model: Path, vllm: str, dtype: str) -> None:
         engine = ("--engine", "vllm", "--engine-python", vllm, "--engine-set", "kv_bytes=400000000") if vllm else ()
         self._start(
             name, "node", "--join", str(self.run_dir / "ticket.txt"), "--dir", str(self.folder / name), "--name", name,
             "--listen", f"/ip4/{self.network.addresses[name]}/tcp/{PORT}", "--base-model", str(model), "--capacity", "1",
-            "--json", "-v", *engine,
+            "--json", "-v", "--dtype", dtype, *engine,
         )  # fmt: skip
 
     def wait_for(self, what: str, names: Sequence[str], version: str, wait_s: float) -> dict[str, float]:
@@ -195,7 +198,8 @@ class _Run:
 def describe(result: dict[str, Any]) -> str:
     """A few lines for people."""
     who = f"{result['nodes']} home-cable nodes ({result['vllm_nodes']} of them vLLM)"
-    lines = [f"{who}, home-fiber learner, {result['cores']} cores for all"]
+    told = "told its uplink's rate" if result["told"] else "not told its uplink's rate"
+    lines = [f"{who}, engines compute in {result['dtype']}; home-fiber learner, {told}; {result['cores']} cores for all"]
     for part in result["parts"]:
         what = f"LoRA rank {part['rank']}" if part["rank"] else "full training"
         lines.append(

@@ -54,6 +54,11 @@ class _LaneView:
     def pace(self) -> float:
         return self._session.pace
 
+    @property
+    def uplink(self) -> float:
+        """Unknown: a copy to a lane is several, so that what the source could bring there itself is not planned."""
+        return 0.0
+
     def peer_holds(self, lane: str, chunk: int) -> bool:
         return chunk in self._lanes[lane].holds
 

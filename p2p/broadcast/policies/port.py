@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from p2p.broadcast.chunkset import ChunkSet
@@ -31,6 +32,16 @@ class Relieved(NamedTuple):
     chunk: int
 
 
+@dataclass(slots=True)
+class Remembered:
+    """What the source keeps of a receiver from one manifest to the next."""
+
+    window: float
+    """bytes of copies that it is given to bring to the others at once"""
+    pace: float = 0.0
+    """bytes/s of copies that it brought to them while it had work; 0 for unknown"""
+
+
 class ReceiverView(Protocol):
     """What the source's policy reads of those it hands chunks to. A receiver is a peer, or a lane of peers (see `lanes`)."""
 
@@ -47,7 +58,11 @@ class ReceiverView(Protocol):
         """Bytes/s that leave this peer at most; 0 for unknown."""
 
     @property
-    def memory(self) -> MutableMapping[str, float]:
+    def uplink(self) -> float:
+        """Bytes/s that this peer's uplink was seen to carry; 0 for unknown."""
+
+    @property
+    def memory(self) -> MutableMapping[str, Remembered]:
         """Receiver -> what the policy remembers of it from one manifest to the next."""
 
     @property

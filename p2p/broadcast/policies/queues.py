@@ -38,6 +38,10 @@ class Queues:
             if not queue:
                 del self._queues[peer]
 
+    def waiting(self) -> int:
+        """Copies that wait, over all peers."""
+        return sum(map(len, self._queues.values()))
+
     def longest(self) -> int:
         """Chunks that wait for the peer for which most do, those that lag aside."""
         return max((len(q) for peer, q in self._queues.items() if peer not in self._session.lagging), default=0)

@@ -4,18 +4,21 @@ Pure; see `port`. The scheme is Mutualcast's (Li, Chou, Zhang 2005): a peer is h
 so strong uplinks take more with no rate configured. How much room a peer has follows from how long its chunks take to
 reach everybody (Little's law), which its receivers tell, not the peer itself. When no distributor has room, the source
 distributes the next chunk itself; when all chunks are handed out, it takes over those that their distributors would be
-through with last.
+through with last. Towards the end of a version, and from the start of one that will be everywhere
+at once, a distributor has room for no more than it can bring to everybody by the time the source
+could be done with the rest: Mutualcast's shares, for a transfer that ends (`_ahead_s`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 
 from p2p.broadcast.chunkset import ChunkSet, bits_of
 from p2p.broadcast.peer_groups import EVERYWHERE
-from p2p.broadcast.policies.port import Policy, Push, ReceiverView, Relieved
+from p2p.broadcast.policies.distributor import Distributor, Out
+from p2p.broadcast.policies.port import Policy, Push, ReceiverView, Relieved, Remembered
 from p2p.broadcast.policies.queues import Queues
 
 BACKLOG_S = 1.2
@@ -43,6 +46,10 @@ HELP_AFTER_S = 0.3
 """Seconds from the first chunk on in which the source sends each chunk once and nothing else. A version that is everywhere by
 then is not worth more of the learner's egress, which costs money."""
 
+LEAST_AHEAD_S = 0.1
+"""Seconds of work that a distributor is given ahead however soon the version will be everywhere: what is gained by less is not
+worth the learner's egress."""
+
 STRAGGLERS = 4
 """A chunk counts as spread when all but one in this many peers have it: the last word may come from a peer whose own uplink is
 full."""
@@ -55,9 +62,6 @@ OWN_WAITING = 4
 """The source takes no further chunk to distribute itself while this many wait for one peer. That peer, often one that is seeded
 much, would get them last of all."""
 
-RATE_S = 0.5
-"""Seconds over which the pace of a distributor is measured."""
-
 OVERDUE_S = 3.0
 """Seconds. The source itself sends a chunk that has not reached everybody after this time and after three times what is usual."""
 
@@ -67,41 +71,6 @@ second times what is usual."""
 
 SPARED_S = 2.0
 """Seconds for which a distributor with an overdue chunk is given no other. Doubled each time."""
-
-
-@dataclass(slots=True)
-class _Out:
-    """A chunk at its distributor."""
-
-    to: str
-    at: float
-    ahead: int
-    """chunks out there when it was handed over, itself included"""
-    lacking: int
-    """peers that count and do not have it"""
-    spread: bool = False
-    """nearly all have it: its distributor is through with it, as far as can be told"""
-
-
-@dataclass(slots=True)
-class _Distributor:
-    window: float = 0.0
-    """chunks that may be out there at once; 0 until it is first looked at"""
-    out: dict[int, None] = field(default_factory=dict)
-    """chunks, in the order in which they were handed over"""
-    busy: int = 0
-    """those of them that are not yet spread"""
-    transit_s: float = 0.0
-    """from handing over a chunk to its answer, averaged over the last few"""
-    took_s: float = 0.0
-    """from handing over a chunk until it is spread, averaged over the last few"""
-    copies: int = 0
-    rate: float = 0.0
-    """copies a second that it delivers while it has work"""
-    since: float = 0.0
-    before: int = 0
-    spared_until: float = float("-inf")
-    strikes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +96,8 @@ class Seeding(Policy):
     ) -> None:
         self._receivers, self._first_window, self._takes_over = receivers, first_window, takes_over
         self._unseeded = ChunkSet()
-        self._out: dict[int, _Out] = {}
-        self._peers: dict[str, _Distributor] = {}
+        self._out: dict[int, Out] = {}
+        self._peers: dict[str, Distributor] = {}
         self._own = Queues(receivers)
         self._began: float | None = None
         self._relieved: list[Relieved] = []
@@ -137,7 +106,7 @@ class Seeding(Policy):
     # --- facts -------------------------------------------------------------------------------------------------------
 
     def joined(self, peer: str, now: float) -> None:
-        self._peers[peer] = _Distributor(since=now)
+        self._peers[peer] = Distributor(self._receivers.chunk_bytes, now, self._receivers.memory.get(peer))
         for chunk, out in self._out.items():
             out.lacking += self._lacks(peer, chunk)
 
@@ -175,7 +144,8 @@ class Seeding(Policy):
             took = min(now - out.at, MAX_TRANSIT_S)
             owner.transit_s += (took - owner.transit_s) / 4 if owner.transit_s else took
         else:
-            owner.copies += 1
+            if owner.copied(now):
+                self._remember(out.to, owner)
         out.lacking -= 1
         if out.lacking <= len(self._peers) // STRAGGLERS and not out.spread:
             self._spread(out, owner, now)
@@ -192,7 +162,7 @@ class Seeding(Policy):
             self._done(chunk, out)
         self._unseeded.add(chunk)
 
-    def _spread(self, out: _Out, owner: _Distributor, now: float) -> None:
+    def _spread(self, out: Out, owner: Distributor, now: float) -> None:
         out.spread = True
         owner.busy -= 1
         took, target = max(now - out.at, 1e-3), BACKLOG_S + owner.transit_s
@@ -204,13 +174,19 @@ class Seeding(Policy):
         if fits > window or out.ahead >= GIVEN * window or took > target:
             owner.window = max(MIN_WINDOW, window + (fits - window) / max(2.0, window / 2))
         owner.strikes = 0
-        self._receivers.memory[out.to] = self._to_bytes(owner.window)
+        self._remember(out.to, owner)
 
-    def _done(self, chunk: int, out: _Out) -> None:
+    def _remember(self, peer: str, d: Distributor) -> None:
+        window = self._to_bytes(d.window or self._first_window(peer))
+        self._receivers.memory[peer] = Remembered(window, d.pace * self._receivers.chunk_bytes)
+
+    def _done(self, chunk: int, out: Out) -> None:
         del self._out[chunk]
         owner = self._peers[out.to]
         del owner.out[chunk]
         owner.busy -= not out.spread
+        if not owner.out and owner.rested():
+            self._remember(out.to, owner)
 
     def _copies(self) -> int:
         return max(1, len(self._peers) - 1)
@@ -218,20 +194,19 @@ class Seeding(Policy):
     def _to_bytes(self, window: float) -> float:
         return window * self._copies() * self._receivers.chunk_bytes
 
-    def _window(self, peer: str, d: _Distributor) -> float:
+    def _window(self, peer: str, d: Distributor) -> float:
         if not d.window:
-            remembered = self._receivers.memory.get(peer)
-            of_old = 0.0 if remembered is None else remembered / (self._copies() * self._receivers.chunk_bytes)
-            d.window = max(MIN_WINDOW, of_old) if of_old else self._first_window(peer)
+            kept = d.remembered
+            d.window = max(MIN_WINDOW, kept.window / self._to_bytes(1.0)) if kept is not None else self._first_window(peer)
         bound = self._receivers.relays(peer)
         # No more than its owner lets it relay in that time: it need not be found out again.
         return d.window if bound == inf else min(d.window, bound * BACKLOG_S / self._to_bytes(1.0))
 
-    def _rate(self, peer: str, d: _Distributor) -> float:
+    def _rate(self, peer: str, d: Distributor) -> float:
         return d.rate or self._window(peer, d) * self._copies() / BACKLOG_S
 
     def tick(self, now: float) -> None:
-        """Give up on distributors whose chunk is overdue, and measure the pace of the others."""
+        """Give up on distributors whose chunk is overdue, and measure the others."""
         if self._lagging != self._receivers.lagging:
             self._lagging = frozenset(self._receivers.lagging)
             self._recount(now)
@@ -241,14 +216,9 @@ class Seeding(Policy):
                 break
             self._give_up(chunk, out, owner, now)
         for d in self._peers.values():
-            if not d.out:
-                d.since, d.before = now, d.copies
-            elif now - d.since >= RATE_S:
-                rate = (d.copies - d.before) / (now - d.since)
-                d.rate = rate if not d.rate else (d.rate + rate) / 2
-                d.since, d.before = now, d.copies
+            d.look(now)
 
-    def _give_up(self, chunk: int, out: _Out, owner: _Distributor, now: float) -> None:
+    def _give_up(self, chunk: int, out: Out, owner: Distributor, now: float) -> None:
         self._done(chunk, out)
         self._relieved.append(Relieved(out.to, chunk))
         self._distribute(chunk)
@@ -313,14 +283,13 @@ class Seeding(Policy):
         """A chunk that nobody has, for the distributor with most room."""
         if not len(self._unseeded):
             return None
-        loads = []
+        loads, ahead_s = [], self._ahead_s(now)
         for place, peer in enumerate(ready):
             d = self._peers.get(peer)
-            leaf = peer in self._lagging or peer in self._receivers.lagging or not self._receivers.relays(peer)
-            if d is None or leaf or now < d.spared_until:
+            if d is None or self._leaf(peer, now):
                 continue
             load = max(d.busy, len(d.out) / OUTSTANDING) / self._window(peer, d)
-            if load < 1.0:
+            if load < 1.0 and (ahead_s >= BACKLOG_S or (d.busy + 0.5) * self._copies() <= ahead_s * self._most(peer, d)):
                 # What one without links distributes takes the uplinks of those that pass it on.
                 loads.append((peer in self._receivers.apart, load, place, peer))
         for *_, peer in sorted(loads):
@@ -330,6 +299,29 @@ class Seeding(Policy):
                 return Push(peer, chunk, EVERYWHERE)
         return None
 
+    def _leaf(self, peer: str, now: float) -> bool:
+        """Whether nothing is handed to `peer` to distribute."""
+        receivers = self._receivers
+        out = peer in self._lagging or peer in receivers.lagging or not receivers.relays(peer)
+        return out or now < self._peers[peer].spared_until
+
+    def _most(self, peer: str, d: Distributor) -> float:
+        """Copies a second that `peer` delivers, by the better of two accounts: a window that was never full says too little."""
+        return max(self._window(peer, d) * self._copies() / BACKLOG_S, d.pace)
+
+    def _ahead_s(self, now: float) -> float:
+        """Seconds of work that a distributor is given ahead: BACKLOG_S, or until the version would be everywhere if all who bring
+        it to others, and the source, were at work to the end. That is known of a version whose size is, with distributors of
+        whom all are known from an earlier one."""
+        receivers = self._receivers
+        source = receivers.uplink / receivers.chunk_bytes
+        if receivers.total is None or not source or any(d.remembered is None for d in self._peers.values()):
+            return BACKLOG_S
+        rates = sum(self._most(peer, d) for peer, d in self._peers.items() if not self._leaf(peer, now))
+        unseeded = len(self._unseeded)
+        copies = unseeded * len(self._peers) + sum(out.lacking for out in self._out.values()) + self._own.waiting()
+        return min(BACKLOG_S, max(unseeded / source, copies / (source + rates), LEAST_AHEAD_S))
+
     def _seeded(self, peer: str, chunk: int, now: float) -> None:
         self._began = now if self._began is None else self._began
         self._unseeded.discard(chunk)
@@ -337,7 +329,7 @@ class Seeding(Policy):
         d.out[chunk] = None
         d.busy += 1
         lacking = sum(self._lacks(p, chunk) for p in self._peers)
-        self._out[chunk] = _Out(peer, now, d.busy, lacking)
+        self._out[chunk] = Out(peer, now, d.busy, lacking)
 
     def _distribute(self, chunk: int) -> int:
         """The source sends this chunk to everyone who lacks it, itself. How many those are."""
@@ -352,10 +344,11 @@ class Seeding(Policy):
         distributor would come to last."""
         if self._began is None:
             self._began = now
-        if now - self._began < HELP_AFTER_S:
-            return None
-        if len(self._unseeded):
+        early = now - self._began < HELP_AFTER_S
+        if len(self._unseeded) and not (early and self._ahead_s(now) >= BACKLOG_S):
             return self._unseeded.lowest_not_in(ChunkSet())
+        if early:
+            return None
         if self._receivers.total is None or not self._takes_over:
             return None  # without a total more is being made, and nobody is overburdened with what there is so far
         return self._take_over()
