@@ -19,12 +19,12 @@ LAYOUT = Layout.build([("w", "bfloat16", (4 * MIB,))])
 """One segment."""
 
 
-def publisher(folder: Path, chunk_bytes: int) -> Publisher:
-    """Over an exchange that takes everything."""
+def publisher(folder: Path, chunk_bytes: int, uplink: float = 0.0) -> Publisher:
+    """Over an exchange that takes everything, and an uplink of so many bytes/s."""
     (folder / "layout").write_bytes(msgpack.packb(LAYOUT.to_wire()))
     nothing = SimpleNamespace(
         offer=lambda part, announce: None, extend=lambda mid, part, announce: None, transfers={},
-        store=SimpleNamespace(pin=lambda digests: None),
+        uplink_rate=uplink, store=SimpleNamespace(pin=lambda digests: None),
     )  # fmt: skip
     return Publisher(
         Identity.from_seed(bytes(32)), "run", folder, nothing, epoch=1, segment_bytes=8 * MIB, chunk_bytes=chunk_bytes,  # type: ignore[arg-type]
@@ -56,3 +56,10 @@ def test_chunks_fit_the_last_version_of_their_kind(tmp_path: Path) -> None:
 def test_chunks_are_as_the_configuration_says(tmp_path: Path) -> None:
     made = publisher(tmp_path, 20_000)
     assert {publish(made, 1, None, MIB), publish(made, 2, 1, MIB)} == {20_000}
+
+
+def test_chunks_are_larger_where_the_uplink_is_fast(tmp_path) -> None:
+    made = publisher(tmp_path, 0, uplink=6e7)
+    publish(made, 1, None, 5 * MIB)
+    publish(made, 2, 1, 4 * MIB)
+    assert publish(made, 3, 2, 4 * MIB) == chunk_bytes_for(4 * MIB, 6e7) > chunk_bytes_for(4 * MIB)
