@@ -15,7 +15,7 @@ from learner.preflight.facts import Facts, Memory, ModelShape, Room
 from learner.preflight.needs import disk_needs, memory_forecast, memory_needs, plain_costs
 from learner.section import Finding
 from learner.trainer.checkpoints.forms import TENSORS, check_devices
-from learner.trainer.forecast.forecast import COPY
+from learner.trainer.forecast.forecast import COPY, LIBRARIES_BYTES
 from learner.trainer.optimizers.kinds import check_package
 from learner.trainer.settings import LOGITS_CHUNK_BYTES
 from p2p.errors import UsageError
@@ -154,7 +154,7 @@ def test_an_adapters_base_is_published_once_and_kept() -> None:
     """On the disk as the first state and as an anchor, on the host as it is served; its own values are too few to count."""
     lora = settings(trainer={"lora": {"rank": 8}})
     assert disk_needs(lora, SMALL).versions == 2 * 2 * SMALL.parameters and disk_needs(lora, SMALL).checkpoints == 0
-    assert memory_needs(lora, SMALL, gpu=True).host == 2 * SMALL.parameters
+    assert memory_needs(lora, SMALL, gpu=True).host == 2 * SMALL.parameters + LIBRARIES_BYTES
     for devices, each in ((1, 2), (2, 2)):  # bfloat16; and float32, in two parts
         config = settings(trainer={"lora": {"rank": 8}, "devices": devices})
         assert memory_needs(config, SMALL, gpu=True).a_parameter == each
@@ -166,7 +166,7 @@ def test_a_copy_of_a_checkpoint_is_forecast_and_nothing_is_refused_for_it() -> N
         found = memory_forecast(config, plain_costs(config, SMALL, gpu=True), gpu=True)
         (copy,) = (item for item in found.items if item.name == COPY)
         assert (copy.when, copy.place, copy.size) == (when, "host", 12 * SMALL.parameters)
-        assert memory_needs(config, SMALL, gpu=True).host == 6 * SMALL.parameters
+        assert memory_needs(config, SMALL, gpu=True).host == 6 * SMALL.parameters + LIBRARIES_BYTES
 
 
 def test_a_model_with_more_parts_is_never_too_large() -> None:

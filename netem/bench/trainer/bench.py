@@ -103,8 +103,8 @@ def measure_memory_of_steps(
     rows = []
     for case in cases:
         say(f"{case.shape}, forwards of {case.tokens} tokens ...")
-        # One shared prompt a group and eight completions: just above one forward's tokens.
-        mix = {"groups": 2, "samples": 8, "prompt": case.tokens / 20, "completion": case.tokens / 15, "sigma": 0.3,
+        # One shared prompt a group and eight completions: the tokens of two forwards and a bit.
+        mix = {"groups": 4, "samples": 8, "prompt": case.tokens / 20, "completion": case.tokens / 15, "sigma": 0.3,
                "most": case.tokens // 2, "flat": 0}  # fmt: skip
         settings = {"micro_batch_tokens": case.tokens, "lr": 1e-6, "max_new_tokens": case.tokens}
         with tempfile.TemporaryDirectory(prefix="shoal-trainer-", dir=folder) as where:
