@@ -9,7 +9,7 @@ import pytest
 from p2p.broadcast.policies.distributor import LEAST_COPIES, SLOWER, Distributor
 from p2p.broadcast.policies.port import Push, Remembered
 from p2p.broadcast.policies.queues import Queues
-from p2p.broadcast.policies.seeding import OVERDUE_S, Seeding
+from p2p.broadcast.policies.seeding import OVERDUE_S, OWN_WAITING, Seeding
 from p2p.broadcast.session import LAG_S, Session
 from tests.support.swarm_sim import SOURCE, Sim
 
@@ -273,6 +273,13 @@ def test_of_a_version_that_is_soon_everywhere_the_source_brings_its_own_share_fr
 def test_otherwise_every_chunk_is_handed_out_once(session) -> None:
     seeded, copies = handed_out(session, "abcd")
     assert sum(seeded.values()) >= 4 * 4 and not copies
+
+
+def test_who_takes_nothing_any_more_does_not_hold_up_what_the_others_get() -> None:
+    """d is not ready: four of the source's own copies wait for it, and then the others get the rest to distribute."""
+    session = with_uplink(576 * 8192.0, 60)
+    seeded, copies = handed_out(session, "abc")
+    assert OWN_WAITING <= len(copies) <= OWN_WAITING + 1 and sum(seeded.values()) + len(copies) == 60
 
 
 def test_a_source_whose_uplink_is_the_bound_sends_no_copy_however_short_the_version() -> None:

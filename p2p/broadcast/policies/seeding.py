@@ -102,11 +102,14 @@ class Seeding(Policy):
         self._began: float | None = None
         self._relieved: list[Relieved] = []
         self._lagging: frozenset[str] = frozenset()
+        self._rates: float | None = None
+        """copies a second that all distributors deliver; infinite while not all are known, None to be summed up anew"""
 
     # --- facts -------------------------------------------------------------------------------------------------------
 
     def joined(self, peer: str, now: float) -> None:
         self._peers[peer] = Distributor(self._receivers.chunk_bytes, now, self._receivers.memory.get(peer))
+        self._rates = None
         for chunk, out in self._out.items():
             out.lacking += self._lacks(peer, chunk)
 
@@ -115,7 +118,7 @@ class Seeding(Policy):
 
     def left(self, peer: str, now: float) -> None:
         """Hand out again what nobody but `peer` has; distribute here what it had begun to distribute."""
-        gone = self._peers.pop(peer, None)
+        gone, self._rates = self._peers.pop(peer, None), None
         self._own.drop(peer)
         if gone is None:
             return
@@ -217,6 +220,7 @@ class Seeding(Policy):
             self._give_up(chunk, out, owner, now)
         for d in self._peers.values():
             d.look(now)
+        self._rates = None
 
     def _give_up(self, chunk: int, out: Out, owner: Distributor, now: float) -> None:
         self._done(chunk, out)
@@ -265,25 +269,29 @@ class Seeding(Policy):
 
     def push(self, ready: Sequence[str], now: float) -> Push | None:
         """A chunk that nobody has for a distributor, else a copy that the source hands out itself."""
-        seed = self.seed(ready, now)
+        ahead_s = self._ahead_s(now)
+        seed = self.seed(ready, now, ahead_s)
         if seed is not None:
             return seed
         found = self._own.next(ready)
         while found is None and self._own.longest() < OWN_WAITING:
             chunk = self._own_chunk(now)
             if chunk is None:
-                return None
+                break
             lacked = self._distribute(chunk)
             found = self._own.next(ready)
             if lacked:
                 break
+        if found is None and ahead_s < BACKLOG_S:
+            # Copies wait for one whose link is stuck. The others, for whom nothing waits, do not wait with it.
+            return self.seed(ready, now)
         return found
 
-    def seed(self, ready: Sequence[str], now: float) -> Push | None:
-        """A chunk that nobody has, for the distributor with most room."""
+    def seed(self, ready: Sequence[str], now: float, ahead_s: float = BACKLOG_S) -> Push | None:
+        """A chunk that nobody has, for the distributor with most room; each has room for `ahead_s` seconds of work."""
         if not len(self._unseeded):
             return None
-        loads, ahead_s = [], self._ahead_s(now)
+        loads = []
         for place, peer in enumerate(ready):
             d = self._peers.get(peer)
             if d is None or self._leaf(peer, now):
@@ -313,14 +321,19 @@ class Seeding(Policy):
         """Seconds of work that a distributor is given ahead: BACKLOG_S, or until the version would be everywhere if all who bring
         it to others, and the source, were at work to the end. That is known of a version whose size is, with distributors of
         whom all are known from an earlier one."""
-        receivers = self._receivers
+        receivers, unseeded = self._receivers, len(self._unseeded)
         source = receivers.uplink / receivers.chunk_bytes
-        if receivers.total is None or not source or any(d.remembered is None for d in self._peers.values()):
+        if receivers.total is None or unseeded >= BACKLOG_S * source:
             return BACKLOG_S
-        rates = sum(self._most(peer, d) for peer, d in self._peers.items() if not self._leaf(peer, now))
-        unseeded = len(self._unseeded)
-        copies = unseeded * len(self._peers) + sum(out.lacking for out in self._out.values()) + self._own.waiting()
-        return min(BACKLOG_S, max(unseeded / source, copies / (source + rates), LEAST_AHEAD_S))
+        if self._rates is None:  # looked at once a tick: this is asked for each chunk
+            known = all(d.remembered is not None for d in self._peers.values())
+            rates = (self._most(peer, d) for peer, d in self._peers.items() if not self._leaf(peer, now))
+            self._rates = sum(rates) if known else inf
+        copies = unseeded * len(self._peers)
+        if self._rates == inf or copies >= BACKLOG_S * (source + self._rates):
+            return BACKLOG_S
+        copies += sum(out.lacking for out in self._out.values()) + self._own.waiting()
+        return min(BACKLOG_S, max(unseeded / source, copies / (source + self._rates), LEAST_AHEAD_S))
 
     def _seeded(self, peer: str, chunk: int, now: float) -> None:
         self._began = now if self._began is None else self._began
