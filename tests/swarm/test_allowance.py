@@ -239,7 +239,7 @@ async def test_a_rate_that_is_changed_while_it_runs_holds_soon(tmp_path, autojum
             nursery.start_soon(publish_for, head, 1e6)
             await trio.sleep(15)
             free = wire.worst(nodes[0].peer, 0, 2.0)
-            assert free > 2 * RATE
+            assert free > 1.5 * RATE
             change_limits(tmp_path / "node-1", {"max_up_mbit": RATE / 125_000})
             changed = trio.current_time()
             await trio.sleep(30)
@@ -248,7 +248,7 @@ async def test_a_rate_that_is_changed_while_it_runs_holds_soon(tmp_path, autojum
             change_limits(tmp_path / "node-1", {"max_up_mbit": 0})
             lifted = trio.current_time()
             await trio.sleep(30)
-            assert wire.worst(nodes[0].peer, 0, lifted + 5) > 2 * RATE and not head.status[nodes[0].peer].owner.limits
+            assert wire.worst(nodes[0].peer, 0, lifted + 5) > 1.5 * RATE and not head.status[nodes[0].peer].owner.limits
             nursery.cancel_scope.cancel()
 
 
