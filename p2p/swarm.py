@@ -293,6 +293,11 @@ class Swarm(LinkOwner):
         """Bytes/s that the uplink is known to carry; 0 while that is not known."""
         return self.exchange.uplink_rate
 
+    @property
+    def found_uplink(self) -> float:
+        """As `ExchangeCore.found_uplink`."""
+        return self.exchange.found_uplink
+
     # --- what links say (LinkOwner) ----------------------------------------------------------------------------------
 
     async def on_up(self, link: Link) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-from math import isfinite
 from pathlib import Path
 from typing import Protocol
 
@@ -38,8 +37,8 @@ class Sends(Protocol):
     """Whose uplink it is."""
 
     @property
-    def uplink_rate(self) -> float:
-        """Bytes/s that the uplink is known to carry; 0 while that is not known."""
+    def found_uplink(self) -> float:
+        """Bytes/s that the uplink was seen to carry and that are worth remembering; 0 for none."""
 
     def expect_uplink(self, rate: float, *, told: bool) -> None:
         """What the uplink carries, in bytes/s, as far as is known before anything is sent."""
@@ -57,11 +56,10 @@ def recall_uplink(folder: Path, swarm: Sends, told_mbit: float = 0.0) -> None:
 def read_uplink(folder: Path) -> float:
     """Bytes/s that were kept in `folder`; 0 where nothing readable is."""
     try:
-        rate = json.loads((folder / UPLINK_FILE).read_bytes())["bytes_per_s"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        rate = float(json.loads((folder / UPLINK_FILE).read_bytes())["bytes_per_s"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return 0.0
-    fits = isinstance(rate, int | float) and isfinite(rate) and 0 < rate <= FASTEST
-    return float(rate) if fits else 0.0
+    return rate if 0 < rate <= FASTEST else 0.0
 
 
 async def keep_uplink(folder: Path, swarm: Sends) -> None:
@@ -70,7 +68,7 @@ async def keep_uplink(folder: Path, swarm: Sends) -> None:
 
     def keep() -> None:
         nonlocal kept
-        rate = swarm.uplink_rate
+        rate = swarm.found_uplink
         if rate and abs(rate - kept) > CHANGED * kept:
             kept = rate
             try:

@@ -169,6 +169,11 @@ class ExchangeCore:
         return self._pump.uplink.proven
 
     @property
+    def found_uplink(self) -> float:
+        """Bytes/s that the uplink was seen to carry and that are worth remembering; 0 for none."""
+        return self._pump.uplink.found
+
+    @property
     def sent_bytes(self) -> int:
         """Payload of all chunks that left here."""
         return self._pump.sent

@@ -8,7 +8,8 @@ chosen (`pump`, or the simulator's).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from math import inf
 
 from p2p.broadcast.transfer import MEASURED_S, Job, Neighbour, Transfer, batches
@@ -28,6 +29,7 @@ class PumpCore:
     def __init__(self, transfers: Mapping[bytes, Transfer]) -> None:
         self._transfers = transfers
         self.uplink = Uplink()
+        self._expected: Callable[[], Uplink] = Uplink
         self.sent = 0
         """payload bytes of chunks that left, over all manifests"""
         self.closed = False
@@ -50,14 +52,15 @@ class PumpCore:
         """Chunks leave at `rate` bytes/s at most from now on; None: as fast as the uplink carries them, 0: not at all."""
         self.closed, cap = rate == 0, rate or inf
         if cap > 2 * self.uplink.cap:  # what was delivered under the old bound says little about the uplink
-            self.uplink = Uplink()
+            self.uplink = self._expected()
         self.uplink.cap = cap
         self.wake()
 
     def expect(self, rate: float, *, told: bool) -> None:
         """What the uplink carries, in bytes/s, as far as is known before anything left: told, or remembered of an earlier run."""
         cap = self.uplink.cap
-        self.uplink = Uplink(rate) if told else Uplink(remembered=rate)
+        self._expected = partial(Uplink, rate) if told else partial(Uplink, remembered=rate)
+        self.uplink = self._expected()
         self.uplink.cap = cap
 
     def pause(self, now: float) -> float:

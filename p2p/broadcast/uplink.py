@@ -120,6 +120,8 @@ class Uplink:
         self._probe_at = PROBE_EVERY_S
         self._judged_at = float("-inf")
         self._flat = 0
+        self._remembered = remembered
+        self._least = min(START_RATE, remembered or START_RATE)
         self._top = self._steady = remembered  # the most that was delivered during the search, in START_SAMPLE_S and in STEADY_S
 
     @property
@@ -131,6 +133,15 @@ class Uplink:
     def proven(self) -> float:
         """Bytes/s that the uplink was told or seen to carry, and may; 0 while that is not known."""
         return min(self._top if self._searching else self.rate, self.cap)
+
+    @property
+    def found(self) -> float:
+        """Bytes/s that the uplink was seen to carry, and that are worth remembering: 0 while little was delivered, and where its
+        owner bounds it, since then it says nothing about the uplink."""
+        enough = self._samples and self._samples[-1][1] >= ENOUGH_BYTES and self.cap == inf
+        if not enough:
+            return 0.0
+        return self._top if self._searching else self._best[0][1] if self._best else 0.0
 
     def wait(self, now: float) -> float:
         """Seconds until the next piece may leave."""
@@ -168,18 +179,25 @@ class Uplink:
         samples.append((now, delivered, resent))
         while len(samples) > 2 and now - samples[1][0] >= SAMPLE_S:
             samples.popleft()
+        busy = len(samples) > 1 and self._idle_at < last - LAG_S
+        carried = self._work(now - last, delivered - samples[-2][1]) if busy else None
+        if self._searching and carried is not None and self._top <= self._remembered and carried < COLLAPSE * self._top:
+            # In a second of work it carries far less than is remembered: another link, perhaps. What is found now counts.
+            self._searching = False
+            self._learn(carried, queueing)
         if self._searching:
             self._search(now, queueing)
             return
         found = self._over(SAMPLE_S)
         if found is not None and found.rate > self.rate:  # whatever there was to send: the uplink did carry it
             self._learn(found.rate, queueing)
-        if len(samples) > 1 and self._idle_at < last - LAG_S:
-            self._work(now - last, delivered - samples[-2][1], queueing)
+        if carried is not None:
+            self._learn(carried, queueing)
         self._steer(queueing)
 
-    def _work(self, seconds: float, gained: int, queueing: float | None) -> None:
-        """`gained` bytes were delivered in so many seconds, all the while there was something to send."""
+    def _work(self, seconds: float, gained: int) -> float | None:
+        """`gained` bytes were delivered in so many seconds, all the while there was something to send. Bytes/s over the last
+        SAMPLE_S of such times together; None while there was less."""
         work = self._worked
         work.append((self._busy_s, self._gained))
         self._busy_s += seconds
@@ -187,8 +205,9 @@ class Uplink:
         while len(work) > 1 and self._busy_s - work[1][0] >= SAMPLE_S:
             work.popleft()
         since, before = work[0]
-        if self._busy_s - since >= 0.9 * SAMPLE_S:
-            self._learn((self._gained - before) / (self._busy_s - since), queueing)
+        if self._busy_s - since < 0.9 * SAMPLE_S:
+            return None
+        return (self._gained - before) / (self._busy_s - since)
 
     def _over(self, span: float) -> _Delivery | None:
         """What was delivered in the last `span` seconds, a little less or more; None when that is not known."""
@@ -209,7 +228,7 @@ class Uplink:
         sent_some = self._begun and self._samples[-1][1] >= ENOUGH_BYTES
         if sent_some and self._steady and self._dry_at is not None and now - self._dry_at >= PAUSE_S:
             self._paused = True
-        self.rate = max(self._steady if self._paused else self._top, START_RATE)
+        self.rate = max(self._steady if self._paused else self._top, self._least)
         full = queueing is not None and queueing > FULL_QUEUE_S
         self._factor = RESUME_FACTOR if self._paused else START_FACTOR
         if full:  # whoever's queue it is: acknowledgements wait in it too, and would slow down everybody
@@ -231,7 +250,8 @@ class Uplink:
             # short of things to send may have none for long, and so must not start from what a burst was.
             self.rate = max(self._steady, START_RATE / 2) if limited_by_us or self._paused else max(self._top, MIN_RATE)
             self._samples.clear()
-            self._probe_at = PROBE_EVERY_S
+            self._worked.clear()  # what a search delivers while it grows is no rate
+            self._probe_at = self._busy_s + PROBE_EVERY_S
             self._steer(queueing)
 
     def _learn(self, rate: float, queueing: float | None) -> None:

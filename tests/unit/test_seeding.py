@@ -275,6 +275,30 @@ def test_otherwise_every_chunk_is_handed_out_once(session) -> None:
     assert sum(seeded.values()) >= 4 * 4 and not copies
 
 
+def test_many_idle_peers_are_given_a_chunk_each_of_a_very_small_version() -> None:
+    """14 chunks to 32 peers are 448 copies, of which the source sends 305 a second: 1.5 s. A peer brings one to all in 0.2 s."""
+    names = [f"p{i}" for i in range(32)]
+    memory = {peer: Remembered(1.2 * 153 * 8192, 153 * 8192.0) for peer in names}
+    session = Session(me=SOURCE, source=None, now=0.0, chunk_bytes=8192, memory=memory)
+    session.uplink = 305 * 8192.0
+    for peer in names:
+        session.join(peer, (), 0.0)
+    session.close(14)
+    for chunk in range(14):
+        session.hold(chunk, None, duty=False, now=0.0)
+    seeded: Counter[str] = Counter()
+    while (found := session.next(names, 0.0)) is not None and found[2]:
+        seeded[found[0]] += 1
+    assert 11 <= len(seeded) == sum(seeded.values()), "the source is as fast for the last of them"
+
+
+def test_a_peer_that_relays_nothing_need_not_be_known_and_a_bound_counts_more_than_a_pace() -> None:
+    session = with_uplink(576 * 8192.0, 60, known="abc")
+    session._bounds = {"d": 0.0, "a": 8 * 8192.0}  # private: as its owner says over the wire
+    seeded, copies = handed_out(session, "abcd")
+    assert copies and "d" not in seeded and seeded["a"] <= 1 < 4 <= seeded["b"]
+
+
 def test_who_takes_nothing_any_more_does_not_hold_up_what_the_others_get() -> None:
     """d is not ready: four of the source's own copies wait for it, and then the others get the rest to distribute."""
     session = with_uplink(576 * 8192.0, 60)

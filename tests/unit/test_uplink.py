@@ -337,6 +337,31 @@ def test_a_remembered_rate_is_where_the_search_goes_on(remembered) -> None:
     assert run.uplink.pace == pytest.approx(40 * MBIT, rel=0.2)
 
 
+@pytest.mark.parametrize("remembered", [2.0, 500.0])
+def test_a_remembered_rate_that_is_far_off_is_found_out_by_short_versions(remembered) -> None:
+    """Versions of 2 MB over 8 Mbit/s, as from another place than last time."""
+    run = Run(Uplink(remembered=remembered * MBIT), Link(8 * MBIT), 16 * KIB)
+    run.go(0.5, demand=0.0)
+    assert run.uplink.pace <= 1.3 * remembered * MBIT, "and not START_RATE where less is remembered"
+    for _ in range(3):
+        run.go(2.0, demand=1e6)
+        run.go(2.0, demand=0.0)
+    assert run.uplink.proven < 16 * MBIT
+
+
+def test_what_is_worth_remembering_was_seen_and_not_told_or_bounded() -> None:
+    uplink = Uplink(80 * MBIT)
+    run = Run(uplink, Link(80 * MBIT, buffer=4e6))
+    assert uplink.found == 0
+    run.go(4.0)
+    assert uplink.found == pytest.approx(80 * MBIT, rel=0.15)
+    uplink.cap = 10 * MBIT
+    assert uplink.found == 0
+    little = Run(Uplink(), Link(80 * MBIT))
+    little.go(0.3, demand=2 * MBIT)
+    assert little.uplink.proven > 0 and little.uplink.found == 0
+
+
 def test_nothing_is_known_before_anything_was_delivered() -> None:
     assert Uplink().proven == 0
     run = Run(Uplink(), Link(80 * MBIT))

@@ -12,7 +12,7 @@ from p2p.uplink_file import KEEP_S, UPLINK_FILE, keep_uplink, read_uplink, recal
 
 class Sender:
     def __init__(self) -> None:
-        self.uplink_rate = 0.0
+        self.found_uplink = 0.0
         self.expected: list[tuple[float, bool]] = []
 
     def expect_uplink(self, rate: float, *, told: bool) -> None:
@@ -25,13 +25,13 @@ async def test_a_rate_is_kept_when_it_is_known_and_recalled_at_the_next_start(tm
         nursery.start_soon(keep_uplink, tmp_path, sender)
         await trio.sleep(KEEP_S + 1)
         assert not (tmp_path / UPLINK_FILE).exists(), "nothing is known"
-        sender.uplink_rate = 5e6
+        sender.found_uplink = 5e6
         await trio.sleep(KEEP_S)
         assert read_uplink(tmp_path) == 5e6
-        sender.uplink_rate = 5.2e6
+        sender.found_uplink = 5.2e6
         await trio.sleep(KEEP_S)
         assert read_uplink(tmp_path) == 5e6, "hardly another"
-        sender.uplink_rate = 9e6
+        sender.found_uplink = 9e6
         nursery.cancel_scope.cancel()
     assert read_uplink(tmp_path) == 9e6, "the end is not a minute away"
     again = Sender()
@@ -47,7 +47,8 @@ def test_what_its_owner_tells_counts_more_than_what_is_remembered(tmp_path) -> N
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"bytes_per_s": "fast"}', '{"bytes_per_s": -1}', '{"bytes_per_s": NaN}',
-                                  '{"bytes_per_s": 1e30}', '{"bytes_per_s": null}', "[" * 100_000])  # fmt: skip
+                                  '{"bytes_per_s": 1e30}', '{"bytes_per_s": null}', "[" * 100_000,
+                                  '{"bytes_per_s": 1' + 400 * "0" + "}"])  # fmt: skip
 def test_a_file_that_says_nothing_is_no_memory(tmp_path, text) -> None:
     (tmp_path / UPLINK_FILE).write_text(text)
     sender = Sender()
@@ -57,7 +58,7 @@ def test_a_file_that_says_nothing_is_no_memory(tmp_path, text) -> None:
 
 async def test_a_folder_that_cannot_be_written_costs_the_memory_alone(tmp_path, autojump_clock, caplog) -> None:
     sender = Sender()
-    sender.uplink_rate = 5e6
+    sender.found_uplink = 5e6
     with trio.move_on_after(KEEP_S + 1):
         await keep_uplink(tmp_path / "gone", sender)
     assert "cannot be written" in caplog.text

@@ -150,8 +150,8 @@ def forecast(costs: ModelCosts, plan: TrainingPlan) -> MemoryForecast:
              costs.activations and passes * (costs.activations + kept_layers(costs, plan) * costs.layer_bytes), "training"),
         # Rank 0 holds them, whole.
         Item("published states", "host", plan.states * plan.served_bytes * published + base),
-        # On a device without memory of its own all tensors are cast at once; else each segment is, on the device.
         Item("libraries at work", "host", passes * LIBRARIES_BYTES),
+        # On a device without memory of its own all tensors are cast at once; else each segment is, on the device.
         Item("cast to be published", "host",
              shared(plan.served_bytes * published) if not own and plan.served_bytes != FLOAT32 else 0, "publishing"),
         Item(COPY, "host", int(saved) if own or plan.copied else 0, "always" if plan.copied else "saving"),

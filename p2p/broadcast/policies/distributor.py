@@ -14,8 +14,8 @@ from p2p.broadcast.policies.port import Remembered
 RATE_S = 0.5
 """Seconds over which rate and pace are measured; the pace over less where the work ends sooner."""
 
-LEAST_COPIES = 8
-"""Copies that a measurement needs: announcements come in twos and threes."""
+LEAST_COPIES, LEAST_S = 8, 0.08
+"""Copies and seconds that a measurement of the pace needs: announcements come in twos and threes, and several in one message."""
 
 SLOWER = 8
 """A pace below the one that is known moves it by one part in so many: it may have had too little to do."""
@@ -81,7 +81,7 @@ class Distributor:
             self._copies += 1
         self._last = now
         self._all += 1
-        return now - self._first >= RATE_S and self._measure()
+        return now - self._first >= RATE_S and self._copies >= LEAST_COPIES and self._measure()
 
     def look(self, now: float) -> None:
         """Measure the rate; called some 20 times a second."""
@@ -98,7 +98,7 @@ class Distributor:
 
     def _measure(self) -> bool:
         first, self._first = self._first, None
-        if first is None or self._copies < LEAST_COPIES or self._last <= first:
+        if first is None or self._copies < LEAST_COPIES or self._last < first + LEAST_S:
             return False
         pace = self._copies / (self._last - first)
         self.pace = pace if pace > self.pace else self.pace + (pace - self.pace) / SLOWER

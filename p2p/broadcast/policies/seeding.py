@@ -43,8 +43,8 @@ MAX_TRANSIT_S = 2.0
 """The longest way to a distributor, in seconds, that its window makes up for."""
 
 HELP_AFTER_S = 0.3
-"""Seconds from the first chunk on in which the source sends each chunk once and nothing else. A version that is everywhere by
-then is not worth more of the learner's egress, which costs money."""
+"""Seconds from the first chunk on in which the source takes nothing over, and sends no copies but its own share of a version that
+ends soon. A version that is everywhere by then is not worth more of the learner's egress, which costs money."""
 
 LEAST_AHEAD_S = 0.1
 """Seconds of work that a distributor is given ahead however soon the version will be everywhere: what is gained by less is not
@@ -297,7 +297,7 @@ class Seeding(Policy):
             if d is None or self._leaf(peer, now):
                 continue
             load = max(d.busy, len(d.out) / OUTSTANDING) / self._window(peer, d)
-            if load < 1.0 and (ahead_s >= BACKLOG_S or (d.busy + 0.5) * self._copies() <= ahead_s * self._most(peer, d)):
+            if load < 1.0 and (ahead_s >= BACKLOG_S or self._in_time(peer, d, ahead_s)):
                 # What one without links distributes takes the uplinks of those that pass it on.
                 loads.append((peer in self._receivers.apart, load, place, peer))
         for *_, peer in sorted(loads):
@@ -315,7 +315,16 @@ class Seeding(Policy):
 
     def _most(self, peer: str, d: Distributor) -> float:
         """Copies a second that `peer` delivers, by the better of two accounts: a window that was never full says too little."""
-        return max(self._window(peer, d) * self._copies() / BACKLOG_S, d.pace)
+        bound = self._receivers.relays(peer) / self._receivers.chunk_bytes
+        return min(max(self._window(peer, d) * self._copies() / BACKLOG_S, d.pace), bound)
+
+    def _in_time(self, peer: str, d: Distributor, ahead_s: float) -> bool:
+        """Whether `peer` can bring one chunk more to everybody in `ahead_s`, what is known of it being as old as its way is long; or,
+        with nothing to do, sooner than the source alone could bring all that is left."""
+        if (d.busy + 0.5) * self._copies() <= (ahead_s + d.transit_s / 2) * self._most(peer, d):
+            return True
+        left = len(self._unseeded) * len(self._peers) * self._receivers.chunk_bytes
+        return not d.busy and self._copies() * self._receivers.uplink <= self._most(peer, d) * left
 
     def _ahead_s(self, now: float) -> float:
         """Seconds of work that a distributor is given ahead: BACKLOG_S, or until the version would be everywhere if all who bring
@@ -326,9 +335,9 @@ class Seeding(Policy):
         if receivers.total is None or unseeded >= BACKLOG_S * source:
             return BACKLOG_S
         if self._rates is None:  # looked at once a tick: this is asked for each chunk
-            known = all(d.remembered is not None for d in self._peers.values())
-            rates = (self._most(peer, d) for peer, d in self._peers.items() if not self._leaf(peer, now))
-            self._rates = sum(rates) if known else inf
+            able = [(peer, d) for peer, d in self._peers.items() if not self._leaf(peer, now)]
+            known = all(d.remembered is not None for _, d in able)
+            self._rates = sum(self._most(peer, d) for peer, d in able) if known else inf
         copies = unseeded * len(self._peers)
         if self._rates == inf or copies >= BACKLOG_S * (source + self._rates):
             return BACKLOG_S
