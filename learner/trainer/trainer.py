@@ -178,6 +178,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         ranks = joined_ranks(config)
         own: TrainerClient | None = LearnerClient.connect(run_dir) if rank == 0 else None
         run_trainer(client_of(own, ranks), config, ranks)
+        if ranks is not None:
+            ranks.close()  # a process that ends with its group's threads at work may abort
     except UsageError as error:
         return _ended(2, str(error), rank)
     except ShoalError as error:

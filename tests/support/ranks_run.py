@@ -54,6 +54,8 @@ def main() -> None:
     ranks = None
     for name, settings in json.loads(kinds).items():
         ranks = train(Path(folder) / name, model, settings, [int(step) for step in resumed], ranks)
+    if ranks is not None:
+        ranks.close()  # a process that ends with its group's threads at work may abort
 
 
 def train(out: Path, model: str, settings: dict[str, Any], resumed: list[int], ranks: TorchRanks | None) -> TorchRanks | None:
