@@ -108,6 +108,7 @@ class Seeding(Policy):
     # --- facts -------------------------------------------------------------------------------------------------------
 
     def joined(self, peer: str, now: float) -> None:
+        """Count it among those who lack what is out."""
         self._peers[peer] = Distributor(self._receivers.chunk_bytes, now, self._receivers.memory.get(peer))
         self._rates = None
         for chunk, out in self._out.items():
@@ -309,8 +310,7 @@ class Seeding(Policy):
 
     def _leaf(self, peer: str, now: float) -> bool:
         """Whether nothing is handed to `peer` to distribute."""
-        receivers = self._receivers
-        out = peer in self._lagging or peer in receivers.lagging or not receivers.relays(peer)
+        out = peer in self._lagging or peer in self._receivers.lagging or not self._receivers.relays(peer)
         return out or now < self._peers[peer].spared_until
 
     def _most(self, peer: str, d: Distributor) -> float:
