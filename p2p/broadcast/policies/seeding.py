@@ -319,8 +319,8 @@ class Seeding(Policy):
         return min(max(self._window(peer, d) * self._copies() / BACKLOG_S, d.pace), bound)
 
     def _in_time(self, peer: str, d: Distributor, ahead_s: float) -> bool:
-        """Whether `peer` can bring one chunk more to everybody in `ahead_s`, what is known of it being as old as its way is long; or,
-        with nothing to do, sooner than the source alone could bring all that is left."""
+        """Whether `peer` can bring one chunk more to everybody in `ahead_s`, what is known of it being as old as its way is long;
+        or, with nothing to do, sooner than the source alone could bring all that is left."""
         if (d.busy + 0.5) * self._copies() <= (ahead_s + d.transit_s / 2) * self._most(peer, d):
             return True
         left = len(self._unseeded) * len(self._peers) * self._receivers.chunk_bytes
