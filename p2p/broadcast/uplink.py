@@ -74,8 +74,8 @@ CARRIED = 0.8
 uplink that carries no more than before the pause has a queue by then."""
 
 ENOUGH_BYTES = START_RATE * STEADY_S
-"""Bytes. Before so many were delivered a pause says nothing: the model's description, which comes before the first version, is a
-few KiB."""
+"""Bytes. Before so many were delivered a pause says nothing: the model's description comes before the first version, some 70 KB
+to each node where its tokenizer is small."""
 
 COLLAPSE = 0.7
 """Delivery below this part of the known rate, while a queue builds up, is a link that became slower. It is believed at once."""
@@ -248,7 +248,7 @@ class Uplink:
             self._searching = False
             # What was tried at first may be far above it. The first measurement that is long enough replaces this; who is
             # short of things to send may have none for long, and so must not start from what a burst was.
-            self.rate = max(self._steady, START_RATE / 2) if limited_by_us or self._paused else max(self._top, MIN_RATE)
+            self.rate = max(self._steady, self._least / 2) if limited_by_us or self._paused else max(self._top, MIN_RATE)
             self._samples.clear()
             self._worked.clear()  # what a search delivers while it grows is no rate
             self._probe_at = self._busy_s + PROBE_EVERY_S

@@ -316,13 +316,13 @@ def test_a_pace_is_what_comes_after_the_first_copy_and_remembers_the_best() -> N
     for n in range(11):
         assert not d.copied(5.0 + n / 40)
     d.out.clear()
-    assert d.rested() and d.pace == pytest.approx(40)
+    assert d.measure_pace() and d.pace == pytest.approx(40)
     for n in range(11):
         d.copied(9.0 + n / 20)
     assert d.pace == pytest.approx(40 - 20 / SLOWER), "slower once may be for want of work"
     for n in range(LEAST_COPIES):
         d.copied(20.0 + n / 1000)
-    assert not d.rested(), "too few to tell"
+    assert not d.measure_pace(), "too few to tell"
     assert Distributor(4096, 0.0, Remembered(1.0, 8192.0)).pace == 2.0, "kept in bytes"
 
 

@@ -81,7 +81,7 @@ class Distributor:
             self._copies += 1
         self._last = now
         self._all += 1
-        return now - self._first >= RATE_S and self._copies >= LEAST_COPIES and self._measure()
+        return now - self._first >= RATE_S and self._copies >= LEAST_COPIES and self.measure_pace()
 
     def look(self, now: float) -> None:
         """Measure the rate; called some 20 times a second."""
@@ -92,11 +92,8 @@ class Distributor:
             self.rate = rate if not self.rate else (self.rate + rate) / 2
             self.since, self._before = now, self._all
 
-    def rested(self) -> bool:
-        """Nothing is out there any more. Whether its pace was measured anew."""
-        return self._measure()
-
-    def _measure(self) -> bool:
+    def measure_pace(self) -> bool:
+        """To be called when nothing is out there any more. Whether its pace was measured anew."""
         first, self._first = self._first, None
         if first is None or self._copies < LEAST_COPIES or self._last < first + LEAST_S:
             return False

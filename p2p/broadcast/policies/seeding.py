@@ -189,7 +189,7 @@ class Seeding(Policy):
         owner = self._peers[out.to]
         del owner.out[chunk]
         owner.busy -= not out.spread
-        if not owner.out and owner.rested():
+        if not owner.out and owner.measure_pace():
             self._remember(out.to, owner)
 
     def _copies(self) -> int:
