@@ -58,6 +58,8 @@ def add_verbs(actions: Any, verb: AddVerb) -> None:
     p.add_argument("--engine-python", default="", metavar="PATH", help="one node runs vLLM in this environment")
     dtypes = ("auto", "float32", "bfloat16")
     p.add_argument("--dtype", default="auto", choices=dtypes, help="what engines compute in (default auto)")
+    what = "nodes whose engine computes; the others' are scripted and take no time of these cores (default all)"
+    p.add_argument("--computing", type=int, metavar="N", help=what)
     p.add_argument("--told", action="store_true", help="the learner is told its uplink's rate (swarm.uplink_mbit)")
     add_backend(p)
 
@@ -100,7 +102,7 @@ def _bench_wan(args: argparse.Namespace) -> dict[str, Any]:
     except ValueError:
         raise UsageError(f"--ranks {args.ranks!r}: want whole numbers with commas between") from None
     found = bench_wan(
-        args.model, ranks, args.versions, args.nodes, args.engine_python, dtype=args.dtype, told=args.told, backend=args.backend,
-        say=say,
+        args.model, ranks, args.versions, args.nodes, args.engine_python, dtype=args.dtype, told=args.told,
+        computing=args.computing, backend=args.backend, say=say,
     )  # fmt: skip
     return told(args, found, describe)

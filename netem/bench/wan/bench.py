@@ -44,6 +44,9 @@ PORT = 4001
 AHEAD = 64
 """Groups of one short completion that nodes may be ahead of the trainer: they never have nothing to generate."""
 
+SCRIPTED_STEP_S = 0.1
+"""Seconds that a scripted engine sleeps for a token: faster ones would reach the end of what may be ahead (`AHEAD`)."""
+
 ASKED_S, ASKED_PART = 3.0, (1.5, 1.0)
 """What issue 20 asks of a rank-16 adapter of SmolLM2-135M: seconds, and this many T* plus this many seconds."""
 
@@ -52,11 +55,15 @@ Say = Callable[[str], None]
 
 def bench_wan(
     model: Path | None, ranks: Sequence[int], versions: int, nodes: int, engine_python: str, *, dtype: str = "auto",
-    told: bool = False, backend: str = AUTO, say: Say,
+    told: bool = False, computing: int | None = None, backend: str = AUTO, say: Say,
 ) -> dict[str, Any]:  # fmt: skip
     """What `shoal bench wan --json` prints: one part for each of `ranks` (0: full training). With an `engine_python` one of the
-    nodes runs vLLM there. `dtype`: what engines compute in. `told`: the learner is told its uplink's rate. UsageError where
-    numbers make no sense; ShoalError when somebody does not get there."""
+    nodes runs vLLM there. `dtype`: what engines compute in. `told`: the learner is told its uplink's rate. `computing`: how many
+    nodes' engines compute (default all); the others' are scripted and take no time of the cores. UsageError where numbers make
+    no sense; ShoalError when somebody does not get there."""
+    computing = nodes if computing is None else computing
+    if not int(bool(engine_python)) <= computing <= nodes:
+        raise UsageError(f"{computing} computing of {nodes} nodes: want at most all, and one or more with vLLM")
     if nodes < 1 or versions < 1 or any(rank < 0 for rank in ranks):
         raise UsageError(f"{nodes} nodes, {versions} versions, ranks {list(ranks)}: want 1 or more of each, ranks from 0 on")
     parts = []
@@ -66,14 +73,15 @@ def bench_wan(
             if model is None:
                 smollm2_135m(folder / "model")
             parts.append(_measure(folder, model or folder / "model", rank, versions, nodes=nodes, engine_python=engine_python,
-                                  dtype=dtype, told=told, backend=backend, say=say))  # fmt: skip
+                                  dtype=dtype, told=told, computing=computing, backend=backend, say=say))  # fmt: skip
     vllm, cores = int(bool(engine_python)), len(os.sched_getaffinity(0))
-    return {"ok": True, "nodes": nodes, "vllm_nodes": vllm, "cores": cores, "dtype": dtype, "told": told, "parts": parts}
+    settings = {"nodes": nodes, "computing": computing, "vllm_nodes": vllm, "cores": cores, "dtype": dtype, "told": told}
+    return {"ok": True, **settings, "parts": parts}
 
 
 def _measure(
     folder: Path, model: Path, rank: int, versions: int, *, nodes: int, engine_python: str, dtype: str, told: bool,
-    backend: str, say: Say,
+    computing: int, backend: str, say: Say,
 ) -> dict[str, Any]:  # fmt: skip
     links = {"learner": {"preset": "home-fiber"}, "nodes": [{"preset": "home-cable", "count": nodes}]}
     profile = build_profile(links, "bench wan")
@@ -87,8 +95,10 @@ def _measure(
             client.resume()
             client.publish(0, updates.state())
             names = [host.name for host in profile.hosts if host.name != LEARNER]
-            for name in names:
-                run.start_node(name, model, engine_python if name == names[0] else "", dtype)
+            vocab = json.loads((model / "config.json").read_text())["vocab_size"]
+            for place, name in enumerate(names):
+                engine = _engine(place, engine_python, computing, vocab)
+                run.start_node(name, model, engine, dtype)
             run.wait_for("version 1.0", names, "1.0", WAIT_S)
             give_way(child.pid for child in children.all if child.name in names)
             times, bytes_, stages, loads, reached, queued = [], [], [], [], [], []
@@ -126,6 +136,15 @@ def _measure(
     }  # fmt: skip
 
 
+def _engine(place: int, vllm_python: str, computing: int, vocab: int) -> tuple[str, ...]:
+    """Options of the node at this place."""
+    if place == 0 and vllm_python:
+        return ("--engine", "vllm", "--engine-python", vllm_python, "--engine-set", "kv_bytes=400000000")
+    if place < computing:
+        return ()
+    return ("--engine", "fake", "--engine-set", f"vocab_size={vocab}", "--engine-set", f"step_s={SCRIPTED_STEP_S}")
+
+
 class _Run:
     def __init__(self, folder: Path, network: Underlay, children: Children, say: Say) -> None:
         self.folder, self.network, self.children, self.say = folder, network, children, say
@@ -148,8 +167,7 @@ class _Run:
             self._check(deadline, "the learner")
             time.sleep(0.1)
 
-    def start_node(self, name: str, model: Path, vllm: str, dtype: str) -> None:
-        engine = ("--engine", "vllm", "--engine-python", vllm, "--engine-set", "kv_bytes=400000000") if vllm else ()
+    def start_node(self, name: str, model: Path, engine: Sequence[str], dtype: str) -> None:
         self._start(
             name, "node", "--join", str(self.run_dir / "ticket.txt"), "--dir", str(self.folder / name), "--name", name,
             "--listen", f"/ip4/{self.network.addresses[name]}/tcp/{PORT}", "--base-model", str(model), "--capacity", "1",
@@ -199,6 +217,8 @@ def describe(result: dict[str, Any]) -> str:
     """A few lines for people."""
     who = f"{result['nodes']} home-cable nodes ({result['vllm_nodes']} of them vLLM)"
     told = "told its uplink's rate" if result["told"] else "not told its uplink's rate"
+    if result["computing"] < result["nodes"]:
+        who += f", {result['computing']} with an engine that computes"
     lines = [f"{who}, engines compute in {result['dtype']}; home-fiber learner, {told}; {result['cores']} cores for all"]
     for part in result["parts"]:
         what = f"LoRA rank {part['rank']}" if part["rank"] else "full training"
