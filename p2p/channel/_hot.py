@@ -273,4 +273,4 @@ class HotStream:
             self._yamux.recv_window += self._consumed
             frame = _HEADER.pack(0, TYPE_WINDOW_UPDATE, 0, self._yamux.stream_id, self._consumed)
             self._consumed = 0
-            self._muxer._nursery.start_soon(self._muxer._write_quietly, frame)
+            self._muxer.beside(self._muxer._write_quietly, frame)

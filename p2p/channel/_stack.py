@@ -19,7 +19,7 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import trio
@@ -96,9 +96,18 @@ class _Muxer(Yamux):
 
     async def _write_frame(self, data: bytes) -> None:
         if len(data) == 12 and (data[1], data[3]) in _LATER and self._nursery is not None:
-            self._nursery.start_soon(self._write_now, data)
+            self.beside(self._write_now, data)
         else:
             await self._write_now(data)
+
+    def beside(self, write: Callable[[bytes], Awaitable[None]], data: bytes) -> None:
+        """Write in a task of the connection's own. Nothing happens once it is over: its nursery takes no task then, and whoever
+        reads or writes next finds out."""
+        if self._nursery is not None:
+            try:
+                self._nursery.start_soon(write, data)
+            except RuntimeError as error:  # what trio says of a nursery that is closed; it has no question to ask before
+                logging.getLogger("shoal.channel").debug("frame not sent, the connection is over: %s", error)
 
     async def break_now(self) -> None:
         """Close the socket at once and wake every reader. `close` writes a farewell first, behind any write that is

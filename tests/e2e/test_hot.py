@@ -6,6 +6,7 @@ import functools
 import os
 import random
 import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,8 +14,9 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
-from p2p.channel._hot import _TCP_RTO_MAX_MS, RETRY_MS
+from p2p.channel._hot import _TCP_RTO_MAX_MS, RETRY_MS, WINDOW
 from p2p.channel.yamux import load_stack
 from p2p.limits import KIB
 from tests.support.watchdog import patience
@@ -22,6 +24,10 @@ from tests.support.watchdog import patience
 pytestmark = pytest.mark.e2e
 
 SIZES = [1, 2, 3, 11, 12, 13, 18, 255, 4095, 4096, 4097, 16_383, 65_507, 65_508, 65_519, 65_520, 65_535, 64 * KIB]
+
+
+PING_ANSWER = struct.pack(">BBHII", 0, 2, 2, 0, 0)
+"""A frame of yamux that the reader of a connection writes."""
 
 
 @dataclass
@@ -190,6 +196,25 @@ async def fails(call: Callable[[], Awaitable[Any]]) -> None:
             raise
         except Exception:  # the library has a dozen unrelated classes for this
             return
+
+
+async def test_a_stream_is_taken_and_read_after_its_connection_ended() -> None:
+    """Both give windows back in a task of the connection's, which takes none any more: a peer that leaves at such a moment was
+    "Nursery is closed to new arrivals" in whoever accepted its stream."""
+    async with hot_and_plain() as (ours, theirs, proxy):
+        mine, there = await pair(ours, theirs)
+        await there.write(bytes(WINDOW // 4))  # as much as is given back at once
+        (plain,) = ours.connection.muxed_conn.streams.values()
+        while len(ours.connection.muxed_conn.stream_buffers[plain.stream_id]) < WINDOW // 4:
+            await trio.sleep(0.01)
+        for wire in proxy.wires:
+            await wire.aclose()
+        while mine._muxer._nursery.child_tasks:
+            await trio.sleep(0.01)
+        await trio.testing.wait_all_tasks_blocked()
+        mine._grant(WINDOW // 4)
+        assert load_stack().hot(mine._stream) is not None
+        await mine._muxer._write_frame(PING_ANSWER)
 
 
 @pytest.mark.parametrize("dialler", ["hot", "plain"])
