@@ -57,7 +57,7 @@ else
 endif
 
 test-vllm: $(STAMP) $(VLLM_VENV)
-	SHOAL_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) $(BIN)/python -m pytest tests/e2e/test_vllm.py $(PYTEST_ARGS)
+	SHOAL_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) $(BIN)/python -m pytest $(PARALLEL) $(SLOWEST) tests/e2e/test_vllm.py $(PYTEST_ARGS)
 
 test-others: $(STAMP) $(OTHERS_STAMP)
 	$(OTHERS_VENV)/bin/python -m pytest $(SLOWEST) tests/others $(PYTEST_ARGS)

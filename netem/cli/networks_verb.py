@@ -25,6 +25,9 @@ def add_verb(actions: Any, verb: AddVerb) -> None:
     p.add_argument("--replay", action="extend", nargs="+", metavar="NAME", default=[],
                    help="only these networks, as net-1-17 is number 17 of seed 1; says every version")
     p.add_argument("--index", type=int, metavar="I", help="only this network of --seed")
+    p.add_argument("--nodes", metavar="A,B", help="in place of drawn networks: swarms of so many equal nodes, with their control "
+                   "messages, and what simulating them took; 10000 take an hour")
+    add_value(p, "--versions", 2, "N", "versions of each swarm of --nodes")
     add_value(p, "--jobs", 1, "J", "processes")
     p.add_argument("--write", type=Path, metavar="FILE",
                    help="run nothing: write the one network of --replay as a scenario for shoal netem run")
@@ -36,6 +39,8 @@ def _bench_networks(args: argparse.Namespace) -> dict[str, Any]:
     from netem.bench.networks.table import print_networks, scenario_text
     from p2p.errors import UsageError
 
+    if args.nodes:
+        return _bench_scale(args)
     names = [*args.replay, *([name_of(args.seed, args.index)] if args.index is not None else [])]
     if args.write is not None:
         if len(names) != 1:
@@ -47,3 +52,14 @@ def _bench_networks(args: argparse.Namespace) -> dict[str, Any]:
     if not args.json:
         print_networks(result, each=bool(names))
     return result
+
+
+def _bench_scale(args: argparse.Namespace) -> dict[str, Any]:
+    from netem.bench.networks.scale import bench_scale
+    from p2p.errors import UsageError
+
+    try:
+        counts = [int(count) for count in args.nodes.split(",")]
+    except ValueError:
+        raise UsageError(f"--nodes {args.nodes!r}: want whole numbers with commas between") from None
+    return bench_scale(counts, rounds=args.versions, seed=args.seed, say=say)

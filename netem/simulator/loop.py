@@ -6,7 +6,7 @@ Events over a `FlowNetwork`, one after another in the order of their times. Must
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from statistics import median
@@ -70,10 +70,12 @@ class BroadcastSimulation(Timeline):
         unnoticed_s: float,
         machine: Machine,
         packets: bool = False,
+        network: Callable[[Profile, random.Random | None], FlowNetwork] = FlowNetwork,
     ) -> None:
+        """`network`: makes the links, of the profile and of a draw where its packets count."""
         super().__init__()
         self.profile, self.events, self._cores = profile, 0, Cores(machine)
-        self.network = FlowNetwork(profile, random.Random(seed) if packets else None)
+        self.network = network(profile, random.Random(seed) if packets else None)
         self.moved_at = self._began = 0.0
         self._hosts = {host.name: host for host in profile.hosts}
         self._faults, self._fault_round, self._unnoticed_s = faults, fault_round, unnoticed_s

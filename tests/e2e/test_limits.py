@@ -9,6 +9,7 @@ import pytest
 
 from netem.processes.children import Children
 from tests.e2e.test_drain import model, nodes, run_dir, tokens
+from tests.support.nightly import nightly
 from tests.support.watchdog import status_of, until
 
 pytestmark = pytest.mark.e2e
@@ -23,6 +24,7 @@ def until_next_minute(least_s: float) -> str:
     return time.strftime("%H:%M", time.localtime(60 * (int((time.time() + least_s) // 60) + 1)))
 
 
+@nightly
 def test_hours_that_end_in_mid_generation_cost_no_token(shoal: Children, run_dir, capsys: pytest.CaptureFixture[str]) -> None:
     import shoal as cli
 

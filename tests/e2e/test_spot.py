@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from netem.processes.children import Children
+from tests.support.nightly import nightly
 from tests.support.watchdog import status_of
 
 pytestmark = pytest.mark.e2e
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.e2e
 STEPS = 30
 
 
+@nightly
 def test_the_demo_on_spot_nodes_loses_nothing(shoal: Children, tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     arguments = ("--json", "--spot", "--steps", str(STEPS), "--seed", "1", "--run-dir", str(folder))

@@ -53,6 +53,7 @@ from tests.support.engine_world import (
     full_log_probs,
     qwen3_config,
 )  # fmt: skip
+from tests.support.nightly import nightly
 from tests.support.watchdog import patience, status_of, until
 
 PYTHON = os.environ.get("SHOAL_VLLM_PYTHON") or str(ROOT / ".venv-vllm" / "bin" / "python")
@@ -441,6 +442,7 @@ async def test_sigkill_and_another_process_goes_on_from_the_same_tokens(real: Wo
 # --- in a run ---
 
 
+@nightly
 def test_engines_killed_in_mid_generation_cost_no_token_and_no_link(tmp_path: Path) -> None:
     """Their nodes go on passing chunks; the next engine begins at the version that the node holds by then; a run of transformers
     nodes that nothing disturbs makes the same tokens."""
