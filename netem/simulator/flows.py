@@ -58,8 +58,8 @@ class Connection(Flow):
         self.loss = self.jitter = 0.0
         self.in_order_at = self.small_at = 0.0
         """when the last of its messages arrives, and the last of its small ones"""
-        self.queue: deque[tuple[int, object]] = deque()
-        """(bytes, tag) of what is not sent whole"""
+        self.queue: deque[tuple[int, object]] | tuple[()] = ()
+        """(bytes, tag) of what is not sent whole; no deque before something waits, for an empty one takes 600 bytes"""
         self.queued = 0
         """bytes in `queue`"""
 
@@ -133,9 +133,10 @@ class FlowNetwork:
             return False
         if connection.loss:  # what is lost is sent once more, over both links
             size = ceil(size / (1 - connection.loss))
-        connection.queue.append((size, tag))
+        queue = connection.queue = connection.queue or deque()
+        queue.append((size, tag))
         connection.queued += size
-        if len(connection.queue) == 1:
+        if len(queue) == 1:
             self.sharing.join(connection, 8.0 * size)
         return True
 
@@ -290,7 +291,7 @@ class FlowNetwork:
             flow = link.first()
 
     def _finish(self, connection: Flow) -> None:
-        assert isinstance(connection, Connection)
+        assert isinstance(connection, Connection) and connection.queue
         size, tag = connection.queue.popleft()
         connection.queued -= size
         self._arrive(self.now + connection.delay, connection, tag, size, in_order=True)
@@ -298,6 +299,7 @@ class FlowNetwork:
         if connection.queue:
             self.sharing.more(connection, 8.0 * connection.queue[0][0])
         else:
+            connection.queue = ()
             self.sharing.leave(connection)
 
     def _arrive(self, at: float, connection: Connection, tag: object, size: int, *, in_order: bool = False) -> None:

@@ -26,6 +26,10 @@ SMALL = 100
 """Bytes of a control message. Nothing follows from it: control messages take no part in the sharing of links."""
 
 
+NO_CHANNEL = Channel()
+"""What every neighbour has in place of a channel: chunks leave by `sim_pump`. One for all, for there are millions of links."""
+
+
 class NoChunks:
     """A store that keeps nothing: nobody reads what simulated chunks hold."""
 
@@ -69,7 +73,7 @@ class SimPeer(Inbox):
     def link(self, other: str) -> None:
         """`other` is a neighbour from now on."""
         if other not in self.peers:
-            self.add_peer(other, partial(self._post, other), Channel())
+            self.add_peer(other, partial(self._post, other), NO_CHANNEL)
             self.peers[other].following = True
 
     def _post(self, other: str, message: object) -> None:

@@ -99,6 +99,11 @@ class Job(NamedTuple):
 class Neighbour:
     """A neighbour: `post` queues control messages without waiting, `bulk` carries chunks."""
 
+    __slots__ = (
+        "answered", "bulk", "following", "gone", "greeted", "job", "measured_until", "name", "parts_sent", "post", "received",
+        "served_at", "smoothed", "takes",
+    )  # fmt: skip
+
     def __init__(self, name: str, post: Callable[[object], None], bulk: Channel, now: float) -> None:
         self.name, self.post, self.bulk = name, post, bulk
         self.following = False

@@ -9,6 +9,7 @@ import pytest
 from netem.bench.networks.scale import CountingNetwork, bench_scale, describe, measure_swarm, roster_bytes, swarm_of
 from p2p.broadcast.peer_groups import Grid
 from p2p.errors import UsageError
+from p2p.limits import KIB
 from p2p.protocol.versions import Have
 from p2p.protocol.wire import encode
 
@@ -16,7 +17,7 @@ TOOK = ("cpu_s", "wall_s", "peak_mib")
 
 
 def test_control_messages_of_a_swarm_are_counted() -> None:
-    rows, again = (measure_swarm(40, rounds=2, seed=3) for _ in range(2))
+    rows, again = (measure_swarm(40, rounds=2, seed=3, chunk=64 * KIB) for _ in range(2))
     assert [row["version"] for row in rows] == [1, 2]
     for row, other in zip(rows, again, strict=True):
         assert {k: v for k, v in row.items() if k not in TOOK} == {k: v for k, v in other.items() if k not in TOOK}
@@ -48,7 +49,9 @@ def test_in_groups_a_roster_grows_with_the_neighbours_and_not_with_the_swarm() -
     assert mesh > 31 * 60 and many < 5 * groups
 
 
-@pytest.mark.parametrize(("counts", "rounds"), [([1], 2), ([30_000], 2), ([16], 0), ([], 1)])
-def test_what_is_no_swarm_is_told(counts, rounds) -> None:
+@pytest.mark.parametrize(("counts", "rounds", "chunk"), [
+    ([1], 2, 0), ([30_000], 2, 0), ([16], 0, 0), ([], 1, 0), ([16], 1, 100), ([16], 1, 1 << 30)
+])  # fmt: skip
+def test_what_is_no_swarm_is_told(counts, rounds, chunk) -> None:
     with pytest.raises(UsageError, match="swarms of"):
-        bench_scale(counts, rounds=rounds, seed=0, say=print)
+        bench_scale(counts, rounds=rounds, seed=0, chunk=chunk, say=print)

@@ -67,6 +67,14 @@ class ComingCheat:
     again_at: float = 0.0
 
 
+def settings_of(run: HostileRun, run_dir: Path, model: Path) -> dict[str, Any]:
+    """What the learner is configured with: the demo's settings, but strangers are strangers."""
+    values = RECIPE.config(run_dir, model, run.steps, run.seed)
+    values["trainer"]["eval_size"] = 0  # nodes answer evaluations; the policy is looked at by itself at the end
+    values["standing"] = {"trusted": []}
+    return values
+
+
 class HostileSwarm:
     """The run's processes. Leaving its `with` block ends them."""
 
@@ -90,8 +98,7 @@ class HostileSwarm:
         """From the model to the result, as plain values. ShoalError when a process that should live ends."""
         run = self.run
         run_module("netem.demo.recipes", str(self.model), RECIPE.name, str(run.seed), timeout_s=RUN_S)
-        values = RECIPE.config(self.run_dir, self.model, run.steps, run.seed)
-        values["trainer"]["eval_size"] = 0  # nodes answer evaluations; the policy is looked at by itself at the end
+        values = settings_of(run, self.run_dir, self.model)
         config = self.folder / "learner.toml"
         config.write_text(dump_toml(build_config(values, "bench hostile").model_dump()))
         more = [part for pair in run.settings for part in (f"--{pair.partition('=')[0]}", pair.partition("=")[2])]

@@ -24,7 +24,7 @@ from p2p.broadcast.peer_groups import Grid
 from p2p.broadcast.policies.registry import DEFAULT
 from p2p.broadcast.rosters import grouping_of
 from p2p.errors import UsageError
-from p2p.limits import MIB
+from p2p.limits import KIB, MAX_CHUNK, MIB
 from p2p.protocol.join import RosterEntry, make_roster
 from p2p.protocol.wire import encode
 from p2p.weights.encode import chunk_bytes_for
@@ -33,7 +33,7 @@ LEARNER_UP, UP, DOWN, DELAY_MS = 40, 20, 50, 25
 """Mbit/s, and milliseconds one way between two hosts: the network of the tables that end at 1,000 nodes."""
 
 PAYLOAD = 32 * MIB
-"""Bytes of a version, in chunks as a publisher makes them (64 KiB). The work of a simulation grows with nodes times chunks."""
+"""Bytes of a version. The work of a simulation grows with nodes times chunks; a publisher makes chunks of 64 KiB of it."""
 
 SAMPLE = 257
 """One control message of so many is encoded for its length."""
@@ -77,19 +77,26 @@ class CountingNetwork(FlowNetwork):
         return self._sampled[kind] / max(1, self._samples[kind])
 
 
-def bench_scale(counts: Sequence[int], *, rounds: int, seed: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """What `shoal bench networks --nodes A,B --json` prints. UsageError for numbers that make no swarm."""
-    if rounds < 1 or seed < 0 or not counts or not all(2 <= n <= MOST for n in counts):
-        raise UsageError(f"swarms of {list(counts)} nodes (2 to {MOST}), {rounds} versions (1 or more), seed {seed} (0 or more)")
+def bench_scale(
+    counts: Sequence[int], *, rounds: int, seed: int, chunk: int = 0, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """What `shoal bench networks --nodes A,B --json` prints. `chunk`: bytes; 0 for what a publisher makes. UsageError for numbers
+    that make no swarm."""
+    chunk = chunk or chunk_bytes_for(PAYLOAD)
+    if rounds < 1 or seed < 0 or not counts or not all(2 <= n <= MOST for n in counts) or not KIB <= chunk <= MAX_CHUNK:
+        raise UsageError(
+            f"swarms of {list(counts)} nodes (2 to {MOST}), {rounds} versions (1 or more), seed {seed} (0 or more), chunks of "
+            f"{chunk} bytes ({KIB} to {MAX_CHUNK})"
+        )
     rows = []
     for count in counts:
-        rows += measure_swarm(count, rounds=rounds, seed=seed)
+        rows += measure_swarm(count, rounds=rounds, seed=seed, chunk=chunk)
         for row in rows[-rounds:]:
             say(describe(row))
-    return {"seed": seed, "payload": PAYLOAD, "chunk": chunk_bytes_for(PAYLOAD), "versions": rows}
+    return {"seed": seed, "payload": PAYLOAD, "chunk": chunk, "versions": rows}
 
 
-def measure_swarm(count: int, *, rounds: int, seed: int) -> list[dict[str, Any]]:
+def measure_swarm(count: int, *, rounds: int, seed: int, chunk: int) -> list[dict[str, Any]]:
     """One row a version."""
     began, cpu = time.monotonic(), time.process_time()
     profile = swarm_of(count)
@@ -100,7 +107,7 @@ def measure_swarm(count: int, *, rounds: int, seed: int) -> list[dict[str, Any]]
     )  # fmt: skip
     network = simulation.network
     assert isinstance(network, CountingNetwork)
-    rows, chunk, told = [], chunk_bytes_for(PAYLOAD), roster_bytes(grid, profile)
+    rows, told = [], roster_bytes(grid, profile)
     for number in range(1, rounds + 1):
         network.begin()
         result = simulation.round(make_version(number, PAYLOAD, chunk))
