@@ -60,7 +60,7 @@ test-vllm: $(STAMP) $(VLLM_VENV)
 	SHOAL_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) $(BIN)/python -m pytest $(PARALLEL) $(SLOWEST) tests/e2e/test_vllm.py $(PYTEST_ARGS)
 
 test-others: $(STAMP) $(OTHERS_STAMP)
-	$(OTHERS_VENV)/bin/python -m pytest $(SLOWEST) tests/others $(PYTEST_ARGS)
+	$(OTHERS_VENV)/bin/python -m pytest $(PARALLEL) $(SLOWEST) tests/others $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
