@@ -18,12 +18,12 @@ from learner.publish.published import Published, PublishedVersions
 from p2p.errors import ShoalError, UsageError
 from p2p.identity import Identity
 from p2p.layout import Layout
-from p2p.limits import MAX_CHUNKS, MAX_SEGMENT, MAX_SEGMENTS
+from p2p.limits import MAX_CHUNK, MAX_CHUNKS, MAX_SEGMENT, MAX_SEGMENTS
 from p2p.protocol.descriptor import TENSOR, descriptor_layout
 from p2p.protocol.versions import Catalog, CatalogEntry
 from p2p.swarm import Swarm
 from p2p.version import Version
-from p2p.weights.encode import chunk_bytes_for, encode_version
+from p2p.weights.encode import LEAST_CHUNK, chunk_bytes_for, encode_version
 from p2p.weights.manifest import CODEC, DELTAS, MAX_LIFETIME_S, Header, ManifestSigner, most_chunks
 from p2p.weights.state import FlatState, state_digest
 
@@ -104,8 +104,13 @@ class Publisher:
     def _chunk_bytes(self, kind: str, layout: Layout) -> int:
         """Bytes of a chunk. The header leaves before anything is encoded, so the size is guessed: that of the last version of its
         kind."""
+        if self.chunk_bytes:
+            return self.chunk_bytes
         guess = layout.nbytes // FIRST_DELTA if kind in DELTAS else layout.nbytes
-        return self.chunk_bytes or chunk_bytes_for(self._sizes.get(kind, guess), self._swarm.uplink_rate)
+        segments, least = layout.count_segments(self.segment_bytes), LEAST_CHUNK
+        while least < MAX_CHUNK and most_chunks(layout.nbytes, segments, least) > MAX_CHUNKS:
+            least *= 2  # however little changes in a large state, its chunks stay within what a header may say
+        return chunk_bytes_for(self._sizes.get(kind, guess), self._swarm.uplink_rate, len(self._swarm.links), least)
 
     def segment(self, message: SegmentDone) -> None:
         """Sign and offer the record of a segment whose chunks the trainer has stored. ShoalError for a manifest that was not

@@ -75,7 +75,7 @@ def simulate(
         grid = Grid({h.name: h.site for h in profile.hosts[1:] if h.name not in late}, mesh=mesh)
     elif len(names) > FULL_MESH:
         raise UsageError(f"{len(names)} hosts cannot all know each other, {FULL_MESH} can: policy {policy!r} knows no groups")
-    size = chunk_bytes or chunk_bytes_for(payload_bytes)
+    size = chunk_bytes or chunk_bytes_for(payload_bytes, nodes=len(names) - 1)
     simulation = BroadcastSimulation(
         profile, policy=policy, seed=seed, grid=grid, faults=faults, fault_round=fault_round, unnoticed_s=unnoticed_s,
         machine=machine, packets=packets,

@@ -53,7 +53,9 @@ from multiaddr import Multiaddr as multiaddr
 from p2p.allowance.meter import HostMeter, WireCount
 from p2p.channel._hot import HotSession, HotStream
 from p2p.channel.port import PathState
+from p2p.channel.visits import Visits
 from p2p.channel.wire_count import clamp_window, wire_count
+from p2p.complaints import complain
 from p2p.limits import HANDSHAKE_S, MAX_CONNECTIONS
 
 __all__ = [
@@ -260,11 +262,25 @@ class _Swarm(Swarm):
     expected: dict[tuple[str, int], ID]
     """Remote ends from which a peer was to be met by a simultaneous open in which we speak first: its packet may find our
     listening socket before ours finds it, and that changes nothing about who speaks first."""
+    visits: Visits
 
     async def _handle_inbound_connection(self, read_write_closer: Any, maddr: Any) -> None:
         remote = read_write_closer.get_remote_address()
         peer = self.expected.get(remote) if remote is not None else None
         raw = RawConnection(read_write_closer, peer is not None)
+        host, came = remote[0] if remote is not None else "", trio.current_time()
+        if peer is None and not self.visits.may_come(host, came):
+            why = "too many from there ended soon, or too many came at once from everywhere"
+            complain(logging.getLogger("shoal.channel"), host, f"a connection from {host} is closed at once: {why}")
+            await raw.close()
+            return
+        try:
+            await self._take_in(raw, peer, maddr)
+        finally:
+            self.visits.left(host, came, trio.current_time())
+
+    async def _take_in(self, raw: RawConnection, peer: ID | None, maddr: Any) -> None:
+        """Shake hands, and return when the connection is over."""
         try:
             muxed: Any
             if peer is not None:
@@ -301,7 +317,7 @@ def make_swarm(seed: bytes, congestion: str = "", meter: HostMeter | None = None
         retry_config=RetryConfig(max_retries=0),
         connection_config=config,
     )
-    swarm.expected = {}
+    swarm.expected, swarm.visits = {}, Visits()
     return swarm
 
 

@@ -16,7 +16,7 @@ import trio
 from p2p.channel.port import Channel
 from p2p.complaints import complain
 from p2p.errors import ChannelClosed, Refusal, first_of
-from p2p.limits import MIB
+from p2p.limits import KIB, MIB
 from p2p.membership.addresses import Reach
 from p2p.membership.reachability import Kind
 from p2p.membership.texts import MAX_REASON, clean_message
@@ -33,6 +33,17 @@ OUTBOX = 8192
 
 OUTBOX_BYTES = 64 * MIB
 """Bytes of control messages that may wait for one peer. An answer can be as large as a frame, so a count alone bounds nothing."""
+
+ALL_BYTES, EACH_BYTES = 64 * MIB, 512 * KIB
+"""Bytes of control messages that may wait for all peers together; beyond that no peer may let more than EACH_BYTES wait. Sixty
+identities that never read had half a gigabyte kept for them, while peers that read hardly let anything wait."""
+
+
+@dataclass(slots=True)
+class Unread:
+    """What waits in the outboxes of all links of one peer."""
+
+    nbytes: int = 0
 
 
 @dataclass(eq=False)
@@ -55,6 +66,8 @@ class Link:
     """why this side closes the link; empty while it does not"""
     queued: int = 0
     """bytes in the outbox"""
+    unread: Unread = field(default_factory=Unread, repr=False)
+    """what waits for all links together, from when this one is started"""
     doomed: trio.Event = field(default_factory=trio.Event, repr=False)
     """set when the link must close although its writer may be stuck"""
 
@@ -70,15 +83,21 @@ class Link:
             log.error("cannot send to %s: %s", self.peer, error)
             return
         try:
-            if self.queued + len(data) > OUTBOX_BYTES:
+            queued = self.queued + len(data)
+            if queued > OUTBOX_BYTES or (queued > EACH_BYTES and self.unread.nbytes + len(data) > ALL_BYTES):
                 raise trio.WouldBlock
             self.outbox.send_nowait(data)
-            self.queued += len(data)
+            self.count(len(data))
         except trio.WouldBlock:
             self.closing = self.closing or f"{self.queued} bytes of control messages pile up unread"
             self.doomed.set()
         except (trio.ClosedResourceError, trio.BrokenResourceError):
             pass
+
+    def count(self, nbytes: int) -> None:
+        """So many bytes are in the outbox, or are not any more."""
+        self.queued += nbytes
+        self.unread.nbytes += nbytes
 
 
 class LinkOwner:
@@ -100,11 +119,15 @@ class LinkOwner:
 
 class LinkTasks:
     """The links of one peer and their tasks. `renewed(link, message)` takes a new membership, or raises a Refusal. `head` is
-    always read at once; another peer waits when its messages take more than their share of the time."""
+    always read at once; another peer waits when its messages take more than their share of the time. `left(peer, came, now)` is
+    told when a link is over."""
 
-    def __init__(self, owner: LinkOwner, renewed: Callable[[Link, Renewal], None], head: str = "") -> None:
-        self._owner, self._renewed, self._head = owner, renewed, head
-        self._workload = PeerLoad()
+    def __init__(
+        self, owner: LinkOwner, renewed: Callable[[Link, Renewal], None], head: str = "", *,
+        left: Callable[[str, float, float], None] = lambda peer, came, now: None,
+    ) -> None:  # fmt: skip
+        self._owner, self._renewed, self._head, self._left = owner, renewed, head, left
+        self._workload, self._unread = PeerLoad(), Unread()
         self.links: dict[str, Link] = {}
         """by peer"""
 
@@ -113,6 +136,7 @@ class LinkTasks:
         closed."""
         # In place before the old one is closed, which takes a while: a third link must see this one.
         old, self.links[link.peer] = self.links.get(link.peer), link
+        link.unread = self._unread
         if old is not None:
             await self._close_link(old, "replaced by a newer link")
         up = trio.Event()
@@ -120,7 +144,7 @@ class LinkTasks:
         await up.wait()
 
     async def _serve(self, link: Link, up: trio.Event) -> None:
-        reason = "closed"
+        reason, came = "closed", trio.current_time()
         try:
             if self.links.get(link.peer) is not link:
                 raise ChannelClosed(link.closing or "replaced by a newer link")
@@ -139,7 +163,9 @@ class LinkTasks:
             up.set()
             if self.links.get(link.peer) is link:
                 del self.links[link.peer]
+            self._left(link.peer, came, trio.current_time())
             link.outbox.close()
+            link.count(-link.queued)
             with trio.CancelScope(shield=True):
                 await link.control.aclose(reason)
                 await link.bulk.aclose(reason)
@@ -150,7 +176,7 @@ class LinkTasks:
         async with link.outgoing:
             async for data in link.outgoing:
                 await link.control.send(data)
-                link.queued -= len(data)
+                link.count(-len(data))
         raise ChannelClosed(link.closing or "closed here")
 
     @staticmethod

@@ -16,6 +16,7 @@ from typing import Any
 import trio
 
 from p2p.channel.port import BULK, CONTROL, Channel, Network
+from p2p.channel.visits import LINK_EACH_S, SHORT_LINKS, ShortVisits
 from p2p.complaints import complain
 from p2p.errors import ChannelClosed, Refusal, Unreachable
 from p2p.identity import Identity
@@ -44,6 +45,10 @@ machine may sleep for days, so the head looks often."""
 
 DOOR_S = 1.0
 """Seconds from one look of the head for peers that have to go to the next: so soon a ban or a revoked ticket ends links."""
+
+OFTEN = "its links end as soon as they are up: it may come again in a while"
+"""Why a peer is sent away that comes and goes without end."""
+
 
 class JoinRefused(Exception):
     """The other side answered a handshake with a refusal."""
@@ -79,7 +84,9 @@ class Peering:
         self._network, self._settings, self._wall = network, settings, wall
         self.gate = Gate(identity, run=settings.run, head=settings.head, wall=wall)
         self.head, self.me = settings.head, identity.peer_id
-        self._tasks = LinkTasks(owner, self._renewed, settings.head)
+        self._short_links = ShortVisits(SHORT_LINKS, LINK_EACH_S)
+        """whose links end as soon as they are up"""
+        self._tasks = LinkTasks(owner, self._renewed, settings.head, left=self._short_links.left)
         self.links: dict[str, Link] = self._tasks.links
         """live links by peer, from the end of the handshake on"""
         self._half: dict[str, tuple[Channel, Hello]] = {}
@@ -199,6 +206,11 @@ class Peering:
     async def _accept(self, channel: Channel) -> None:
         peer = channel.peer
         channel.restrict(GREETING_WINDOW)
+        came = trio.current_time()
+        if channel.kind == CONTROL and not self._short_links.may_come(peer, came):
+            complain(log, peer, f"{peer} is sent away: {OFTEN}")
+            await self._part_with(channel, OFTEN)
+            return
         try:
             hello = await _first(channel)
             if not isinstance(hello, Hello):
@@ -211,6 +223,7 @@ class Peering:
             await self._turn_away(channel, refusal)
             return
         except ChannelClosed:
+            self._short_links.left(peer, came, trio.current_time())
             await self._part_with(channel, "gone during the handshake")
             return
         except Exception as error:  # its hello found a defect of ours

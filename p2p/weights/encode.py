@@ -28,12 +28,16 @@ under 5 % of its time to filling (Mundinger, Weber and Weiss 2008), and each dis
 MEDIUM_CHUNK a chunk grows so that there are CHUNKS of them; beyond it only when there would be more than MANY_CHUNKS."""
 
 MIN_CHUNK, MEDIUM_CHUNK = 16 * KIB, 128 * KIB
-"""Bytes. A chunk smaller than MIN_CHUNK would cost more in digests and announcements than in its own bytes. One of MEDIUM_CHUNK,
+"""Bytes. Many chunks below MIN_CHUNK would cost more in digests and announcements than in their own bytes. One of MEDIUM_CHUNK,
 handed to seven peers, keeps a slow uplink busy for the better part of a second, so chunks stay at that size for long."""
 
 CHUNK_S, FEW_CHUNKS = 5e-4, 64
 """Seconds that a chunk takes an uplink at the least, as long as there are so many chunks or more: each costs whoever sends or
 gets it a few tenths of a millisecond of processor time, whatever its size."""
+
+NODE_CHUNKS, LEAST_CHUNK, MOST_NODES = 12, 4 * KIB, 32
+"""Chunks for each node, down to chunks of LEAST_CHUNK bytes, and nodes that count for that: more stand in groups. Where all
+uplinks count a node brings a part of the version to each other node, and a chunk that all others get is the least part."""
 
 RECORDS_FROM = 64 * KIB
 """Bytes from which a chunk is made a little smaller than a power of two, so that it just fills whole Noise records: these hold
@@ -51,13 +55,18 @@ NOTHING_FOUND: Mapping[int, Changes | Payload] = MappingProxyType({})
 """No segment's changes are known beforehand."""
 
 
-def chunk_bytes_for(payload: int, uplink: float = 0.0) -> int:
-    """Bytes of a chunk, for a version of about `payload` bytes that leaves over an uplink of `uplink` bytes/s (0: unknown): a
-    power of two, or a little less, so that with its headers it just fills whole encrypted records (64 KiB)."""
+def chunk_bytes_for(payload: int, uplink: float = 0.0, nodes: int = 0, least: int = 0) -> int:
+    """Bytes of a chunk, for a version of about `payload` bytes that leaves over an uplink of `uplink` bytes/s (0: unknown) for so
+    many nodes (0: unknown): a power of two from `least` on, or a little less, so that with its headers it just fills whole
+    encrypted records (64 KiB)."""
     size = MIN_CHUNK
     while size < MEDIUM_CHUNK and size < CHUNK_S * uplink and 2 * size * FEW_CHUNKS <= payload:
         size *= 2
     while size < MAX_CHUNK and size * (CHUNKS if size < MEDIUM_CHUNK else MANY_CHUNKS) < payload:
+        size *= 2
+    while LEAST_CHUNK < size <= MIN_CHUNK and size * NODE_CHUNKS * min(nodes, MOST_NODES) > payload:
+        size //= 2
+    while size < least:
         size *= 2
     return size - (size // 256 if size >= RECORDS_FROM else 0)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from p2p.channel.stream import PIECE
 from p2p.layout import Layout
 from p2p.limits import GIB, KIB, MAX_CHUNK, MAX_SEGMENT, MAX_SEGMENT_CHUNKS, MIB
-from p2p.weights.encode import MIN_CHUNK, chunk_bytes_for, encode_version
+from p2p.weights.encode import LEAST_CHUNK, MIN_CHUNK, MOST_NODES, NODE_CHUNKS, chunk_bytes_for, encode_version
 from p2p.weights.state import FlatState
 from p2p.weights.store import ChunkFolder
 
@@ -98,3 +98,18 @@ def test_a_disk_that_fails_and_a_reader_that_stops_end_it(tmp_path: Path) -> Non
     segments = encode_version(new, old, ChunkFolder(tmp_path), segment_bytes=4096, chunk_bytes=1024, threads=3)
     assert next(segments).index == 0
     segments.close()  # type: ignore[attr-defined]
+
+
+def test_a_small_version_for_many_nodes_has_smaller_chunks() -> None:
+    """Each node brings a part to each other one; with chunks of 16 KiB twenty nodes would share 32 of them."""
+    assert chunk_bytes_for(512 * KIB, nodes=20) == LEAST_CHUNK
+    assert chunk_bytes_for(3 * MIB, nodes=20) == 8 * KIB
+    assert chunk_bytes_for(2 * MIB, nodes=8) == chunk_bytes_for(8 * MIB, nodes=1000) == MIN_CHUNK
+    assert chunk_bytes_for(4 * MIB, 6e7, nodes=40) > MIN_CHUNK, "not where the learner's own uplink is ample"
+
+
+@given(st.integers(0, 256 * GIB), st.integers(0, 20_000))
+def test_more_nodes_never_mean_larger_chunks_nor_many_more(payload, nodes) -> None:
+    size = chunk_bytes_for(payload, nodes=nodes)
+    assert LEAST_CHUNK <= size <= chunk_bytes_for(payload)
+    assert size == chunk_bytes_for(payload) or payload / size < 2 * NODE_CHUNKS * MOST_NODES

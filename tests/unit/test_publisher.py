@@ -6,24 +6,26 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import msgpack
+import pytest
 
 from learner.client.messages import Begin, SealVersion, SegmentDone
 from learner.publish.publisher import FIRST_DELTA, Publisher
 from p2p.identity import Identity
 from p2p.layout import Layout
-from p2p.limits import MIB
+from p2p.limits import KIB, MIB
 from p2p.weights.encode import chunk_bytes_for
+from p2p.version import Version
 from p2p.weights.state import state_digest
 
 LAYOUT = Layout.build([("w", "bfloat16", (4 * MIB,))])
 """One segment."""
 
 
-def publisher(folder: Path, chunk_bytes: int, uplink: float = 0.0) -> Publisher:
-    """Over an exchange that takes everything, and an uplink of so many bytes/s."""
-    (folder / "layout").write_bytes(msgpack.packb(LAYOUT.to_wire()))
+def publisher(folder: Path, chunk_bytes: int, uplink: float = 0.0, *, nodes: int = 0, layout: Layout = LAYOUT) -> Publisher:
+    """Over an exchange that takes everything, and an uplink of so many bytes/s, to so many nodes."""
+    (folder / "layout").write_bytes(msgpack.packb(layout.to_wire()))
     nothing = SimpleNamespace(
-        offer=lambda part, announce: None, extend=lambda mid, part, announce: None, transfers={},
+        offer=lambda part, announce: None, extend=lambda mid, part, announce: None, transfers={}, links=range(nodes),
         uplink_rate=uplink, store=SimpleNamespace(pin=lambda digests: None),
     )  # fmt: skip
     return Publisher(
@@ -63,3 +65,20 @@ def test_chunks_are_larger_where_the_uplink_is_fast(tmp_path) -> None:
     publish(made, 1, None, 5 * MIB)
     publish(made, 2, 1, 4 * MIB)
     assert publish(made, 3, 2, 4 * MIB) == chunk_bytes_for(4 * MIB, 6e7) > chunk_bytes_for(4 * MIB)
+
+
+def test_a_small_version_for_many_nodes_is_in_smaller_chunks(tmp_path) -> None:
+    made = publisher(tmp_path, 0, nodes=20)
+    publish(made, 1, None, 5 * MIB)
+    publish(made, 2, 1, MIB)
+    assert publish(made, 3, 2, MIB) == chunk_bytes_for(MIB, nodes=20) < chunk_bytes_for(MIB)
+
+
+@pytest.mark.parametrize("nodes", [1, 40])
+def test_of_a_very_large_state_little_may_change(tmp_path, nodes) -> None:
+    """64 GiB in chunks of 16 KiB would be more of them than a header may have: no small delta of a 32B model was published."""
+    large = Layout.build([(f"w{i}", "bfloat16", (8, 128 * MIB)) for i in range(32)])
+    made = publisher(tmp_path, 0, nodes=nodes, layout=large)
+    made._sizes["delta"], made._digests[Version(1, 1)] = MIB, bytes(16)  # as after a small one: to make it takes 64 GiB
+    begun = made.begin(Begin(2, "delta", 1, "layout"))
+    assert 32 * KIB <= begun.chunk_bytes < 65 * KIB

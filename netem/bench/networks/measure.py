@@ -49,7 +49,7 @@ class MeasuredNetwork:
 
 def measure_network(network: DrawnNetwork, *, seed: int = 0) -> MeasuredNetwork:
     """Send all versions of `network`, one after another."""
-    size = chunk_bytes_for(network.payload)
+    size = chunk_bytes_for(network.payload, nodes=len(network.profile.hosts) - 1)
     heads = wire_bytes(size, network.profile.mtu) / size
     try:
         results = simulate(network.profile, network.payload, rounds=network.versions, seed=seed, packets=True)

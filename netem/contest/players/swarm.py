@@ -204,7 +204,7 @@ class ShoalPlayer(SwarmOwner):
         at = time.monotonic()
         state = self.states.pop(number)
         base = FlatState.in_memory(state.layout)  # never written, so it takes no memory
-        chunk = chunk_bytes_for(state.layout.nbytes)
+        chunk = chunk_bytes_for(state.layout.nbytes, nodes=len(self.swarm.links))
         now = int(time.time())
         header = Header(
             run=RUN, version=Version(1, number), kind="delta", base=Version(1, number - 1), base_digest=base.digest(),
