@@ -13,8 +13,8 @@ from learner.publish.publisher import FIRST_DELTA, Publisher
 from p2p.identity import Identity
 from p2p.layout import Layout
 from p2p.limits import KIB, MIB
-from p2p.weights.encode import chunk_bytes_for
 from p2p.version import Version
+from p2p.weights.encode import chunk_bytes_for
 from p2p.weights.state import state_digest
 
 LAYOUT = Layout.build([("w", "bfloat16", (4 * MIB,))])
