@@ -90,6 +90,8 @@ class Link:
             self.count(len(data))
         except trio.WouldBlock:
             self.closing = self.closing or f"{self.queued} bytes of control messages pile up unread"
+            self.unread.nbytes -= self.queued
+            self.unread = Unread(self.queued)  # what waits for it goes with it, and is nobody else's concern
             self.doomed.set()
         except (trio.ClosedResourceError, trio.BrokenResourceError):
             pass
