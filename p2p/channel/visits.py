@@ -12,9 +12,9 @@ from ipaddress import IPv6Address, ip_address
 SHORT_S = 5.0
 """Seconds. What ends sooner is a short visit."""
 
-SHORT_VISITS, EACH_S = 20, 5.0
-"""Short visits that one place may have made at once, and the seconds until it may make one more. An honest node makes a few:
-one that is started again and again, or two that dialled each other at once."""
+SHORT_VISITS, EACH_S = 100, 1.0
+"""Short visits that one place may have made at once, and the seconds until it may make one more. Honest nodes make a few: who is
+started again and again, or dials several addresses of a host that is slow to answer; and a hundred may share a place."""
 
 SHORT_LINKS, LINK_EACH_S = 5, 10.0
 """The same of one peer's links."""
