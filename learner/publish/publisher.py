@@ -108,9 +108,12 @@ class Publisher:
             return self.chunk_bytes
         guess = layout.nbytes // FIRST_DELTA if kind in DELTAS else layout.nbytes
         segments, least = layout.count_segments(self.segment_bytes), LEAST_CHUNK
-        while least < MAX_CHUNK and most_chunks(layout.nbytes, segments, least) > MAX_CHUNKS:
-            least *= 2  # however little changes in a large state, its chunks stay within what a header may say
-        return chunk_bytes_for(self._sizes.get(kind, guess), self._swarm.uplink_rate, len(self._swarm.links), least)
+        while True:
+            size = chunk_bytes_for(self._sizes.get(kind, guess), self._swarm.uplink_rate, len(self._swarm.links), least)
+            # However little changes in a large state, its chunks stay within what a header may say.
+            if size > MAX_CHUNK // 2 or most_chunks(layout.nbytes, segments, size) <= MAX_CHUNKS:
+                return size
+            least *= 2
 
     def segment(self, message: SegmentDone) -> None:
         """Sign and offer the record of a segment whose chunks the trainer has stored. ShoalError for a manifest that was not

@@ -53,8 +53,8 @@ LAG_CHUNKS = 4
 class _Peer:
     name: str
     has: ChunkSet = field(default_factory=ChunkSet)
-    wanted: list[int] = field(default_factory=list)
-    passed: list[int] = field(default_factory=list)  # lists: an empty deque takes 600 bytes, and there are two for each neighbour
+    wanted: list[int] = field(default_factory=list)  # a few: MAX_QUEUED_WANTS
+    passed: deque[int] | tuple[()] = ()  # no deque before it is needed: an empty one takes 600 bytes, at each neighbour
     """chunks that we pass on to it from a peer that it has no link with"""
     sent: dict[int, float] = field(default_factory=dict)
     """chunk -> when I handed it to this peer; removed when the peer says that it has it"""
@@ -296,7 +296,9 @@ class Session:
         self._policy.held(chunk, duty=duty, now=now)
         for row in self.passing.get(sender or "", ()):
             if chunk % row.of == row.share and row.target in self._peers:
-                self._peers[row.target].passed.append(chunk)
+                target = self._peers[row.target]
+                target.passed = target.passed or deque()
+                target.passed.append(chunk)
                 self._askers.add(row.target)
         return True
 
@@ -370,7 +372,7 @@ class Session:
                 continue
             entry = self._peers[peer]
             while entry.wanted or entry.passed:
-                chunk = (entry.wanted or entry.passed).pop(0)
+                chunk = entry.wanted.pop(0) if entry.wanted else entry.passed.popleft()  # type: ignore[union-attr]  # it has some
                 if chunk in self.held and chunk not in entry.has and chunk not in entry.sent:
                     self._hand(peer, chunk, now)
                     return Push(peer, chunk, self._policy.claim(peer, chunk, now))

@@ -243,6 +243,14 @@ def clamp(swarm_connection: Any, nbytes: int) -> None:
         clamp_window(stream.socket, nbytes)  # type: ignore[arg-type]
 
 
+def _host_of(stream: Any) -> str:
+    """The address at the other end of a TCP stream of libp2p's, whose own way to it knows IPv4 alone; "" when it is gone."""
+    try:
+        return str(stream.stream.socket.getpeername()[0])
+    except (AttributeError, OSError):
+        return ""
+
+
 class _Upgrader(TransportUpgrader):
     congestion = ""
     meter: HostMeter | None = None
@@ -268,19 +276,16 @@ class _Swarm(Swarm):
         remote = read_write_closer.get_remote_address()
         peer = self.expected.get(remote) if remote is not None else None
         raw = RawConnection(read_write_closer, peer is not None)
-        host, came = remote[0] if remote is not None else "", trio.current_time()
+        host, came = _host_of(read_write_closer), trio.current_time()
+        if not host:  # gone already
+            await raw.close()
+            return
         if peer is None and not self.visits.may_come(host, came):
             why = "too many from there ended soon, or too many came at once from everywhere"
             complain(logging.getLogger("shoal.channel"), host, f"a connection from {host} is closed at once: {why}")
             await raw.close()
             return
-        try:
-            await self._take_in(raw, peer, maddr)
-        finally:
-            self.visits.left(host, came, trio.current_time())
-
-    async def _take_in(self, raw: RawConnection, peer: ID | None, maddr: Any) -> None:
-        """Shake hands, and return when the connection is over."""
+        shaken = False
         try:
             muxed: Any
             if peer is not None:
@@ -290,8 +295,13 @@ class _Swarm(Swarm):
         except Exception as error:  # a scanner, another protocol, a peer that went away
             logging.getLogger("shoal.channel").debug("inbound connection refused: %s", error)
             await raw.close()
-            return
-        await muxed.event_closed.wait()
+        else:
+            if shaken := peer is None:
+                self.visits.shaken(host, trio.current_time())
+            await muxed.event_closed.wait()
+        finally:
+            if shaken:
+                self.visits.left(host, came, trio.current_time())
 
 
 def make_swarm(seed: bytes, congestion: str = "", meter: HostMeter | None = None) -> Swarm:

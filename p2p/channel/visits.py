@@ -41,11 +41,14 @@ class ShortVisits:
 
     def left(self, who: str, came: float, now: float) -> None:
         """It came at `came`, and is gone."""
-        if now - came >= SHORT_S:
-            return
+        if now - came < SHORT_S:
+            self.change(who, -1, now)
+
+    def change(self, who: str, by: int, now: float) -> None:
+        """It has made one visit more or less (`by` -1 or 1)."""
         room = self._room(who, now)
         self._rooms.pop(who, None)  # the last ones stand at the end
-        self._rooms[who] = max(-self._most, room - 1), now
+        self._rooms[who] = max(-self._most, room + by), now
         if len(self._rooms) > REMEMBERED:
             del self._rooms[next(iter(self._rooms))]
 
@@ -58,7 +61,9 @@ class ShortVisits:
 
 
 class Visits:
-    """Of connections: `may_come` is asked before each handshake, and `left` told when that connection is over."""
+    """Of connections: `may_come` is asked before each handshake, `shaken` told when it succeeded, `left` when such a one is
+    over. One that comes to no handshake counts as a short visit however long it stays, so that no place can have many of
+    those at once, nor take all that may come in a second."""
 
     def __init__(self) -> None:
         self._short = ShortVisits(SHORT_VISITS, EACH_S)
@@ -74,10 +79,15 @@ class Visits:
             self.turned_away += 1
             return False
         self._all -= 1
+        self._short.change(place_of(host), -1, now)
         return True
 
+    def shaken(self, host: str, now: float) -> None:
+        """Whoever came from this address did what a peer does."""
+        self._short.change(place_of(host), 1, now)
+
     def left(self, host: str, came: float, now: float) -> None:
-        """A connection from this address that was taken in at `came` is over."""
+        """A connection from this address that was taken in at `came`, and was shaken, is over."""
         self._short.left(place_of(host), came, now)
 
 

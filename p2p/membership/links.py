@@ -34,9 +34,9 @@ OUTBOX = 8192
 OUTBOX_BYTES = 64 * MIB
 """Bytes of control messages that may wait for one peer. An answer can be as large as a frame, so a count alone bounds nothing."""
 
-ALL_BYTES, EACH_BYTES = 64 * MIB, 512 * KIB
-"""Bytes of control messages that may wait for all peers together; beyond that no peer may let more than EACH_BYTES wait. Sixty
-identities that never read had half a gigabyte kept for them, while peers that read hardly let anything wait."""
+ALL_BYTES, EACH_BYTES = 96 * MIB, 512 * KIB
+"""Bytes of control messages that may wait for all peers together; beyond that whoever lets most wait has to go, if it is more than
+EACH_BYTES. Sixty identities that never read had half a gigabyte kept for them; for peers that read hardly anything waits."""
 
 
 @dataclass(slots=True)
@@ -44,6 +44,8 @@ class Unread:
     """What waits in the outboxes of all links of one peer."""
 
     nbytes: int = 0
+    links: set[Link] = field(default_factory=set)
+    """those with something in theirs"""
 
 
 @dataclass(eq=False)
@@ -77,29 +79,44 @@ class Link:
     def post(self, message: object) -> None:
         """Queue a control message without waiting; never raises. A link that is closing drops it; one whose peer does
         not drain closes."""
+        if self.doomed.is_set():
+            return
         try:
             data = encode(message)
         except ValueError as error:  # too long for a frame: a limit of ours is wrong, and no reason to end the caller
             log.error("cannot send to %s: %s", self.peer, error)
             return
         try:
-            queued = self.queued + len(data)
-            if queued > OUTBOX_BYTES or (queued > EACH_BYTES and self.unread.nbytes + len(data) > ALL_BYTES):
+            if self.queued + len(data) > OUTBOX_BYTES:
                 raise trio.WouldBlock
             self.outbox.send_nowait(data)
             self.count(len(data))
+            if self.unread.nbytes > ALL_BYTES:
+                most = max(self.unread.links, key=lambda link: link.queued)
+                if most.queued > EACH_BYTES:
+                    most.overflow()
         except trio.WouldBlock:
-            self.closing = self.closing or f"{self.queued} bytes of control messages pile up unread"
-            self.unread.nbytes -= self.queued
-            self.unread = Unread(self.queued)  # what waits for it goes with it, and is nobody else's concern
-            self.doomed.set()
+            self.overflow()
         except (trio.ClosedResourceError, trio.BrokenResourceError):
             pass
+
+    def overflow(self) -> None:
+        """The peer does not read: the link has to go. What waits for it goes with it, and is nobody else's concern."""
+        self.closing = self.closing or f"{self.queued} bytes of control messages pile up unread"
+        queued = self.queued
+        self.count(-queued)
+        self.unread = Unread()
+        self.count(queued)
+        self.doomed.set()
 
     def count(self, nbytes: int) -> None:
         """So many bytes are in the outbox, or are not any more."""
         self.queued += nbytes
         self.unread.nbytes += nbytes
+        if self.queued:
+            self.unread.links.add(self)
+        else:
+            self.unread.links.discard(self)
 
 
 class LinkOwner:
@@ -165,7 +182,8 @@ class LinkTasks:
             up.set()
             if self.links.get(link.peer) is link:
                 del self.links[link.peer]
-            self._left(link.peer, came, trio.current_time())
+            if not link.closing:  # whatever we close it for is no habit of the peer's
+                self._left(link.peer, came, trio.current_time())
             link.outbox.close()
             link.count(-link.queued)
             with trio.CancelScope(shield=True):

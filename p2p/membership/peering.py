@@ -223,7 +223,8 @@ class Peering:
             await self._turn_away(channel, refusal)
             return
         except ChannelClosed:
-            self._short_links.left(peer, came, trio.current_time())
+            if channel.kind == CONTROL:
+                self._short_links.left(peer, came, trio.current_time())
             await self._part_with(channel, "gone during the handshake")
             return
         except Exception as error:  # its hello found a defect of ours

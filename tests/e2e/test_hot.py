@@ -90,7 +90,7 @@ class Side:
 
 
 @asynccontextmanager
-async def _side(hot: bool) -> AsyncIterator[Side]:
+async def _side(hot: bool, listen: str = "/ip4/127.0.0.1/tcp/0") -> AsyncIterator[Side]:
     from libp2p.crypto.ed25519 import create_new_key_pair
     from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
     from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
@@ -112,8 +112,22 @@ async def _side(hot: bool) -> AsyncIterator[Side]:
 
     swarm.set_stream_handler(handler)
     async with stack.background_service(swarm):
-        await swarm.listen(stack.multiaddr("/ip4/127.0.0.1/tcp/0"))
+        await swarm.listen(stack.multiaddr(listen))
         yield Side(swarm, hot, take)
+
+
+@pytest.mark.parametrize(("listen", "host"), [("/ip4/127.0.0.1/tcp/0", "127.0.0.1"), ("/ip6/::1/tcp/0", "::1")])
+async def test_a_host_knows_where_its_connections_are_from(listen, host) -> None:
+    """libp2p's own way to the address knows IPv4 alone; all IPv6 peers were one place, which one of them could close."""
+    with patience():
+        async with _side(True, listen) as side:
+            asked, taken = list[str](), side.swarm.visits.may_come
+            side.swarm.visits.may_come = lambda host, now: asked.append(host) or taken(host, now)
+            port = int(str(next(iter(side.swarm.listeners.values())).get_addrs()[0]).split("/")[4])
+            async with await trio.open_tcp_stream(host, port):
+                while not asked:
+                    await trio.sleep(0.01)
+            assert asked == [host]
 
 
 @asynccontextmanager

@@ -22,6 +22,7 @@ from p2p.channel.visits import (
 def visit(visits: Visits, host: str, at: float, lasts: float = 0.1) -> bool:
     came = visits.may_come(host, at)
     if came:
+        visits.shaken(host, at)
         visits.left(host, at, at + lasts)
     return came
 
@@ -49,6 +50,13 @@ def test_all_that_come_at_once_are_bounded_wherever_they_are_from() -> None:
     assert AT_ONCE + 19 * A_SECOND <= taken <= AT_ONCE + 20 * A_SECOND + 1
 
 
+def test_one_place_that_never_speaks_keeps_nobody_else_out() -> None:
+    visits = Visits()
+    silent = sum(visits.may_come("203.0.113.1", i / 1000) for i in range(60_000))  # a thousand a second, for a minute
+    assert silent <= SHORT_VISITS + 60 / EACH_S + 1
+    assert all(visits.may_come(f"198.51.100.{i}", 60 + i / 10) for i in range(100))
+
+
 def test_many_places_take_little_memory() -> None:
     visits = ShortVisits(SHORT_VISITS, EACH_S)
     for i in range(2 * REMEMBERED):
@@ -70,8 +78,7 @@ def test_no_place_has_more_short_visits_than_it_may(history) -> None:
     for host, pause, lasts in history:
         now += pause
         name = f"192.0.2.{host}"
-        if visits.may_come(name, now):
-            visits.left(name, now, now + lasts)
+        if visit(visits, name, now, lasts):
             now += lasts
             if lasts < SHORT_S:
                 short.setdefault(name, []).append(now)
