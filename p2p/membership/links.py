@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from math import inf
 from time import perf_counter
 
 import trio
@@ -34,9 +35,10 @@ OUTBOX = 8192
 OUTBOX_BYTES = 64 * MIB
 """Bytes of control messages that may wait for one peer. An answer can be as large as a frame, so a count alone bounds nothing."""
 
-ALL_BYTES, EACH_BYTES = 96 * MIB, 512 * KIB
-"""Bytes of control messages that may wait for all peers together; beyond that whoever lets most wait has to go, if it is more than
-EACH_BYTES. Sixty identities that never read had half a gigabyte kept for them; for peers that read hardly anything waits."""
+ALL_BYTES, EACH_BYTES, STILL_S = 64 * MIB, 512 * KIB, 5.0
+"""Bytes of control messages that may wait for all peers together; beyond that whoever lets most wait has to go, if it is more
+than EACH_BYTES and nothing of it has left for so many seconds. Sixty identities that never read had half a gigabyte kept;
+a node that joins a large run may have megabytes waiting for it, and takes them."""
 
 
 @dataclass(slots=True)
@@ -70,6 +72,8 @@ class Link:
     """bytes in the outbox"""
     unread: Unread = field(default_factory=Unread, repr=False)
     """what waits for all links together, from when this one is started"""
+    moved_at: float = inf
+    """when something last left its outbox (seconds of trio's clock), or the link was started"""
     doomed: trio.Event = field(default_factory=trio.Event, repr=False)
     """set when the link must close although its writer may be stuck"""
 
@@ -92,9 +96,10 @@ class Link:
             self.outbox.send_nowait(data)
             self.count(len(data))
             if self.unread.nbytes > ALL_BYTES:
-                most = max(self.unread.links, key=lambda link: link.queued)
-                if most.queued > EACH_BYTES:
-                    most.overflow()
+                still = trio.current_time() - STILL_S
+                stuck = [link for link in self.unread.links if link.moved_at < still and link.queued > EACH_BYTES]
+                if stuck:
+                    max(stuck, key=lambda link: link.queued).overflow()
         except trio.WouldBlock:
             self.overflow()
         except (trio.ClosedResourceError, trio.BrokenResourceError):
@@ -155,7 +160,7 @@ class LinkTasks:
         closed."""
         # In place before the old one is closed, which takes a while: a third link must see this one.
         old, self.links[link.peer] = self.links.get(link.peer), link
-        link.unread = self._unread
+        link.unread, link.moved_at = self._unread, trio.current_time()
         if old is not None:
             await self._close_link(old, "replaced by a newer link")
         up = trio.Event()
@@ -197,6 +202,7 @@ class LinkTasks:
             async for data in link.outgoing:
                 await link.control.send(data)
                 link.count(-len(data))
+                link.moved_at = trio.current_time()
         raise ChannelClosed(link.closing or "closed here")
 
     @staticmethod

@@ -341,3 +341,35 @@ async def test_an_anchor_of_many_chunks_is_announced_in_pieces(tmp_path, autojum
             chunks = head.swarm.transfers[anchor.mid].manifest.seal.chunks
             assert len(haves) > 2 and sorted(c for m in haves for c in m.chunks) == list(range(chunks))
             nursery.cancel_scope.cancel()
+
+
+async def test_when_much_waits_for_all_it_is_who_does_not_read_that_goes(tmp_path, autojump_clock, monkeypatch) -> None:
+    """Not who asks next: a node that joins has much waiting for it, and takes it."""
+    monkeypatch.setattr("p2p.membership.links.ALL_BYTES", 8 << 20)
+    async with open_swarm(tmp_path, rate=1 << 30) as swarm:
+        head = await swarm.start_head()
+        victim, links = head.identity.peer_id, []
+        for number in (60, 61):
+            network = await swarm.peer(number)
+            proof = membership(swarm, network.peer_id)
+            await greet(network, victim, hello(proof))
+            await greet(network, victim, hello(proof), BULK)
+            await trio.sleep(0.5)
+            links.append(head.links[network.peer_id])
+        (node,) = await swarm.start_nodes(1)
+        hoarder, small = links
+        big = Rejected("x", Version(0, 0), "y" * 60_000, False)
+        for _ in range(180):  # 10.8 MB, of which 4 MiB may be under way
+            hoarder.post(big)
+        small.post(big)
+        await trio.sleep(6)
+        assert not hoarder.doomed.is_set(), "less than all may have"
+        reader = head.links[node.peer]
+        for _ in range(100):
+            reader.post(big)
+        assert hoarder.doomed.is_set() and "pile up unread" in hoarder.closing
+        assert not reader.doomed.is_set() and not small.doomed.is_set()
+        hoarder.post(big)
+        await trio.sleep(1)
+        assert hoarder.peer not in head.links and node.peer in head.links and small.peer in head.links
+        assert reader.unread.nbytes < 1 << 20 and hoarder not in reader.unread.links
