@@ -40,6 +40,9 @@ ALL_BYTES, EACH_BYTES, STILL_S = 64 * MIB, 512 * KIB, 5.0
 than EACH_BYTES and nothing of it has left for so many seconds. Sixty identities that never read had half a gigabyte kept;
 a node that joins a large run may have megabytes waiting for it, and takes them."""
 
+LOOK_S = 0.1
+"""Seconds between two looks for such a peer: rosters for thousands, all at once, must not look at thousands for each."""
+
 
 @dataclass(slots=True)
 class Unread:
@@ -48,6 +51,17 @@ class Unread:
     nbytes: int = 0
     links: set[Link] = field(default_factory=set)
     """those with something in theirs"""
+    looked_at: float = -inf
+    """when who lets most wait was last looked for"""
+
+    def relieve(self, now: float) -> None:
+        """Too much waits: drop who lets most wait, of those for whom nothing has left for a while."""
+        if now - self.looked_at < LOOK_S:
+            return
+        self.looked_at = now
+        stuck = [link for link in self.links if now - link.moved_at > STILL_S and link.queued > EACH_BYTES]
+        if stuck:
+            max(stuck, key=lambda link: link.queued).overflow()
 
 
 @dataclass(eq=False)
@@ -96,10 +110,7 @@ class Link:
             self.outbox.send_nowait(data)
             self.count(len(data))
             if self.unread.nbytes > ALL_BYTES:
-                still = trio.current_time() - STILL_S
-                stuck = [link for link in self.unread.links if link.moved_at < still and link.queued > EACH_BYTES]
-                if stuck:
-                    max(stuck, key=lambda link: link.queued).overflow()
+                self.unread.relieve(trio.current_time())
         except trio.WouldBlock:
             self.overflow()
         except (trio.ClosedResourceError, trio.BrokenResourceError):

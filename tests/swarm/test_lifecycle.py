@@ -13,6 +13,7 @@ import trio
 from p2p.channel.port import BULK
 from p2p.errors import ShoalError
 from p2p.limits import CREDIT_PROGRESS_S, HANDSHAKE_S, KIB, MAX_FRAME, MIB
+from p2p.membership.links import LOOK_S, Link, Unread
 from p2p.membership.peering import RENEW_CHECK_S
 from p2p.protocol.generation import Rejected
 from p2p.protocol.join import Roster, RosterEntry
@@ -192,19 +193,24 @@ async def test_a_membership_is_renewed_after_the_clock_was_set_back(tmp_path, au
         assert node.agent.swarm.peering.gate.membership != before
 
 
+async def unread_links(swarm, head, *numbers: int) -> list[Link]:
+    """The head's links with peers of these numbers, who greet it and read nothing after that."""
+    links = []
+    for number in numbers:
+        network = await swarm.peer(number)
+        proof = membership(swarm, network.peer_id)
+        await greet(network, head.identity.peer_id, hello(proof))
+        await greet(network, head.identity.peer_id, hello(proof), BULK)
+        await trio.sleep(0.5)
+        links.append(head.links[network.peer_id])
+    return links
+
+
 async def test_a_peer_that_stopped_reading_is_dropped(tmp_path, autojump_clock) -> None:
     async with open_swarm(tmp_path, rate=1 << 30) as swarm:
         head = await swarm.start_head()
         victim = head.identity.peer_id
-        links = []
-        for number in (60, 61):
-            network = await swarm.peer(number)
-            proof = membership(swarm, network.peer_id)
-            await greet(network, victim, hello(proof))
-            await greet(network, victim, hello(proof), BULK)
-            await trio.sleep(0.5)
-            links.append(head.links[network.peer_id])
-        many, few = links
+        many, few = await unread_links(swarm, head, 60, 61)
         big = Rejected("x", Version(0, 0), "y" * 60_000, False)
         for _ in range(1200):  # more than may pile up for it: closed at once
             many.post(big)
@@ -348,16 +354,8 @@ async def test_when_much_waits_for_all_it_is_who_does_not_read_that_goes(tmp_pat
     monkeypatch.setattr("p2p.membership.links.ALL_BYTES", 8 << 20)
     async with open_swarm(tmp_path, rate=1 << 30) as swarm:
         head = await swarm.start_head()
-        victim, links = head.identity.peer_id, []
-        for number in (60, 61):
-            network = await swarm.peer(number)
-            proof = membership(swarm, network.peer_id)
-            await greet(network, victim, hello(proof))
-            await greet(network, victim, hello(proof), BULK)
-            await trio.sleep(0.5)
-            links.append(head.links[network.peer_id])
         (node,) = await swarm.start_nodes(1)
-        hoarder, small = links
+        hoarder, small = await unread_links(swarm, head, 60, 61)
         big = Rejected("x", Version(0, 0), "y" * 60_000, False)
         for _ in range(180):  # 10.8 MB, of which 4 MiB may be under way
             hoarder.post(big)
@@ -373,3 +371,18 @@ async def test_when_much_waits_for_all_it_is_who_does_not_read_that_goes(tmp_pat
         await trio.sleep(1)
         assert hoarder.peer not in head.links and node.peer in head.links and small.peer in head.links
         assert reader.unread.nbytes < 1 << 20 and hoarder not in reader.unread.links
+
+
+def test_who_lets_most_wait_is_looked_for_now_and_then() -> None:
+    """Not with each of ten thousand rosters that leave at once."""
+    looks = []
+
+    class Links(set):
+        def __iter__(self):
+            looks.append(1)
+            return super().__iter__()
+
+    unread = Unread(1 << 40, Links())
+    for i in range(1000):
+        unread.relieve(i / 1000)
+    assert len(looks) == 1 / LOOK_S
