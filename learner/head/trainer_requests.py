@@ -194,7 +194,7 @@ class TrainerRequests:
         # While the trainer waits for this answer: it must not be writing a chunk that is being deleted. In a thread: with an
         # anchor thousands of files go, and on a busy disk the loop stood still for over a minute, until no link was left.
         if gone:
-            await trio.to_thread.run_sync(delete_chunks, gone)
+            await rollouts.buffers.in_thread(delete_chunks, gone)
 
     async def on_next(self, message: messages.NextBatch) -> messages.Batch:
         """The step's next groups, in a file of the run directory; waits until there are enough of them. ShoalError where none are
