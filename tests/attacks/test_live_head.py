@@ -26,7 +26,7 @@ from p2p.files import write_whole
 from p2p.limits import MIB
 from p2p.processes import python_command, start
 from tests.attacks.live_strangers import KINDS, MIXED
-from tests.attacks.probe import LoopProbe
+from tests.attacks.probe import LoopProbe, probing
 from tests.support.nightly import HOW_MANY, NIGHTLY
 from tests.support.watchdog import PATIENCE_S
 
@@ -77,9 +77,8 @@ def process(module: str, *arguments: str):
 class Watch:
     """A head at work, and what its loop does."""
 
-    def __init__(self, head, nodes: int) -> None:
-        self.head, self.probe, self.late_s, self.nodes = head, LoopProbe(), 0.0, nodes
-        trio.lowlevel.add_instrument(self.probe)
+    def __init__(self, head, probe: LoopProbe, nodes: int) -> None:
+        self.head, self.probe, self.late_s, self.nodes = head, probe, 0.0, nodes
 
     async def wake(self) -> None:
         while True:
@@ -127,14 +126,14 @@ async def attacked(tmp_path: Path, kind: str, count: int, log: list[int]) -> tup
         ticket = folder / "ticket.txt"
         write_whole(ticket, real.ticket, private=True)
         arguments = json.dumps(dataclasses.asdict(HONEST)), str(ticket), str(folder / "board"), str(origin)
-        with process("netem.bench.head.simulated_nodes", *arguments) as nodes:
+        with probing() as probe, process("netem.bench.head.simulated_nodes", *arguments) as nodes:
             def check() -> None:
                 assert nodes.poll() is None, "an honest node lost its link"
 
             await until(lambda: board["joined"] == HONEST.nodes, "every node to join", check, PATIENCE_S)
             real.nursery.start_soon(trainer.run)
             await until(lambda: real.head.trainer_requests.step >= 12, "some steps", check, PATIENCE_S)
-            watch = Watch(real.head, nodes.pid)
+            watch = Watch(real.head, probe, nodes.pid)
             real.nursery.start_soon(watch.wake)
             alone = await watch.see(MEASURED_S)
             check()

@@ -10,7 +10,7 @@ import trio
 
 from p2p.membership.conduct import RefusalCounts
 from p2p.version import Version
-from tests.attacks.probe import LoopProbe
+from tests.attacks.probe import probing
 from tests.support.harness import HeadUnderTest, NodeUnderTest, SwarmUnderTest, changed_state, make_state, open_swarm
 from tests.support.nightly import NIGHTLY
 
@@ -91,13 +91,12 @@ async def test_versions_come_as_they_did(
         alone = await versions.arrive(4)
         for i in range(count):
             await relay(swarm, 20 + i, set(versions.honest), pause_s)
-        began, probe = trio.current_time(), LoopProbe()
+        began = trio.current_time()
         first = await versions.arrive(3)
         while trio.current_time() < began + 30:
             first += await versions.arrive(1)
-        trio.lowlevel.add_instrument(probe)
-        under = await versions.arrive(4)
-        trio.lowlevel.remove_instrument(probe)
+        with probing() as probe:
+            under = await versions.arrive(4)
         assert all(peer in head.links for peer in versions.honest)
         print(f"{count} relays: {fmean(alone):.2f} s alone (at most {max(alone):.2f}); at first {max(first):.2f} s, "
               f"then {fmean(under):.2f} s (at most {max(under):.2f}); longest step {probe.step_s:.3f} s")  # fmt: skip
