@@ -28,10 +28,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run_dir(shoal: Children, tmp_path: Path, model: Path) -> Path:
-    """A learner that would train for ever."""
+    """A learner that would train for ever, and has work for its nodes however slowly it does. They are trusted: what the trainer
+    waits for is taken from strangers, with what they have made of it and not sent."""
     settings = {
         "run_dir": str(tmp_path / "run"), "model": str(model), "task": {"options": {"digits": 4}},
-        "rollout": {"groups_per_step": 8, "samples": 8, "max_new_tokens": 400}, "swarm": {"listen": ["/ip4/127.0.0.1/tcp/0"]},
+        "rollout": {"groups_per_step": 8, "samples": 8, "max_new_tokens": 400, "max_staleness": 16},
+        "swarm": {"listen": ["/ip4/127.0.0.1/tcp/0"]}, "standing": {"trusted": ["*"]},
         "trainer": {"steps": 10_000, "threads": 1, "eval_size": 0, "lr": 1e-6},
     }  # fmt: skip
     config = tmp_path / "learner.toml"
