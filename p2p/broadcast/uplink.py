@@ -67,7 +67,12 @@ STEADY_S = 0.5
 
 PAUSE_S, RESUME_FACTOR = 0.5, 1.25
 """A search that is not over when there has been nothing to send for so long, between short versions, goes on from what was
-steadily delivered, with so much more: twice what a burst was would drown the next version's packets."""
+steadily delivered, with so much more: twice what a burst was would drown the next version's packets. Where the last
+version was over before STEADY_S, and no packet of it waited, it goes on in full: nothing else would find more."""
+
+BURST_LEAST_S = 0.09
+"""Seconds of acknowledgements, from the first of a version's on, that say how fast a version was carried that was over before
+STEADY_S. Two looks at the channels; what came with the first of them left before."""
 
 CARRIED = 0.8
 """After a pause the search goes on in full when this part of the pace was delivered for START_SAMPLE_S, and no packet waited: an
@@ -120,6 +125,9 @@ class Uplink:
         self._probe_at = PROBE_EVERY_S
         self._judged_at = float("-inf")
         self._flat = 0
+        self._burst: tuple[float, int] | None = None  # (when, delivered by then), where acknowledgements came again after a pause
+        self._burst_end = (0.0, 0)  # the same, where the last of them came
+        self._clear = False  # the last burst was over before STEADY_S, and no packet waited
         self._remembered = remembered
         self._least = min(START_RATE, remembered or START_RATE)
         self._top = self._steady = remembered  # the most that was delivered during the search, in START_SAMPLE_S and in STEADY_S
@@ -186,6 +194,7 @@ class Uplink:
             self._searching = False
             self._learn(carried, queueing)
         if self._searching:
+            self._follow_burst(queueing)
             self._search(now, queueing)
             return
         found = self._over(SAMPLE_S)
@@ -218,6 +227,25 @@ class Uplink:
         again = resent - lost
         return _Delivery(since, (delivered - before) / (now - since), again >= max(LOST * (delivered - before), LOST_BYTES))
 
+    def _follow_burst(self, queueing: float | None) -> None:
+        """How fast a version was carried that was over before STEADY_S, from its first acknowledgement to its last: a lower bound,
+        as there may have been little to send."""
+        now, delivered, resent = self._samples[-1]
+        _, before, lost = self._samples[-2] if len(self._samples) > 1 else self._samples[-1]
+        if self._burst is not None and now - self._burst_end[0] > LAG_S:
+            (since, first), (until, last) = self._burst, self._burst_end
+            self._burst = None
+            if BURST_LEAST_S <= until - since < STEADY_S:
+                carried = (last - first) / (until - since)
+                self._top, self._steady = max(self._top, carried), max(self._steady, carried)
+        if delivered > before:
+            self._burst_end = now, delivered
+            if self._burst is None:
+                self._burst, self._clear = self._burst_end, True
+        long = self._burst is not None and self._burst_end[0] - self._burst[0] >= STEADY_S
+        if long or (queueing is not None and queueing >= LEAST_QUEUE_S) or resent - lost >= LOST_BYTES:
+            self._clear = False
+
     def _search(self, now: float, queueing: float | None) -> None:
         found, steady = self._over(START_SAMPLE_S), self._over(STEADY_S)
         if found is None:
@@ -230,7 +258,7 @@ class Uplink:
             self._paused = True
         self.rate = max(self._steady if self._paused else self._top, self._least)
         full = queueing is not None and queueing > FULL_QUEUE_S
-        self._factor = RESUME_FACTOR if self._paused else START_FACTOR
+        self._factor = RESUME_FACTOR if self._paused and not self._clear else START_FACTOR
         if full:  # whoever's queue it is: acknowledgements wait in it too, and would slow down everybody
             self._steer(queueing)
         limited_by_us = self._idle_at >= found.since

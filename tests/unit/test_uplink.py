@@ -320,6 +320,24 @@ def test_a_search_that_went_on_after_a_pause_is_a_search_again_once_that_much_wa
     assert run.uplink.pace > 350 * MBIT
 
 
+@pytest.mark.parametrize("mbit", [20, 80, 300])
+@pytest.mark.parametrize("seconds", [0.12, 0.2, 0.35])
+def test_versions_that_are_over_at_once_find_the_rate_from_one_to_the_next(mbit, seconds) -> None:
+    """Half a second with one of them in it says a fraction of the rate: it was 22 Mbit/s for ever, of a link of 87."""
+    rate = mbit * MBIT
+    run = Run(Uplink(), Link(rate, buffer=0.05 * rate, limit=0.2 * rate), 16 * KIB)
+    for _ in range(8):
+        run.go(seconds)
+        run.go(1.0, demand=0.0)
+    assert 0.75 * rate <= run.uplink.pace <= 2.2 * rate
+    lost, before = run.link.resent, run.link.delivered
+    for _ in range(8):
+        run.go(seconds)
+        run.go(1.0, demand=0.0)
+    assert run.link.delivered - before >= 0.75 * rate * seconds * 8
+    assert run.link.resent == lost
+
+
 def test_a_told_rate_is_the_pace_from_the_start_and_no_more_than_that_is_tried_at_once() -> None:
     uplink = Uplink(80 * MBIT)
     assert uplink.pace == uplink.proven == 80 * MBIT
