@@ -228,8 +228,8 @@ class Uplink:
         return _Delivery(since, (delivered - before) / (now - since), again >= max(LOST * (delivered - before), LOST_BYTES))
 
     def _follow_burst(self, queueing: float | None) -> None:
-        """How fast a version was carried that was over before STEADY_S, from its first acknowledgement to its last: a lower bound,
-        as there may have been little to send."""
+        """How fast a version was carried that was over before STEADY_S, from first to last acknowledgement. A lower bound, as
+        there may have been little to send."""
         now, delivered, resent = self._samples[-1]
         _, before, lost = self._samples[-2] if len(self._samples) > 1 else self._samples[-1]
         if self._burst is not None and now - self._burst_end[0] > LAG_S:
