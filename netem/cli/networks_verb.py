@@ -29,6 +29,8 @@ def add_verb(actions: Any, verb: AddVerb) -> None:
                    "messages, and what simulating them took; 10000 take 11 GiB and an hour")
     add_value(p, "--versions", 2, "N", "versions of each swarm of --nodes")
     p.add_argument("--chunk-kib", type=int, default=0, metavar="K", help="KiB of a chunk of --nodes (default: a publisher's)")
+    p.add_argument("--emulate", action="store_true", help="over real TCP on emulated links (as root), beside the simulator and "
+                   "libtorrent: the networks of --replay, or the first --count with steady rates that a small machine carries")
     add_value(p, "--jobs", 1, "J", "processes")
     p.add_argument("--write", type=Path, metavar="FILE",
                    help="run nothing: write the one network of --replay as a scenario for shoal netem run")
@@ -49,6 +51,10 @@ def _bench_networks(args: argparse.Namespace) -> dict[str, Any]:
         args.where = args.write
         args.write.write_text(scenario_text(draw_by_name(names[0])), encoding="utf-8")
         return {"ok": True, "written": str(args.write)}
+    if args.emulate:
+        from netem.bench.networks.emulate import bench_emulated
+
+        return bench_emulated(names, count=args.count, seed=args.seed, say=say)
     result = bench_networks(names, count=args.count, seed=args.seed, jobs=args.jobs, say=say)
     if not args.json:
         print_networks(result, each=bool(names))

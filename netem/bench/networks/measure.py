@@ -55,7 +55,7 @@ def measure_network(network: DrawnNetwork, *, seed: int = 0) -> MeasuredNetwork:
         results = simulate(network.profile, network.payload, rounds=network.versions, seed=seed, packets=True)
     except ShoalError as error:
         return MeasuredNetwork(network, heads, (), str(error))
-    taken_off = (LARGE_DELAYS if network.large else SMALL_DELAYS) * network.farthest_s
+    taken_off = delays_of(network)
     versions = []
     for number, result in enumerate(results, 1):
         t_star = traced_bound(network.profile, network.payload, result.began)
@@ -64,3 +64,8 @@ def measure_network(network: DrawnNetwork, *, seed: int = 0) -> MeasuredNetwork:
             duplicates=result.duplicate_bytes / network.payload,
         ))  # fmt: skip
     return MeasuredNetwork(network, heads, tuple(versions))
+
+
+def delays_of(network: DrawnNetwork) -> float:
+    """Seconds of one-way delays that r leaves out."""
+    return (LARGE_DELAYS if network.large else SMALL_DELAYS) * network.farthest_s

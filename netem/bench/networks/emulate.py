@@ -1,0 +1,192 @@
+"""`shoal bench networks --emulate`: drawn networks over real TCP on emulated links, beside the simulator, and beside libtorrent.
+
+Choosing, scaling and summing up are pure; `bench_emulated` is the shell. Must not know how a network is drawn or simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count as count_from
+from itertools import islice
+from statistics import median
+from typing import Any
+
+from netem.bench.networks.bench import describe
+from netem.bench.networks.draw import DrawnNetwork, draw_by_name, draw_network
+from netem.bench.networks.measure import delays_of, measure_network
+from netem.contest.contest import RoundResult, run_contest
+from netem.contest.players import peer_argv
+from netem.contest.trial import CUT, CUT_SLACK_S
+from netem.contest.tuning import missing, player_options
+from netem.emulation.backends import AUTO, choose
+from netem.networks.bound import profile_bound
+from p2p.errors import ShoalError, UsageError
+
+OURS, OTHER = "shoal", "libtorrent"
+
+MOST_NODES = 16
+"""Nodes of a network that is emulated, at most: each is a process."""
+
+LONGEST_S = 20.0
+"""Seconds of T* of such a network, at most."""
+
+CARRIED = 120e6
+"""bit/s that all nodes together may take at T*. Rates and payload of a faster network are halved until that is so, T* stays: more
+than two cores encrypt, carry and check says more about the cores."""
+
+VERSIONS = 4
+"""Versions of each, at most; the first does not count."""
+
+NEAR = 0.10
+"""Part of the simulator's time by which an emulation may differ and need no explanation."""
+
+MOST_EMULATED = 1000
+"""Networks of one run, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedNetwork:
+    """What came of one network. Times in seconds, from publication until every node has it; medians of later versions."""
+
+    network: DrawnNetwork
+    """as it was emulated: scaled"""
+    t_star: float
+    simulated: float | None
+    """None: the simulator says that it stands still"""
+    emulated: float | None
+    other: float | None
+    """of libtorrent; None where it was not run, or did not end in time"""
+    first: float | None
+    """the first version's time, emulated"""
+    copies: float
+    """what the source sent, in payloads, median of later versions"""
+    late_s: float
+    """the latest that the emulator handed over a packet"""
+    failures: tuple[str, ...] = ()
+
+    @property
+    def near(self) -> bool:
+        """Whether emulation and simulator say the same."""
+        if self.emulated is None or self.simulated is None:
+            return False
+        return abs(self.emulated - self.simulated) <= NEAR * self.simulated
+
+    @property
+    def ahead(self) -> bool:
+        """Whether libtorrent took longer, or did not end."""
+        return self.emulated is not None and (self.other is None or self.emulated < self.other)
+
+
+def fits(network: DrawnNetwork) -> bool:
+    """Whether it can be emulated: T* of rates that change is another in each run."""
+    small = len(network.profile.hosts) - 1 <= MOST_NODES
+    return network.kind == "steady" and small and profile_bound(network.profile, network.payload) <= LONGEST_S
+
+
+def scaled(network: DrawnNetwork) -> DrawnNetwork:
+    """The network with rates and payload halved until CARRIED is kept; T* is the same."""
+    t_star = profile_bound(network.profile, network.payload)
+    taken, factor = 8 * network.payload * (len(network.profile.hosts) - 1) / t_star, 1.0
+    while taken * factor > CARRIED:
+        factor /= 2
+    return replace(network, profile=network.profile.scaled(factor), payload=max(1, int(network.payload * factor)))
+
+
+def bench_emulated(
+    names: Sequence[str], *, count: int, seed: int, backend: str = AUTO, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """What `shoal bench networks --emulate --json` prints: for the networks called `names`, or the first `count` of `seed` that
+    fit. UsageError for a network that does not fit, and where links cannot be emulated."""
+    if not 1 <= count <= MOST_EMULATED or seed < 0:
+        raise UsageError(f"{count} networks (1 to {MOST_EMULATED}) of seed {seed} (0 or more)")
+    networks = [draw_by_name(name) for name in names] or list(islice(_fitting(seed), count))
+    for network in networks:
+        if not fits(network):
+            most = f"{MOST_NODES} nodes and {LONGEST_S:g} s of T*"
+            raise UsageError(f"{network.name} is not emulated: want steady rates, at most {most}")
+    why = missing(OTHER)
+    if why:
+        say(f"without {OTHER}: {why}")
+    found = []
+    for network in networks:
+        found.append(_emulate(scaled(network), against=not why, backend=backend, say=say))
+        say(told(found[-1]))
+    result = summary(found, against=not why)
+    against = f", {result['ahead']} before {OTHER}" if not why else ""
+    say(f"of {len(found)} networks {result['near']} within {NEAR:.0%} of the simulator{against}")
+    return result
+
+
+def _fitting(seed: int) -> Iterator[DrawnNetwork]:
+    return (network for index in count_from() if fits(network := draw_network(seed, index)))
+
+
+def _emulate(network: DrawnNetwork, *, against: bool, backend: str, say: Callable[[str], None]) -> EmulatedNetwork:
+    say(f"{describe(network)}; rates times {network.profile.scale:g}")
+    versions = min(network.versions, VERSIONS)
+    simulated = [v.t_max for v in measure_network(network).versions[1:versions]]
+    ours, failures = _run(OURS, network, versions, backend)
+    others, others_failed = _run(OTHER, network, versions, backend) if against else ([], [])
+    later = [r for r in ours[1:] if not r.cut_off]
+    return EmulatedNetwork(
+        network, profile_bound(network.profile, network.payload), simulated=_median(simulated),
+        emulated=_median([r.seconds for r in later]) if len(later) == versions - 1 else None,
+        other=_median([r.seconds for r in others[1:]]) if len(others) == versions and not others[-1].cut_off else None,
+        first=ours[0].seconds if ours else None, copies=_median([r.source_bytes / network.payload for r in later]) or 0.0,
+        late_s=max((r.late_s for r in ours), default=0.0), failures=(*failures, *others_failed),
+    )  # fmt: skip
+
+
+def _run(peer: str, network: DrawnNetwork, versions: int, backend: str) -> tuple[list[RoundResult], list[str]]:
+    """The rounds that did not fail, and why others did."""
+    profile, results = network.profile, list[RoundResult]()
+    cut_s = CUT * profile_bound(profile, network.payload) + CUT_SLACK_S
+    try:
+        run_contest(
+            profile, peer_argv(peer), network.payload, versions, seed=1, cut_s=cut_s,
+            options=player_options(peer, profile, network.payload), backend=choose(backend, profile)[0], on_result=results.append,
+        )  # fmt: skip
+    except UsageError:
+        raise
+    except ShoalError as error:
+        return results, [f"{peer}: {error}"]
+    whole = [r for r in results if not r.failures]
+    return whole, [f"{peer}: {failure}" for r in results for failure in r.failures]
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return median(values) if values else None
+
+
+def told(one: EmulatedNetwork) -> str:
+    """One line about it."""
+    late = f", the emulator {1e3 * one.late_s:.0f} ms late" if one.late_s > 0.01 else ""
+    failed = f"; {'; '.join(one.failures)}" if one.failures else ""
+    return (
+        f"  T* {one.t_star:.2f} s: simulated {_s(one.simulated)}, emulated {_s(one.emulated)} ({one.copies:.2f} copies, first "
+        f"{_s(one.first)}), {OTHER} {_s(one.other)}{late}{failed}"
+    )
+
+
+def _s(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def summary(found: Sequence[EmulatedNetwork], *, against: bool) -> dict[str, Any]:
+    """Each network, and of how many the emulation is near the simulator's and ahead of libtorrent's time. ok: of all."""
+    near, ahead = sum(one.near for one in found), sum(one.ahead for one in found)
+    return {
+        "ok": near == len(found) and (not against or ahead == len(found)), "count": len(found), "near": near,
+        "ahead": ahead if against else None,
+        "networks": [
+            {
+                "name": one.network.name, "what": describe(one.network), "scale": one.network.profile.scale,
+                "payload_bytes": one.network.payload, "t_star": one.t_star, "simulated": one.simulated, "emulated": one.emulated,
+                "r": None if one.emulated is None else (one.emulated - delays_of(one.network)) / one.t_star, "first": one.first,
+                OTHER: one.other, "copies": one.copies, "late_ms": 1e3 * one.late_s, "near": one.near, "ahead": one.ahead,
+                "failures": list(one.failures),
+            }
+            for one in found
+        ],
+    }  # fmt: skip

@@ -1,0 +1,80 @@
+"""Which drawn networks are emulated, how they are scaled, and what is said of what came of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+
+from netem.bench.networks import emulate
+from netem.bench.networks.draw import draw_network
+from netem.bench.networks.emulate import CARRIED, EmulatedNetwork, bench_emulated, fits, scaled, summary, told
+from netem.contest.contest import RoundResult
+from netem.networks.bound import profile_bound
+from p2p.errors import ShoalError, UsageError
+
+FITTING = [n for n in (draw_network(1, i) for i in range(40)) if fits(n)]
+
+
+@pytest.mark.parametrize("network", FITTING, ids=lambda n: n.name)
+def test_a_scaled_network_has_the_same_bound_and_is_carried(network) -> None:
+    small = scaled(network)
+    t_star = profile_bound(network.profile, network.payload)
+    assert profile_bound(small.profile, small.payload) == pytest.approx(t_star, rel=1e-3)
+    assert 8 * small.payload * (len(small.profile.hosts) - 1) / t_star <= CARRIED * 1.001
+    assert small.payload == int(network.payload * small.profile.scale)
+    assert [h.access.delay for h in small.profile.hosts] == [h.access.delay for h in network.profile.hosts]
+
+
+def test_rates_that_change_many_nodes_and_long_versions_are_left_out() -> None:
+    drawn = [draw_network(1, i) for i in range(60)]
+    assert {n.kind for n in drawn if fits(n)} == {"steady"} and len(FITTING) > 5
+    assert max(len(n.profile.hosts) for n in drawn if fits(n)) <= emulate.MOST_NODES + 1
+    changing = next(n for n in drawn if n.kind != "steady")
+    with pytest.raises(UsageError, match=f"{changing.name} is not emulated"):
+        bench_emulated([changing.name], count=1, seed=1, say=print)
+
+
+def outcome(*seconds: float, sent: int = 0, cut: bool = False, failures: tuple[str, ...] = ()) -> RoundResult:
+    verified = {f"node-{i}": s for i, s in enumerate(seconds)}
+    return RoundResult(0.0, verified, sent, duplicate_bytes=0, cpu_s=0.0, cut_off=cut, failures=failures)
+
+
+def test_each_is_beside_the_simulator_and_libtorrent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two networks: on one the emulation is as the simulator says; on the other one player fails, and libtorrent does not end."""
+    near, far = islice(FITTING, 2)
+    said: list[str] = []
+
+    def contest(profile, argv, payload, rounds, *, on_result, seed, cut_s, options, backend) -> None:
+        ours = argv == "shoal"
+        if profile.name == far.name and ours:
+            on_result(outcome(1.0, failures=("node-1: it ended",)))
+            raise ShoalError("players do not answer")
+        later = next(s for s in simulated if s[0] == profile.name)[1]
+        for number in range(rounds):
+            cut = not ours and profile.name == far.name and number == rounds - 1
+            on_result(outcome(9.0 if number == 0 else later * (1.05 if ours else 1.5), sent=payload, cut=cut))
+
+    simulated = [(n.name, emulate.measure_network(scaled(n)).versions[1].t_max) for n in (near, far)]
+    monkeypatch.setattr(emulate, "run_contest", contest)
+    monkeypatch.setattr(emulate, "peer_argv", lambda peer: peer)
+    monkeypatch.setattr(emulate, "missing", lambda peer: None)
+    result = bench_emulated([near.name, far.name], count=1, seed=1, backend="switch", say=said.append)
+    one, other = result["networks"]
+    assert one["near"] and one["ahead"] and one["emulated"] == pytest.approx(1.05 * simulated[0][1]) and one["copies"] == 1.0
+    assert one["libtorrent"] == pytest.approx(1.5 * simulated[0][1]) and one["first"] == 9.0 and one["failures"] == []
+    assert other["emulated"] is other["libtorrent"] is other["r"] is None and not other["near"] and not other["ahead"]
+    assert other["failures"] == ["shoal: players do not answer"]
+    assert not result["ok"] and (result["near"], result["ahead"]) == (1, 1)
+    assert "players do not answer" in said[-2] and said[-1] == "of 2 networks 1 within 10% of the simulator, 1 before libtorrent"
+
+
+def test_who_did_not_end_is_neither_near_nor_ahead() -> None:
+    whole = EmulatedNetwork(FITTING[0], 1.0, simulated=1.1, emulated=1.2, other=None, first=2.0, copies=1.0, late_s=0.02)
+    assert whole.near and whole.ahead and "the emulator 20 ms late" in told(whole)
+    assert not replace(whole, emulated=1.3).near and not replace(whole, other=1.15).ahead
+    assert summary([whole], against=True)["ok"] and not summary([replace(whole, other=1.0)], against=True)["ok"]
+    assert summary([replace(whole, other=1.0)], against=False) | {"networks": 0} == {
+        "ok": True, "count": 1, "near": 1, "ahead": None, "networks": 0
+    }  # fmt: skip
