@@ -16,16 +16,22 @@ if TYPE_CHECKING:
     from p2p.verbs import AddVerb
 
 
+MEMORY, SAVED, SPEED = ("2m:4096", "20m:4096", "135m:1024"), "7b:4096", ("2m:4096", "135m:1024")
+"""What `shoal bench trainer` measures of each kind unless it is told. With none of --memory, --saved and --before it measures the
+first two, else what it is asked for alone."""
+
+
 def add_verbs(actions: Any, verb: AddVerb) -> None:
     """`actions`: the subparsers of `shoal bench`."""
     what = "measure the trainer alone: memory of a step against its forecast, tensors kept for the backward, and tokens a second"
     p = verb("trainer", _bench_trainer, what, actions)
-    p.add_argument("--memory", nargs="*", metavar="SHAPE:TOKENS", default=["2m:4096", "20m:4096", "135m:1024"],
-                   help="models to measure, with the tokens of a forward (default 2m:4096 20m:4096 135m:1024)")
-    add_value(p, "--saved", "7b:4096", "SHAPE:TOKENS", "model of which it is counted what a forward keeps ('' for none)")
+    p.add_argument("--memory", nargs="*", metavar="SHAPE:TOKENS",
+                   help=f"memory of these models, with the tokens of a forward (without a value {' '.join(MEMORY)})")
+    p.add_argument("--saved", nargs="?", metavar="SHAPE:TOKENS", const=SAVED,
+                   help=f"what a forward of this model keeps, counted (without a value {SAVED})")
     p.add_argument("--before", type=Path, metavar="TREE", help="a tree of commit 1832404, to compare speed with (git archive)")
-    p.add_argument("--speed", nargs="*", metavar="SHAPE:TOKENS", default=["2m:4096", "135m:1024"],
-                   help="models whose speed is compared (default 2m:4096 135m:1024)")
+    p.add_argument("--speed", nargs="*", metavar="SHAPE:TOKENS",
+                   help=f"models whose speed is compared with --before (default {' '.join(SPEED)})")
     add_value(p, "--pairs", 5, "N", "steps of each, in turns")
     add_value(p, "--groups", 2, "N", "groups of a step whose speed is compared")
     add_value(p, "--prompt", 100.0, "TOKENS", "mean length of their prompts")
@@ -71,9 +77,14 @@ def _bench_trainer(args: argparse.Namespace) -> dict[str, Any]:
 
         return told(args, forecast_sizes(args.forecast or list(QWEN_SIZES), args.tokens, args.devices), describe_forecasts)
     from netem.bench.trainer.bench import TrainerBench, bench_trainer, describe
+    from p2p.errors import UsageError
 
+    if args.speed is not None and args.before is None:
+        raise UsageError("--speed compares with an older tree: say which with --before TREE")
+    asked = not (args.memory is None and args.saved is None and args.before is None)
     bench = TrainerBench(
-        memory=tuple(args.memory), saved=args.saved, before=args.before, speed=tuple(args.speed), pairs=args.pairs,
+        memory=() if asked and args.memory is None else tuple(args.memory or MEMORY),
+        saved=args.saved or "" if asked else SAVED, before=args.before, speed=tuple(args.speed or SPEED), pairs=args.pairs,
         groups=args.groups, prompt=args.prompt, completion=args.completion, threads=args.threads,
         compute_dtype=args.compute_dtype,
     )  # fmt: skip
