@@ -29,7 +29,7 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
                    "~/.local/share/shoal/nodes that no other node holds; the first log line says which)")
     p.add_argument("--listen", action="append", metavar="ADDR", help="multiaddr to listen on (default /ip4/0.0.0.0/tcp/0)")
     p.add_argument("--no-listen", action="store_true", help="only dial out: no other node opens a connection to this one")
-    p.add_argument("--map-port", action="store_true", help="ask the router (UPnP) to lead a port here, for other nodes")
+    p.add_argument("--map-port", action="store_true", help="ask the router (PCP, NAT-PMP, UPnP) to lead a port here, for others")
     p.add_argument("--name", default="",
                    help="name of this node on the learner's pages; without --dir it also finds the folder that it had before")
     p.add_argument("--engine", default="transformers", help="engine: transformers (default), vllm, or fake")

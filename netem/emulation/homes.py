@@ -186,8 +186,8 @@ def _build_home(home: Home, profile: Profile, prefix: str, stack: ExitStack) -> 
     else:
         outside = _outside(router, home.public, profile.mtu, stack)
         _nft(router, rules_of(forward, wan=DEVICE, public=home.public, random_ports=nat.random_ports, hairpin=hairpin))
-        if nat.upnp:
-            _run_upnpd(router, home.public, stack)
+        if nat.upnp or nat.pcp:
+            _run_upnpd(router, home.public, nat, stack)
     out: dict[str, HostNamespace] = {}
     for number, host in enumerate(home.hosts):
         namespace, inner = f"{prefix}-{host}", home.inner(host)
@@ -228,14 +228,15 @@ def _nft(namespace: str, rules: str) -> None:
     call("ip", "netns", "exec", namespace, "nft", rules)
 
 
-def _run_upnpd(router: str, public: str, stack: ExitStack) -> None:
+def _run_upnpd(router: str, public: str, nat: Nat, stack: ExitStack) -> None:
     """miniupnpd in a router until the network ends. It writes the ports that it maps into chains of its own."""
     if shutil.which("miniupnpd") is None:
-        raise UsageError("upnp: the program miniupnpd is missing: apt-get install miniupnpd")
+        raise UsageError("upnp and pcp: the program miniupnpd is missing: apt-get install miniupnpd")
     _nft(router, UPNP_CHAINS)
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-upnpd-"))
     config = Path(folder) / "miniupnpd.conf"
-    config.write_text(UPNPD.format(wan=DEVICE, public=public, lan=HOME[1], prefix=HOME.prefixlen), encoding="ascii")
+    said = {"upnp": "yes" if nat.upnp else "no", "pcp": "yes" if nat.pcp else "no"}
+    config.write_text(UPNPD.format(wan=DEVICE, public=public, lan=HOME[1], prefix=HOME.prefixlen, **said), encoding="ascii")
     command = ["ip", "netns", "exec", router, "miniupnpd", "-d", "-f", str(config), "-P", f"{folder}/pid"]
     process = start(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     stack.callback(wait_or_kill, process, UPNPD_END_S)
@@ -258,8 +259,8 @@ UPNPD = """
 ext_ifname={wan}
 ext_ip={public}
 listening_ip=lan
-enable_natpmp=yes
-enable_upnp=yes
+enable_natpmp={pcp}
+enable_upnp={upnp}
 secure_mode=yes
 system_uptime=yes
 uuid=00000000-0000-0000-0000-000000000001

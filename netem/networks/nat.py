@@ -28,7 +28,9 @@ class Nat:
     hairpin: bool = False
     """whether those of the same home reach a forwarded port by the router's public address, too"""
     upnp: bool = False
-    """whether the router maps a port for who asks (UPnP, NAT-PMP, PCP)"""
+    """whether the router maps a port for who asks by UPnP"""
+    pcp: bool = False
+    """the same by PCP or NAT-PMP"""
 
     @property
     def carrier(self) -> bool:

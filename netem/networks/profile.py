@@ -186,12 +186,13 @@ class _Behind(_Access):
     forward: list[int] = Field(default_factory=list)
     hairpin: bool = False
     upnp: bool = False
+    pcp: bool = False
 
     @model_validator(mode="after")
     def _nat(self) -> _Behind:
-        if self.nat is None and (self.home or self.forward or self.hairpin or self.upnp):
-            raise ValueError("home, forward, hairpin and upnp say more of a NAT: give its kind as nat")
-        if self.nat is not None and self.nat != "cone" and (self.forward or self.hairpin or self.upnp):
+        if self.nat is None and (self.home or self.forward or self.hairpin or self.maps):
+            raise ValueError("home, forward, hairpin, upnp and pcp say more of a NAT: give its kind as nat")
+        if self.nat is not None and self.nat != "cone" and (self.forward or self.hairpin or self.maps):
             raise ValueError(f"nat {self.nat!r} forwards no port")
         if self.nat == "firewall" and self.home:
             raise ValueError("a host behind a firewall is alone")
@@ -199,11 +200,16 @@ class _Behind(_Access):
             raise ValueError("forward: ports are from 1 to 65535")
         return self
 
+    @property
+    def maps(self) -> bool:
+        """Whether the router maps ports."""
+        return self.upnp or self.pcp
+
     def behind(self, name: str) -> Nat | None:
         """What a host called `name` is behind."""
         if self.nat is None:
             return None
-        return Nat(self.nat, self.home or name, tuple(self.forward), self.hairpin, self.upnp)
+        return Nat(self.nat, self.home or name, tuple(self.forward), self.hairpin, upnp=self.upnp, pcp=self.pcp)
 
 
 class _Learner(_Behind):
@@ -285,7 +291,9 @@ def _check_home(source: str, host: Host, mates: Sequence[Host]) -> None:
     assert host.nat is not None
     for other in mates:
         assert other.nat is not None
-        if (other.nat.kind, other.nat.upnp, other.access) != (host.nat.kind, host.nat.upnp, host.access):
-            raise UsageError(f"{source}: {host.name} and {other.name} share a router: its kind, upnp and link must be the same")
+        router, mine = ((h.nat.kind, h.nat.upnp, h.nat.pcp, h.access) for h in (other, host) if h.nat is not None)
+        if router != mine:
+            both = f"{source}: {host.name} and {other.name}"
+            raise UsageError(f"{both} share a router: its kind, upnp, pcp and link must be the same")
         if other is not host and set(other.nat.forward) & set(host.nat.forward):
             raise UsageError(f"{source}: {host.name} and {other.name} share a router: a port of it leads to one of them")

@@ -1,7 +1,8 @@
-"""A port of the home's router that leads to this host, asked for by UPnP (Internet Gateway Device) and kept while the host is up.
+"""A port of the home's router that leads to this host, kept while the host is up: asked for by PCP or NAT-PMP (`pcp`), else by
+UPnP (Internet Gateway Device).
 
-miniupnpc does the talking, in a thread: it looks for a router for a second and asks it. Most home routers speak UPnP; those that
-speak only PCP or NAT-PMP are left to hole punching. Must not know libp2p.
+miniupnpc does UPnP's talking: it looks for a router for a second and asks it. All of it blocks, in a thread. Must not know
+libp2p.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 import trio
 
 from p2p.channel.opening import endpoint_of
+from p2p.channel.pcp import ROUTES, RouterPort, RouterRefused, default_router, map_port, unmap_port
 
 log = logging.getLogger("shoal.channel")
 
@@ -21,6 +23,9 @@ LEASE_S = 1800
 
 RENEW_S = 600.0
 """Seconds from one renewal to the next, and from one failed attempt to the next: a router that starts anew has forgotten it."""
+
+LEAST_RENEW_S = 30.0
+"""Seconds between two questions, however short the router's leases are."""
 
 DISCOVER_MS = 1000
 """Milliseconds that routers have to answer the search for them."""
@@ -34,6 +39,8 @@ class PortMapping:
     """"/ip4/ADDRESS/tcp/PORT" of the router, outside"""
     port: int
     """outside"""
+    by: RouterPort | None = None
+    """what PCP or NAT-PMP gave; None: UPnP"""
 
 
 class Mapped(Protocol):
@@ -53,17 +60,30 @@ async def keep_mapped(host: Mapped) -> None:
         return
     try:
         while True:
-            found = await trio.to_thread.run_sync(_map, ends[0].port)
-            if isinstance(found, PortMapping) and host.mapping != found:
+            found = await trio.to_thread.run_sync(_map, ends[0].port, host.mapping)
+            if isinstance(found, PortMapping) and (host.mapping is None or host.mapping.address != found.address):
                 log.info("the router leads %s here", found.address)
             elif isinstance(found, str):
                 log.info("no port of the router leads here: %s", found)
             host.mapping = found if isinstance(found, PortMapping) else None
-            await trio.sleep(RENEW_S)
+            await trio.sleep(renew_after(host.mapping))
     finally:
         if (mapping := host.mapping) is not None:
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(_unmap, mapping.port)
+                await trio.to_thread.run_sync(_unmap, ends[0].port, mapping)
+
+
+def renew_after(mapping: PortMapping | None) -> float:
+    """Seconds until the router is asked again: before half of a lease that it made shorter than it was asked for."""
+    lease_s = mapping.by.lease_s if mapping is not None and mapping.by is not None else LEASE_S
+    return min(RENEW_S, max(lease_s / 2, LEAST_RENEW_S))
+
+
+def _router() -> str | None:
+    try:
+        return default_router(ROUTES.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
 
 
 def _gateway() -> Any:
@@ -77,8 +97,20 @@ def _gateway() -> Any:
     return upnp
 
 
-def _map(port: int) -> PortMapping | str:
-    """Ask for the same port outside, or one of the next ones. The mapping, or why there is none."""
+def _map(port: int, before: PortMapping | None) -> PortMapping | str:
+    """Ask for the same port outside, or another one; `before` is renewed. The mapping, or why there is none."""
+    router, why = _router(), "no router is known"
+    if router is not None:
+        try:
+            found = map_port(router, port, LEASE_S, before.by.nonce if before is not None and before.by is not None else b"")
+            return PortMapping(f"/ip4/{found.address}/tcp/{found.port}", found.port, by=found)
+        except (OSError, RouterRefused) as error:
+            why = str(error) or type(error).__name__
+    mapping = _map_upnp(port)
+    return mapping if isinstance(mapping, PortMapping) else f"{why}; {mapping}"
+
+
+def _map_upnp(port: int) -> PortMapping | str:
     try:
         upnp = _gateway()
         outside = str(upnp.externalipaddress())
@@ -94,8 +126,11 @@ def _map(port: int) -> PortMapping | str:
         return str(error) or type(error).__name__
 
 
-def _unmap(port: int) -> None:
+def _unmap(port: int, mapping: PortMapping) -> None:
     try:
-        _gateway().deleteportmapping(port, "TCP")
+        if mapping.by is None:
+            _gateway().deleteportmapping(mapping.port, "TCP")
+        elif (router := _router()) is not None:
+            unmap_port(router, port, mapping.by)
     except Exception as error:
-        log.debug("the router keeps port %d until its lease ends: %s", port, error)
+        log.debug("the router keeps port %d until its lease ends: %s", mapping.port, error)

@@ -10,14 +10,15 @@ from __future__ import annotations
 from ipaddress import IPv6Address, ip_address
 
 SHORT_S = 5.0
-"""Seconds. What ends sooner is a short visit."""
+"""Seconds. A connection that ends sooner was a short visit."""
 
 SHORT_VISITS, EACH_S = 100, 1.0
 """Short visits that one place may have made at once, and the seconds until it may make one more. Honest nodes make a few: who is
 started again and again, or dials several addresses of a host that is slow to answer; and a hundred may share a place."""
 
 SHORT_LINKS, LINK_EACH_S = 5, 10.0
-"""The same of one peer's links."""
+"""The same of one peer's links. One that ends before the seconds of the latter is short: who stays just longer has no more links
+by it than who does not."""
 
 A_SECOND, AT_ONCE = 50, 200
 """Connections that are taken in each second from all places together, and beyond that at once. Handshakes of so many take half a
@@ -28,11 +29,11 @@ REMEMBERED = 4096
 
 
 class ShortVisits:
-    """Counts those of each who comes: `most` at once, one more each `each_s`. As many again are remembered beyond that: who made
-    as many stays away until all that is over."""
+    """Counts those of each who comes, which end within `short_s`: `most` at once, one more each `each_s`. As many again are
+    remembered beyond that: who made as many stays away until all that is over."""
 
-    def __init__(self, most: int, each_s: float) -> None:
-        self._most, self._each_s = float(most), each_s
+    def __init__(self, most: int, each_s: float, short_s: float = SHORT_S) -> None:
+        self._most, self._each_s, self._short_s = float(most), each_s, short_s
         self._rooms: dict[str, tuple[float, float]] = {}  # who -> short visits that it may still make, as of when
 
     def may_come(self, who: str, now: float) -> bool:
@@ -41,7 +42,7 @@ class ShortVisits:
 
     def left(self, who: str, came: float, now: float) -> None:
         """It came at `came`, and is gone."""
-        if now - came < SHORT_S:
+        if now - came < self._short_s:
             self.change(who, -1, now)
 
     def change(self, who: str, by: int, now: float) -> None:

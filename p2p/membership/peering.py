@@ -84,7 +84,7 @@ class Peering:
         self._network, self._settings, self._wall = network, settings, wall
         self.gate = Gate(identity, run=settings.run, head=settings.head, wall=wall)
         self.head, self.me = settings.head, identity.peer_id
-        self._short_links = ShortVisits(SHORT_LINKS, LINK_EACH_S)
+        self._short_links = ShortVisits(SHORT_LINKS, LINK_EACH_S, LINK_EACH_S)
         """whose links end as soon as they are up"""
         self._tasks = LinkTasks(owner, self._renewed, settings.head, left=self._short_links.left)
         self.links: dict[str, Link] = self._tasks.links

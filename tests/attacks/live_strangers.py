@@ -16,6 +16,7 @@ import trio
 
 from p2p.channel.libp2p import open_libp2p_network
 from p2p.channel.port import BULK, CONTROL, Channel
+from p2p.channel.visits import LINK_EACH_S
 from p2p.errors import ChannelClosed, Unreachable
 from p2p.identity import Identity
 from p2p.limits import PROTOCOL_VERSION
@@ -122,6 +123,11 @@ async def comes_and_goes(link: Link) -> None:
     await trio.sleep(0.1)
 
 
+async def stays_a_while(link: Link) -> None:
+    """As short as a link may be that is no short visit."""
+    await trio.sleep(LINK_EACH_S + 0.1)
+
+
 async def silent(link: Link) -> None:
     await trio.sleep_forever()
 
@@ -132,7 +138,7 @@ DEAF = ("slow readers", "withholding")
 KINDS: dict[str, Say] = {
     "refused runs": refused_runs, "bad lengths": bad_lengths, "repeated chunks": repeats, "questions": questions,
     "reports": reports, "slow readers": slow_reader, "withholding": withholds, "coming and going": comes_and_goes,
-    "silent": silent,
+    "staying a while": stays_a_while, "silent": silent,
 }  # fmt: skip
 
 MIXED = "mixed"

@@ -10,7 +10,9 @@ from p2p.channel.visits import (
     A_SECOND,
     AT_ONCE,
     EACH_S,
+    LINK_EACH_S,
     REMEMBERED,
+    SHORT_LINKS,
     SHORT_S,
     SHORT_VISITS,
     ShortVisits,
@@ -42,6 +44,19 @@ def test_links_that_last_are_never_counted() -> None:
     for i in range(1000):
         assert visit(visits, "198.51.100.7", i * 0.1, lasts=SHORT_S + 0.01)
     assert not visits.turned_away
+
+
+@pytest.mark.parametrize("lasts", [0.1, SHORT_S + 0.1, LINK_EACH_S - 0.1, LINK_EACH_S])
+def test_who_stays_just_long_enough_has_no_more_links_by_it(lasts: float) -> None:
+    visits, at, links = ShortVisits(SHORT_LINKS, LINK_EACH_S, LINK_EACH_S), 0.0, 0
+    while at < 600:
+        if visits.may_come("peer", at):
+            links += 1
+            at += lasts
+            visits.left("peer", at - lasts, at)
+        else:
+            at += 0.1
+    assert links <= SHORT_LINKS + 600 / LINK_EACH_S + 1
 
 
 def test_all_that_come_at_once_are_bounded_wherever_they_are_from() -> None:

@@ -37,6 +37,7 @@ PROFILE: dict[str, Any] = {
         {"name": "cgnat-symmetric", **LINK, "nat": "cgnat-symmetric"},
         {"name": "firewall", **LINK, "nat": "firewall"},
         {"name": "upnp", **LINK, "nat": "cone", "upnp": bool(shutil.which("miniupnpd"))},
+        {"name": "pcp", **LINK, "nat": "cone", "pcp": bool(shutil.which("miniupnpd"))},
     ],
 }
 
@@ -145,14 +146,35 @@ def test_tc_has_no_nat() -> None:
 
 
 MAP = """
-import miniupnpc
-u = miniupnpc.UPnP(); u.discoverdelay = 500
-print(u.discover()); u.selectigd(); print(u.externalipaddress(), u.addportmapping(4001, "TCP", u.lanaddr, 4001, "shoal", "", 60))
+import sys, trio
+from p2p.channel.mapping import keep_mapped
+class Host:
+    mapping, listening = None, [f"/ip4/{sys.argv[1]}/tcp/4001"]
+async def main():
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keep_mapped, Host)
+        while Host.mapping is None:
+            await trio.sleep(0.05)
+        by = Host.mapping.by
+        print(Host.mapping.address, "UPnP" if by is None else "PCP" if by.nonce else "NAT-PMP", flush=True)
+        await trio.to_thread.run_sync(sys.stdin.readline)
+        nursery.cancel_scope.cancel()
+trio.run(main)
 """
 
 
 @pytest.mark.skipif(shutil.which("miniupnpd") is None, reason="the program miniupnpd is missing: apt-get install miniupnpd")
-def test_a_router_maps_a_port_for_who_asks(hosts: dict[str, HostNamespace]) -> None:
-    done = subprocess.run(on_host(hosts["upnp"], sys.executable, "-c", MAP), capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.stdout.split() == ["1", hosts["upnp"].address, "True"], done.stderr
-    assert ask(hosts, "open", "upnp").split()[0] == hosts["open"].address
+@pytest.mark.parametrize(("name", "by"), [("upnp", "UPnP"), ("pcp", "PCP")])
+def test_a_router_maps_a_port_for_who_asks(hosts: dict[str, HostNamespace], name: str, by: str) -> None:
+    host = hosts[name]
+    command = on_host(host, sys.executable, "-c", MAP, host.inner)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        said = process.stdout.readline().split()
+        try:
+            assert said == [f"/ip4/{host.address}/tcp/4001", by], process.stderr.read()
+            assert ask(hosts, "open", name).split()[0] == hosts["open"].address
+        finally:
+            process.communicate("end\n", timeout=PATIENCE_S)
+    assert ask(hosts, "open", name, seconds=1.0).startswith("no:"), "the port was given back"
