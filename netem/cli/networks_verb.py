@@ -31,6 +31,8 @@ def add_verb(actions: Any, verb: AddVerb) -> None:
     p.add_argument("--chunk-kib", type=int, default=0, metavar="K", help="KiB of a chunk of --nodes (default: a publisher's)")
     p.add_argument("--emulate", action="store_true", help="over real TCP on emulated links (as root), beside the simulator and "
                    "libtorrent: the networks of --replay, or the first --count with steady rates that a small machine carries")
+    p.add_argument("--congestion", default="", metavar="NAME", help="TCP congestion control of --emulate (default bbr, as drawn)")
+    p.add_argument("--alone", action="store_true", help="--emulate without libtorrent")
     add_value(p, "--jobs", 1, "J", "processes")
     p.add_argument("--write", type=Path, metavar="FILE",
                    help="run nothing: write the one network of --replay as a scenario for shoal netem run")
@@ -54,7 +56,8 @@ def _bench_networks(args: argparse.Namespace) -> dict[str, Any]:
     if args.emulate:
         from netem.bench.networks.emulate import bench_emulated
 
-        return bench_emulated(names, count=args.count, seed=args.seed, say=say)
+        how = {"congestion": args.congestion, "alone": args.alone}
+        return bench_emulated(names, count=args.count, seed=args.seed, say=say, **how)
     result = bench_networks(names, count=args.count, seed=args.seed, jobs=args.jobs, say=say)
     if not args.json:
         print_networks(result, each=bool(names))

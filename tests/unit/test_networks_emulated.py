@@ -71,8 +71,12 @@ def test_each_is_beside_the_simulator_and_libtorrent(monkeypatch: pytest.MonkeyP
 
 
 def test_who_did_not_end_is_neither_near_nor_ahead() -> None:
-    whole = EmulatedNetwork(FITTING[0], 1.0, simulated=1.1, emulated=1.2, other=None, first=2.0, copies=1.0, late_s=0.02)
-    assert whole.near and whole.ahead and "the emulator 20 ms late" in told(whole)
+    whole = EmulatedNetwork(
+        FITTING[0], 1.0, simulated=1.1, emulated=1.2, other=None, first=2.0, copies=1.0, duplicates=0.1, dropped=7,
+        late_s=0.02,
+    )  # fmt: skip
+    assert whole.near and whole.ahead
+    assert "0.10 came twice, 7 packets dropped" in told(whole) and "the emulator 20 ms late" in told(whole)
     assert not replace(whole, emulated=1.3).near and not replace(whole, other=1.15).ahead
     assert summary([whole], against=True)["ok"] and not summary([replace(whole, other=1.0)], against=True)["ok"]
     assert summary([replace(whole, other=1.0)], against=False) | {"networks": 0} == {

@@ -61,6 +61,10 @@ class EmulatedNetwork:
     """the first version's time, emulated"""
     copies: float
     """what the source sent, in payloads, median of later versions"""
+    duplicates: float
+    """what reached nodes that had it, in payloads, the same"""
+    dropped: float
+    """packets that found a queue full, the same"""
     late_s: float
     """the latest that the emulator handed over a packet"""
     failures: tuple[str, ...] = ()
@@ -94,10 +98,12 @@ def scaled(network: DrawnNetwork) -> DrawnNetwork:
 
 
 def bench_emulated(
-    names: Sequence[str], *, count: int, seed: int, backend: str = AUTO, say: Callable[[str], None]
-) -> dict[str, Any]:
+    names: Sequence[str], *, count: int, seed: int, congestion: str = "", alone: bool = False, backend: str = AUTO,
+    say: Callable[[str], None],
+) -> dict[str, Any]:  # fmt: skip
     """What `shoal bench networks --emulate --json` prints: for the networks called `names`, or the first `count` of `seed` that
-    fit. UsageError for a network that does not fit, and where links cannot be emulated."""
+    fit. `congestion`: TCP congestion control of all hosts, in place of that which was drawn; `alone`: without libtorrent.
+    UsageError for a network that does not fit, and where links cannot be emulated."""
     if not 1 <= count <= MOST_EMULATED or seed < 0:
         raise UsageError(f"{count} networks (1 to {MOST_EMULATED}) of seed {seed} (0 or more)")
     networks = [draw_by_name(name) for name in names] or list(islice(_fitting(seed), count))
@@ -105,12 +111,14 @@ def bench_emulated(
         if not fits(network):
             most = f"{MOST_NODES} nodes and {LONGEST_S:g} s of T*"
             raise UsageError(f"{network.name} is not emulated: want steady rates, at most {most}")
-    why = missing(OTHER)
-    if why:
+    why = "not asked for" if alone else missing(OTHER)
+    if why and not alone:
         say(f"without {OTHER}: {why}")
     found = []
     for network in networks:
-        found.append(_emulate(scaled(network), against=not why, backend=backend, say=say))
+        small = scaled(network)
+        small = replace(small, profile=replace(small.profile, congestion=congestion or small.profile.congestion))
+        found.append(_emulate(small, against=not why, backend=backend, say=say))
         say(told(found[-1]))
     result = summary(found, against=not why)
     against = f", {result['ahead']} before {OTHER}" if not why else ""
@@ -134,6 +142,8 @@ def _emulate(network: DrawnNetwork, *, against: bool, backend: str, say: Callabl
         emulated=_median([r.seconds for r in later]) if len(later) == versions - 1 else None,
         other=_median([r.seconds for r in others[1:]]) if len(others) == versions and not others[-1].cut_off else None,
         first=ours[0].seconds if ours else None, copies=_median([r.source_bytes / network.payload for r in later]) or 0.0,
+        duplicates=_median([r.duplicate_bytes / network.payload for r in later]) or 0.0,
+        dropped=_median([r.dropped for r in later]) or 0.0,
         late_s=max((r.late_s for r in ours), default=0.0), failures=(*failures, *others_failed),
     )  # fmt: skip
 
@@ -164,8 +174,9 @@ def told(one: EmulatedNetwork) -> str:
     late = f", the emulator {1e3 * one.late_s:.0f} ms late" if one.late_s > 0.01 else ""
     failed = f"; {'; '.join(one.failures)}" if one.failures else ""
     return (
-        f"  T* {one.t_star:.2f} s: simulated {_s(one.simulated)}, emulated {_s(one.emulated)} ({one.copies:.2f} copies, first "
-        f"{_s(one.first)}), {OTHER} {_s(one.other)}{late}{failed}"
+        f"  T* {one.t_star:.2f} s: simulated {_s(one.simulated)}, emulated {_s(one.emulated)} (first "
+        f"{_s(one.first)}; {one.copies:.2f} copies, {one.duplicates:.2f} came twice, {one.dropped:.0f} packets "
+        f"dropped), {OTHER} {_s(one.other)}{late}{failed}"
     )
 
 
@@ -182,9 +193,11 @@ def summary(found: Sequence[EmulatedNetwork], *, against: bool) -> dict[str, Any
         "networks": [
             {
                 "name": one.network.name, "what": describe(one.network), "scale": one.network.profile.scale,
+                "congestion": one.network.profile.congestion,
                 "payload_bytes": one.network.payload, "t_star": one.t_star, "simulated": one.simulated, "emulated": one.emulated,
                 "r": None if one.emulated is None else (one.emulated - delays_of(one.network)) / one.t_star, "first": one.first,
-                OTHER: one.other, "copies": one.copies, "late_ms": 1e3 * one.late_s, "near": one.near, "ahead": one.ahead,
+                OTHER: one.other, "copies": one.copies, "duplicates": one.duplicates,
+                "dropped": one.dropped, "late_ms": 1e3 * one.late_s, "near": one.near, "ahead": one.ahead,
                 "failures": list(one.failures),
             }
             for one in found
