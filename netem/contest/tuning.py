@@ -27,7 +27,7 @@ def player_options(peer: str, profile: Profile, payload_bytes: int, mesh: int = 
     """Options for the players of `peer`. `mesh`: with more nodes than this, Shoal's nodes are linked in groups; its plain
     policies need all nodes linked to all others, and ignore it."""
     if is_ours(peer):
-        congestion = {"congestion": profile.congestion} if profile.congestion in _available() else {}
+        congestion = {"congestion": profile.congestion} if profile.congestion in available_congestion() else {}
         return congestion | ({"mesh": mesh} if peer == "shoal" and mesh != MESH else {})
     if peer == "shardcast":
         return shardcast_options(profile, payload_bytes)
@@ -52,7 +52,8 @@ def missing(peer: str) -> str | None:
     return None
 
 
-def _available() -> Sequence[str]:
+def available_congestion() -> Sequence[str]:
+    """TCP congestion controls that the kernel has; none where it does not say."""
     try:
         return AVAILABLE.read_text().split()
     except OSError:

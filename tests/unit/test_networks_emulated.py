@@ -34,6 +34,10 @@ def test_rates_that_change_many_nodes_and_long_versions_are_left_out() -> None:
     changing = next(n for n in drawn if n.kind != "steady")
     with pytest.raises(UsageError, match=f"{changing.name} is not emulated"):
         bench_emulated([changing.name], count=1, seed=1, say=print)
+    with pytest.raises(UsageError, match="no congestion control 'foo'"):
+        bench_emulated([FITTING[0].name], count=1, seed=1, congestion="foo", say=print)
+    with pytest.raises(UsageError, match="0 networks"):
+        bench_emulated([], count=0, seed=1, say=print)
 
 
 def outcome(*seconds: float, sent: int = 0, cut: bool = False, failures: tuple[str, ...] = ()) -> RoundResult:

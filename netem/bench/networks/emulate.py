@@ -18,7 +18,7 @@ from netem.bench.networks.measure import delays_of, measure_network
 from netem.contest.contest import RoundResult, run_contest
 from netem.contest.players import peer_argv
 from netem.contest.trial import CUT, CUT_SLACK_S
-from netem.contest.tuning import missing, player_options
+from netem.contest.tuning import available_congestion, missing, player_options
 from netem.emulation.backends import AUTO, choose
 from netem.networks.bound import profile_bound
 from p2p.errors import ShoalError, UsageError
@@ -106,6 +106,8 @@ def bench_emulated(
     UsageError for a network that does not fit, and where links cannot be emulated."""
     if not 1 <= count <= MOST_EMULATED or seed < 0:
         raise UsageError(f"{count} networks (1 to {MOST_EMULATED}) of seed {seed} (0 or more)")
+    if congestion and congestion not in (known := available_congestion()):
+        raise UsageError(f"the kernel has no congestion control {congestion!r}: {', '.join(known)}")
     networks = [draw_by_name(name) for name in names] or list(islice(_fitting(seed), count))
     for network in networks:
         if not fits(network):
