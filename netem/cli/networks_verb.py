@@ -44,6 +44,8 @@ def _bench_networks(args: argparse.Namespace) -> dict[str, Any]:
     from netem.bench.networks.table import print_networks, scenario_text
     from p2p.errors import UsageError
 
+    if not args.emulate and (args.congestion or args.alone):
+        raise UsageError("--congestion and --alone say how to --emulate")
     if args.nodes:
         return _bench_scale(args)
     names = [*args.replay, *([name_of(args.seed, args.index)] if args.index is not None else [])]

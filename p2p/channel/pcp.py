@@ -99,7 +99,7 @@ def read_pcp(answer: bytes, port: int, nonce: bytes) -> RouterPort | None:
     if protocol != _TCP or inside != port or answer[44:56] != _mapped("0.0.0.0")[:12]:
         raise ValueError("an answer to something else")
     (lease_s,) = struct.unpack("!I", answer[4:8])
-    return RouterPort(str(IPv4Address(answer[56:60])), outside, lease_s, nonce)
+    return RouterPort(_outside(answer[56:60]), outside, lease_s, nonce)
 
 
 def pmp_request(port: int, outside: int, lease_s: int) -> bytes:
@@ -123,7 +123,14 @@ def read_pmp(answer: bytes, port: int, address: str) -> RouterPort:
 def read_pmp_address(answer: bytes) -> str:
     """The router's address outside."""
     _check_pmp(answer, _PMP_ADDRESS, 12)
-    return str(IPv4Address(answer[8:12]))
+    return _outside(answer[8:12])
+
+
+def _outside(packed: bytes) -> str:
+    address = IPv4Address(packed)
+    if address.is_unspecified:
+        raise RouterRefused(_WHY[3])
+    return str(address)
 
 
 def _check_pmp(answer: bytes, code: int, size: int) -> None:

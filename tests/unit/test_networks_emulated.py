@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import pytest
 
+import shoal
 from netem.bench.networks import emulate
 from netem.bench.networks.draw import draw_network
 from netem.bench.networks.emulate import CARRIED, EmulatedNetwork, bench_emulated, fits, scaled, summary, told
-from netem.contest.contest import RoundResult
+from netem.contest.scenario import Scenario
 from netem.networks.bound import profile_bound
 from p2p.errors import ShoalError, UsageError
 
@@ -40,38 +43,51 @@ def test_rates_that_change_many_nodes_and_long_versions_are_left_out() -> None:
         bench_emulated([], count=0, seed=1, say=print)
 
 
-def outcome(*seconds: float, sent: int = 0, cut: bool = False, failures: tuple[str, ...] = ()) -> RoundResult:
-    verified = {f"node-{i}": s for i, s in enumerate(seconds)}
-    return RoundResult(0.0, verified, sent, duplicate_bytes=0, cpu_s=0.0, cut_off=cut, failures=failures)
+def outcome(seconds: float | None, *, sent: float = 1.0, failures: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A round as `round_values` has it, as far as it is read."""
+    return {
+        "t_max": seconds, "source_share": sent, "duplicate_bytes": 0, "dropped": 0, "late_ms": 0.0, "failures": list(failures)
+    }  # fmt: skip
 
 
 def test_each_is_beside_the_simulator_and_libtorrent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two networks: on one the emulation is as the simulator says; on the other one player fails, and libtorrent does not end."""
-    near, far = islice(FITTING, 2)
+    """Three networks: the emulation is as the simulator says; a player fails, and libtorrent's last version is cut off; no player
+    comes up."""
+    near, far, none = islice(FITTING, 3)
     said: list[str] = []
+    simulated = emulate.measure_network(scaled(near)).versions[1].t_max
 
-    def contest(profile, argv, payload, rounds, *, on_result, seed, cut_s, options, backend) -> None:
-        ours = argv == "shoal"
-        if profile.name == far.name and ours:
-            on_result(outcome(1.0, failures=("node-1: it ended",)))
+    def run(scenario: Scenario, backend: str) -> dict[str, Any]:
+        ours, versions = scenario.policy == "shoal", scenario.warm_up + scenario.rounds
+        assert backend == "switch" and versions == min(scenario.rounds + 1, emulate.VERSIONS) and not scenario.faults
+        if scenario.name == none.name:
             raise ShoalError("players do not answer")
-        later = next(s for s in simulated if s[0] == profile.name)[1]
-        for number in range(rounds):
-            cut = not ours and profile.name == far.name and number == rounds - 1
-            on_result(outcome(9.0 if number == 0 else later * (1.05 if ours else 1.5), sent=payload, cut=cut))
+        rounds = [outcome(9.0), *(outcome(simulated * (1.05 if ours else 1.5)) for _ in range(versions - 1))]
+        if scenario.name == far.name:
+            rounds[1 if ours else -1 :] = [outcome(None, failures=("node-1: it ended",) if ours else ())]
+        return {"rounds": rounds}
 
-    simulated = [(n.name, emulate.measure_network(scaled(n)).versions[1].t_max) for n in (near, far)]
-    monkeypatch.setattr(emulate, "run_contest", contest)
-    monkeypatch.setattr(emulate, "peer_argv", lambda peer: peer)
+    monkeypatch.setattr(emulate, "run_scenario", run)
     monkeypatch.setattr(emulate, "missing", lambda peer: None)
-    result = bench_emulated([near.name, far.name], count=1, seed=1, backend="switch", say=said.append)
-    one, other = result["networks"]
-    assert one["near"] and one["ahead"] and one["emulated"] == pytest.approx(1.05 * simulated[0][1]) and one["copies"] == 1.0
-    assert one["libtorrent"] == pytest.approx(1.5 * simulated[0][1]) and one["first"] == 9.0 and one["failures"] == []
-    assert other["emulated"] is other["libtorrent"] is other["r"] is None and not other["near"] and not other["ahead"]
-    assert other["failures"] == ["shoal: players do not answer"]
+    names = [near.name, far.name, none.name]
+    result = bench_emulated(names, count=1, seed=1, backend="switch", say=said.append)
+    one, *others = result["networks"]
+    assert one["near"] and one["ahead"] and one["emulated"] == pytest.approx(1.05 * simulated) and one["copies"] == 1.0
+    assert one["libtorrent"] == pytest.approx(1.5 * simulated) and one["first"] == 9.0 and one["failures"] == []
+    for other in others:
+        assert other["emulated"] is other["libtorrent"] is other["r"] is None and not other["near"] and not other["ahead"]
+    assert [other["first"] for other in others] == [9.0, None]
+    assert others[0]["failures"] == ["shoal: node-1: it ended", "libtorrent: cut off"]
+    assert others[1]["failures"] == ["shoal: players do not answer", "libtorrent: players do not answer"]
     assert not result["ok"] and (result["near"], result["ahead"]) == (1, 1)
-    assert "players do not answer" in said[-2] and said[-1] == "of 2 networks 1 within 10% of the simulator, 1 before libtorrent"
+    assert "players do not answer" in said[-2] and said[-1] == "of 3 networks 1 within 10% of the simulator, 1 before libtorrent"
+    json.dumps(result, allow_nan=False)
+
+
+def test_flags_of_an_emulation_need_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for flags in (["--alone"], ["--congestion", "cubic"]):
+        assert shoal.main(["bench", "networks", *flags]) == 2
+        assert capsys.readouterr().err.count("--emulate") == 1
 
 
 def test_who_did_not_end_is_neither_near_nor_ahead() -> None:

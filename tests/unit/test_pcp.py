@@ -135,6 +135,13 @@ def test_whatever_a_router_says_is_an_answer_or_an_error(answer: bytes) -> None:
             pass
 
 
+def test_a_router_without_an_address_outside_maps_nothing() -> None:
+    answer = pcp_answer(pcp_request("192.168.1.2", 4001, 4001, 60, NONCE))[:56] + bytes(4)
+    for read, said in ((lambda a: read_pcp(a, 4001, NONCE), answer), (pcp.read_pmp_address, b"\x00\x80" + bytes(10))):
+        with pytest.raises(RouterRefused, match="no network"):
+            read(said)
+
+
 def test_another_port_or_protocol_is_no_answer() -> None:
     question = pcp_request("192.168.1.2", 4001, 4001, 60, NONCE)
     good = pcp_answer(question)

@@ -15,11 +15,11 @@ from typing import Any
 from netem.bench.networks.bench import describe
 from netem.bench.networks.draw import DrawnNetwork, draw_by_name, draw_network
 from netem.bench.networks.measure import delays_of, measure_network
-from netem.contest.contest import RoundResult, run_contest
-from netem.contest.players import peer_argv
-from netem.contest.trial import CUT, CUT_SLACK_S
-from netem.contest.tuning import available_congestion, missing, player_options
-from netem.emulation.backends import AUTO, choose
+from netem.contest.scenario import Require, Scenario
+from netem.contest.trial import describe as describe_round
+from netem.contest.trial import run_scenario
+from netem.contest.tuning import available_congestion, missing
+from netem.emulation.backends import AUTO
 from netem.networks.bound import profile_bound
 from p2p.errors import ShoalError, UsageError
 
@@ -138,33 +138,30 @@ def _emulate(network: DrawnNetwork, *, against: bool, backend: str, say: Callabl
     simulated = [v.t_max for v in measure_network(network).versions[1:versions]]
     ours, failures = _run(OURS, network, versions, backend)
     others, others_failed = _run(OTHER, network, versions, backend) if against else ([], [])
-    later = [r for r in ours[1:] if not r.cut_off]
+    later = ours[1:]
     return EmulatedNetwork(
         network, profile_bound(network.profile, network.payload), simulated=_median(simulated),
-        emulated=_median([r.seconds for r in later]) if len(later) == versions - 1 else None,
-        other=_median([r.seconds for r in others[1:]]) if len(others) == versions and not others[-1].cut_off else None,
-        first=ours[0].seconds if ours else None, copies=_median([r.source_bytes / network.payload for r in later]) or 0.0,
-        duplicates=_median([r.duplicate_bytes / network.payload for r in later]) or 0.0,
-        dropped=_median([r.dropped for r in later]) or 0.0,
-        late_s=max((r.late_s for r in ours), default=0.0), failures=(*failures, *others_failed),
+        emulated=_median([r["t_max"] for r in later]) if len(ours) == versions else None,
+        other=_median([r["t_max"] for r in others[1:]]) if len(others) == versions else None,
+        first=ours[0]["t_max"] if ours else None, copies=_median([r["source_share"] for r in later]) or 0.0,
+        duplicates=_median([r["duplicate_bytes"] / network.payload for r in later]) or 0.0,
+        dropped=_median([r["dropped"] for r in later]) or 0.0,
+        late_s=max((r["late_ms"] for r in ours), default=0.0) / 1e3, failures=(*failures, *others_failed),
     )  # fmt: skip
 
 
-def _run(peer: str, network: DrawnNetwork, versions: int, backend: str) -> tuple[list[RoundResult], list[str]]:
-    """The rounds that did not fail, and why others did."""
-    profile, results = network.profile, list[RoundResult]()
-    cut_s = CUT * profile_bound(profile, network.payload) + CUT_SLACK_S
+def _run(peer: str, network: DrawnNetwork, versions: int, backend: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rounds that were whole, as `round_values` has them, and why others were not."""
+    scenario = Scenario(
+        network.name, network.profile, network.payload, peer, rounds=versions - 1, warm_up=1, seed=1, faults=(), require=Require()
+    )
     try:
-        run_contest(
-            profile, peer_argv(peer), network.payload, versions, seed=1, cut_s=cut_s,
-            options=player_options(peer, profile, network.payload), backend=choose(backend, profile)[0], on_result=results.append,
-        )  # fmt: skip
+        rounds = run_scenario(scenario, backend=backend)["rounds"]
     except UsageError:
         raise
     except ShoalError as error:
-        return results, [f"{peer}: {error}"]
-    whole = [r for r in results if not r.failures]
-    return whole, [f"{peer}: {failure}" for r in results for failure in r.failures]
+        return [], [f"{peer}: {error}"]
+    return [r for r in rounds if r["t_max"] is not None], [f"{peer}: {describe_round(r)}" for r in rounds if r["t_max"] is None]
 
 
 def _median(values: Sequence[float]) -> float | None:
