@@ -1,4 +1,4 @@
-"""A port of the home's router that leads to this host, kept while the host is up: asked for by PCP or NAT-PMP (`pcp`), else by
+"""A port of the home's router that leads to this host, kept while the host is up: asked for by PCP or NAT-PMP (`router`), else by
 UPnP (Internet Gateway Device).
 
 miniupnpc does UPnP's talking: it looks for a router for a second and asks it. All of it blocks, in a thread. Must not know
@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import trio
 
 from p2p.channel.opening import endpoint_of
-from p2p.channel.pcp import ROUTES, RouterPort, RouterRefused, default_router, map_port, unmap_port
+from p2p.channel.pcp import RouterPort, RouterRefused
+from p2p.channel.router import map_port, own_router, unmap_port
 
 log = logging.getLogger("shoal.channel")
 
@@ -79,13 +80,6 @@ def renew_after(mapping: PortMapping | None) -> float:
     return min(RENEW_S, max(lease_s / 2, LEAST_RENEW_S))
 
 
-def _router() -> str | None:
-    try:
-        return default_router(ROUTES.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
-
-
 def _gateway() -> Any:
     import miniupnpc
 
@@ -99,7 +93,7 @@ def _gateway() -> Any:
 
 def _map(port: int, before: PortMapping | None) -> PortMapping | str:
     """Ask for the same port outside, or another one; `before` is renewed. The mapping, or why there is none."""
-    router, why = _router(), "no router is known"
+    router, why = own_router(), "no router is known"
     if router is not None:
         try:
             found = map_port(router, port, LEASE_S, before.by.nonce if before is not None and before.by is not None else b"")
@@ -130,7 +124,7 @@ def _unmap(port: int, mapping: PortMapping) -> None:
     try:
         if mapping.by is None:
             _gateway().deleteportmapping(mapping.port, "TCP")
-        elif (router := _router()) is not None:
+        elif (router := own_router()) is not None:
             unmap_port(router, port, mapping.by)
     except Exception as error:
         log.debug("the router keeps port %d until its lease ends: %s", mapping.port, error)

@@ -1,33 +1,15 @@
 """PCP (RFC 6887) and NAT-PMP (RFC 6886), as far as one TCP port over IPv4 takes: what is asked of a router, and what it answers.
 
 No library that is kept up speaks PCP, and the one for NAT-PMP rests on another that is not. Both are a datagram to the router's
-port 5351 and one back; a router that speaks NAT-PMP alone answers PCP with its own version. `map_port` and `unmap_port` are the
-shell, and block, for ANSWER_S a question at most; the rest is pure. Must not know UPnP, nor whose port it is.
+port 5351 and one back; a router that speaks NAT-PMP alone answers PCP with its own version. Pure; must not know sockets
+or UPnP.
 """
 
 from __future__ import annotations
 
-import secrets
-import socket
 import struct
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import IPv4Address
-from pathlib import Path
-from typing import TypeVar
-
-Read = TypeVar("Read")
-
-ROUTER_PORT = 5351
-"""UDP port of a router that speaks either."""
-ROUTES = Path("/proc/net/route")
-"""Linux's routes; elsewhere the router is not known."""
-
-RESEND_S = (0.25, 0.5, 1.0)
-"""Seconds to wait for an answer, from one sending to the next (RFC 6886, section 3.1)."""
-ANSWER_S = sum(RESEND_S)
-"""Seconds that a question takes at most."""
 
 MOST_ANSWER = 1100
 """Bytes of an answer (RFC 6887, section 7)."""
@@ -68,7 +50,7 @@ class RouterPort:
 
 
 def default_router(routes: str) -> str | None:
-    """The router of the default route with the least metric, from the text of ROUTES; None where there is none."""
+    """The router of the default route with the least metric, from Linux's text (/proc/net/route); None: there is none."""
     found: list[tuple[int, str]] = []
     for line in routes.splitlines()[1:]:
         fields = line.split()
@@ -146,50 +128,3 @@ def _check_pmp(answer: bytes, code: int, size: int) -> None:
 def _mapped(address: str) -> bytes:
     """An IPv4 address as PCP has it, within IPv6."""
     return bytes(10) + b"\xff\xff" + IPv4Address(address).packed
-
-
-# --- the shell ---------------------------------------------------------------------------------------------------------------
-
-
-def map_port(router: str, port: int, lease_s: int, nonce: bytes = b"") -> RouterPort:
-    """Have `router` lead a port to this host's `port`, if it may be the same one; `nonce` renews what was given for it.
-    OSError where nobody answers, RouterRefused where it maps none. Blocks."""
-    nonce = nonce or secrets.token_bytes(12)
-    with _socket(router) as sock:
-        client = sock.getsockname()[0]
-        found = _ask(sock, pcp_request(client, port, port, lease_s, nonce), lambda answer: read_pcp(answer, port, nonce))
-        if found is not None:
-            return found
-        address = _ask(sock, PMP_ADDRESS_REQUEST, read_pmp_address)
-        return _ask(sock, pmp_request(port, port, lease_s), lambda answer: read_pmp(answer, port, address))
-
-
-def unmap_port(router: str, port: int, mapped: RouterPort) -> None:
-    """Have it lead there no longer. As `map_port`."""
-    with _socket(router) as sock:
-        if mapped.nonce:
-            request = pcp_request(sock.getsockname()[0], port, mapped.port, 0, mapped.nonce)
-            _ask(sock, request, lambda answer: read_pcp(answer, port, mapped.nonce))
-        else:
-            _ask(sock, pmp_request(port, 0, 0), lambda answer: read_pmp(answer, port, mapped.address))
-
-
-def _socket(router: str) -> socket.socket:
-    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    sock.connect((router, ROUTER_PORT))  # what others send does not come in
-    return sock
-
-
-def _ask(sock: socket.socket, request: bytes, read: Callable[[bytes], Read]) -> Read:
-    for seconds in RESEND_S:
-        sock.send(request)
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            sock.settimeout(left)
-            try:
-                return read(sock.recv(MOST_ANSWER + 1))
-            except TimeoutError:
-                break
-            except ValueError:
-                continue  # of an earlier question, or not of the router
-    raise OSError("no router answers to PCP or NAT-PMP")

@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2p.channel import mapping, pcp
+from p2p.channel import router as router_shell
 from p2p.channel.mapping import LEASE_S, RENEW_S, PortMapping, renew_after
-from p2p.channel.pcp import RouterPort, RouterRefused, default_router, map_port, pcp_request, read_pcp, read_pmp, unmap_port
+from p2p.channel.pcp import RouterPort, RouterRefused, default_router, pcp_request, read_pcp, read_pmp
+from p2p.channel.router import map_port, unmap_port
 
 NONCE = bytes(range(12))
 OUTSIDE = "203.0.113.9"
@@ -27,8 +29,8 @@ def router(monkeypatch: pytest.MonkeyPatch, answer: Callable[[bytes], list[bytes
     asked: list[bytes] = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.bind(("127.0.0.1", 0))
-        monkeypatch.setattr(pcp, "ROUTER_PORT", sock.getsockname()[1])
-        monkeypatch.setattr(pcp, "RESEND_S", (0.05, 0.05, 0.3))
+        monkeypatch.setattr(router_shell, "ROUTER_PORT", sock.getsockname()[1])
+        monkeypatch.setattr(router_shell, "RESEND_S", (0.05, 0.05, 0.3))
 
         def serve() -> None:
             while True:
@@ -103,7 +105,7 @@ def test_a_router_that_says_nothing_of_use_is_given_up(monkeypatch: pytest.Monke
 
 
 def test_who_does_not_speak_it_is_asked_by_upnp(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapping, "_router", lambda: "127.0.0.1")  # what the kernel says of routes is this machine's own
+    monkeypatch.setattr(mapping, "own_router", lambda: "127.0.0.1")  # what the kernel says of routes is this machine's own
     upnp = PortMapping("/ip4/203.0.113.9/tcp/4001", 4001)
     monkeypatch.setattr(mapping, "_map_upnp", lambda port: upnp)  # miniupnpc would look for a router in this network
     with router(monkeypatch, lambda q: []):
