@@ -91,7 +91,9 @@ def test_a_relay_that_withholds_stops_nobody(tmp_path: Path) -> None:
     file.write_text(file.read_text().replace("1 MiB", "4 MiB"))
     said = last(shoal("netem", "run", str(file), "--json"))
     assert said["holds"] and "node-1" in said["rounds"][1]["verified"], said
-    assert said["rounds"][1]["source_bytes"] > said["rounds"][0]["source_bytes"], "what it kept the source sent again"
+    # Not the source's bytes: in an honest round a few chunks cross, and are sent twice, which is as much as this asks for.
+    brought = [each["from_source"].get("node-1", 0) / 2**22 for each in said["rounds"]]
+    assert brought[1] > 0.8, f"what it kept, the source brings to node-1; of the payload {brought}, honest and withholding"
 
 
 def test_a_tiny_bench(tmp_path: Path) -> None:
